@@ -1,0 +1,3 @@
+from samestep.cli import main
+
+main()

@@ -1,0 +1,23 @@
+"""The one place that wires a config and a context into a training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from samestep.config import Config
+from samestep.loop import Outcome, Training
+from samestep.record import Recorder
+from samestep.run import Run
+from samestep.runtime.context import RunContext
+from samestep.task import load_task
+
+
+def train_once(config: Config, context: RunContext, record: Path | None = None) -> Outcome:
+    """Train a config's task on this process's context; `record` keeps the exact record there."""
+    with Run(config, context) as run:
+        recorder = Recorder(run) if record is not None else None
+        training = Training(run, load_task(config))
+        outcome = training.train()
+        if recorder is not None and record is not None:
+            recorder.write(record, run.model, training.optimizers, outcome.metrics)
+        return outcome

@@ -1,0 +1,69 @@
+"""Other projects' names for our keys. Accepted, reported, and never beside the real key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from samestep.errors import Mistake
+
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Alias:
+    """Another name for a key, and what to make of its value."""
+
+    key: str
+    convert: Callable[[Any], Any] = lambda value: value
+
+
+def _precision_of_fp16(value: Any) -> Any:
+    return "fp16" if value is True else "fp32" if value is False else value
+
+
+ALIASES: dict[str, Alias] = {
+    "batch_size": Alias("batch_per_rank"),
+    "global_batch_size": Alias("global_batch"),
+    "grad_accum_steps": Alias("accumulation"),
+    "grad_accumulation": Alias("accumulation"),
+    "gradient_accumulation_steps": Alias("accumulation"),
+    "accumulation_steps": Alias("accumulation"),
+    "max_grad_norm": Alias("clip_norm"),
+    "ddp_enabled": Alias("distributed.enabled"),
+    "ddp_backend": Alias("distributed.backend"),
+    "dist_backend": Alias("distributed.backend"),
+    "ddp_find_unused_parameters": Alias("distributed.find_unused_parameters"),
+    "sync_bn": Alias("distributed.sync_batchnorm"),
+    "sync_batchnorm": Alias("distributed.sync_batchnorm"),
+    "distributed.sync_bn": Alias("distributed.sync_batchnorm"),
+    "distributed.grad_accum_steps": Alias("accumulation"),
+    "distributed.grad_accumulation": Alias("accumulation"),
+    "distributed.gradient_accumulation_steps": Alias("accumulation"),
+    "distributed.accumulation_steps": Alias("accumulation"),
+    "distributed.fp16": Alias("precision", _precision_of_fp16),
+    "evaluation": Alias("evaluation.mode"),
+}
+"""`evaluation: rank0` is short for `evaluation: {mode: rank0}`."""
+
+
+def apply_aliases(
+    values: dict[str, Any], origins: dict[str, str]
+) -> tuple[dict[str, Any], dict[str, str], list[Mistake]]:
+    """The same flat values under our own names; a key set by two names is a mistake."""
+    renamed: dict[str, Any] = {}
+    whence: dict[str, str] = {}
+    mistakes: list[Mistake] = []
+    for path, value in values.items():
+        alias = ALIASES.get(path)
+        key = alias.key if alias else path
+        if key in renamed and whence[key] != origins[path]:
+            other = whence[key]
+            mistakes.append(
+                Mistake(path, f"{key} is already set ({other}): keep one of them", origins[path])
+            )
+            continue
+        renamed[key] = alias.convert(value) if alias else value
+        whence[key] = f"{origins[path]} as {path}" if alias else origins[path]
+    return renamed, whence, mistakes

@@ -1,0 +1,169 @@
+"""The `distributed:` section: how the ranks of a run find and treat each other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from samestep.errors import ConfigError, Mistake
+from samestep.runtime.environment import process_environment
+
+Auto = Literal["auto"]
+Positive = Annotated[int, Field(ge=1)]
+FromZero = Annotated[int, Field(ge=0)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+_PREFIX = "SAMESTEP_DISTRIBUTED_"
+_STANDARD_NAMES = {
+    "rank": "RANK",
+    "world_size": "WORLD_SIZE",
+    "node_rank": "GROUP_RANK",
+    "num_nodes": "GROUP_WORLD_SIZE",
+    "num_gpus_per_node": "LOCAL_WORLD_SIZE",
+    "master_addr": "MASTER_ADDR",
+    "master_port": "MASTER_PORT",
+}
+
+
+@dataclass(frozen=True)
+class Validation:
+    """True when nothing is wrong; `reasons` says everything that is."""
+
+    reasons: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return not self.reasons
+
+
+class DistributedConfig(BaseModel):
+    """How the ranks of a run find and treat each other. `auto` asks the launcher or machine."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enabled: bool | Auto = Field("auto", description="false refuses to run as a rank")
+    backend: Literal["auto", "nccl", "gloo"] = Field("auto", description="nccl on GPUs, else gloo")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="cuda where there is one")
+    world_size: Positive | Auto = Field("auto", description="ranks in the run")
+    rank: FromZero | Auto = Field("auto", description="set only when spawning ranks by hand")
+    num_nodes: Positive | Auto = Field("auto", description="machines in the run")
+    node_rank: FromZero | Auto = Field("auto", description="this machine's number")
+    num_gpus_per_node: Positive | Auto = Field("auto", description="ranks on each machine")
+    device_ids: tuple[FromZero, ...] | None = Field(
+        None, description="GPUs of this machine, one per local rank"
+    )
+    master_addr: str = Field("auto", description="host of rank 0")
+    master_port: Port | Auto = Field("auto", description="a free port on that host")
+    timeout: Annotated[float, Field(gt=0)] = Field(
+        600.0, description="seconds a collective may wait"
+    )
+    on_init_failure: Literal["fail", "fallback"] = Field(
+        "fail", description="fallback: rank 0 goes on alone, the others exit 0"
+    )
+    launch_method: Literal["torchrun", "torch.distributed.launch"] = Field(
+        "torchrun", description="the second passes --local-rank to each rank"
+    )
+    threads_per_rank: Positive | Auto = Field(
+        "auto", description="auto: the CPUs this machine gives each rank"
+    )
+    lane_weights: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(
+        None, description="share of the lanes per rank, for uneven machines"
+    )
+    find_unused_parameters: bool = Field(
+        False, description="parameters may take part in some steps or lanes and not in others"
+    )
+    sync_batchnorm: bool = Field(
+        False, description="SyncBatchNorm over the ranks (same: samples, on GPUs)"
+    )
+    broadcast_buffers: bool = Field(
+        True, description="DistributedDataParallel's option (same: samples)"
+    )
+    gradient_as_bucket_view: bool = Field(
+        True, description="DistributedDataParallel's option (same: rounding, samples)"
+    )
+    static_graph: bool = Field(
+        False, description="DistributedDataParallel's option (same: rounding, samples)"
+    )
+
+    def validate(self) -> Validation:  # type: ignore[override]
+        """Everything in this section that contradicts itself, not only the first thing."""
+        return Validation(tuple(str(mistake) for mistake in self.mistakes()))
+
+    def mistakes(self) -> list[Mistake]:
+        """The contradictions within this section."""
+        found: list[Mistake] = []
+
+        def say(path: str, message: str) -> None:
+            found.append(Mistake(f"distributed.{path}", message))
+
+        if self.rank != "auto":
+            if self.world_size == "auto":
+                say("rank", f"you set rank {self.rank} without world_size: set both")
+            elif self.rank >= self.world_size:
+                say("rank", f"rank {self.rank} does not fit world_size {self.world_size}: "
+                            f"ranks run from 0 to {self.world_size - 1}")  # fmt: skip
+        if self.node_rank != "auto" and self.num_nodes != "auto":
+            if self.node_rank >= self.num_nodes:
+                say("node_rank", f"node_rank {self.node_rank} does not fit num_nodes "
+                                 f"{self.num_nodes}: nodes run from 0 to {self.num_nodes - 1}")  # fmt: skip
+        if "auto" not in (self.world_size, self.num_nodes, self.num_gpus_per_node):
+            ranks = int(self.num_nodes) * int(self.num_gpus_per_node)
+            if ranks != self.world_size:
+                say("world_size", f"you set world_size {self.world_size}, but {self.num_nodes} "
+                                  f"nodes x {self.num_gpus_per_node} ranks are {ranks}")  # fmt: skip
+        if self.enabled is False and self.world_size not in ("auto", 1):
+            say("enabled", f"false contradicts world_size {self.world_size}: "
+                           "set enabled: true, or world_size: 1")  # fmt: skip
+        if self.device == "cpu" and self.backend == "nccl":
+            say("backend", "nccl needs GPUs but device is cpu: set backend: gloo or device: auto")
+        if self.device_ids is not None:
+            if len(set(self.device_ids)) != len(self.device_ids):
+                say("device_ids", f"{list(self.device_ids)} names a GPU twice: one GPU per rank")
+            if self.device == "cpu":
+                say("device_ids", "names GPUs but device is cpu: remove one of the two")
+        if self.lane_weights is not None and self.world_size not in ("auto", len(self.lane_weights)):
+            say("lane_weights", f"{len(self.lane_weights)} weights for world_size "
+                                f"{self.world_size}: give one weight per rank")  # fmt: skip
+        return found
+
+    def to_env_dict(self) -> dict[str, str]:
+        """Environment variables from which `from_env` makes this object again.
+
+        Launch facts go by the names every launcher knows (RANK, WORLD_SIZE, MASTER_ADDR
+        ...), so that any PyTorch program can be started with them; the rest by ours.
+        """
+        variables: dict[str, str] = {}
+        for name, value in self.model_dump(exclude_defaults=True, mode="json").items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            variables[_STANDARD_NAMES.get(name, _PREFIX + name.upper())] = text
+        return variables
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> DistributedConfig:
+        """The section as the environment tells it; the process's own unless one is given."""
+        environ = process_environment() if environ is None else environ
+        values: dict[str, Any] = {}
+        for name in cls.model_fields:
+            variable = _STANDARD_NAMES.get(name, _PREFIX + name.upper())
+            if variable in environ:
+                values[name] = _decode(environ[variable])
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise ConfigError(
+                "the environment",
+                [
+                    Mistake(str(_STANDARD_NAMES.get(str(e["loc"][0]), e["loc"][0])), e["msg"])
+                    for e in error.errors()
+                ],
+            ) from None
+
+
+def _decode(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text

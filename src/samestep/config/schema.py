@@ -1,0 +1,177 @@
+"""What a config can say. A field is a type, a default and one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+
+from samestep.config.distributed import Auto, DistributedConfig, Positive
+from samestep.errors import Mistake, PlanError
+from samestep.plan import BatchPlan
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class LoaderConfig(Section):
+    """How batches are read. Nothing here changes the run, only its speed."""
+
+    workers: Annotated[int, Field(ge=0)] = Field(0, description="loader processes per rank")
+    prefetch: Positive = Field(2, description="lane batches each worker reads ahead")
+    pin_memory: bool | Auto = Field("auto", description="page-locked batches; auto: on GPUs")
+
+
+class EvaluationConfig(Section):
+    """When and how the validation set is measured."""
+
+    mode: Literal["sharded", "rank0"] = Field(
+        "sharded", description="lanes over all ranks, or all lanes on rank 0; same result"
+    )
+    every_epochs: Positive | None = Field(1, description="evaluate after every n epochs")
+    every_steps: Positive | None = Field(None, description="evaluate after every n steps")
+    batch: Positive | None = Field(None, description="samples per lane batch; as in training")
+
+
+class BestConfig(Section):
+    """Which evaluation is the best so far."""
+
+    metric: str = Field("val_loss", description="a value the evaluation reports")
+    mode: Literal["min", "max"] = Field("min", description="whether lower or higher is better")
+    min_delta: Annotated[float, Field(ge=0)] = Field(0.0, description="least improvement")
+
+
+class EarlyStoppingConfig(Section):
+    """Stop when evaluations stop improving; uses the rule of `best`."""
+
+    patience: Positive = Field(3, description="evaluations without improvement before stopping")
+
+
+class TrackersConfig(Section):
+    """Where measurements go besides metrics.jsonl."""
+
+    tensorboard: bool = Field(False, description="also write TensorBoard events")
+
+
+class Config(Section):
+    """One training run."""
+
+    task: str = Field(description="FILE.py:Class, the path relative to this config")
+    params: dict[str, Any] = Field({}, description="keyword arguments for the task's class")
+    name: Annotated[str, Field(pattern=r"^[^/\\]+$")] = Field(
+        "run", description="the run's name; the config's folder if not set"
+    )
+    run_dir: str | None = Field(None, description="where the run lives; runs/<name> if not set")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="root of every draw")
+    epochs: Positive | None = Field(None, description="passes over the data; or set steps")
+    steps: Positive | None = Field(None, description="optimizer steps; or set epochs")
+    steps_per_epoch: Positive | None = Field(
+        None, description="length of an epoch of iterable data; spares a collective per step"
+    )
+    global_batch: Positive | None = Field(None, description="samples in one step of the whole run")
+    batch_per_rank: Positive | None = Field(
+        None, description="samples per rank: the run then depends on the number of ranks"
+    )
+    accumulation: Positive = Field(
+        1, description="micro-batches per rank and step, with batch_per_rank only"
+    )
+    lanes: Positive | None = Field(None, description="equal parts of the global batch; 8")
+    same: Literal["bits", "rounding", "samples"] = Field(
+        "bits", description="what stays the same at another number of ranks"
+    )
+    drop_last: bool = Field(False, description="leave out an epoch's incomplete last batch")
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: autocast")
+    clip_norm: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="largest gradient norm, after the sum over all lanes"
+    )
+    log_every: Positive = Field(10, description="steps between two readings of the losses")
+    loader: LoaderConfig = LoaderConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    best: BestConfig = BestConfig()
+    early_stopping: EarlyStoppingConfig | None = None
+    trackers: TrackersConfig = TrackersConfig()
+    distributed: DistributedConfig = DistributedConfig()
+
+    _folder: Path = PrivateAttr(default=Path("."))
+
+    @property
+    def folder(self) -> Path:
+        """The folder that the config's paths are relative to."""
+        return self._folder
+
+    @property
+    def run_path(self) -> Path:
+        return Path(self.run_dir if self.run_dir is not None else f"runs/{self.name}")
+
+    def batch_plan(self, world: int) -> BatchPlan:
+        """The batch and lanes of this config on `world` ranks."""
+        if self.batch_per_rank is not None:
+            lanes = world * self.accumulation
+            return BatchPlan(self.batch_per_rank * lanes, lanes)
+        assert self.global_batch is not None, "checked when the config was loaded"
+        return BatchPlan(self.global_batch, DEFAULT_LANES if self.lanes is None else self.lanes)
+
+
+DEFAULT_LANES = 8
+
+
+def contradictions(config: Config) -> list[Mistake]:
+    """What is wrong between the fields of a config whose fields are each right."""
+    found = [*_batch_mistakes(config), *config.distributed.mistakes(), *_same_mistakes(config)]
+
+    def say(path: str, message: str) -> None:
+        found.append(Mistake(path, message))
+
+    if config.epochs is None and config.steps is None:
+        say("epochs", "neither epochs nor steps is set: say how long to train with one of them")
+    if config.epochs is not None and config.steps is not None:
+        say("steps", f"you set epochs {config.epochs} and steps {config.steps}: keep one of them")
+    if config.task and ":" not in config.task:
+        say("task", f"{config.task!r} names no class: write FILE.py:Class")
+    if config.evaluation.every_epochs is None and config.evaluation.every_steps is None:
+        if config.early_stopping is not None:
+            say("early_stopping", "there is no evaluation to stop on: set evaluation.every_epochs")
+    return found
+
+
+def _batch_mistakes(config: Config) -> list[Mistake]:
+    if config.global_batch is None and config.batch_per_rank is None:
+        return [Mistake("global_batch", "set global_batch, or batch_per_rank for a run that "
+                        "depends on the number of ranks")]  # fmt: skip
+    if config.global_batch is not None and config.batch_per_rank is not None:
+        return [Mistake("batch_per_rank", f"you set global_batch {config.global_batch} and "
+                        f"batch_per_rank {config.batch_per_rank}: keep exactly one")]  # fmt: skip
+    if config.batch_per_rank is not None:
+        if config.lanes is not None:
+            return [Mistake("lanes", "with batch_per_rank the lanes follow from the ranks: remove "
+                            "lanes, or use global_batch")]  # fmt: skip
+        return []
+    found = []
+    if config.accumulation != 1:
+        found.append(Mistake("accumulation", f"you set {config.accumulation} beside global_batch: "
+                             "there a rank accumulates over its lanes; set lanes instead"))  # fmt: skip
+    try:
+        config.batch_plan(world=1)
+    except PlanError as error:
+        found.append(Mistake("global_batch", str(error)))
+    return found
+
+
+def _same_mistakes(config: Config) -> list[Mistake]:
+    found = []
+    section, level = config.distributed, config.same
+    if section.sync_batchnorm and level != "samples":
+        found.append(Mistake("distributed.sync_batchnorm", f"same: {level} normalises each lane "
+                             "over its own samples: set same: samples, or false"))  # fmt: skip
+    if not section.broadcast_buffers and level != "samples":
+        found.append(Mistake("distributed.broadcast_buffers", f"same: {level} averages buffers "
+                             "over the lanes: false is possible only with same: samples"))  # fmt: skip
+    if level == "bits":
+        for option, default in (("static_graph", False), ("gradient_as_bucket_view", True)):
+            if getattr(section, option) is not default:
+                found.append(Mistake(f"distributed.{option}", "is an option of "
+                                     "DistributedDataParallel, which same: bits does not use: "
+                                     "remove it, or set same: rounding"))  # fmt: skip
+    return found

@@ -1,0 +1,106 @@
+"""Every error samestep raises on purpose.
+
+    SamestepError                 exit code 1
+    ├── UserMistake               exit code 2: something the user set, and can mend
+    │   ├── ConfigError           every mistake of one config, at once
+    │   ├── PlanError             numbers that cannot be split: batch, lanes, ranks
+    │   ├── LaunchError           the launch contradicts itself, the config or the machine
+    │   ├── TaskError             the task file, or what it returned, breaks the contract
+    │   ├── StepError             the step's calls came in an order that means nothing
+    │   ├── CheckpointError       a checkpoint that cannot be read or written
+    │   └── MissingExtraError     a feature whose optional packages are not installed
+    ├── InitError                 exit code 3: the process group could not be opened
+    ├── RankFailed                exit code 1: a rank ended the run; holds its traceback
+    └── PeerLost                  exit code 1: another rank went away in a collective
+
+A message says what was set, what was found and what to do. A `UserMistake` is shown on
+the command line without a traceback. An exception from the user's own code is never
+wrapped: they see their own traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+PROMISE_NOT_KEPT = 4
+"""Exit code of `samestep verify` when the runs were not the same."""
+
+
+class SamestepError(Exception):
+    """The root: catch this to catch everything samestep raises on purpose."""
+
+    exit_code = 1
+
+
+class UserMistake(SamestepError):
+    """Something the user set, and can mend."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One thing wrong in a config: where it stands and what to do about it."""
+
+    path: str
+    message: str
+    origin: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.path} ({self.origin})" if self.origin else self.path
+        return f"{where}: {self.message}" if where else self.message
+
+
+class ConfigError(UserMistake):
+    """Every mistake of one config, at once."""
+
+    def __init__(self, source: str, mistakes: Sequence[Mistake]) -> None:
+        self.source = source
+        self.mistakes = tuple(mistakes)
+        count = "1 mistake" if len(self.mistakes) == 1 else f"{len(self.mistakes)} mistakes"
+        lines = "\n".join(f"  - {mistake}" for mistake in self.mistakes)
+        super().__init__(f"{source} has {count}:\n{lines}")
+
+
+class PlanError(UserMistake):
+    """Numbers that cannot be split."""
+
+
+class LaunchError(UserMistake):
+    """The launch contradicts itself, the config or the machine."""
+
+
+class TaskError(UserMistake):
+    """The task file, or what it returned, breaks the contract."""
+
+
+class StepError(UserMistake):
+    """The step's calls came in an order that means nothing."""
+
+
+class CheckpointError(UserMistake):
+    """A checkpoint that cannot be read or written."""
+
+
+class MissingExtraError(UserMistake):
+    """A feature whose optional packages are not installed."""
+
+    def __init__(self, feature: str, extra: str) -> None:
+        super().__init__(
+            f"{feature} needs packages that are not installed: pip install 'samestep[{extra}]'"
+        )
+
+
+class InitError(SamestepError):
+    """The process group could not be opened."""
+
+    exit_code = 3
+
+
+class RankFailed(SamestepError):
+    """A rank ended the run; the message holds its own traceback first."""
+
+
+class PeerLost(SamestepError):
+    """Another rank went away while this one waited for it in a collective."""

@@ -1,0 +1,92 @@
+"""Every validation sample exactly once, sharded by lanes, the same result on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from samestep.config import Config
+from samestep.data import Collate, LaneBatch, Lanes, MapSource, is_map_style, to_device
+from samestep.errors import TaskError
+from samestep.metrics import LaneMetrics, merge_lanes
+from samestep.orders import sequential
+from samestep.plan import BatchPlan, EpochPlan
+from samestep.precision import Precision
+from samestep.runtime.context import RunContext
+from samestep.runtime.randomness import Streams
+
+Measure = Callable[[nn.Module, LaneBatch, Mapping[str, Metric]], tuple[Tensor, Tensor | float]]
+Values = dict[str, float | list[float]]
+
+_EVALUATION = "evaluation"
+
+
+class Evaluator:
+    """Measures a model on a dataset, sharded by lanes or wholly on rank 0."""
+
+    def __init__(
+        self, config: Config, context: RunContext, batch: BatchPlan,
+        assignment: Sequence[range], streams: Streams, pin_memory: bool,
+    ) -> None:  # fmt: skip
+        self._config, self._context, self._streams = config, context, streams
+        self._precision = Precision(config, context.device)
+        self._pin_memory = pin_memory
+        lane_batch = config.evaluation.batch or batch.lane_batch
+        self._batch = BatchPlan(lane_batch * batch.lanes, batch.lanes)
+        if config.evaluation.mode == "rank0":
+            nobody = range(batch.lanes, batch.lanes)
+            assignment = [range(batch.lanes), *[nobody] * (context.world - 1)]
+        self._lanes = Lanes(tuple(assignment), context.rank)
+
+    def run(
+        self, model: nn.Module, dataset: Any, measure: Measure,
+        metrics: Mapping[str, Metric], collate: Collate | None, step: int,
+    ) -> Values:  # fmt: skip
+        """The dataset's loss and metrics; the same numbers on every rank and any world."""
+        if not is_map_style(dataset):
+            raise TaskError(
+                f"validation data must have a length and be indexable, unlike "
+                f"{type(dataset).__name__}: each sample is measured exactly once"
+            )
+        lanes = {
+            lane: LaneMetrics(metrics, self._context.device) for lane in self._lanes.mine
+        }
+        with _evaluating(model), torch.no_grad():
+            for batch in self._batches(dataset, collate, step):
+                mine = lanes[batch.lane]
+                with self._precision.forward():
+                    mine.add_loss(*measure(model, batch, mine.metrics))
+        told = self._context.gather([(lane, lanes[lane].state()) for lane in lanes])
+        by_lane = sorted((entry for rank in told for entry in rank), key=lambda entry: entry[0])
+        return merge_lanes(metrics, [state for _, state in by_lane])
+
+    def _batches(self, dataset: Any, collate: Collate | None, step: int) -> Iterator[LaneBatch]:
+        if not self._lanes.mine:
+            return
+        plan = EpochPlan(len(dataset), self._batch)
+        source = MapSource(
+            dataset, sequential(len(dataset)), plan, self._lanes, self._config.seed,
+            self._config.loader, self._pin_memory, collate,
+        )  # fmt: skip
+        for data in source.steps(0, plan.steps):
+            for lane in data.lanes:
+                batch = data.read()
+                self._streams.enter(_EVALUATION, step, data.epoch_step, lane)
+                yield LaneBatch(lane, to_device(batch.data, self._context.device), batch.ids)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and afterwards each submodule's own mode again."""
+    training = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in training:
+            module.training = mode

@@ -1,0 +1,94 @@
+"""What each step measured: kept on the device, read in bulk, written by rank 0."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from samestep.plan import LaneTree
+from samestep.runtime.lanestats import LocalStats
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step as it was measured."""
+
+    step: int
+    epoch: int
+    loss: float
+    count: float
+    lr: tuple[float, ...]
+    grad_norm: float | None
+    seconds: float
+    """Mean wall time of the steps read together with this one."""
+
+    def values(self) -> dict[str, Any]:
+        """The record as a line of metrics.jsonl."""
+        row: dict[str, Any] = {
+            "step": self.step,
+            "epoch": self.epoch,
+            "loss": self.loss,
+            "count": self.count,
+            "lr": self.lr[0] if len(self.lr) == 1 else list(self.lr),
+            "seconds": self.seconds,
+        }
+        if self.grad_norm is not None:
+            row["grad_norm"] = self.grad_norm
+        return row
+
+
+@dataclass(frozen=True)
+class _Pending:
+    step: int
+    epoch: int
+    stats: LocalStats
+    lr: tuple[float, ...]
+    norm: Tensor | None
+
+
+class Ledger:
+    """Collects what steps measured and reads it every `every` steps, all at once."""
+
+    def __init__(self, every: int, write: Callable[[StepRecord], None]) -> None:
+        self._every = every
+        self._write = write
+        self._pending: list[_Pending] = []
+        self._since = time.perf_counter()
+
+    def add(
+        self, step: int, epoch: int, stats: LocalStats, lr: Sequence[float], norm: Tensor | None
+    ) -> None:
+        self._pending.append(_Pending(step, epoch, stats, tuple(lr), norm))
+        if len(self._pending) >= self._every:
+            self.flush()
+
+    def flush(self) -> None:
+        """Read and write everything measured so far. This waits for the device."""
+        if not self._pending:
+            return
+        rows = [(entry, *_mean_loss(entry.stats)) for entry in self._pending]
+        norms = [None if entry.norm is None else float(entry.norm) for entry in self._pending]
+        now = time.perf_counter()
+        seconds = (now - self._since) / len(rows)
+        self._pending.clear()
+        for (entry, loss, total), norm in zip(rows, norms, strict=True):
+            self._write(StepRecord(entry.step, entry.epoch, loss, total, entry.lr, norm, seconds))
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """Leave what happened since the last step out of the steps' times."""
+        self._since = time.perf_counter()
+
+
+def _mean_loss(stats: LocalStats) -> tuple[float, float]:
+    """The step's loss per counted thing, summed over the lanes in the tree's order."""
+    tree: LaneTree[float] = LaneTree(lambda left, right: left + right)
+    total = 0.0
+    for lane, (loss, count) in enumerate(stats.read()):
+        tree.push(lane, 1, loss)
+        total += count
+    return (tree.close() / total if total else 0.0), total

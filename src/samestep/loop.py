@@ -1,0 +1,166 @@
+"""Our loop, written on the same steps as anybody's: validation, schedule, saving, stopping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.optim import Optimizer
+
+from samestep.checkpoint import Checkpoints
+from samestep.config.schema import BestConfig
+from samestep.errors import TaskError
+from samestep.evaluation import Values
+from samestep.progress import TrainingProgress
+from samestep.run import Run
+from samestep.step import Step
+from samestep.task import Schedule, Task
+
+
+@dataclass
+class BestSoFar:
+    """Which evaluation was best, and for how many there has been none better."""
+
+    rule: BestConfig
+    value: float | None = None
+    step: int | None = None
+    waited: int = 0
+
+    def offer(self, values: Values, step: int) -> bool:
+        """Whether this evaluation is the best so far."""
+        value = values.get(self.rule.metric)
+        if not isinstance(value, (int, float)):
+            known = ", ".join(k for k, v in values.items() if isinstance(v, (int, float)))
+            raise TaskError(
+                f"best.metric is {self.rule.metric!r}, but the evaluation reports {known or 'nothing'}"
+            )
+        gain = 0.0 if self.value is None else float(value) - self.value
+        better = gain > self.rule.min_delta if self.rule.mode == "max" else -gain > self.rule.min_delta
+        if self.value is None or better:
+            self.value, self.step, self.waited = float(value), step, 0
+            return True
+        self.waited += 1
+        return False
+
+
+@dataclass
+class Outcome:
+    """How a training ended."""
+
+    steps: int = 0
+    loss: float | None = None
+    metrics: Values = field(default_factory=dict)
+    best: BestSoFar | None = None
+    stopped: str = "done"
+
+
+class Training:
+    """A task's training on a run."""
+
+    def __init__(self, run: Run, task: Task) -> None:
+        self._run, self._task = run, task
+        self._train_data = task.train_data()
+        self._valid_data = task.valid_data()
+        model = task.model()
+        self._optimizers = _as_list(task.optimizers(model), Optimizer, "optimizers")
+        order = task.order(self._train_data)
+        self._source = run.source(self._train_data, order, task.collate)
+        self._total = run.total_steps(self._source)
+        schedules = _as_list(task.schedules(self._optimizers, self._total), Schedule, "schedules")
+        self._epoch_schedules = [s.scheduler for s in schedules if s.every == "epoch"]
+        self._schedules = [s.scheduler for s in schedules]
+        per_step = [s.scheduler for s in schedules if s.every == "step"]
+        extra = list(task.extra_modules())
+        self.model = run.prepare(model, *extra, *self._optimizers, *per_step)[0]
+        self._checkpoints = Checkpoints(run.folder / "checkpoints")
+        self._best = BestSoFar(run.config.best)
+        self.outcome = Outcome(best=self._best)
+
+    @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        return self._optimizers
+
+    def train(self) -> Outcome:
+        """Train to the end."""
+        run = self._run
+        progress = TrainingProgress(
+            self._total, run.batch.global_batch, run.context.log, run.context.is_main
+        )
+        run.on_record += [progress.record, self._remember_loss]
+        with progress:
+            for _ in self.steps():
+                pass
+            run.flush()
+        self._save(last=True)
+        return self.outcome
+
+    def steps(self) -> Iterator[Step]:
+        """Train step by step: each step is yielded when it is through."""
+        self.model.train()
+        for step in self._run.steps(self._source):
+            for batch in step.lanes:
+                loss, count = self._task.loss(self.model, batch)
+                step.backward(loss, count)
+            step.update()
+            self.outcome.steps = step.index + 1
+            if step.ends_epoch:
+                for schedule in self._epoch_schedules:
+                    schedule.step()
+            if self._evaluation_is_due(step):
+                self._evaluate(step)
+            yield step
+            if self._patience_is_over():
+                self.outcome.stopped = f"no better {self._best.rule.metric} for {self._best.waited} evaluations"
+                self._run.context.log.main(f"Stopping early: {self.outcome.stopped}")
+                return
+
+    def _remember_loss(self, record: Any) -> None:
+        self.outcome.loss = record.loss
+
+    def _evaluation_is_due(self, step: Step) -> bool:
+        if self._valid_data is None:
+            return False
+        rule = self._run.config.evaluation
+        if rule.every_epochs and step.ends_epoch and (step.epoch + 1) % rule.every_epochs == 0:
+            return True
+        return bool(rule.every_steps and (step.index + 1) % rule.every_steps == 0)
+
+    def _evaluate(self, step: Step) -> None:
+        task, run = self._task, self._run
+        values = run.evaluate(
+            self._valid_data, task.evaluate, task.metrics(), task.collate, step.index
+        )
+        run.log(step.index, {"epoch": step.epoch, **values})
+        self.outcome.metrics = values
+        shown = "  ".join(f"{k} {v:.4f}" for k, v in values.items() if isinstance(v, (int, float)))
+        run.context.log.main(f"epoch {step.epoch + 1}  step {step.index + 1}  {shown}")
+        if self._best.offer(values, step.index):
+            self._save(best=True)
+
+    def _patience_is_over(self) -> bool:
+        rule = self._run.config.early_stopping
+        return rule is not None and self._best.waited >= rule.patience
+
+    def _save(self, *, best: bool = False, last: bool = False) -> None:
+        if not self._run.context.is_main:
+            return
+        training = {
+            "step": self.outcome.steps,
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+            "schedules": [schedule.state_dict() for schedule in self._schedules],
+            "metrics": self.outcome.metrics,
+        }
+        self._checkpoints.save(
+            self.outcome.steps, self._run.model, training, best=best, last=last
+        )
+
+
+def _as_list(value: Any, kind: type, what: str) -> list[Any]:
+    items = [value] if isinstance(value, kind) else list(value or ())
+    for item in items:
+        if not isinstance(item, kind):
+            raise TaskError(
+                f"{what}() gave a {type(item).__name__}: it must give {kind.__name__} objects"
+            )
+    return items

@@ -1,0 +1,64 @@
+"""In which order an epoch visits the samples: pure functions of (seed, epoch).
+
+An order is any callable `order(seed, epoch) -> sequence of sample indices`. It must give
+the same number of indices in every epoch; it may repeat or leave out samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samestep.errors import TaskError
+from samestep.runtime.randomness import order_rng
+
+Indices = NDArray[np.int64]
+Order = Callable[[int, int], Sequence[int] | Indices]
+
+
+def shuffled(samples: int) -> Order:
+    """Every sample once, in a new random order each epoch."""
+    return lambda seed, epoch: order_rng(seed, epoch).permutation(samples)
+
+
+def sequential(samples: int) -> Order:
+    """Every sample once, as they lie."""
+    return lambda seed, epoch: np.arange(samples)
+
+
+def weighted(weights: Sequence[float], samples: int | None = None) -> Order:
+    """Draws with replacement, each sample in proportion to its weight."""
+    shares = np.asarray(weights, dtype=np.float64)
+    if shares.ndim != 1 or (shares < 0).any() or not shares.sum() > 0:
+        raise TaskError("weighted() needs one weight per sample, none negative, not all zero")
+    edges = np.cumsum(shares / shares.sum())
+    count = len(shares) if samples is None else samples
+
+    def order(seed: int, epoch: int) -> Indices:
+        draws = order_rng(seed, epoch).random_sample(count)
+        return np.minimum(np.searchsorted(edges, draws, side="right"), len(shares) - 1)
+
+    return order
+
+
+def class_balanced(labels: Sequence[Hashable], samples: int | None = None) -> Order:
+    """Draws with replacement, every class equally often in expectation."""
+    _, inverse, counts = np.unique(
+        np.asarray(labels), return_inverse=True, return_counts=True
+    )
+    return weighted((1.0 / counts)[inverse].tolist(), samples)
+
+
+def grouped(groups: Sequence[Hashable]) -> Order:
+    """Every sample once; samples of one group stay together, groups and insides shuffled."""
+    _, inverse = np.unique(np.asarray(groups), return_inverse=True)
+    members: list[Any] = [np.flatnonzero(inverse == g) for g in range(inverse.max() + 1)]
+
+    def order(seed: int, epoch: int) -> Indices:
+        rng = order_rng(seed, epoch)
+        return np.concatenate([rng.permutation(members[g]) for g in rng.permutation(len(members))])
+
+    return order

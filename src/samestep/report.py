@@ -1,0 +1,109 @@
+"""A verification as one self-contained HTML page."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from typing import Any
+
+from samestep.errors import MissingExtraError
+from samestep.verify import Verification, WorldResult
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; color: #1d2733 }
+h1 { font-size: 1.4rem } .kept { color: #12703c } .broken { color: #b3261e }
+table { border-collapse: collapse; width: 100%; margin: 1rem 0 }
+th, td { text-align: left; padding: .35rem .7rem; border-bottom: 1px solid #dde3ea }
+td.number { text-align: right; font-variant-numeric: tabular-nums }
+code { background: #f1f4f7; padding: .1rem .3rem; border-radius: .2rem }
+"""
+
+_PROMISES = {
+    "bits": "identical bits: every loss, and every tensor of the final state",
+    "rounding": "equal up to rounding, within a relative tolerance of {rtol:g}",
+    "samples": "the same samples in every step",
+}
+
+
+def require_plotly() -> Any:
+    """Plotly's graph objects, or the error that names the extra."""
+    try:
+        import plotly.graph_objects
+    except ImportError:
+        raise MissingExtraError("the HTML report", "report") from None
+    return plotly.graph_objects
+
+
+def promise(result: Verification) -> str:
+    """What the config's level promises, in words."""
+    return _PROMISES[result.same].format(rtol=result.rtol)
+
+
+def verdict(result: Verification) -> str:
+    return "kept" if result.kept else "NOT kept"
+
+
+def write_report(result: Verification, title: str, path: Path) -> None:
+    """Write the page: verdict, table, overlaid loss curves, difference per step."""
+    rows = "\n".join(_row(world) for world in result.worlds)
+    against = ""
+    if result.against:
+        words = "agrees" if result.against_difference is None else str(result.against_difference)
+        against = f"<p>Against the given curve ({len(result.against)} steps): {html.escape(words)}.</p>"
+    page = f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>samestep verify: {html.escape(title)}</title>
+<style>{_STYLE}</style></head><body>
+<h1>{html.escape(title)}: the promise was
+<span class="{"kept" if result.kept else "broken"}">{verdict(result)}</span></h1>
+<p><code>same: {result.same}</code> promises {html.escape(promise(result))}.
+Compared with the run on {result.worlds[0].record.world} rank(s).</p>
+<table><thead><tr><th>ranks</th><th>steps</th><th>ms per step</th><th>state</th><th>result</th></tr></thead>
+<tbody>{rows}</tbody></table>
+{against}
+{_figure(result)}
+</body></html>
+"""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page, encoding="utf-8")
+
+
+def _row(world: WorldResult) -> str:
+    record = world.record
+    words = "identical" if world.difference is None else str(world.difference)
+    mark = "kept" if world.kept else "broken"
+    return (
+        f'<tr><td class="number">{record.world}</td><td class="number">{record.steps}</td>'
+        f'<td class="number">{record.seconds_per_step * 1e3:.1f}</td>'
+        f"<td><code>{record.state_hash}</code></td>"
+        f'<td class="{mark}">{html.escape(words)}</td></tr>'
+    )
+
+
+def _figure(result: Verification) -> str:
+    go = require_plotly()
+    from plotly.subplots import make_subplots
+
+    figure = make_subplots(
+        rows=2, cols=1, shared_xaxes=True, row_heights=[0.65, 0.35], vertical_spacing=0.09,
+        subplot_titles=("loss", "difference from the first run, relative to its loss"),
+    )  # fmt: skip
+    first = result.worlds[0].record
+    widths = range(2 + 2 * len(result.worlds), 0, -2)  # all curves stay visible when they coincide
+    for world, width in zip(result.worlds, widths, strict=False):
+        record, name = world.record, f"{world.record.world} rank(s)"
+        style = {"width": width}
+        figure.add_trace(
+            go.Scatter(y=record.losses, name=name, mode="lines", line=style, opacity=0.75), row=1, col=1
+        )
+        gaps = [abs(a - b) / abs(a) if a else 0.0 for a, b in zip(first.losses, record.losses, strict=False)]
+        figure.add_trace(
+            go.Scatter(y=gaps, name=name, mode="lines+markers", showlegend=False), row=2, col=1
+        )
+    if result.against:
+        dashed = {"dash": "dot", "color": "black"}
+        figure.add_trace(go.Scatter(y=result.against, name="given curve", line=dashed), row=1, col=1)
+    figure.update_xaxes(title_text="step", row=2, col=1)
+    figure.update_yaxes(exponentformat="e", rangemode="tozero", row=2, col=1)
+    figure.update_layout(template="plotly_white", height=620, margin={"t": 40, "l": 60, "r": 20})
+    html_text: str = figure.to_html(full_html=False, include_plotlyjs=True)
+    return html_text

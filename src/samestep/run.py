@@ -1,0 +1,305 @@
+"""A run: what a person's own loop, and ours, is written on.
+
+    with samestep.start("config.yaml") as run:
+        model, optimizer = run.prepare(model, optimizer)
+        for step in run.steps(dataset):
+            for batch in step.lanes:
+                step.backward(loss_sum(model(batch.x), batch.y), count=len(batch.y))
+            step.update(optimizer)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torchmetrics import Metric
+
+from samestep.config import Config, load_config
+from samestep.data import Collate, LaneBatch, Lanes, MapSource, Source, is_map_style
+from samestep.errors import StepError, TaskError
+from samestep.evaluation import Evaluator, Measure, Values
+from samestep.ledger import Ledger, StepRecord
+from samestep.orders import Order, shuffled
+from samestep.plan import EpochPlan, deal_lanes
+from samestep.precision import Precision
+from samestep.runtime.context import LaneMachinery, RunContext, create_run_context
+from samestep.runtime.environment import detect_hardware
+from samestep.runtime.randomness import BETWEEN, INIT, Streams
+from samestep.step import Step, StepEngine, trainable
+from samestep.streams import StreamSource
+from samestep.trackers import open_trackers
+
+
+def start(
+    config: Config | str | Path | Mapping[str, Any], overrides: Sequence[str] = ()
+) -> Run:
+    """Open a run on this process: a single process, or a rank of whatever launched it."""
+    if not isinstance(config, Config):
+        config = load_config(config, overrides)
+    return Run(config, create_run_context(config, detect_hardware()))
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    modules: Sequence[nn.Module]
+    optimizers: Sequence[Optimizer]
+    schedules: Sequence[LRScheduler]
+    machinery: LaneMachinery
+
+
+class Run:
+    """One run on this process: prepares objects, gives steps, evaluates and logs."""
+
+    def __init__(self, config: Config, context: RunContext) -> None:
+        self.config = config
+        self.context = context
+        self.folder = config.run_path
+        self.batch = config.batch_plan(context.world)
+        assignment = deal_lanes(self.batch.lanes, context.world, config.distributed.lane_weights)
+        self.lanes = Lanes(tuple(assignment), context.rank, fused=config.same == "samples")
+        self.on_record: list[Callable[[StepRecord], None]] = []
+        """Called on every rank with each step's record, when it is read."""
+        self.on_batch: Callable[[int, LaneBatch], None] | None = None
+        """Called with the step and each of this rank's batches, when it is read."""
+        self._streams = Streams(config.seed, context.device)
+        self._prepared: _Prepared | None = None
+        self._open_folder()
+        self._trackers = open_trackers(config, self.folder, context.is_main)
+        self._ledger = Ledger(config.log_every, self._write_record)
+        self._streams.enter(INIT)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self.flush()
+        finally:
+            self._trackers.close()
+            self.context.close()
+
+    # -- the run's folder ------------------------------------------------------------------
+
+    def _open_folder(self) -> None:
+        if self.context.is_main:
+            _set_earlier_run_aside(self.folder)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            document = self.config.model_dump_json(indent=2)
+            (self.folder / "config.json").write_text(document, encoding="utf-8")
+        self.context.barrier()
+        self.context.log.to_file(self.folder / "logs")
+
+    def _write_record(self, record: StepRecord) -> None:
+        self._trackers.write(record.values())
+        for listener in self.on_record:
+            listener(record)
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Write values to the trackers, once for the run. Call it on every rank or on any."""
+        self._trackers.write({"step": step, **values})
+
+    def flush(self) -> None:
+        """Read every loss that is still on the device, and write it."""
+        self._ledger.flush()
+        self._trackers.flush()
+
+    # -- preparing -------------------------------------------------------------------------
+
+    def prepare(self, *objects: Any) -> Any:
+        """Take modules, optimizers and per-step schedules into the run; gives them back.
+
+        The first module is the model; at `same: rounding` and `samples` it comes back
+        wrapped in DistributedDataParallel. All weights become rank 0's.
+        """
+        if self._prepared is not None:
+            raise StepError("run.prepare was called twice: give it everything at once")
+        modules = [item for item in objects if isinstance(item, nn.Module)]
+        optimizers = [item for item in objects if isinstance(item, Optimizer)]
+        schedules = [item for item in objects if isinstance(item, LRScheduler)]
+        if len(modules) + len(optimizers) + len(schedules) != len(objects):
+            raise TaskError("run.prepare takes modules, optimizers and learning-rate schedulers")
+        if not modules or not optimizers:
+            raise TaskError("run.prepare needs a model and an optimizer")
+        for module in modules:
+            module.to(self.context.device)
+        params, _ = trainable(optimizers, modules)
+        if not params:
+            raise TaskError("no parameter of the optimizers requires a gradient")
+        machinery = self.context.machinery(self.config, modules, params, self.lanes.units)
+        self._prepared = _Prepared(modules, optimizers, schedules, machinery)
+        wrapped = [machinery.model if item is modules[0] else item for item in objects]
+        return wrapped[0] if len(wrapped) == 1 else tuple(wrapped)
+
+    # -- training --------------------------------------------------------------------------
+
+    def source(
+        self, dataset: Any, order: Order | None = None, collate: Collate | None = None
+    ) -> Source:
+        """The steps' data: of a dataset with a length, or of lane streams."""
+        config, pin = self.config, self._pin_memory
+        if not is_map_style(dataset):
+            return StreamSource(
+                dataset, self.batch, self.lanes, config.seed, config.loader, pin,
+                self.context.collectives, config.steps_per_epoch, config.drop_last,
+                digest=self.on_batch is not None, always_agree=config.same != "bits",
+                collate=collate,
+            )  # fmt: skip
+        order = shuffled(len(dataset)) if order is None else order
+        plan = EpochPlan(len(order(config.seed, 0)), self.batch, config.drop_last)
+        return MapSource(
+            dataset, order, plan, self.lanes, config.seed, config.loader, pin, collate
+        )
+
+    def total_steps(self, source: Source) -> int | None:
+        """How many steps the run has; None if that shows only at the data's end."""
+        if self.config.steps is not None:
+            return self.config.steps
+        assert self.config.epochs is not None, "checked when the config was loaded"
+        if isinstance(source, MapSource):
+            return source.plan.steps * self.config.epochs
+        return self.config.steps_per_epoch and self.config.steps_per_epoch * self.config.epochs
+
+    def steps(
+        self, dataset: Any, order: Order | None = None, collate: Collate | None = None
+    ) -> Iterator[Step]:
+        """The run's steps over a dataset, or over a `source` made before."""
+        source = dataset if isinstance(dataset, Source) else self.source(dataset, order, collate)
+        engine = self._engine()
+        total = self.total_steps(source)
+        self._announce(source, total)
+        self._streams.enter(BETWEEN, -1)
+        self._ledger.restart_clock()
+        for data in source.steps(0, total):
+            step = Step(engine, data)
+            yield step
+            if not step.updated:
+                raise StepError(f"step {step.index} was left without step.update: call it once")
+            if step.ends_epoch and self._is_over(step.epoch + 1):
+                break
+        self.flush()
+
+    def _is_over(self, epochs: int) -> bool:
+        return self.config.epochs is not None and epochs >= self.config.epochs
+
+    def _engine(self) -> StepEngine:
+        if self._prepared is None:
+            raise StepError("run.steps came before run.prepare: prepare model and optimizer first")
+        prepared, context = self._prepared, self.context
+        params, frozen = trainable(prepared.optimizers, prepared.modules)
+        return StepEngine(
+            context=context,
+            machinery=prepared.machinery,
+            streams=self._streams,
+            precision=Precision(self.config, context.device),
+            ledger=self._ledger,
+            units=self.lanes.units,
+            params=[param for _, param in params],
+            frozen=frozen,
+            optimizers=prepared.optimizers,
+            step_schedules=prepared.schedules,
+            clip_norm=self.config.clip_norm,
+            on_batch=self.on_batch,
+        )
+
+    def _announce(self, source: Source, total: int | None) -> None:
+        """Print and store how samples become steps, lanes and ranks."""
+        shares = [len(lanes) for lanes in self.lanes.assignment]
+        plan = {
+            "same": self.config.same,
+            "global_batch": self.batch.global_batch,
+            "lanes": self.batch.lanes,
+            "lane_batch": self.batch.lane_batch,
+            "world": self.context.world,
+            "lanes_per_rank": shares,
+            "samples": source.plan.samples if isinstance(source, MapSource) else None,
+            "steps": total,
+        }
+        if self.context.is_main:
+            (self.folder / "plan.json").write_text(json.dumps(plan, indent=2), encoding="utf-8")
+        of_samples = f"{plan['samples']} samples, " if plan["samples"] else ""
+        self.context.log.main(
+            f"Plan: {of_samples}global batch {self.batch.global_batch} = {self.batch.lanes} lanes "
+            f"x {self.batch.lane_batch}; {self.context.world} rank(s) drive "
+            f"{'+'.join(map(str, shares))} lanes; {total or 'unknown'} steps; "
+            f"same: {self.config.same}"
+        )
+        if self.config.batch_per_rank is not None:
+            self.context.log.main(
+                f"batch_per_rank {self.config.batch_per_rank} makes this run depend on its "
+                f"{self.context.world} rank(s): another number of ranks is another run"
+            )
+
+    # -- evaluating ------------------------------------------------------------------------
+
+    def evaluate(
+        self,
+        dataset: Any,
+        measure: Measure,
+        metrics: Mapping[str, Metric] | None = None,
+        collate: Collate | None = None,
+        step: int = 0,
+    ) -> Values:
+        """Measure the model on a dataset: each sample once, the same result on every rank.
+
+        `measure(model, batch, metrics)` updates the metrics and returns the loss as (sum,
+        count). It gets the unwrapped model.
+        """
+        if self._prepared is None:
+            raise StepError("run.evaluate came before run.prepare: prepare the model first")
+        evaluator = Evaluator(
+            self.config, self.context, self.batch, self.lanes.assignment, self._streams,
+            self._pin_memory,
+        )  # fmt: skip
+        self._ledger.flush()
+        values = evaluator.run(
+            self._prepared.modules[0], dataset, measure, metrics or {}, collate, step
+        )
+        self._streams.enter(BETWEEN, step)
+        self._ledger.restart_clock()
+        if any(isinstance(value, float) and math.isnan(value) for value in values.values()):
+            self.context.log.warn(f"evaluation at step {step} gave NaN: {values}")
+        return values
+
+    @property
+    def _pin_memory(self) -> bool:
+        asked = self.config.loader.pin_memory
+        return self.context.device.type == "cuda" if asked == "auto" else bool(asked)
+
+    @property
+    def model(self) -> nn.Module:
+        """The prepared model, unwrapped."""
+        if self._prepared is None:
+            raise StepError("there is no model yet: call run.prepare first")
+        return self._prepared.modules[0]
+
+
+def _set_earlier_run_aside(folder: Path) -> None:
+    """Move what an earlier run left to `earlier/N`: nothing a user may want is overwritten."""
+    left = [path for path in folder.glob("*") if path.name not in ("earlier", "verify")]
+    if not (folder / "metrics.jsonl").exists():
+        return
+    number = 1
+    while (folder / "earlier" / str(number)).exists():
+        number += 1
+    aside = folder / "earlier" / str(number)
+    aside.mkdir(parents=True)
+    for path in left:
+        shutil.move(str(path), str(aside / path.name))
+
+

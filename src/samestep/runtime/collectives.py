@@ -1,0 +1,119 @@
+"""What ranks say to each other: one contract, two implementations.
+
+`SoloCollectives` is a world of one: nothing is sent, and nothing above needs to ask how
+many ranks there are. `TorchCollectives` speaks over the default process group.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from samestep.runtime.exchange import Blocks, Exchange, all_gather_single, create_exchange
+from samestep.runtime.lanestats import GatheredStats, LaneStats, LocalStats
+from samestep.runtime.peers import naming_lost_peers
+
+T = TypeVar("T")
+
+
+class Collectives(ABC):
+    """Every rank makes the same calls in the same order."""
+
+    rank: int
+    world: int
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+
+    @abstractmethod
+    def broadcast(self, value: T, source: int = 0) -> T:
+        """The source rank's object, on every rank."""
+
+    @abstractmethod
+    def gather(self, value: T) -> list[T]:
+        """Every rank's object, in rank order, on every rank."""
+
+    @abstractmethod
+    def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
+        """Overwrite the tensors with rank 0's."""
+
+    @abstractmethod
+    def share_stats(self, assignment: Sequence[range], lanes: Sequence[LaneStats]) -> LocalStats:
+        """Start telling all ranks this rank's lanes' losses and counts; does not wait."""
+
+    def exchange(self, blocks: Blocks, numel: int, like: Tensor) -> Exchange:
+        """A buffer whose blocks of lanes all ranks add up in the tree's order."""
+        return create_exchange(blocks, self.rank, numel, like)
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any rank."""
+        return any(self.gather(flag))
+
+
+class SoloCollectives(Collectives):
+    """A world of one."""
+
+    rank = 0
+    world = 1
+
+    def barrier(self) -> None:
+        pass
+
+    def broadcast(self, value: T, source: int = 0) -> T:
+        return value
+
+    def gather(self, value: T) -> list[T]:
+        return [value]
+
+    def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
+        pass
+
+    def share_stats(self, assignment: Sequence[range], lanes: Sequence[LaneStats]) -> LocalStats:
+        return LocalStats(lanes)
+
+
+class TorchCollectives(Collectives):
+    """Over the default process group."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.rank = dist.get_rank()
+        self.world = dist.get_world_size()
+        self._device = device
+
+    def barrier(self) -> None:
+        with naming_lost_peers():
+            dist.barrier()
+
+    def broadcast(self, value: T, source: int = 0) -> T:
+        box: list[Any] = [value]
+        with naming_lost_peers():
+            dist.broadcast_object_list(box, src=source, device=self._device)
+        return box[0]  # type: ignore[no-any-return]
+
+    def gather(self, value: T) -> list[T]:
+        values: list[Any] = [None] * self.world
+        with naming_lost_peers():
+            dist.all_gather_object(values, value)
+        return values
+
+    def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
+        with naming_lost_peers(), torch.no_grad():
+            for tensor in tensors:
+                dist.broadcast(tensor.detach(), src=0)
+
+    def share_stats(self, assignment: Sequence[range], lanes: Sequence[LaneStats]) -> LocalStats:
+        most = max(map(len, assignment))
+        mine = torch.zeros(most, 2, dtype=torch.float64, device=self._device)
+        for row, stats in zip(mine, lanes, strict=False):
+            row[0].copy_(torch.as_tensor(stats.loss))
+            row[1].copy_(torch.as_tensor(stats.count))
+        mine = mine.view(-1)
+        everyone = mine.new_empty(self.world * most * 2)
+        work = all_gather_single(everyone, mine, async_op=True)
+        return GatheredStats(everyone, mine, work, [len(held) for held in assignment])

@@ -1,0 +1,263 @@
+"""RunContext: this process's place in the run, opened once and closed on every path."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import Parameter
+
+from samestep.config import Config, DistributedConfig
+from samestep.errors import InitError, LaunchError
+from samestep.runtime import ddp
+from samestep.runtime.buffers import LaneBuffers, changing_buffers
+from samestep.runtime.collectives import Collectives, SoloCollectives, TorchCollectives
+from samestep.runtime.environment import (
+    Hardware,
+    LaunchFacts,
+    detect_launch,
+    process_environment,
+)
+from samestep.runtime.gradients import GradientSum, LaneSum
+from samestep.runtime.logs import RankLog
+from samestep.runtime.placement import Placement, decide_placement
+from samestep.runtime.tree import TreeSum
+
+T = TypeVar("T")
+NamedParameters = Sequence[tuple[str, Parameter]]
+
+
+@dataclass(frozen=True)
+class LaneMachinery:
+    """What a run adds its lanes up with."""
+
+    model: nn.Module
+    """The user's model, wrapped where the level of sameness needs it."""
+    gradients: GradientSum
+    buffers: LaneBuffers
+
+
+class RunContext(ABC):
+    """One process of a run: its rank, its device, and its way to talk to the others."""
+
+    def __init__(
+        self, collectives: Collectives, device: torch.device, local_rank: int, threads: int
+    ) -> None:
+        self.collectives = collectives
+        self.device = device
+        self.local_rank = local_rank
+        self.log = RankLog(collectives.rank, collectives.world)
+        torch.set_num_threads(threads)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+
+    @property
+    def rank(self) -> int:
+        return self.collectives.rank
+
+    @property
+    def world(self) -> int:
+        return self.collectives.world
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes what the run writes once."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        self.collectives.barrier()
+
+    def broadcast(self, value: T, source: int = 0) -> T:
+        return self.collectives.broadcast(value, source)
+
+    def gather(self, value: T) -> list[T]:
+        return self.collectives.gather(value)
+
+    @abstractmethod
+    def machinery(
+        self, config: Config, modules: Sequence[nn.Module], params: NamedParameters,
+        assignment: Sequence[range],
+    ) -> LaneMachinery:  # fmt: skip
+        """What adds up the lanes of these modules at the config's level of sameness."""
+
+    def close(self) -> None:
+        """Give back what the context opened. Safe to call twice."""
+        self.log.close()
+
+    def __enter__(self) -> RunContext:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class SingleProcessContext(RunContext):
+    """A world of one: every lane is driven here and nothing is exchanged."""
+
+    def __init__(self, device: torch.device | str = "cpu", threads: int | None = None) -> None:
+        super().__init__(
+            SoloCollectives(), torch.device(device), 0, threads or torch.get_num_threads()
+        )
+
+    def machinery(
+        self, config: Config, modules: Sequence[nn.Module], params: NamedParameters,
+        assignment: Sequence[range],
+    ) -> LaneMachinery:  # fmt: skip
+        find_unused = config.distributed.find_unused_parameters
+        return LaneMachinery(
+            modules[0],
+            LaneSum(params, assignment[0], find_unused),
+            _lane_buffers(config, modules, assignment, self.collectives),
+        )
+
+
+class DDPContext(RunContext):
+    """One of several ranks, over a process group it opened or found open."""
+
+    def __init__(self, device: torch.device, local_rank: int, threads: int, owned: bool) -> None:
+        super().__init__(TorchCollectives(device), device, local_rank, threads)
+        self._owned = owned
+
+    def machinery(
+        self, config: Config, modules: Sequence[nn.Module], params: NamedParameters,
+        assignment: Sequence[range],
+    ) -> LaneMachinery:  # fmt: skip
+        options, model = config.distributed, modules[0]
+        for module in modules:
+            self.collectives.broadcast_tensors([*module.parameters(), *module.buffers()])
+        if config.same == "bits":
+            gradients: GradientSum = TreeSum(
+                params, assignment, self.collectives, options.find_unused_parameters
+            )
+        else:
+            if options.sync_batchnorm:
+                model = self._sync_batchnorm(model)
+            wrapped = ddp.wrap(
+                model, options, self.device,
+                broadcast_buffers=options.broadcast_buffers and config.same == "samples",
+            )  # fmt: skip
+            model, gradients = wrapped, ddp.DDPSum(wrapped, params)
+        buffers = _lane_buffers(config, modules, assignment, self.collectives)
+        return LaneMachinery(model, gradients, buffers)
+
+    def _sync_batchnorm(self, model: nn.Module) -> nn.Module:
+        if self.device.type != "cuda":
+            raise LaunchError(
+                "distributed.sync_batchnorm is true but this rank runs on the CPU, where torch "
+                "has no SyncBatchNorm: set it to false, or run on GPUs"
+            )
+        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+
+    def close(self) -> None:
+        super().close()
+        if self._owned and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _lane_buffers(
+    config: Config, modules: Sequence[nn.Module], assignment: Sequence[range],
+    collectives: Collectives,
+) -> LaneBuffers:  # fmt: skip
+    # `samples` fuses a rank's lanes: its buffers are DistributedDataParallel's business.
+    buffers = [] if config.same == "samples" else changing_buffers(modules)
+    return LaneBuffers(buffers, assignment, collectives)
+
+
+def create_run_context(
+    config: Config | DistributedConfig,
+    hardware: Hardware,
+    launch: LaunchFacts | None = None,
+) -> RunContext:
+    """This process's context: a single process, or a rank in an open process group."""
+    section = config.distributed if isinstance(config, Config) else config
+    if launch is None:
+        launch = detect_launch(process_environment())
+    if dist.is_available() and dist.is_initialized():
+        return _join_open_group(section, hardware, launch)
+    place = decide_placement(section, hardware, launch)
+    if place.world.value == 1:
+        context: RunContext = SingleProcessContext(place.device.value, place.threads.value)
+        context.log.main(f"One process on {place.device.value} ({place.launcher.reason})")
+        return context
+    return _open_group(section, place)
+
+
+def _join_open_group(
+    section: DistributedConfig, hardware: Hardware, launch: LaunchFacts
+) -> RunContext:
+    if section.world_size not in ("auto", dist.get_world_size()):
+        raise LaunchError(
+            f"distributed.world_size is {section.world_size} but the open process group has "
+            f"{dist.get_world_size()} ranks: set world_size: auto"
+        )
+    local_rank = launch.local_rank
+    device = torch.device("cpu")
+    if dist.get_backend() == "nccl":
+        device = torch.device("cuda", local_rank % hardware.device_count)
+    threads = torch.get_num_threads()
+    return DDPContext(device, local_rank, threads, owned=False)
+
+
+def _open_group(section: DistributedConfig, place: Placement) -> RunContext:
+    device = torch.device(place.device.value)
+    master = f"{place.master_addr.value}:{place.master_port.value}"
+    # torchrun's agent already serves a store at that address: env:// joins it.
+    method = "env://" if place.launcher.value == "torchrun" else f"tcp://{master}"
+    try:
+        dist.init_process_group(
+            place.backend.value,
+            init_method=method,
+            rank=place.rank.value,
+            world_size=place.world.value,
+            timeout=timedelta(seconds=section.timeout),
+            device_id=device if place.backend.value == "nccl" else None,
+        )
+    except (RuntimeError, ValueError) as error:
+        return _without_group(section, place, master, error)
+    context = DDPContext(device, place.local_rank.value, place.threads.value, owned=True)
+    context.log.main(
+        f"Distributed training initialized: {place.backend.value} backend, "
+        f"{place.world.value} processes"
+    )
+    context.log.main(f"Master: {master}")
+    context.log.everyone(
+        f"local rank {place.local_rank.value} on {device}, {place.threads.value} thread(s)"
+    )
+    return context
+
+
+def _without_group(
+    section: DistributedConfig, place: Placement, master: str, error: Exception
+) -> RunContext:
+    rank, world = place.rank.value, place.world.value
+    reason = str(error).strip().splitlines()[0]
+    said = (
+        f"rank {rank} of {world} could not open the process group "
+        f"({place.backend.value} at {master}, timeout {section.timeout:g} s): {reason}"
+    )
+    if section.on_init_failure == "fail":
+        raise InitError(
+            f"{said}. Look whether all {world} ranks were started and reach {master}; "
+            "distributed.on_init_failure: fallback lets rank 0 go on alone"
+        ) from error
+    # Decided by rank, the same way everywhere: one run goes on, never several.
+    if rank != 0:
+        logging.getLogger("samestep").warning(f"[Rank {rank}] {said}; rank 0 goes on alone")
+        sys.exit(0)
+    context = SingleProcessContext(place.device.value, place.threads.value)
+    context.log.main(f"{said}. Going on alone, as distributed.on_init_failure: fallback says")
+    return context

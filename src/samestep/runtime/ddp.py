@@ -1,0 +1,88 @@
+"""The gradient sum by DistributedDataParallel, for `same: rounding` and `same: samples`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.nn.parallel import DistributedDataParallel
+
+from samestep.config import DistributedConfig
+from samestep.runtime.gradients import GradientSum, scale_
+from samestep.runtime.peers import naming_lost_peers
+
+
+def wrap(
+    model: nn.Module, options: DistributedConfig, device: torch.device, broadcast_buffers: bool
+) -> DistributedDataParallel:
+    """The model in DistributedDataParallel, with the config's options."""
+    return DistributedDataParallel(
+        model,
+        device_ids=[device] if device.type == "cuda" else None,
+        broadcast_buffers=broadcast_buffers,
+        find_unused_parameters=options.find_unused_parameters,
+        gradient_as_bucket_view=options.gradient_as_bucket_view,
+        static_graph=options.static_graph,
+    )
+
+
+class DDPSum(GradientSum):
+    """Lanes accumulate in `.grad`; DistributedDataParallel averages with the last one.
+
+    What it does not reach is all-reduced here: parameters outside the wrapped model, and
+    whole steps in which some rank has no samples, where it would wait for that rank's
+    backward pass for ever.
+    """
+
+    def __init__(
+        self, model: DistributedDataParallel, params: Sequence[tuple[str, Parameter]]
+    ) -> None:
+        self._model = model
+        inside = {id(param) for param in model.parameters()}
+        self._inside = [param for _, param in params if id(param) in inside]
+        self._outside = [param for _, param in params if id(param) not in inside]
+        self._world = dist.get_world_size()
+        self._ragged = False
+
+    def begin(self, ragged: bool) -> None:
+        self._ragged = ragged
+        for param in (*self._inside, *self._outside):
+            param.grad = None
+
+    def forward_scope(self, last: bool) -> AbstractContextManager[None]:
+        return nullcontext() if last and not self._ragged else self._model.no_sync()
+
+    def backward(self, loss: Tensor, lane: int, last: bool) -> None:
+        with naming_lost_peers():
+            loss.backward()
+
+    def finish(self, inverse_count: Tensor | float) -> None:
+        by_hand = [*self._outside, *(self._inside if self._ragged else ())]
+        with naming_lost_peers():
+            _all_reduce(by_hand)
+        scale_([param.grad for param in by_hand], inverse_count)
+        if not self._ragged:
+            # DistributedDataParallel has divided by the world; the sum is what we want.
+            scale_([param.grad for param in self._inside], inverse_count * self._world)
+
+
+def _all_reduce(params: Sequence[Parameter]) -> None:
+    """Sum these gradients over the ranks; a parameter nobody used keeps None."""
+    by_dtype: dict[torch.dtype, list[Parameter]] = {}
+    for param in params:
+        by_dtype.setdefault(param.dtype, []).append(param)
+    for group in by_dtype.values():
+        pieces = [
+            torch.zeros_like(param).flatten() if param.grad is None else param.grad.flatten()
+            for param in group
+        ]
+        used = torch.tensor([param.grad is not None for param in group]).to(pieces[0])
+        flat = torch.cat([*pieces, used])
+        dist.all_reduce(flat)
+        *sums, used = flat.split([*(piece.numel() for piece in pieces), len(group)])
+        for param, total, count in zip(group, sums, used.tolist(), strict=True):
+            param.grad = total.view(param.shape) if count > 0 else None

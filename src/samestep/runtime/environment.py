@@ -1,0 +1,335 @@
+"""What this process finds around it: the launcher's variables, the machine, the platform.
+
+A mapping goes in, frozen facts come out, each with its reason. This is the only room that
+reads the process environment, and it imports torch only to look at the hardware.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from samestep.errors import LaunchError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Fact(Generic[T]):
+    """A value and why it is so."""
+
+    value: T
+    reason: str
+
+
+def process_environment() -> dict[str, str]:
+    """A copy of this process's environment variables."""
+    return dict(os.environ)
+
+
+@dataclass(frozen=True)
+class _Launcher:
+    """The variables in which one launcher tells a process its place; first one set counts."""
+
+    name: str
+    rank: str
+    world: tuple[str, ...]
+    local_rank: tuple[str, ...]
+    local_world: tuple[str, ...] = ()
+    node_rank: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    only_with: str = ""
+
+
+_LAUNCHERS = (
+    _Launcher(
+        "environment",
+        rank="RANK",
+        world=("WORLD_SIZE",),
+        local_rank=("LOCAL_RANK",),
+        local_world=("LOCAL_WORLD_SIZE",),
+        node_rank=("GROUP_RANK", "NODE_RANK"),
+        nodes=("GROUP_WORLD_SIZE",),
+    ),
+    _Launcher(
+        "openmpi",
+        rank="OMPI_COMM_WORLD_RANK",
+        world=("OMPI_COMM_WORLD_SIZE",),
+        local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
+        local_world=("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    _Launcher(
+        "mvapich2",
+        rank="MV2_COMM_WORLD_RANK",
+        world=("MV2_COMM_WORLD_SIZE",),
+        local_rank=("MV2_COMM_WORLD_LOCAL_RANK",),
+        local_world=("MV2_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    _Launcher(
+        "mpich",
+        rank="PMI_RANK",
+        world=("PMI_SIZE",),
+        local_rank=("MPI_LOCALRANKID", "SLURM_LOCALID"),
+        local_world=("MPI_LOCALNRANKS",),
+    ),
+    # An sbatch script or salloc shell already has SLURM_NTASKS and SLURM_PROCID; only a
+    # process that srun started has a step. Without one, waiting for ranks waits for ever.
+    _Launcher(
+        "slurm",
+        rank="SLURM_PROCID",
+        world=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        local_rank=("SLURM_LOCALID",),
+        node_rank=("SLURM_NODEID",),
+        nodes=("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
+        only_with="SLURM_STEP_ID",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class LaunchFacts:
+    """This process's place in the run, as its launcher told it."""
+
+    launcher: str
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+    node_rank: int
+    nodes: int
+    master_addr: str | None
+    master_port: int | None
+    reasons: Mapping[str, str]
+
+    @property
+    def external(self) -> bool:
+        """Whether something outside started this process as a rank."""
+        return self.launcher != "none"
+
+
+def detect_launch(environ: Mapping[str, str]) -> LaunchFacts:
+    """This process's place in the run, by the first launcher whose variables are set."""
+    for launcher in _LAUNCHERS:
+        if launcher.rank in environ and (
+            not launcher.only_with or launcher.only_with in environ
+        ):
+            return _Reader(environ, launcher).facts()
+    _refuse_world_without_rank(environ, _LAUNCHERS[0])
+    reason = "no launcher's variables are set"
+    if "SLURM_JOB_ID" in environ:
+        reason = "inside a Slurm allocation but not in a step: srun did not start this process"
+    names = ("launcher", "rank", "world", "local_rank", "local_world", "node_rank", "nodes")
+    return LaunchFacts("none", 0, 1, 0, 1, 0, 1, None, None, dict.fromkeys(names, reason))
+
+
+def _refuse_world_without_rank(environ: Mapping[str, str], launcher: _Launcher) -> None:
+    world = environ.get(launcher.world[0])
+    if world not in (None, "", "1"):
+        raise LaunchError(
+            f"{launcher.world[0]}={world} is set but {launcher.rank} is not: a rank must know "
+            f"its number. Unset {launcher.world[0]} for a single process, or start the ranks "
+            "with samestep launch or torchrun"
+        )
+
+
+class _Reader:
+    def __init__(self, environ: Mapping[str, str], launcher: _Launcher) -> None:
+        self.environ = environ
+        self.launcher = launcher
+        self.reasons = {"launcher": f"{launcher.rank} is set"}
+
+    def facts(self) -> LaunchFacts:
+        source = self.launcher
+        rank = self._must("rank", (source.rank,))
+        world = self._must("world", source.world)
+        if not 0 <= rank < world:
+            raise LaunchError(
+                f"{source.rank}={rank} does not fit a world of {world} ranks: "
+                f"ranks run from 0 to {world - 1}"
+            )
+        nodes = self._may("nodes", source.nodes, 1, "taken as one node")
+        local_world = self._local_world(world, nodes)
+        local_rank = self._may(
+            "local_rank", source.local_rank, rank % local_world, "rank modulo ranks per node"
+        )
+        node_rank = self._may(
+            "node_rank", source.node_rank, rank // local_world, "rank over ranks per node"
+        )
+        # MPI says how many ranks share this host, never how many hosts there are.
+        if not source.nodes and local_world < world:
+            nodes = -(-world // local_world)
+            self.reasons["nodes"] = "ranks over ranks per node"
+        address, port = self._master(world, local_world)
+        return LaunchFacts(
+            self._name(), rank, world, local_rank, local_world, node_rank, nodes,
+            address, port, self.reasons,
+        )  # fmt: skip
+
+    def _name(self) -> str:
+        if self.launcher.name == "environment" and "TORCHELASTIC_RUN_ID" in self.environ:
+            return "torchrun"
+        return self.launcher.name
+
+    def _local_world(self, world: int, nodes: int) -> int:
+        if self.launcher.name == "slurm":
+            tasks = _slurm_tasks_here(self.environ)
+            if tasks is not None:
+                self.reasons["local_world"] = "SLURM_STEP_TASKS_PER_NODE"
+                return tasks
+        return self._may(
+            "local_world", self.launcher.local_world, -(-world // nodes), "ranks over nodes"
+        )
+
+    def _must(self, fact: str, names: tuple[str, ...]) -> int:
+        for name in names:
+            if name in self.environ:
+                self.reasons[fact] = f"{name}={self.environ[name]}"
+                return self._integer(name)
+        raise LaunchError(
+            f"{self.launcher.rank} is set but {names[0]} is not: a rank must know the size of "
+            f"its world. Set {names[0]}, or unset {self.launcher.rank} for a single process"
+        )
+
+    def _may(self, fact: str, names: tuple[str, ...], default: int, why: str) -> int:
+        for name in names:
+            if name in self.environ:
+                self.reasons[fact] = f"{name}={self.environ[name]}"
+                return self._integer(name)
+        self.reasons[fact] = why
+        return default
+
+    def _integer(self, name: str) -> int:
+        try:
+            return int(self.environ[name])
+        except ValueError:
+            raise LaunchError(
+                f"{name} is {self.environ[name]!r}, which is not a whole number; the launcher "
+                "sets it, so look at what was exported before the launch"
+            ) from None
+
+    def _master(self, world: int, local_world: int) -> tuple[str | None, int | None]:
+        address, port = self.environ.get("MASTER_ADDR"), None
+        if address is not None:
+            self.reasons["master_addr"] = "MASTER_ADDR is set"
+        elif self.launcher.name == "slurm":
+            nodelist = self.environ.get("SLURM_STEP_NODELIST") or self.environ["SLURM_NODELIST"]
+            address = first_host(nodelist)
+            self.reasons["master_addr"] = f"first host of {nodelist}"
+        elif local_world == world:
+            address = "127.0.0.1"
+            self.reasons["master_addr"] = "all ranks are on this machine"
+        if "MASTER_PORT" in self.environ:
+            port = self._integer("MASTER_PORT")
+            self.reasons["master_port"] = "MASTER_PORT is set"
+        else:
+            job = _job_identity(self.environ)
+            if job is not None:
+                port = 20000 + zlib.crc32(job.encode()) % 20000
+                self.reasons["master_port"] = f"derived from the job ({job})"
+        return address, port
+
+
+def _job_identity(environ: Mapping[str, str]) -> str | None:
+    """What all ranks of one launch share, and no two launches do."""
+    if "SLURM_STEP_ID" in environ and "SLURM_JOB_ID" in environ:
+        return f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
+    for name in ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"):
+        if name in environ:
+            return environ[name]
+    return None
+
+
+def _slurm_tasks_here(environ: Mapping[str, str]) -> int | None:
+    """Tasks on this node, from '2(x3),1' and the node's number."""
+    text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE")
+    node = environ.get("SLURM_NODEID", "0")
+    if not text or not node.isdigit():
+        return None
+    counts: list[int] = []
+    for tasks, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        counts += [int(tasks)] * int(times or 1)
+    return counts[int(node)] if int(node) < len(counts) else None
+
+
+def first_host(nodelist: str) -> str:
+    """The first host of a Slurm node list such as `n[01-04,07],m2`."""
+    match = re.match(r"([^\[,]+)(?:\[(\d+))?", nodelist)
+    if match is None:
+        raise LaunchError(f"SLURM_NODELIST={nodelist!r} names no host: set MASTER_ADDR")
+    return match.group(1) + (match.group(2) or "")
+
+
+def detect_platform(environ: Mapping[str, str]) -> Fact[str]:
+    """Where this runs: colab, kaggle or local."""
+    if "KAGGLE_KERNEL_RUN_TYPE" in environ:
+        return Fact("kaggle", "KAGGLE_KERNEL_RUN_TYPE is set")
+    if "COLAB_RELEASE_TAG" in environ or "COLAB_GPU" in environ:
+        return Fact("colab", "COLAB_RELEASE_TAG or COLAB_GPU is set")
+    return Fact("local", "no Kaggle or Colab variable is set")
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What this machine offers to a training run."""
+
+    device_count: int
+    devices: tuple[str, ...]
+    cpus: Fact[int]
+    backends: tuple[str, ...]
+    host: str
+    platform: Fact[str]
+    cuda: Fact[bool]
+
+    @property
+    def cuda_available(self) -> bool:
+        return self.cuda.value
+
+
+def detect_hardware(environ: Mapping[str, str] | None = None) -> Hardware:
+    """Look at this machine: GPUs, CPUs, communication backends, platform."""
+    import torch
+
+    environ = process_environment() if environ is None else environ
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count:
+        cuda = Fact(True, f"torch sees {count} GPU(s)")
+    elif torch.version.cuda is None:
+        cuda = Fact(False, f"torch {torch.__version__} is built without CUDA")
+    else:
+        cuda = Fact(False, "torch is built with CUDA but sees no GPU")
+    return Hardware(
+        device_count=count,
+        devices=tuple(torch.cuda.get_device_name(index) for index in range(count)),
+        cpus=_owned_cpus(),
+        backends=_backends(),
+        host=socket.gethostname(),
+        platform=detect_platform(environ),
+        cuda=cuda,
+    )
+
+
+def _owned_cpus() -> Fact[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return Fact(len(os.sched_getaffinity(0)), "CPUs this process may run on")
+    return Fact(os.cpu_count() or 1, "CPUs of this machine")
+
+
+def _backends() -> tuple[str, ...]:
+    import torch.distributed as dist
+
+    found = {"nccl": dist.is_nccl_available, "gloo": dist.is_gloo_available}
+    return tuple(name for name, available in found.items() if available())
+
+
+def check_local_rank(passed: int | None, launch: LaunchFacts) -> None:
+    """Refuse a `--local-rank` that contradicts the launcher's variables."""
+    if passed is not None and launch.external and passed != launch.local_rank:
+        raise LaunchError(
+            f"--local-rank is {passed} but {launch.launcher} says {launch.local_rank}: "
+            "torch.distributed.launch passes it by itself, so leave it out"
+        )

@@ -1,0 +1,85 @@
+"""The losses and counts of one step's lanes: on the device until somebody reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from samestep.runtime.peers import naming_lost_peers
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class LaneStats:
+    """A lane's summed loss and what it was summed over; an empty lane has (0, 0)."""
+
+    loss: Tensor | float
+    count: Tensor | float
+
+
+EMPTY = LaneStats(0.0, 0.0)
+
+
+class LocalStats:
+    """The stats of all lanes, when all lanes are here."""
+
+    def __init__(self, lanes: Sequence[LaneStats]) -> None:
+        self._lanes = lanes
+
+    def inverse_count(self, device: torch.device) -> Tensor | float:
+        """1 / the step's whole count, 0 if that is 0; never synchronises with a GPU."""
+        total: Tensor | float = 0.0
+        for lane in self._lanes:
+            total = total + lane.count
+        return _inverse(total, device)
+
+    def read(self) -> list[tuple[float, float]]:
+        """Each lane's (loss, count), in lane order. This waits for the device."""
+        return [(float(lane.loss), float(lane.count)) for lane in self._lanes]
+
+
+class GatheredStats(LocalStats):
+    """The stats of all lanes, on their way from all ranks."""
+
+    def __init__(
+        self, everyone: Tensor, mine: Tensor, work: dist.Work, counts: Sequence[int]
+    ) -> None:
+        self._rows = everyone.view(len(counts), -1, 2)
+        self._in_flight = (everyone, mine)  # see exchange.py on who frees them
+        self._work = work
+        self._counts = counts
+
+    def inverse_count(self, device: torch.device) -> Tensor | float:
+        self._wait()
+        total = self._rows[..., 1].sum()
+        return _inverse(total.item() if device.type == "cpu" else total, device)
+
+    def read(self) -> list[tuple[float, float]]:
+        self._wait()
+        rows = self._rows.tolist()
+        return [
+            (loss, count)
+            for held, here in zip(rows, self._counts, strict=True)
+            for loss, count in held[:here]
+        ]
+
+    def _wait(self) -> None:
+        with naming_lost_peers():
+            self._work.wait()
+
+
+def _inverse(total: Tensor | float, device: torch.device) -> Tensor | float:
+    """The factor in the form that gives the same bits on one process and on many."""
+    if device.type == "cpu":
+        number = float(total)
+        return 1.0 / number if number else 0.0
+    if not isinstance(total, Tensor):
+        return torch.full((), 1.0 / total if total else 0.0, dtype=torch.float32, device=device)
+    inverse = torch.where(total > 0, total.double().reciprocal(), 0.0)
+    return inverse.to(torch.float32)

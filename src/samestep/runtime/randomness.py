@@ -1,0 +1,63 @@
+"""The RNG streams of a run: functions of the seed, the step and the lane, never of a rank."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+MODEL = "model"
+"""Draws inside a lane's forward pass: dropout and the like."""
+DATA = "data"
+"""Draws while a lane's batch is read: augmentation."""
+BETWEEN = "between"
+"""Draws outside any lane; the same on every rank."""
+INIT = "init"
+"""Draws before the first step: the initial weights."""
+ORDER = "order"
+"""The order of samples in an epoch."""
+
+
+def derive(seed: int, *key: str | int) -> int:
+    """A 64-bit seed for one stream: stable over processes, machines and versions."""
+    text = "/".join(map(str, (seed, *key)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def order_rng(seed: int, epoch: int) -> np.random.RandomState:
+    """The generator of an epoch's order. RandomState's streams are frozen by NumPy's policy."""
+    root = derive(seed, ORDER, epoch)
+    return np.random.RandomState([root & 0xFFFFFFFF, root >> 32])
+
+
+def reseed(seed: int, generators: Sequence[torch.Generator] = ()) -> None:
+    """Seed python, numpy and torch for one stream.
+
+    `torch.manual_seed` visits every kind of device and costs 0.2 ms; this costs 0.01 ms.
+    """
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(seed)
+    for generator in generators:
+        generator.manual_seed(seed)
+
+
+class Streams:
+    """Puts this process's generators at the start of a stream."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._seed = seed
+        self._device_generators: list[torch.Generator] = []
+        if device.type == "cuda":
+            torch.cuda.init()
+            self._device_generators.append(torch.cuda.default_generators[device.index or 0])
+
+    def enter(self, *key: str | int) -> None:
+        reseed(derive(self._seed, *key), self._device_generators)
+
+    def seed_of(self, *key: str | int) -> int:
+        """The seed of a stream that another process will enter."""
+        return derive(self._seed, *key)

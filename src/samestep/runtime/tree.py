@@ -1,0 +1,216 @@
+"""The whole lane tree over many ranks: buckets that leave while backward still runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Parameter
+
+from samestep.errors import TaskError
+from samestep.plan import aligned_blocks
+from samestep.runtime.collectives import Collectives
+from samestep.runtime.exchange import NOTHING
+from samestep.runtime.gradients import GradientSum, Grads, LaneBucket, scale_
+from samestep.runtime.peers import naming_lost_peers
+
+FIRST_BUCKET_BYTES = 1 << 20
+BUCKET_BYTES = 25 << 20
+"""As DistributedDataParallel's: a small first bucket starts the exchange early."""
+_ALIGN = 16
+"""Elements a parameter's place in a bucket is rounded up to: one cache line of float32."""
+
+_IN_PIECES = (
+    "a parameter got its gradient in several pieces in one lane. Call step.backward once per "
+    "lane, and checkpoint activations with use_reentrant=False"
+)
+
+
+class TreeSum(GradientSum):
+    """Sums the lanes of all ranks in the tree's order, bucket by bucket.
+
+    Buckets are sent in one fixed order on every rank, each as soon as backward of this
+    rank's last lane has filled it and the ones before it.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[tuple[str, Parameter]],
+        assignment: Sequence[range],
+        collectives: Collectives,
+        find_unused: bool,
+    ) -> None:
+        self._find_unused = find_unused
+        self._usage_agreed = False
+        self._buckets = [
+            _Bucket(chunk, assignment, collectives) for chunk in _chunks(list(reversed(params)))
+        ]
+        self._last_lane: int | None = None
+        self._sent = 0
+        for bucket in self._buckets:
+            for param in bucket.params:
+                param.register_post_accumulate_grad_hook(self._hook(bucket))
+
+    def _hook(self, bucket: _Bucket) -> Callable[[Tensor], None]:
+        def ready(_: Tensor) -> None:
+            if self._last_lane is not None:
+                bucket.waiting -= 1
+                if bucket.waiting == 0:
+                    self._send_filled()
+                elif bucket.waiting < 0:
+                    raise TaskError(_IN_PIECES)
+
+        return ready
+
+    def begin(self, ragged: bool) -> None:
+        self._last_lane = None
+        self._sent = 0
+        for bucket in self._buckets:
+            bucket.clear_grads()
+
+    def backward(self, loss: Tensor, lane: int, last: bool) -> None:
+        if not last:
+            loss.backward()
+            for bucket in self._buckets:
+                bucket.collect(lane, self._find_unused)
+            return
+        for bucket in self._buckets:
+            bucket.expect(self._find_unused)
+        self._last_lane = lane
+        loss.backward()
+
+    def finish(self, inverse_count: Tensor | float) -> None:
+        with naming_lost_peers():
+            while self._sent < len(self._buckets):
+                self._send()
+            self._buckets[-1].advance()
+            for bucket in self._buckets:
+                bucket.wait()
+        self._last_lane = None
+        for bucket in self._buckets:
+            if self._exchange_usage:
+                bucket.agree_on_usage(self._find_unused)
+            bucket.deliver(inverse_count)
+        self._usage_agreed = True
+
+    @property
+    def _exchange_usage(self) -> bool:
+        """Reading who used what waits for the device: only while it is not known to stay."""
+        return self._find_unused or not self._usage_agreed
+
+    def _send_filled(self) -> None:
+        while self._sent < len(self._buckets) and self._buckets[self._sent].waiting == 0:
+            self._send()
+
+    def _send(self) -> None:
+        bucket = self._buckets[self._sent]
+        if self._last_lane is not None:
+            bucket.collect(self._last_lane, self._find_unused)
+        with naming_lost_peers():
+            bucket.send(self._exchange_usage)
+            # The second half of the bucket before this one: it has had time to arrive.
+            if self._sent:
+                self._buckets[self._sent - 1].advance()
+        self._sent += 1
+
+
+class _Bucket(LaneBucket):
+    """Parameters of one dtype, laid side by side in one exchanged buffer."""
+
+    def __init__(
+        self,
+        named: Sequence[tuple[str, Parameter]],
+        assignment: Sequence[range],
+        collectives: Collectives,
+    ) -> None:
+        params = [param for _, param in named]
+        super().__init__([name for name, _ in named], params, assignment[collectives.rank])
+        self.waiting = -1
+        """Parameters of this bucket that backward has not reached yet."""
+        offsets = [0]
+        for param in params:
+            offsets.append(offsets[-1] + -(-param.numel() // _ALIGN) * _ALIGN)
+        self._usage = slice(offsets[-1], offsets[-1] + len(params))
+        self._exchange = collectives.exchange(
+            [aligned_blocks(lanes) for lanes in assignment], offsets[-1] + len(params), params[0]
+        )
+        self._views = [
+            [_view(row, at, param) for at, param in zip(offsets, params, strict=False)]
+            for row in self._exchange.rows
+        ]
+        self._steps: Iterator[dist.Work] = iter(())
+        self._pending: dist.Work | None = None
+
+    def expect(self, find_unused: bool) -> None:
+        """Count down to the last gradient of the coming backward pass."""
+        known = self.used is not None and not find_unused
+        self.waiting = sum(self.used) if known and self.used is not None else len(self.params)
+
+    def send(self, with_usage: bool) -> None:
+        for row, views, grads in zip(self._exchange.rows, self._views, self.close(), strict=True):
+            self._write(row, views, grads)
+            if with_usage:
+                row[self._usage] = torch.tensor([grad is not None for grad in grads]).to(row)
+        self._steps = self._exchange.start()
+        self._pending = next(self._steps, None)
+
+    def _write(self, row: Tensor, views: list[Tensor], grads: Grads) -> None:
+        present = [i for i, grad in enumerate(grads) if grad is not None]
+        if len(present) < len(grads):
+            row.fill_(NOTHING)
+        if present:
+            torch._foreach_copy_([views[i] for i in present], [grads[i] for i in present])
+
+    def advance(self) -> None:
+        """Wait for what is pending and start what follows it."""
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = next(self._steps, None)
+
+    def wait(self) -> None:
+        while self._pending is not None:
+            self.advance()
+
+    def agree_on_usage(self, may_vary: bool) -> None:
+        """Learn which parameters took part in a lane of any rank."""
+        everywhere = [count > 0 for count in self._exchange.total[self._usage].tolist()]
+        if self.used is not None and not may_vary:
+            self.check_used(everywhere, "on another rank")
+        self.used = everywhere
+
+    def deliver(self, inverse_count: Tensor | float) -> None:
+        """Leave the scaled sum in `.grad`, and None where no lane of any rank had a gradient."""
+        assert self.used is not None, "agreed on in the first step"
+        scale_([self._exchange.total], inverse_count)
+        for param, view, used in zip(self.params, self._views[0], self.used, strict=True):
+            param.grad = view if used else None
+
+
+def _view(row: Tensor, offset: int, param: Parameter) -> Tensor:
+    """The parameter's place in the row, in the parameter's own memory layout."""
+    place = row[offset : offset + param.numel()]
+    if param.is_contiguous():
+        return place.view(param.shape)
+    return place.as_strided(param.shape, torch.empty_like(param, device="meta").stride())
+
+
+def _chunks(
+    params: Sequence[tuple[str, Parameter]],
+) -> Iterator[list[tuple[str, Parameter]]]:
+    """Cut the parameters into buckets of one dtype and bounded size."""
+    chunk: list[tuple[str, Parameter]] = []
+    size, limit = 0, FIRST_BUCKET_BYTES
+    for name, param in params:
+        other = bool(chunk) and (param.dtype, param.device) != (
+            chunk[0][1].dtype,
+            chunk[0][1].device,
+        )
+        if chunk and (other or size >= limit):
+            yield chunk
+            chunk, size, limit = [], 0, BUCKET_BYTES
+        chunk.append((name, param))
+        size += param.numel() * param.element_size()
+    if chunk:
+        yield chunk

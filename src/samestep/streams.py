@@ -1,0 +1,243 @@
+"""Lane batches of iterable data: one stream per lane.
+
+A dataset can shard itself by offering `lane_stream(lane, lanes, seed, epoch)`, an iterable
+over that lane's samples. Hugging Face iterable datasets are split by lane. `strided` makes
+lane streams of any deterministic iterable, at the price of reading it once per lane.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+
+from samestep.config.schema import LoaderConfig
+from samestep.data import Collate, LaneBatch, Lanes, Source, StepData
+from samestep.errors import TaskError
+from samestep.plan import BatchPlan
+from samestep.runtime.collectives import Collectives
+from samestep.runtime.randomness import DATA, derive, reseed
+
+
+@runtime_checkable
+class LaneStreams(Protocol):
+    """A dataset that shards itself by lane."""
+
+    def lane_stream(self, lane: int, lanes: int, seed: int, epoch: int) -> Iterable[Any]:
+        """The samples of one lane in one epoch; the same ones whenever asked."""
+        ...
+
+
+class strided(IterableDataset[Any]):  # noqa: N801 - reads as a verb where it is used
+    """Every lane takes each `lanes`-th sample of an iterable that anyone can read again.
+
+    Each lane reads the whole iterable and passes over the others' samples. The iterable
+    must give the same samples in the same order every time.
+    """
+
+    def __init__(self, samples: Iterable[Any]) -> None:
+        self._samples = samples
+
+    def lane_stream(self, lane: int, lanes: int, seed: int, epoch: int) -> Iterable[Any]:
+        return islice(self._samples, lane, None, lanes)
+
+
+class _HuggingFace:
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def lane_stream(self, lane: int, lanes: int, seed: int, epoch: int) -> Iterable[Any]:
+        from datasets.distributed import split_dataset_by_node
+
+        part = split_dataset_by_node(self._dataset, rank=lane, world_size=lanes)
+        part.set_epoch(epoch)
+        return part  # type: ignore[no-any-return]
+
+
+def lane_streams(dataset: Any) -> LaneStreams:
+    """The dataset's own lane streams, or those of a Hugging Face iterable dataset."""
+    if isinstance(dataset, LaneStreams):
+        return dataset
+    if type(dataset).__module__.partition(".")[0] == "datasets":
+        return _HuggingFace(dataset)
+    raise TaskError(
+        f"{type(dataset).__name__} has no length, so it is read as lane streams, but it does not "
+        "say how. Give it a method lane_stream(lane, lanes, seed, epoch), use a Hugging Face "
+        "iterable dataset, or wrap a deterministic iterable in samestep.strided(...)"
+    )
+
+
+@dataclass(frozen=True)
+class _Portion:
+    """What one unit's streams gave for one step."""
+
+    data: Any
+    ids: tuple[str, ...]
+    full: bool
+
+
+class _PortionReader(IterableDataset[_Portion]):
+    """Reads the units' streams in step order; a unit's streams all live in one worker."""
+
+    def __init__(
+        self, streams: LaneStreams, batch: BatchPlan, lanes: Lanes, seed: int, epoch: int,
+        collate: Collate, digest: bool,
+    ) -> None:  # fmt: skip
+        self._streams, self._batch, self._lanes = streams, batch, lanes
+        self._seed, self._epoch = seed, epoch
+        self._collate, self._digest = collate, digest
+
+    def __iter__(self) -> Iterator[_Portion]:
+        worker = get_worker_info()
+        units = list(self._lanes.mine)
+        if worker is not None:
+            units = units[worker.id :: worker.num_workers]
+        opened = {unit: self._open(unit) for unit in units}
+        for epoch_step in count():
+            for unit in units:
+                reseed(derive(self._seed, DATA, self._epoch, epoch_step, unit))
+                yield self._portion(opened[unit])
+
+    def _open(self, unit: int) -> list[Iterator[Any]]:
+        lanes, seed = self._batch.lanes, self._seed
+        return [
+            iter(self._streams.lane_stream(lane, lanes, seed, self._epoch))
+            for lane in self._lanes.plan_lanes(unit)
+        ]
+
+    def _portion(self, streams: list[Iterator[Any]]) -> _Portion:
+        want = self._batch.lane_batch
+        samples = [sample for stream in streams for sample in islice(stream, want)]
+        ids = tuple(_digest(s) if self._digest else "" for s in samples)
+        full = len(samples) == want * len(streams)
+        return _Portion(self._collate(samples) if samples else None, ids, full)
+
+
+class StreamSource(Source):
+    """Steps of iterable data, whose end is agreed on by all ranks."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch: BatchPlan,
+        lanes: Lanes,
+        seed: int,
+        loader: LoaderConfig,
+        pin_memory: bool,
+        collectives: Collectives,
+        steps_per_epoch: int | None,
+        drop_last: bool,
+        digest: bool,
+        always_agree: bool,
+        collate: Collate | None = None,
+    ) -> None:
+        self._streams = lane_streams(dataset)
+        self._batch, self._lanes, self._seed = batch, lanes, seed
+        self._loader, self._pin_memory = loader, pin_memory
+        self._collectives = collectives
+        self._steps_per_epoch, self._drop_last = steps_per_epoch, drop_last
+        self._digest = digest
+        self._agree = always_agree or steps_per_epoch is None
+        self._collate = collate or default_collate
+
+    def steps(self, start: int, stop: int | None) -> Iterator[StepData]:
+        """From the first step on: a stream cannot start in its middle without being read."""
+        step = 0
+        for epoch in count():
+            before = step
+            for data in self._epoch(epoch, step):
+                if step >= start:
+                    yield data
+                step += 1
+                if stop is not None and step >= stop:
+                    return
+            if step == before:
+                raise TaskError(f"the iterable data gave no full step in epoch {epoch}")
+
+    def _epoch(self, epoch: int, first: int) -> Iterator[StepData]:
+        portions = iter(self._data_loader(epoch))
+        ahead = self._next(portions, 0)
+        for epoch_step in count():
+            here = ahead
+            if here is None:
+                return
+            ahead = self._next(portions, epoch_step + 1)
+            yield self._step_data(here, epoch, epoch_step, first + epoch_step, ahead is None)
+
+    def _next(
+        self, portions: Iterator[_Portion], epoch_step: int
+    ) -> tuple[list[tuple[int, _Portion]], bool] | None:
+        """The next step's portions and whether it is ragged; None when the epoch is over."""
+        if self._steps_per_epoch is not None and epoch_step >= self._steps_per_epoch:
+            return None
+        mine = [(unit, next(portions)) for unit in self._lanes.mine]
+        filled = [(unit, portion) for unit, portion in mine if portion.ids]
+        if not self._agree:
+            return filled, False
+        # One small collective a step: the price of data that does not know its length.
+        states = self._collectives.gather((bool(filled), all(p.full for _, p in mine)))
+        goes_on = all(full for _, full in states) if self._drop_last else any(s for s, _ in states)
+        return (filled, not all(some for some, _ in states)) if goes_on else None
+
+    def _step_data(
+        self, here: tuple[list[tuple[int, _Portion]], bool], epoch: int, epoch_step: int,
+        index: int, ends_epoch: bool,
+    ) -> StepData:  # fmt: skip
+        filled, ragged = here
+        batches = iter(LaneBatch(unit, portion.data, portion.ids) for unit, portion in filled)
+        read: Callable[[], LaneBatch] = lambda: next(batches)  # noqa: E731
+        lanes = tuple(unit for unit, _ in filled)
+        return StepData(index, epoch, epoch_step, ends_epoch, lanes, ragged, read)
+
+    def _data_loader(self, epoch: int) -> DataLoader[_Portion]:
+        reader = _PortionReader(
+            self._streams, self._batch, self._lanes, self._seed, epoch, self._collate, self._digest
+        )
+        # The loader asks its workers in turn: only a divisor of the units keeps each unit's
+        # stream with one worker.
+        units = len(self._lanes.mine)
+        workers = max(
+            (n for n in range(1, self._loader.workers + 1) if units % n == 0), default=0
+        )
+        return DataLoader(
+            reader,
+            batch_size=None,
+            collate_fn=_as_it_is,
+            num_workers=workers,
+            prefetch_factor=self._loader.prefetch if workers else None,
+            pin_memory=self._pin_memory,
+            generator=torch.Generator(),
+        )
+
+
+def _as_it_is(portion: _Portion) -> _Portion:
+    return portion
+
+
+def _digest(sample: Any) -> str:
+    """A short name for a sample's content."""
+    state = hashlib.blake2b(digest_size=8)
+
+    def feed(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            value = value.detach().cpu().reshape(-1).view(torch.uint8).numpy()
+        if isinstance(value, np.ndarray):
+            state.update(value.tobytes())
+        elif isinstance(value, dict):
+            for key in value:
+                feed(key)
+                feed(value[key])
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                feed(item)
+        else:
+            state.update(repr(value).encode())
+
+    feed(sample)
+    return state.hexdigest()

@@ -1,0 +1,133 @@
+"""What a user writes: model, data, loss as a sum and a count, optimizer, metrics."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torchmetrics import Metric
+
+from samestep.config import Config
+from samestep.data import LaneBatch
+from samestep.errors import TaskError
+from samestep.orders import Order
+
+Loss = tuple[Tensor, Tensor | float]
+"""A loss summed over a lane's samples (tokens, pixels), and how many that were."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A learning-rate scheduler and when it steps."""
+
+    scheduler: LRScheduler
+    every: Literal["step", "epoch"] = "step"
+
+
+class Task:
+    """One workload. Override `model`, `train_data`, `loss` and `optimizers`; the rest is optional.
+
+    The config's `params` arrive as keyword arguments of the constructor.
+    """
+
+    def model(self) -> nn.Module:
+        """The model, with its initial weights drawn from the run's seed."""
+        raise TaskError(f"{type(self).__name__} must define model(self)")
+
+    def extra_modules(self) -> Sequence[nn.Module]:
+        """Modules besides the model that train or hold state, such as a loss with weights."""
+        return ()
+
+    def train_data(self) -> Any:
+        """The training set: map-style, or iterable with lane streams."""
+        raise TaskError(f"{type(self).__name__} must define train_data(self)")
+
+    def valid_data(self) -> Any | None:
+        """The validation set, or None for no evaluation."""
+        return None
+
+    def order(self, dataset: Any) -> Order | None:
+        """The order of training samples; None shuffles them anew each epoch."""
+        return None
+
+    def collate(self, samples: list[Any]) -> Any:
+        """A batch from a list of samples."""
+        from torch.utils.data import default_collate
+
+        return default_collate(samples)
+
+    def optimizers(self, model: nn.Module) -> Optimizer | Sequence[Optimizer]:
+        """One optimizer or several, over the model's and the extra modules' parameters."""
+        raise TaskError(f"{type(self).__name__} must define optimizers(self, model)")
+
+    def schedules(
+        self, optimizers: Sequence[Optimizer], steps: int | None
+    ) -> Schedule | Sequence[Schedule]:
+        """Learning-rate schedules; `steps` is the length of the run, if it is known."""
+        return ()
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> Loss:
+        """The batch's summed loss and what it was summed over."""
+        raise TaskError(f"{type(self).__name__} must define loss(self, model, batch)")
+
+    def metrics(self) -> Mapping[str, Metric]:
+        """What evaluation measures besides the loss, by name."""
+        return {}
+
+    def evaluate(self, model: nn.Module, batch: LaneBatch, metrics: Mapping[str, Metric]) -> Loss:
+        """Update the metrics with one validation batch; returns its loss."""
+        return self.loss(model, batch)
+
+
+def load_task(config: Config) -> Task:
+    """The task that a config names, made with the config's params."""
+    path_text, _, class_name = config.task.rpartition(":")
+    path = (config.folder / path_text).resolve()
+    if not path.is_file():
+        raise TaskError(f"task: {config.task} names {path}, and there is no such file")
+    module = _import_file(path)
+    task_class = getattr(module, class_name, None)
+    if task_class is None:
+        found = [n for n, v in vars(module).items() if _is_task_class(v)]
+        raise TaskError(
+            f"task: {path} has no class {class_name}"
+            + (f"; it has {', '.join(found)}" if found else " and no subclass of samestep.Task")
+        )
+    if not _is_task_class(task_class):
+        raise TaskError(f"task: {class_name} in {path} is not a subclass of samestep.Task")
+    _check_params(task_class, config.params)
+    task: Task = task_class(**config.params)
+    return task
+
+
+def _import_file(path: Path) -> Any:
+    name = f"samestep_task_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise TaskError(f"task: {path} is not a Python file")
+    # Loader processes and pickles find the module by name; its neighbours are importable.
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _is_task_class(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Task) and value is not Task
+
+
+def _check_params(task_class: type[Task], params: Mapping[str, Any]) -> None:
+    try:
+        inspect.signature(task_class).bind(**params)
+    except TypeError as error:
+        raise TaskError(f"params: {task_class.__name__} does not take them: {error}") from None

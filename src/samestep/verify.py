@@ -1,0 +1,171 @@
+"""Runs a config at several world sizes and tells whether its promise of sameness held."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from samestep.compare import (
+    Difference,
+    first_loss_difference,
+    first_sample_difference,
+    furthest_tensor,
+    read_curve,
+    states_agree,
+)
+from samestep.config import LoadedConfig, read_config
+from samestep.errors import PlanError
+from samestep.launchers.local import local_launch
+from samestep.record import RunRecord, read_state
+from samestep.runtime.agent import run_ranks
+
+State = dict[str, Tensor]
+
+DEFAULT_RTOL = 1e-3
+"""How far `same: rounding`, and a curve from elsewhere, may be off."""
+
+
+@dataclass(frozen=True)
+class WorldResult:
+    """One world size: what it did, and where it parts from the first one."""
+
+    record: RunRecord
+    difference: Difference | None
+    """The first difference in bits, whether or not the promise allows it."""
+    kept: bool
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Every world's result, and whether the promise held."""
+
+    same: str
+    worlds: tuple[WorldResult, ...]
+    rtol: float
+    against: tuple[float, ...] = ()
+    against_difference: Difference | None = None
+
+    @property
+    def kept(self) -> bool:
+        return all(world.kept for world in self.worlds) and self.against_difference is None
+
+    def as_json(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        document: dict[str, Any] = {
+            "kept": self.kept,
+            "same": self.same,
+            "rtol": self.rtol if self.same == "rounding" or self.against else None,
+            "worlds": {
+                str(world.record.world): {
+                    "kept": world.kept,
+                    "steps": world.record.steps,
+                    "state_hash": world.record.state_hash,
+                    "losses": world.record.losses,
+                    "seconds_per_step": world.record.seconds_per_step,
+                    "first_difference": _as_json(world.difference),
+                }
+                for world in self.worlds
+            },
+        }
+        if self.against:
+            document["against"] = {
+                "steps": len(self.against),
+                "first_difference": _as_json(self.against_difference),
+            }
+        return document
+
+
+def _as_json(difference: Difference | None) -> dict[str, Any] | None:
+    return None if difference is None else asdict(difference)
+
+
+def verify(
+    config_file: Path,
+    overrides: Sequence[str],
+    worlds: Sequence[int],
+    *,
+    steps: int | None = None,
+    against: Path | None = None,
+    rtol: float = DEFAULT_RTOL,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Verification:
+    """Run the config at each world size, one after the other, and compare."""
+    overrides = [*overrides, *([f"steps={steps}", "epochs=null"] if steps else [])]
+    loaded = read_config(config_file, overrides)
+    _refuse_unverifiable(loaded, worlds)
+    curve = read_curve(against) if against is not None else []
+    folder = loaded.config.run_path / "verify"
+    shutil.rmtree(folder, ignore_errors=True)
+    if loaded.config.distributed.threads_per_rank == "auto":
+        # The bits of a matrix product can depend on the number of threads.
+        overrides = [*overrides, "distributed.threads_per_rank=1"]
+    folders = []
+    for world in worlds:
+        tell(f"running on {world} rank(s)")
+        folders.append(_run(config_file, overrides, world, folder / f"world-{world}"))
+    return _compare(loaded.config.same, folders, curve, rtol)
+
+
+def _refuse_unverifiable(loaded: LoadedConfig, worlds: Sequence[int]) -> None:
+    config = loaded.config
+    if config.batch_per_rank is not None:
+        raise PlanError(
+            f"{loaded.source} sets batch_per_rank, which makes the run depend on the number of "
+            "ranks on purpose: there is nothing to verify. Set global_batch instead"
+        )
+    if config.distributed.world_size != "auto":
+        raise PlanError(
+            f"{loaded.source} sets distributed.world_size {config.distributed.world_size}, but "
+            "verify runs at several: pass distributed.world_size=auto"
+        )
+    if not worlds:
+        raise PlanError("--worlds names no world size: give some, such as 1,2,4")
+
+
+def _run(config_file: Path, overrides: Sequence[str], world: int, folder: Path) -> Path:
+    run_overrides = [*overrides, f"run_dir={folder}"]
+    config = read_config(config_file, run_overrides).config
+    record = folder / "record"
+    launch = local_launch(config, config_file, run_overrides, world, record=record, quiet=True)
+    run_ranks(launch)
+    return record
+
+
+def _compare(
+    same: str, folders: Sequence[Path], curve: Sequence[float], rtol: float
+) -> Verification:
+    runs = [(RunRecord.read(folder), read_state(folder)) for folder in folders]
+    first, first_state = runs[0]
+    worlds = tuple(
+        _judge(same, first, first_state, record, state, rtol) for record, state in runs
+    )
+    length = min(len(curve), first.steps)
+    off = first_loss_difference(curve[:length], first.losses[:length], rtol)
+    return Verification(same, worlds, rtol, tuple(curve), off)
+
+
+def _judge(
+    same: str, first: RunRecord, first_state: State, record: RunRecord, state: State, rtol: float
+) -> WorldResult:
+    samples = first_sample_difference(first, record)
+    losses = first_loss_difference(first.losses, record.losses)
+    worst = furthest_tensor(first_state, state)
+    difference = samples or losses or worst
+    if difference is not None and worst is not None:
+        difference = replace(worst, what=difference.what, step=difference.step)
+    if len(set(record.rank_hashes)) > 1:
+        difference = Difference("the ranks of this world ended with different states")
+        return WorldResult(record, difference, kept=same == "samples" and samples is None)
+    if same == "bits":
+        kept = difference is None
+    elif same == "samples":
+        kept = samples is None
+    else:
+        near = first_loss_difference(first.losses, record.losses, rtol) is None
+        kept = samples is None and near and states_agree(first_state, state, rtol)
+    return WorldResult(record, difference, kept)
