@@ -44,10 +44,14 @@ class Net(nn.Module):
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(),
-            nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU(),
+            nn.Conv2d(1, width, 3, padding=1),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, 2 * width, 3, padding=1),
+            nn.BatchNorm2d(2 * width),
+            nn.ReLU(),
             nn.MaxPool2d(2),
-        )  # fmt: skip
+        )
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(2 * width * 16, CLASSES)
 

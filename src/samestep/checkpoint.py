@@ -1,9 +1,9 @@
 """Checkpoints: one directory each, whole or not there; no rank in any name or key.
 
-    checkpoints/step-00000120/model.safetensors     the weights, readable without samestep
-                              training.pt           optimizers, schedules, position
-                              manifest.json         checksums, written last
-    checkpoints/index.json                          which one is last, which one is best
+checkpoints/step-00000120/model.safetensors     the weights, readable without samestep
+                          training.pt           optimizers, schedules, position
+                          manifest.json         checksums, written last
+checkpoints/index.json                          which one is last, which one is best
 """
 
 from __future__ import annotations
@@ -40,12 +40,19 @@ class Checkpoints:
 
     def index(self) -> CheckpointIndex:
         path = self._folder / "index.json"
-        return CheckpointIndex(**json.loads(path.read_text())) if path.exists() else CheckpointIndex()
+        return (
+            CheckpointIndex(**json.loads(path.read_text())) if path.exists() else CheckpointIndex()
+        )
 
     def save(
-        self, step: int, model: nn.Module, training: Mapping[str, Any], *, best: bool = False,
+        self,
+        step: int,
+        model: nn.Module,
+        training: Mapping[str, Any],
+        *,
+        best: bool = False,
         last: bool = False,
-    ) -> Path:  # fmt: skip
+    ) -> Path:
         """Write a checkpoint whole, point to it, and remove those nothing points to."""
         name = f"step-{step:08d}"
         target = self._folder / name
@@ -88,7 +95,9 @@ def load_checkpoint(folder: Path, model: nn.Module) -> dict[str, Any]:
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"{folder} is not a whole checkpoint: {error}") from error
     load_model(model, str(folder / "model.safetensors"))
-    state: dict[str, Any] = torch.load(folder / "training.pt", weights_only=True, map_location="cpu")
+    state: dict[str, Any] = torch.load(
+        folder / "training.pt", weights_only=True, map_location="cpu"
+    )
     return state
 
 

@@ -29,7 +29,8 @@ app.add_typer(config_app, name="config")
 
 ConfigFile = Annotated[Path, typer.Argument(help="The run's YAML or JSON file.", metavar="CONFIG")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Config values, as section.key=value.", metavar="KEY=VALUE")
+    list[str] | None,
+    typer.Argument(help="Config values, as section.key=value.", metavar="KEY=VALUE"),
 ]
 
 
@@ -142,9 +143,14 @@ def verify(
             require_plotly()
         loaded = load_config(config, overrides or [])
         result = run_verify(
-            config, overrides or [], _parse_worlds(worlds), steps=steps, against=against,
-            rtol=rtol, tell=lambda line: typer.echo(line, err=True),
-        )  # fmt: skip
+            config,
+            overrides or [],
+            _parse_worlds(worlds),
+            steps=steps,
+            against=against,
+            rtol=rtol,
+            tell=lambda line: typer.echo(line, err=True),
+        )
         if as_json:
             typer.echo(json.dumps(result.as_json()))
         else:
@@ -182,9 +188,13 @@ def _print_verification(result: Verification) -> None:
         record = world.record
         words = "identical" if world.difference is None else str(world.difference)
         table.add_row(
-            str(record.world), str(record.steps), f"{record.seconds_per_step * 1e3:.1f}",
-            record.state_hash, words, style=None if world.kept else "red",
-        )  # fmt: skip
+            str(record.world),
+            str(record.steps),
+            f"{record.seconds_per_step * 1e3:.1f}",
+            record.state_hash,
+            words,
+            style=None if world.kept else "red",
+        )
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(table)
     if result.against:

@@ -30,9 +30,14 @@ class Evaluator:
     """Measures a model on a dataset, sharded by lanes or wholly on rank 0."""
 
     def __init__(
-        self, config: Config, context: RunContext, batch: BatchPlan,
-        assignment: Sequence[range], streams: Streams, pin_memory: bool,
-    ) -> None:  # fmt: skip
+        self,
+        config: Config,
+        context: RunContext,
+        batch: BatchPlan,
+        assignment: Sequence[range],
+        streams: Streams,
+        pin_memory: bool,
+    ) -> None:
         self._config, self._context, self._streams = config, context, streams
         self._precision = Precision(config, context.device)
         self._pin_memory = pin_memory
@@ -44,18 +49,21 @@ class Evaluator:
         self._lanes = Lanes(tuple(assignment), context.rank)
 
     def run(
-        self, model: nn.Module, dataset: Any, measure: Measure,
-        metrics: Mapping[str, Metric], collate: Collate | None, step: int,
-    ) -> Values:  # fmt: skip
+        self,
+        model: nn.Module,
+        dataset: Any,
+        measure: Measure,
+        metrics: Mapping[str, Metric],
+        collate: Collate | None,
+        step: int,
+    ) -> Values:
         """The dataset's loss and metrics; the same numbers on every rank and any world."""
         if not is_map_style(dataset):
             raise TaskError(
                 f"validation data must have a length and be indexable, unlike "
                 f"{type(dataset).__name__}: each sample is measured exactly once"
             )
-        lanes = {
-            lane: LaneMetrics(metrics, self._context.device) for lane in self._lanes.mine
-        }
+        lanes = {lane: LaneMetrics(metrics, self._context.device) for lane in self._lanes.mine}
         with _evaluating(model), torch.no_grad():
             for batch in self._batches(dataset, collate, step):
                 mine = lanes[batch.lane]
@@ -70,9 +78,15 @@ class Evaluator:
             return
         plan = EpochPlan(len(dataset), self._batch)
         source = MapSource(
-            dataset, sequential(len(dataset)), plan, self._lanes, self._config.seed,
-            self._config.loader, self._pin_memory, collate,
-        )  # fmt: skip
+            dataset,
+            sequential(len(dataset)),
+            plan,
+            self._lanes,
+            self._config.seed,
+            self._config.loader,
+            self._pin_memory,
+            collate,
+        )
         for data in source.steps(0, plan.steps):
             for lane in data.lanes:
                 batch = data.read()

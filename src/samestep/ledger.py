@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from samestep.errors import TaskError
 from samestep.plan import LaneTree
 from samestep.runtime.lanestats import LocalStats
 
@@ -76,6 +77,11 @@ class Ledger:
         seconds = (now - self._since) / len(rows)
         self._pending.clear()
         for (entry, loss, total), norm in zip(rows, norms, strict=True):
+            if total == 0:
+                raise TaskError(
+                    f"step {entry.step} counted nothing: no lane had samples (is steps_per_epoch "
+                    "beyond the data?) or every count was 0"
+                )
             self._write(StepRecord(entry.step, entry.epoch, loss, total, entry.lr, norm, seconds))
         self.restart_clock()
 

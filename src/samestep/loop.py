@@ -36,7 +36,9 @@ class BestSoFar:
                 f"best.metric is {self.rule.metric!r}, but the evaluation reports {known or 'nothing'}"
             )
         gain = 0.0 if self.value is None else float(value) - self.value
-        better = gain > self.rule.min_delta if self.rule.mode == "max" else -gain > self.rule.min_delta
+        better = (
+            gain > self.rule.min_delta if self.rule.mode == "max" else -gain > self.rule.min_delta
+        )
         if self.value is None or better:
             self.value, self.step, self.waited = float(value), step, 0
             return True
@@ -111,7 +113,9 @@ class Training:
                 self._evaluate(step)
             yield step
             if self._patience_is_over():
-                self.outcome.stopped = f"no better {self._best.rule.metric} for {self._best.waited} evaluations"
+                self.outcome.stopped = (
+                    f"no better {self._best.rule.metric} for {self._best.waited} evaluations"
+                )
                 self._run.context.log.main(f"Stopping early: {self.outcome.stopped}")
                 return
 
@@ -151,9 +155,7 @@ class Training:
             "schedules": [schedule.state_dict() for schedule in self._schedules],
             "metrics": self.outcome.metrics,
         }
-        self._checkpoints.save(
-            self.outcome.steps, self._run.model, training, best=best, last=last
-        )
+        self._checkpoints.save(self.outcome.steps, self._run.model, training, best=best, last=last)
 
 
 def _as_list(value: Any, kind: type, what: str) -> list[Any]:

@@ -46,9 +46,7 @@ def weighted(weights: Sequence[float], samples: int | None = None) -> Order:
 
 def class_balanced(labels: Sequence[Hashable], samples: int | None = None) -> Order:
     """Draws with replacement, every class equally often in expectation."""
-    _, inverse, counts = np.unique(
-        np.asarray(labels), return_inverse=True, return_counts=True
-    )
+    _, inverse, counts = np.unique(np.asarray(labels), return_inverse=True, return_counts=True)
     return weighted((1.0 / counts)[inverse].tolist(), samples)
 
 

@@ -49,7 +49,9 @@ def write_report(result: Verification, title: str, path: Path) -> None:
     against = ""
     if result.against:
         words = "agrees" if result.against_difference is None else str(result.against_difference)
-        against = f"<p>Against the given curve ({len(result.against)} steps): {html.escape(words)}.</p>"
+        against = (
+            f"<p>Against the given curve ({len(result.against)} steps): {html.escape(words)}.</p>"
+        )
     page = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>samestep verify: {html.escape(title)}</title>
 <style>{_STYLE}</style></head><body>
@@ -84,24 +86,35 @@ def _figure(result: Verification) -> str:
     from plotly.subplots import make_subplots
 
     figure = make_subplots(
-        rows=2, cols=1, shared_xaxes=True, row_heights=[0.65, 0.35], vertical_spacing=0.09,
+        rows=2,
+        cols=1,
+        shared_xaxes=True,
+        row_heights=[0.65, 0.35],
+        vertical_spacing=0.09,
         subplot_titles=("loss", "difference from the first run, relative to its loss"),
-    )  # fmt: skip
+    )
     first = result.worlds[0].record
     widths = range(2 + 2 * len(result.worlds), 0, -2)  # all curves stay visible when they coincide
     for world, width in zip(result.worlds, widths, strict=False):
         record, name = world.record, f"{world.record.world} rank(s)"
         style = {"width": width}
         figure.add_trace(
-            go.Scatter(y=record.losses, name=name, mode="lines", line=style, opacity=0.75), row=1, col=1
+            go.Scatter(y=record.losses, name=name, mode="lines", line=style, opacity=0.75),
+            row=1,
+            col=1,
         )
-        gaps = [abs(a - b) / abs(a) if a else 0.0 for a, b in zip(first.losses, record.losses, strict=False)]
+        gaps = [
+            abs(a - b) / abs(a) if a else 0.0
+            for a, b in zip(first.losses, record.losses, strict=False)
+        ]
         figure.add_trace(
             go.Scatter(y=gaps, name=name, mode="lines+markers", showlegend=False), row=2, col=1
         )
     if result.against:
         dashed = {"dash": "dot", "color": "black"}
-        figure.add_trace(go.Scatter(y=result.against, name="given curve", line=dashed), row=1, col=1)
+        figure.add_trace(
+            go.Scatter(y=result.against, name="given curve", line=dashed), row=1, col=1
+        )
     figure.update_xaxes(title_text="step", row=2, col=1)
     figure.update_yaxes(exponentformat="e", rangemode="tozero", row=2, col=1)
     figure.update_layout(template="plotly_white", height=620, margin={"t": 40, "l": 60, "r": 20})

@@ -1,11 +1,11 @@
 """A run: what a person's own loop, and ours, is written on.
 
-    with samestep.start("config.yaml") as run:
-        model, optimizer = run.prepare(model, optimizer)
-        for step in run.steps(dataset):
-            for batch in step.lanes:
-                step.backward(loss_sum(model(batch.x), batch.y), count=len(batch.y))
-            step.update(optimizer)
+with samestep.start("config.yaml") as run:
+    model, optimizer = run.prepare(model, optimizer)
+    for step in run.steps(dataset):
+        for batch in step.lanes:
+            step.backward(loss_sum(model(batch.x), batch.y), count=len(batch.y))
+        step.update(optimizer)
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ from samestep.streams import StreamSource
 from samestep.trackers import open_trackers
 
 
-def start(
-    config: Config | str | Path | Mapping[str, Any], overrides: Sequence[str] = ()
-) -> Run:
+def start(config: Config | str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Run:
     """Open a run on this process: a single process, or a rank of whatever launched it."""
     if not isinstance(config, Config):
         config = load_config(config, overrides)
@@ -155,16 +153,22 @@ class Run:
         config, pin = self.config, self._pin_memory
         if not is_map_style(dataset):
             return StreamSource(
-                dataset, self.batch, self.lanes, config.seed, config.loader, pin,
-                self.context.collectives, config.steps_per_epoch, config.drop_last,
-                digest=self.on_batch is not None, always_agree=config.same != "bits",
+                dataset,
+                self.batch,
+                self.lanes,
+                config.seed,
+                config.loader,
+                pin,
+                self.context.collectives,
+                config.steps_per_epoch,
+                config.drop_last,
+                digest=self.on_batch is not None,
+                always_agree=config.same != "bits",
                 collate=collate,
-            )  # fmt: skip
+            )
         order = shuffled(len(dataset)) if order is None else order
         plan = EpochPlan(len(order(config.seed, 0)), self.batch, config.drop_last)
-        return MapSource(
-            dataset, order, plan, self.lanes, config.seed, config.loader, pin, collate
-        )
+        return MapSource(dataset, order, plan, self.lanes, config.seed, config.loader, pin, collate)
 
     def total_steps(self, source: Source) -> int | None:
         """How many steps the run has; None if that shows only at the data's end."""
@@ -263,9 +267,13 @@ class Run:
         if self._prepared is None:
             raise StepError("run.evaluate came before run.prepare: prepare the model first")
         evaluator = Evaluator(
-            self.config, self.context, self.batch, self.lanes.assignment, self._streams,
+            self.config,
+            self.context,
+            self.batch,
+            self.lanes.assignment,
+            self._streams,
             self._pin_memory,
-        )  # fmt: skip
+        )
         self._ledger.flush()
         values = evaluator.run(
             self._prepared.modules[0], dataset, measure, metrics or {}, collate, step
@@ -301,5 +309,3 @@ def _set_earlier_run_aside(folder: Path) -> None:
     aside.mkdir(parents=True)
     for path in left:
         shutil.move(str(path), str(aside / path.name))
-
-

@@ -34,7 +34,7 @@ class LaneStreams(Protocol):
         ...
 
 
-class strided(IterableDataset[Any]):  # noqa: N801 - reads as a verb where it is used
+class strided:  # noqa: N801 - reads as a verb where it is used
     """Every lane takes each `lanes`-th sample of an iterable that anyone can read again.
 
     Each lane reads the whole iterable and passes over the others' samples. The iterable
@@ -86,9 +86,15 @@ class _PortionReader(IterableDataset[_Portion]):
     """Reads the units' streams in step order; a unit's streams all live in one worker."""
 
     def __init__(
-        self, streams: LaneStreams, batch: BatchPlan, lanes: Lanes, seed: int, epoch: int,
-        collate: Collate, digest: bool,
-    ) -> None:  # fmt: skip
+        self,
+        streams: LaneStreams,
+        batch: BatchPlan,
+        lanes: Lanes,
+        seed: int,
+        epoch: int,
+        collate: Collate,
+        digest: bool,
+    ) -> None:
         self._streams, self._batch, self._lanes = streams, batch, lanes
         self._seed, self._epoch = seed, epoch
         self._collate, self._digest = collate, digest
@@ -186,9 +192,13 @@ class StreamSource(Source):
         return (filled, not all(some for some, _ in states)) if goes_on else None
 
     def _step_data(
-        self, here: tuple[list[tuple[int, _Portion]], bool], epoch: int, epoch_step: int,
-        index: int, ends_epoch: bool,
-    ) -> StepData:  # fmt: skip
+        self,
+        here: tuple[list[tuple[int, _Portion]], bool],
+        epoch: int,
+        epoch_step: int,
+        index: int,
+        ends_epoch: bool,
+    ) -> StepData:
         filled, ragged = here
         batches = iter(LaneBatch(unit, portion.data, portion.ids) for unit, portion in filled)
         read: Callable[[], LaneBatch] = lambda: next(batches)  # noqa: E731
@@ -202,9 +212,7 @@ class StreamSource(Source):
         # The loader asks its workers in turn: only a divisor of the units keeps each unit's
         # stream with one worker.
         units = len(self._lanes.mine)
-        workers = max(
-            (n for n in range(1, self._loader.workers + 1) if units % n == 0), default=0
-        )
+        workers = max((n for n in range(1, self._loader.workers + 1) if units % n == 0), default=0)
         return DataLoader(
             reader,
             batch_size=None,
@@ -216,7 +224,7 @@ class StreamSource(Source):
         )
 
 
-def _as_it_is(portion: _Portion) -> _Portion:
+def _as_it_is(portion: Any) -> Any:
     return portion
 
 

@@ -109,16 +109,27 @@ def load_task(config: Config) -> Task:
 
 
 def _import_file(path: Path) -> Any:
-    name = f"samestep_task_{path.stem}"
+    """Import the file under its own name, so that loader processes can import it too."""
+    name = path.stem
+    known = sys.modules.get(name)
+    if known is not None:
+        if Path(getattr(known, "__file__", None) or "").resolve() == path:
+            return known
+        raise TaskError(
+            f"task: {path} has the name of a module that is already imported ({name}): rename it"
+        )
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise TaskError(f"task: {path} is not a Python file")
-    # Loader processes and pickles find the module by name; its neighbours are importable.
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 

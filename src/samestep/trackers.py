@@ -17,6 +17,7 @@ class Tracker(ABC):
     @abstractmethod
     def write(self, row: dict[str, Any]) -> None: ...
 
+    @abstractmethod
     def flush(self) -> None:
         """Make what was written readable to others."""
 

@@ -141,9 +141,7 @@ def _compare(
 ) -> Verification:
     runs = [(RunRecord.read(folder), read_state(folder)) for folder in folders]
     first, first_state = runs[0]
-    worlds = tuple(
-        _judge(same, first, first_state, record, state, rtol) for record, state in runs
-    )
+    worlds = tuple(_judge(same, first, first_state, record, state, rtol) for record, state in runs)
     length = min(len(curve), first.steps)
     off = first_loss_difference(curve[:length], first.losses[:length], rtol)
     return Verification(same, worlds, rtol, tuple(curve), off)

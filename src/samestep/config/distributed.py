@@ -103,20 +103,31 @@ class DistributedConfig(BaseModel):
             if self.world_size == "auto":
                 say("rank", f"you set rank {self.rank} without world_size: set both")
             elif self.rank >= self.world_size:
-                say("rank", f"rank {self.rank} does not fit world_size {self.world_size}: "
-                            f"ranks run from 0 to {self.world_size - 1}")  # fmt: skip
-        if self.node_rank != "auto" and self.num_nodes != "auto":
-            if self.node_rank >= self.num_nodes:
-                say("node_rank", f"node_rank {self.node_rank} does not fit num_nodes "
-                                 f"{self.num_nodes}: nodes run from 0 to {self.num_nodes - 1}")  # fmt: skip
+                say(
+                    "rank",
+                    f"rank {self.rank} does not fit world_size {self.world_size}: "
+                    f"ranks run from 0 to {self.world_size - 1}",
+                )
+        node, nodes = self.node_rank, self.num_nodes
+        if node != "auto" and nodes != "auto" and node >= nodes:
+            say(
+                "node_rank",
+                f"node_rank {node} does not fit num_nodes {nodes}: nodes run from 0 to {nodes - 1}",
+            )
         if "auto" not in (self.world_size, self.num_nodes, self.num_gpus_per_node):
             ranks = int(self.num_nodes) * int(self.num_gpus_per_node)
             if ranks != self.world_size:
-                say("world_size", f"you set world_size {self.world_size}, but {self.num_nodes} "
-                                  f"nodes x {self.num_gpus_per_node} ranks are {ranks}")  # fmt: skip
+                say(
+                    "world_size",
+                    f"you set world_size {self.world_size}, but {self.num_nodes} "
+                    f"nodes x {self.num_gpus_per_node} ranks are {ranks}",
+                )
         if self.enabled is False and self.world_size not in ("auto", 1):
-            say("enabled", f"false contradicts world_size {self.world_size}: "
-                           "set enabled: true, or world_size: 1")  # fmt: skip
+            say(
+                "enabled",
+                f"false contradicts world_size {self.world_size}: "
+                "set enabled: true, or world_size: 1",
+            )
         if self.device == "cpu" and self.backend == "nccl":
             say("backend", "nccl needs GPUs but device is cpu: set backend: gloo or device: auto")
         if self.device_ids is not None:
@@ -124,9 +135,15 @@ class DistributedConfig(BaseModel):
                 say("device_ids", f"{list(self.device_ids)} names a GPU twice: one GPU per rank")
             if self.device == "cpu":
                 say("device_ids", "names GPUs but device is cpu: remove one of the two")
-        if self.lane_weights is not None and self.world_size not in ("auto", len(self.lane_weights)):
-            say("lane_weights", f"{len(self.lane_weights)} weights for world_size "
-                                f"{self.world_size}: give one weight per rank")  # fmt: skip
+        if self.lane_weights is not None and self.world_size not in (
+            "auto",
+            len(self.lane_weights),
+        ):
+            say(
+                "lane_weights",
+                f"{len(self.lane_weights)} weights for world_size "
+                f"{self.world_size}: give one weight per rank",
+            )
         return found
 
     def to_env_dict(self) -> dict[str, str]:

@@ -123,9 +123,11 @@ def _flatten_model(model: BaseModel, prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _apply_overrides(
-    values: dict[str, Any], origins: dict[str, str], overrides: Sequence[str],
+    values: dict[str, Any],
+    origins: dict[str, str],
+    overrides: Sequence[str],
     mistakes: list[Mistake],
-) -> None:  # fmt: skip
+) -> None:
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key:
@@ -154,6 +156,7 @@ def _validate(
     values: dict[str, Any], origins: dict[str, str], mistakes: list[Mistake]
 ) -> Config | None:
     """The config; or None, with the mistakes of the fields and, where the others allow, between."""
+    config: Config | None
     try:
         config = Config.model_validate(_nest(values))
     except ValidationError as error:
@@ -165,9 +168,7 @@ def _validate(
     wrong_paths = {mistake.path for mistake in mistakes}
     for mistake in contradictions(config):
         if mistake.path not in wrong_paths:
-            mistakes.append(
-                Mistake(mistake.path, mistake.message, origins.get(mistake.path, ""))
-            )
+            mistakes.append(Mistake(mistake.path, mistake.message, origins.get(mistake.path, "")))
     return config
 
 
@@ -207,7 +208,7 @@ def _field_mistakes(
             continue
         origin = origins.get(path, "")
         if error["type"] == "missing":
-            message = "is missing: " + _field(path).description  # type: ignore[operator]
+            message = "is missing: " + _field(path).description
         elif not known:
             message = f"is not a key of this config{_nearest(path)}"
         else:

@@ -94,7 +94,7 @@ class Config(Section):
     trackers: TrackersConfig = TrackersConfig()
     distributed: DistributedConfig = DistributedConfig()
 
-    _folder: Path = PrivateAttr(default=Path("."))
+    _folder: Path = PrivateAttr(default=Path())
 
     @property
     def folder(self) -> Path:
@@ -130,28 +130,47 @@ def contradictions(config: Config) -> list[Mistake]:
         say("steps", f"you set epochs {config.epochs} and steps {config.steps}: keep one of them")
     if config.task and ":" not in config.task:
         say("task", f"{config.task!r} names no class: write FILE.py:Class")
-    if config.evaluation.every_epochs is None and config.evaluation.every_steps is None:
-        if config.early_stopping is not None:
-            say("early_stopping", "there is no evaluation to stop on: set evaluation.every_epochs")
+    never = config.evaluation.every_epochs is None and config.evaluation.every_steps is None
+    if never and config.early_stopping is not None:
+        say("early_stopping", "there is no evaluation to stop on: set evaluation.every_epochs")
     return found
 
 
 def _batch_mistakes(config: Config) -> list[Mistake]:
     if config.global_batch is None and config.batch_per_rank is None:
-        return [Mistake("global_batch", "set global_batch, or batch_per_rank for a run that "
-                        "depends on the number of ranks")]  # fmt: skip
+        return [
+            Mistake(
+                "global_batch",
+                "set global_batch, or batch_per_rank for a run that depends on the number of ranks",
+            )
+        ]
     if config.global_batch is not None and config.batch_per_rank is not None:
-        return [Mistake("batch_per_rank", f"you set global_batch {config.global_batch} and "
-                        f"batch_per_rank {config.batch_per_rank}: keep exactly one")]  # fmt: skip
+        return [
+            Mistake(
+                "batch_per_rank",
+                f"you set global_batch {config.global_batch} and "
+                f"batch_per_rank {config.batch_per_rank}: keep exactly one",
+            )
+        ]
     if config.batch_per_rank is not None:
         if config.lanes is not None:
-            return [Mistake("lanes", "with batch_per_rank the lanes follow from the ranks: remove "
-                            "lanes, or use global_batch")]  # fmt: skip
+            return [
+                Mistake(
+                    "lanes",
+                    "with batch_per_rank the lanes follow from the ranks: remove "
+                    "lanes, or use global_batch",
+                )
+            ]
         return []
     found = []
     if config.accumulation != 1:
-        found.append(Mistake("accumulation", f"you set {config.accumulation} beside global_batch: "
-                             "there a rank accumulates over its lanes; set lanes instead"))  # fmt: skip
+        found.append(
+            Mistake(
+                "accumulation",
+                f"you set {config.accumulation} beside global_batch: "
+                "there a rank accumulates over its lanes; set lanes instead",
+            )
+        )
     try:
         config.batch_plan(world=1)
     except PlanError as error:
@@ -163,15 +182,30 @@ def _same_mistakes(config: Config) -> list[Mistake]:
     found = []
     section, level = config.distributed, config.same
     if section.sync_batchnorm and level != "samples":
-        found.append(Mistake("distributed.sync_batchnorm", f"same: {level} normalises each lane "
-                             "over its own samples: set same: samples, or false"))  # fmt: skip
+        found.append(
+            Mistake(
+                "distributed.sync_batchnorm",
+                f"same: {level} normalises each lane "
+                "over its own samples: set same: samples, or false",
+            )
+        )
     if not section.broadcast_buffers and level != "samples":
-        found.append(Mistake("distributed.broadcast_buffers", f"same: {level} averages buffers "
-                             "over the lanes: false is possible only with same: samples"))  # fmt: skip
+        found.append(
+            Mistake(
+                "distributed.broadcast_buffers",
+                f"same: {level} averages buffers "
+                "over the lanes: false is possible only with same: samples",
+            )
+        )
     if level == "bits":
         for option, default in (("static_graph", False), ("gradient_as_bucket_view", True)):
             if getattr(section, option) is not default:
-                found.append(Mistake(f"distributed.{option}", "is an option of "
-                                     "DistributedDataParallel, which same: bits does not use: "
-                                     "remove it, or set same: rounding"))  # fmt: skip
+                found.append(
+                    Mistake(
+                        f"distributed.{option}",
+                        "is an option of "
+                        "DistributedDataParallel, which same: bits does not use: "
+                        "remove it, or set same: rounding",
+                    )
+                )
     return found

@@ -11,6 +11,7 @@ from samestep.config import Config
 from samestep.errors import LaunchError
 from samestep.plan import deal_lanes
 
+
 @dataclass(frozen=True)
 class LocalLaunch:
     """Processes to start on this machine, one per rank."""

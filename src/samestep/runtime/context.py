@@ -84,9 +84,12 @@ class RunContext(ABC):
 
     @abstractmethod
     def machinery(
-        self, config: Config, modules: Sequence[nn.Module], params: NamedParameters,
+        self,
+        config: Config,
+        modules: Sequence[nn.Module],
+        params: NamedParameters,
         assignment: Sequence[range],
-    ) -> LaneMachinery:  # fmt: skip
+    ) -> LaneMachinery:
         """What adds up the lanes of these modules at the config's level of sameness."""
 
     def close(self) -> None:
@@ -114,9 +117,12 @@ class SingleProcessContext(RunContext):
         )
 
     def machinery(
-        self, config: Config, modules: Sequence[nn.Module], params: NamedParameters,
+        self,
+        config: Config,
+        modules: Sequence[nn.Module],
+        params: NamedParameters,
         assignment: Sequence[range],
-    ) -> LaneMachinery:  # fmt: skip
+    ) -> LaneMachinery:
         find_unused = config.distributed.find_unused_parameters
         return LaneMachinery(
             modules[0],
@@ -133,9 +139,12 @@ class DDPContext(RunContext):
         self._owned = owned
 
     def machinery(
-        self, config: Config, modules: Sequence[nn.Module], params: NamedParameters,
+        self,
+        config: Config,
+        modules: Sequence[nn.Module],
+        params: NamedParameters,
         assignment: Sequence[range],
-    ) -> LaneMachinery:  # fmt: skip
+    ) -> LaneMachinery:
         options, model = config.distributed, modules[0]
         for module in modules:
             self.collectives.broadcast_tensors([*module.parameters(), *module.buffers()])
@@ -147,9 +156,11 @@ class DDPContext(RunContext):
             if options.sync_batchnorm:
                 model = self._sync_batchnorm(model)
             wrapped = ddp.wrap(
-                model, options, self.device,
+                model,
+                options,
+                self.device,
                 broadcast_buffers=options.broadcast_buffers and config.same == "samples",
-            )  # fmt: skip
+            )
             model, gradients = wrapped, ddp.DDPSum(wrapped, params)
         buffers = _lane_buffers(config, modules, assignment, self.collectives)
         return LaneMachinery(model, gradients, buffers)
@@ -160,7 +171,8 @@ class DDPContext(RunContext):
                 "distributed.sync_batchnorm is true but this rank runs on the CPU, where torch "
                 "has no SyncBatchNorm: set it to false, or run on GPUs"
             )
-        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        return converted
 
     def close(self) -> None:
         super().close()
@@ -169,9 +181,11 @@ class DDPContext(RunContext):
 
 
 def _lane_buffers(
-    config: Config, modules: Sequence[nn.Module], assignment: Sequence[range],
+    config: Config,
+    modules: Sequence[nn.Module],
+    assignment: Sequence[range],
     collectives: Collectives,
-) -> LaneBuffers:  # fmt: skip
+) -> LaneBuffers:
     # `samples` fuses a rank's lanes: its buffers are DistributedDataParallel's business.
     buffers = [] if config.same == "samples" else changing_buffers(modules)
     return LaneBuffers(buffers, assignment, collectives)

@@ -115,9 +115,7 @@ class LaunchFacts:
 def detect_launch(environ: Mapping[str, str]) -> LaunchFacts:
     """This process's place in the run, by the first launcher whose variables are set."""
     for launcher in _LAUNCHERS:
-        if launcher.rank in environ and (
-            not launcher.only_with or launcher.only_with in environ
-        ):
+        if launcher.rank in environ and (not launcher.only_with or launcher.only_with in environ):
             return _Reader(environ, launcher).facts()
     _refuse_world_without_rank(environ, _LAUNCHERS[0])
     reason = "no launcher's variables are set"
@@ -166,9 +164,17 @@ class _Reader:
             self.reasons["nodes"] = "ranks over ranks per node"
         address, port = self._master(world, local_world)
         return LaunchFacts(
-            self._name(), rank, world, local_rank, local_world, node_rank, nodes,
-            address, port, self.reasons,
-        )  # fmt: skip
+            self._name(),
+            rank,
+            world,
+            local_rank,
+            local_world,
+            node_rank,
+            nodes,
+            address,
+            port,
+            self.reasons,
+        )
 
     def _name(self) -> str:
         if self.launcher.name == "environment" and "TORCHELASTIC_RUN_ID" in self.environ:

@@ -104,9 +104,9 @@ class LaneBucket:
 
 
 def _add_grads(left: Grads, right: Grads) -> Grads:
-    both = [i for i, (a, b) in enumerate(zip(left, right, strict=True)) if None not in (a, b)]
+    both = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
     if both:
-        torch._foreach_add_([left[i] for i in both], [right[i] for i in both])
+        torch._foreach_add_([a for a, _ in both], [b for _, b in both])
     return [b if a is None else a for a, b in zip(left, right, strict=True)]
 
 

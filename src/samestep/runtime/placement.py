@@ -51,9 +51,7 @@ def decide_placement(
 
 
 class _Decision:
-    def __init__(
-        self, config: DistributedConfig, hardware: Hardware, launch: LaunchFacts
-    ) -> None:
+    def __init__(self, config: DistributedConfig, hardware: Hardware, launch: LaunchFacts) -> None:
         self.config, self.hardware, self.launch = config, hardware, launch
         self.mistakes: list[str] = []
 
@@ -75,9 +73,19 @@ class _Decision:
             raise LaunchError("\n".join(self.mistakes))
         launcher = Fact(self.launch.launcher, self.launch.reasons["launcher"])
         return Placement(
-            world, rank, local_rank, local_world, nodes, node_rank, device, backend, threads,
-            address, port, launcher,
-        )  # fmt: skip
+            world,
+            rank,
+            local_rank,
+            local_world,
+            nodes,
+            node_rank,
+            device,
+            backend,
+            threads,
+            address,
+            port,
+            launcher,
+        )
 
     def _place_by_hand(self) -> tuple[Fact[int], ...]:
         config, why = self.config, "set in the config"

@@ -157,11 +157,11 @@ class _Bucket(LaneBucket):
         self._pending = next(self._steps, None)
 
     def _write(self, row: Tensor, views: list[Tensor], grads: Grads) -> None:
-        present = [i for i, grad in enumerate(grads) if grad is not None]
+        present = [(view, g) for view, g in zip(views, grads, strict=True) if g is not None]
         if len(present) < len(grads):
             row.fill_(NOTHING)
         if present:
-            torch._foreach_copy_([views[i] for i in present], [grads[i] for i in present])
+            torch._foreach_copy_([view for view, _ in present], [g for _, g in present])
 
     def advance(self) -> None:
         """Wait for what is pending and start what follows it."""

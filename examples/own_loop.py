@@ -1,0 +1,51 @@
+"""The digits recipe as a loop of one's own, on samestep's steps. The same run, to the bit.
+
+python examples/own_loop.py                                     # one process
+torchrun --nproc-per-node 4 examples/own_loop.py                # four ranks, the same run
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torchmetrics.classification import MulticlassAccuracy
+
+import samestep
+
+RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "digits"
+sys.path.insert(0, str(RECIPE))
+from task import Digits  # noqa: E402  (the model and the data are the recipe's)
+
+
+def measure(model, batch, metrics):
+    logits = model(batch.x)
+    metrics["accuracy"].update(logits, batch.y)
+    return F.cross_entropy(logits, batch.y, reduction="sum"), len(batch)
+
+
+def main(overrides):
+    with samestep.start(RECIPE / "config.yaml", ["name=own-loop", *overrides]) as run:
+        digits = Digits()
+        train_set, valid_set = digits.train_data(), digits.valid_data()
+        model = digits.model()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.01)
+        total = run.total_steps(run.source(train_set))
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=total)
+        model, optimizer, schedule = run.prepare(model, optimizer, schedule)
+
+        for step in run.steps(train_set):
+            for batch in step.lanes:  # this rank's lanes
+                loss = F.cross_entropy(model(batch.x), batch.y, reduction="sum")
+                step.backward(loss, count=len(batch))
+            step.update(optimizer)  # reduce, clip, step, schedule
+            if step.ends_epoch:
+                accuracy = {"accuracy": MulticlassAccuracy(10, average="micro")}
+                values = run.evaluate(valid_set, measure, accuracy, step=step.index)
+                run.log(step.index, values)
+                if run.context.is_main:
+                    print(f"epoch {step.epoch + 1}: accuracy {values['accuracy']:.4f}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,212 @@
+"""The commands as a person types them, in real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DIGITS = ROOT / "recipes" / "digits" / "config.yaml"
+TASKS = ROOT / "tests" / "distributed" / "tasks.py"
+
+
+def samestep(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "samestep", *map(str, arguments)],
+        cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(
+        f"task: {TASKS}:Everything\nglobal_batch: 32\nlanes: 8\nsteps: 5\n"
+        "distributed: {threads_per_rank: 1, timeout: 60}\n"
+    )
+    return path
+
+
+def test_help_answers_fast_and_without_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from samestep.cli import app\n"
+        "result = CliRunner().invoke(app, ['--help'])\n"
+        "assert result.exit_code == 0 and 'verify' in result.output\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'torchmetrics'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_init_writes_what_trains_and_verifies(tmp_path: Path) -> None:
+    assert samestep("init", "mine", cwd=tmp_path).returncode == 0
+    trained = samestep("train", "mine/config.yaml", cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    assert "accuracy" in trained.stderr
+    verified = samestep(
+        "verify", "mine/config.yaml", "--worlds", "1,2", "--steps", "4", "--json", cwd=tmp_path
+    )
+    assert verified.returncode == 0, verified.stderr
+    assert json.loads(verified.stdout)["kept"] is True
+    again = samestep("init", "mine", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "nothing was written" in again.stderr
+
+
+def test_launch_trains_on_ranks_and_shows_rank_0(config: Path, tmp_path: Path) -> None:
+    done = samestep("launch", config, "--nproc", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Distributed training initialized: gloo backend, 2 processes" in done.stderr
+    assert "Master: 127.0.0.1:" in done.stderr
+    assert "[Rank 0]" in done.stderr
+    assert "[Rank 1]" not in done.stderr
+    logs = tmp_path / "runs" / "small" / "logs"
+    assert "local rank 1" in (logs / "rank-1.log").read_text() or (logs / "rank-1.log").exists()
+    assert "5 steps" in done.stdout
+
+
+def test_train_is_a_rank_under_torchrun_and_the_legacy_launcher(
+    config: Path, tmp_path: Path
+) -> None:
+    losses = []
+    for launcher in ("torch.distributed.run", "torch.distributed.launch"):
+        name = launcher.rpartition(".")[2]
+        done = subprocess.run(
+            [sys.executable, "-m", launcher, "--nproc-per-node=2", "--master-port=0",
+             "-m", "samestep", "train", str(config), f"name={name}"],
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "[Rank 1]" in done.stderr
+        lines = (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()
+        losses.append([json.loads(line).get("loss") for line in lines])
+    assert losses[0] == losses[1]
+
+
+def test_a_failing_rank_is_shown_first_and_ends_all(config: Path, tmp_path: Path) -> None:
+    started = time.monotonic()
+    done = samestep(
+        "launch", config, f"task={TASKS}:Broken", "params.rank=1", "--nproc", "2", cwd=tmp_path
+    )
+    assert done.returncode == 1
+    assert time.monotonic() - started < 60
+    said = done.stderr[done.stderr.index("samestep: rank 1") :]
+    assert "ZeroDivisionError: my own bug" in said
+    assert "in loss" in said, "the user's own traceback"
+    assert said.index("my own bug") < said.index("rank 0") if "rank 0" in said else True
+
+
+def test_a_mistake_shows_no_traceback_on_ranks_either(config: Path, tmp_path: Path) -> None:
+    done = samestep("launch", config, "params.nonsense=1", "--nproc", "2", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "Everything does not take them" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_own_code_failing_in_one_process_shows_its_traceback(config: Path, tmp_path: Path) -> None:
+    done = samestep("train", config, f"task={TASKS}:Broken", "params.rank=0", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert done.stderr.rstrip().endswith("ZeroDivisionError: my own bug")
+
+
+def test_verify_names_the_first_step_of_rank_seeded_dropout(config: Path, tmp_path: Path) -> None:
+    done = samestep(
+        "verify", config, f"task={TASKS}:RankSeeded", "--worlds", "1,2", "--json", cwd=tmp_path
+    )
+    assert done.returncode == 4, done.stderr
+    result = json.loads(done.stdout)
+    assert result["kept"] is False
+    assert result["worlds"]["1"]["first_difference"] is None
+    found = result["worlds"]["2"]["first_difference"]
+    assert (found["what"], found["step"]) == ("loss", 0)
+    assert found["tensor"] is not None
+    assert found["ulp"] > 0
+
+
+def test_verify_catches_an_all_reduce_in_the_place_of_the_tree(
+    config: Path, tmp_path: Path
+) -> None:
+    done = samestep(
+        "verify", config, f"task={TASKS}:LibrarySum", "steps=12", "--worlds", "1,4",
+        "--report", "faulty.html", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 4, done.stderr
+    assert "NOT kept" in done.stdout
+    assert "loss from step" in done.stdout
+    assert "ULP" in done.stdout
+    page = (tmp_path / "faulty.html").read_text()
+    assert "NOT kept" in page
+    assert "<script src=" not in page, "the report is self-contained"
+
+
+def test_verify_against_a_curve_from_elsewhere(config: Path, tmp_path: Path) -> None:
+    samestep("train", config, "distributed.threads_per_rank=1", cwd=tmp_path)
+    mine = tmp_path / "runs" / "small" / "metrics.jsonl"
+    same = samestep("verify", config, "--worlds", "1", "--against", mine, "--json", cwd=tmp_path)
+    assert same.returncode == 0, same.stderr
+    assert json.loads(same.stdout)["against"]["first_difference"] is None
+    other = tmp_path / "other.csv"
+    other.write_text("step,loss\n0,1.5\n1,9.0\n")
+    off = samestep("verify", config, "--worlds", "1", "--against", other, cwd=tmp_path)
+    assert off.returncode == 4
+    assert "Against the given curve: loss from step 0 on" in off.stdout
+
+
+def test_config_show_tells_origins_and_check_tells_mistakes(config: Path, tmp_path: Path) -> None:
+    done = samestep("config", "show", config, "seed=7", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert rows["seed"] == {"value": 7, "origin": "override", "reason": None}
+    assert rows["lanes"]["origin"] == "line 3"
+    assert rows["epochs"]["origin"] == "default"
+    assert rows["distributed.world_size"]["origin"] == "detected"
+    assert rows["distributed.backend"]["reason"]
+    assert samestep("config", "check", config, cwd=tmp_path).returncode == 0
+    wrong = samestep("config", "check", config, "lanez=3", "steps=x", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert "2 mistakes" in wrong.stderr
+    assert "did you mean lanes?" in wrong.stderr
+    assert "Traceback" not in wrong.stderr
+
+
+def test_env_gives_a_reason_for_every_fact(tmp_path: Path) -> None:
+    done = samestep("env", "--json", cwd=tmp_path)
+    facts = json.loads(done.stdout)
+    assert {"launcher", "platform", "backend", "device", "rank", "cpus"} <= facts.keys()
+    assert all(fact["reason"] for fact in facts.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["launch", "{config}", "--nproc", "9"], "9 ranks but only 8 lanes"),
+        (["launch", "{config}", "--nproc", "0"], "at least one rank"),
+        (["train", "{config}", "distributed.world_size=2"], "started alone"),
+        (["verify", "{config}", "--worlds", "1,x"], "give numbers of ranks"),
+        (["verify", "{config}", "--worlds", "2,2"], "different numbers"),
+        (["verify", "{config}", "batch_per_rank=4", "global_batch=null", "lanes=null"],
+         "nothing to verify"),
+        (["verify", "{config}", "--against", "nowhere.csv"], "cannot be read"),
+        (["train", "nowhere.yaml"], "cannot be read"),
+        (["train", "{config}", "distributed.backend=nccl"], "nccl, which needs GPUs"),
+    ],
+)  # fmt: skip
+def test_mistakes_on_the_command_line(
+    arguments: list[str], message: str, config: Path, tmp_path: Path
+) -> None:
+    done = samestep(*(a.format(config=config) for a in arguments), cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr

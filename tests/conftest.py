@@ -1,0 +1,43 @@
+"""Fixtures that fail a test which leaves something behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+# Threads that outlive a test by design: hypothesis' and the standard library's own pools.
+_LASTING = ("QueueFeederThread", "asyncio_", "pydevd")
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks() -> Iterator[None]:
+    environment = dict(os.environ)
+    threads = set(threading.enumerate())
+    yield
+    changed = {
+        name
+        for name in environment.keys() | os.environ.keys()
+        if environment.get(name) != os.environ.get(name) and name != "PYTEST_CURRENT_TEST"
+    }
+    left = [
+        thread.name
+        for thread in threading.enumerate()
+        if thread not in threads and thread.is_alive() and not thread.name.startswith(_LASTING)
+    ]
+    os.environ.clear()
+    os.environ.update(environment)
+    assert not changed, f"the test left environment variables changed: {sorted(changed)}"
+    assert not left, f"the test left threads running: {left}"
+    assert not _open_group(), "the test left a process group open"
+
+
+def _open_group() -> bool:
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return False
+    dist.destroy_process_group()
+    return True

@@ -1,0 +1,282 @@
+"""Small tasks, each with one thing in it that could make a run depend on its ranks."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+from torchmetrics import MeanSquaredError, Metric
+from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
+
+from samestep import LaneBatch, Schedule, Task, orders
+
+CLASSES = 4
+SAMPLES = 90
+"""With a global batch of 32: two whole steps and a tail of 26 samples."""
+
+
+def points(samples: int = SAMPLES, seed: int = 3) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(samples, 1, 6, 6, generator=generator)
+    y = (x.sum(dim=(1, 2, 3)) * 0.5).round().long() % CLASSES
+    return x, y
+
+
+class Noisy(Dataset[tuple[Tensor, Tensor]]):
+    """Augments with draws from python, numpy and torch."""
+
+    def __init__(self, samples: int) -> None:
+        self.x, self.y = points(samples)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x = self.x[index] * (0.9 + 0.2 * random.random()) + float(np.random.normal()) * 0.05
+        return x + 0.05 * torch.randn_like(x), self.y[index]
+
+
+class Net(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 6, 3, padding=1)
+        self.norm = nn.BatchNorm2d(6)
+        self.dropout = nn.Dropout(dropout)
+        self.hidden = nn.Linear(6 * 36, 24)
+        self.last = nn.Linear(24, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.conv(x))).flatten(1)
+        return self.last(self.dropout(F.gelu(self.hidden(x))))
+
+
+class Everything(Task):
+    """BatchNorm, dropout, augmentation, an uneven tail, metrics; clipping by the config."""
+
+    def __init__(
+        self, samples: int = SAMPLES, optimizer: str = "adamw", dropout: float = 0.3
+    ) -> None:
+        self.samples, self.kind, self.p = samples, optimizer, dropout
+
+    def model(self) -> nn.Module:
+        return Net(self.p)
+
+    def train_data(self) -> Any:
+        return Noisy(self.samples)
+
+    def valid_data(self) -> Any:
+        return TensorDataset(*points(37, seed=4))
+
+    def optimizers(self, model: nn.Module) -> Any:
+        if self.kind == "momentum":
+            return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
+        return torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+    def schedules(self, optimizers: Any, steps: int | None) -> Any:
+        return [
+            Schedule(torch.optim.lr_scheduler.ExponentialLR(optimizers[0], 0.97)),
+            Schedule(torch.optim.lr_scheduler.StepLR(optimizers[0], 1, 0.9), every="epoch"),
+        ]
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
+        return F.cross_entropy(model(batch.x), batch.y, reduction="sum"), len(batch)
+
+    def metrics(self) -> Mapping[str, Metric]:
+        return {
+            "f1": MulticlassF1Score(CLASSES, average="macro"),
+            "auroc": MulticlassAUROC(CLASSES),  # keeps every score: a list state
+            "brier": MeanSquaredError(),
+        }
+
+    def evaluate(
+        self, model: nn.Module, batch: LaneBatch, metrics: Mapping[str, Metric]
+    ) -> tuple[Tensor, int]:
+        logits = model(batch.x)
+        metrics["f1"].update(logits, batch.y)
+        metrics["auroc"].update(logits.softmax(1), batch.y)
+        metrics["brier"].update(logits.softmax(1), F.one_hot(batch.y, CLASSES).float())
+        return F.cross_entropy(logits, batch.y, reduction="sum"), len(batch)
+
+
+class Balanced(Everything):
+    """Samples drawn with replacement, every class equally often."""
+
+    def order(self, dataset: Any) -> Any:
+        return orders.class_balanced(dataset.y.tolist())
+
+
+class TiedNet(nn.Module):
+    """One embedding used at both ends, a frozen layer, and a layer that nobody calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.never = nn.Linear(8, 8)
+        self.mix = nn.Linear(8, 8)
+        self.drop = nn.Dropout(0.2)
+        self.out = nn.Linear(8, 11, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.out(self.drop(torch.tanh(self.mix(self.frozen(self.embed(tokens))))))
+
+
+class Sentences(Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 61
+
+    def __getitem__(self, index: int) -> Tensor:
+        length = 2 + (index * 7) % 9
+        return (torch.arange(length) * (index % 5 + 1) + index) % 10 + 1
+
+
+class Tokens(Task):
+    """Next-token loss over sentences of different lengths; tied and frozen weights."""
+
+    def model(self) -> nn.Module:
+        return TiedNet()
+
+    def train_data(self) -> Any:
+        return Sentences()
+
+    def collate(self, samples: list[Any]) -> Any:
+        return nn.utils.rnn.pad_sequence(samples, batch_first=True)
+
+    def optimizers(self, model: nn.Module) -> Any:
+        return torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, Tensor]:
+        logits, targets = model(batch.data[:, :-1]), batch.data[:, 1:]
+        loss = F.cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), ignore_index=0, reduction="sum"
+        )
+        return loss, (targets != 0).sum()
+
+
+class CenterLoss(nn.Module):
+    """A loss with weights of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.centers = nn.Parameter(torch.randn(CLASSES, CLASSES))
+
+    def forward(self, out: Tensor, y: Tensor) -> Tensor:
+        return ((out - self.centers[y]) ** 2).sum()
+
+
+class TwoOptimizers(Everything):
+    """One optimizer for the model, another for the loss's own weights."""
+
+    def __init__(self, **params: Any) -> None:
+        super().__init__(**params)
+        self.center = CenterLoss()
+
+    def extra_modules(self) -> list[nn.Module]:
+        return [self.center]
+
+    def optimizers(self, model: nn.Module) -> Any:
+        return [
+            torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9),
+            torch.optim.Adam(self.center.parameters(), lr=0.05),
+        ]
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
+        out = model(batch.x)
+        loss = F.cross_entropy(out, batch.y, reduction="sum") + 0.1 * self.center(out, batch.y)
+        return loss, len(batch)
+
+
+class Sometimes(Everything):
+    """A layer that only some lanes use, by what is in their batch."""
+
+    def model(self) -> nn.Module:
+        model = Net(self.p)
+        model.extra = nn.Linear(CLASSES, CLASSES)
+        return model
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
+        net = getattr(model, "module", model)
+        out = model(batch.x)
+        if int(batch.y[0]) == 1:
+            out = net.extra(out)
+        return F.cross_entropy(out, batch.y, reduction="sum"), len(batch)
+
+
+class Stream:
+    """Shards itself by lane; the lanes' streams have different lengths and draw noise."""
+
+    def lane_stream(self, lane: int, lanes: int, seed: int, epoch: int) -> Iterator[Any]:
+        x, y = points(SAMPLES + 7 * epoch)
+        for index in range(lane, len(x), lanes):
+            if index % 11 != lane % 3:
+                yield x[index] + 0.1 * torch.randn(()), y[index]
+
+
+class Streamed(Everything):
+    def train_data(self) -> Any:
+        return Stream()
+
+    def schedules(self, optimizers: Any, steps: int | None) -> Any:
+        return ()
+
+
+class HuggingFace(Streamed):
+    def valid_data(self) -> Any:
+        return None
+
+    def train_data(self) -> Any:
+        import datasets
+
+        x, y = points()
+        rows = {"x": x.flatten(1).tolist(), "y": y.tolist()}
+        data = datasets.Dataset.from_dict(rows).to_iterable_dataset(num_shards=4)
+        return data.shuffle(seed=5, buffer_size=16)
+
+    def collate(self, samples: list[Any]) -> Any:
+        x = torch.tensor([sample["x"] for sample in samples]).view(-1, 1, 6, 6)
+        return x, torch.tensor([sample["y"] for sample in samples])
+
+
+class RankSeeded(Everything):
+    """The planted fault: dropout drawn from a generator that the rank seeds."""
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
+        torch.manual_seed(int(os.environ["RANK"]))
+        return super().loss(model, batch)
+
+
+class LibrarySum(Everything):
+    """The planted fault: the library's all-reduce in the place of the tree."""
+
+    def model(self) -> nn.Module:
+        import torch.distributed as dist
+
+        from samestep.runtime import exchange
+
+        def start(self: Any) -> Iterator[Any]:
+            yield dist.all_reduce(self.total, async_op=True)
+
+        exchange._SliceSum.start = start  # type: ignore[method-assign]
+        return super().model()
+
+
+class Broken(Everything):
+    """Raises on one rank in the second step."""
+
+    def __init__(self, rank: int = 1) -> None:
+        super().__init__()
+        self.rank, self.calls = rank, 0
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
+        self.calls += 1
+        if self.calls == 5 and os.environ.get("RANK", "0") == str(self.rank):
+            raise ZeroDivisionError("my own bug")
+        return super().loss(model, batch)

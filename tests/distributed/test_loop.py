@@ -1,0 +1,153 @@
+"""What the loop decides, it decides once for all ranks."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from samestep.checkpoint import load_checkpoint
+from samestep.config import load_config
+from tests.distributed.running import settings, train
+from tests.distributed.tasks import Everything, Net
+from tests.ranks import run_ranks
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop.py"
+DIGITS = Path(__file__).parents[2] / "recipes" / "digits" / "config.yaml"
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def _train_watching_writes(config: dict[str, Any]) -> list[str]:
+    """Train, and tell every file this rank opened for writing in the run's folder."""
+    written: list[str] = []
+
+    def audit(event: str, args: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(args[0], str) and config["run_dir"] in args[0]:
+            mode, flags = args[1], args[2]
+            if (mode and set(mode) & set("wax+")) or (flags or 0) & 3:
+                written.append(Path(args[0]).relative_to(config["run_dir"]).as_posix())
+
+    sys.addaudithook(audit)
+    from samestep.assemble import train_once
+    from samestep.runtime.context import create_run_context
+    from samestep.runtime.environment import detect_hardware
+
+    loaded = load_config(config)
+    with create_run_context(loaded, detect_hardware()) as context:
+        train_once(loaded, context)
+    return written
+
+
+def test_only_rank_0_writes_what_the_run_writes_once(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    config = settings("Everything", tmp_path / "run", trackers={"tensorboard": True})
+    written = run_ranks(_train_watching_writes, 2, config)
+    assert "metrics.jsonl" in written[0]
+    assert any(name.startswith("tensorboard/") for name in written[0])
+    assert set(written[1]) == {"logs/rank-1.log"}
+    assert len(list((tmp_path / "run" / "tensorboard").iterdir())) == 1
+
+
+def test_every_step_and_evaluation_is_tracked_once(tmp_path: Path) -> None:
+    run = train(tmp_path, 2)
+    rows = _rows(run.folder)
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert losses == run.record.losses
+    assert [row["step"] for row in rows if "val_loss" in row] == [2, 5]
+    assert all(0 <= row["f1"] <= 1 for row in rows if "f1" in row)
+    plan = json.loads((run.folder / "plan.json").read_text())
+    assert plan["lanes_per_rank"] == [4, 4]
+    assert plan["steps"] == 6
+    assert (run.folder / "logs" / "rank-1.log").read_text()
+
+
+def test_metrics_are_those_of_the_whole_validation_set(tmp_path: Path) -> None:
+    run = train(tmp_path, 4)
+    folder = run.folder / "checkpoints"
+    model = Net(0.3).eval()
+    state = load_checkpoint(folder / json.loads((folder / "index.json").read_text())["last"], model)
+    assert state["step"] == run.record.steps
+    task = Everything()
+    metrics = task.metrics()
+    valid = task.valid_data()
+    with torch.no_grad():
+        x, y = valid.tensors
+        logits = model(x)
+        metrics["f1"].update(logits, y)
+        metrics["auroc"].update(logits.softmax(1), y)
+    for name in ("f1", "auroc"):
+        assert float(run.state[f"metrics.{name}"]) == pytest.approx(float(metrics[name].compute()))
+
+
+def test_early_stopping_stops_all_ranks_at_one_step(tmp_path: Path) -> None:
+    run = train(
+        tmp_path,
+        2,
+        epochs=50,
+        params={"optimizer": "momentum"},
+        best={"metric": "val_loss", "mode": "min", "min_delta": 100.0},
+        early_stopping={"patience": 2},
+    )
+    assert run.record.steps == 9
+    index = json.loads((run.folder / "checkpoints" / "index.json").read_text())
+    assert index == {"last": "step-00000009", "best": "step-00000003"}
+    kept = sorted(path.name for path in (run.folder / "checkpoints").iterdir())
+    assert kept == ["index.json", "step-00000003", "step-00000009"]
+
+
+def test_a_run_in_the_same_folder_sets_the_earlier_one_aside(tmp_path: Path) -> None:
+    config = settings("Everything", tmp_path / "run", epochs=1)
+    run_ranks(_train_watching_writes, 1, config)
+    first = (tmp_path / "run" / "metrics.jsonl").read_text()
+    run_ranks(_train_watching_writes, 1, {**config, "seed": 5})
+    assert (tmp_path / "run" / "earlier" / "1" / "metrics.jsonl").read_text() == first
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() != first
+
+
+def test_batch_per_rank_depends_on_the_ranks_and_says_so(tmp_path: Path) -> None:
+    values: dict[str, Any] = {"global_batch": None, "lanes": None, "batch_per_rank": 8}
+    one = train(tmp_path, 1, accumulation=2, **values)
+    two = train(tmp_path, 2, accumulation=2, **values)
+    assert (one.record.steps, two.record.steps) == (12, 6)
+    plan = json.loads((two.folder / "plan.json").read_text())
+    assert (plan["global_batch"], plan["lanes"]) == (32, 4)
+    assert "depend on its 2 rank(s)" in (two.folder / "logs" / "rank-0.log").read_text()
+
+
+def _own_loop(overrides: list[str]) -> None:
+    sys.argv = [str(EXAMPLE), *overrides]
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+
+
+def _recipe(overrides: list[str]) -> None:
+    from samestep.assemble import train_once
+    from samestep.runtime.context import create_run_context
+    from samestep.runtime.environment import detect_hardware
+
+    loaded = load_config(DIGITS, overrides)
+    with create_run_context(loaded, detect_hardware()) as context:
+        train_once(loaded, context)
+
+
+def test_a_hand_written_loop_is_the_same_run_as_the_task(tmp_path: Path) -> None:
+    short = ["epochs=1", "distributed.threads_per_rank=1"]
+    curves = {}
+    for world in (1, 2, 4):
+        folder = tmp_path / f"own-{world}"
+        run_ranks(_own_loop, world, [*short, f"run_dir={folder}"])
+        curves[world] = [row["loss"] for row in _rows(folder) if "loss" in row]
+    folder = tmp_path / "task"
+    run_ranks(_recipe, 2, [*short, f"run_dir={folder}"])
+    rows = _rows(folder)
+    assert curves[1] == curves[2] == curves[4] == [row["loss"] for row in rows if "loss" in row]
+    assert [r["accuracy"] for r in rows if "accuracy" in r] == [
+        r["accuracy"] for r in _rows(tmp_path / "own-4") if "accuracy" in r
+    ]

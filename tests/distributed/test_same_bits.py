@@ -1,0 +1,81 @@
+"""The promise: the same bits at any world size, for everything that could break them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.running import assert_same, train
+
+CASES: dict[str, dict[str, Any]] = {
+    "batchnorm, dropout, augmentation, tail, clipping, adam": {"clip_norm": 0.5},
+    "momentum": {"params": {"optimizer": "momentum"}},
+    "six lanes": {"global_batch": 30, "lanes": 6},
+    "a tail that leaves ranks without samples": {"params": {"samples": 67}},
+    "drop_last": {"drop_last": True},
+    "bf16": {"precision": "bf16"},
+    "tied, frozen and uncalled parameters, variable token counts": {"task": "Tokens"},
+    "two optimizers and a loss with weights": {"task": "TwoOptimizers"},
+    "parameters used in some lanes only": {
+        "task": "Sometimes",
+        "distributed": {"find_unused_parameters": True},
+    },
+    "class-balanced order": {"task": "Balanced"},
+    "iterable data": {"task": "Streamed"},
+    "iterable data of known length": {"task": "Streamed", "steps_per_epoch": 2},
+    "iterable data without its tail": {"task": "Streamed", "drop_last": True},
+    "hugging face iterable data": {"task": "HuggingFace"},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_two_and_four_ranks_are_one_run(case: str, tmp_path: Path) -> None:
+    assert_same([train(tmp_path, world, **CASES[case]) for world in (1, 2, 4)])
+
+
+def test_any_number_of_ranks_up_to_the_lanes(tmp_path: Path) -> None:
+    assert_same([train(tmp_path, world, clip_norm=0.5) for world in (1, 3, 5, 8)])
+
+
+def test_three_ranks_of_a_token_model(tmp_path: Path) -> None:
+    assert_same([train(tmp_path, world, task="Tokens") for world in (1, 3)])
+
+
+def test_uneven_lane_weights(tmp_path: Path) -> None:
+    even = train(tmp_path, 1)
+    two = train(tmp_path, 2, distributed={"lane_weights": [3, 1]})
+    four = train(tmp_path, 4, distributed={"lane_weights": [1, 3, 2, 2]})
+    assert_same([even, two, four])
+
+
+def test_loader_workers_and_prefetch_change_nothing(tmp_path: Path) -> None:
+    none = train(tmp_path, 1)
+    two = train(tmp_path, 1, loader={"workers": 2, "prefetch": 3})
+    ranks = train(tmp_path, 2, loader={"workers": 2})
+    assert_same([none, two, ranks])
+
+
+def test_loader_workers_change_nothing_in_streams(tmp_path: Path) -> None:
+    none = train(tmp_path, 1, task="Streamed")
+    two = train(tmp_path, 2, task="Streamed", loader={"workers": 3})
+    assert_same([none, two])
+
+
+def test_evaluation_on_rank_0_gives_the_same_bits(tmp_path: Path) -> None:
+    sharded = train(tmp_path, 4)
+    alone = train(tmp_path, 4, evaluation="rank0")
+    assert_same([sharded, alone])
+
+
+def test_another_seed_is_another_run(tmp_path: Path) -> None:
+    one, other = train(tmp_path, 1, seed=1), train(tmp_path, 1, seed=2)
+    assert one.record.state_hash != other.record.state_hash
+    assert one.record.samples != other.record.samples
+
+
+def test_other_lanes_are_another_run_with_the_same_samples(tmp_path: Path) -> None:
+    eight, four = train(tmp_path, 1), train(tmp_path, 1, lanes=4)
+    assert eight.record.state_hash != four.record.state_hash
+    assert eight.record.samples == four.record.samples

@@ -1,0 +1,76 @@
+"""Real ranks over gloo for tests: forked from a server that has torch imported already."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["samestep.assemble", "tests.distributed.tasks"])
+
+
+def run_ranks(
+    target: Callable[..., Any], world: int, *args: Any, seconds: float = 120
+) -> list[Any]:
+    """Call `target(*args)` in `world` processes that are ranks of each other; results by rank."""
+    port = _free_port()
+    pipes, processes = [], []
+    for rank in range(world):
+        ours, theirs = _CONTEXT.Pipe(duplex=False)
+        process = _CONTEXT.Process(target=_rank, args=(theirs, rank, world, port, target, args))
+        process.start()
+        theirs.close()
+        pipes.append(ours)
+        processes.append(process)
+    try:
+        answers = [_answer(pipe, rank, seconds) for rank, pipe in enumerate(pipes)]
+    finally:
+        for process in processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+                process.join()
+    failed = [(rank, text) for rank, (ok, text) in enumerate(answers) if not ok]
+    if failed:
+        raise AssertionError("\n".join(f"rank {rank}:\n{text}" for rank, text in failed))
+    return [value for _, value in answers]
+
+
+def _answer(pipe: Connection, rank: int, seconds: float) -> tuple[bool, Any]:
+    if not pipe.poll(seconds):
+        return False, f"no answer within {seconds} s"
+    try:
+        return pipe.recv()
+    except EOFError:
+        return False, "ended without an answer"
+
+
+def _rank(
+    pipe: Connection, rank: int, world: int, port: int, target: Callable[..., Any], args: Any
+) -> None:
+    if world > 1:
+        os.environ.update(
+            RANK=str(rank),
+            WORLD_SIZE=str(world),
+            LOCAL_RANK=str(rank),
+            LOCAL_WORLD_SIZE=str(world),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+        )
+    # Loader workers start as they do in `samestep train`, not from the server.
+    multiprocessing.set_start_method("fork", force=True)
+    try:
+        pipe.send((True, target(*args)))
+    except BaseException:
+        pipe.send((False, traceback.format_exc()))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

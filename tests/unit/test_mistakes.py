@@ -1,0 +1,282 @@
+"""Every mistake people make, and the words that tell them what to do.
+
+Each row makes one mistake in a fresh folder; the message must hold every fragment.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from samestep.cli import _parse_worlds
+from samestep.config import DistributedConfig, load_config, read_config
+from samestep.errors import ConfigError, LaunchError, PlanError, TaskError, UserMistake
+from samestep.launchers.local import local_launch
+from samestep.plan import BatchPlan, EpochPlan
+from samestep.runtime.environment import Fact, Hardware, check_local_rank, detect_launch
+from samestep.runtime.placement import decide_placement
+from samestep.task import load_task
+from samestep.verify import verify
+
+GOOD = {"task": "task.py:Good", "epochs": 1, "global_batch": 8}
+
+TASK_FILE = """
+from samestep.task import Task
+
+class Good(Task):
+    def __init__(self, width, depth=1):
+        pass
+
+class Stranger:
+    pass
+"""
+
+
+def without(key):
+    return {name: value for name, value in GOOD.items() if name != key}
+
+
+def config(*overrides, base=GOOD):
+    return lambda folder: load_config(base, overrides)
+
+
+def file(content, name="run.yaml"):
+    def load(folder):
+        (folder / name).write_bytes(content)
+        load_config(folder / name)
+
+    return load
+
+
+def task(named, params=None, name="task.py", text=TASK_FILE):
+    def load(folder):
+        (folder / name).write_text(text)
+        (folder / "run.yaml").write_text(f"task: {named}\nepochs: 1\nglobal_batch: 8\n")
+        overrides = [f"params.{key}={value}" for key, value in (params or {}).items()]
+        load_task(load_config(folder / "run.yaml", overrides))
+
+    return load
+
+
+def launch(nproc, *overrides):
+    return lambda folder: local_launch(load_config(GOOD, overrides), Path("run.yaml"), (), nproc)
+
+
+def started(environ):
+    return lambda folder: detect_launch(environ)
+
+
+def placed(section, environ, gpus=0):
+    hardware = Hardware(
+        device_count=gpus,
+        devices=("card",) * gpus,
+        cpus=Fact(8, "counted"),
+        backends=("nccl", "gloo"),
+        host="host",
+        platform=Fact("local", "no variable"),
+        cuda=Fact(gpus > 0, "torch sees no GPU" if not gpus else f"torch sees {gpus} GPU(s)"),
+    )
+    found = detect_launch(environ)
+    return lambda folder: decide_placement(DistributedConfig(**section), hardware, found)
+
+
+def verified(worlds, *overrides, against=None):
+    def run(folder):
+        (folder / "run.yaml").write_text("task: task.py:Good\nepochs: 1\nglobal_batch: 8\n")
+        inside = [*overrides, f"run_dir={folder / 'run'}"]
+        verify(folder / "run.yaml", inside, worlds, against=against and folder / against)
+
+    return run
+
+
+RANK_1_OF_4 = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
+
+MISTAKES = [
+    # The file
+    ("file missing", lambda folder: load_config(folder / "no.yaml"), ConfigError,
+     ["no.yaml", "cannot be read: No such file"]),
+    ("file is a folder", lambda folder: load_config(folder), ConfigError,
+     ["cannot be read: Is a directory"]),
+    ("file empty", file(b""), ConfigError,
+     ["holds no keys: a config is a mapping such as 'global_batch: 256'"]),
+    ("file only comments", file(b"# epochs: 1\n"), ConfigError, ["holds no keys"]),
+    ("file is a list", file(b"- epochs: 1\n"), ConfigError, ["holds no keys"]),
+    ("file not yaml", file(b"epochs: [1\n"), ConfigError, ["is not valid YAML", "line 2"]),
+    ("json cut off", file(b'{"epochs": 1', "run.json"), ConfigError, ["is not valid YAML"]),
+    ("file not utf-8", file("name: caf\xe9\n".encode("latin-1")), ConfigError,
+     ["run.yaml", "is not UTF-8 text"]),
+    ("key doubled", file(b"task: t.py:T\nepochs: 1\nglobal_batch: 8\nepochs: 2\n"), ConfigError,
+     ["epochs (line 4): is already set on line 2: keep one of them"]),
+    ("key by two names", config("batch_size=4", base={**without("global_batch"),
+                                                      "grad_accumulation": 2,
+                                                      "accumulation": 2}), ConfigError,
+     ["accumulation is already set (mapping as grad_accumulation): keep one of them"]),
+    # One key
+    ("key misspelt", config("precison=bf16"), ConfigError, ["did you mean precision?"]),
+    ("key of a section at the top", config("prefetch=4"), ConfigError,
+     ["did you mean loader.prefetch?"]),
+    ("task missing", config(base=without("task")), ConfigError,
+     ["task: is missing: FILE.py:Class, the path relative to this config"]),
+    ("task without class", config("task=task.py"), ConfigError,
+     ["'task.py' names no class: write FILE.py:Class"]),
+    ("precision fp16", config("precision=fp16"), ConfigError,
+     ["you set 'fp16', but it takes one of fp32, bf16"]),
+    ("same unknown", config("same=exact"), ConfigError,
+     ["it takes one of bits, rounding, samples"]),
+    ("no epochs", config("epochs=0"), ConfigError,
+     ["you set 0, but it takes a whole number (at least 1)"]),
+    ("words for a number", config("epochs=ten"), ConfigError,
+     ["you set 'ten', but it takes a whole number (at least 1)"]),
+    ("half an epoch", config("epochs=0.5"), ConfigError, ["it takes a whole number"]),
+    ("seed negative", config("seed=-1"), ConfigError, ["it takes a whole number (at least 0"]),
+    ("seed too large", config(f"seed={2**63}"), ConfigError, [f"below {2**63}"]),
+    ("name with a slash", config("name=a/b"), ConfigError, ["you set 'a/b'", "matching"]),
+    ("clip_norm zero", config("clip_norm=0"), ConfigError, ["it takes a number (above 0)"]),
+    ("section is a number", config("loader=3"), ConfigError,
+     ["loader (override): you set 3, but it takes a mapping"]),
+    ("params is a list", config("params=[1]"), ConfigError,
+     ["you set [1], but it takes a mapping"]),
+    ("backend mpi", config("distributed.backend=mpi"), ConfigError,
+     ["it takes one of auto, nccl, gloo"]),
+    ("port too large", config("distributed.master_port=65536"), ConfigError,
+     ["at most 65535"]),
+    ("lane_weights zero", config("distributed.lane_weights=[1, 0]"), ConfigError,
+     ["you set [1, 0], but it takes a list of numbers (above 0)"]),
+    ("override without value", config("epochs"), ConfigError, ["write section.key=value"]),
+    ("override not yaml", config("seed={1"), ConfigError, ["'{1' is not a YAML value"]),
+    # Keys against each other
+    ("neither epochs nor steps", config(base=without("epochs")), ConfigError,
+     ["say how long to train with one of them"]),
+    ("epochs and steps", config("steps=5"), ConfigError,
+     ["you set epochs 1 and steps 5: keep one of them"]),
+    ("no batch", config(base=without("global_batch")), ConfigError,
+     ["set global_batch, or batch_per_rank"]),
+    ("batch_per_rank and global_batch", config("batch_per_rank=4"), ConfigError,
+     ["you set global_batch 8 and batch_per_rank 4: keep exactly one"]),
+    ("batch_per_rank and lanes",
+     config("batch_per_rank=4", "lanes=4", base=without("global_batch")), ConfigError,
+     ["remove lanes, or use global_batch"]),
+    ("accumulation and global_batch", config("accumulation=2"), ConfigError,
+     ["you set 2 beside global_batch", "set lanes instead"]),
+    ("batch not divisible by the lanes", config("global_batch=100"), ConfigError,
+     ["Nearest batches: 96 or 104; nearest lanes: 5 or 10"]),
+    ("more lanes than samples", config("lanes=16"), ConfigError,
+     ["Set lanes to 8 or fewer, or global_batch to 16 or more"]),
+    ("sync_batchnorm with bits", config("sync_bn=true"), ConfigError,
+     ["same: bits normalises each lane over its own samples: set same: samples, or false"]),
+    ("own buffers with rounding", config("same=rounding", "distributed.broadcast_buffers=false"),
+     ConfigError, ["false is possible only with same: samples"]),
+    ("static_graph with bits", config("distributed.static_graph=true"), ConfigError,
+     ["which same: bits does not use: remove it, or set same: rounding"]),
+    ("bucket views with bits", config("distributed.gradient_as_bucket_view=false"), ConfigError,
+     ["distributed.gradient_as_bucket_view", "set same: rounding"]),
+    ("early stopping without evaluation",
+     config("early_stopping.patience=2", "evaluation.every_epochs=null"), ConfigError,
+     ["there is no evaluation to stop on: set evaluation.every_epochs"]),
+    ("rank without world_size", config("distributed.rank=1"), ConfigError,
+     ["you set rank 1 without world_size: set both"]),
+    ("lane_weights of another length",
+     config("distributed.lane_weights=[3, 1]", "distributed.world_size=3"), ConfigError,
+     ["2 weights for world_size 3: give one weight per rank"]),
+    ("drop_last with little data",
+     lambda folder: EpochPlan(7, BatchPlan(8, 8), drop_last=True), PlanError,
+     ["7 samples give no step", "or drop_last: false"]),
+    # The task
+    ("task file missing", task("other.py:Good"), TaskError,
+     ["other.py", "there is no such file"]),
+    ("task class missing", task("task.py:Godo"), TaskError, ["has no class Godo; it has Good"]),
+    ("task file without tasks", task("task.py:Good", text="x = 1\n"), TaskError,
+     ["has no class Good and no subclass of samestep.Task"]),
+    ("task class of another kind", task("task.py:Stranger"), TaskError,
+     ["Stranger in", "is not a subclass of samestep.Task"]),
+    ("task is Task itself", task("task.py:Task"), TaskError, ["is not a subclass"]),
+    ("task file not python", task("task.txt:Good", name="task.txt"), TaskError,
+     ["task.txt is not a Python file"]),
+    ("params misspelt", task("task.py:Good", {"width": 2, "dept": 3}), TaskError,
+     ["params: Good does not take them", "unexpected keyword argument 'dept'"]),
+    ("params missing", task("task.py:Good"), TaskError,
+     ["missing a required argument: 'width'"]),
+    # The launch
+    ("no ranks", launch(0), LaunchError, ["--nproc is 0: start at least one rank"]),
+    ("more ranks than lanes", launch(9), PlanError,
+     ["Start 8 ranks or fewer, or set lanes to 9 or more"]),
+    ("nproc against world_size", launch(2, "distributed.world_size=4"), LaunchError,
+     ["world_size is 4 but --nproc is 2: make them the same, or set world_size: auto"]),
+    ("several nodes from one machine", launch(2, "distributed.num_nodes=2"), LaunchError,
+     ["run torchrun on each node, with samestep train as its program"]),
+    ("launched though not enabled", launch(2, "distributed.enabled=false"), LaunchError,
+     ["set enabled: auto, or --nproc 1"]),
+    ("lane_weights for other ranks", launch(4, "distributed.lane_weights=[3, 1]"), PlanError,
+     ["has 2 entries but the run has 4 ranks: give one weight per rank"]),
+    ("rank without world", started({"RANK": "0"}), LaunchError,
+     ["Set WORLD_SIZE, or unset RANK for a single process"]),
+    ("world without rank", started({"WORLD_SIZE": "4"}), LaunchError,
+     ["Unset WORLD_SIZE for a single process", "samestep launch or torchrun"]),
+    ("rank not a number", started({"RANK": "x", "WORLD_SIZE": "4"}), LaunchError,
+     ["RANK is 'x'", "look at what was exported before the launch"]),
+    ("rank beyond the world", started({"RANK": "5", "WORLD_SIZE": "4"}), LaunchError,
+     ["RANK=5 does not fit a world of 4 ranks: ranks run from 0 to 3"]),
+    ("local rank contradicts",
+     lambda folder: check_local_rank(3, detect_launch(RANK_1_OF_4)), LaunchError,
+     ["--local-rank is 3 but environment says 1", "so leave it out"]),
+    # The machine
+    ("nccl on cpus", placed({"backend": "nccl"}, RANK_1_OF_4), LaunchError,
+     ["torch sees no GPU", "set backend: gloo or auto"]),
+    ("cuda on cpus", placed({"device": "cuda"}, {}), LaunchError, ["set device: cpu or auto"]),
+    ("more ranks than gpus", placed({}, RANK_1_OF_4, gpus=2), LaunchError,
+     ["Start 2 rank(s), or set backend: gloo, or device: cpu"]),
+    ("too few device_ids", placed({"device_ids": (0, 1)}, RANK_1_OF_4, gpus=4), LaunchError,
+     ["names 2 GPUs for 4 ranks on this machine: name one per rank"]),
+    ("device_ids out of range", placed({"device_ids": (0, 1, 2, 7)}, RANK_1_OF_4, gpus=4),
+     LaunchError, ["names GPU 7 but torch sees 4: ids run from 0 to 3"]),
+    ("world_size against the launcher", placed({"world_size": 2}, RANK_1_OF_4), LaunchError,
+     ["set world_size: auto, or launch accordingly"]),
+    ("world_size without a launcher", placed({"world_size": 4}, {}), LaunchError,
+     ["use samestep launch --nproc 4, torchrun, mpirun or srun"]),
+    ("not enabled under a launcher", placed({"enabled": False}, RANK_1_OF_4), LaunchError,
+     ["4 separate runs would write to one place. Start one process, or set enabled: auto"]),
+    ("no word of rank 0", placed({}, {"RANK": "0", "WORLD_SIZE": "2"}), LaunchError,
+     ["set MASTER_PORT or distributed.master_port to the same on every rank"]),
+    # verify
+    ("worlds not numbers", lambda folder: _parse_worlds("1,two"), LaunchError,
+     ["--worlds is '1,two': give numbers of ranks, such as 1,2,4"]),
+    ("worlds empty", lambda folder: _parse_worlds(""), LaunchError, ["such as 1,2,4"]),
+    ("world of zero", lambda folder: _parse_worlds("0,1"), LaunchError, ["each at least 1"]),
+    ("world twice", lambda folder: _parse_worlds("2,2"), LaunchError, ["different numbers"]),
+    ("verify without worlds", verified([]), PlanError, ["give some, such as 1,2,4"]),
+    ("verify a batch per rank", verified([1, 2], "batch_per_rank=4", "global_batch=null"),
+     PlanError, ["there is nothing to verify. Set global_batch instead"]),
+    ("verify one world_size", verified([1, 2], "distributed.world_size=2"), PlanError,
+     ["verify runs at several: pass distributed.world_size=auto"]),
+    ("verify against nothing", verified([1, 2], against="mine.csv"), ConfigError,
+     ["mine.csv", "cannot be read: No such file"]),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _import_path_kept(monkeypatch):
+    """Loading a task adds its folder to sys.path."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "fragments"),
+    [pytest.param(*row, id=name) for name, *row in MISTAKES],
+)
+def test_a_mistake_says_what_to_do(tmp_path, make, error, fragments):
+    with pytest.raises(UserMistake) as caught:
+        make(tmp_path)
+    assert caught.type is error
+    assert caught.value.exit_code == 2
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+
+
+def test_what_the_mistakes_vary_is_itself_right(tmp_path):
+    (tmp_path / "task.py").write_text(TASK_FILE)
+    (tmp_path / "run.yaml").write_text("task: task.py:Good\nepochs: 1\nglobal_batch: 8\n")
+    loaded = read_config(tmp_path / "run.yaml", ["params.width=2"]).config
+    assert type(load_task(loaded)).__name__ == "Good"
+    assert local_launch(loaded, tmp_path / "run.yaml", (), 8).nproc == 8
+    assert _parse_worlds("1, 2,4") == [1, 2, 4]
+    placed({}, RANK_1_OF_4)(tmp_path)

@@ -1,0 +1,253 @@
+"""Samples, lanes and ranks: nothing lost, nothing twice, one tree."""
+
+import math
+import re
+from itertools import accumulate, pairwise
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from samestep.errors import PlanError
+from samestep.plan import (
+    BatchPlan,
+    EpochPlan,
+    LaneTree,
+    aligned_blocks,
+    deal_lanes,
+    merge_order,
+)
+
+unhurried = settings(deadline=None)
+
+
+@st.composite
+def worlds(draw):
+    lanes = draw(st.integers(1, 16))
+    return lanes, draw(st.integers(1, lanes))
+
+
+@st.composite
+def weighted_worlds(draw):
+    lanes, world = draw(worlds())
+    weight = st.floats(0.01, 100.0)
+    return lanes, draw(st.lists(weight, min_size=world, max_size=world))
+
+
+@st.composite
+def cuts(draw):
+    """Any contiguous assignment of 1 to 20 lanes, one or more to each rank."""
+    lanes = draw(st.integers(1, 20))
+    inner = draw(st.sets(st.integers(1, lanes - 1))) if lanes > 1 else set()
+    return [range(a, b) for a, b in pairwise([0, *sorted(inner), lanes])]
+
+
+def visited(plan, assignment):
+    """Every position in the order of steps, ranks and lanes."""
+    return [
+        position
+        for step in range(plan.steps)
+        for lanes in assignment
+        for lane in lanes
+        for position in plan.positions(step, lane)
+    ]
+
+
+@unhurried
+@given(worlds(), st.integers(1, 6), st.integers(1, 300))
+def test_every_sample_is_visited_exactly_once_per_epoch(world, lane_batch, samples):
+    lanes, ranks = world
+    plan = EpochPlan(samples, BatchPlan(lanes * lane_batch, lanes))
+    assert visited(plan, deal_lanes(lanes, ranks)) == list(range(samples))
+
+
+@unhurried
+@given(worlds(), st.integers(1, 6), st.integers(1, 300))
+def test_drop_last_visits_exactly_the_whole_batches(world, lane_batch, samples):
+    lanes, ranks = world
+    batch = BatchPlan(lanes * lane_batch, lanes)
+    assume(samples >= batch.global_batch)
+    plan = EpochPlan(samples, batch, drop_last=True)
+    whole = samples // batch.global_batch * batch.global_batch
+    assert visited(plan, deal_lanes(lanes, ranks)) == list(range(whole))
+
+
+@unhurried
+@given(st.integers(1, 16), st.integers(1, 6), st.integers(1, 300))
+def test_the_tail_leaves_at_most_one_lane_partly_filled(lanes, lane_batch, samples):
+    plan = EpochPlan(samples, BatchPlan(lanes * lane_batch, lanes))
+    sizes = [len(plan.positions(plan.steps - 1, lane)) for lane in range(lanes)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sum(0 < size < lane_batch for size in sizes) <= 1
+
+
+@pytest.mark.parametrize(
+    ("drop_last", "places"),
+    [(False, [(0, 0), (0, 1), (0, 2), (1, 0)]), (True, [(0, 0), (0, 1), (1, 0), (1, 1)])],
+)
+def test_a_step_of_the_run_is_located_in_its_epoch(drop_last, places):
+    plan = EpochPlan(10, BatchPlan(4, 2), drop_last)
+    assert [plan.locate(step) for step in range(4)] == places
+
+
+@unhurried
+@given(worlds())
+def test_lanes_without_weights_are_dealt_evenly(world):
+    lanes, ranks = world
+    dealt = deal_lanes(lanes, ranks)
+    counts = [len(part) for part in dealt]
+    assert [lane for part in dealt for lane in part] == list(range(lanes))
+    assert len(counts) == ranks
+    assert max(counts) - min(counts) <= 1
+
+
+@unhurried
+@given(weighted_worlds())
+def test_weighted_lanes_are_contiguous_complete_and_at_least_one_each(world):
+    lanes, weights = world
+    dealt = deal_lanes(lanes, len(weights), weights)
+    assert len(dealt) == len(weights)
+    assert all(len(part) >= 1 for part in dealt)
+    assert [lane for part in dealt for lane in part] == list(range(lanes))
+
+
+@unhurried
+@given(weighted_worlds())
+def test_a_heavier_rank_never_gets_fewer_lanes(world):
+    lanes, weights = world
+    counts = [len(part) for part in deal_lanes(lanes, len(weights), weights)]
+    by_weight = sorted(zip(weights, counts, strict=True))
+    for (lighter, fewer), (heavier, more) in pairwise(by_weight):
+        assert lighter == heavier or fewer <= more
+
+
+@unhurried
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8))
+def test_weights_that_sum_to_the_lanes_are_the_counts(weights):
+    dealt = deal_lanes(sum(weights), len(weights), weights)
+    assert [len(part) for part in dealt] == weights
+
+
+@pytest.mark.parametrize(
+    ("lanes", "weights", "counts"),
+    [
+        (8, [3, 1], [6, 2]),
+        (8, [0.3, 0.1], [6, 2]),
+        (8, [1, 3], [2, 6]),
+        (8, [1000, 1], [7, 1]),
+        (4, [5, 1, 1, 1], [1, 1, 1, 1]),
+    ],
+)
+def test_lanes_follow_the_weights(lanes, weights, counts):
+    assert [len(part) for part in deal_lanes(lanes, len(weights), weights)] == counts
+
+
+def whole_tree(lanes):
+    tree = LaneTree(lambda left, right: (left, right))
+    for lane in range(lanes):
+        tree.push(lane, 1, lane)
+    return tree.close()
+
+
+def tree_over_ranks(assignment):
+    """The expression when each rank adds its own lanes and merge_order adds the rest."""
+    slots, blocks = [], []
+    for lanes in assignment:
+        own = LaneTree(lambda left, right: (left, right))
+        for lane in lanes:
+            own.push(lane, 1, lane)
+        slots += own.nodes
+        blocks += aligned_blocks(lanes)
+    assert len(slots) == len(blocks)
+    for left, right in merge_order(blocks):
+        slots[left] = (slots[left], slots[right])
+        slots[right] = "used up"
+    return slots[0]
+
+
+def depth(expression):
+    return 1 + max(map(depth, expression)) if isinstance(expression, tuple) else 0
+
+
+@unhurried
+@given(cuts())
+def test_any_assignment_adds_the_lanes_in_the_same_tree(assignment):
+    assert tree_over_ranks(assignment) == whole_tree(assignment[-1].stop)
+
+
+@pytest.mark.parametrize("lanes", range(1, 21))
+def test_every_world_size_adds_the_lanes_in_the_same_tree(lanes):
+    trees = {tree_over_ranks(deal_lanes(lanes, world)) for world in range(1, lanes + 1)}
+    assert trees == {whole_tree(lanes)}
+
+
+@pytest.mark.parametrize("lanes", range(1, 21))
+def test_the_tree_is_as_shallow_as_a_binary_tree_can_be(lanes):
+    assert depth(whole_tree(lanes)) == math.ceil(math.log2(lanes))
+
+
+def test_the_tree_of_existing_runs_does_not_change():
+    assert whole_tree(4) == ((0, 1), (2, 3))
+    assert whole_tree(7) == (((0, 1), (2, 3)), ((4, 5), 6))
+
+
+@unhurried
+@given(cuts())
+def test_aligned_blocks_tile_a_ranks_lanes(assignment):
+    for lanes in assignment:
+        blocks = aligned_blocks(lanes)
+        starts = list(accumulate((size for _, size in blocks), initial=lanes.start))
+        assert [start for start, _ in blocks] == starts[:-1]
+        assert starts[-1] == lanes.stop
+        assert all(size & (size - 1) == 0 and start % size == 0 for start, size in blocks)
+
+
+def test_a_cleared_tree_starts_again():
+    tree = LaneTree(lambda left, right: left + right)
+    tree.push(0, 1, "a")
+    tree.clear()
+    tree.push(0, 1, "b")
+    tree.push(1, 1, "c")
+    assert tree.close() == "bc"
+
+
+def numbers_after(words, message):
+    listed = re.search(words + r": (\d+)(?: or (\d+))?", message)
+    return [int(number) for number in listed.groups() if number]
+
+
+@unhurried
+@given(st.integers(1, 200), st.integers(1, 200))
+def test_a_batch_that_cannot_be_cut_names_the_nearest_that_can(global_batch, lanes):
+    assume(lanes <= global_batch and global_batch % lanes)
+    with pytest.raises(PlanError) as caught:
+        BatchPlan(global_batch, lanes)
+    message = str(caught.value)
+    below, above = numbers_after("Nearest batches", message)
+    assert below < global_batch < above == below + lanes
+    assert BatchPlan(below, lanes).lane_batch + 1 == BatchPlan(above, lanes).lane_batch
+    fewer, more = numbers_after("nearest lanes", message)
+    assert fewer < lanes < more
+    assert [n for n in range(fewer, more + 1) if global_batch % n == 0] == [fewer, more]
+
+
+@pytest.mark.parametrize(
+    ("make", "advice"),
+    [
+        (lambda: BatchPlan(4, 8), "Set lanes to 4 or fewer, or global_batch to 8 or more"),
+        (lambda: BatchPlan(0, 1), "must both be at least 1"),
+        (lambda: BatchPlan(8, 0), "must both be at least 1"),
+        (lambda: BatchPlan(100, 8), "Nearest batches: 96 or 104; nearest lanes: 5 or 10"),
+        (lambda: EpochPlan(0, BatchPlan(8, 8)), "0 samples give no step at global_batch 8. Use"),
+        (
+            lambda: EpochPlan(7, BatchPlan(8, 8), drop_last=True),
+            "with drop_last: true. Use a smaller global_batch, more data, or drop_last: false",
+        ),
+        (lambda: deal_lanes(8, 9), "Start 8 ranks or fewer, or set lanes to 9 or more"),
+        (lambda: deal_lanes(8, 2, [1, 1, 1]), "has 3 entries but the run has 2 ranks"),
+        (lambda: deal_lanes(8, 2, [1, 0]), "lane_weights [1, 0] must all be above zero"),
+    ],
+)
+def test_an_impossible_plan_says_what_to_do(make, advice):
+    with pytest.raises(PlanError, match=re.escape(advice)):
+        make()
