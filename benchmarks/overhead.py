@@ -133,7 +133,7 @@ WORKLOADS = (
         lambda: mlp(4, 256), lambda samples: vectors(samples, 256),
     ),
     Workload(
-        "transformer 4x128, batch 8x64", 8, 10, 1,
+        "transformer 4x128, batch 4x64", 4, 10, 1,
         lambda: Transformer(4, 128, 256, 64), lambda samples: texts(samples, 256, 64),
     ),
 )  # fmt: skip
@@ -317,21 +317,19 @@ def compare(
     for name, table in spent.items():
         wall, cpu = (table / reference).unbind(1)
         low, high = range_of_median(sorted(wall.tolist()))
-        milliseconds = 1e3 * statistics.median(table[:, 0].tolist()) / steps
-        ratio, cpu_ratio = statistics.median(wall.tolist()), statistics.median(cpu.tolist())
         results.append(
             Result(
-                workload,
-                world,
-                name,
-                milliseconds,
-                ratio,
-                low,
-                high,
-                cpu_ratio,
-                len(wall),
-                goals.get(name),
-            )  # fmt: skip
+                workload=workload,
+                world=world,
+                contestant=name,
+                milliseconds=1e3 * statistics.median(table[:, 0].tolist()) / steps,
+                ratio=statistics.median(wall.tolist()),
+                low=low,
+                high=high,
+                cpu_ratio=statistics.median(cpu.tolist()),
+                rounds=len(table),
+                goal=goals.get(name),
+            )
         )
     return results
 
@@ -415,7 +413,7 @@ def be_quiet_and_single_threaded() -> None:
 def result_table(title: str, unit: str, results: Sequence[Result]) -> Table:
     table = Table(title=title, title_justify="left")
     for column in ("workload", "ranks", "contestant"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=True)
     for column in (unit, "time ratio", "95% range", "goal", "CPU ratio"):
         table.add_column(column, justify="right")
     before = None

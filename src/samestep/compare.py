@@ -101,11 +101,18 @@ def furthest_tensor(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> 
     return worst
 
 
-def states_agree(left: Mapping[str, Tensor], right: Mapping[str, Tensor], rtol: float) -> bool:
-    """Whether every tensor of the two states is within `rtol` of the other."""
-    return left.keys() == right.keys() and all(
-        relative_distance(left[name], right[name]) <= rtol for name in left
-    )
+def model_distance(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:
+    """The distance of two states' weights and buffers, taken as one vector, over its size.
+
+    As one vector, because a single tensor can be all rounding: the gradient of a bias before
+    BatchNorm is zero but for rounding errors, which Adam then scales up to whole steps.
+    """
+    names = [name for name in left if name.startswith("model.")]
+    flat = [
+        torch.cat([state[name].to(torch.float64).flatten() for name in names])
+        for state in (left, right)
+    ]
+    return relative_distance(*flat)
 
 
 def first_loss_difference(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric
 
 from samestep.config import Config
 from samestep.data import Collate, LaneBatch, Lanes, MapSource, is_map_style, to_device
@@ -20,7 +19,10 @@ from samestep.precision import Precision
 from samestep.runtime.context import RunContext
 from samestep.runtime.randomness import Streams
 
-Measure = Callable[[nn.Module, LaneBatch, Mapping[str, Metric]], tuple[Tensor, Tensor | float]]
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+Measure = Callable[[nn.Module, LaneBatch, "Mapping[str, Metric]"], tuple[Tensor, Tensor | float]]
 Values = dict[str, float | list[float]]
 
 _EVALUATION = "evaluation"

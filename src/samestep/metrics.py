@@ -7,13 +7,15 @@ between lanes, so the result is a function of the lanes and not of how ranks sha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from samestep.errors import TaskError
+
+if TYPE_CHECKING:  # torchmetrics takes a second to import; only its users need it
+    from torchmetrics import Metric
 
 State = dict[str, Any]
 

@@ -20,7 +20,7 @@ code { background: #f1f4f7; padding: .1rem .3rem; border-radius: .2rem }
 
 _PROMISES = {
     "bits": "identical bits: every loss, and every tensor of the final state",
-    "rounding": "equal up to rounding, within a relative tolerance of {rtol:g}",
+    "rounding": "equal up to rounding: every loss, and the weights, within {rtol:g} relative",
     "samples": "the same samples in every step",
 }
 

@@ -17,12 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torchmetrics import Metric
 
 from samestep.config import Config, load_config
 from samestep.data import Collate, LaneBatch, Lanes, MapSource, Source, is_map_style
@@ -38,6 +37,9 @@ from samestep.runtime.randomness import BETWEEN, INIT, Streams
 from samestep.step import Step, StepEngine, trainable
 from samestep.streams import StreamSource
 from samestep.trackers import open_trackers
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
 
 
 def start(config: Config | str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Run:

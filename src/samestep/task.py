@@ -8,17 +8,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torchmetrics import Metric
 
 from samestep.config import Config
 from samestep.data import LaneBatch
 from samestep.errors import TaskError
 from samestep.orders import Order
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
 
 Loss = tuple[Tensor, Tensor | float]
 """A loss summed over a lane's samples (tokens, pixels), and how many that were."""

@@ -15,8 +15,8 @@ from samestep.compare import (
     first_loss_difference,
     first_sample_difference,
     furthest_tensor,
+    model_distance,
     read_curve,
-    states_agree,
 )
 from samestep.config import LoadedConfig, read_config
 from samestep.errors import PlanError
@@ -165,5 +165,5 @@ def _judge(
         kept = samples is None
     else:
         near = first_loss_difference(first.losses, record.losses, rtol) is None
-        kept = samples is None and near and states_agree(first_state, state, rtol)
+        kept = samples is None and near and model_distance(first_state, state) <= rtol
     return WorldResult(record, difference, kept)

@@ -213,16 +213,23 @@ class Sometimes(Everything):
 class Stream:
     """Shards itself by lane; the lanes' streams have different lengths and draw noise."""
 
+    def __init__(self, noise: float) -> None:
+        self.noise = noise
+
     def lane_stream(self, lane: int, lanes: int, seed: int, epoch: int) -> Iterator[Any]:
         x, y = points(SAMPLES + 7 * epoch)
         for index in range(lane, len(x), lanes):
             if index % 11 != lane % 3:
-                yield x[index] + 0.1 * torch.randn(()), y[index]
+                yield x[index] + self.noise * torch.randn(()), y[index]
 
 
 class Streamed(Everything):
+    def __init__(self, noise: float = 0.1) -> None:
+        super().__init__()
+        self.noise = noise
+
     def train_data(self) -> Any:
-        return Stream()
+        return Stream(self.noise)
 
     def schedules(self, optimizers: Any, steps: int | None) -> Any:
         return ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -30,10 +31,11 @@ def _train_watching_writes(config: dict[str, Any]) -> list[str]:
     written: list[str] = []
 
     def audit(event: str, args: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(args[0], str) and config["run_dir"] in args[0]:
-            mode, flags = args[1], args[2]
-            if (mode and set(mode) & set("wax+")) or (flags or 0) & 3:
-                written.append(Path(args[0]).relative_to(config["run_dir"]).as_posix())
+        if event == "open" and isinstance(args[0], (str, bytes)):
+            path, mode, flags = os.fsdecode(args[0]), args[1], args[2]
+            writes = (mode and set(mode) & set("wax+")) or (flags or 0) & (os.O_WRONLY | os.O_RDWR)
+            if writes and config["run_dir"] in path:
+                written.append(Path(path).relative_to(config["run_dir"]).as_posix())
 
     sys.addaudithook(audit)
     from samestep.assemble import train_once

@@ -20,6 +20,7 @@ from samestep.verify import verify
 
 GOOD = {"task": "task.py:Good", "epochs": 1, "global_batch": 8}
 
+TASK_MODULES = {"task", "other"}
 TASK_FILE = """
 from samestep.task import Task
 
@@ -192,6 +193,8 @@ MISTAKES = [
     ("task is Task itself", task("task.py:Task"), TaskError, ["is not a subclass"]),
     ("task file not python", task("task.txt:Good", name="task.txt"), TaskError,
      ["task.txt is not a Python file"]),
+    ("task file named like a module", task("json.py:Good", name="json.py"), TaskError,
+     ["json.py has the name of a module that is already imported (json): rename it"]),
     ("params misspelt", task("task.py:Good", {"width": 2, "dept": 3}), TaskError,
      ["params: Good does not take them", "unexpected keyword argument 'dept'"]),
     ("params missing", task("task.py:Good"), TaskError,
@@ -254,9 +257,13 @@ MISTAKES = [
 
 
 @pytest.fixture(autouse=True)
-def _import_path_kept(monkeypatch):
-    """Loading a task adds its folder to sys.path."""
+def _imports_kept(monkeypatch):
+    """Loading a task adds its folder to sys.path and its file to sys.modules."""
     monkeypatch.setattr(sys, "path", list(sys.path))
+    known = set(sys.modules)
+    yield
+    for name in TASK_MODULES - known:
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize(

@@ -261,6 +261,19 @@ def _nearest(path: str) -> str:
     return f": did you mean {match[0]}?" if match else "; samestep config show lists the keys"
 
 
+def schema_keys() -> list[str]:
+    """Every key a config can set, sections left out."""
+    return [k for k, field in _flatten_schema(Config) if _section_of(field.annotation) is None]
+
+
+def describe_key(key: str) -> tuple[str, str, str, str]:
+    """(key, what it takes, its default, its meaning) in words."""
+    field = _field(key)
+    default = field.get_default(call_default_factory=True)
+    shown = "required" if field.is_required() else "" if default is None else f"`{default}`"
+    return key, _expected(key).removeprefix("it takes "), shown, field.description or ""
+
+
 def _flatten_schema(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, field in model.model_fields.items():
         yield f"{prefix}{name}", field

@@ -49,7 +49,11 @@ class Collectives(ABC):
 
     def exchange(self, blocks: Blocks, numel: int, like: Tensor) -> Exchange:
         """A buffer whose blocks of lanes all ranks add up in the tree's order."""
-        return create_exchange(blocks, self.rank, numel, like)
+        return create_exchange(blocks, self.rank, numel, like, self._wire(like.device))
+
+    def _wire(self, device: torch.device) -> torch.device:
+        """Where tensors of this device must lie to be exchanged."""
+        return device
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any rank."""
@@ -85,6 +89,10 @@ class TorchCollectives(Collectives):
         self.rank = dist.get_rank()
         self.world = dist.get_world_size()
         self._device = device
+        self._host_only = dist.get_backend() == "gloo"
+
+    def _wire(self, device: torch.device) -> torch.device:
+        return torch.device("cpu") if self._host_only else device
 
     def barrier(self) -> None:
         with naming_lost_peers():
@@ -109,7 +117,7 @@ class TorchCollectives(Collectives):
 
     def share_stats(self, assignment: Sequence[range], lanes: Sequence[LaneStats]) -> LocalStats:
         most = max(map(len, assignment))
-        mine = torch.zeros(most, 2, dtype=torch.float64, device=self._device)
+        mine = torch.zeros(most, 2, dtype=torch.float64, device=self._wire(self._device))
         for row, stats in zip(mine, lanes, strict=False):
             row[0].copy_(torch.as_tensor(stats.loss))
             row[1].copy_(torch.as_tensor(stats.count))

@@ -20,6 +20,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -52,10 +53,18 @@ class Exchange(ABC):
         """Add up what all ranks brought; yields what to wait for, one after the other."""
 
 
-def create_exchange(blocks: Blocks, rank: int, numel: int, like: Tensor) -> Exchange:
-    """The cheapest exchange that adds these blocks in the tree's order."""
+def create_exchange(
+    blocks: Blocks, rank: int, numel: int, like: Tensor, wire: torch.device
+) -> Exchange:
+    """The cheapest exchange that adds these blocks in the tree's order.
+
+    `wire` is where the backend takes tensors from: for gloo the host's memory.
+    """
     if len(blocks) == 1:
         return _LocalSum(blocks[0], numel, like)
+    if like.device.type != wire.type:
+        staged = create_exchange(blocks, rank, numel, like.new_empty(0, device=wire), wire)
+        return _StagedSum(staged, like)
     if len(blocks) == 2 and all(len(held) == 1 for held in blocks):
         return _TwoSum(numel, like)
     return _SliceSum(blocks, rank, numel, like)
@@ -80,6 +89,20 @@ class _TwoSum(Exchange):
 
     def start(self) -> Iterator[dist.Work]:
         yield _started(dist.all_reduce(self.total, async_op=True))
+
+
+class _StagedSum(Exchange):
+    """By way of the host: ranks that share a GPU, over gloo."""
+
+    def __init__(self, staged: Exchange, like: Tensor) -> None:
+        self._staged = staged
+        self.rows = like.new_zeros(staged.rows.shape)
+        self.total = self.rows[0]
+
+    def start(self) -> Iterator[dist.Work]:
+        self._staged.rows.copy_(self.rows)
+        yield from self._staged.start()
+        self.total.copy_(self._staged.total)
 
 
 class _SliceSum(Exchange):

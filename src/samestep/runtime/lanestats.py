@@ -58,7 +58,7 @@ class GatheredStats(LocalStats):
     def inverse_count(self, device: torch.device) -> Tensor | float:
         self._wait()
         total = self._rows[..., 1].sum()
-        return _inverse(total.item() if device.type == "cpu" else total, device)
+        return _inverse(total.item() if total.device.type == "cpu" else total, device)
 
     def read(self) -> list[tuple[float, float]]:
         self._wait()

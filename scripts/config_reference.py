@@ -1,0 +1,44 @@
+"""Writes docs/config.md from the schema: `python scripts/config_reference.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from samestep.config.aliases import ALIASES
+from samestep.config.loading import describe_key, schema_keys
+
+TARGET = Path(__file__).parents[1] / "docs" / "config.md"
+
+HEAD = """# The config
+
+One YAML or JSON file describes a run. Unknown keys are errors with the nearest valid name, and
+all mistakes are reported at once, with their lines. Overrides on the command line are
+`section.key=value`, and nothing else. `task` is relative to the file, `run_dir` to the working
+directory. Exactly one of `global_batch` and `batch_per_rank`, and one of `epochs` and `steps`, must be set.
+
+| key | takes | default | meaning |
+|---|---|---|---|
+"""
+
+ALIAS_HEAD = """
+## Other names
+
+Names that other projects use for these keys are accepted and reported by `samestep config show`.
+Setting a key by two names is an error.
+
+| name | means |
+|---|---|
+"""
+
+
+def reference() -> str:
+    rows = [
+        f"| `{key}` | {takes} | {default} | {meaning} |\n"
+        for key, takes, default, meaning in map(describe_key, schema_keys())
+    ]
+    aliases = [f"| `{name}` | `{alias.key}` |\n" for name, alias in ALIASES.items()]
+    return HEAD + "".join(rows) + ALIAS_HEAD + "".join(aliases)
+
+
+if __name__ == "__main__":
+    TARGET.write_text(reference(), encoding="utf-8")

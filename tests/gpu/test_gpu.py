@@ -1,0 +1,72 @@
+"""On a GPU: the same bits over ranks that share it, and no step that waits for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from samestep.config import load_config
+from tests.distributed.running import assert_same, settings, train
+from tests.ranks import run_ranks
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+SHARED = {"device": "cuda", "backend": "gloo"}
+CASES: dict[str, dict[str, Any]] = {
+    "everything": {"clip_norm": 0.5},
+    "bf16": {"precision": "bf16"},
+    "tokens": {"task": "Tokens"},
+    "two optimizers": {"task": "TwoOptimizers"},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_that_share_a_gpu_are_one_run(case: str, tmp_path: Path) -> None:
+    worlds = (1, 2, 3, 4)
+    assert_same([train(tmp_path, w, distributed=SHARED, **CASES[case]) for w in worlds])
+
+
+def test_one_rank_under_nccls_rules(tmp_path: Path) -> None:
+    gloo = train(tmp_path, 1, distributed=SHARED)
+    nccl = train(tmp_path, 1, distributed={"device": "cuda", "backend": "nccl"})
+    assert_same([gloo, nccl])
+
+
+def _count_waits(config: dict[str, Any]) -> int:
+    """Steps in which the host waited for the device, between two readings of the losses."""
+    import samestep
+    from tests.distributed.tasks import Everything
+
+    task = Everything()
+    with samestep.start(load_config(config)) as run:
+        model = task.model()
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        model, optimizer = run.prepare(model, optimizer)
+        data = torch.utils.data.TensorDataset(
+            *(t.pin_memory() for t in (task.train_data().x, task.train_data().y))
+        )
+        for step in run.steps(data):
+            torch.cuda.set_sync_debug_mode("error" if step.index > 2 else "default")
+            for batch in step.lanes:
+                loss, count = task.loss(model, batch)
+                step.backward(loss, count)
+            step.update(optimizer)
+            torch.cuda.set_sync_debug_mode("default")
+        return step.index + 1
+
+
+def test_a_step_never_waits_for_the_device(tmp_path: Path) -> None:
+    config = settings(
+        "Everything",
+        tmp_path / "run",
+        log_every=1000,
+        clip_norm=0.5,
+        distributed={"device": "cuda"},
+    )
+    assert run_ranks(_count_waits, 1, config) == [6]

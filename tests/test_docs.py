@@ -1,0 +1,52 @@
+"""What the documents say is so: links, the reference, and every command as written."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_the_config_reference_is_the_schemas() -> None:
+    made = runpy.run_path(str(ROOT / "scripts" / "config_reference.py"))["reference"]()
+    written = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
+    assert made == written, "run: python scripts/config_reference.py"
+
+
+def bash_blocks(page: Path) -> list[str]:
+    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    return [block for block in blocks if not block.startswith("make")]
+
+
+def test_every_command_of_the_documents_runs_as_written(tmp_path: Path) -> None:
+    """In one folder, in the order of reading, with the tools of this environment."""
+    for name in ("examples", "recipes"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    scripts = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": scripts, "OMP_NUM_THREADS": "1"}
+    ran = 0
+    for page in (ROOT / "README.md", ROOT / "docs" / "launching.md"):
+        for block in bash_blocks(page):
+            done = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", block],
+                cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
+                check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+            ran += 1
+    assert ran >= 4
