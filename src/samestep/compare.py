@@ -49,19 +49,24 @@ class Difference:
 
 def ulp_distance(left: Tensor, right: Tensor) -> int:
     """The largest number of representable values between two tensors' elements."""
-    if left.dtype not in _BITS:
-        gap = (left.to(torch.int64) - right.to(torch.int64)).abs()
-        return int(gap.max()) if gap.numel() else 0
     if not left.numel():
         return 0
-    if bool((left.isnan() != right.isnan()).any()):
+    a, b = _ordered(_real(left)).flatten(), _ordered(_real(right)).flatten()
+    if bool((_real(left).isnan() != _real(right).isnan()).any()):
         return 2**63 - 1
-    gap = (_ordered(left) - _ordered(right)).abs()
-    return int(gap.max())
+    # The furthest pair by an estimate that cannot overflow, then exactly.
+    furthest = int((a.to(torch.float64) - b.to(torch.float64)).abs().argmax())
+    return abs(int(a[furthest]) - int(b[furthest]))
+
+
+def _real(values: Tensor) -> Tensor:
+    return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
 
 
 def _ordered(values: Tensor) -> Tensor:
     """Integers in the floats' order: neighbours are one apart, and both zeros are 0."""
+    if values.dtype not in _BITS:
+        return values.to(torch.int64)
     bits = values.contiguous().view(_BITS[values.dtype]).to(torch.int64)
     lowest = -(1 << (values.element_size() * 8 - 1))
     return torch.where(bits < 0, lowest - bits, bits)
@@ -69,7 +74,7 @@ def _ordered(values: Tensor) -> Tensor:
 
 def relative_distance(left: Tensor, right: Tensor) -> float:
     """The distance of two tensors over the size of the first."""
-    a, b = left.to(torch.float64), right.to(torch.float64)
+    a, b = _real(left).to(torch.float64), _real(right).to(torch.float64)
     gap, size = float((a - b).norm()), float(a.norm())
     if gap == 0.0:
         return 0.0
@@ -107,9 +112,11 @@ def model_distance(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> f
     As one vector, because a single tensor can be all rounding: the gradient of a bias before
     BatchNorm is zero but for rounding errors, which Adam then scales up to whole steps.
     """
-    names = [name for name in left if name.startswith("model.")]
+    names = sorted(name for name in left if name.startswith("model."))
+    if names != sorted(name for name in right if name.startswith("model.")):
+        return math.inf
     flat = [
-        torch.cat([state[name].to(torch.float64).flatten() for name in names])
+        torch.cat([_real(state[name]).to(torch.float64).flatten() for name in names])
         for state in (left, right)
     ]
     return relative_distance(*flat)
@@ -151,6 +158,8 @@ def read_curve(path: Path) -> list[float]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise wrong(f"cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise wrong("is not UTF-8 text") from None
     try:
         if path.suffix in (".jsonl", ".json"):
             rows = [json.loads(line) for line in text.splitlines() if line.strip()]
@@ -166,10 +175,7 @@ def read_curve(path: Path) -> list[float]:
 
 def _read_csv(text: str) -> list[float]:
     rows = [row for row in csv.reader(text.splitlines()) if row]
-    try:
-        float(rows[0][-1])
-    except ValueError:
-        header = [name.strip().lower() for name in rows[0]]
-        column = header.index("loss") if "loss" in header else len(header) - 1
-        return [float(row[column]) for row in rows[1:]]
+    header = [name.strip().lower() for name in rows[0]] if rows else []
+    if "loss" in header:
+        return [float(row[header.index("loss")]) for row in rows[1:]]
     return [float(row[-1]) for row in rows]

@@ -7,7 +7,6 @@ the same number of indices in every epoch; it may repeat or leave out samples.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,17 +45,26 @@ def weighted(weights: Sequence[float], samples: int | None = None) -> Order:
 
 def class_balanced(labels: Sequence[Hashable], samples: int | None = None) -> Order:
     """Draws with replacement, every class equally often in expectation."""
-    _, inverse, counts = np.unique(np.asarray(labels), return_inverse=True, return_counts=True)
-    return weighted((1.0 / counts)[inverse].tolist(), samples)
+    codes = _codes(labels)
+    counts = np.bincount(codes)
+    return weighted((1.0 / counts)[codes].tolist(), samples)
 
 
 def grouped(groups: Sequence[Hashable]) -> Order:
     """Every sample once; samples of one group stay together, groups and insides shuffled."""
-    _, inverse = np.unique(np.asarray(groups), return_inverse=True)
-    members: list[Any] = [np.flatnonzero(inverse == g) for g in range(inverse.max() + 1)]
+    codes = _codes(groups)
+    members = np.split(np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1])
 
     def order(seed: int, epoch: int) -> Indices:
         rng = order_rng(seed, epoch)
         return np.concatenate([rng.permutation(members[g]) for g in rng.permutation(len(members))])
 
     return order
+
+
+def _codes(names: Sequence[Hashable]) -> Indices:
+    """A number for each name, in the order of first appearance."""
+    if not len(names):
+        raise TaskError("an order over no samples: give one label or group per sample")
+    known: dict[Hashable, int] = {}
+    return np.array([known.setdefault(name, len(known)) for name in names], dtype=np.int64)

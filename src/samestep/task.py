@@ -26,6 +26,10 @@ Loss = tuple[Tensor, Tensor | float]
 """A loss summed over a lane's samples (tokens, pixels), and how many that were."""
 
 
+_MARK = "__samestep_task__"
+"""On modules that `load_task` imported: another task file of that name may follow them."""
+
+
 @dataclass(frozen=True)
 class Schedule:
     """A learning-rate scheduler and when it steps."""
@@ -114,18 +118,16 @@ def _import_file(path: Path) -> Any:
     """Import the file under its own name, so that loader processes can import it too."""
     name = path.stem
     known = sys.modules.get(name)
-    if known is not None:
-        if Path(getattr(known, "__file__", None) or "").resolve() == path:
-            return known
+    if known is not None and not hasattr(known, _MARK):
         raise TaskError(
             f"task: {path} has the name of a module that is already imported ({name}): rename it"
         )
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise TaskError(f"task: {path} is not a Python file")
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
+    sys.path[:] = [str(path.parent), *(p for p in sys.path if p != str(path.parent))]
     module = importlib.util.module_from_spec(spec)
+    setattr(module, _MARK, True)
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)

@@ -13,10 +13,10 @@ from samestep.compare import (
     first_loss_difference,
     first_sample_difference,
     furthest_tensor,
+    model_distance,
     read_curve,
     relative_distance,
     same_bits,
-    states_agree,
     ulp_distance,
 )
 from samestep.errors import ConfigError
@@ -138,11 +138,23 @@ def test_states_that_do_not_match_name_the_tensor(other, named):
     assert furthest_tensor({"a": torch.ones(2)}, other).tensor == named
 
 
-def test_states_agree_within_a_tolerance():
-    left, right = {"a": torch.ones(4)}, {"a": torch.ones(4) * 1.01}
-    assert states_agree(left, right, rtol=0.02)
-    assert not states_agree(left, right, rtol=0.001)
-    assert not states_agree(left, {"b": torch.ones(4)}, rtol=0.02)
+def test_models_are_compared_as_one_vector_and_optimizers_not_at_all():
+    left = {"model.a": torch.ones(4), "model.b": torch.zeros(1), "optimizer0.a": torch.ones(1)}
+    right = {**left, "model.b": torch.tensor([0.02]), "optimizer0.a": torch.zeros(1)}
+    assert model_distance(left, right) == pytest.approx(0.01)
+    assert model_distance(left, left) == 0.0
+    assert model_distance(left, {"model.a": torch.ones(4)}) == math.inf
+
+
+def test_the_imaginary_part_counts():
+    left, right = torch.tensor([1 + 1j]), torch.tensor([1 + 5j])
+    assert relative_distance(left, right) > 1
+    assert ulp_distance(left, right) > 0
+
+
+def test_ulps_do_not_overflow():
+    two = torch.tensor([2.0], dtype=torch.float64)
+    assert ulp_distance(two, -two) == 2 * 0x4000000000000000
 
 
 def test_the_first_loss_that_differs_is_found():

@@ -58,7 +58,7 @@ def apply_aliases(
     for path, value in values.items():
         alias = ALIASES.get(path)
         key = alias.key if alias else path
-        if key in renamed and whence[key] != origins[path]:
+        if key in renamed:
             other = whence[key]
             mistakes.append(
                 Mistake(path, f"{key} is already set ({other}): keep one of them", origins[path])

@@ -13,9 +13,9 @@ from samestep.errors import ConfigError, Mistake
 from samestep.runtime.environment import process_environment
 
 Auto = Literal["auto"]
-Positive = Annotated[int, Field(ge=1)]
-FromZero = Annotated[int, Field(ge=0)]
-Port = Annotated[int, Field(ge=1, le=65535)]
+Positive = Annotated[int, Field(ge=1, strict=True)]
+FromZero = Annotated[int, Field(ge=0, strict=True)]
+Port = Annotated[int, Field(ge=1, le=65535, strict=True)]
 
 _PREFIX = "SAMESTEP_DISTRIBUTED_"
 _STANDARD_NAMES = {
@@ -57,7 +57,7 @@ class DistributedConfig(BaseModel):
     )
     master_addr: str = Field("auto", description="host of rank 0")
     master_port: Port | Auto = Field("auto", description="a free port on that host")
-    timeout: Annotated[float, Field(gt=0)] = Field(
+    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         600.0, description="seconds a collective may wait"
     )
     on_init_failure: Literal["fail", "fallback"] = Field(
@@ -69,7 +69,7 @@ class DistributedConfig(BaseModel):
     threads_per_rank: Positive | Auto = Field(
         "auto", description="auto: the CPUs this machine gives each rank"
     )
-    lane_weights: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(
+    lane_weights: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] | None = Field(
         None, description="share of the lanes per rank, for uneven machines"
     )
     find_unused_parameters: bool = Field(
@@ -114,7 +114,9 @@ class DistributedConfig(BaseModel):
                 "node_rank",
                 f"node_rank {node} does not fit num_nodes {nodes}: nodes run from 0 to {nodes - 1}",
             )
-        if "auto" not in (self.world_size, self.num_nodes, self.num_gpus_per_node):
+        if nodes != "auto" and self.world_size != "auto" and nodes > self.world_size:
+            say("num_nodes", f"{nodes} nodes for world_size {self.world_size}: one rank a node")
+        elif "auto" not in (self.world_size, self.num_nodes, self.num_gpus_per_node):
             ranks = int(self.num_nodes) * int(self.num_gpus_per_node)
             if ranks != self.world_size:
                 say(
@@ -155,7 +157,7 @@ class DistributedConfig(BaseModel):
         variables: dict[str, str] = {}
         for name, value in self.model_dump(exclude_defaults=True, mode="json").items():
             text = value if isinstance(value, str) else json.dumps(value)
-            variables[_STANDARD_NAMES.get(name, _PREFIX + name.upper())] = text
+            variables[_variable(name)] = text
         return variables
 
     @classmethod
@@ -163,20 +165,24 @@ class DistributedConfig(BaseModel):
         """The section as the environment tells it; the process's own unless one is given."""
         environ = process_environment() if environ is None else environ
         values: dict[str, Any] = {}
-        for name in cls.model_fields:
-            variable = _STANDARD_NAMES.get(name, _PREFIX + name.upper())
-            if variable in environ:
-                values[name] = _decode(environ[variable])
+        for name, field in cls.model_fields.items():
+            text = environ.get(_variable(name))
+            if text is not None:
+                values[name] = text if field.annotation is str else _decode(text)
         try:
             return cls(**values)
         except ValidationError as error:
+            wrong: dict[str, str] = {}
+            for found in error.errors():
+                wrong.setdefault(str(found["loc"][0]), found["msg"])
             raise ConfigError(
                 "the environment",
-                [
-                    Mistake(str(_STANDARD_NAMES.get(str(e["loc"][0]), e["loc"][0])), e["msg"])
-                    for e in error.errors()
-                ],
+                [Mistake(_variable(name), message) for name, message in wrong.items()],
             ) from None
+
+
+def _variable(name: str) -> str:
+    return _STANDARD_NAMES.get(name, _PREFIX + name.upper())
 
 
 def _decode(text: str) -> Any:

@@ -77,22 +77,26 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str], list[Mistake
         raise ConfigError(str(path), [Mistake("", f"cannot be read: {reason}")]) from None
     except UnicodeDecodeError:
         raise ConfigError(str(path), [Mistake("", "is not UTF-8 text")]) from None
+    # JSON may be indented with tabs, which YAML refuses; otherwise YAML reads it too.
+    text = text.replace("\t", " ") if path.suffix == ".json" else text
+    lines: dict[str, str] = {}
     try:
         document = yaml.compose(text, Loader=yaml.SafeLoader)
         plain = yaml.safe_load(text)
+        doubled = list(_record_lines(document, "", lines))
     except yaml.YAMLError as error:
         message = " ".join(str(error).split())
         raise ConfigError(str(path), [Mistake("", f"is not valid YAML: {message}")]) from None
-    if document is None or not isinstance(plain, dict):
+    except RecursionError:
+        raise ConfigError(str(path), [Mistake("", "contains itself by an alias")]) from None
+    if not isinstance(plain, dict):
         message = "holds no keys: a config is a mapping such as 'global_batch: 256'"
         raise ConfigError(str(path), [Mistake("", message)])
-    lines: dict[str, str] = {}
-    doubled = list(_record_lines(document, "", lines))
     values = dict(_flatten(plain))
     return values, {key: lines.get(key, "file") for key in values}, doubled
 
 
-def _record_lines(node: yaml.Node, prefix: str, lines: dict[str, str]) -> Iterator[Mistake]:
+def _record_lines(node: yaml.Node | None, prefix: str, lines: dict[str, str]) -> Iterator[Mistake]:
     if not isinstance(node, yaml.MappingNode):
         return
     for key_node, value_node in node.value:
@@ -107,8 +111,10 @@ def _record_lines(node: yaml.Node, prefix: str, lines: dict[str, str]) -> Iterat
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         path = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value and path not in _FREE_FORM:
+        if isinstance(value, Mapping) and path not in _FREE_FORM:
             yield from _flatten(value, f"{path}.")
+            if not value and path not in _sections():
+                yield path, value
         else:
             yield path, value
 
@@ -138,18 +144,31 @@ def _apply_overrides(
         except yaml.YAMLError:
             mistakes.append(Mistake(key, f"{text!r} is not a YAML value", "override"))
             continue
-        # The override replaces what the file says of the key, by whichever name it says it.
-        target = ALIASES[key].key if key in ALIASES else key
-        for other in [k for k in values if (ALIASES[k].key if k in ALIASES else k) == target]:
-            del values[other], origins[other]
         top, _, inner = key.partition(".")
-        if top in _FREE_FORM and inner:
-            values[top] = {**(values.get(top) or {}), inner: value}
+        if top in _FREE_FORM and inner and isinstance(values.get(top) or {}, dict):
+            values[top] = _with(values.get(top) or {}, inner.split("."), value)
             origins[top] = f"{origins[top]} and override" if top in origins else "override"
             continue
+        # The override replaces what the file says of the key, by whichever name it says it.
+        target = _real_name(key)
+        for other in list(values):
+            if _real_name(other) == target or other.startswith(f"{key}."):
+                del values[other], origins[other]
         flat = dict(_flatten({key: value}))
         values.update(flat)
         origins.update(dict.fromkeys(flat, "override"))
+
+
+def _real_name(key: str) -> str:
+    return ALIASES[key].key if key in ALIASES else key
+
+
+def _with(values: Mapping[str, Any], path: list[str], value: Any) -> dict[str, Any]:
+    """The nested mapping with one value set."""
+    first, *rest = path
+    inner = values.get(first)
+    inner = inner if isinstance(inner, Mapping) else {}
+    return {**values, first: _with(inner, rest, value) if rest else value}
 
 
 def _validate(
@@ -166,7 +185,7 @@ def _validate(
     if config is None:
         return None
     wrong_paths = {mistake.path for mistake in mistakes}
-    for mistake in contradictions(config):
+    for mistake in contradictions(config, wrong_paths):
         if mistake.path not in wrong_paths:
             mistakes.append(Mistake(mistake.path, mistake.message, origins.get(mistake.path, "")))
     return config
@@ -174,7 +193,12 @@ def _validate(
 
 def _without(values: dict[str, Any], wrong: set[str]) -> Config | None:
     """The config with the wrong values left out, so that what is between fields is checked too."""
-    rest = {path: value for path, value in values.items() if path not in wrong}
+    sections = tuple(f"{path}." for path in wrong)
+    rest = {
+        path: value
+        for path, value in values.items()
+        if path not in wrong and not path.startswith(sections)
+    }
     for path in wrong & {"task", "global_batch", "batch_per_rank", "epochs", "steps"}:
         rest[path] = {"task": "task.py:Task"}.get(path, 8)
     try:
@@ -206,7 +230,8 @@ def _field_mistakes(
         path, known = _schema_path(error["loc"])
         if path in found:
             continue
-        origin = origins.get(path, "")
+        inside = (origin for key, origin in origins.items() if key.startswith(f"{path}."))
+        origin = origins.get(path) or next(inside, "")
         if error["type"] == "missing":
             message = "is missing: " + _field(path).description
         elif not known:
@@ -254,11 +279,14 @@ def _field(path: str) -> Any:
 
 def _nearest(path: str) -> str:
     known = [key for key, _ in _flatten_schema(Config)] + list(ALIASES)
-    match = difflib.get_close_matches(path, known, n=1, cutoff=0.6)
-    if not match:
-        last = path.rpartition(".")[2]
-        match = [key for key in known if key.rpartition(".")[2] == last][:1]
+    last = path.rpartition(".")[2]
+    match = [key for key in known if key.rpartition(".")[2] == last][:1]
+    match = match or difflib.get_close_matches(path, known, n=1, cutoff=0.6)
     return f": did you mean {match[0]}?" if match else "; samestep config show lists the keys"
+
+
+def _sections() -> list[str]:
+    return [k for k, field in _flatten_schema(Config) if _section_of(field.annotation)]
 
 
 def schema_keys() -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
-from samestep.config.distributed import Auto, DistributedConfig, Positive
+from samestep.config.distributed import Auto, DistributedConfig, FromZero, Positive
 from samestep.errors import Mistake, PlanError
 from samestep.plan import BatchPlan
 
@@ -19,7 +20,7 @@ class Section(BaseModel):
 class LoaderConfig(Section):
     """How batches are read. Nothing here changes the run, only its speed."""
 
-    workers: Annotated[int, Field(ge=0)] = Field(0, description="loader processes per rank")
+    workers: FromZero = Field(0, description="loader processes per rank")
     prefetch: Positive = Field(2, description="lane batches each worker reads ahead")
     pin_memory: bool | Auto = Field("auto", description="page-locked batches; auto: on GPUs")
 
@@ -64,7 +65,9 @@ class Config(Section):
         "run", description="the run's name; the config's folder if not set"
     )
     run_dir: str | None = Field(None, description="where the run lives; runs/<name> if not set")
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="root of every draw")
+    seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = Field(
+        0, description="root of every draw"
+    )
     epochs: Positive | None = Field(None, description="passes over the data; or set steps")
     steps: Positive | None = Field(None, description="optimizer steps; or set epochs")
     steps_per_epoch: Positive | None = Field(
@@ -117,23 +120,41 @@ class Config(Section):
 DEFAULT_LANES = 8
 
 
-def contradictions(config: Config) -> list[Mistake]:
-    """What is wrong between the fields of a config whose fields are each right."""
-    found = [*_batch_mistakes(config), *config.distributed.mistakes(), *_same_mistakes(config)]
+def contradictions(config: Config, wrong: Set[str] = frozenset()) -> list[Mistake]:
+    """What is wrong between fields; `wrong` are fields whose value is not the user's."""
+    checks: list[tuple[Set[str], Callable[[Config], list[Mistake]]]] = [
+        ({"global_batch", "batch_per_rank", "lanes", "accumulation"}, _batch_mistakes),
+        ({"epochs", "steps"}, _length_mistakes),
+        ({"task"}, _task_mistakes),
+        ({"same"}, _same_mistakes),
+        ({"early_stopping", "evaluation.every_epochs"}, _evaluation_mistakes),
+        (set(), lambda config: config.distributed.mistakes()),
+    ]
+    return [m for keys, check in checks if not keys & wrong for m in check(config)]
 
-    def say(path: str, message: str) -> None:
-        found.append(Mistake(path, message))
 
+def _length_mistakes(config: Config) -> list[Mistake]:
     if config.epochs is None and config.steps is None:
-        say("epochs", "neither epochs nor steps is set: say how long to train with one of them")
+        message = "neither epochs nor steps is set: say how long to train with one of them"
+        return [Mistake("epochs", message)]
     if config.epochs is not None and config.steps is not None:
-        say("steps", f"you set epochs {config.epochs} and steps {config.steps}: keep one of them")
-    if config.task and ":" not in config.task:
-        say("task", f"{config.task!r} names no class: write FILE.py:Class")
+        message = f"you set epochs {config.epochs} and steps {config.steps}: keep one of them"
+        return [Mistake("steps", message)]
+    return []
+
+
+def _task_mistakes(config: Config) -> list[Mistake]:
+    if ":" in config.task:
+        return []
+    return [Mistake("task", f"{config.task!r} names no class: write FILE.py:Class")]
+
+
+def _evaluation_mistakes(config: Config) -> list[Mistake]:
     never = config.evaluation.every_epochs is None and config.evaluation.every_steps is None
-    if never and config.early_stopping is not None:
-        say("early_stopping", "there is no evaluation to stop on: set evaluation.every_epochs")
-    return found
+    if not never or config.early_stopping is None:
+        return []
+    message = "there is no evaluation to stop on: set evaluation.every_epochs"
+    return [Mistake("early_stopping", message)]
 
 
 def _batch_mistakes(config: Config) -> list[Mistake]:

@@ -126,6 +126,11 @@ def detect_launch(environ: Mapping[str, str]) -> LaunchFacts:
 
 
 def _refuse_world_without_rank(environ: Mapping[str, str], launcher: _Launcher) -> None:
+    if environ.get("PMIX_RANK", "0") != "0":
+        raise LaunchError(
+            f"PMIX_RANK={environ['PMIX_RANK']} says this is one of several ranks, but nothing says "
+            "of how many: start with srun, mpirun or torchrun, or set RANK and WORLD_SIZE"
+        )
     world = environ.get(launcher.world[0])
     if world not in (None, "", "1"):
         raise LaunchError(
@@ -150,18 +155,21 @@ class _Reader:
                 f"{source.rank}={rank} does not fit a world of {world} ranks: "
                 f"ranks run from 0 to {world - 1}"
             )
-        nodes = self._may("nodes", source.nodes, 1, "taken as one node")
+        nodes = self._may("nodes", source.nodes, 0, "ranks over ranks per node")
         local_world = self._local_world(world, nodes)
+        nodes = nodes or -(-world // local_world)
         local_rank = self._may(
             "local_rank", source.local_rank, rank % local_world, "rank modulo ranks per node"
         )
         node_rank = self._may(
             "node_rank", source.node_rank, rank // local_world, "rank over ranks per node"
         )
-        # MPI says how many ranks share this host, never how many hosts there are.
-        if not source.nodes and local_world < world:
-            nodes = -(-world // local_world)
-            self.reasons["nodes"] = "ranks over ranks per node"
+        if not 0 <= local_rank < local_world <= world:
+            raise LaunchError(
+                f"local rank {local_rank} ({self.reasons['local_rank']}) does not fit {local_world} "
+                f"ranks on this machine ({self.reasons['local_world']}) of {world} in all: look at "
+                "what was exported before the launch"
+            )
         address, port = self._master(world, local_world)
         return LaunchFacts(
             self._name(),
@@ -182,14 +190,13 @@ class _Reader:
         return self.launcher.name
 
     def _local_world(self, world: int, nodes: int) -> int:
-        if self.launcher.name == "slurm":
+        default, why = (-(-world // nodes), "ranks over nodes") if nodes else (world, "one node")
+        # srun's PMI plugin tells a task its rank but not how many share its node.
+        if "SLURM_STEP_ID" in self.environ and self.launcher.name in ("slurm", "mpich"):
             tasks = _slurm_tasks_here(self.environ)
             if tasks is not None:
-                self.reasons["local_world"] = "SLURM_STEP_TASKS_PER_NODE"
-                return tasks
-        return self._may(
-            "local_world", self.launcher.local_world, -(-world // nodes), "ranks over nodes"
-        )
+                default, why = tasks, "SLURM_STEP_TASKS_PER_NODE"
+        return self._may("local_world", self.launcher.local_world, default, why)
 
     def _must(self, fact: str, names: tuple[str, ...]) -> int:
         for name in names:
@@ -220,10 +227,10 @@ class _Reader:
 
     def _master(self, world: int, local_world: int) -> tuple[str | None, int | None]:
         address, port = self.environ.get("MASTER_ADDR"), None
+        nodelist = _slurm_nodelist(self.environ)
         if address is not None:
             self.reasons["master_addr"] = "MASTER_ADDR is set"
-        elif self.launcher.name == "slurm":
-            nodelist = self.environ.get("SLURM_STEP_NODELIST") or self.environ["SLURM_NODELIST"]
+        elif nodelist is not None and self.launcher.name in ("slurm", "mpich"):
             address = first_host(nodelist)
             self.reasons["master_addr"] = f"first host of {nodelist}"
         elif local_world == world:
@@ -233,21 +240,26 @@ class _Reader:
             port = self._integer("MASTER_PORT")
             self.reasons["master_port"] = "MASTER_PORT is set"
         else:
-            job = _job_identity(self.environ)
+            job = self._job()
             if job is not None:
                 port = 20000 + zlib.crc32(job.encode()) % 20000
                 self.reasons["master_port"] = f"derived from the job ({job})"
         return address, port
 
+    def _job(self) -> str | None:
+        """What all ranks of one launch share, and no two launches do."""
+        names = ["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"]
+        if self.launcher.name != "openmpi" and "SLURM_STEP_ID" in self.environ:
+            return f"{self.environ.get('SLURM_JOB_ID')}.{self.environ['SLURM_STEP_ID']}"
+        return next((self.environ[name] for name in names if name in self.environ), None)
 
-def _job_identity(environ: Mapping[str, str]) -> str | None:
-    """What all ranks of one launch share, and no two launches do."""
-    if "SLURM_STEP_ID" in environ and "SLURM_JOB_ID" in environ:
-        return f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
-    for name in ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"):
-        if name in environ:
-            return environ[name]
-    return None
+
+def _slurm_nodelist(environ: Mapping[str, str]) -> str | None:
+    """The hosts of this Slurm step; None outside of one."""
+    if "SLURM_STEP_ID" not in environ:
+        return None
+    names = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
+    return next((environ[name] for name in names if name in environ), None)
 
 
 def _slurm_tasks_here(environ: Mapping[str, str]) -> int | None:
@@ -264,10 +276,10 @@ def _slurm_tasks_here(environ: Mapping[str, str]) -> int | None:
 
 def first_host(nodelist: str) -> str:
     """The first host of a Slurm node list such as `n[01-04,07],m2`."""
-    match = re.match(r"([^\[,]+)(?:\[(\d+))?", nodelist)
-    if match is None:
-        raise LaunchError(f"SLURM_NODELIST={nodelist!r} names no host: set MASTER_ADDR")
-    return match.group(1) + (match.group(2) or "")
+    outside = re.match(r"(?:[^\[,]|\[[^\]]*\])+", nodelist)
+    if outside is None:
+        raise LaunchError(f"the Slurm node list {nodelist!r} names no host: set MASTER_ADDR")
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", outside.group())
 
 
 def detect_platform(environ: Mapping[str, str]) -> Fact[str]:

@@ -92,7 +92,9 @@ class _Decision:
         world = 1 if config.world_size == "auto" else config.world_size
         rank = 0 if config.rank == "auto" else config.rank
         nodes = 1 if config.num_nodes == "auto" else config.num_nodes
-        here = world // nodes if config.num_gpus_per_node == "auto" else config.num_gpus_per_node
+        here = (
+            -(-world // nodes) if config.num_gpus_per_node == "auto" else config.num_gpus_per_node
+        )
         node = rank // here if config.node_rank == "auto" else config.node_rank
         numbers = (world, rank, rank % here, here, nodes, node)
         return tuple(Fact(number, why) for number in numbers)
