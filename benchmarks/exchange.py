@@ -20,7 +20,6 @@ from overhead import (
     Place,
     Result,
     Workload,
-    be_quiet_and_single_threaded,
     common_options,
     compare,
     machine,
@@ -96,7 +95,6 @@ def measure_step(rounds: int) -> list[Result]:
 def main() -> None:
     options = common_options("What the lane tree costs against all-reduce.", rounds=25).parse_args()
     rounds = 3 if options.quick else options.rounds
-    be_quiet_and_single_threaded()
     cpus = os.cpu_count() or 1
     exchanges: list[Result] = []
     for world in (2, 4, 8) if cpus >= 8 else (2, 4):

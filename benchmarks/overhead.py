@@ -370,41 +370,44 @@ def measure_all(place: Place, rounds: int) -> list[Result]:
 
 
 def on_ranks(world: int, work: Callable[..., Any], *args: Any) -> Any:
-    """What `work(*args)` gives on rank 0 of so many processes with a gloo group among them."""
+    """What `work(*args)` gives on rank 0 of so many new processes, or in one without a group."""
+    # torch.set_num_threads alone does not bind every library that torch calls, and this
+    # variable is read when torch is imported: hence a new process also for a world of one.
+    os.environ["OMP_NUM_THREADS"] = str(THREADS)
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.pt"
-        port = free_port()
-        mp.spawn(_rank_main, (world, port, str(answer), work, args), nprocs=world)
+        mp.spawn(_rank_main, (world, free_port(), str(answer), work, args), nprocs=world)
         return torch.load(answer, weights_only=False)
 
 
 def _rank_main(
     rank: int, world: int, port: int, answer: str, work: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
-    be_quiet_and_single_threaded()
+    logging.disable(logging.INFO)
+    torch.set_num_threads(THREADS)
+    with ExitStack() as stack:
+        if world > 1:
+            open_group(rank, world, port)
+            stack.callback(dist.destroy_process_group)
+        result = work(*args)
+        if rank == 0:
+            torch.save(result, answer)
+        if world > 1:
+            dist.barrier()
+
+
+def open_group(rank: int, world: int, port: int) -> None:
     os.environ.update(
         RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world),
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
     )  # fmt: skip
     dist.init_process_group("gloo")
-    try:
-        result = work(*args)
-        if rank == 0:
-            torch.save(result, answer)
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
 
 
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
-
-
-def be_quiet_and_single_threaded() -> None:
-    logging.disable(logging.INFO)
-    torch.set_num_threads(THREADS)
 
 
 # -- showing -------------------------------------------------------------------------------
@@ -424,7 +427,7 @@ def result_table(title: str, unit: str, results: Sequence[Result]) -> Table:
         table.add_row(
             *(("", "") if here == before else here), result.contestant,
             f"{result.milliseconds:.3f}", f"{result.ratio:.3f}",
-            f"{result.low:.3f} to {result.high:.3f}", goal_cell(result), f"{result.cpu_ratio:.3f}",
+            f"{result.low:.3f}-{result.high:.3f}", goal_cell(result), f"{result.cpu_ratio:.3f}",
         )  # fmt: skip
         before = here
     return table
@@ -449,7 +452,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def show(tables: Sequence[Table], facts: Mapping[str, Any], rounds: int) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 130)
+    console = Console(width=None if sys.stdout.isatty() else 140)
     said = ", ".join(f"{name} {value}" for name, value in facts.items())
     console.print(f"{said}; {rounds} rounds after a warm-up round", highlight=False)
     for table in tables:
@@ -471,7 +474,7 @@ def common_options(description: str, rounds: int) -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    parser = common_options("What a step costs with samestep and without.", rounds=15)
+    parser = common_options("What a step costs with samestep and without.", rounds=12)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--worlds", default="1,2", help="numbers of ranks; on a GPU only 1 runs")
     options = parser.parse_args()
@@ -480,14 +483,9 @@ def main() -> None:
     device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
     worlds = [1] if on_gpu else [int(world) for world in options.worlds.split(",")]
 
-    be_quiet_and_single_threaded()
     results: list[Result] = []
     for world in worlds:
-        place = Place(world, device)
-        if world == 1:
-            results += measure_all(place, rounds)
-        else:
-            results += on_ranks(world, measure_all, place, rounds)
+        results += on_ranks(world, measure_all, Place(world, device), rounds)
     facts = machine(device)
     show([result_table("A step, by hand and by samestep", "ms/step", results)], facts, rounds)
     write_json(options.json, facts, results)

@@ -29,7 +29,7 @@ def main(overrides):
         digits = Digits()
         train_set, valid_set = digits.train_data(), digits.valid_data()
         model = digits.model()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.01)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=8e-3, weight_decay=0.01)
         total = run.total_steps(run.source(train_set))
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=total)
         model, optimizer, schedule = run.prepare(model, optimizer, schedule)

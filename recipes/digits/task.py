@@ -60,7 +60,7 @@ class Net(nn.Module):
 
 
 class Digits(Task):
-    def __init__(self, width: int = 16, dropout: float = 0.25, lr: float = 4e-3) -> None:
+    def __init__(self, width: int = 16, dropout: float = 0.25, lr: float = 8e-3) -> None:
         self.width, self.dropout, self.lr = width, dropout, lr
         digits = load_digits()
         # Every fifth sample validates: a fixed split, no draw.

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from samestep.errors import PROMISE_NOT_KEPT, PeerLost, SamestepError
+from samestep.runtime.environment import has_agent, process_environment
 
 if TYPE_CHECKING:
     from samestep.verify import Verification
 
 app = typer.Typer(
     name="samestep",
-    help="Distributed PyTorch training that is the same run at any size.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -32,6 +32,8 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="Config values, as section.key=value.", metavar="KEY=VALUE"),
 ]
+# torch.distributed.launch passes it before everything else, our own launch at the end.
+LocalRank = Annotated[int | None, typer.Option("--local-rank", "--local_rank", hidden=True)]
 
 
 @contextmanager
@@ -40,31 +42,37 @@ def _guarded(launched: bool = False) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if launched:
+        if has_agent(process_environment()):
             from samestep.runtime.agent import record_failure
 
             record_failure(error)
-        elif isinstance(error, SamestepError):
-            _fail(str(error))
-        else:
-            traceback.print_exc()
+        if not launched:  # else the launcher shows it, the failing rank's first
+            _show(error)
         raise typer.Exit(error.exit_code if isinstance(error, SamestepError) else 1) from None
 
 
-def _fail(message: str) -> None:
-    typer.echo(f"samestep: {message}", err=True)
+def _show(error: Exception) -> None:
+    if isinstance(error, SamestepError):
+        typer.echo(f"samestep: {error}", err=True)
+    else:
+        traceback.print_exception(error)
+
+
+@app.callback()
+def root(context: typer.Context, local_rank: LocalRank = None) -> None:
+    """Distributed PyTorch training that is the same run at any size."""
+    context.obj = local_rank
 
 
 @app.command()
 def train(
+    context: typer.Context,
     config: ConfigFile,
     overrides: Overrides = None,
     record: Annotated[
         Path | None, typer.Option(help="Keep the exact losses, samples and final state here.")
     ] = None,
-    local_rank: Annotated[
-        int | None, typer.Option("--local-rank", "--local_rank", hidden=True)
-    ] = None,
+    local_rank: LocalRank = None,
     launched: Annotated[bool, typer.Option("--launched", hidden=True)] = False,
 ) -> None:
     """Train on this process: alone, or as a rank of whatever launcher started it."""
@@ -78,17 +86,16 @@ def train(
             check_local_rank,
             detect_hardware,
             detect_launch,
-            process_environment,
         )
 
         launch = detect_launch(process_environment())
-        check_local_rank(local_rank, launch)
-        with create_run_context(loaded, detect_hardware(), launch) as context:
+        check_local_rank(context.obj if local_rank is None else local_rank, launch)
+        with create_run_context(loaded, detect_hardware(), launch) as place:
             try:
-                outcome = train_once(loaded, context, record)
+                outcome = train_once(loaded, place, record)
             except PeerLost as error:
-                raise PeerLost(f"rank {context.rank} {error}") from error.__cause__
-            if context.is_main:
+                raise PeerLost(f"rank {place.rank} {error}") from error.__cause__
+            if place.is_main:
                 loss = "" if outcome.loss is None else f", last loss {outcome.loss:.6f}"
                 typer.echo(f"{outcome.steps} steps{loss}; the run is in {loaded.run_path}")
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
@@ -199,7 +200,7 @@ class MapSource(Source):
                     order = self._epoch_order(epoch)
                     picked = order[positions[0].start : positions[-1].stop]
                     seed = derive(self._seed, DATA, epoch, epoch_step, unit)
-                    request = LaneRequest(unit, tuple(map(int, picked)), seed)
+                    request = LaneRequest(unit, tuple(np.asarray(picked).tolist()), seed)
                     issued.append(request)
                     yield request
             step += 1

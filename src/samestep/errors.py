@@ -10,7 +10,7 @@
     │   ├── CheckpointError       a checkpoint that cannot be read or written
     │   └── MissingExtraError     a feature whose optional packages are not installed
     ├── InitError                 exit code 3: the process group could not be opened
-    ├── RankFailed                exit code 1: a rank ended the run; holds its traceback
+    ├── RankFailed                a rank ended the run, with that rank's exit code
     └── PeerLost                  exit code 1: another rank went away in a collective
 
 A message says what was set, what was found and what to do. A `UserMistake` is shown on
@@ -100,6 +100,10 @@ class InitError(SamestepError):
 
 class RankFailed(SamestepError):
     """A rank ended the run; the message holds its own traceback first."""
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class PeerLost(SamestepError):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from samestep.errors import TaskError
 from samestep.plan import LaneTree
-from samestep.runtime.lanestats import LocalStats
+from samestep.runtime.lanestats import LocalStats, read_numbers
 
 
 @dataclass(frozen=True)
@@ -71,18 +71,20 @@ class Ledger:
         """Read and write everything measured so far. This waits for the device."""
         if not self._pending:
             return
-        rows = [(entry, *_mean_loss(entry.stats)) for entry in self._pending]
-        norms = [None if entry.norm is None else float(entry.norm) for entry in self._pending]
-        now = time.perf_counter()
-        seconds = (now - self._since) / len(rows)
-        self._pending.clear()
-        for (entry, loss, total), norm in zip(rows, norms, strict=True):
+        entries, self._pending = self._pending, []
+        measured = [entry.stats.values() for entry in entries]
+        numbers = iter(read_numbers([value for values in measured for value in values]))
+        losses = [_mean_loss([next(numbers) for _ in values]) for values in measured]
+        norms = read_numbers([entry.norm for entry in entries])
+        seconds = (time.perf_counter() - self._since) / len(entries)
+        for entry, (loss, total), norm in zip(entries, losses, norms, strict=True):
             if total == 0:
                 raise TaskError(
                     f"step {entry.step} counted nothing: no lane had samples (is steps_per_epoch "
                     "beyond the data?) or every count was 0"
                 )
-            self._write(StepRecord(entry.step, entry.epoch, loss, total, entry.lr, norm, seconds))
+            shown = None if entry.norm is None else norm
+            self._write(StepRecord(entry.step, entry.epoch, loss, total, entry.lr, shown, seconds))
         self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -90,11 +92,11 @@ class Ledger:
         self._since = time.perf_counter()
 
 
-def _mean_loss(stats: LocalStats) -> tuple[float, float]:
-    """The step's loss per counted thing, summed over the lanes in the tree's order."""
+def _mean_loss(values: Sequence[float]) -> tuple[float, float]:
+    """The step's loss per counted thing, summed over the lanes in the tree's order; the count."""
     tree: LaneTree[float] = LaneTree(lambda left, right: left + right)
     total = 0.0
-    for lane, (loss, count) in enumerate(stats.read()):
+    for lane, (loss, count) in enumerate(zip(values[::2], values[1::2], strict=True)):
         tree.push(lane, 1, loss)
         total += count
     return (tree.close() / total if total else 0.0), total

@@ -14,7 +14,7 @@ body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem
 h1 { font-size: 1.4rem } .kept { color: #12703c } .broken { color: #b3261e }
 table { border-collapse: collapse; width: 100%; margin: 1rem 0 }
 th, td { text-align: left; padding: .35rem .7rem; border-bottom: 1px solid #dde3ea }
-td.number { text-align: right; font-variant-numeric: tabular-nums }
+.number { text-align: right; font-variant-numeric: tabular-nums }
 code { background: #f1f4f7; padding: .1rem .3rem; border-radius: .2rem }
 """
 
@@ -59,7 +59,8 @@ def write_report(result: Verification, title: str, path: Path) -> None:
 <span class="{"kept" if result.kept else "broken"}">{verdict(result)}</span></h1>
 <p><code>same: {result.same}</code> promises {html.escape(promise(result))}.
 Compared with the run on {result.worlds[0].record.world} rank(s).</p>
-<table><thead><tr><th>ranks</th><th>steps</th><th>ms per step</th><th>state</th><th>result</th></tr></thead>
+<table><thead><tr><th class="number">ranks</th><th class="number">steps</th>
+<th class="number">ms per step</th><th>state</th><th>result</th></tr></thead>
 <tbody>{rows}</tbody></table>
 {against}
 {_figure(result)}
@@ -83,6 +84,7 @@ def _row(world: WorldResult) -> str:
 
 def _figure(result: Verification) -> str:
     go = require_plotly()
+    from plotly.colors import qualitative
     from plotly.subplots import make_subplots
 
     figure = make_subplots(
@@ -93,27 +95,19 @@ def _figure(result: Verification) -> str:
         vertical_spacing=0.09,
         subplot_titles=("loss", "difference from the first run, relative to its loss"),
     )
-    first = result.worlds[0].record
-    widths = range(2 + 2 * len(result.worlds), 0, -2)  # all curves stay visible when they coincide
-    for world, width in zip(result.worlds, widths, strict=False):
-        record, name = world.record, f"{world.record.world} rank(s)"
-        style = {"width": width}
-        figure.add_trace(
-            go.Scatter(y=record.losses, name=name, mode="lines", line=style, opacity=0.75),
-            row=1,
-            col=1,
-        )
-        gaps = [
-            abs(a - b) / abs(a) if a else 0.0
-            for a, b in zip(first.losses, record.losses, strict=False)
-        ]
-        figure.add_trace(
-            go.Scatter(y=gaps, name=name, mode="lines+markers", showlegend=False), row=2, col=1
-        )
+    first, widest = result.worlds[0].record.losses, 2 + 2 * len(result.worlds)
+    for number, world in enumerate(result.worlds):
+        losses, name = world.record.losses, f"{world.record.world} rank(s)"
+        # Thinner and thinner, so that curves which coincide can all be seen.
+        line = {"width": widest - 2 * number, "color": qualitative.Safe[number % 11]}
+        gaps = [abs(a - b) / abs(a) if a else 0.0 for a, b in zip(first, losses, strict=False)]
+        figure.add_trace(go.Scatter(y=losses, name=name, mode="lines", line=line), row=1, col=1)
+        thin = {**line, "width": 2}
+        figure.add_trace(go.Scatter(y=gaps, line=thin, showlegend=False), row=2, col=1)
     if result.against:
-        dashed = {"dash": "dot", "color": "black"}
+        dotted = {"dash": "dot", "color": "black"}
         figure.add_trace(
-            go.Scatter(y=result.against, name="given curve", line=dashed), row=1, col=1
+            go.Scatter(y=result.against, name="given curve", line=dotted), row=1, col=1
         )
     figure.update_xaxes(title_text="step", row=2, col=1)
     figure.update_yaxes(exponentformat="e", rangemode="tozero", row=2, col=1)

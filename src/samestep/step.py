@@ -98,7 +98,7 @@ class Step:
         if last:
             self._share()
         with engine.precision.backward():
-            engine.machinery.gradients.backward(loss_sum, lane, last)
+            engine.machinery.gradients.backward(loss_sum, count, lane, last)
 
     def update(self, *optimizers: Optimizer) -> None:
         """Sum over all lanes of all ranks, divide by the count, clip, step and schedule."""

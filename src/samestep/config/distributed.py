@@ -79,7 +79,7 @@ class DistributedConfig(BaseModel):
         False, description="SyncBatchNorm over the ranks (same: samples, on GPUs)"
     )
     broadcast_buffers: bool = Field(
-        True, description="DistributedDataParallel's option (same: samples)"
+        True, description="buffers become rank 0's after every step (same: samples)"
     )
     gradient_as_bucket_view: bool = Field(
         True, description="DistributedDataParallel's option (same: rounding, samples)"

@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Std
+from torch.distributed.elastic.multiprocessing.api import (
+    DefaultLogsSpecs,
+    SignalException,
+    Std,
+)
 from torch.distributed.elastic.multiprocessing.errors import (
     ChildFailedError,
     ProcessFailure,
@@ -46,7 +50,9 @@ def run_ranks(launch: LocalLaunch) -> None:
     try:
         elastic_launch(config, entrypoint=interpreter)(*arguments)
     except ChildFailedError as error:
-        raise RankFailed(_describe(error.failures, launch.folder)) from None
+        raise _as_one(error.failures, launch.folder) from None
+    except SignalException as error:
+        raise RankFailed(f"stopped by {error.sigval.name}", 128 + error.sigval) from None
 
 
 def _quiet_agent_logs() -> None:
@@ -79,23 +85,22 @@ class _Failure:
         return self.kind != "PeerLost" and self.code != -15
 
 
-def _describe(failures: Mapping[int, ProcessFailure], folder: Path) -> str:
-    found = sorted(
+def _as_one(failures: Mapping[int, ProcessFailure], folder: Path) -> RankFailed:
+    """One error for all ranks: the one that failed by itself first, with its own words."""
+    first, *others = sorted(
         (_read(rank, failure) for rank, failure in failures.items()),
         key=lambda failure: (not failure.is_cause, failure.time),
     )
-    first, *others = found
+    known = getattr(errors, first.kind, None)
     lines = [f"rank {first.rank} (pid {first.pid}) failed; output of the ranks: {folder}"]
-    if issubclass(getattr(errors, first.kind, Exception), errors.UserMistake):
+    if known is not None:
         lines.append(first.message)
-    elif first.trace:
-        lines.append(first.trace.rstrip())
     else:
-        lines.append(_exit_words(first.code))
+        lines.append(first.trace.rstrip() or _exit_words(first.code))
     for other in others:
         words = other.message.splitlines()[0] if other.message else _exit_words(other.code)
         lines.append(f"rank {other.rank} (pid {other.pid}): {words}")
-    return "\n".join(lines)
+    return RankFailed("\n".join(lines), 1 if known is None else known.exit_code)
 
 
 def _read(rank: int, failure: ProcessFailure) -> _Failure:

@@ -27,7 +27,7 @@ from samestep.runtime.environment import (
     detect_launch,
     process_environment,
 )
-from samestep.runtime.gradients import GradientSum, LaneSum
+from samestep.runtime.gradients import GradientSum, LaneSum, OneLaneSum
 from samestep.runtime.logs import RankLog
 from samestep.runtime.placement import Placement, decide_placement
 from samestep.runtime.tree import TreeSum
@@ -124,9 +124,11 @@ class SingleProcessContext(RunContext):
         assignment: Sequence[range],
     ) -> LaneMachinery:
         find_unused = config.distributed.find_unused_parameters
+        lanes = assignment[0]
+        alone = len(lanes) == 1
         return LaneMachinery(
             modules[0],
-            LaneSum(params, assignment[0], find_unused),
+            OneLaneSum(params) if alone else LaneSum(params, lanes, find_unused),
             _lane_buffers(config, modules, assignment, self.collectives),
         )
 
@@ -155,13 +157,12 @@ class DDPContext(RunContext):
         else:
             if options.sync_batchnorm:
                 model = self._sync_batchnorm(model)
-            wrapped = ddp.wrap(
-                model,
-                options,
-                self.device,
-                broadcast_buffers=options.broadcast_buffers and config.same == "samples",
+            wrapped = ddp.wrap(model, options, self.device)
+            shared = config.same == "samples" and options.broadcast_buffers
+            model, gradients = (
+                wrapped,
+                ddp.DDPSum(wrapped, params, list(wrapped.buffers()) if shared else []),
             )
-            model, gradients = wrapped, ddp.DDPSum(wrapped, params)
         buffers = _lane_buffers(config, modules, assignment, self.collectives)
         return LaneMachinery(model, gradients, buffers)
 

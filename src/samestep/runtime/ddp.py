@@ -17,13 +17,15 @@ from samestep.runtime.peers import naming_lost_peers
 
 
 def wrap(
-    model: nn.Module, options: DistributedConfig, device: torch.device, broadcast_buffers: bool
+    model: nn.Module, options: DistributedConfig, device: torch.device
 ) -> DistributedDataParallel:
     """The model in DistributedDataParallel, with the config's options."""
     return DistributedDataParallel(
         model,
         device_ids=[device] if device.type == "cuda" else None,
-        broadcast_buffers=broadcast_buffers,
+        # It would broadcast them in forward, which a rank without samples does not run, and
+        # leave them different for an evaluation. DDPSum does it when the step is over.
+        broadcast_buffers=False,
         find_unused_parameters=options.find_unused_parameters,
         gradient_as_bucket_view=options.gradient_as_bucket_view,
         static_graph=options.static_graph,
@@ -39,12 +41,17 @@ class DDPSum(GradientSum):
     """
 
     def __init__(
-        self, model: DistributedDataParallel, params: Sequence[tuple[str, Parameter]]
+        self,
+        model: DistributedDataParallel,
+        params: Sequence[tuple[str, Parameter]],
+        shared_buffers: Sequence[Tensor],
     ) -> None:
         self._model = model
         inside = {id(param) for param in model.parameters()}
         self._inside = [param for _, param in params if id(param) in inside]
         self._outside = [param for _, param in params if id(param) not in inside]
+        self._shared_buffers = shared_buffers
+        """Buffers that become rank 0's after every step."""
         self._world = dist.get_world_size()
         self._ragged = False
 
@@ -56,7 +63,7 @@ class DDPSum(GradientSum):
     def forward_scope(self, last: bool) -> AbstractContextManager[None]:
         return nullcontext() if last and not self._ragged else self._model.no_sync()
 
-    def backward(self, loss: Tensor, lane: int, last: bool) -> None:
+    def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
         with naming_lost_peers():
             loss.backward()
 
@@ -64,6 +71,7 @@ class DDPSum(GradientSum):
         by_hand = [*self._outside, *(self._inside if self._ragged else ())]
         with naming_lost_peers():
             _all_reduce(by_hand)
+            _broadcast(self._shared_buffers)
         scale_([param.grad for param in by_hand], inverse_count)
         if not self._ragged:
             # DistributedDataParallel has divided by the world; the sum is what we want.
@@ -86,3 +94,15 @@ def _all_reduce(params: Sequence[Parameter]) -> None:
         *sums, used = flat.split([*(piece.numel() for piece in pieces), len(group)])
         for param, total, count in zip(group, sums, used.tolist(), strict=True):
             param.grad = total.view(param.shape) if count > 0 else None
+
+
+def _broadcast(tensors: Sequence[Tensor]) -> None:
+    """Overwrite the tensors with rank 0's, those of one type in one message."""
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    for group in by_dtype.values():
+        flat = torch.cat([tensor.flatten() for tensor in group])
+        dist.broadcast(flat, src=0)
+        for tensor, values in zip(group, flat.split([t.numel() for t in group]), strict=True):
+            tensor.copy_(values.view(tensor.shape))

@@ -32,6 +32,11 @@ def process_environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+def has_agent(environ: Mapping[str, str]) -> bool:
+    """Whether torch's elastic agent started this process and will ask how it failed."""
+    return "TORCHELASTIC_ERROR_FILE" in environ
+
+
 @dataclass(frozen=True)
 class _Launcher:
     """The variables in which one launcher tells a process its place; first one set counts."""

@@ -16,6 +16,7 @@ from torch.nn import Parameter
 
 from samestep.errors import TaskError
 from samestep.plan import LaneTree
+from samestep.runtime.lanestats import inverse
 
 Grads = list[Tensor | None]
 
@@ -36,8 +37,8 @@ class GradientSum(ABC):
         return nullcontext()
 
     @abstractmethod
-    def backward(self, loss: Tensor, lane: int, last: bool) -> None:
-        """Backpropagate one lane's loss and take the gradients."""
+    def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
+        """Backpropagate one lane's summed loss and take the gradients."""
 
     @abstractmethod
     def finish(self, inverse_count: Tensor | float) -> None:
@@ -110,6 +111,27 @@ def _add_grads(left: Grads, right: Grads) -> Grads:
     return [b if a is None else a for a, b in zip(left, right, strict=True)]
 
 
+class OneLaneSum(GradientSum):
+    """The sum when there is one lane in all: its count is the whole count, known beforehand."""
+
+    def __init__(self, params: Sequence[tuple[str, Parameter]]) -> None:
+        self._params = [param for _, param in params]
+
+    def begin(self, ragged: bool) -> None:
+        for param in self._params:
+            param.grad = None
+
+    def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
+        # Backpropagation starts from 1 / count instead of 1: no pass over the gradients.
+        start = inverse(count, loss.device)
+        if not isinstance(start, Tensor):
+            start = loss.new_full((), start)
+        loss.backward(start.to(loss.dtype))
+
+    def finish(self, inverse_count: Tensor | float) -> None:
+        """Nothing is left to do."""
+
+
 class LaneSum(GradientSum):
     """The sum in a world of one: the tree over all lanes, in place."""
 
@@ -123,7 +145,7 @@ class LaneSum(GradientSum):
     def begin(self, ragged: bool) -> None:
         self._bucket.clear_grads()
 
-    def backward(self, loss: Tensor, lane: int, last: bool) -> None:
+    def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
         loss.backward()
         self._bucket.collect(lane, self._find_unused)
 

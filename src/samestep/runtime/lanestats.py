@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -37,11 +38,11 @@ class LocalStats:
         total: Tensor | float = 0.0
         for lane in self._lanes:
             total = total + lane.count
-        return _inverse(total, device)
+        return inverse(total, device)
 
-    def read(self) -> list[tuple[float, float]]:
-        """Each lane's (loss, count), in lane order. This waits for the device."""
-        return [(float(lane.loss), float(lane.count)) for lane in self._lanes]
+    def values(self) -> list[Tensor | float]:
+        """Each lane's loss and count, one after the other, in lane order."""
+        return [value for lane in self._lanes for value in (lane.loss, lane.count)]
 
 
 class GatheredStats(LocalStats):
@@ -58,28 +59,37 @@ class GatheredStats(LocalStats):
     def inverse_count(self, device: torch.device) -> Tensor | float:
         self._wait()
         total = self._rows[..., 1].sum()
-        return _inverse(total.item() if total.device.type == "cpu" else total, device)
+        return inverse(total.item() if total.device.type == "cpu" else total, device)
 
-    def read(self) -> list[tuple[float, float]]:
+    def values(self) -> list[Tensor | float]:
         self._wait()
-        rows = self._rows.tolist()
-        return [
-            (loss, count)
-            for held, here in zip(rows, self._counts, strict=True)
-            for loss, count in held[:here]
-        ]
+        rows = zip(self._rows.tolist(), self._counts, strict=True)
+        return [value for held, here in rows for lane in held[:here] for value in lane]
 
     def _wait(self) -> None:
         with naming_lost_peers():
             self._work.wait()
 
 
-def _inverse(total: Tensor | float, device: torch.device) -> Tensor | float:
-    """The factor in the form that gives the same bits on one process and on many."""
+def inverse(total: Tensor | float, device: torch.device) -> Tensor | float:
+    """1 / total, or 0, in the form that gives the same bits on one process and on many."""
     if device.type == "cpu":
         number = float(total)
         return 1.0 / number if number else 0.0
     if not isinstance(total, Tensor):
         return torch.full((), 1.0 / total if total else 0.0, dtype=torch.float32, device=device)
-    inverse = torch.where(total > 0, total.double().reciprocal(), 0.0)
-    return inverse.to(torch.float32)
+    return torch.where(total > 0, total.double().reciprocal(), 0.0).to(torch.float32)
+
+
+def read_numbers(values: Sequence[Tensor | float | None]) -> list[float]:
+    """The values as numbers, None as NaN, with one wait for the device for all of a type."""
+    numbers = [math.nan if v is None or isinstance(v, Tensor) else float(v) for v in values]
+    by_type: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for place, value in enumerate(values):
+        if isinstance(value, Tensor):
+            by_type.setdefault((value.dtype, value.device), []).append(place)
+    for places in by_type.values():
+        read = torch.stack([values[place] for place in places]).tolist()  # type: ignore[misc]
+        for place, number in zip(places, read, strict=True):
+            numbers[place] = float(number)
+    return numbers

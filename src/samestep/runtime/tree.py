@@ -70,7 +70,7 @@ class TreeSum(GradientSum):
         for bucket in self._buckets:
             bucket.clear_grads()
 
-    def backward(self, loss: Tensor, lane: int, last: bool) -> None:
+    def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
         if not last:
             loss.backward()
             for bucket in self._buckets:
