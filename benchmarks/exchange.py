@@ -55,11 +55,12 @@ def measure_exchange(megabytes: int, rounds: int) -> list[Result]:
     numel = (megabytes << 20) // 4
     blocks = [[(r, 1)] for r in range(world)]
     exchange = TorchCollectives(CPU).exchange(blocks, numel, torch.empty(0))
-    plain = torch.zeros(numel)
+    # Written to, not only promised: each buffer has its own memory from the start.
+    plain, other = torch.zeros(2, numel).fill_(0.0)
     check_sum(exchange, rank, world)
     contestants = {
         ALL_REDUCE: lambda: dist.all_reduce(plain),
-        CONTROL: lambda: dist.all_reduce(plain),
+        CONTROL: lambda: dist.all_reduce(other),
         TREE: lambda: run_exchange(exchange),
     }
     turns = TURNS[megabytes]

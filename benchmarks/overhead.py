@@ -28,7 +28,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import count
@@ -119,7 +119,8 @@ class Transformer(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         hidden = self.embedding(tokens) + self.position
-        return self.head(self.layers(hidden, mask=self.mask, is_causal=True))
+        logits: Tensor = self.head(self.layers(hidden, mask=self.mask, is_causal=True))
+        return logits
 
 
 def texts(samples: int, vocabulary: int, tokens: int) -> TensorDataset:
@@ -148,7 +149,10 @@ def optimizer_of(model: nn.Module) -> Optimizer:
     return AdamW(model.parameters(), lr=1e-4)
 
 
-# -- contestants: iterators that make one step whenever they are advanced ------------------
+# -- contestants ---------------------------------------------------------------------------
+
+Contestant = Generator[None, None, None]
+"""Makes one step whenever it is advanced."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,7 @@ class Place:
     device: torch.device
 
 
-def hand_written(workload: Workload, dataset: TensorDataset, place: Place) -> Iterator[None]:
+def hand_written(workload: Workload, dataset: TensorDataset, place: Place) -> Contestant:
     """What a person writes without samestep; on several ranks, with torch's own tools."""
     model = workload.model().to(place.device)
     if place.world > 1:
@@ -185,7 +189,9 @@ def hand_written(workload: Workload, dataset: TensorDataset, place: Place) -> It
 def hand_written_loader(
     workload: Workload, dataset: TensorDataset, place: Place
 ) -> tuple[DataLoader[Any], DistributedSampler[Any] | None]:
-    sampler = DistributedSampler(dataset, drop_last=True) if place.world > 1 else None
+    sampler: DistributedSampler[Any] | None = None
+    if place.world > 1:
+        sampler = DistributedSampler(dataset, drop_last=True)
     loader = DataLoader(
         dataset,
         batch_size=workload.batch,
@@ -198,9 +204,7 @@ def hand_written_loader(
     return loader, sampler
 
 
-def driven_by_samestep(
-    run: samestep.Run, workload: Workload, dataset: TensorDataset
-) -> Iterator[None]:
+def driven_by_samestep(run: samestep.Run, workload: Workload, dataset: TensorDataset) -> Contestant:
     """The same loop in a run of samestep."""
     model = workload.model()
     model, optimizer = run.prepare(model, optimizer_of(model))
@@ -233,7 +237,7 @@ def open_run(workload: Workload, place: Place, same: str, folder: Path) -> sames
 def open_contestants(
     workload: Workload, place: Place, by_hand: Sequence[str], levels: Sequence[str],
     stack: ExitStack,
-) -> dict[str, Iterator[None]]:  # fmt: skip
+) -> dict[str, Contestant]:  # fmt: skip
     """Hand-written loops by these names, then samestep at these levels of sameness."""
     dataset = workload.data(workload.batch * place.world * EPOCH_STEPS)
     contestants = {name: hand_written(workload, dataset, place) for name in by_hand}
@@ -293,12 +297,10 @@ def over_ranks(table: Tensor) -> Tensor:
     return table
 
 
-def turns_of(
-    contestants: Mapping[str, Iterator[None]], steps: int
-) -> dict[str, Callable[[], None]]:
+def turns_of(contestants: Mapping[str, Contestant], steps: int) -> dict[str, Callable[[], None]]:
     """What each contestant does when it is its turn."""
 
-    def turn_of(contestant: Iterator[None]) -> Callable[[], None]:
+    def turn_of(contestant: Contestant) -> Callable[[], None]:
         def work() -> None:
             for _ in range(steps):
                 next(contestant)

@@ -215,6 +215,7 @@ class Run:
             precision=Precision(self.config, context.device),
             ledger=self._ledger,
             units=self.lanes.units,
+            several_lanes=self.batch.lanes > 1,
             params=[param for _, param in params],
             frozen=frozen,
             optimizers=prepared.optimizers,

@@ -42,6 +42,7 @@ class StepEngine:
     ledger: Ledger
     units: tuple[range, ...]
     """The lanes each rank runs one after the other."""
+    several_lanes: bool
     params: Sequence[Parameter]
     frozen: Sequence[tuple[str, Parameter]]
     optimizers: Sequence[Optimizer]
@@ -86,7 +87,9 @@ class Step:
             with engine.machinery.gradients.forward_scope(last), engine.precision.forward():
                 yield batch
         self._open = None
-        engine.streams.enter(BETWEEN, self.index)
+        if engine.several_lanes:
+            # Else what is drawn between steps would depend on which lane was this rank's last.
+            engine.streams.enter(BETWEEN, self.index)
 
     def backward(self, loss_sum: Tensor, count: Tensor | float) -> None:
         """Backpropagate this lane's summed loss; `count` is what it was summed over."""
@@ -107,7 +110,7 @@ class Step:
         engine = self._engine
         self._drain()
         stats = self._share()
-        engine.machinery.gradients.finish(stats.inverse_count(engine.context.device))
+        engine.machinery.gradients.finish(stats)
         engine.machinery.buffers.finish()
         self._check_frozen()
         norm = None

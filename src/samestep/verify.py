@@ -20,7 +20,7 @@ from samestep.compare import (
 )
 from samestep.config import LoadedConfig, read_config
 from samestep.errors import PlanError
-from samestep.launchers.local import local_launch
+from samestep.launchers.local import LocalLaunch, local_launch
 from samestep.record import RunRecord, read_state
 from samestep.runtime.agent import run_ranks
 
@@ -104,11 +104,12 @@ def verify(
     if loaded.config.distributed.threads_per_rank == "auto":
         # The bits of a matrix product can depend on the number of threads.
         overrides = [*overrides, "distributed.threads_per_rank=1"]
-    folders = []
-    for world in worlds:
-        tell(f"running on {world} rank(s)")
-        folders.append(_run(config_file, overrides, world, folder / f"world-{world}"))
-    return _compare(loaded.config.same, folders, curve, rtol)
+    launches = [_launch(config_file, overrides, world, folder, tell) for world in worlds]
+    for launch in launches:
+        tell(f"running on {launch.nproc} rank(s)")
+        run_ranks(launch)
+    records = [_record_folder(folder, world) for world in worlds]
+    return _compare(loaded.config.same, records, curve, rtol)
 
 
 def _refuse_unverifiable(loaded: LoadedConfig, worlds: Sequence[int]) -> None:
@@ -127,13 +128,25 @@ def _refuse_unverifiable(loaded: LoadedConfig, worlds: Sequence[int]) -> None:
         raise PlanError("--worlds names no world size: give some, such as 1,2,4")
 
 
-def _run(config_file: Path, overrides: Sequence[str], world: int, folder: Path) -> Path:
-    run_overrides = [*overrides, f"run_dir={folder}"]
-    config = read_config(config_file, run_overrides).config
-    record = folder / "record"
-    launch = local_launch(config, config_file, run_overrides, world, record=record, quiet=True)
-    run_ranks(launch)
-    return record
+def _record_folder(folder: Path, world: int) -> Path:
+    return folder / f"world-{world}" / "record"
+
+
+def _launch(
+    config_file: Path,
+    overrides: Sequence[str],
+    world: int,
+    folder: Path,
+    tell: Callable[[str], None],
+) -> LocalLaunch:
+    record = _record_folder(folder, world)
+    overrides = [*overrides, f"run_dir={record.parent}"]
+    weights = read_config(config_file, overrides).config.distributed.lane_weights
+    if weights is not None and len(weights) != world:
+        tell(f"lane_weights are for {len(weights)} ranks: {world} rank(s) share lanes evenly")
+        overrides = [*overrides, "distributed.lane_weights=null"]
+    config = read_config(config_file, overrides).config
+    return local_launch(config, config_file, overrides, world, record=record, quiet=True)
 
 
 def _compare(

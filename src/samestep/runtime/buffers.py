@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from samestep.plan import LaneTree, aligned_blocks
 from samestep.runtime.collectives import Collectives
-from samestep.runtime.exchange import NOTHING
+from samestep.runtime.exchange import NOTHING, Pending
 from samestep.runtime.peers import naming_lost_peers
 
 Changes = list[Tensor] | None
@@ -54,8 +53,8 @@ class LaneBuffers:
         numel = sum(buffer.numel() for buffer in self._buffers) + 1
         blocks = [aligned_blocks(lanes) for lanes in assignment]
         self._exchange = collectives.exchange(blocks, numel, like)
-        self._steps: Iterator[dist.Work] = iter(())
-        self._pending: dist.Work | None = None
+        self._steps: Iterator[Pending] = iter(())
+        self._pending: Pending | None = None
 
     def begin_step(self) -> None:
         self._touched = False

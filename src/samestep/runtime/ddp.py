@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samestep.config import DistributedConfig
 from samestep.runtime.gradients import GradientSum, scale_
+from samestep.runtime.lanestats import LocalStats
 from samestep.runtime.peers import naming_lost_peers
 
 
@@ -67,7 +68,8 @@ class DDPSum(GradientSum):
         with naming_lost_peers():
             loss.backward()
 
-    def finish(self, inverse_count: Tensor | float) -> None:
+    def finish(self, stats: LocalStats) -> None:
+        inverse_count = stats.inverse_count(self._inside[0].device)
         by_hand = [*self._outside, *(self._inside if self._ragged else ())]
         with naming_lost_peers():
             _all_reduce(by_hand)

@@ -5,8 +5,9 @@ topology. Here every addition is one of the tree's. Three ways:
 
 - one rank: its blocks are added where they lie.
 - two ranks holding one block each: a plain all-reduce, since a + b is b + a.
-- anything else: all-to-all, so that each rank holds one slice of every block; the tree over
-  that slice; all-gather. It moves no more bytes than a ring.
+- anything else: every rank sends each other rank one slice of its blocks, adds the slices it
+  got in the tree's order, and sends the sum to all. That moves no more bytes than a ring, and
+  point to point it copies nothing on the way, which gloo's all-to-all and all-gather do.
 
 Tensors handed to a collective are attributes, not temporaries: whatever the backend's thread
 is last to hold, it frees there, and at exit that can end the process.
@@ -18,7 +19,7 @@ start the next buffer while this one is on its way.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -40,6 +41,17 @@ def all_gather_single(output: Tensor, piece: Tensor, *, async_op: bool) -> dist.
     return _started(call(output, piece, async_op=async_op))
 
 
+class Pending:
+    """Collectives on their way."""
+
+    def __init__(self, works: Sequence[dist.Work]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+
+
 class Exchange(ABC):
     """One buffer whose blocks the ranks add up, again and again. Allocated once."""
 
@@ -49,7 +61,7 @@ class Exchange(ABC):
     """The sum over all ranks, once the exchange is through; its memory is row 0's."""
 
     @abstractmethod
-    def start(self) -> Iterator[dist.Work]:
+    def start(self) -> Iterator[Pending]:
         """Add up what all ranks brought; yields what to wait for, one after the other."""
 
 
@@ -76,7 +88,7 @@ class _LocalSum(Exchange):
         self.rows = like.new_zeros(len(held), numel)
         self.total = self.rows[0]
 
-    def start(self) -> Iterator[dist.Work]:
+    def start(self) -> Iterator[Pending]:
         for left, right in self._additions:
             self.rows[left] += self.rows[right]
         yield from ()
@@ -87,8 +99,8 @@ class _TwoSum(Exchange):
         self.rows = like.new_zeros(1, numel)
         self.total = self.rows[0]
 
-    def start(self) -> Iterator[dist.Work]:
-        yield _started(dist.all_reduce(self.total, async_op=True))
+    def start(self) -> Iterator[Pending]:
+        yield Pending([_started(dist.all_reduce(self.total, async_op=True))])
 
 
 class _StagedSum(Exchange):
@@ -99,44 +111,60 @@ class _StagedSum(Exchange):
         self.rows = like.new_zeros(staged.rows.shape)
         self.total = self.rows[0]
 
-    def start(self) -> Iterator[dist.Work]:
+    def start(self) -> Iterator[Pending]:
         self._staged.rows.copy_(self.rows)
         yield from self._staged.start()
         self.total.copy_(self._staged.total)
 
 
+_ADD_AT_ONCE = 1 << 17
+"""Elements added before going on: small enough for all blocks' parts to stay in the cache."""
+
+
 class _SliceSum(Exchange):
     def __init__(self, blocks: Blocks, rank: int, numel: int, like: Tensor) -> None:
         world = len(blocks)
-        self._counts = [len(held) for held in blocks]
-        self._additions = merge_order([block for held in blocks for block in held])
         size = -(-numel // world)
-        mine = self._counts[rank]
-        self.rows = like.new_zeros(mine, size * world)
+        self.rows = like.new_zeros(len(blocks[rank]), size * world)
         self.total = self.rows[0]
-        self._by_slice = self.rows.view(mine, world, size).transpose(0, 1)
-        self._outgoing = like.new_zeros(world, mine, size)
-        self._incoming = like.new_zeros(sum(self._counts), size)
-        self._flat_outgoing = self._outgoing.view(-1)
-        self._flat_incoming = self._incoming.view(-1)
-        self._my_slice = self._incoming[0]
-        self._sizes_in = [count * size for count in self._counts]
-        self._sizes_out = [mine * size] * world
+        self._additions = merge_order([block for held in blocks for block in held])
+        self._incoming = like.new_zeros(sum(map(len, blocks)), size)
+        first = [sum(map(len, blocks[:r])) for r in range(world)]
+        slices = [row.split(size) for row in self.rows]
+        self._mine_out = [parts[rank] for parts in slices]
+        self._mine_in = self._incoming[first[rank] : first[rank] + len(slices)].unbind()
+        self._sum, self._place = self._incoming[0], slices[0][rank]
+        others = [(rank + distance) % world for distance in range(1, world)]
+        self._scatter = [
+            *_receive(
+                (peer, self._incoming[first[peer] + i])
+                for peer in others
+                for i in range(len(blocks[peer]))
+            ),
+            *_send((peer, parts[peer]) for peer in others for parts in slices),
+        ]
+        self._gather = [
+            *_receive((peer, slices[0][peer]) for peer in others),
+            *_send((peer, self._place) for peer in others),
+        ]
 
-    def start(self) -> Iterator[dist.Work]:
-        self._outgoing.copy_(self._by_slice)
-        yield _started(
-            dist.all_to_all_single(
-                self._flat_incoming,
-                self._flat_outgoing,
-                self._sizes_in,
-                self._sizes_out,
-                async_op=True,
-            )
-        )
-        for left, right in self._additions:
-            self._incoming[left] += self._incoming[right]
-        yield all_gather_single(self.total, self._my_slice, async_op=True)
+    def start(self) -> Iterator[Pending]:
+        pending = Pending(dist.batch_isend_irecv(self._scatter))
+        torch._foreach_copy_(self._mine_in, self._mine_out)
+        yield pending
+        for part in self._incoming.split(_ADD_AT_ONCE, dim=1):
+            for left, right in self._additions:
+                part[left] += part[right]
+        self._place.copy_(self._sum)
+        yield Pending(dist.batch_isend_irecv(self._gather))
+
+
+def _send(parts: Iterable[tuple[int, Tensor]]) -> list[dist.P2POp]:
+    return [dist.P2POp(dist.isend, tensor, peer) for peer, tensor in parts]
+
+
+def _receive(parts: Iterable[tuple[int, Tensor]]) -> list[dist.P2POp]:
+    return [dist.P2POp(dist.irecv, tensor, peer) for peer, tensor in parts]
 
 
 def _started(work: dist.Work | None) -> dist.Work:

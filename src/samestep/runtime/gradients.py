@@ -16,7 +16,7 @@ from torch.nn import Parameter
 
 from samestep.errors import TaskError
 from samestep.plan import LaneTree
-from samestep.runtime.lanestats import inverse
+from samestep.runtime.lanestats import LocalStats, inverse
 
 Grads = list[Tensor | None]
 
@@ -41,8 +41,8 @@ class GradientSum(ABC):
         """Backpropagate one lane's summed loss and take the gradients."""
 
     @abstractmethod
-    def finish(self, inverse_count: Tensor | float) -> None:
-        """Leave the sum over all lanes of all ranks, times `inverse_count`, in `.grad`."""
+    def finish(self, stats: LocalStats) -> None:
+        """Leave the sum over all lanes of all ranks, over their whole count, in `.grad`."""
 
 
 class LaneBucket:
@@ -116,6 +116,7 @@ class OneLaneSum(GradientSum):
 
     def __init__(self, params: Sequence[tuple[str, Parameter]]) -> None:
         self._params = [param for _, param in params]
+        self._last_start: tuple[float, Tensor] | None = None
 
     def begin(self, ragged: bool) -> None:
         for param in self._params:
@@ -123,12 +124,16 @@ class OneLaneSum(GradientSum):
 
     def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
         # Backpropagation starts from 1 / count instead of 1: no pass over the gradients.
-        start = inverse(count, loss.device)
-        if not isinstance(start, Tensor):
-            start = loss.new_full((), start)
-        loss.backward(start.to(loss.dtype))
+        loss.backward(self._start(loss, count))
 
-    def finish(self, inverse_count: Tensor | float) -> None:
+    def _start(self, loss: Tensor, count: Tensor | float) -> Tensor:
+        if isinstance(count, Tensor):
+            return torch.as_tensor(inverse(count, loss.device)).to(loss)
+        if self._last_start is None or self._last_start[0] != count:
+            self._last_start = count, loss.new_full((), 1.0 / count if count else 0.0)
+        return self._last_start[1]
+
+    def finish(self, stats: LocalStats) -> None:
         """Nothing is left to do."""
 
 
@@ -149,9 +154,9 @@ class LaneSum(GradientSum):
         loss.backward()
         self._bucket.collect(lane, self._find_unused)
 
-    def finish(self, inverse_count: Tensor | float) -> None:
+    def finish(self, stats: LocalStats) -> None:
         grads = self._bucket.total()
-        scale_(grads, inverse_count)
+        scale_(grads, stats.inverse_count(self._bucket.params[0].device))
         for param, grad in zip(self._bucket.params, grads, strict=True):
             param.grad = grad
 

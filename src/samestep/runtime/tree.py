@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
 from samestep.errors import TaskError
 from samestep.plan import aligned_blocks
 from samestep.runtime.collectives import Collectives
-from samestep.runtime.exchange import NOTHING
+from samestep.runtime.exchange import NOTHING, Pending
 from samestep.runtime.gradients import GradientSum, Grads, LaneBucket, scale_
+from samestep.runtime.lanestats import LocalStats
 from samestep.runtime.peers import naming_lost_peers
 
 FIRST_BUCKET_BYTES = 1 << 20
@@ -81,7 +81,7 @@ class TreeSum(GradientSum):
         self._last_lane = lane
         loss.backward()
 
-    def finish(self, inverse_count: Tensor | float) -> None:
+    def finish(self, stats: LocalStats) -> None:
         with naming_lost_peers():
             while self._sent < len(self._buckets):
                 self._send()
@@ -89,6 +89,7 @@ class TreeSum(GradientSum):
             for bucket in self._buckets:
                 bucket.wait()
         self._last_lane = None
+        inverse_count = stats.inverse_count(self._buckets[0].params[0].device)
         for bucket in self._buckets:
             if self._exchange_usage:
                 bucket.agree_on_usage(self._find_unused)
@@ -140,8 +141,8 @@ class _Bucket(LaneBucket):
             [_view(row, at, param) for at, param in zip(offsets, params, strict=False)]
             for row in self._exchange.rows
         ]
-        self._steps: Iterator[dist.Work] = iter(())
-        self._pending: dist.Work | None = None
+        self._steps: Iterator[Pending] = iter(())
+        self._pending: Pending | None = None
 
     def expect(self, find_unused: bool) -> None:
         """Count down to the last gradient of the coming backward pass."""
