@@ -11,7 +11,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["samestep.assemble", "tests.distributed.tasks"])
+# The first optimizer of a process imports torch._dynamo, which takes longer than our runs.
+_CONTEXT.set_forkserver_preload(
+    ["samestep.assemble", "tests.distributed.tasks", "torch._dynamo", "torch.utils.tensorboard"]
+)
 
 
 def run_ranks(

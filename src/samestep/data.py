@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -97,8 +97,7 @@ class Source(ABC):
         """Steps `start` up to `stop` (or for ever), epoch after epoch."""
 
 
-@dataclass(frozen=True)
-class LaneRequest:
+class LaneRequest(NamedTuple):
     """What a loader process needs to fetch one lane's batch."""
 
     lane: int
@@ -152,7 +151,8 @@ class MapSource(Source):
 
     def steps(self, start: int, stop: int | None) -> Iterator[StepData]:
         issued: deque[LaneRequest] = deque()
-        batches = iter(self._data_loader(self._requests(start, stop, issued)))
+        requests = self._requests(start, stop, issued)
+        batches = self._read_ahead(requests) if self._loader.workers else self._read_here(requests)
 
         def read() -> LaneBatch:
             data = next(batches)
@@ -216,18 +216,24 @@ class MapSource(Source):
             self._ordered = (epoch, order)  # type: ignore[assignment]
         return self._ordered[1]
 
-    def _data_loader(self, requests: Iterator[LaneRequest]) -> DataLoader[Any]:
-        workers = self._loader.workers
-        return DataLoader(
-            self._reader,
-            batch_size=None,
-            sampler=_Requests(requests),
-            collate_fn=_as_it_is,
-            num_workers=workers,
-            prefetch_factor=self._loader.prefetch if workers else None,
-            pin_memory=self._pin_memory,
-            # Its own generator: the loader draws a base seed, and must not draw it from ours.
-            generator=torch.Generator(),
+    def _read_here(self, requests: Iterator[LaneRequest]) -> Iterator[Any]:
+        for request in requests:
+            data = self._reader[request]
+            yield pinned(data) if self._pin_memory else data
+
+    def _read_ahead(self, requests: Iterator[LaneRequest]) -> Iterator[Any]:
+        return iter(
+            DataLoader(
+                self._reader,
+                batch_size=None,
+                sampler=_Requests(requests),
+                collate_fn=_as_it_is,
+                num_workers=self._loader.workers,
+                prefetch_factor=self._loader.prefetch,
+                pin_memory=self._pin_memory,
+                # Its own generator: the loader draws a base seed, and must not draw it from ours.
+                generator=torch.Generator(),
+            )
         )
 
 
@@ -246,14 +252,22 @@ def is_map_style(dataset: Any) -> bool:
 
 def to_device(data: Any, device: torch.device) -> Any:
     """The batch with every tensor in it on the device; copies from pinned memory do not wait."""
+    return _convert(data, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def pinned(data: Any) -> Any:
+    """The batch with every tensor in it in page-locked memory."""
+    return _convert(data, lambda tensor: tensor.pin_memory())
+
+
+def _convert(data: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(data, torch.Tensor):
-        return data.to(device, non_blocking=True)
+        return change(data)
     if isinstance(data, dict):
-        return {key: to_device(value, device) for key, value in data.items()}
+        return {key: _convert(value, change) for key, value in data.items()}
     if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(to_device(value, device) for value in data))
+        return type(data)(*(_convert(value, change) for value in data))
     if isinstance(data, (list, tuple)):
-        return type(data)(to_device(value, device) for value in data)
-    if hasattr(data, "to"):
-        return data.to(device)
-    return data
+        return type(data)([_convert(value, change) for value in data])
+    # Batches of other libraries (a transformers BatchEncoding, a packed sequence) move themselves.
+    return change(data) if hasattr(data, "to") and hasattr(data, "pin_memory") else data

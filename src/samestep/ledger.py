@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -42,8 +42,7 @@ class StepRecord:
         return row
 
 
-@dataclass(frozen=True)
-class _Pending:
+class _Pending(NamedTuple):
     step: int
     epoch: int
     stats: LocalStats

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Generic, TypeVar
 
 from samestep.errors import PlanError
@@ -42,7 +43,7 @@ class BatchPlan:
                 f"nearest lanes: {_near_divisors(self.global_batch, self.lanes)}"
             )
 
-    @property
+    @cached_property
     def lane_batch(self) -> int:
         return self.global_batch // self.lanes
 
@@ -74,7 +75,7 @@ class EpochPlan:
                 + ". Use a smaller global_batch, more data, or drop_last: false"
             )
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """Steps in one epoch."""
         whole, rest = divmod(self.samples, self.batch.global_batch)

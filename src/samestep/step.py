@@ -40,9 +40,8 @@ class StepEngine:
     streams: Streams
     precision: Precision
     ledger: Ledger
-    units: tuple[range, ...]
-    """The lanes each rank runs one after the other."""
-    several_lanes: bool
+    lanes: range
+    """The lanes this rank runs one after the other."""
     params: Sequence[Parameter]
     frozen: Sequence[tuple[str, Parameter]]
     optimizers: Sequence[Optimizer]
@@ -87,9 +86,8 @@ class Step:
             with engine.machinery.gradients.forward_scope(last), engine.precision.forward():
                 yield batch
         self._open = None
-        if engine.several_lanes:
-            # Else what is drawn between steps would depend on which lane was this rank's last.
-            engine.streams.enter(BETWEEN, self.index)
+        # Else what is drawn between steps would depend on which lane was this rank's last.
+        engine.streams.enter(BETWEEN, self.index)
 
     def backward(self, loss_sum: Tensor, count: Tensor | float) -> None:
         """Backpropagate this lane's summed loss; `count` is what it was summed over."""
@@ -132,9 +130,8 @@ class Step:
         """
         if self._stats is None:
             engine = self._engine
-            mine = engine.units[engine.context.rank]
-            rows = [self._lane_stats.get(lane, EMPTY) for lane in mine]
-            self._stats = engine.context.collectives.share_stats(engine.units, rows)
+            rows = [self._lane_stats.get(lane, EMPTY) for lane in engine.lanes]
+            self._stats = engine.machinery.gradients.share(rows)
             engine.machinery.buffers.start()
         return self._stats
 

@@ -7,9 +7,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from samestep.cli import app
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "recipes" / "digits" / "config.yaml"
@@ -22,6 +27,13 @@ def samestep(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[s
         [sys.executable, "-m", "samestep", *map(str, arguments)],
         cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Commands that start no run, in this process: the same app, without a start of torch."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: CliRunner().invoke(app, [str(a) for a in arguments])
 
 
 @pytest.fixture
@@ -164,28 +176,45 @@ def test_verify_against_a_curve_from_elsewhere(config: Path, tmp_path: Path) -> 
     assert "Against the given curve: loss from step 0 on" in off.stdout
 
 
-def test_config_show_tells_origins_and_check_tells_mistakes(config: Path, tmp_path: Path) -> None:
-    done = samestep("config", "show", config, "seed=7", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)
+def test_config_show_tells_origins_and_check_tells_mistakes(
+    config: Path, here: Callable[..., Result]
+) -> None:
+    rows = json.loads(here("config", "show", config, "seed=7", "--json").stdout)
     assert rows["seed"] == {"value": 7, "origin": "override", "reason": None}
     assert rows["lanes"]["origin"] == "line 3"
     assert rows["epochs"]["origin"] == "default"
     assert rows["distributed.world_size"]["origin"] == "detected"
     assert rows["distributed.backend"]["reason"]
-    assert samestep("config", "check", config, cwd=tmp_path).returncode == 0
-    wrong = samestep("config", "check", config, "lanez=3", "steps=x", cwd=tmp_path)
-    assert wrong.returncode == 2
+    assert "override" in here("config", "show", config, "seed=7").stdout
+    assert here("config", "check", config).exit_code == 0
+    wrong = here("config", "check", config, "lanez=3", "steps=x")
+    assert wrong.exit_code == 2
     assert "2 mistakes" in wrong.stderr
     assert "did you mean lanes?" in wrong.stderr
     assert "Traceback" not in wrong.stderr
 
 
-def test_env_gives_a_reason_for_every_fact(tmp_path: Path) -> None:
-    done = samestep("env", "--json", cwd=tmp_path)
-    facts = json.loads(done.stdout)
+def test_config_show_tells_what_the_launcher_said(
+    config: Path, here: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "RANK": "1",
+        "WORLD_SIZE": "4",
+        "MASTER_ADDR": "a",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    rows = json.loads(here("config", "show", config, "--json").stdout)
+    assert rows["distributed.world_size"] == {
+        "value": 4, "origin": "environment", "reason": "WORLD_SIZE=4",
+    }  # fmt: skip
+
+
+def test_env_gives_a_reason_for_every_fact(here: Callable[..., Result]) -> None:
+    facts = json.loads(here("env", "--json").stdout)
     assert {"launcher", "platform", "backend", "device", "rank", "cpus"} <= facts.keys()
     assert all(fact["reason"] for fact in facts.values())
+    assert "launcher" in here("env").stdout
 
 
 @pytest.mark.parametrize(
@@ -196,6 +225,7 @@ def test_env_gives_a_reason_for_every_fact(tmp_path: Path) -> None:
         (["train", "{config}", "distributed.world_size=2"], "started alone"),
         (["verify", "{config}", "--worlds", "1,x"], "give numbers of ranks"),
         (["verify", "{config}", "--worlds", "2,2"], "different numbers"),
+        (["verify", "{config}", "--worlds", "1,9"], "9 ranks but only 8 lanes"),
         (["verify", "{config}", "batch_per_rank=4", "global_batch=null", "lanes=null"],
          "nothing to verify"),
         (["verify", "{config}", "--against", "nowhere.csv"], "cannot be read"),
@@ -204,9 +234,9 @@ def test_env_gives_a_reason_for_every_fact(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_mistakes_on_the_command_line(
-    arguments: list[str], message: str, config: Path, tmp_path: Path
+    arguments: list[str], message: str, config: Path, here: Callable[..., Result]
 ) -> None:
-    done = samestep(*(a.format(config=config) for a in arguments), cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
+    done = here(*(a.format(config=config) for a in arguments))
+    assert done.exit_code == 2, done.output
     assert message in done.stderr
     assert "Traceback" not in done.stderr

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from samestep.runtime.exchange import Blocks, Exchange, all_gather_single, create_exchange
-from samestep.runtime.lanestats import GatheredStats, LaneStats, LocalStats
+from samestep.runtime.lanestats import EMPTY, GatheredStats, LaneStats, stack_stats
 from samestep.runtime.peers import naming_lost_peers
 
 T = TypeVar("T")
@@ -42,10 +42,6 @@ class Collectives(ABC):
     @abstractmethod
     def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite the tensors with rank 0's."""
-
-    @abstractmethod
-    def share_stats(self, assignment: Sequence[range], lanes: Sequence[LaneStats]) -> LocalStats:
-        """Start telling all ranks this rank's lanes' losses and counts; does not wait."""
 
     def exchange(self, blocks: Blocks, numel: int, like: Tensor) -> Exchange:
         """A buffer whose blocks of lanes all ranks add up in the tree's order."""
@@ -77,9 +73,6 @@ class SoloCollectives(Collectives):
 
     def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
         pass
-
-    def share_stats(self, assignment: Sequence[range], lanes: Sequence[LaneStats]) -> LocalStats:
-        return LocalStats(lanes)
 
 
 class TorchCollectives(Collectives):
@@ -115,13 +108,13 @@ class TorchCollectives(Collectives):
             for tensor in tensors:
                 dist.broadcast(tensor.detach(), src=0)
 
-    def share_stats(self, assignment: Sequence[range], lanes: Sequence[LaneStats]) -> LocalStats:
+    def gather_stats(
+        self, lanes: Sequence[LaneStats], assignment: Sequence[range]
+    ) -> GatheredStats:
+        """Start telling all ranks this rank's lanes' losses and counts; does not wait."""
         most = max(map(len, assignment))
-        mine = torch.zeros(most, 2, dtype=torch.float64, device=self._wire(self._device))
-        for row, stats in zip(mine, lanes, strict=False):
-            row[0].copy_(torch.as_tensor(stats.loss))
-            row[1].copy_(torch.as_tensor(stats.count))
-        mine = mine.view(-1)
+        padded = [*lanes, *[EMPTY] * (most - len(lanes))]
+        mine = stack_stats(padded, self._wire(self._device)).view(-1)
         everyone = mine.new_empty(self.world * most * 2)
         work = all_gather_single(everyone, mine, async_op=True)
         return GatheredStats(everyone, mine, work, [len(held) for held in assignment])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -136,6 +135,8 @@ class SingleProcessContext(RunContext):
 class DDPContext(RunContext):
     """One of several ranks, over a process group it opened or found open."""
 
+    collectives: TorchCollectives
+
     def __init__(self, device: torch.device, local_rank: int, threads: int, owned: bool) -> None:
         super().__init__(TorchCollectives(device), device, local_rank, threads)
         self._owned = owned
@@ -159,9 +160,13 @@ class DDPContext(RunContext):
                 model = self._sync_batchnorm(model)
             wrapped = ddp.wrap(model, options, self.device)
             shared = config.same == "samples" and options.broadcast_buffers
-            model, gradients = (
+            model = wrapped
+            gradients = ddp.DDPSum(
                 wrapped,
-                ddp.DDPSum(wrapped, params, list(wrapped.buffers()) if shared else []),
+                params,
+                list(wrapped.buffers()) if shared else [],
+                assignment,
+                self.collectives,
             )
         buffers = _lane_buffers(config, modules, assignment, self.collectives)
         return LaneMachinery(model, gradients, buffers)
@@ -271,7 +276,7 @@ def _without_group(
         ) from error
     # Decided by rank, the same way everywhere: one run goes on, never several.
     if rank != 0:
-        logging.getLogger("samestep").warning(f"[Rank {rank}] {said}; rank 0 goes on alone")
+        RankLog(rank, world).warn(f"{said}; rank 0 goes on alone")
         sys.exit(0)
     context = SingleProcessContext(place.device.value, place.threads.value)
     context.log.main(f"{said}. Going on alone, as distributed.on_init_failure: fallback says")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -12,8 +13,9 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
 from samestep.config import DistributedConfig
+from samestep.runtime.collectives import TorchCollectives
 from samestep.runtime.gradients import GradientSum, scale_
-from samestep.runtime.lanestats import LocalStats
+from samestep.runtime.lanestats import LaneStats, LocalStats
 from samestep.runtime.peers import naming_lost_peers
 
 
@@ -21,6 +23,15 @@ def wrap(
     model: nn.Module, options: DistributedConfig, device: torch.device
 ) -> DistributedDataParallel:
     """The model in DistributedDataParallel, with the config's options."""
+    with warnings.catch_warnings():
+        # torch 2.13 announces another default for broadcast_buffers; ours is meant.
+        warnings.simplefilter("ignore", FutureWarning)
+        return _wrap(model, options, device)
+
+
+def _wrap(
+    model: nn.Module, options: DistributedConfig, device: torch.device
+) -> DistributedDataParallel:
     return DistributedDataParallel(
         model,
         device_ids=[device] if device.type == "cuda" else None,
@@ -46,14 +57,16 @@ class DDPSum(GradientSum):
         model: DistributedDataParallel,
         params: Sequence[tuple[str, Parameter]],
         shared_buffers: Sequence[Tensor],
+        assignment: Sequence[range],
+        collectives: TorchCollectives,
     ) -> None:
         self._model = model
+        self._assignment, self._collectives = assignment, collectives
         inside = {id(param) for param in model.parameters()}
         self._inside = [param for _, param in params if id(param) in inside]
         self._outside = [param for _, param in params if id(param) not in inside]
         self._shared_buffers = shared_buffers
         """Buffers that become rank 0's after every step."""
-        self._world = dist.get_world_size()
         self._ragged = False
 
     def begin(self, ragged: bool) -> None:
@@ -63,6 +76,9 @@ class DDPSum(GradientSum):
 
     def forward_scope(self, last: bool) -> AbstractContextManager[None]:
         return nullcontext() if last and not self._ragged else self._model.no_sync()
+
+    def share(self, lanes: Sequence[LaneStats]) -> LocalStats:
+        return self._collectives.gather_stats(lanes, self._assignment)
 
     def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
         with naming_lost_peers():
@@ -77,7 +93,7 @@ class DDPSum(GradientSum):
         scale_([param.grad for param in by_hand], inverse_count)
         if not self._ragged:
             # DistributedDataParallel has divided by the world; the sum is what we want.
-            scale_([param.grad for param in self._inside], inverse_count * self._world)
+            scale_([param.grad for param in self._inside], inverse_count * self._collectives.world)
 
 
 def _all_reduce(params: Sequence[Parameter]) -> None:

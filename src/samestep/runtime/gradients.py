@@ -16,7 +16,7 @@ from torch.nn import Parameter
 
 from samestep.errors import TaskError
 from samestep.plan import LaneTree
-from samestep.runtime.lanestats import LocalStats, inverse
+from samestep.runtime.lanestats import LaneStats, LocalStats, inverse
 
 Grads = list[Tensor | None]
 
@@ -25,7 +25,7 @@ class GradientSum(ABC):
     """Sums gradients over the lanes of one step, on all ranks.
 
     A step is `begin`, for each lane a forward pass in `forward_scope` and one `backward`,
-    then `finish`. Lanes without samples are simply never mentioned.
+    `share` before the last of them, then `finish`. Lanes without samples are simply never mentioned.
     """
 
     @abstractmethod
@@ -35,6 +35,10 @@ class GradientSum(ABC):
     def forward_scope(self, last: bool) -> AbstractContextManager[None]:
         """Around a lane's forward pass; `last` is this rank's last lane in the step."""
         return nullcontext()
+
+    @abstractmethod
+    def share(self, lanes: Sequence[LaneStats]) -> LocalStats:
+        """Tell all ranks this rank's lanes' losses and counts; before the last `backward`."""
 
     @abstractmethod
     def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
@@ -116,11 +120,14 @@ class OneLaneSum(GradientSum):
 
     def __init__(self, params: Sequence[tuple[str, Parameter]]) -> None:
         self._params = [param for _, param in params]
-        self._last_start: tuple[float, Tensor] | None = None
+        self._last_start: tuple[tuple[float, torch.dtype, torch.device], Tensor] | None = None
 
     def begin(self, ragged: bool) -> None:
         for param in self._params:
             param.grad = None
+
+    def share(self, lanes: Sequence[LaneStats]) -> LocalStats:
+        return LocalStats(lanes)
 
     def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
         # Backpropagation starts from 1 / count instead of 1: no pass over the gradients.
@@ -129,8 +136,9 @@ class OneLaneSum(GradientSum):
     def _start(self, loss: Tensor, count: Tensor | float) -> Tensor:
         if isinstance(count, Tensor):
             return torch.as_tensor(inverse(count, loss.device)).to(loss)
-        if self._last_start is None or self._last_start[0] != count:
-            self._last_start = count, loss.new_full((), 1.0 / count if count else 0.0)
+        key = (count, loss.dtype, loss.device)
+        if self._last_start is None or self._last_start[0] != key:
+            self._last_start = key, loss.new_full((), 1.0 / count if count else 0.0)
         return self._last_start[1]
 
     def finish(self, stats: LocalStats) -> None:
@@ -149,6 +157,9 @@ class LaneSum(GradientSum):
 
     def begin(self, ragged: bool) -> None:
         self._bucket.clear_grads()
+
+    def share(self, lanes: Sequence[LaneStats]) -> LocalStats:
+        return LocalStats(lanes)
 
     def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
         loss.backward()

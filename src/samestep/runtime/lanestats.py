@@ -45,8 +45,56 @@ class LocalStats:
         return [value for lane in self._lanes for value in (lane.loss, lane.count)]
 
 
+def stack_stats(lanes: Sequence[LaneStats], device: torch.device) -> Tensor:
+    """The lanes' (loss, count) as float64 rows on the device; never waits for a GPU."""
+    rows = torch.zeros(len(lanes), 2, dtype=torch.float64, device=device)
+    for row, stats in zip(rows, lanes, strict=True):
+        for place, value in zip(row, (stats.loss, stats.count), strict=True):
+            if isinstance(value, Tensor):
+                place.copy_(value)
+            elif value:
+                place.fill_(value)
+    return rows
+
+
+PIECES = 3
+"""Numbers of a bucket's type that hold one float64: 24 + 24 + 5 bits are 53."""
+
+
+def cut(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Float64 values as `PIECES` numbers of a narrower type whose sum they are."""
+    pieces = []
+    for _ in range(PIECES):
+        piece = values.to(dtype)
+        pieces.append(piece)
+        values = torch.where(piece.isfinite(), values - piece.to(values.dtype), 0.0)
+    return torch.stack(pieces, dim=-1)
+
+
+class RidingStats(LocalStats):
+    """The stats of all lanes, when they travel in a gradient bucket.
+
+    Every lane has numbers of its own there, which all other ranks leave at zero: the
+    bucket's sum holds them to the bit.
+    """
+
+    def __init__(self) -> None:
+        self._rows = torch.zeros(0, 2)
+
+    def arrive(self, pieces: Tensor) -> None:
+        """Take the numbers out of the bucket, whose memory the next step needs."""
+        self._rows = pieces.view(-1, 2, PIECES).to(torch.float64).sum(dim=-1)
+
+    def inverse_count(self, device: torch.device) -> Tensor | float:
+        total = self._rows[:, 1].sum()
+        return inverse(total.item() if total.device.type == "cpu" else total, device)
+
+    def values(self) -> list[Tensor | float]:
+        return list(self._rows.flatten().tolist())
+
+
 class GatheredStats(LocalStats):
-    """The stats of all lanes, on their way from all ranks."""
+    """The stats of all lanes, on their way from all ranks by a collective of their own."""
 
     def __init__(
         self, everyone: Tensor, mine: Tensor, work: dist.Work, counts: Sequence[int]

@@ -6,8 +6,6 @@ import logging
 import sys
 from pathlib import Path
 
-LOGGER = logging.getLogger("samestep")
-
 
 class RankLog:
     """Lines on the terminal, with `[Rank n]` where there are several, and in rank-N.log."""
@@ -15,9 +13,8 @@ class RankLog:
     def __init__(self, rank: int, world: int) -> None:
         self._rank = rank
         self._file: logging.FileHandler | None = None
-        self._logger = LOGGER
-        self._logger.setLevel(logging.INFO)
-        self._logger.propagate = False
+        # A logger of its own: two runs in one process must not write each other's lines.
+        self._logger = logging.Logger("samestep", logging.INFO)
         prefix = f"[Rank {rank}] " if world > 1 else ""
         self._console = logging.StreamHandler(sys.stderr)
         self._console.setFormatter(logging.Formatter(f"{prefix}%(message)s"))

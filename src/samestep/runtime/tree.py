@@ -10,10 +10,17 @@ from torch.nn import Parameter
 
 from samestep.errors import TaskError
 from samestep.plan import aligned_blocks
-from samestep.runtime.collectives import Collectives
+from samestep.runtime.collectives import TorchCollectives
 from samestep.runtime.exchange import NOTHING, Pending
 from samestep.runtime.gradients import GradientSum, Grads, LaneBucket, scale_
-from samestep.runtime.lanestats import LocalStats
+from samestep.runtime.lanestats import (
+    PIECES,
+    LaneStats,
+    LocalStats,
+    RidingStats,
+    cut,
+    stack_stats,
+)
 from samestep.runtime.peers import naming_lost_peers
 
 FIRST_BUCKET_BYTES = 1 << 20
@@ -39,14 +46,18 @@ class TreeSum(GradientSum):
         self,
         params: Sequence[tuple[str, Parameter]],
         assignment: Sequence[range],
-        collectives: Collectives,
+        collectives: TorchCollectives,
         find_unused: bool,
     ) -> None:
         self._find_unused = find_unused
         self._usage_agreed = False
+        self._assignment, self._collectives = assignment, collectives
         self._buckets = [
             _Bucket(chunk, assignment, collectives) for chunk in _chunks(list(reversed(params)))
         ]
+        wide = (torch.float32, torch.float64)
+        self._carrier = next((b for b in self._buckets if b.params[0].dtype in wide), None)
+        """The bucket that takes the lanes' losses and counts along: no collective for them."""
         self._last_lane: int | None = None
         self._sent = 0
         for bucket in self._buckets:
@@ -70,6 +81,11 @@ class TreeSum(GradientSum):
         for bucket in self._buckets:
             bucket.clear_grads()
 
+    def share(self, lanes: Sequence[LaneStats]) -> LocalStats:
+        if self._carrier is None:
+            return self._collectives.gather_stats(lanes, self._assignment)
+        return self._carrier.take_along(lanes)
+
     def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
         if not last:
             loss.backward()
@@ -89,6 +105,8 @@ class TreeSum(GradientSum):
             for bucket in self._buckets:
                 bucket.wait()
         self._last_lane = None
+        if self._carrier is not None:
+            self._carrier.deliver_passengers()
         inverse_count = stats.inverse_count(self._buckets[0].params[0].device)
         for bucket in self._buckets:
             if self._exchange_usage:
@@ -124,7 +142,7 @@ class _Bucket(LaneBucket):
         self,
         named: Sequence[tuple[str, Parameter]],
         assignment: Sequence[range],
-        collectives: Collectives,
+        collectives: TorchCollectives,
     ) -> None:
         params = [param for _, param in named]
         super().__init__([name for name, _ in named], params, assignment[collectives.rank])
@@ -134,8 +152,14 @@ class _Bucket(LaneBucket):
         for param in params:
             offsets.append(offsets[-1] + -(-param.numel() // _ALIGN) * _ALIGN)
         self._usage = slice(offsets[-1], offsets[-1] + len(params))
+        mine, lanes = assignment[collectives.rank], sum(map(len, assignment))
+        seat, first = 2 * PIECES, self._usage.stop
+        self._passengers = slice(first, first + seat * lanes)
+        self._my_seats = slice(first + seat * mine.start, first + seat * mine.stop)
+        self._waiting_stats: Sequence[LaneStats] = ()
+        self._riding = RidingStats()
         self._exchange = collectives.exchange(
-            [aligned_blocks(lanes) for lanes in assignment], offsets[-1] + len(params), params[0]
+            [aligned_blocks(lanes) for lanes in assignment], self._passengers.stop, params[0]
         )
         self._views = [
             [_view(row, at, param) for at, param in zip(offsets, params, strict=False)]
@@ -149,11 +173,26 @@ class _Bucket(LaneBucket):
         known = self.used is not None and not find_unused
         self.waiting = sum(self.used) if known and self.used is not None else len(self.params)
 
+    def take_along(self, stats: Sequence[LaneStats]) -> RidingStats:
+        """Send these lanes' stats with the bucket, when it goes."""
+        self._waiting_stats = stats
+        self._riding = RidingStats()
+        return self._riding
+
+    def deliver_passengers(self) -> None:
+        self._riding.arrive(self._exchange.total[self._passengers])
+
     def send(self, with_usage: bool) -> None:
         for row, views, grads in zip(self._exchange.rows, self._views, self.close(), strict=True):
             self._write(row, views, grads)
             if with_usage:
                 row[self._usage] = torch.tensor([grad is not None for grad in grads]).to(row)
+        if self._waiting_stats:
+            row = self._exchange.total
+            row[self._passengers] = 0.0
+            pieces = cut(stack_stats(self._waiting_stats, row.device), row.dtype)
+            row[self._my_seats] = pieces.flatten()
+            self._waiting_stats = ()
         self._steps = self._exchange.start()
         self._pending = next(self._steps, None)
 
