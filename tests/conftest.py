@@ -8,6 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+# Before anything imports torch: one thread a rank, for libraries that read it only then.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Threads that outlive a test by design: hypothesis' and the standard library's own pools.
 _LASTING = ("QueueFeederThread", "asyncio_", "pydevd")
 

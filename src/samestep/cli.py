@@ -6,14 +6,19 @@ import json
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from samestep.errors import PROMISE_NOT_KEPT, PeerLost, SamestepError
-from samestep.runtime.environment import has_agent, process_environment
+from samestep.runtime.environment import (
+    exporting,
+    has_agent,
+    process_environment,
+    thread_variables,
+)
 
 if TYPE_CHECKING:
     from samestep.verify import Verification
@@ -76,10 +81,12 @@ def train(
     launched: Annotated[bool, typer.Option("--launched", hidden=True)] = False,
 ) -> None:
     """Train on this process: alone, or as a rank of whatever launcher started it."""
-    with _guarded(launched):
+    with _guarded(launched), ExitStack() as scope:
         from samestep.config import load_config
 
         loaded = load_config(config, overrides or [])
+        threads = loaded.distributed.threads_per_rank
+        scope.enter_context(exporting({} if threads == "auto" else thread_variables(threads)))
         from samestep.assemble import train_once
         from samestep.runtime.context import create_run_context
         from samestep.runtime.environment import (

@@ -249,7 +249,6 @@ distributed:
         load_config(write(text), ["clip_norm=0", "nonsense"])
     found = {mistake.path for mistake in caught.value.mistakes}
     assert found == {
-        "task",
         "epocs",
         "steps",
         "precision",
@@ -261,7 +260,7 @@ distributed:
         "clip_norm",
         "nonsense",
     }
-    assert str(caught.value).splitlines()[0].endswith("digits.yaml has 12 mistakes:")
+    assert str(caught.value).splitlines()[0].endswith("digits.yaml has 11 mistakes:")
     assert "  - precision (line 5): you set 'fp64', but it takes one of " in str(caught.value)
 
 
@@ -276,7 +275,6 @@ distributed:
         ("loader.pin_memory", "no way", "it takes true or false or auto"),
         ("distributed.master_port", 70000, "(at least 1, at most 65535)"),
         ("distributed.device_ids", [0, -1], "a list of whole numbers (at least 0)"),
-        ("task", None, "you set nothing, but it takes text"),
     ],
 )
 def test_a_wrong_value_is_shown_beside_what_the_key_takes(key, value, expected):

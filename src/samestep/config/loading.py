@@ -199,8 +199,6 @@ def _without(values: dict[str, Any], wrong: set[str]) -> Config | None:
         for path, value in values.items()
         if path not in wrong and not path.startswith(sections)
     }
-    for path in wrong & {"task", "global_batch", "batch_per_rank", "epochs", "steps"}:
-        rest[path] = {"task": "task.py:Task"}.get(path, 8)
     try:
         return Config.model_validate(_nest(rest))
     except ValidationError:
@@ -232,9 +230,7 @@ def _field_mistakes(
             continue
         inside = (origin for key, origin in origins.items() if key.startswith(f"{path}."))
         origin = origins.get(path) or next(inside, "")
-        if error["type"] == "missing":
-            message = "is missing: " + _field(path).description
-        elif not known:
+        if not known:
             message = f"is not a key of this config{_nearest(path)}"
         else:
             message = f"you set {_show(values.get(path, error['input']))}, but {_expected(path)}"
@@ -298,7 +294,7 @@ def describe_key(key: str) -> tuple[str, str, str, str]:
     """(key, what it takes, its default, its meaning) in words."""
     field = _field(key)
     default = field.get_default(call_default_factory=True)
-    shown = "required" if field.is_required() else "" if default is None else f"`{default}`"
+    shown = "" if default is None else f"`{default}`"
     return key, _expected(key).removeprefix("it takes "), shown, field.description or ""
 
 

@@ -59,7 +59,9 @@ class TrackersConfig(Section):
 class Config(Section):
     """One training run."""
 
-    task: str = Field(description="FILE.py:Class, the path relative to this config")
+    task: str | None = Field(
+        None, description="FILE.py:Class, the path relative to this config; own loops need none"
+    )
     params: dict[str, Any] = Field({}, description="keyword arguments for the task's class")
     name: Annotated[str, Field(pattern=r"^[^/\\]+$")] = Field(
         "run", description="the run's name; the config's folder if not set"
@@ -144,7 +146,7 @@ def _length_mistakes(config: Config) -> list[Mistake]:
 
 
 def _task_mistakes(config: Config) -> list[Mistake]:
-    if ":" in config.task:
+    if config.task is None or ":" in config.task:
         return []
     return [Mistake("task", f"{config.task!r} names no class: write FILE.py:Class")]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from samestep.config import Config
 from samestep.errors import LaunchError
 from samestep.plan import deal_lanes
+from samestep.runtime.environment import owned_cpus
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class LocalLaunch:
     """After the Python interpreter."""
     folder: Path
     """Where the ranks' output goes."""
+    threads: int
+    """For each rank."""
     quiet: bool = False
     """Whether rank 0's output goes to its file as well, and not to the terminal."""
 
@@ -63,7 +66,9 @@ def local_launch(
         arguments += ["--record", str(record)]
     if section.launch_method == "torch.distributed.launch":
         arguments.append("--local-rank=${local_rank}")
-    return LocalLaunch(nproc, tuple(arguments), config.run_path / "launch", quiet)
+    asked = section.threads_per_rank
+    threads = max(1, owned_cpus().value // nproc) if asked == "auto" else asked
+    return LocalLaunch(nproc, tuple(arguments), config.run_path / "launch", threads, quiet)
 
 
 def default_nproc(config: Config, device_count: int) -> int:

@@ -25,6 +25,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from samestep import errors
 from samestep.errors import RankFailed
 from samestep.launchers.local import LocalLaunch
+from samestep.runtime.environment import exporting, thread_variables
 
 
 def run_ranks(launch: LocalLaunch) -> None:
@@ -48,7 +49,8 @@ def run_ranks(launch: LocalLaunch) -> None:
     interpreter, *arguments = launch.command
     _quiet_agent_logs()
     try:
-        elastic_launch(config, entrypoint=interpreter)(*arguments)
+        with exporting(thread_variables(launch.threads)):
+            elastic_launch(config, entrypoint=interpreter)(*arguments)
     except ChildFailedError as error:
         raise _as_one(error.failures, launch.folder) from None
     except SignalException as error:

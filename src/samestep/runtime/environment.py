@@ -10,7 +10,8 @@ import os
 import re
 import socket
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -30,6 +31,30 @@ class Fact(Generic[T]):
 def process_environment() -> dict[str, str]:
     """A copy of this process's environment variables."""
     return dict(os.environ)
+
+
+@contextmanager
+def exporting(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the processes that are started meanwhile."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def thread_variables(threads: int) -> dict[str, str]:
+    """What tells every library of a new process its number of threads.
+
+    `torch.set_num_threads` does not reach all of them: on ARM, the one behind `linear` reads
+    the variable once, when torch is imported.
+    """
+    return {"OMP_NUM_THREADS": str(threads)}
 
 
 def has_agent(environ: Mapping[str, str]) -> bool:
@@ -328,7 +353,7 @@ def detect_hardware(environ: Mapping[str, str] | None = None) -> Hardware:
     return Hardware(
         device_count=count,
         devices=tuple(torch.cuda.get_device_name(index) for index in range(count)),
-        cpus=_owned_cpus(),
+        cpus=owned_cpus(),
         backends=_backends(),
         host=socket.gethostname(),
         platform=detect_platform(environ),
@@ -336,7 +361,8 @@ def detect_hardware(environ: Mapping[str, str] | None = None) -> Hardware:
     )
 
 
-def _owned_cpus() -> Fact[int]:
+def owned_cpus() -> Fact[int]:
+    """The CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return Fact(len(os.sched_getaffinity(0)), "CPUs this process may run on")
     return Fact(os.cpu_count() or 1, "CPUs of this machine")
