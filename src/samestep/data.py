@@ -20,7 +20,7 @@ from samestep.config.schema import LoaderConfig
 from samestep.errors import TaskError
 from samestep.orders import Order
 from samestep.plan import EpochPlan
-from samestep.runtime.randomness import DATA, derive, reseed
+from samestep.runtime.randomness import DATA, derive, reseed, seed_at
 
 Collate = Callable[[list[Any]], Any]
 
@@ -199,7 +199,7 @@ class MapSource(Source):
                 if positions:
                     order = self._epoch_order(epoch)
                     picked = order[positions[0].start : positions[-1].stop]
-                    seed = derive(self._seed, DATA, epoch, epoch_step, unit)
+                    seed = seed_at(derive(self._seed, DATA, unit), epoch, epoch_step)
                     request = LaneRequest(unit, tuple(np.asarray(picked).tolist()), seed)
                     issued.append(request)
                     yield request

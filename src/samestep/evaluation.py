@@ -92,7 +92,7 @@ class Evaluator:
         for data in source.steps(0, plan.steps):
             for lane in data.lanes:
                 batch = data.read()
-                self._streams.enter(_EVALUATION, step, data.epoch_step, lane)
+                self._streams.enter(_EVALUATION, lane, at=(step, data.epoch_step))
                 yield LaneBatch(lane, to_device(batch.data, self._context.device), batch.ids)
 
 

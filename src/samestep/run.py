@@ -189,7 +189,7 @@ class Run:
         engine = self._engine()
         total = self.total_steps(source)
         self._announce(source, total)
-        self._streams.enter(BETWEEN, -1)
+        self._streams.enter(BETWEEN, at=(-1,))
         self._ledger.restart_clock()
         for data in source.steps(0, total):
             step = Step(engine, data)
@@ -280,7 +280,7 @@ class Run:
         values = evaluator.run(
             self._prepared.modules[0], dataset, measure, metrics or {}, collate, step
         )
-        self._streams.enter(BETWEEN, step)
+        self._streams.enter(BETWEEN, at=(step,))
         self._ledger.restart_clock()
         if any(isinstance(value, float) and math.isnan(value) for value in values.values()):
             self.context.log.warn(f"evaluation at step {step} gave NaN: {values}")

@@ -81,13 +81,13 @@ class Step:
             batch = self._batch(position)
             last = lane == self._data.lanes[-1]
             engine.machinery.buffers.enter_lane()
-            engine.streams.enter(MODEL, self.index, lane)
+            engine.streams.enter(MODEL, lane, at=(self.index,))
             self._open = lane
             with engine.machinery.gradients.forward_scope(last), engine.precision.forward():
                 yield batch
         self._open = None
         # Else what is drawn between steps would depend on which lane was this rank's last.
-        engine.streams.enter(BETWEEN, self.index)
+        engine.streams.enter(BETWEEN, at=(self.index,))
 
     def backward(self, loss_sum: Tensor, count: Tensor | float) -> None:
         """Backpropagate this lane's summed loss; `count` is what it was summed over."""

@@ -22,7 +22,7 @@ from samestep.data import Collate, LaneBatch, Lanes, Source, StepData
 from samestep.errors import TaskError
 from samestep.plan import BatchPlan
 from samestep.runtime.collectives import Collectives
-from samestep.runtime.randomness import DATA, derive, reseed
+from samestep.runtime.randomness import DATA, derive, reseed, seed_at
 
 
 @runtime_checkable
@@ -107,7 +107,7 @@ class _PortionReader(IterableDataset[_Portion]):
         opened = {unit: self._open(unit) for unit in units}
         for epoch_step in count():
             for unit in units:
-                reseed(derive(self._seed, DATA, self._epoch, epoch_step, unit))
+                reseed(seed_at(derive(self._seed, DATA, unit), self._epoch, epoch_step))
                 yield self._portion(opened[unit])
 
     def _open(self, unit: int) -> list[Iterator[Any]]:

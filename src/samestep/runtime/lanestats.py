@@ -47,6 +47,9 @@ class LocalStats:
 
 def stack_stats(lanes: Sequence[LaneStats], device: torch.device) -> Tensor:
     """The lanes' (loss, count) as float64 rows on the device; never waits for a GPU."""
+    if device.type == "cpu":
+        numbers = [(float(stats.loss), float(stats.count)) for stats in lanes]
+        return torch.tensor(numbers, dtype=torch.float64)
     rows = torch.zeros(len(lanes), 2, dtype=torch.float64, device=device)
     for row, stats in zip(rows, lanes, strict=True):
         for place, value in zip(row, (stats.loss, stats.count), strict=True):
@@ -67,11 +70,25 @@ def cut(values: Tensor, dtype: torch.dtype) -> Tensor:
     for _ in range(PIECES):
         piece = values.to(dtype)
         pieces.append(piece)
-        values = torch.where(piece.isfinite(), values - piece.to(values.dtype), 0.0)
-    return torch.stack(pieces, dim=-1)
+        values = torch.where(piece.isfinite(), values - piece, 0.0)
+    return torch.stack(pieces, dim=-1).flatten()
 
 
-class RidingStats(LocalStats):
+class RowStats(LocalStats):
+    """The stats of all lanes as rows of (loss, count), once they are here."""
+
+    _rows: Tensor
+
+    def inverse_count(self, device: torch.device) -> Tensor | float:
+        if self._rows.device.type == "cpu":
+            return inverse(sum(self._rows[..., 1].flatten().tolist()), device)
+        return inverse(self._rows[..., 1].sum(), device)
+
+    def values(self) -> list[Tensor | float]:
+        return list(self._rows.flatten().tolist())
+
+
+class RidingStats(RowStats):
     """The stats of all lanes, when they travel in a gradient bucket.
 
     Every lane has numbers of its own there, which all other ranks leave at zero: the
@@ -79,21 +96,14 @@ class RidingStats(LocalStats):
     """
 
     def __init__(self) -> None:
-        self._rows = torch.zeros(0, 2)
+        """Nothing has arrived yet."""
 
     def arrive(self, pieces: Tensor) -> None:
         """Take the numbers out of the bucket, whose memory the next step needs."""
         self._rows = pieces.view(-1, 2, PIECES).to(torch.float64).sum(dim=-1)
 
-    def inverse_count(self, device: torch.device) -> Tensor | float:
-        total = self._rows[:, 1].sum()
-        return inverse(total.item() if total.device.type == "cpu" else total, device)
 
-    def values(self) -> list[Tensor | float]:
-        return list(self._rows.flatten().tolist())
-
-
-class GatheredStats(LocalStats):
+class GatheredStats(RowStats):
     """The stats of all lanes, on their way from all ranks by a collective of their own."""
 
     def __init__(
@@ -106,8 +116,7 @@ class GatheredStats(LocalStats):
 
     def inverse_count(self, device: torch.device) -> Tensor | float:
         self._wait()
-        total = self._rows[..., 1].sum()
-        return inverse(total.item() if total.device.type == "cpu" else total, device)
+        return super().inverse_count(device)
 
     def values(self) -> list[Tensor | float]:
         self._wait()

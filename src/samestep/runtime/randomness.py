@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -21,10 +22,22 @@ ORDER = "order"
 """The order of samples in an epoch."""
 
 
+@lru_cache(maxsize=1 << 16)
 def derive(seed: int, *key: str | int) -> int:
-    """A 64-bit seed for one stream: stable over processes, machines and versions."""
+    """The 64-bit root of a stream: stable over processes, machines and versions."""
     text = "/".join(map(str, (seed, *key)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+_STRIDES = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
+"""Odd, so that no two positions below 2^32 share the low half, which is all that some use."""
+
+
+def seed_at(root: int, *position: int) -> int:
+    """The seed at one position of a stream, such as a step. Cheaper than a root of its own."""
+    for number, stride in zip(position, _STRIDES, strict=False):
+        root += number * stride
+    return root & 0xFFFFFFFFFFFFFFFF
 
 
 def order_rng(seed: int, epoch: int) -> np.random.RandomState:
@@ -55,9 +68,6 @@ class Streams:
             torch.cuda.init()
             self._device_generators.append(torch.cuda.default_generators[device.index or 0])
 
-    def enter(self, *key: str | int) -> None:
-        reseed(derive(self._seed, *key), self._device_generators)
-
-    def seed_of(self, *key: str | int) -> int:
-        """The seed of a stream that another process will enter."""
-        return derive(self._seed, *key)
+    def enter(self, *key: str | int, at: tuple[int, ...] = ()) -> None:
+        """Go to a position of the stream that `key` names."""
+        reseed(seed_at(derive(self._seed, *key), *at), self._device_generators)

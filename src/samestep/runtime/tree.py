@@ -154,13 +154,14 @@ class _Bucket(LaneBucket):
         self._usage = slice(offsets[-1], offsets[-1] + len(params))
         mine, lanes = assignment[collectives.rank], sum(map(len, assignment))
         seat, first = 2 * PIECES, self._usage.stop
-        self._passengers = slice(first, first + seat * lanes)
-        self._my_seats = slice(first + seat * mine.start, first + seat * mine.stop)
+        self._exchange = collectives.exchange(
+            [aligned_blocks(lanes) for lanes in assignment], first + seat * lanes, params[0]
+        )
+        self._passengers = self._exchange.total[first : first + seat * lanes]
+        """Each lane's loss and count, while this bucket takes them along."""
+        self._my_seats = self._passengers[seat * mine.start : seat * mine.stop]
         self._waiting_stats: Sequence[LaneStats] = ()
         self._riding = RidingStats()
-        self._exchange = collectives.exchange(
-            [aligned_blocks(lanes) for lanes in assignment], self._passengers.stop, params[0]
-        )
         self._views = [
             [_view(row, at, param) for at, param in zip(offsets, params, strict=False)]
             for row in self._exchange.rows
@@ -180,7 +181,7 @@ class _Bucket(LaneBucket):
         return self._riding
 
     def deliver_passengers(self) -> None:
-        self._riding.arrive(self._exchange.total[self._passengers])
+        self._riding.arrive(self._passengers)
 
     def send(self, with_usage: bool) -> None:
         for row, views, grads in zip(self._exchange.rows, self._views, self.close(), strict=True):
@@ -188,10 +189,9 @@ class _Bucket(LaneBucket):
             if with_usage:
                 row[self._usage] = torch.tensor([grad is not None for grad in grads]).to(row)
         if self._waiting_stats:
-            row = self._exchange.total
-            row[self._passengers] = 0.0
-            pieces = cut(stack_stats(self._waiting_stats, row.device), row.dtype)
-            row[self._my_seats] = pieces.flatten()
+            self._passengers.zero_()
+            stats = stack_stats(self._waiting_stats, self._my_seats.device)
+            self._my_seats.copy_(cut(stats, self._my_seats.dtype))
             self._waiting_stats = ()
         self._steps = self._exchange.start()
         self._pending = next(self._steps, None)
