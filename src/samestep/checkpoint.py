@@ -95,9 +95,8 @@ def load_checkpoint(folder: Path, model: nn.Module) -> dict[str, Any]:
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"{folder} is not a whole checkpoint: {error}") from error
     load_model(model, str(folder / "model.safetensors"))
-    state: dict[str, Any] = torch.load(
-        folder / "training.pt", weights_only=True, map_location="cpu"
-    )
+    path = folder / "training.pt"
+    state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
     return state
 
 

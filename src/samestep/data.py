@@ -227,7 +227,7 @@ class MapSource(Source):
                 self._reader,
                 batch_size=None,
                 sampler=_Requests(requests),
-                collate_fn=_as_it_is,
+                collate_fn=as_it_is,
                 num_workers=self._loader.workers,
                 prefetch_factor=self._loader.prefetch,
                 pin_memory=self._pin_memory,
@@ -237,7 +237,8 @@ class MapSource(Source):
         )
 
 
-def _as_it_is(batch: Any) -> Any:
+def as_it_is(batch: Any) -> Any:
+    """For loaders whose dataset gives whole batches."""
     return batch
 
 

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from samestep.config.schema import LoaderConfig
-from samestep.data import Collate, LaneBatch, Lanes, Source, StepData
+from samestep.data import Collate, LaneBatch, Lanes, Source, StepData, as_it_is
 from samestep.errors import TaskError
 from samestep.plan import BatchPlan
 from samestep.runtime.collectives import Collectives
@@ -216,16 +216,12 @@ class StreamSource(Source):
         return DataLoader(
             reader,
             batch_size=None,
-            collate_fn=_as_it_is,
+            collate_fn=as_it_is,
             num_workers=workers,
             prefetch_factor=self._loader.prefetch if workers else None,
             pin_memory=self._pin_memory,
             generator=torch.Generator(),
         )
-
-
-def _as_it_is(portion: Any) -> Any:
-    return portion
 
 
 def _digest(sample: Any) -> str:

@@ -25,7 +25,6 @@ def _open_and_talk() -> dict[str, Any]:
         said = {
             "broadcast": context.broadcast(f"from {context.rank}"),
             "gather": context.gather(context.rank),
-            "any": context.collectives.any(context.rank == 1),
             "weights": weights.tolist(),
             "main": context.is_main,
         }
@@ -36,7 +35,7 @@ def _open_and_talk() -> dict[str, Any]:
 def test_ranks_talk_and_close() -> None:
     said = run_ranks(_open_and_talk, 3)
     assert [s.pop("main") for s in said] == [True, False, False]
-    expected = {"broadcast": "from 0", "gather": [0, 1, 2], "any": True, "weights": [0.0] * 3}
+    expected = {"broadcast": "from 0", "gather": [0, 1, 2], "weights": [0.0] * 3}
     assert said == [expected] * 3
 
 

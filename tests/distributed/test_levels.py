@@ -55,3 +55,10 @@ def test_rounding_on_four_ranks_does_not_have_the_bits(tmp_path: Path) -> None:
     """If this fails the library's all-reduce became the tree, and the faults below prove nothing."""
     bits, rounding = train(tmp_path, 4), train(tmp_path, 4, same="rounding")
     assert bits.record.state_hash != rounding.record.state_hash
+
+
+def test_sync_batchnorm_is_refused_where_torch_has_none(tmp_path: Path) -> None:
+    options = {"sync_batchnorm": True}
+    with pytest.raises(AssertionError, match="this rank runs on the CPU, where torch has no"):
+        train(tmp_path, 2, same="samples", distributed=options)
+    assert train(tmp_path, 1, same="samples", distributed=options).record.steps == 6

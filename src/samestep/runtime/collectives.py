@@ -51,10 +51,6 @@ class Collectives(ABC):
         """Where tensors of this device must lie to be exchanged."""
         return device
 
-    def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any rank."""
-        return any(self.gather(flag))
-
 
 class SoloCollectives(Collectives):
     """A world of one."""
