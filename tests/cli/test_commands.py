@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -73,6 +75,26 @@ def test_init_writes_what_trains_and_verifies(tmp_path: Path) -> None:
     again = samestep("init", "mine", cwd=tmp_path)
     assert again.returncode == 2
     assert "nothing was written" in again.stderr
+
+
+def test_a_terminal_gets_a_progress_bar_with_lines_above_it(config: Path, tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "samestep", "train", str(config)],
+            cwd=tmp_path, env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+            stdout=subprocess.DEVNULL, stderr=theirs,
+        )  # fmt: skip
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # how a terminal says that the other end is gone
+            while piece := terminal.read(4096):
+                shown += piece
+    assert process.wait(60) == 0
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
+    assert "5/5" in plain
+    assert re.search(r"loss \d\.\d+ +[\d,]+ samples/s", plain)
+    assert re.search(r"[\r\n]epoch 1  step 3  val_loss", plain), "a line of its own"
 
 
 def test_launch_trains_on_ranks_and_shows_rank_0(config: Path, tmp_path: Path) -> None:

@@ -7,6 +7,13 @@ import sys
 from pathlib import Path
 
 
+class _Terminal(logging.Handler):
+    """Writes to whatever stderr is now: a live progress bar puts lines above itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)
+
+
 class RankLog:
     """Lines on the terminal, with `[Rank n]` where there are several, and in rank-N.log."""
 
@@ -16,7 +23,7 @@ class RankLog:
         # A logger of its own: two runs in one process must not write each other's lines.
         self._logger = logging.Logger("samestep", logging.INFO)
         prefix = f"[Rank {rank}] " if world > 1 else ""
-        self._console = logging.StreamHandler(sys.stderr)
+        self._console = _Terminal()
         self._console.setFormatter(logging.Formatter(f"{prefix}%(message)s"))
         self._console.addFilter(self._speaks)
         self._logger.addHandler(self._console)
