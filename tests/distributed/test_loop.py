@@ -58,6 +58,21 @@ def test_only_rank_0_writes_what_the_run_writes_once(tmp_path: Path) -> None:
     assert len(list((tmp_path / "run" / "tensorboard").iterdir())) == 1
 
 
+def _train_then_list_threads(config: dict[str, Any]) -> set[str]:
+    """What still runs in this process when a run and its process group are over."""
+    _train_watching_writes(config)
+    return {name.read_text().strip() for name in Path("/proc/self/task").glob("*/comm")}
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="lists threads by /proc")
+@pytest.mark.parametrize("same", ["bits", "rounding"])
+def test_no_thread_of_the_backend_outlives_the_run(same: str, tmp_path: Path) -> None:
+    """One that does can end the process in the interpreter's exit, after all went well."""
+    config = settings("Everything", tmp_path / "run", epochs=1, same=same)
+    for names in run_ranks(_train_then_list_threads, 3, config):
+        assert not [name for name in names if "gloo" in name]
+
+
 def test_every_step_and_evaluation_is_tracked_once(tmp_path: Path) -> None:
     run = train(tmp_path, 2)
     rows = _rows(run.folder)

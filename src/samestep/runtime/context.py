@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional
 from torch import nn
 from torch.nn import Parameter
 
@@ -29,6 +31,11 @@ from samestep.runtime.gradients import GradientSum, LaneSum, OneLaneSum
 from samestep.runtime.logs import RankLog
 from samestep.runtime.placement import Placement, decide_placement
 from samestep.runtime.tree import TreeSum
+
+# Imported here though unused: its functions take the process group that is open when it is
+# imported as a default argument. The first optimizer imports it, by way of torch._dynamo, and
+# would so keep the group and its threads alive until they fail in the interpreter's exit.
+assert torch.distributed.nn.functional
 
 T = TypeVar("T")
 NamedParameters = Sequence[tuple[str, Parameter]]
@@ -178,6 +185,8 @@ class DDPContext(RunContext):
         super().close()
         if self._owned and dist.is_initialized():
             dist.destroy_process_group()
+        # DistributedDataParallel holds the group, in cycles: let it go with its threads now.
+        gc.collect()
 
 
 def _lane_buffers(

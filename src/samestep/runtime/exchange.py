@@ -19,7 +19,8 @@ start the next buffer while this one is on its way.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -149,22 +150,30 @@ class _SliceSum(Exchange):
         ]
 
     def start(self) -> Iterator[Pending]:
-        pending = Pending(dist.batch_isend_irecv(self._scatter))
+        pending = _exchange(self._scatter)
         torch._foreach_copy_(self._mine_in, self._mine_out)
         yield pending
         for part in self._incoming.split(_ADD_AT_ONCE, dim=1):
             for left, right in self._additions:
                 part[left] += part[right]
         self._place.copy_(self._sum)
-        yield Pending(dist.batch_isend_irecv(self._gather))
+        yield _exchange(self._gather)
 
 
-def _send(parts: Iterable[tuple[int, Tensor]]) -> list[dist.P2POp]:
-    return [dist.P2POp(dist.isend, tensor, peer) for peer, tensor in parts]
+_Message = tuple[Callable[..., Any], Tensor, int]
 
 
-def _receive(parts: Iterable[tuple[int, Tensor]]) -> list[dist.P2POp]:
-    return [dist.P2POp(dist.irecv, tensor, peer) for peer, tensor in parts]
+def _send(parts: Iterable[tuple[int, Tensor]]) -> list[_Message]:
+    return [(dist.isend, tensor, peer) for peer, tensor in parts]
+
+
+def _receive(parts: Iterable[tuple[int, Tensor]]) -> list[_Message]:
+    return [(dist.irecv, tensor, peer) for peer, tensor in parts]
+
+
+def _exchange(messages: Sequence[_Message]) -> Pending:
+    # A P2POp holds the process group, which must end when it is destroyed: made when needed.
+    return Pending(dist.batch_isend_irecv([dist.P2POp(*message) for message in messages]))
 
 
 def _started(work: dist.Work | None) -> dist.Work:
