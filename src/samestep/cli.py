@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -41,6 +42,9 @@ Overrides = Annotated[
 LocalRank = Annotated[int | None, typer.Option("--local-rank", "--local_rank", hidden=True)]
 
 
+_SECONDS_FOR_THE_CAUSE = 3.0
+
+
 @contextmanager
 def _guarded(launched: bool = False) -> Iterator[None]:
     """Errors as people want them: mistakes without a traceback, their own code's with it."""
@@ -51,6 +55,9 @@ def _guarded(launched: bool = False) -> Iterator[None]:
             from samestep.runtime.agent import record_failure
 
             record_failure(error)
+            if isinstance(error, PeerLost):
+                # The agent reports who ends first: let that be the rank that failed by itself.
+                time.sleep(_SECONDS_FOR_THE_CAUSE)
         if not launched:  # else the launcher shows it, the failing rank's first
             _show(error)
         raise typer.Exit(error.exit_code if isinstance(error, SamestepError) else 1) from None
