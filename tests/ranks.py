@@ -21,6 +21,17 @@ def run_ranks(
     target: Callable[..., Any], world: int, *args: Any, seconds: float = 120
 ) -> list[Any]:
     """Call `target(*args)` in `world` processes that are ranks of each other; results by rank."""
+    answers = answers_of_ranks(target, world, *args, seconds=seconds)
+    failed = [(rank, text) for rank, (ok, text) in enumerate(answers) if not ok]
+    if failed:
+        raise AssertionError("\n".join(f"rank {rank}:\n{text}" for rank, text in failed))
+    return [value for _, value in answers]
+
+
+def answers_of_ranks(
+    target: Callable[..., Any], world: int, *args: Any, seconds: float = 120
+) -> list[tuple[bool, Any]]:
+    """Like `run_ranks`, for ranks that may fail: by rank, whether it did not and what it said."""
     port = _free_port()
     pipes, processes = [], []
     for rank in range(world):
@@ -31,17 +42,13 @@ def run_ranks(
         pipes.append(ours)
         processes.append(process)
     try:
-        answers = [_answer(pipe, rank, seconds) for rank, pipe in enumerate(pipes)]
+        return [_answer(pipe, rank, seconds) for rank, pipe in enumerate(pipes)]
     finally:
         for process in processes:
             process.join(10)
             if process.is_alive():
                 process.kill()
                 process.join()
-    failed = [(rank, text) for rank, (ok, text) in enumerate(answers) if not ok]
-    if failed:
-        raise AssertionError("\n".join(f"rank {rank}:\n{text}" for rank, text in failed))
-    return [value for _, value in answers]
 
 
 def _answer(pipe: Connection, rank: int, seconds: float) -> tuple[bool, Any]:

@@ -52,7 +52,7 @@ def _guarded(launched: bool = False) -> Iterator[None]:
         yield
     except Exception as error:
         if has_agent(process_environment()):
-            from samestep.runtime.agent import record_failure
+            from samestep.runtime.failures import record_failure
 
             record_failure(error)
             if isinstance(error, PeerLost):
@@ -105,10 +105,7 @@ def train(
         launch = detect_launch(process_environment())
         check_local_rank(context.obj if local_rank is None else local_rank, launch)
         with create_run_context(loaded, detect_hardware(), launch) as place:
-            try:
-                outcome = train_once(loaded, place, record)
-            except PeerLost as error:
-                raise PeerLost(f"rank {place.rank} {error}") from error.__cause__
+            outcome = train_once(loaded, place, record)
             if place.is_main:
                 loss = "" if outcome.loss is None else f", last loss {outcome.loss:.6f}"
                 typer.echo(f"{outcome.steps} steps{loss}; the run is in {loaded.run_path}")

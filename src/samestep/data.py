@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence, Sized
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +49,17 @@ class LaneBatch:
 
 
 @dataclass(frozen=True)
+class Position:
+    """Where a run stands in its data: the next step to run."""
+
+    step: int = 0
+    epoch: int = 0
+    epoch_step: int = 0
+    streams: Mapping[int, Any] = field(default_factory=dict)
+    """By lane, the state of a stream that can say and take one; other streams are read again."""
+
+
+@dataclass(frozen=True)
 class StepData:
     """What one step consists of, before its batches are read."""
 
@@ -62,6 +73,15 @@ class StepData:
     """Whether some rank has no samples at all in this step."""
     read: Callable[[], LaneBatch]
     """The next of those lanes' batches."""
+    streams: Mapping[int, Any] = field(default_factory=dict)
+    """States of this rank's streams after this step, by lane."""
+
+    @property
+    def following(self) -> Position:
+        """Where the run stands after this step, as far as this rank knows."""
+        if self.ends_epoch:
+            return Position(self.index + 1, self.epoch + 1, 0)
+        return Position(self.index + 1, self.epoch, self.epoch_step + 1, self.streams)
 
 
 @dataclass(frozen=True)
@@ -92,9 +112,12 @@ class Lanes:
 class Source(ABC):
     """Where steps come from."""
 
+    has_streams = False
+    """Whether positions hold states of streams, which each rank knows only of its own lanes."""
+
     @abstractmethod
-    def steps(self, start: int, stop: int | None) -> Iterator[StepData]:
-        """Steps `start` up to `stop` (or for ever), epoch after epoch."""
+    def steps(self, start: Position, stop: int | None) -> Iterator[StepData]:
+        """Steps from `start` up to step `stop` (or for ever), epoch after epoch."""
 
 
 class LaneRequest(NamedTuple):
@@ -149,9 +172,9 @@ class MapSource(Source):
         self._pin_memory = pin_memory
         self._ordered: tuple[int, Sequence[int]] = (-1, ())
 
-    def steps(self, start: int, stop: int | None) -> Iterator[StepData]:
+    def steps(self, start: Position, stop: int | None) -> Iterator[StepData]:
         issued: deque[LaneRequest] = deque()
-        requests = self._requests(start, stop, issued)
+        requests = self._requests(start.step, stop, issued)
         batches = self._read_ahead(requests) if self._loader.workers else self._read_here(requests)
 
         def read() -> LaneBatch:
@@ -159,7 +182,7 @@ class MapSource(Source):
             request = issued.popleft()
             return LaneBatch(request.lane, data, request.indices)
 
-        step = start
+        step = start.step
         while stop is None or step < stop:
             epoch, epoch_step = self.plan.locate(step)
             lanes, ragged = self._filled(epoch_step)

@@ -8,10 +8,16 @@
     │   ├── TaskError             the task file, or what it returned, breaks the contract
     │   ├── StepError             the step's calls came in an order that means nothing
     │   ├── CheckpointError       a checkpoint that cannot be read or written
+    │   ├── RunFolderError        a run directory that is in use, or cannot be written
     │   └── MissingExtraError     a feature whose optional packages are not installed
     ├── InitError                 exit code 3: the process group could not be opened
     ├── RankFailed                a rank ended the run, with that rank's exit code
-    └── PeerLost                  exit code 1: another rank went away in a collective
+    ├── PeerLost                  exit code 1: another rank went away in a collective
+    ├── OutOfStep                 exit code 1: the ranks called different collectives
+    ├── NonFiniteLoss             exit code 1: a loss was NaN or infinite
+    ├── RanksDiffer               exit code 4: the ranks' weights or states are not the same
+    ├── RankHung                  exit code 7: a collective waited for a rank in vain
+    └── Stopped                   exit code 75: a signal asked the run to stop, and it is saved
 
 A message says what was set, what was found and what to do. A `UserMistake` is shown on
 the command line without a traceback. An exception from the user's own code is never
@@ -24,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 PROMISE_NOT_KEPT = 4
-"""Exit code of `samestep verify` when the runs were not the same."""
+"""Exit code of `samestep verify` when the runs were not the same, and of ranks that differ."""
 
 
 class SamestepError(Exception):
@@ -83,6 +89,10 @@ class CheckpointError(UserMistake):
     """A checkpoint that cannot be read or written."""
 
 
+class RunFolderError(UserMistake):
+    """A run directory that is in use by another run, or cannot be written."""
+
+
 class MissingExtraError(UserMistake):
     """A feature whose optional packages are not installed."""
 
@@ -108,3 +118,29 @@ class RankFailed(SamestepError):
 
 class PeerLost(SamestepError):
     """Another rank went away while this one waited for it in a collective."""
+
+
+class OutOfStep(SamestepError):
+    """The ranks called different collectives."""
+
+
+class NonFiniteLoss(SamestepError):
+    """A loss was NaN or infinite."""
+
+
+class RanksDiffer(SamestepError):
+    """Weights, buffers or optimizer states that must be the same on all ranks are not."""
+
+    exit_code = PROMISE_NOT_KEPT
+
+
+class RankHung(SamestepError):
+    """A collective waited longer than distributed.timeout; the message says who is where."""
+
+    exit_code = 7
+
+
+class Stopped(SamestepError):
+    """A signal asked the run to stop; it is saved and goes on when it is started again."""
+
+    exit_code = 75

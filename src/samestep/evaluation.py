@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.config import Config
-from samestep.data import Collate, LaneBatch, Lanes, MapSource, is_map_style, to_device
+from samestep.data import Collate, LaneBatch, Lanes, MapSource, Position, is_map_style, to_device
 from samestep.errors import TaskError
 from samestep.metrics import LaneMetrics, merge_lanes
 from samestep.orders import sequential
@@ -89,7 +89,7 @@ class Evaluator:
             self._pin_memory,
             collate,
         )
-        for data in source.steps(0, plan.steps):
+        for data in source.steps(Position(), plan.steps):
             for lane in data.lanes:
                 batch = data.read()
                 self._streams.enter(_EVALUATION, lane, at=(step, data.epoch_step))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from torch import Tensor
 from samestep.errors import TaskError
 from samestep.plan import LaneTree
 from samestep.runtime.lanestats import LocalStats, read_numbers
+from samestep.runtime.pulse import READING, Pulse
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,10 @@ class StepRecord:
     grad_norm: float | None
     seconds: float
     """Mean wall time of the steps read together with this one."""
+    bad_lanes: tuple[int, ...] = ()
+    """Lanes whose loss is NaN or infinite."""
+    skipped: bool = False
+    """Whether the step changed nothing for that reason."""
 
     def values(self) -> dict[str, Any]:
         """The record as a line of metrics.jsonl."""
@@ -39,6 +45,8 @@ class StepRecord:
         }
         if self.grad_norm is not None:
             row["grad_norm"] = self.grad_norm
+        if self.skipped:
+            row["skipped"] = True
         return row
 
 
@@ -48,21 +56,31 @@ class _Pending(NamedTuple):
     stats: LocalStats
     lr: tuple[float, ...]
     norm: Tensor | None
+    skipped: bool
 
 
 class Ledger:
     """Collects what steps measured and reads it every `every` steps, all at once."""
 
-    def __init__(self, every: int, write: Callable[[StepRecord], None]) -> None:
+    def __init__(
+        self, every: int, write: Callable[[Sequence[StepRecord]], None], pulse: Pulse
+    ) -> None:
         self._every = every
         self._write = write
+        self._pulse = pulse
         self._pending: list[_Pending] = []
         self._since = time.perf_counter()
 
     def add(
-        self, step: int, epoch: int, stats: LocalStats, lr: Sequence[float], norm: Tensor | None
+        self,
+        step: int,
+        epoch: int,
+        stats: LocalStats,
+        lr: Sequence[float],
+        norm: Tensor | None,
+        skipped: bool,
     ) -> None:
-        self._pending.append(_Pending(step, epoch, stats, tuple(lr), norm))
+        self._pending.append(_Pending(step, epoch, stats, tuple(lr), norm, skipped))
         if len(self._pending) >= self._every:
             self.flush()
 
@@ -72,18 +90,33 @@ class Ledger:
             return
         entries, self._pending = self._pending, []
         measured = [entry.stats.values() for entry in entries]
-        numbers = iter(read_numbers([value for values in measured for value in values]))
-        losses = [_mean_loss([next(numbers) for _ in values]) for values in measured]
-        norms = read_numbers([entry.norm for entry in entries])
+        with self._pulse.during(READING):
+            numbers = iter(read_numbers([value for values in measured for value in values]))
+            norms = read_numbers([entry.norm for entry in entries])
+        lanes = [[next(numbers) for _ in values] for values in measured]
         seconds = (time.perf_counter() - self._since) / len(entries)
-        for entry, (loss, total), norm in zip(entries, losses, norms, strict=True):
+        records = []
+        for entry, values, norm in zip(entries, lanes, norms, strict=True):
+            loss, total = _mean_loss(values)
             if total == 0:
                 raise TaskError(
                     f"step {entry.step} counted nothing: no lane had samples (is steps_per_epoch "
                     "beyond the data?) or every count was 0"
                 )
-            shown = None if entry.norm is None else norm
-            self._write(StepRecord(entry.step, entry.epoch, loss, total, entry.lr, shown, seconds))
+            records.append(
+                StepRecord(
+                    entry.step,
+                    entry.epoch,
+                    loss,
+                    total,
+                    entry.lr,
+                    None if entry.norm is None else norm,
+                    seconds,
+                    tuple(i for i, lane in enumerate(values[::2]) if not math.isfinite(lane)),
+                    entry.skipped,
+                )
+            )
+        self._write(records)
         self.restart_clock()
 
     def restart_clock(self) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from samestep.checkpoint import Checkpoints
 from samestep.config.schema import BestConfig
 from samestep.errors import TaskError
 from samestep.evaluation import Values
@@ -48,13 +47,22 @@ class BestSoFar:
 
 @dataclass
 class Outcome:
-    """How a training ended."""
+    """How far a training is, and how it ended."""
 
+    best: BestSoFar
     steps: int = 0
     loss: float | None = None
     metrics: Values = field(default_factory=dict)
-    best: BestSoFar | None = None
     stopped: str = "done"
+
+    def state_dict(self) -> dict[str, Any]:
+        best = {"value": self.best.value, "step": self.best.step, "waited": self.best.waited}
+        return {"steps": self.steps, "metrics": self.metrics, "best": best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps, self.metrics = state["steps"], state["metrics"]
+        for name, value in state["best"].items():
+            setattr(self.best, name, value)
 
 
 class Training:
@@ -71,13 +79,14 @@ class Training:
         self._total = run.total_steps(self._source)
         schedules = _as_list(task.schedules(self._optimizers, self._total), Schedule, "schedules")
         self._epoch_schedules = [s.scheduler for s in schedules if s.every == "epoch"]
-        self._schedules = [s.scheduler for s in schedules]
         per_step = [s.scheduler for s in schedules if s.every == "step"]
         extra = list(task.extra_modules())
         self.model = run.prepare(model, *extra, *self._optimizers, *per_step)[0]
-        self._checkpoints = Checkpoints(run.folder / "checkpoints")
         self._best = BestSoFar(run.config.best)
-        self.outcome = Outcome(best=self._best)
+        self.outcome = Outcome(self._best)
+        run.keep("training", self.outcome)
+        for number, schedule in enumerate(self._epoch_schedules):
+            run.keep(f"epoch schedule {number}", schedule)
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:
@@ -93,8 +102,6 @@ class Training:
         with progress:
             for _ in self.steps():
                 pass
-            run.flush()
-        self._save(last=True)
         return self.outcome
 
     def steps(self) -> Iterator[Step]:
@@ -111,13 +118,13 @@ class Training:
                     schedule.step()
             if self._evaluation_is_due(step):
                 self._evaluate(step)
-            yield step
             if self._patience_is_over():
                 self.outcome.stopped = (
                     f"no better {self._best.rule.metric} for {self._best.waited} evaluations"
                 )
                 self._run.context.log.main(f"Stopping early: {self.outcome.stopped}")
-                return
+                self._run.stop(self.outcome.stopped)
+            yield step
 
     def _remember_loss(self, record: Any) -> None:
         self.outcome.loss = record.loss
@@ -139,23 +146,11 @@ class Training:
         self.outcome.metrics = values
         shown = "  ".join(f"{k} {v:.4f}" for k, v in values.items() if isinstance(v, (int, float)))
         run.context.log.main(f"epoch {step.epoch + 1}  step {step.index + 1}  {shown}")
-        if self._best.offer(values, step.index):
-            self._save(best=True)
+        run.save(values, best=self._best.offer(values, step.index))
 
     def _patience_is_over(self) -> bool:
         rule = self._run.config.early_stopping
         return rule is not None and self._best.waited >= rule.patience
-
-    def _save(self, *, best: bool = False, last: bool = False) -> None:
-        if not self._run.context.is_main:
-            return
-        training = {
-            "step": self.outcome.steps,
-            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
-            "schedules": [schedule.state_dict() for schedule in self._schedules],
-            "metrics": self.outcome.metrics,
-        }
-        self._checkpoints.save(self.outcome.steps, self._run.model, training, best=best, last=last)
 
 
 def _as_list(value: Any, kind: type, what: str) -> list[Any]:

@@ -27,6 +27,7 @@ class RunRecord:
 
     world: int
     steps: int
+    """Recorded ones: all of them, or those since a resume."""
     losses: list[float]
     samples: list[str]
     """For each step, a digest of the sample ids in lane order."""
@@ -76,7 +77,7 @@ class Recorder:
             world=context.world,
             steps=len(self._records),
             losses=[record.loss for record in self._records],
-            samples=[_digest(step, told) for step in range(len(self._records))],
+            samples=[_digest(record.step, told) for record in self._records],
             state_hash=hashes[0],
             rank_hashes=hashes,
             seconds_per_step=median(settled) if settled else 0.0,

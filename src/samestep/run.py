@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,19 +21,27 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from samestep.boundary import Boundary
+from samestep.checkpoint.resume import refuse_another_run
+from samestep.checkpoint.state import Stateful
 from samestep.config import Config, load_config
 from samestep.data import Collate, LaneBatch, Lanes, MapSource, Source, is_map_style
 from samestep.errors import StepError, TaskError
 from samestep.evaluation import Evaluator, Measure, Values
 from samestep.ledger import Ledger, StepRecord
+from samestep.nonfinite import FiniteGuard
+from samestep.opening import open_run
 from samestep.orders import Order, shuffled
 from samestep.plan import EpochPlan, deal_lanes
 from samestep.precision import Precision
 from samestep.runtime.context import LaneMachinery, RunContext, create_run_context
 from samestep.runtime.environment import detect_hardware
+from samestep.runtime.pulse import BETWEEN_STEPS, EVALUATE
 from samestep.runtime.randomness import BETWEEN, INIT, Streams
+from samestep.saving import Saver
 from samestep.step import Step, StepEngine, trainable
 from samestep.streams import StreamSource
+from samestep.timing import StepTimes
 from samestep.trackers import open_trackers
 
 if TYPE_CHECKING:
@@ -57,7 +64,7 @@ class _Prepared:
 
 
 class Run:
-    """One run on this process: prepares objects, gives steps, evaluates and logs."""
+    """One run on this process: prepares objects, gives steps, evaluates, saves and logs."""
 
     def __init__(self, config: Config, context: RunContext) -> None:
         self.config = config
@@ -72,37 +79,44 @@ class Run:
         """Called with the step and each of this rank's batches, when it is read."""
         self._streams = Streams(config.seed, context.device)
         self._prepared: _Prepared | None = None
-        self._open_folder()
-        self._trackers = open_trackers(config, self.folder, context.is_main)
-        self._ledger = Ledger(config.log_every, self._write_record)
+        self._guard: FiniteGuard | None = None
+        self._opened = open_run(config, context, self.batch)
+        self._saver = Saver(config, context, self.folder, self._opened.point)
+        start = self._saver.position.step
+        self._trackers = open_trackers(config, self.folder, context.is_main, start)
+        self._times = StepTimes(context.pulse, context.device)
+        self._ledger = Ledger(config.log_every, self._write_records, context.pulse)
+        self._boundary = Boundary(self._saver, self._times, context, config)
         self._streams.enter(INIT)
 
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
             if error is None:
                 self.flush()
         finally:
             self._trackers.close()
-            self.context.close()
+            try:
+                self._saver.close()
+            finally:
+                if self._opened.folder is not None:
+                    self._opened.folder.close()
+                self.context.__exit__(kind, error, trace)
 
-    # -- the run's folder ------------------------------------------------------------------
+    # -- what is measured ------------------------------------------------------------------
 
-    def _open_folder(self) -> None:
-        if self.context.is_main:
-            _set_earlier_run_aside(self.folder)
-            self.folder.mkdir(parents=True, exist_ok=True)
-            document = self.config.model_dump_json(indent=2)
-            (self.folder / "config.json").write_text(document, encoding="utf-8")
-        self.context.barrier()
-        self.context.log.to_file(self.folder / "logs")
-
-    def _write_record(self, record: StepRecord) -> None:
-        self._trackers.write(record.values())
-        for listener in self.on_record:
-            listener(record)
+    def _write_records(self, records: Sequence[StepRecord]) -> None:
+        for record in records:
+            if record.bad_lanes and self._guard is not None and not record.skipped:
+                self._guard.stop(record.step, record.bad_lanes)
+            self._trackers.write(record.values())
+            for listener in self.on_record:
+                listener(record)
+        seconds = records[-1].seconds
+        row = self._times.row(len(records), seconds, self.batch.global_batch)
+        self._trackers.write({"step": records[-1].step, **row})
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Write values to the trackers, once for the run. Call it on every rank or on any."""
@@ -119,7 +133,8 @@ class Run:
         """Take modules, optimizers and per-step schedules into the run; gives them back.
 
         The first module is the model; at `same: rounding` and `samples` it comes back
-        wrapped in DistributedDataParallel. All weights become rank 0's.
+        wrapped in DistributedDataParallel. All weights become rank 0's. In a run that goes
+        on, they get the state that they had.
         """
         if self._prepared is not None:
             raise StepError("run.prepare was called twice: give it everything at once")
@@ -135,10 +150,22 @@ class Run:
         params, _ = trainable(optimizers, modules)
         if not params:
             raise TaskError("no parameter of the optimizers requires a gradient")
+        self._saver.prepare(modules, optimizers, schedules)
         machinery = self.context.machinery(self.config, modules, params, self.lanes.units)
         self._prepared = _Prepared(modules, optimizers, schedules, machinery)
+        self._guard = FiniteGuard(
+            self.config.on_nonfinite, self.context, modules, self.config.log_every + 1
+        )
         wrapped = [machinery.model if item is modules[0] else item for item in objects]
         return wrapped[0] if len(wrapped) == 1 else tuple(wrapped)
+
+    def keep(self, name: str, item: Stateful) -> None:
+        """Let an object's state be saved with the run; in a run that goes on it gets it back.
+
+        It needs `state_dict()` and `load_state_dict()`, and a state that is the same on all
+        ranks.
+        """
+        self._saver.keep(name, item)
 
     # -- training --------------------------------------------------------------------------
 
@@ -178,36 +205,59 @@ class Run:
     def steps(
         self, dataset: Any, order: Order | None = None, collate: Collate | None = None
     ) -> Iterator[Step]:
-        """The run's steps over a dataset, or over a `source` made before."""
+        """The run's steps over a dataset, or over a `source` made before.
+
+        A run that goes on gives the steps that are left. When one is over it is saved if it
+        is due, and the run stops here if a signal asked it to.
+        """
         source = dataset if isinstance(dataset, Source) else self.source(dataset, order, collate)
         engine = self._engine()
         total = self.total_steps(source)
-        self._announce(source, total)
-        self._streams.enter(BETWEEN, at=(-1,))
+        plan = self._announce(source, total)
+        position, pulse = self._saver.position, self.context.pulse
+        if self._boundary.is_over(position, total):
+            self.context.log.main(f"The run is complete: {position.step} steps. Nothing to train")
+            return
+        self._streams.enter(BETWEEN, at=(position.step - 1,))
         self._ledger.restart_clock()
-        for data in source.steps(0, total):
-            step = Step(engine, data)
-            yield step
-            if not step.updated:
-                raise StepError(f"step {step.index} was left without step.update: call it once")
-            if step.ends_epoch and self._is_over(step.epoch + 1):
-                break
+        with self._boundary.signals:
+            for data in source.steps(position, total):
+                pulse.step = data.index
+                step = Step(engine, data)
+                yield step
+                if not step.updated:
+                    raise StepError(f"step {step.index} was left without step.update: call it once")
+                if self._boundary.end(step, source, plan, total, self.flush):
+                    break
+                pulse.enter(BETWEEN_STEPS)
         self.flush()
+        self._saver.wait()
 
-    def _is_over(self, epochs: int) -> bool:
-        return self.config.epochs is not None and epochs >= self.config.epochs
+    def save(self, metrics: Mapping[str, Any] | None = None, *, best: bool = False) -> None:
+        """Remember the metrics of an evaluation; `best` saves these weights as the best so far.
+
+        The save happens when the step is over. Call it on every rank.
+        """
+        self._saver.ask(self.context.pulse.step + 1, metrics or {}, best)
+
+    def stop(self, reason: str) -> None:
+        """Let this step be the run's last one. Call it on every rank."""
+        self._boundary.stop_reason = reason
 
     def _engine(self) -> StepEngine:
-        if self._prepared is None:
+        if self._prepared is None or self._guard is None:
             raise StepError("run.steps came before run.prepare: prepare model and optimizer first")
         prepared, context = self._prepared, self.context
         params, frozen = trainable(prepared.optimizers, prepared.modules)
+        self._boundary.watch(prepared.modules, prepared.optimizers)
         return StepEngine(
             context=context,
             machinery=prepared.machinery,
             streams=self._streams,
             precision=Precision(self.config, context.device),
             ledger=self._ledger,
+            guard=self._guard,
+            note=self._boundary.note,
             lanes=self.lanes.mine,
             params=[param for _, param in params],
             frozen=frozen,
@@ -217,7 +267,7 @@ class Run:
             on_batch=self.on_batch,
         )
 
-    def _announce(self, source: Source, total: int | None) -> None:
+    def _announce(self, source: Source, total: int | None) -> dict[str, Any]:
         """Print and store how samples become steps, lanes and ranks."""
         shares = [len(lanes) for lanes in self.lanes.assignment]
         plan = {
@@ -230,6 +280,8 @@ class Run:
             "samples": source.plan.samples if isinstance(source, MapSource) else None,
             "steps": total,
         }
+        if self._opened.point is not None:
+            refuse_another_run(self.config, plan, self._opened.point)
         if self.context.is_main:
             (self.folder / "plan.json").write_text(json.dumps(plan, indent=2), encoding="utf-8")
         of_samples = f"{plan['samples']} samples, " if plan["samples"] else ""
@@ -244,6 +296,7 @@ class Run:
                 f"batch_per_rank {self.config.batch_per_rank} makes this run depend on its "
                 f"{self.context.world} rank(s): another number of ranks is another run"
             )
+        return plan
 
     # -- evaluating ------------------------------------------------------------------------
 
@@ -271,9 +324,10 @@ class Run:
             self._pin_memory,
         )
         self._ledger.flush()
-        values = evaluator.run(
-            self._prepared.modules[0], dataset, measure, metrics or {}, collate, step
-        )
+        with self.context.pulse.during(EVALUATE):
+            values = evaluator.run(
+                self._prepared.modules[0], dataset, measure, metrics or {}, collate, step
+            )
         self._streams.enter(BETWEEN, at=(step,))
         self._ledger.restart_clock()
         if any(isinstance(value, float) and math.isnan(value) for value in values.values()):
@@ -291,17 +345,3 @@ class Run:
         if self._prepared is None:
             raise StepError("there is no model yet: call run.prepare first")
         return self._prepared.modules[0]
-
-
-def _set_earlier_run_aside(folder: Path) -> None:
-    """Move what an earlier run left to `earlier/N`: nothing a user may want is overwritten."""
-    left = [path for path in folder.glob("*") if path.name not in ("earlier", "verify")]
-    if not (folder / "metrics.jsonl").exists():
-        return
-    number = 1
-    while (folder / "earlier" / str(number)).exists():
-        number += 1
-    aside = folder / "earlier" / str(number)
-    aside.mkdir(parents=True)
-    for path in left:
-        shutil.move(str(path), str(aside / path.name))

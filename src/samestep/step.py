@@ -22,12 +22,14 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from samestep.data import LaneBatch, StepData, to_device
+from samestep.data import LaneBatch, Position, StepData, to_device
 from samestep.errors import StepError
 from samestep.ledger import Ledger
+from samestep.nonfinite import FiniteGuard
 from samestep.precision import Precision
 from samestep.runtime.context import LaneMachinery, RunContext
-from samestep.runtime.lanestats import EMPTY, LaneStats, LocalStats
+from samestep.runtime.lanestats import EMPTY, LaneStats, LocalStats, RankNote
+from samestep.runtime.pulse import COMPUTE, DATA
 from samestep.runtime.randomness import BETWEEN, MODEL, Streams
 
 
@@ -40,6 +42,9 @@ class StepEngine:
     streams: Streams
     precision: Precision
     ledger: Ledger
+    guard: FiniteGuard
+    note: Callable[[], RankNote]
+    """What this rank tells all others with the step."""
     lanes: range
     """The lanes this rank runs one after the other."""
     params: Sequence[Parameter]
@@ -66,6 +71,8 @@ class Step:
         self._open: int | None = None
         self._lane_stats: dict[int, LaneStats] = {}
         self._stats: LocalStats | None = None
+        engine.context.pulse.enter(COMPUTE)
+        engine.guard.begin(data.index)
         engine.machinery.gradients.begin(data.ragged)
         engine.machinery.buffers.begin_step()
 
@@ -111,16 +118,28 @@ class Step:
         engine.machinery.gradients.finish(stats)
         engine.machinery.buffers.finish()
         self._check_frozen()
+        allowed = engine.guard.allows_update(self.index, stats, engine.params)
         norm = None
-        if engine.clip_norm is not None:
+        if engine.clip_norm is not None and allowed:
             norm = clip_grad_norm_(engine.params, engine.clip_norm)
         rates = [group["lr"] for opt in engine.optimizers for group in opt.param_groups]
-        for optimizer in optimizers or engine.optimizers:
-            optimizer.step()
-        for schedule in engine.step_schedules:
-            schedule.step()
+        if allowed:
+            for optimizer in optimizers or engine.optimizers:
+                optimizer.step()
+            for schedule in engine.step_schedules:
+                schedule.step()
         self.updated = True
-        engine.ledger.add(self.index, self.epoch, stats, rates, norm)
+        engine.ledger.add(self.index, self.epoch, stats, rates, norm, skipped=not allowed)
+
+    @property
+    def stats(self) -> LocalStats:
+        """What all lanes of all ranks measured, and what each rank wants."""
+        return self._share()
+
+    @property
+    def following(self) -> Position:
+        """Where the run stands after this step."""
+        return self._data.following
 
     def _share(self) -> LocalStats:
         """Start telling all ranks what this rank's lanes counted, and changed in buffers.
@@ -131,13 +150,17 @@ class Step:
         if self._stats is None:
             engine = self._engine
             rows = [self._lane_stats.get(lane, EMPTY) for lane in engine.lanes]
-            self._stats = engine.machinery.gradients.share(rows)
+            self._stats = engine.machinery.gradients.share(rows, engine.note())
             engine.machinery.buffers.start()
         return self._stats
 
     def _batch(self, position: int) -> LaneBatch:
         while len(self._batches) <= position:
+            pulse = self._engine.context.pulse
+            before = pulse.enter(DATA)
             read = self._data.read()
+            pulse.enter(before)
+            self._engine.guard.saw(self.index, read)
             if self._engine.on_batch is not None:
                 self._engine.on_batch(self.index, read)
             data = to_device(read.data, self._engine.context.device)

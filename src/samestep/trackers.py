@@ -29,7 +29,8 @@ class JsonLines(Tracker):
     """One JSON object a line; floats in full, so that they read back to the bit."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("w", encoding="utf-8")
+        # What a run that goes on had written up to its checkpoint stays.
+        self._file = path.open("a", encoding="utf-8")
 
     def write(self, row: dict[str, Any]) -> None:
         self._file.write(json.dumps(row) + "\n")
@@ -44,12 +45,13 @@ class JsonLines(Tracker):
 class TensorBoard(Tracker):
     """Scalars as TensorBoard events."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, start: int) -> None:
         try:
             from torch.utils.tensorboard.writer import SummaryWriter
         except ImportError:
             raise MissingExtraError("trackers.tensorboard", "tensorboard") from None
-        self._writer = SummaryWriter(str(folder))
+        # Readers then drop what an interrupted run wrote after its checkpoint.
+        self._writer = SummaryWriter(str(folder), purge_step=start or None)
 
     def write(self, row: dict[str, Any]) -> None:
         for name, value in row.items():
@@ -82,11 +84,11 @@ class Trackers(Tracker):
             tracker.close()
 
 
-def open_trackers(config: Config, folder: Path, is_main: bool) -> Trackers:
-    """The config's trackers on rank 0; none on the others."""
+def open_trackers(config: Config, folder: Path, is_main: bool, start: int = 0) -> Trackers:
+    """The config's trackers on rank 0, for steps from `start` on; none on the others."""
     if not is_main:
         return Trackers([])
     trackers: list[Tracker] = [JsonLines(folder / "metrics.jsonl")]
     if config.trackers.tensorboard:
-        trackers.append(TensorBoard(folder / "tensorboard"))
+        trackers.append(TensorBoard(folder / "tensorboard", start))
     return Trackers(trackers)

@@ -287,3 +287,45 @@ class Broken(Everything):
         if self.calls == 5 and os.environ.get("RANK", "0") == str(self.rank):
             raise ZeroDivisionError("my own bug")
         return super().loss(model, batch)
+
+
+class CountingStream:
+    """One lane's samples, from a place that it can tell and be put to; draws noise."""
+
+    def __init__(self, lane: int, lanes: int, epoch: int) -> None:
+        self.x, self.y = points(SAMPLES + 7 * epoch)
+        self.indices = range(lane, len(self.x), lanes)
+        self.place = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.place < len(self.indices):
+            index = self.indices[self.place]
+            self.place += 1
+            yield self.x[index] + 0.1 * torch.randn(()), self.y[index]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+class CountingStreams:
+    def lane_stream(self, lane: int, lanes: int, seed: int, epoch: int) -> CountingStream:
+        return CountingStream(lane, lanes, epoch)
+
+
+class StatefulStreamed(Streamed):
+    def train_data(self) -> Any:
+        return CountingStreams()
+
+
+class Wider(Everything):
+    """Another model than Everything's."""
+
+    def model(self) -> nn.Module:
+        model = Net(self.p)
+        model.hidden = nn.Linear(6 * 36, 32)
+        model.last = nn.Linear(32, CLASSES)
+        model.extra = nn.Linear(2, 2)
+        return model

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_model
 
-from samestep.checkpoint import load_checkpoint
+from samestep.checkpoint.format import read_training, verify_checkpoint
 from samestep.config import load_config
 from tests.distributed.running import settings, train
 from tests.distributed.tasks import Everything, Net
@@ -90,8 +91,10 @@ def test_metrics_are_those_of_the_whole_validation_set(tmp_path: Path) -> None:
     run = train(tmp_path, 4)
     folder = run.folder / "checkpoints"
     model = Net(0.3).eval()
-    state = load_checkpoint(folder / json.loads((folder / "index.json").read_text())["last"], model)
-    assert state["step"] == run.record.steps
+    last = folder / f"step-{run.record.steps:08d}"
+    assert verify_checkpoint(last).world == 4
+    assert read_training(last)["position"]["step"] == run.record.steps
+    load_model(model, last / "model.safetensors")
     task = Everything()
     metrics = task.metrics()
     valid = task.valid_data()
@@ -114,17 +117,21 @@ def test_early_stopping_stops_all_ranks_at_one_step(tmp_path: Path) -> None:
         early_stopping={"patience": 2},
     )
     assert run.record.steps == 9
-    index = json.loads((run.folder / "checkpoints" / "index.json").read_text())
-    assert index == {"last": "step-00000009", "best": "step-00000003"}
     kept = sorted(path.name for path in (run.folder / "checkpoints").iterdir())
-    assert kept == ["index.json", "step-00000003", "step-00000009"]
+    assert kept == ["step-00000003", "step-00000006", "step-00000009"]
+    last = verify_checkpoint(run.folder / "checkpoints" / kept[-1])
+    assert last.best is not None
+    assert last.best.step == 3
+    assert last.ended == "no better val_loss for 2 evaluations"
+    best = run.folder / "checkpoints" / kept[0] / "model.safetensors"
+    assert (run.folder / "model.safetensors").read_bytes() == best.read_bytes()
 
 
 def test_a_run_in_the_same_folder_sets_the_earlier_one_aside(tmp_path: Path) -> None:
     config = settings("Everything", tmp_path / "run", epochs=1)
     run_ranks(_train_watching_writes, 1, config)
     first = (tmp_path / "run" / "metrics.jsonl").read_text()
-    run_ranks(_train_watching_writes, 1, {**config, "seed": 5})
+    run_ranks(_train_watching_writes, 1, {**config, "seed": 5, "resume": "never"})
     assert (tmp_path / "run" / "earlier" / "1" / "metrics.jsonl").read_text() == first
     assert (tmp_path / "run" / "metrics.jsonl").read_text() != first
 

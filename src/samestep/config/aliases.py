@@ -44,8 +44,11 @@ ALIASES: dict[str, Alias] = {
     "distributed.accumulation_steps": Alias("accumulation"),
     "distributed.fp16": Alias("precision", _precision_of_fp16),
     "evaluation": Alias("evaluation.mode"),
+    "resume": Alias("resume.checkpoint"),
+    "resume_from": Alias("resume.checkpoint"),
+    "resume_from_checkpoint": Alias("resume.checkpoint"),
 }
-"""`evaluation: rank0` is short for `evaluation: {mode: rank0}`."""
+"""`evaluation: rank0` is short for `evaluation: {mode: rank0}`, and `resume` likewise."""
 
 
 def apply_aliases(

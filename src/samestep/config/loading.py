@@ -152,7 +152,8 @@ def _apply_overrides(
         # The override replaces what the file says of the key, by whichever name it says it.
         target = _real_name(key)
         for other in list(values):
-            if _real_name(other) == target or other.startswith(f"{key}."):
+            inside = other.startswith(f"{key}.") and key not in ALIASES
+            if _real_name(other) == target or inside:
                 del values[other], origins[other]
         flat = dict(_flatten({key: value}))
         values.update(flat)

@@ -50,6 +50,38 @@ class EarlyStoppingConfig(Section):
     patience: Positive = Field(3, description="evaluations without improvement before stopping")
 
 
+class CheckpointConfig(Section):
+    """When the run is saved. It is also saved at its end, at a new best, and when asked to stop."""
+
+    enabled: bool = Field(True, description="false saves nothing, and a stopped run is lost")
+    every_steps: Positive | None = Field(None, description="save after every n steps")
+    every_minutes: Annotated[float, Field(gt=0)] | None = Field(
+        15.0, description="save when this long has passed since the last save"
+    )
+    every_epochs: Positive | None = Field(1, description="save after every n epochs")
+    keep_last: Positive = Field(2, description="newest checkpoints that are kept, besides the best")
+    asynchronous: bool = Field(True, description="write behind the training; false waits for it")
+
+
+class ResumeConfig(Section):
+    """Where the run goes on from."""
+
+    checkpoint: str = Field(
+        "auto", description="auto: the run directory's newest whole one; never; or a path"
+    )
+    allow: tuple[str, ...] = Field(
+        (), description="keys that may differ from the checkpoint's, though the run changes"
+    )
+
+
+class PreemptionConfig(Section):
+    """What happens when a signal stops the run."""
+
+    requeue: bool | Auto = Field(
+        "auto", description="scontrol requeue after SIGUSR1/2; auto: inside a Slurm job"
+    )
+
+
 class TrackersConfig(Section):
     """Where measurements go besides metrics.jsonl."""
 
@@ -91,11 +123,20 @@ class Config(Section):
     clip_norm: Annotated[float, Field(gt=0)] | None = Field(
         None, description="largest gradient norm, after the sum over all lanes"
     )
+    on_nonfinite: Literal["stop", "skip"] = Field(
+        "stop", description="a NaN or infinite loss ends the run, or its step changes nothing"
+    )
+    check_ranks_every: Positive | None = Field(
+        None, description="compare weights and states over the ranks every n steps"
+    )
     log_every: Positive = Field(10, description="steps between two readings of the losses")
     loader: LoaderConfig = LoaderConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     best: BestConfig = BestConfig()
     early_stopping: EarlyStoppingConfig | None = None
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    resume: ResumeConfig = ResumeConfig()
+    preemption: PreemptionConfig = PreemptionConfig()
     trackers: TrackersConfig = TrackersConfig()
     distributed: DistributedConfig = DistributedConfig()
 

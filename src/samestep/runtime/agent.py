@@ -18,7 +18,6 @@ from torch.distributed.elastic.multiprocessing.api import (
 from torch.distributed.elastic.multiprocessing.errors import (
     ChildFailedError,
     ProcessFailure,
-    get_error_handler,
 )
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -61,13 +60,6 @@ def _quiet_agent_logs() -> None:
     """The agent warns about children it ends; we tell that ourselves, better."""
     for name in ("torch.distributed.elastic", "torch.distributed.run"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-def record_failure(error: BaseException) -> None:
-    """Leave this rank's exception where its agent looks for it."""
-    handler = get_error_handler()
-    handler.initialize()
-    handler.record_exception(error)
 
 
 @dataclass(frozen=True)

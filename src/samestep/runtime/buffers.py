@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from samestep.plan import LaneTree, aligned_blocks
 from samestep.runtime.collectives import Collectives
 from samestep.runtime.exchange import NOTHING, Pending
-from samestep.runtime.peers import naming_lost_peers
 
 Changes = list[Tensor] | None
 
@@ -39,6 +38,7 @@ class LaneBuffers:
     ) -> None:
         # One lane in all changes the buffers in place: the mean over one lane is that lane.
         alone = sum(map(len, assignment)) == 1
+        self._pulse = collectives.pulse
         self._buffers = [] if alone else list(buffers)
         self._lanes = assignment[collectives.rank]
         self._next = self._lanes.start
@@ -85,7 +85,7 @@ class LaneBuffers:
                 pieces = [change.flatten().to(row) for change in changes]
                 torch.cat(pieces, out=row[: sum(piece.numel() for piece in pieces)])
         self._tree.clear()
-        with naming_lost_peers():
+        with self._pulse.waiting("buffers"):
             self._steps = self._exchange.start()
             self._pending = next(self._steps, None)
 
@@ -93,7 +93,7 @@ class LaneBuffers:
         """Put the step's new buffers in place."""
         if not self._buffers:
             return
-        with naming_lost_peers():
+        with self._pulse.waiting("buffers"):
             while self._pending is not None:
                 self._pending.wait()
                 self._pending = next(self._steps, None)

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from samestep.runtime.exchange import Blocks, Exchange, all_gather_single, create_exchange
-from samestep.runtime.lanestats import EMPTY, GatheredStats, LaneStats, stack_stats
-from samestep.runtime.peers import naming_lost_peers
+from samestep.runtime.lanestats import EMPTY, GatheredStats, LaneStats, RankNote, stack_stats
+from samestep.runtime.pulse import Pulse
 
 T = TypeVar("T")
 
@@ -26,6 +26,9 @@ class Collectives(ABC):
 
     rank: int
     world: int
+
+    def __init__(self, pulse: Pulse) -> None:
+        self.pulse = pulse
 
     @abstractmethod
     def barrier(self) -> None:
@@ -74,7 +77,8 @@ class SoloCollectives(Collectives):
 class TorchCollectives(Collectives):
     """Over the default process group."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, pulse: Pulse) -> None:
+        super().__init__(pulse)
         self.rank = dist.get_rank()
         self.world = dist.get_world_size()
         self._device = device
@@ -84,33 +88,35 @@ class TorchCollectives(Collectives):
         return torch.device("cpu") if self._host_only else device
 
     def barrier(self) -> None:
-        with naming_lost_peers():
+        with self.pulse.waiting("barrier"):
             dist.barrier()
 
     def broadcast(self, value: T, source: int = 0) -> T:
         box: list[Any] = [value]
-        with naming_lost_peers():
+        with self.pulse.waiting("broadcast"):
             dist.broadcast_object_list(box, src=source, device=self._device)
         return box[0]  # type: ignore[no-any-return]
 
     def gather(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.world
-        with naming_lost_peers():
+        with self.pulse.waiting("gather"):
             dist.all_gather_object(values, value)
         return values
 
     def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
-        with naming_lost_peers(), torch.no_grad():
+        with self.pulse.waiting("broadcast of tensors"), torch.no_grad():
             for tensor in tensors:
                 dist.broadcast(tensor.detach(), src=0)
 
     def gather_stats(
-        self, lanes: Sequence[LaneStats], assignment: Sequence[range]
+        self, lanes: Sequence[LaneStats], note: RankNote, assignment: Sequence[range]
     ) -> GatheredStats:
-        """Start telling all ranks this rank's lanes' losses and counts; does not wait."""
+        """Start telling all ranks this rank's lanes' losses and its note; does not wait."""
         most = max(map(len, assignment))
-        padded = [*lanes, *[EMPTY] * (most - len(lanes))]
+        padded: list[LaneStats | RankNote] = [*lanes, *[EMPTY] * (most - len(lanes)), note]
         mine = stack_stats(padded, self._wire(self._device)).view(-1)
-        everyone = mine.new_empty(self.world * most * 2)
-        work = all_gather_single(everyone, mine, async_op=True)
-        return GatheredStats(everyone, mine, work, [len(held) for held in assignment])
+        everyone = mine.new_empty(self.world * mine.numel())
+        with self.pulse.waiting("losses"):
+            work = all_gather_single(everyone, mine, async_op=True)
+        counts = [len(held) for held in assignment]
+        return GatheredStats(everyone, mine, work, counts, self.pulse)

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -17,7 +18,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from samestep.config import Config, DistributedConfig
-from samestep.errors import InitError, LaunchError
+from samestep.errors import InitError, LaunchError, PeerLost, Stopped
 from samestep.runtime import ddp
 from samestep.runtime.buffers import LaneBuffers, changing_buffers
 from samestep.runtime.collectives import Collectives, SoloCollectives, TorchCollectives
@@ -28,8 +29,10 @@ from samestep.runtime.environment import (
     process_environment,
 )
 from samestep.runtime.gradients import GradientSum, LaneSum, OneLaneSum
+from samestep.runtime.heartbeat import Heartbeat
 from samestep.runtime.logs import RankLog
 from samestep.runtime.placement import Placement, decide_placement
+from samestep.runtime.pulse import Pulse
 from samestep.runtime.tree import TreeSum
 
 # Imported here though unused: its functions take the process group that is open when it is
@@ -58,6 +61,7 @@ class RunContext(ABC):
         self, collectives: Collectives, device: torch.device, local_rank: int, threads: int
     ) -> None:
         self.collectives = collectives
+        self.pulse = collectives.pulse
         self.device = device
         self.local_rank = local_rank
         self.log = RankLog(collectives.rank, collectives.world)
@@ -97,6 +101,10 @@ class RunContext(ABC):
     ) -> LaneMachinery:
         """What adds up the lanes of these modules at the config's level of sameness."""
 
+    def log_to(self, folder: Path, append: bool) -> None:
+        """From here on also write to this rank's log file in the folder."""
+        self.log.to_file(folder, append)
+
     def close(self) -> None:
         """Give back what the context opened. Safe to call twice."""
         self.log.close()
@@ -104,7 +112,7 @@ class RunContext(ABC):
     def __enter__(self) -> RunContext:
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close()
 
 
@@ -113,7 +121,7 @@ class SingleProcessContext(RunContext):
 
     def __init__(self, device: torch.device | str = "cpu", threads: int | None = None) -> None:
         super().__init__(
-            SoloCollectives(), torch.device(device), 0, threads or torch.get_num_threads()
+            SoloCollectives(Pulse()), torch.device(device), 0, threads or torch.get_num_threads()
         )
 
     def machinery(
@@ -138,9 +146,34 @@ class DDPContext(RunContext):
 
     collectives: TorchCollectives
 
-    def __init__(self, device: torch.device, local_rank: int, threads: int, owned: bool) -> None:
-        super().__init__(TorchCollectives(device), device, local_rank, threads)
+    def __init__(
+        self, device: torch.device, local_rank: int, threads: int, timeout: float, owned: bool
+    ) -> None:
+        super().__init__(TorchCollectives(device, Pulse()), device, local_rank, threads)
         self._owned = owned
+        self._closed = False
+        self._heartbeat = Heartbeat(
+            dist.distributed_c10d._get_default_store(), self.rank, self.world, self.pulse, timeout
+        )
+
+    def log_to(self, folder: Path, append: bool) -> None:
+        super().log_to(folder, append)
+        if self.log.stream is not None:
+            self._heartbeat.dump_stacks_to(self.log.stream)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Tell the other ranks of a failure here; or tell apart why they broke a collective."""
+        if self._closed:
+            return
+        try:
+            if isinstance(error, PeerLost):
+                raise self._heartbeat.explain(error) from error
+            if error is not None and not isinstance(error, (Stopped, SystemExit)):
+                self._heartbeat.announce(error)
+        finally:
+            if error is not None:
+                self._heartbeat.leave()
+            self.close()
 
     def machinery(
         self,
@@ -182,6 +215,8 @@ class DDPContext(RunContext):
         return converted
 
     def close(self) -> None:
+        self._closed = True
+        self._heartbeat.stop()
         super().close()
         if self._owned and dist.is_initialized():
             dist.destroy_process_group()
@@ -232,7 +267,7 @@ def _join_open_group(
     if dist.get_backend() == "nccl":
         device = torch.device("cuda", local_rank % hardware.device_count)
     threads = torch.get_num_threads()
-    return DDPContext(device, local_rank, threads, owned=False)
+    return DDPContext(device, local_rank, threads, section.timeout, owned=False)
 
 
 def _open_group(section: DistributedConfig, place: Placement) -> RunContext:
@@ -251,7 +286,9 @@ def _open_group(section: DistributedConfig, place: Placement) -> RunContext:
         )
     except (RuntimeError, ValueError) as error:
         return _without_group(section, place, master, error)
-    context = DDPContext(device, place.local_rank.value, place.threads.value, owned=True)
+    context = DDPContext(
+        device, place.local_rank.value, place.threads.value, section.timeout, owned=True
+    )
     context.log.main(
         f"Distributed training initialized: {place.backend.value} backend, "
         f"{place.world.value} processes"

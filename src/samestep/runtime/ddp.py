@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from samestep.config import DistributedConfig
 from samestep.runtime.collectives import TorchCollectives
 from samestep.runtime.gradients import GradientSum, scale_
-from samestep.runtime.lanestats import LaneStats, LocalStats
-from samestep.runtime.peers import naming_lost_peers
+from samestep.runtime.lanestats import LaneStats, LocalStats, RankNote
+from samestep.runtime.pulse import COMPUTE
 
 
 def wrap(
@@ -77,17 +77,17 @@ class DDPSum(GradientSum):
     def forward_scope(self, last: bool) -> AbstractContextManager[None]:
         return nullcontext() if last and not self._ragged else self._model.no_sync()
 
-    def share(self, lanes: Sequence[LaneStats]) -> LocalStats:
-        return self._collectives.gather_stats(lanes, self._assignment)
+    def share(self, lanes: Sequence[LaneStats], note: RankNote) -> LocalStats:
+        return self._collectives.gather_stats(lanes, note, self._assignment)
 
     def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
-        with naming_lost_peers():
+        with self._collectives.pulse.waiting("gradients in backward", COMPUTE):
             loss.backward()
 
     def finish(self, stats: LocalStats) -> None:
         inverse_count = stats.inverse_count(self._inside[0].device)
         by_hand = [*self._outside, *(self._inside if self._ragged else ())]
-        with naming_lost_peers():
+        with self._collectives.pulse.waiting("gradients"):
             _all_reduce(by_hand)
             _broadcast(self._shared_buffers)
         scale_([param.grad for param in by_hand], inverse_count)

@@ -16,7 +16,7 @@ from torch.nn import Parameter
 
 from samestep.errors import TaskError
 from samestep.plan import LaneTree
-from samestep.runtime.lanestats import LaneStats, LocalStats, inverse
+from samestep.runtime.lanestats import LaneStats, LocalStats, RankNote, inverse
 
 Grads = list[Tensor | None]
 
@@ -37,8 +37,8 @@ class GradientSum(ABC):
         return nullcontext()
 
     @abstractmethod
-    def share(self, lanes: Sequence[LaneStats]) -> LocalStats:
-        """Tell all ranks this rank's lanes' losses and counts; before the last `backward`."""
+    def share(self, lanes: Sequence[LaneStats], note: RankNote) -> LocalStats:
+        """Tell all ranks this rank's lanes' losses, and its note; before the last `backward`."""
 
     @abstractmethod
     def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
@@ -126,8 +126,8 @@ class OneLaneSum(GradientSum):
         for param in self._params:
             param.grad = None
 
-    def share(self, lanes: Sequence[LaneStats]) -> LocalStats:
-        return LocalStats(lanes)
+    def share(self, lanes: Sequence[LaneStats], note: RankNote) -> LocalStats:
+        return LocalStats(lanes, note)
 
     def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
         # Backpropagation starts from 1 / count instead of 1: no pass over the gradients.
@@ -158,8 +158,8 @@ class LaneSum(GradientSum):
     def begin(self, ragged: bool) -> None:
         self._bucket.clear_grads()
 
-    def share(self, lanes: Sequence[LaneStats]) -> LocalStats:
-        return LocalStats(lanes)
+    def share(self, lanes: Sequence[LaneStats], note: RankNote) -> LocalStats:
+        return LocalStats(lanes, note)
 
     def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
         loss.backward()

@@ -1,19 +1,25 @@
-"""The losses and counts of one step's lanes: on the device until somebody reads them."""
+"""What one step measured on all ranks: the lanes' losses and counts, and a note of each rank.
+
+On the device until somebody reads them.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from samestep.runtime.peers import naming_lost_peers
+from samestep.runtime.pulse import Pulse
 
 if TYPE_CHECKING:
     import torch.distributed as dist
+
+
+Pair = tuple[Tensor | float, Tensor | float]
 
 
 @dataclass(frozen=True)
@@ -23,15 +29,36 @@ class LaneStats:
     loss: Tensor | float
     count: Tensor | float
 
+    @property
+    def pair(self) -> Pair:
+        return self.loss, self.count
+
+
+@dataclass(frozen=True)
+class RankNote:
+    """What a rank tells all others with every step."""
+
+    flag: float = 0.0
+    """What it wants all ranks to do at the end of this step; 0 for nothing."""
+    busy: float = 0.0
+    """Seconds of work of its own since its last note."""
+
+    @property
+    def pair(self) -> Pair:
+        return self.flag, self.busy
+
 
 EMPTY = LaneStats(0.0, 0.0)
+
+ReadNotes = Callable[[], list[RankNote]]
 
 
 class LocalStats:
     """The stats of all lanes, when all lanes are here."""
 
-    def __init__(self, lanes: Sequence[LaneStats]) -> None:
+    def __init__(self, lanes: Sequence[LaneStats], note: RankNote) -> None:
         self._lanes = lanes
+        self._note = note
 
     def inverse_count(self, device: torch.device) -> Tensor | float:
         """1 / the step's whole count, 0 if that is 0; never synchronises with a GPU."""
@@ -42,17 +69,26 @@ class LocalStats:
 
     def values(self) -> list[Tensor | float]:
         """Each lane's loss and count, one after the other, in lane order."""
-        return [value for lane in self._lanes for value in (lane.loss, lane.count)]
+        return [value for lane in self._lanes for value in lane.pair]
+
+    def notes(self) -> ReadNotes:
+        """Begin to read each rank's note; the result waits for the device if it must."""
+        return lambda: [self._note]
+
+    @property
+    def notes_wait(self) -> bool:
+        """Whether reading the notes at once would wait for a GPU. The same on every rank."""
+        return False
 
 
-def stack_stats(lanes: Sequence[LaneStats], device: torch.device) -> Tensor:
-    """The lanes' (loss, count) as float64 rows on the device; never waits for a GPU."""
+def stack_stats(lanes: Sequence[LaneStats | RankNote], device: torch.device) -> Tensor:
+    """Pairs of numbers as float64 rows on the device; never waits for a GPU."""
     if device.type == "cpu":
-        numbers = [(float(stats.loss), float(stats.count)) for stats in lanes]
+        numbers = [[float(value) for value in stats.pair] for stats in lanes]
         return torch.tensor(numbers, dtype=torch.float64)
     rows = torch.zeros(len(lanes), 2, dtype=torch.float64, device=device)
     for row, stats in zip(rows, lanes, strict=True):
-        for place, value in zip(row, (stats.loss, stats.count), strict=True):
+        for place, value in zip(row, stats.pair, strict=True):
             if isinstance(value, Tensor):
                 place.copy_(value)
             elif value:
@@ -75,9 +111,12 @@ def cut(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class RowStats(LocalStats):
-    """The stats of all lanes as rows of (loss, count), once they are here."""
+    """The stats of all lanes and the notes of all ranks as rows of two, once they are here."""
 
     _rows: Tensor
+    """The lanes' (loss, count)."""
+    _notes: Tensor
+    """The ranks' (flag, busy)."""
 
     def inverse_count(self, device: torch.device) -> Tensor | float:
         if self._rows.device.type == "cpu":
@@ -87,6 +126,28 @@ class RowStats(LocalStats):
     def values(self) -> list[Tensor | float]:
         return list(self._rows.flatten().tolist())
 
+    def notes(self) -> ReadNotes:
+        if not self.notes_wait:
+            return lambda: _as_notes(self._notes)
+        here = torch.empty(self._notes.shape, dtype=self._notes.dtype, pin_memory=True)
+        here.copy_(self._notes, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+
+        def read() -> list[RankNote]:
+            copied.synchronize()
+            return _as_notes(here)
+
+        return read
+
+    @property
+    def notes_wait(self) -> bool:
+        return self._notes.device.type != "cpu"
+
+
+def _as_notes(rows: Tensor) -> list[RankNote]:
+    return [RankNote(flag, busy) for flag, busy in rows.tolist()]
+
 
 class RidingStats(RowStats):
     """The stats of all lanes, when they travel in a gradient bucket.
@@ -95,24 +156,33 @@ class RidingStats(RowStats):
     bucket's sum holds them to the bit.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lanes: int) -> None:
         """Nothing has arrived yet."""
+        self._lane_count = lanes
 
     def arrive(self, pieces: Tensor) -> None:
         """Take the numbers out of the bucket, whose memory the next step needs."""
-        self._rows = pieces.view(-1, 2, PIECES).to(torch.float64).sum(dim=-1)
+        rows = pieces.view(-1, 2, PIECES).to(torch.float64).sum(dim=-1)
+        self._rows, self._notes = rows[: self._lane_count], rows[self._lane_count :]
 
 
 class GatheredStats(RowStats):
     """The stats of all lanes, on their way from all ranks by a collective of their own."""
 
     def __init__(
-        self, everyone: Tensor, mine: Tensor, work: dist.Work, counts: Sequence[int]
+        self,
+        everyone: Tensor,
+        mine: Tensor,
+        work: dist.Work,
+        counts: Sequence[int],
+        pulse: Pulse,
     ) -> None:
-        self._rows = everyone.view(len(counts), -1, 2)
+        rows = everyone.view(len(counts), -1, 2)
+        self._rows, self._notes = rows[:, :-1], rows[:, -1]
         self._in_flight = (everyone, mine)  # see exchange.py on who frees them
-        self._work = work
+        self._work: dist.Work | None = work
         self._counts = counts
+        self._pulse = pulse
 
     def inverse_count(self, device: torch.device) -> Tensor | float:
         self._wait()
@@ -123,9 +193,15 @@ class GatheredStats(RowStats):
         rows = zip(self._rows.tolist(), self._counts, strict=True)
         return [value for held, here in rows for lane in held[:here] for value in lane]
 
+    def notes(self) -> ReadNotes:
+        self._wait()
+        return super().notes()
+
     def _wait(self) -> None:
-        with naming_lost_peers():
-            self._work.wait()
+        if self._work is not None:
+            with self._pulse.waiting("losses"):
+                self._work.wait()
+            self._work = None
 
 
 def inverse(total: Tensor | float, device: torch.device) -> Tensor | float:

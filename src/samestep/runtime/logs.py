@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
+from typing import IO
 
 
 class _Terminal(logging.Handler):
@@ -42,10 +43,16 @@ class RankLog:
     def warn(self, message: str) -> None:
         self._logger.warning(message)
 
-    def to_file(self, folder: Path) -> None:
+    @property
+    def stream(self) -> IO[str] | None:
+        """The file that is written to, if there is one."""
+        return None if self._file is None else self._file.stream
+
+    def to_file(self, folder: Path, append: bool = False) -> None:
         """From here on also write to `rank-N.log` in the folder."""
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = logging.FileHandler(folder / f"rank-{self._rank}.log", mode="w")
+        mode = "a" if append else "w"
+        self._file = logging.FileHandler(folder / f"rank-{self._rank}.log", mode=mode)
         self._file.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         self._logger.addHandler(self._file)
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from samestep.errors import PeerLost
 
 _SIGNS = ("gloo", "Connection", "NCCL", "ncclUnhandled", "Socket", "Timed out", "timed out")
 
 
-@contextmanager
-def naming_lost_peers() -> Iterator[None]:
-    """Turn a broken connection inside a collective into a `PeerLost` of one line.
+def lost_peer(error: BaseException | None) -> PeerLost | None:
+    """What an error inside a collective means, if it means a broken connection.
 
     Gloo and NCCL raise plain RuntimeErrors; only their words tell what happened.
     """
-    try:
-        yield
-    except RuntimeError as error:
-        text = str(error).strip()
-        if not any(sign in text for sign in _SIGNS):
-            raise
-        raise PeerLost(f"lost another rank: {text.splitlines()[0][:200]}") from error
+    if not isinstance(error, RuntimeError):
+        return None
+    text = str(error).strip()
+    if not any(sign in text for sign in _SIGNS):
+        return None
+    return PeerLost(f"lost another rank: {text.splitlines()[0][:200]}")

@@ -17,11 +17,11 @@ from samestep.runtime.lanestats import (
     PIECES,
     LaneStats,
     LocalStats,
+    RankNote,
     RidingStats,
     cut,
     stack_stats,
 )
-from samestep.runtime.peers import naming_lost_peers
 
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
@@ -81,10 +81,10 @@ class TreeSum(GradientSum):
         for bucket in self._buckets:
             bucket.clear_grads()
 
-    def share(self, lanes: Sequence[LaneStats]) -> LocalStats:
+    def share(self, lanes: Sequence[LaneStats], note: RankNote) -> LocalStats:
         if self._carrier is None:
-            return self._collectives.gather_stats(lanes, self._assignment)
-        return self._carrier.take_along(lanes)
+            return self._collectives.gather_stats(lanes, note, self._assignment)
+        return self._carrier.take_along(lanes, note)
 
     def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
         if not last:
@@ -98,7 +98,7 @@ class TreeSum(GradientSum):
         loss.backward()
 
     def finish(self, stats: LocalStats) -> None:
-        with naming_lost_peers():
+        with self._collectives.pulse.waiting("gradients"):
             while self._sent < len(self._buckets):
                 self._send()
             self._buckets[-1].advance()
@@ -127,7 +127,7 @@ class TreeSum(GradientSum):
         bucket = self._buckets[self._sent]
         if self._last_lane is not None:
             bucket.collect(self._last_lane, self._find_unused)
-        with naming_lost_peers():
+        with self._collectives.pulse.waiting("gradient bucket"):
             bucket.send(self._exchange_usage)
             # The second half of the bucket before this one: it has had time to arrive.
             if self._sent:
@@ -153,15 +153,19 @@ class _Bucket(LaneBucket):
             offsets.append(offsets[-1] + -(-param.numel() // _ALIGN) * _ALIGN)
         self._usage = slice(offsets[-1], offsets[-1] + len(params))
         mine, lanes = assignment[collectives.rank], sum(map(len, assignment))
-        seat, first = 2 * PIECES, self._usage.stop
+        seat, first, world = 2 * PIECES, self._usage.stop, len(assignment)
+        last = first + seat * (lanes + world)
         self._exchange = collectives.exchange(
-            [aligned_blocks(lanes) for lanes in assignment], first + seat * lanes, params[0]
+            [aligned_blocks(lanes) for lanes in assignment], last, params[0]
         )
-        self._passengers = self._exchange.total[first : first + seat * lanes]
-        """Each lane's loss and count, while this bucket takes them along."""
+        self._passengers = self._exchange.total[first:last]
+        """Each lane's loss and count, then each rank's note, while this bucket takes them."""
         self._my_seats = self._passengers[seat * mine.start : seat * mine.stop]
-        self._waiting_stats: Sequence[LaneStats] = ()
-        self._riding = RidingStats()
+        at = seat * (lanes + collectives.rank)
+        self._my_note = self._passengers[at : at + seat]
+        self._lanes_in_all = lanes
+        self._waiting_stats: tuple[Sequence[LaneStats], RankNote] | None = None
+        self._riding = RidingStats(lanes)
         self._views = [
             [_view(row, at, param) for at, param in zip(offsets, params, strict=False)]
             for row in self._exchange.rows
@@ -174,10 +178,10 @@ class _Bucket(LaneBucket):
         known = self.used is not None and not find_unused
         self.waiting = sum(self.used) if known and self.used is not None else len(self.params)
 
-    def take_along(self, stats: Sequence[LaneStats]) -> RidingStats:
-        """Send these lanes' stats with the bucket, when it goes."""
-        self._waiting_stats = stats
-        self._riding = RidingStats()
+    def take_along(self, stats: Sequence[LaneStats], note: RankNote) -> RidingStats:
+        """Send these lanes' stats and this rank's note with the bucket, when it goes."""
+        self._waiting_stats = stats, note
+        self._riding = RidingStats(self._lanes_in_all)
         return self._riding
 
     def deliver_passengers(self) -> None:
@@ -188,11 +192,13 @@ class _Bucket(LaneBucket):
             self._write(row, views, grads)
             if with_usage:
                 row[self._usage] = torch.tensor([grad is not None for grad in grads]).to(row)
-        if self._waiting_stats:
+        if self._waiting_stats is not None:
+            stats, note = self._waiting_stats
             self._passengers.zero_()
-            stats = stack_stats(self._waiting_stats, self._my_seats.device)
-            self._my_seats.copy_(cut(stats, self._my_seats.dtype))
-            self._waiting_stats = ()
+            told = cut(stack_stats([*stats, note], self._my_note.device), self._my_note.dtype)
+            self._my_seats.copy_(told[: self._my_seats.numel()])
+            self._my_note.copy_(told[self._my_seats.numel() :])
+            self._waiting_stats = None
         self._steps = self._exchange.start()
         self._pending = next(self._steps, None)
 

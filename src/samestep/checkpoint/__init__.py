@@ -1,0 +1,1 @@
+"""Checkpoints: atomic, verified, written behind the training; no rank in any name or key."""

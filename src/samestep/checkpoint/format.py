@@ -1,0 +1,202 @@
+"""One checkpoint on disk: a directory that is whole or not there. No rank in any name or key.
+
+    step-00000120/model.safetensors    the weights, readable without samestep
+                  training.pt          optimizers, schedules, position and all else
+                  manifest.json        what it is, and the checksums of the others; written last
+
+Reading runs no code from the files: safetensors, JSON, and torch.load(weights_only=True).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from samestep.checkpoint.files import DigestedFile, Files, sha256_of
+from samestep.errors import CheckpointError
+
+FORMAT = 1
+MODEL, TRAINING, MANIFEST = "model.safetensors", "training.pt", "manifest.json"
+PARTIAL = ".partial"
+
+
+@dataclass(frozen=True)
+class Best:
+    """Which step's evaluation is the best so far."""
+
+    step: int
+    metric: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint is."""
+
+    step: int
+    """Steps that are done."""
+    epoch: int
+    """Epochs that are done."""
+    world: int
+    """Ranks that the run had when this was written; any other number can go on from it."""
+    saved_at: float
+    """Seconds since 1970."""
+    metrics: Mapping[str, Any]
+    """The last evaluation's values."""
+    best: Best | None
+    ended: str | None
+    """Why the run was over with this step; None if it was not."""
+    config: Mapping[str, Any]
+    plan: Mapping[str, Any]
+    versions: Mapping[str, str]
+    files: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    """Checksum and size of each file."""
+
+    def text(self) -> str:
+        document = {"format": FORMAT, **asdict(self)}
+        return json.dumps({"sha256": _digest(document), **document}, indent=1)
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """The manifest of a checkpoint; `CheckpointError` says what is wrong with it."""
+        try:
+            document = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+            said = document.pop("sha256")
+            if said != _digest(document):
+                raise CheckpointError(f"{MANIFEST} is not what was written")
+            number = document.pop("format")
+            if number != FORMAT:
+                raise CheckpointError(
+                    f"it is of format {number}, and this samestep reads {FORMAT}: "
+                    "use the version that wrote it"
+                )
+            best = document.pop("best")
+            files = {name: (digest, size) for name, (digest, size) in document.pop("files").items()}
+            return cls(**document, best=best and Best(**best), files=files)
+        except FileNotFoundError:
+            raise CheckpointError(f"it has no {MANIFEST}") from None
+        except OSError as error:
+            raise CheckpointError(f"{MANIFEST} cannot be read: {error.strerror or error}") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{MANIFEST} is damaged: {error}") from None
+
+
+def _digest(document: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def folder_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def write_checkpoint(
+    files: Files,
+    folder: Path,
+    model: Mapping[str, Tensor],
+    training: Mapping[str, Any],
+    manifest: Manifest,
+) -> None:
+    """Write a checkpoint under a temporary name, and give it its name when it is on the disk."""
+    partial = folder.with_name(folder.name + PARTIAL)
+    files.remove(partial)
+    files.make_folder(partial)
+    sums: dict[str, tuple[str, int]] = {}
+    with DigestedFile(files, partial / MODEL) as file:
+        _write_safetensors(file, model)
+    sums[MODEL] = (file.sha256, file.size)
+    with DigestedFile(files, partial / TRAINING) as file:
+        torch.save(dict(training), file)  # type: ignore[arg-type]
+    sums[TRAINING] = (file.sha256, file.size)
+    for name in sums:
+        files.sync(partial / name)
+    text = Manifest(**{**vars(manifest), "files": sums}).text()
+    with DigestedFile(files, partial / MANIFEST) as file:
+        file.write(text.encode())
+    files.sync(partial / MANIFEST)
+    files.sync(partial)
+    # Only a run that goes through this step again finds it taken, by a checkpoint that was not
+    # whole; the older one it came from is still there.
+    files.remove(folder)
+    files.replace(partial, folder)
+    files.sync(folder.parent)
+
+
+# Torch's types by the names that the safetensors format gives them.
+_TYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint8: "U8", torch.bool: "BOOL", torch.complex64: "C64",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+}  # fmt: skip
+
+
+def _write_safetensors(file: DigestedFile, tensors: Mapping[str, Tensor]) -> None:
+    """The safetensors format, tensor by tensor: its library would copy all of them first."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    # As the library orders them: wide types first keeps every tensor aligned.
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    for name, tensor in ordered:
+        if tensor.dtype not in _TYPES:
+            raise CheckpointError(f"{name} is of type {tensor.dtype}, which safetensors has not")
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _TYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(struct.pack("<Q", len(text)))
+    file.write(text)
+    for _, tensor in ordered:
+        if tensor.numel():
+            file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+
+
+def verify_checkpoint(folder: Path, *, checksums: bool = True) -> Manifest:
+    """The manifest of a whole checkpoint; `CheckpointError` if anything is not as written."""
+    manifest = Manifest.read(folder)
+    for name, (digest, size) in manifest.files.items():
+        path = folder / name
+        try:
+            found = path.stat().st_size
+            if found != size:
+                raise CheckpointError(f"{name} has {found} bytes and was written with {size}")
+            if checksums and sha256_of(path) != digest:
+                raise CheckpointError(f"{name} is not what was written (checksum)")
+        except OSError as error:
+            raise CheckpointError(f"{name} cannot be read: {error.strerror or error}") from None
+    return manifest
+
+
+def read_model(folder: Path) -> dict[str, Tensor]:
+    """The weights of a checkpoint, on the host."""
+    try:
+        return load_file(folder / MODEL)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{folder / MODEL} cannot be read: {error}") from None
+
+
+def read_training(folder: Path) -> dict[str, Any]:
+    """Everything else in a checkpoint, on the host."""
+    path = folder / TRAINING
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+        return state
+    except (OSError, RuntimeError, UnpicklingError, EOFError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(
+            f"{path} cannot be read without running code from it, which is never done: {reason}"
+        ) from None

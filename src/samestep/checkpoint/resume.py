@@ -1,0 +1,100 @@
+"""Where a run goes on from, and whether its config still describes the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from samestep.checkpoint.format import Manifest, verify_checkpoint
+from samestep.checkpoint.store import newest_valid
+from samestep.config import Config
+from samestep.errors import CheckpointError
+
+_SHAPING = (
+    "task", "params", "seed", "epochs", "steps", "steps_per_epoch", "same", "drop_last",
+    "precision", "clip_norm", "on_nonfinite",
+)  # fmt: skip
+"""Config keys that shape the run's result; the batch and the lanes are compared by the plan."""
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """The checkpoint that a run goes on from."""
+
+    folder: Path
+    manifest: Manifest
+
+
+def find_resume_point(
+    config: Config, folder: Path, warn: Callable[[str], None]
+) -> ResumePoint | None:
+    """The checkpoint to go on from as the config says; None for a run from the beginning."""
+    asked = config.resume.checkpoint
+    if asked == "never":
+        return None
+    own = folder / "checkpoints"
+    if asked == "auto":
+        return _point(own, warn)
+    # A run that was started from a path, and interrupted, goes on from its own checkpoints.
+    newest = _point(own, warn)
+    if newest is not None and newest.manifest.config.get("resume", {}).get("checkpoint") == asked:
+        return newest
+    path = Path(asked)
+    if (path / "checkpoints").is_dir():
+        found = _point(path / "checkpoints", warn)
+        if found is None:
+            raise CheckpointError(f"resume.checkpoint: {path} holds no whole checkpoint")
+        return found
+    try:
+        return ResumePoint(path, verify_checkpoint(path))
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"resume.checkpoint: {path} is not a whole checkpoint: {error}. Give a directory such "
+            "as runs/NAME/checkpoints/step-00000120, a run directory, auto or never"
+        ) from None
+
+
+def _point(folder: Path, warn: Callable[[str], None]) -> ResumePoint | None:
+    found = newest_valid(folder, warn)
+    if found is None or found.manifest is None:
+        return None
+    return ResumePoint(found.folder, found.manifest)
+
+
+def refuse_another_run(config: Config, plan: Mapping[str, Any], point: ResumePoint) -> None:
+    """Refuse to go on with a config that would make it another run; names each difference."""
+    now, saved = config.model_dump(mode="json"), point.manifest.config
+    different = [
+        f"{key} was {_shown(saved.get(key))}, is {_shown(now.get(key))}"
+        for key in _SHAPING
+        if key not in config.resume.allow and not _same(key, now.get(key), saved.get(key))
+    ]
+    different += [
+        f"{key} was {point.manifest.plan.get(key)}, is {plan[key]}"
+        for key in ("global_batch", "lanes", "samples")
+        if key in plan
+        and key not in config.resume.allow
+        and point.manifest.plan.get(key) != plan[key]
+    ]
+    if not different:
+        return
+    keys = ", ".join(difference.split(" ", 1)[0] for difference in different)
+    raise CheckpointError(
+        f"{point.folder} was written by another run than this config describes:\n  - "
+        + "\n  - ".join(different)
+        + f"\nTo go on all the same: resume.allow=[{keys}]. To begin anew, setting the earlier run "
+        "aside: resume=never. To keep both: another name or run_dir"
+    )
+
+
+def _same(key: str, now: Any, saved: Any) -> bool:
+    if key == "task" and isinstance(now, str) and isinstance(saved, str):
+        # The file may be named from another folder; which class it is counts.
+        return now.rpartition(":")[2] == saved.rpartition(":")[2]
+    return bool(now == saved)
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else str(value)

@@ -1,0 +1,141 @@
+"""What a run's state consists of, and how it goes into a checkpoint and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from samestep.errors import CheckpointError
+
+_SHOWN = 8
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything whose state a run can keep."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any], /) -> Any: ...
+
+
+class RunState:
+    """The objects whose state a run keeps: model, other modules, optimizers, and what was added."""
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        schedules: Sequence[LRScheduler],
+        kept: Mapping[str, Stateful],
+    ) -> None:
+        self._model, *self._others = modules
+        self._optimizers, self._schedules = optimizers, schedules
+        self._kept = kept
+
+    def model_tensors(self) -> dict[str, Tensor]:
+        """The model's tensors by name, a shared one once."""
+        return {name: value for name, value in _once(self._model.state_dict()).items()}
+
+    def training(self) -> dict[str, Any]:
+        """Everything but the model's tensors."""
+        odd = {k: v for k, v in self._model.state_dict().items() if not isinstance(v, Tensor)}
+        return {
+            "model": odd,
+            "modules": [module.state_dict() for module in self._others],
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+            "schedules": [schedule.state_dict() for schedule in self._schedules],
+            "kept": {name: item.state_dict() for name, item in self._kept.items()},
+        }
+
+    def load(self, tensors: Mapping[str, Tensor], training: Mapping[str, Any]) -> None:
+        """Put a checkpoint's state into these objects; says everything that does not fit."""
+        mistakes = [*_shape_mistakes(self._model, tensors, training["model"])]
+        for what, here, saved in (
+            ("modules besides the model", self._others, training["modules"]),
+            ("optimizers", self._optimizers, training["optimizers"]),
+            ("schedules", self._schedules, training["schedules"]),
+        ):
+            if len(here) != len(saved):
+                mistakes.append(f"{what}: {len(here)} here, {len(saved)} in the checkpoint")
+        if mistakes:
+            shown = [*mistakes[:_SHOWN], *(["..."] if len(mistakes) > _SHOWN else [])]
+            raise CheckpointError(
+                "the checkpoint does not fit this task's objects:\n  - " + "\n  - ".join(shown)
+            )
+        self._model.load_state_dict({**tensors, **training["model"]}, strict=False)
+        for module, state in zip(self._others, training["modules"], strict=True):
+            _load("a module besides the model", module, state)
+        for optimizer, state in zip(self._optimizers, training["optimizers"], strict=True):
+            _load("an optimizer", optimizer, state)
+            _keep_types(optimizer, state)
+        for schedule, state in zip(self._schedules, training["schedules"], strict=True):
+            _load("a schedule", schedule, state)
+
+
+def _once(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Tensors by name; of those that share all their memory, the first."""
+    seen: set[tuple[Any, ...]] = set()
+    found: dict[str, Tensor] = {}
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            place = (value.device, value.data_ptr(), tuple(value.shape), value.stride())
+            if not value.numel() or place not in seen:
+                found[name] = value
+            seen.add(place)
+    return found
+
+
+def _shape_mistakes(
+    model: nn.Module, tensors: Mapping[str, Tensor], odd: Mapping[str, Any]
+) -> list[str]:
+    everything = model.state_dict()
+    here = _once(everything)
+    missing = here.keys() - tensors.keys()
+    mistakes = [f"{name} is not in the checkpoint" for name in sorted(missing)]
+    unknown = (tensors.keys() | odd.keys()) - everything.keys()
+    mistakes += [f"{name} is only in the checkpoint" for name in sorted(unknown)]
+    for name in sorted(here.keys() & tensors.keys()):
+        now, saved = here[name], tensors[name]
+        if now.shape != saved.shape or now.dtype != saved.dtype:
+            mistakes.append(
+                f"{name} is {tuple(now.shape)} {_type(now)}, in the checkpoint "
+                f"{tuple(saved.shape)} {_type(saved)}"
+            )
+    return mistakes
+
+
+def _type(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _load(what: str, target: Stateful, state: dict[str, Any]) -> None:
+    try:
+        target.load_state_dict(state)
+    except (ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
+        kind = type(target).__name__
+        raise CheckpointError(f"the state of {what} does not fit this {kind}: {error}") from error
+
+
+def _keep_types(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Undo the cast of state to the parameter's type: float32 moments of bf16 weights stay so."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    for index, entries in saved["state"].items():
+        for key, value in entries.items():
+            loaded = optimizer.state[params[index]].get(key)
+            if isinstance(loaded, Tensor) and loaded.dtype != value.dtype:
+                optimizer.state[params[index]][key] = value.to(loaded.device)
+
+
+def exported(tensors: Mapping[str, Tensor], training: Mapping[str, Any], epoch: int) -> Any:
+    """The layout that other projects read: one optimizer as itself, several as a list."""
+    optimizers = training["optimizers"]
+    return {
+        "model_state_dict": dict(tensors),
+        "optimizer_state_dict": optimizers[0] if len(optimizers) == 1 else optimizers,
+        "epoch": epoch,
+    }

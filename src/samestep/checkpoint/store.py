@@ -1,0 +1,152 @@
+"""The checkpoints of one run: found, written behind the training, thinned out. Rank 0 writes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from samestep.checkpoint.files import Files
+from samestep.checkpoint.format import (
+    MODEL,
+    PARTIAL,
+    Manifest,
+    folder_name,
+    verify_checkpoint,
+    write_checkpoint,
+)
+from samestep.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Found:
+    """A directory that is, or looks like, a checkpoint."""
+
+    folder: Path
+    manifest: Manifest | None
+    wrong: str = ""
+    """Why it cannot be used; empty if it can."""
+
+    @property
+    def step(self) -> int:
+        return int(self.folder.name.removeprefix("step-"))
+
+    @property
+    def size(self) -> int:
+        return sum(path.stat().st_size for path in self.folder.iterdir() if path.is_file())
+
+
+def list_checkpoints(folder: Path, *, checksums: bool) -> list[Found]:
+    """Every checkpoint in a folder by step; those that cannot be used say why."""
+    found = []
+    for path in sorted(folder.glob("step-*")):
+        if not path.name.removeprefix("step-").isdigit() or not path.is_dir():
+            continue  # a save that never ended, or nothing of ours
+        try:
+            found.append(Found(path, verify_checkpoint(path, checksums=checksums)))
+        except CheckpointError as error:
+            found.append(Found(path, None, str(error)))
+    return found
+
+
+def newest_valid(folder: Path, warn: Callable[[str], None]) -> Found | None:
+    """The newest checkpoint whose every byte is as it was written; names those that are not."""
+    for candidate in reversed(list_checkpoints(folder, checksums=False)):
+        wrong = candidate.wrong
+        if not wrong:
+            try:
+                return Found(candidate.folder, verify_checkpoint(candidate.folder))
+            except CheckpointError as error:
+                wrong = str(error)
+        warn(f"checkpoint {candidate.folder} is not used: {wrong}")
+    return None
+
+
+class CheckpointStore:
+    """Writes a run's checkpoints one at a time, in a thread, and removes those not kept."""
+
+    def __init__(self, folder: Path, keep_last: int, files: Files | None = None) -> None:
+        self._folder = folder
+        self._keep_last = keep_last
+        self._files = files or Files()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._writing = ""
+
+    def write(
+        self, model: Mapping[str, Tensor], training: Mapping[str, Any], manifest: Manifest
+    ) -> None:
+        """Begin to write a checkpoint. What is given must stay as it is until `wait`."""
+        self.wait()
+        self._writing = folder_name(manifest.step)
+        self._thread = threading.Thread(
+            target=self._work, args=(model, training, manifest), name="samestep-save"
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait for the write in flight; raises what went wrong with it."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is None:
+            return
+        if isinstance(error, OSError):
+            raise CheckpointError(
+                f"checkpoint {self._folder / self._writing} could not be written: "
+                f"{error.strerror or error}. The checkpoints before it are whole: make room or "
+                "mend the disk, and start the run again to go on from the newest"
+            ) from error
+        raise error
+
+    def _work(
+        self, model: Mapping[str, Tensor], training: Mapping[str, Any], manifest: Manifest
+    ) -> None:
+        try:
+            self.write_now(model, training, manifest)
+        except BaseException as error:
+            self._error = error  # `wait` raises it in the main thread
+
+    def write_now(
+        self, model: Mapping[str, Tensor], training: Mapping[str, Any], manifest: Manifest
+    ) -> None:
+        """Write a checkpoint, export the best weights, and remove what is not kept."""
+        folder = self._folder / folder_name(manifest.step)
+        write_checkpoint(self._files, folder, model, training, manifest)
+        self.export_best(manifest)
+        self._thin_out(manifest)
+
+    def export_best(self, manifest: Manifest) -> None:
+        """Keep `model.safetensors` of the best step, or the last, beside the checkpoints."""
+        step = manifest.step if manifest.best is None else manifest.best.step
+        source = self._folder / folder_name(step) / MODEL
+        if not source.exists():
+            return
+        target = self._folder.parent / MODEL
+        if target.exists() and target.samefile(source):
+            return
+        partial = target.with_name(MODEL + PARTIAL)
+        self._files.remove(partial)
+        self._files.link(source, partial)
+        self._files.replace(partial, target)
+
+    def _thin_out(self, manifest: Manifest) -> None:
+        """Remove all but the last ones and the best; the one just written is always among them."""
+        kept = {folder_name(manifest.best.step)} if manifest.best else set()
+        usable = [c for c in list_checkpoints(self._folder, checksums=False) if not c.wrong]
+        here = [c.folder for c in usable if c.step <= manifest.step]
+        kept |= {folder.name for folder in here[-self._keep_last :]}
+        for folder in here:
+            if folder.name not in kept:
+                # Under another name first: half a removal must not look like a checkpoint.
+                doomed = folder.with_name(folder.name + PARTIAL)
+                self._files.remove(doomed)
+                self._files.replace(folder, doomed)
+                self._files.remove(doomed)
+        for left in self._folder.glob(f"*{PARTIAL}"):
+            self._files.remove(left)

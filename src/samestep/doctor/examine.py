@@ -1,0 +1,271 @@
+"""One examination: look at this machine, join the other ranks, compare and try out."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from samestep.config import Config, DistributedConfig
+from samestep.doctor.agreement import check_agreement
+from samestep.doctor.facts import Load, Machine, RankReport, load_of, look, resolve, space_of
+from samestep.doctor.findings import Examination, Finding, Place, at, merge, ok, plural
+from samestep.doctor.machine import check_cpus, check_disk, check_machine
+from samestep.doctor.network import check_meeting, check_names, check_network, try_meeting
+from samestep.doctor.planned import check_plan, digest
+from samestep.doctor.ranks import try_ranks
+from samestep.errors import InitError, LaunchError, OutOfStep, PeerLost, RankHung, SamestepError
+from samestep.runtime.context import RunContext, create_run_context
+from samestep.runtime.environment import LaunchFacts, detect_launch, process_environment
+from samestep.runtime.placement import Placement, decide_placement
+
+_SECONDS = 30.0
+"""The longest wait for another rank: a doctor must not hang where a run would."""
+_MOST_NAMES = 32
+"""Host names that every rank resolves: enough to see a difference."""
+
+_FEARS = ("host name", "master", "interfaces")
+"""Checks of what only keeps the process group from opening."""
+
+Show = Callable[[Examination], None]
+
+
+def examine(
+    config: Config | None,
+    folder: Path | None,
+    *,
+    machine: Machine | None = None,
+    show: Show = lambda examination: None,
+) -> Examination:
+    """Everything that would go wrong with a run started like this process.
+
+    `show` is called once where the result is to be printed: on rank 0, while the others wait,
+    since a launcher ends all ranks when one of them exits with a code; or on each rank, where
+    they could not join. `machine` is what this rank sees, unless it is given.
+    """
+    environ = process_environment()
+    machine = look(environ) if machine is None else machine
+    section = _bounded(config)
+    folder = (Path("runs") if config is None else config.run_path) if folder is None else folder
+    launch: LaunchFacts | None = None
+    try:
+        launch = detect_launch(environ)
+        place = decide_placement(section, machine.hardware, launch)
+    except LaunchError as error:
+        report = _look_here(machine, config, folder, launch, None)
+        return _alone(report, launch, _contradictions(error), show)
+    report = _look_here(machine, config, folder, launch, place)
+    meeting, possible = _meet(place, environ, section.timeout)
+    if not possible:
+        return _alone(report, launch, meeting, show)
+    try:
+        context = create_run_context(section, machine.hardware, launch)
+    except (InitError, LaunchError) as error:
+        return _alone(report, launch, [*meeting, _not_opened(error)], show)
+    try:
+        with context:  # which says of a broken exchange why it broke
+            examination = _together(context, report, meeting, place.master_addr.value, folder)
+            if context.is_main:
+                show(examination)
+            _wait_until_shown(context)
+    except (PeerLost, OutOfStep, RankHung) as error:
+        return _alone(report, launch, [*meeting, _lost(error)], show)
+    return examination
+
+
+def _wait_until_shown(context: RunContext) -> None:
+    """A rank that is gone by now has said all it had to say."""
+    try:
+        context.barrier()
+    except PeerLost as error:
+        context.log.warn(f"after the examination, this rank {error}")
+
+
+def _bounded(config: Config | None) -> DistributedConfig:
+    """The config's section, with waits a person sits through, and no going on alone."""
+    section = DistributedConfig() if config is None else config.distributed
+    changes = {"timeout": min(section.timeout, _SECONDS), "on_init_failure": "fail"}
+    return section.model_copy(update=changes)
+
+
+def _look_here(
+    machine: Machine,
+    config: Config | None,
+    folder: Path,
+    launch: LaunchFacts | None,
+    place: Placement | None,
+) -> RankReport:
+    """What this rank finds without the others."""
+    load = load_of(place, config)
+    findings = [
+        *check_launch(launch, machine),
+        *check_machine(machine, load),
+        *check_network(machine, load),
+        check_disk(str(folder), space_of(_existing(folder)), _refusal(_existing(folder))),
+    ]
+    if config is not None:
+        findings += check_plan(config, load.world)
+    rank = 0 if place is None else place.rank.value
+    return RankReport(
+        Place(rank, machine.host),
+        machine,
+        load,
+        None if config is None else digest(config),
+        tuple(findings),
+    )
+
+
+def check_launch(launch: LaunchFacts | None, machine: Machine) -> list[Finding]:
+    """Who started this process, as what."""
+    if launch is None:  # contradictory, which is a finding of its own
+        return []
+    if launch.external:
+        machines = plural(launch.nodes, "machine")
+        reason = launch.reasons["launcher"]
+        return [ok("launcher", f"{launch.launcher} ({reason}), {launch.world} ranks on {machines}")]
+    if "SLURM_JOB_ID" in machine.variables and "SLURM_STEP_ID" not in machine.variables:
+        return [
+            Finding(
+                "launcher",
+                "note",
+                launch.reasons["launcher"],
+                "this is one process, however many tasks the job has",
+                "start the ranks with srun: srun samestep train CONFIG",
+            )
+        ]
+    return [ok("launcher", f"none ({launch.reasons['launcher']})")]
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that is there."""
+    return next((path for path in (folder, *folder.absolute().parents) if path.is_dir()), folder)
+
+
+def _refusal(folder: Path) -> str:
+    """What the system says to a file in this folder; nothing where it may be written."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"samestep")
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _meet(
+    place: Placement, environ: Mapping[str, str], seconds: float
+) -> tuple[list[Finding], bool]:
+    """What this rank finds where the ranks meet, and whether the group can be opened there."""
+    address, port = place.master_addr.value, place.master_port.value
+    if place.world.value == 1 or address is None or port is None:
+        return [], True
+    served = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    meeting = try_meeting(address, port, place.rank.value, served, seconds)
+    return [check_meeting(meeting, load_of(place, None))], meeting.possible
+
+
+def _together(
+    context: RunContext,
+    report: RankReport,
+    meeting: list[Finding],
+    master: str | None,
+    folder: Path,
+) -> Examination:
+    """What all ranks found, and what they find between them: the same on every rank."""
+    said = context.gather((report, tuple(meeting)))
+    reports = [theirs for theirs, _ in said]
+    places = [theirs.place for theirs in reports]
+    found = [f for r, met in said for f in at(map(_disproved, (*r.findings, *met)), [r.place])]
+    found += at(check_agreement(reports), places)
+    if context.world == 1:
+        found += at([_only_one()], places)
+    else:
+        found += at(_compare_names(context, places, master), places)
+        found += at(try_ranks(context, places, folder), places)
+    return Examination(merge(found), context.world)
+
+
+def _disproved(finding: Finding) -> Finding:
+    """A fear for the process group is at most a note once the group is open."""
+    if finding.check in _FEARS and finding.severity == "error":
+        return replace(
+            finding, severity="note", why=f"this time ranks could connect; but {finding.why}"
+        )
+    return finding
+
+
+def _compare_names(context: RunContext, places: list[Place], master: str | None) -> list[Finding]:
+    hosts = sorted({place.host for place in places})
+    if len(hosts) == 1:
+        return []
+    names = [name for name in (master, *hosts[:_MOST_NAMES]) if name]
+    # Within the collectives' timeout even where no name server answers.
+    patience = min(4.0, _SECONDS / 3 / len(names))
+    heard = context.gather({name: resolve(name, patience) for name in names})
+    return check_names(places, heard)
+
+
+def _alone(
+    report: RankReport, launch: LaunchFacts | None, wrong: list[Finding], show: Show
+) -> Examination:
+    """What this rank found by itself, since it cannot talk to the others."""
+    rank, world = (None, 1) if launch is None else (launch.rank, launch.world)
+    found = [*wrong, *report.findings, _cpus_of_this_rank(report)]
+    places = [Place(rank or 0, report.machine.host)]
+    examination = Examination(merge(at(found, places)), world, rank, alone=True)
+    show(examination)
+    return examination
+
+
+def _cpus_of_this_rank(report: RankReport) -> Finding:
+    load: Load = report.load
+    ranks, machine = load.ranks_here, report.machine
+    return check_cpus(
+        len(machine.cpus), machine.cpu_quota, ranks, ranks * load.threads, ranks * load.workers
+    )
+
+
+def _only_one() -> Finding:
+    return Finding(
+        "ranks",
+        "note",
+        "one process: nothing between ranks was looked at",
+        "most of what goes wrong in a distributed run goes wrong between ranks",
+        "start this command as you start the run, such as torchrun --nproc-per-node 2 -m samestep "
+        "doctor, or srun samestep doctor",
+    )
+
+
+def _contradictions(error: LaunchError) -> list[Finding]:
+    return [
+        Finding(
+            "launch",
+            "error",
+            line,
+            "a run started like this refuses to start",
+            "change the launch or the config, as said",
+        )
+        for line in str(error).splitlines()
+    ]
+
+
+def _not_opened(error: Exception) -> Finding:
+    return Finding(
+        "process group",
+        "error",
+        str(error),
+        "no rank can go on without the others",
+        "look at the findings of every rank; most often a rank was not started, MASTER_ADDR "
+        "leads elsewhere, a firewall is between the machines, or GLOO_SOCKET_IFNAME is missing",
+    )
+
+
+def _lost(error: SamestepError) -> Finding:
+    return Finding(
+        "process group",
+        "error",
+        f"it was opened, but then: {error}",
+        "a run would end in the same way at its first exchange",
+        "look at the output of the other ranks; where all are still there, a firewall passes "
+        "the master's port but not those between the ranks",
+    )

@@ -1,0 +1,276 @@
+"""What one process sees of its machine: plain values, which all checks are functions of."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import re
+import resource
+import shutil
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from samestep.config import Config
+from samestep.doctor.findings import Finding, Place
+from samestep.runtime.environment import Hardware, detect_hardware
+from samestep.runtime.placement import Placement
+
+_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_SOCKET_IFNAME",
+    "OMP_NUM_THREADS",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE",
+)
+"""Only these travel: an environment holds secrets."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """Bytes of a file system."""
+
+    total: int
+    free: int
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface and its IPv4 address."""
+
+    name: str
+    address: str | None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine as one process finds it."""
+
+    hardware: Hardware
+    versions: Mapping[str, str]
+    """Of python, torch and samestep."""
+    processor: str
+    """The architecture, and the instructions that torch chose its kernels by."""
+    cpus: tuple[int, ...]
+    """Numbers of the CPUs this process may run on."""
+    cpu_quota: float | None
+    """CPUs that the container's limit comes to."""
+    memory: Space | None
+    shared_memory: Space | None
+    open_files: tuple[int, int]
+    """The soft and the hard limit."""
+    nvidia_devices: int
+    """Under /dev, whether or not torch sees them."""
+    gpu_ids: tuple[str, ...]
+    """What tells a GPU from every other, whatever number it goes by here."""
+    interfaces: tuple[Interface, ...]
+    own_address: str | None
+    """What gloo binds to: the first address of this host's name that is one of its own."""
+    variables: Mapping[str, str]
+
+    @property
+    def host(self) -> str:
+        return self.hardware.host
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a run puts on this machine."""
+
+    world: int = 1
+    nodes: int = 1
+    node: int = 0
+    ranks_here: int = 1
+    threads: int = 1
+    device: str = "cpu"
+    backend: str = "gloo"
+    workers: int = 0
+    """Loader processes per rank."""
+    prefetch: int = 2
+    bits: bool = True
+    """Whether identical bits are promised."""
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What a rank tells the others."""
+
+    place: Place
+    machine: Machine
+    load: Load
+    config: str | None
+    """A digest; None without a config."""
+    findings: tuple[Finding, ...]
+
+
+def load_of(place: Placement | None, config: Config | None) -> Load:
+    """What the run puts on this machine; without a placement, one process."""
+    loader = None if config is None else config.loader
+    workers = 0 if loader is None else loader.workers
+    prefetch = 2 if loader is None else loader.prefetch
+    bits = config is None or config.same == "bits"
+    if place is None:
+        return Load(workers=workers, prefetch=prefetch, bits=bits)
+    return Load(
+        world=place.world.value,
+        nodes=place.nodes.value,
+        node=place.node_rank.value,
+        ranks_here=place.local_world.value,
+        threads=place.threads.value,
+        device=place.device.value,
+        backend=place.backend.value,
+        workers=workers,
+        prefetch=prefetch,
+        bits=bits,
+    )
+
+
+def look(environ: Mapping[str, str]) -> Machine:
+    """Look at this machine."""
+    hardware = detect_hardware(environ)
+    return Machine(
+        hardware=hardware,
+        versions={
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            "samestep": version("samestep"),
+        },
+        processor=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        cpus=_cpus(),
+        cpu_quota=_cpu_quota(),
+        memory=_memory(),
+        shared_memory=space_of(Path("/dev/shm")),
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
+        nvidia_devices=len([*Path("/dev").glob("nvidia[0-9]*")]),
+        gpu_ids=tuple(_gpu_id(index) for index in range(hardware.device_count)),
+        interfaces=_interfaces(),
+        own_address=_own_address(hardware.host),
+        variables={name: environ[name] for name in _VARIABLES if name in environ},
+    )
+
+
+def space_of(folder: Path) -> Space | None:
+    """The space of the file system at a folder; None if there is no such folder."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return None
+    return Space(usage.total, usage.free)
+
+
+def _cpus() -> tuple[int, ...]:
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def _gpu_id(index: int) -> str:
+    properties = torch.cuda.get_device_properties(index)
+    return str(getattr(properties, "uuid", f"number {index}"))
+
+
+def _text(path: str) -> str | None:
+    """A file of the kernel's; None where this kernel or container has none."""
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+
+
+def _cpu_quota() -> float | None:
+    text = _text("/sys/fs/cgroup/cpu.max")
+    if text is None:  # cgroups of the first version
+        quota, period = (_text(f"/sys/fs/cgroup/cpu/cpu.cfs_{w}_us") for w in ("quota", "period"))
+        text = f"{quota} {period}" if quota and period else "max"
+    numbers = text.split()
+    if len(numbers) != 2 or not all(number.isdigit() for number in numbers):
+        return None
+    return int(numbers[0]) / int(numbers[1])
+
+
+def _memory() -> Space | None:
+    lines = re.findall(r"(MemTotal|MemAvailable):\s+(\d+) kB", _text("/proc/meminfo") or "")
+    sizes = {name: int(number) * 1024 for name, number in lines}
+    if len(sizes) != 2:
+        return None
+    total, free = sizes["MemTotal"], sizes["MemAvailable"]
+    limits = (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        (
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        ),
+    )
+    for limit, used in ((_text(limit), _text(used)) for limit, used in limits):
+        if limit and limit.isdigit() and int(limit) < total:
+            total = int(limit)
+            free = min(free, total - int(used or 0))
+    return Space(total, free)
+
+
+_SIOCGIFADDR = 0x8915
+"""Linux's question for the IPv4 address of an interface."""
+
+
+def _interfaces() -> tuple[Interface, ...]:
+    names = [name for _, name in socket.if_nameindex()]
+    return tuple(Interface(name, _address_of(name)) for name in names)
+
+
+def _address_of(interface: str) -> str | None:
+    if sys.platform != "linux":
+        return None
+    question = struct.pack("256s", interface.encode()[:15])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, question)
+        except OSError:
+            return None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def resolve(name: str, seconds: float = 4.0) -> tuple[str, ...]:
+    """The addresses of a host name here; none if it has none, or nobody answers in time.
+
+    On a thread of its own: a name server that does not answer would hold the ranks up until
+    their collectives time out.
+    """
+    found: list[str] = []
+
+    def ask() -> None:
+        try:
+            answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            return
+        found.extend(str(address[0]) for *_, address in answers)
+
+    asking = threading.Thread(target=ask, name="samestep-resolve", daemon=True)
+    asking.start()
+    asking.join(seconds)
+    return tuple(dict.fromkeys(found))
+
+
+def _own_address(host: str) -> str | None:
+    return next((address for address in resolve(host) if _is_here(address)), None)
+
+
+def _is_here(address: str) -> bool:
+    """Whether an address is one of this machine's: only those can be bound to."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True

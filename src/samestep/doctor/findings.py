@@ -1,0 +1,144 @@
+"""What a check found: plain values that travel between ranks, and become rows or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+Severity = Literal["ok", "note", "warning", "error"]
+
+SEVERITIES: tuple[Severity, ...] = ("ok", "note", "warning", "error")
+"""From the mildest to the worst."""
+
+EXIT_CODES: dict[Severity, int] = {"ok": 0, "note": 0, "warning": 5, "error": 6}
+"""What `samestep doctor` exits with, by its worst finding."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Without ranks it holds for all of them. Ranks that found the same share one finding, so
+    `what` says nothing that differs from rank to rank by design.
+    """
+
+    check: str
+    severity: Severity
+    what: str
+    why: str = ""
+    """Why it matters."""
+    advice: str = ""
+    """What to do."""
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which rank found something, and on which host."""
+
+    rank: int
+    host: str
+
+
+def ok(check: str, what: str) -> Finding:
+    """Looked at, and fine."""
+    return Finding(check, "ok", what)
+
+
+def at(findings: Iterable[Finding], places: Sequence[Place]) -> list[Finding]:
+    """The findings with the ranks and hosts they hold for, where they do not say so already."""
+    ranks = tuple(place.rank for place in places)
+    hosts = tuple(sorted({place.host for place in places}))
+    return [f if f.ranks else replace(f, ranks=ranks, hosts=hosts) for f in findings]
+
+
+def merge(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """One finding where several ranks found the same; checks stay in the order they came in."""
+    merged: dict[Finding, Finding] = {}
+    checks: list[str] = []
+    for finding in findings:
+        key = replace(finding, ranks=(), hosts=())
+        known = merged.get(key, key)
+        merged[key] = replace(
+            key,
+            ranks=tuple(sorted({*known.ranks, *finding.ranks})),
+            hosts=tuple(sorted({*known.hosts, *finding.hosts})),
+        )
+        if finding.check not in checks:
+            checks.append(finding.check)
+    return tuple(sorted(merged.values(), key=lambda finding: checks.index(finding.check)))
+
+
+@dataclass(frozen=True)
+class Examination:
+    """Everything that was found: the same object on every rank that could join the others."""
+
+    findings: tuple[Finding, ...]
+    world: int = 1
+    rank: int | None = None
+    """Only for a rank that stayed alone: its number. The findings are then its own."""
+    alone: bool = False
+    """Whether the ranks could not talk, so that each has its own examination."""
+
+    @property
+    def worst(self) -> Severity:
+        return max((f.severity for f in self.findings), key=SEVERITIES.index, default="ok")
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.worst]
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """(check, severity, what was found, ranks) for a table."""
+        return [(f.check, f.severity, f.what, self.where(f)) for f in self.findings]
+
+    def where(self, finding: Finding) -> str:
+        """The ranks of a finding as people write them: '0-2, 5 on n1'."""
+        if self.world == 1 or not finding.ranks:
+            return ""
+        if len(finding.ranks) == self.world:
+            return "all"
+        hosts = {host for f in self.findings for host in f.hosts}
+        names = f" on {', '.join(finding.hosts)}" if len(hosts) > 1 else ""
+        return spans(finding.ranks) + names
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "worst": self.worst,
+            "exit_code": self.exit_code,
+            "world": self.world,
+            "rank": self.rank,
+            "alone": self.alone,
+            "findings": [asdict(finding) for finding in self.findings],
+        }
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Sorted numbers with their runs drawn together: '0-2, 5'."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def memory_words(size: float) -> str:
+    """Bytes as people say them: '64 MB'."""
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} TB"
+
+
+def seconds_words(seconds: float) -> str:
+    """'0.32 ms', '1.5 s'."""
+    return f"{seconds * 1e3:.2g} ms" if seconds < 1 else f"{seconds:.2g} s"
+
+
+def plural(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"

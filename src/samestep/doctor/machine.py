@@ -1,0 +1,267 @@
+"""Checks of one machine: pure functions of what was seen there and what the run puts on it."""
+
+from __future__ import annotations
+
+from samestep.doctor.facts import Load, Machine, Space
+from samestep.doctor.findings import Finding, Severity, memory_words, ok, plural
+
+MB = 1024 * 1024
+GB = 1024 * MB
+
+_CONTAINER_DEFAULT = 64 * MB
+"""The /dev/shm that Docker gives a container which asks for nothing."""
+_LOW_MEMORY = GB
+"""Per rank: torch and its libraries alone take half of it."""
+_LOW_DISK = GB
+
+
+def check_machine(machine: Machine, load: Load) -> list[Finding]:
+    """Everything about this machine that other ranks have no part in."""
+    return [
+        check_versions(machine),
+        check_gpus(machine, load),
+        check_backend(machine, load),
+        check_omp(machine, load),
+        check_shared_memory(machine.shared_memory, load),
+        check_memory(machine.memory, load),
+        check_open_files(machine.open_files, load),
+    ]
+
+
+def check_versions(machine: Machine) -> Finding:
+    """Whether the ranks agree is another check: this one shows what they run."""
+    found = ", ".join(f"{name} {number}" for name, number in machine.versions.items())
+    return ok("versions", f"{found}; {machine.processor}")
+
+
+def check_gpus(machine: Machine, load: Load) -> Finding:
+    """Whether torch sees the GPUs that are there."""
+    check, hardware = "gpus", machine.hardware
+    named = machine.variables.get("CUDA_VISIBLE_DEVICES")
+    hidden = f"CUDA_VISIBLE_DEVICES={named}"
+    if hardware.device_count:
+        asked = 0 if named is None else len([part for part in named.split(",") if part.strip()])
+        if asked > hardware.device_count:
+            return Finding(
+                check,
+                "warning",
+                f"{hidden} names {asked} GPUs but torch sees {hardware.device_count}",
+                "CUDA stops reading the list at the first GPU that is not there, and ranks are "
+                "given the GPUs that are left",
+                "name only GPUs that nvidia-smi -L lists",
+            )
+        used = load.device if load.device == "cpu" else "one per rank"
+        return ok(check, f"{', '.join(hardware.devices)}; ranks run on: {used}")
+    if not machine.nvidia_devices:
+        return ok(check, "none; ranks run on CPUs")
+    there = f"{plural(machine.nvidia_devices, 'GPU')} under /dev"
+    if "without CUDA" in hardware.cuda.reason:
+        return Finding(
+            check,
+            "warning",
+            f"{there}, but {hardware.cuda.reason}",
+            "training will run on the CPUs, and take many times as long",
+            "install the CUDA build of torch (pytorch.org/get-started), or set "
+            "distributed.device: cpu to say that this is meant",
+        )
+    if named is not None and (not named.strip() or named.strip().startswith("-")):
+        return Finding(
+            check,
+            "note",
+            f"{there}, hidden by {hidden!r}",
+            "training will run on the CPUs",
+            "unset CUDA_VISIBLE_DEVICES to use the GPUs",
+        )
+    return Finding(
+        check,
+        "warning",
+        f"{there}, but {hardware.cuda.reason}",
+        "training will run on the CPUs: the driver is too old for this torch, the container was "
+        "started without its GPUs, or the job was given none",
+        "compare nvidia-smi's CUDA version with torch.version.cuda; with Docker pass --gpus all, "
+        "with Slurm ask for --gpus",
+    )
+
+
+def check_backend(machine: Machine, load: Load) -> Finding:
+    """Whether this torch has the backend that the ranks would talk over."""
+    check, built = "backend", ", ".join(machine.hardware.backends) or "none"
+    if load.world > 1 and load.backend not in machine.hardware.backends:
+        return Finding(
+            check,
+            "error",
+            f"{load.backend} is needed, but this torch has: {built}",
+            "the process group cannot be opened",
+            f"install a build of torch with {load.backend}",
+        )
+    return ok(check, f"{load.backend} for {load.device.split(':')[0]}; this torch has: {built}")
+
+
+def check_omp(machine: Machine, load: Load) -> Finding:
+    """Whether OMP_NUM_THREADS contradicts the threads that a run gives each rank."""
+    check, told = "omp threads", machine.variables.get("OMP_NUM_THREADS", "")
+    threads = f"{plural(load.threads, 'thread')} per rank"
+    if not told.isdigit():
+        return ok(check, f"OMP_NUM_THREADS is not set; {threads}")
+    if int(told) == load.threads:
+        return ok(check, f"OMP_NUM_THREADS={told}, {threads}")
+    by = ""
+    if told == "1" and "TORCHELASTIC_RUN_ID" in machine.variables:
+        by = " (torchrun sets 1 where nothing else was set)"
+    mends = (
+        f"export OMP_NUM_THREADS={load.threads} before the launch, or set "
+        "distributed.threads_per_rank: the run then sets both"
+    )
+    if int(told) * load.ranks_here > len(machine.cpus):
+        return Finding(
+            check,
+            "warning",
+            f"OMP_NUM_THREADS={told} for {plural(load.ranks_here, 'rank')} on "
+            f"{plural(len(machine.cpus), 'CPU')}, but {threads}",
+            "libraries that read it when they are loaded start more threads than there are CPUs",
+            mends,
+        )
+    arm = machine.processor.startswith(("aarch64", "arm"))
+    severity: Severity = "warning" if arm else "note"
+    whose = "on ARM torch's linear is one of them, and its bits depend on it" if arm else ""
+    return Finding(
+        check,
+        severity,
+        f"OMP_NUM_THREADS={told}{by}, but {threads}",
+        "the run tells torch its threads, but libraries that read the variable when they are "
+        f"loaded stay at {told}" + (f": {whose}" if whose else ""),
+        mends,
+    )
+
+
+def check_cpus(cpus: int, quota: float | None, ranks: int, threads: int, workers: int) -> Finding:
+    """Whether a machine's ranks fit its CPUs; threads and workers are those of all of them."""
+    check = "cpus"
+    usable = cpus if quota is None else min(cpus, quota)
+    have = plural(cpus, "CPU")
+    if quota is not None and quota < cpus:
+        have += f", of which the container may use {quota:g},"
+    if ranks > usable:
+        return Finding(
+            check,
+            "warning",
+            f"{plural(ranks, 'rank')} on {have}",
+            "ranks take turns, and every exchange waits for the one whose turn is last",
+            f"start at most {max(1, int(usable))} here, or ask for more CPUs (sbatch "
+            "--cpus-per-task, docker --cpus)",
+        )
+    if threads > usable:
+        return Finding(
+            check,
+            "warning",
+            f"{plural(ranks, 'rank')} with {threads} threads in all on {have}",
+            "threads that take turns are slower than fewer threads",
+            f"set distributed.threads_per_rank to {max(1, int(usable // ranks))}",
+        )
+    if workers > usable:
+        return Finding(
+            check,
+            "warning",
+            f"{workers} loader workers in all (loader.workers x ranks here) on {have}",
+            "workers that take turns with the ranks make every step wait for its data",
+            f"set loader.workers to {int(usable // ranks)} or fewer",
+        )
+    also = f", {plural(workers, 'loader worker')}" if workers else ""
+    return ok(check, f"{have} for {plural(ranks, 'rank')}, {plural(threads, 'thread')}{also}")
+
+
+def check_shared_memory(shared: Space | None, load: Load) -> Finding:
+    """Whether /dev/shm holds what loader workers and nccl pass through it."""
+    check, workers = "/dev/shm", load.workers * load.ranks_here
+    if shared is None:
+        return ok(check, "this machine has none")
+    found = f"{memory_words(shared.free)} free of {memory_words(shared.total)}"
+    advice = "docker run --shm-size=8g (or --ipc=host), or loader.workers: 0"
+    if workers and shared.free <= _CONTAINER_DEFAULT:
+        return Finding(
+            check,
+            "error" if workers >= 4 else "warning",
+            f"{found} for {plural(workers, 'loader worker')}",
+            "batches of loader workers lie there: when it is full, workers die of bus errors",
+            advice,
+        )
+    if load.backend == "nccl" and load.ranks_here > 1 and shared.free <= _CONTAINER_DEFAULT:
+        return Finding(
+            check,
+            "warning",
+            f"{found} for {load.ranks_here} ranks over nccl",
+            "nccl keeps its buffers between the ranks of a machine there, and fails to start",
+            advice,
+        )
+    if shared.free <= _CONTAINER_DEFAULT:
+        return Finding(
+            check,
+            "note",
+            found,
+            "it is enough only as long as there are no loader workers: with them it fills up, "
+            "and they die of bus errors",
+            advice,
+        )
+    return ok(check, found)
+
+
+def check_memory(memory: Space | None, load: Load) -> Finding:
+    """Whether the ranks of this machine have room to start in."""
+    check = "memory"
+    if memory is None:
+        return ok(check, "unknown here")
+    if memory.free < _LOW_MEMORY * load.ranks_here:
+        return Finding(
+            check,
+            "warning",
+            f"{memory_words(memory.free)} free of {memory_words(memory.total)} for "
+            f"{plural(load.ranks_here, 'rank')}",
+            "a rank takes half a gigabyte before it has a model; the kernel kills what does not "
+            "fit, without a message",
+            "start fewer ranks here, or ask for more memory (sbatch --mem, docker --memory)",
+        )
+    return ok(check, f"{memory_words(memory.total)} for {plural(load.ranks_here, 'rank')}")
+
+
+def check_open_files(limits: tuple[int, int], load: Load) -> Finding:
+    """Whether a rank may open a socket to each other rank, and a file per tensor in flight."""
+    check = "open files"
+    soft, hard = (float("inf") if limit < 0 else limit for limit in limits)
+    needed = 256 + 2 * load.world + 16 * load.workers * load.prefetch
+    if soft >= needed:
+        return ok(check, "unlimited" if soft == float("inf") else f"{soft:g} allowed")
+    raised = max(needed, 4096)
+    how = f"ulimit -n {raised} before the launch"
+    if hard < needed:
+        how = f"ask the administrator: the hard limit is {hard:g} (limits.conf, LimitNOFILE)"
+    return Finding(
+        check,
+        "warning",
+        f"{soft:g} allowed, about {needed} needed",
+        "a rank holds a socket to every other rank, and loader workers pass every tensor as an "
+        "open file: beyond the limit, workers die with 'Too many open files'",
+        how,
+    )
+
+
+def check_disk(folder: str, space: Space | None, refusal: str) -> Finding:
+    """Whether a run could write to its folder; `refusal` is what the system said when tried."""
+    check = "run folder"
+    if refusal:
+        return Finding(
+            check,
+            "error",
+            f"{folder} cannot be written to: {refusal}",
+            "every rank keeps its log there, and rank 0 the checkpoints",
+            "set run_dir to a folder that you may write to",
+        )
+    if space is not None and space.free < _LOW_DISK:
+        return Finding(
+            check,
+            "warning",
+            f"{memory_words(space.free)} free at {folder}",
+            "a checkpoint that does not fit ends the run",
+            "make room, or set run_dir to another file system",
+        )
+    free = "" if space is None else f", {memory_words(space.free)} free"
+    return ok(check, f"{folder} can be written to{free}")

@@ -1,0 +1,235 @@
+"""Checks of names, addresses, interfaces and the port that ranks meet at."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from samestep.doctor.facts import Interface, Load, Machine, resolve
+from samestep.doctor.findings import Finding, Place, Severity, ok, spans
+from samestep.runtime.probe import join_store
+
+_VIRTUAL = ("lo", "docker", "veth", "br-", "virbr", "cni", "flannel", "cali", "lxc")
+"""Interfaces that lead to no other machine."""
+
+_VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
+
+
+def is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the ranks meet, and how it went when this rank tried."""
+
+    address: str
+    port: int
+    addresses: tuple[str, ...]
+    """What the address resolves to on this machine."""
+    tried: Literal["bind", "join", "nothing"]
+    failure: str = ""
+
+    @property
+    def possible(self) -> bool:
+        """Whether opening the process group is worth the wait."""
+        return bool(self.addresses) and not self.failure
+
+
+def try_meeting(address: str, port: int, rank: int, served: bool, seconds: float) -> Meeting:
+    """Try the port as this rank will use it; `served`: a launcher already listens there.
+
+    Otherwise rank 0 will listen, so that the port must be free there, and the others wait for
+    it as they would in a run.
+    """
+    found = resolve(address)
+    if not found:
+        return Meeting(address, port, (), "nothing")
+    if rank == 0 and not served:
+        return Meeting(address, port, found, "bind", _bind(port))
+    return Meeting(address, port, found, "join", join_store(address, port, seconds))
+
+
+def _bind(port: int) -> str:
+    with socket.socket() as probe:
+        # As torch does: a port in its wait after a run that ended is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            # Not listened at: a rank that is ahead must find rank 0's store here, not this.
+            probe.bind(("", port))
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""
+
+
+def check_meeting(meeting: Meeting, load: Load) -> Finding:
+    """Whether this rank can get to where the ranks meet."""
+    check, where = "master", f"{meeting.address}:{meeting.port}"
+    if not meeting.addresses:
+        return Finding(
+            check,
+            "error",
+            f"the name {meeting.address} cannot be resolved on this machine",
+            "this rank does not find rank 0, and all wait until the timeout",
+            "set MASTER_ADDR to an address that every machine reaches, or add the name to "
+            "/etc/hosts",
+        )
+    # Rank 0's own machine may well call itself 127.0.1.1: its store listens everywhere.
+    local = meeting.address == "localhost" or meeting.addresses == (meeting.address,)
+    if load.nodes > 1 and all(map(is_loopback, meeting.addresses)) and (load.node or local):
+        return Finding(
+            check,
+            "error",
+            f"{meeting.address} is {meeting.addresses[0]} here, in a run on {load.nodes} machines",
+            "a loopback address is this machine itself: ranks of other machines never meet rank 0",
+            "set MASTER_ADDR to rank 0's address in the network between the machines",
+        )
+    if meeting.failure and meeting.tried == "bind":
+        return Finding(
+            check,
+            "error",
+            f"port {meeting.port} cannot be listened at: {meeting.failure}",
+            "rank 0 waits for the others there; something else already has it, often a run that "
+            "did not end",
+            "set MASTER_PORT to another port, or end what `ss -ltnp` shows there",
+        )
+    if meeting.failure:
+        return Finding(
+            check,
+            "error",
+            f"{where} cannot be joined: {meeting.failure}",
+            "rank 0, or its launcher, listens there, and ranks find each other through it",
+            "look whether rank 0 was started and says what is wrong; otherwise let the firewalls "
+            "between the machines pass this port, or set MASTER_ADDR (torchrun: --rdzv-endpoint) "
+            "to an address that every machine reaches",
+        )
+    how = {"bind": ", the port is free", "join": ", answers", "nothing": ""}[meeting.tried]
+    return ok(check, f"{where}{how}")
+
+
+def check_network(machine: Machine, load: Load) -> list[Finding]:
+    """What a rank needs of its own machine's network."""
+    return [check_own_name(machine, load), check_interfaces(machine, load)]
+
+
+def check_own_name(machine: Machine, load: Load) -> Finding:
+    """Whether the address that gloo takes is one that other machines reach."""
+    check, address = "host name", machine.own_address
+    chosen = machine.variables.get("GLOO_SOCKET_IFNAME")
+    outside = address is not None and not is_loopback(address)
+    found = f"{machine.host} is {address or 'no address of this machine'}"
+    if load.nodes == 1 or outside or chosen:
+        return ok(check, found if load.nodes > 1 else f"{found}; all ranks are on one machine")
+    severity: Severity = "error" if load.backend == "gloo" else "note"
+    likely = next((i.name for i in _outward(machine.interfaces)), "the interface")
+    return Finding(
+        check,
+        severity,
+        f"{found}, in a run on {load.nodes} machines",
+        "gloo listens at the address of the host's own name, and else at loopback: ranks of "
+        "other machines cannot connect, and all hang until the timeout",
+        f"export GLOO_SOCKET_IFNAME={likely}, or give {machine.host} its address in /etc/hosts",
+    )
+
+
+def check_interfaces(machine: Machine, load: Load) -> Finding:
+    """Whether the interfaces named for gloo and nccl exist, and which one is taken."""
+    check = "interfaces"
+    there = [interface.name for interface in machine.interfaces]
+    outward = _outward(machine.interfaces)
+    chosen = []
+    for backend, variable in _VARIABLES.items():
+        named = machine.variables.get(variable)
+        if named is None:
+            continue
+        if not _matches(named, there, exact=backend == "gloo"):
+            severity: Severity = "error" if backend == load.backend else "note"
+            return Finding(
+                check,
+                severity,
+                f"{variable}={named}, but this machine has {', '.join(there) or 'none'}",
+                f"{backend} finds no interface of that name and cannot start",
+                f"name one of {', '.join(i.name for i in outward) or 'them'}, or unset it",
+            )
+        chosen.append(f"{variable}={named}")
+    shown = ", ".join(f"{i.name} ({i.address})" for i in outward) or "only loopback"
+    if chosen:
+        return ok(check, f"{shown}; {', '.join(chosen)}")
+    if load.nodes > 1 and len(outward) > 1:
+        return Finding(
+            check,
+            "note",
+            f"{shown}, and none is chosen",
+            "gloo takes the one of the host's name and nccl the first: that need not be the "
+            "fast one, nor one that other machines reach",
+            f"export {_VARIABLES[load.backend]} on every machine to choose",
+        )
+    return ok(check, shown)
+
+
+def _outward(interfaces: Sequence[Interface]) -> list[Interface]:
+    return [i for i in interfaces if i.address and not i.name.startswith(_VIRTUAL)]
+
+
+def _matches(named: str, there: Sequence[str], exact: bool) -> bool:
+    """Whether a variable names an interface: gloo by whole names, nccl also by prefixes.
+
+    nccl's `^eth` leaves interfaces out, and `=eth0` means the whole name.
+    """
+    if not exact and named.startswith("^"):
+        return True
+    wanted = [part.strip() for part in named.removeprefix("=").split(",")]
+    if exact or named.startswith("="):
+        return all(part in there for part in wanted)
+    return any(name.startswith(part) for part in wanted for name in there)
+
+
+def check_names(
+    places: Sequence[Place], heard: Sequence[Mapping[str, tuple[str, ...]]]
+) -> list[Finding]:
+    """Whether every name means the same machine to every rank; `heard` is by rank."""
+    found = []
+    for name in sorted({name for names in heard for name in names}):
+        # A machine may call itself what it likes, often 127.0.1.1.
+        others = [
+            (place, names.get(name, ()))
+            for place, names in zip(places, heard, strict=True)
+            if place.host != name
+        ]
+        known = [set(addresses) for _, addresses in others if addresses]
+        common = set.intersection(*known) if known else set()
+        without = [place.rank for place, addresses in others if not addresses]
+        if known and not common:
+            found.append(_different(name, others))
+        elif known and without:
+            found.append(_unknown(name, without))
+    if found:
+        return found
+    return [ok("names", f"{len({p.host for p in places})} host names mean the same on all ranks")]
+
+
+def _different(name: str, others: Sequence[tuple[Place, tuple[str, ...]]]) -> Finding:
+    by_address: dict[str, list[int]] = {}
+    for place, addresses in others:
+        by_address.setdefault(" and ".join(addresses) or "unknown", []).append(place.rank)
+    told = "; ".join(f"{key} to ranks {spans(ranks)}" for key, ranks in by_address.items())
+    return Finding(
+        "names",
+        "warning",
+        f"{name} is {told}",
+        "ranks that take a name for different machines do not meet, or by different networks",
+        "make /etc/hosts or the name server say the same on every machine",
+    )
+
+
+def _unknown(name: str, ranks: Sequence[int]) -> Finding:
+    return Finding(
+        "names",
+        "note",
+        f"{name} cannot be resolved by ranks {spans(ranks)}",
+        "samestep needs only the master's name, but other tools may need all of them",
+        "add it to /etc/hosts or the name server there",
+    )

@@ -1,0 +1,233 @@
+"""A thread that tells the other ranks what this one does, and learns what they do.
+
+Beats go to the rendezvous store, about one a second; no collective is involved. From them
+come the report on a hang, the name of a rank that is gone, and the end of a rank that is
+stuck after another one failed.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import IO, Any, TypeVar
+
+from samestep.errors import OutOfStep, PeerLost, RankHung, SamestepError
+from samestep.runtime.diagnosis import Beat, Calls, different_calls, hang_report
+from samestep.runtime.environment import has_agent, process_environment
+from samestep.runtime.failures import record_failure
+from samestep.runtime.pulse import EXCHANGE, READING, Pulse
+
+T = TypeVar("T")
+
+_SECONDS_TO_END = 5.0
+"""What a rank gets to end by itself after another one has failed."""
+
+
+class Heartbeat:
+    """Publishes this rank's pulse and watches the run."""
+
+    def __init__(self, store: Any, rank: int, world: int, pulse: Pulse, timeout: float) -> None:
+        # A connection of its own, where torch can make one: the first one may be blocked.
+        self._store = store.clone() if hasattr(store, "clone") else store
+        self._rank, self._world, self._pulse, self._timeout = rank, world, pulse, timeout
+        self._main = threading.current_thread().ident
+        self._interval = min(1.0, timeout / 8)
+        self._host = socket.gethostname()
+        self._number = 0
+        self._answered = False
+        self._store_is_gone = False
+        self._report: str | None = None
+        self._failure_seen: float | None = None
+        self._stacks: IO[str] | None = None
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._live, name="samestep-heartbeat", daemon=True)
+        self._thread.start()
+
+    def dump_stacks_to(self, file: IO[str]) -> None:
+        """Where to write all stacks if this process holds the interpreter and cannot beat."""
+        self._stacks = file
+
+    def stop(self) -> None:
+        """End the thread. Safe to call twice."""
+        self._done.set()
+        self._thread.join()
+        if self._stacks is not None:
+            faulthandler.cancel_dump_traceback_later()
+            self._stacks = None
+
+    # -- this rank's thread ----------------------------------------------------------------
+
+    def _live(self) -> None:
+        self._beat()
+        while not self._done.wait(self._interval):
+            self._beat()
+            if self._has("failed"):
+                self._end_if_stuck()
+            if self._has("ask") and not self._answered:
+                self._answer()
+            waited = self._seconds_waiting()
+            if waited > self._timeout - 2.5 * self._interval and self._report is None:
+                self._report = self._investigate()
+            if waited > self._timeout + _SECONDS_TO_END:
+                # A backend that does not raise by itself: the main thread will not come back.
+                self._die(RankHung(self._report or "a collective never came back"))
+
+    def _beat(self) -> None:
+        if self._stacks is not None:
+            faulthandler.dump_traceback_later(self._timeout, file=self._stacks)
+        self._number += 1
+        document = json.dumps({"number": self._number, **self._now().as_json()})
+        self._ask_store(lambda: self._store.set(f"beat/{self._rank}", document))
+
+    def _now(self) -> Beat:
+        pulse = self._pulse
+        return Beat(
+            self._rank,
+            self._host,
+            os.getpid(),
+            pulse.step,
+            pulse.phase,
+            time.perf_counter() - pulse.since,
+            pulse.collective,
+            pulse.sequence,
+        )
+
+    def _seconds_waiting(self) -> float:
+        if self._pulse.phase not in (EXCHANGE, READING):
+            return 0.0
+        return time.perf_counter() - self._pulse.since
+
+    def _answer(self) -> None:
+        """Somebody wants to know exactly where this rank is."""
+        self._answered = True
+        frames = sys._current_frames()
+        stack = "".join(traceback.format_stack(frames.get(self._main))) if self._main else ""
+        told = json.dumps({"stack": stack, "calls": list(self._pulse.recent)})
+        self._ask_store(lambda: self._store.set(f"answer/{self._rank}", told))
+
+    def _end_if_stuck(self) -> None:
+        now = time.monotonic()
+        self._failure_seen = self._failure_seen or now
+        if now - self._failure_seen > _SECONDS_TO_END:
+            cause = self._read("failed") or {}
+            where = self._now().where().removeprefix("is ")
+            self._die(
+                PeerLost(
+                    f"{_failed_first(cause)}; this rank was {where} and could not end by itself"
+                )
+            )
+
+    def _die(self, error: SamestepError) -> None:
+        record_failure(error)
+        print(f"samestep: rank {self._rank}: {error}", file=sys.stderr, flush=True)
+        os._exit(error.exit_code)
+
+    # -- what happened to the others -------------------------------------------------------
+
+    def announce(self, error: BaseException) -> None:
+        """Tell the others that this rank fails by itself, so that they do not wait for it."""
+        self._done.set()  # or our own thread would end us
+        cause = json.dumps(
+            {
+                "rank": self._rank,
+                "host": self._host,
+                "said": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            }
+        )
+        self._ask_store(lambda: self._store.compare_set("failed", "", cause))
+
+    def explain(self, lost: PeerLost) -> SamestepError:
+        """Why a collective broke: a rank that failed, is gone, hangs, or called another one."""
+        timed_out = "imed out" in str(lost)
+        if self._report is None or not timed_out:
+            beats, answers = self._look_around()
+        cause = self._read("failed")
+        if cause is not None and cause.get("kind") != "hang":
+            return PeerLost(f"rank {self._rank}: {_failed_first(cause)}")
+        if timed_out:
+            report = self._report or self._compose(beats, answers)
+            return RankHung(report)
+        mismatch = different_calls(_calls(answers))
+        if mismatch is not None:
+            return OutOfStep(mismatch)
+        gone = [beat for beat in beats if beat.silent]
+        if gone:
+            names = "; ".join(f"rank {b.rank} on {b.host} (pid {b.pid}) {b.where()}" for b in gone)
+            return PeerLost(f"rank {self._rank} lost a peer: {names}")
+        return PeerLost(f"rank {self._rank} {lost}")
+
+    def _investigate(self) -> str:
+        beats, answers = self._look_around()
+        return self._compose(beats, answers)
+
+    def _compose(self, beats: list[Beat], answers: Mapping[int, dict[str, Any]]) -> str:
+        stacks = {rank: answer["stack"] for rank, answer in answers.items()}
+        return hang_report(beats, stacks, _calls(answers), self._timeout)
+
+    def _look_around(self) -> tuple[list[Beat], dict[int, dict[str, Any]]]:
+        """Everybody's last beat, and what they answer when asked where they are."""
+        self._ask_store(lambda: self._store.set("ask", "1"))
+        if not self._answered:
+            self._answer()
+        before = {rank: self._read(f"beat/{rank}") for rank in range(self._world)}
+        deadline = time.monotonic() + 3 * self._interval
+        while time.monotonic() < deadline and not self._has("failed"):
+            time.sleep(self._interval / 4)
+        beats = []
+        for rank, old in before.items():
+            new = self._read(f"beat/{rank}")
+            if old is None or new is None:
+                continue
+            moved = new.pop("number") != old["number"] or rank == self._rank
+            beat = Beat(**new)
+            # Two clocks are not compared: a beat that did not move while we looked is old.
+            beats.append(beat if moved else replace(beat, age=3 * self._interval + beat.seconds))
+        answers = {rank: self._read(f"answer/{rank}") for rank in range(self._world)}
+        return beats, {rank: answer for rank, answer in answers.items() if answer is not None}
+
+    def leave(self) -> None:
+        """Say that this rank has read why the run ended; its store stays until all have."""
+        left = self._ask_store(lambda: self._store.add("left", 1))
+        if self._rank != 0 or has_agent(process_environment()):
+            return  # the store lives with the agent, or with rank 0
+        deadline = time.monotonic() + 5 * self._interval
+        while (left or self._world) < self._world and time.monotonic() < deadline:
+            time.sleep(self._interval / 8)
+            left = self._ask_store(lambda: self._store.add("left", 0))
+
+    # -- the store -------------------------------------------------------------------------
+
+    def _has(self, key: str) -> bool:
+        return bool(self._ask_store(lambda: self._store.check([key])))
+
+    def _read(self, key: str) -> dict[str, Any] | None:
+        if not self._has(key):
+            return None
+        text = self._ask_store(lambda: self._store.get(key))
+        return json.loads(text) if text else None
+
+    def _ask_store(self, call: Callable[[], T]) -> T | None:
+        """The store's answer; None if the process that holds it has ended."""
+        if self._store_is_gone:
+            return None
+        try:
+            return call()
+        except RuntimeError:
+            self._store_is_gone = True
+            return None
+
+
+def _calls(answers: Mapping[int, dict[str, Any]]) -> dict[int, Calls]:
+    return {rank: [tuple(call) for call in answer["calls"]] for rank, answer in answers.items()}
+
+
+def _failed_first(cause: Mapping[str, Any]) -> str:
+    return f"rank {cause.get('rank')} on {cause.get('host')} failed first: {cause.get('said')}"

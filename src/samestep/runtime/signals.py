@@ -1,0 +1,96 @@
+"""Signals that ask a run to stop: a handler only sets a flag, which rides on the next step.
+
+Nothing is saved or sent inside a handler. All ranks learn of the flag with the step's own
+reduction and act at the same boundary, so one rank's signal is enough.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from samestep.runtime.lanestats import RankNote
+
+STOPPING = tuple(
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
+    if hasattr(signal, name)
+)
+
+_SAVE = 256
+"""Added to a flag whose rank wants a checkpoint; below it is the number of a signal."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the ranks want to happen at the end of a step, all of them together."""
+
+    save: bool = False
+    signal: str | None = None
+    """The signal that asks the run to stop."""
+    rank: int = 0
+    """The rank that got it first."""
+
+    @classmethod
+    def of(cls, notes: Sequence[RankNote]) -> Wish:
+        signals = [int(note.flag) % _SAVE for note in notes]
+        rank = next((rank for rank, number in enumerate(signals) if number), None)
+        save = any(note.flag >= _SAVE for note in notes)
+        if rank is None:
+            return cls(save)
+        return cls(save, signal.Signals(signals[rank]).name, rank)
+
+
+class StopSignals:
+    """While entered, a stop signal is remembered instead of ending the process."""
+
+    def __init__(self) -> None:
+        self._received = 0
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        # Python lets only the main thread install handlers; elsewhere signals do what they did.
+        if threading.current_thread() is threading.main_thread():
+            for number in STOPPING:
+                # SIGUSR1 and the like may be somebody else's already: theirs wins.
+                if number == signal.SIGINT or signal.getsignal(number) == signal.SIG_DFL:
+                    self._before[number] = signal.signal(number, self._remember)
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self._received == signal.SIGINT:
+            raise KeyboardInterrupt
+        if number == signal.SIGINT:
+            os.write(2, b"\nStopping after this step; press Ctrl-C again to stop at once.\n")
+        self._received = number
+
+    def flag(self, save: bool) -> float:
+        """This rank's flag for the coming step."""
+        return float(self._received + (_SAVE if save else 0))
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def stop_with_parent(parent: int) -> None:
+    """Get SIGTERM when the launcher ends, however it ends: its ranks must not go on alone.
+
+    Linux only; elsewhere a launcher that is killed leaves its ranks to notice by themselves.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it ended before we asked
+        os.kill(os.getpid(), signal.SIGTERM)

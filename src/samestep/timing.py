@@ -1,0 +1,69 @@
+"""Where a run's time goes: its split over phases, and which rank the others wait for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from samestep.runtime.lanestats import RankNote
+from samestep.runtime.pulse import COMPUTE, DATA, EXCHANGE, READING, SAVE, Pulse
+
+_COLUMNS = {
+    "time_data": (DATA,),
+    "time_compute": (COMPUTE, READING),
+    "time_exchange": (EXCHANGE,),
+    "time_save": (SAVE,),
+}
+"""Reading losses waits for the device, which is computing."""
+
+
+class StepTimes:
+    """Adds up what steps cost between two readings, on this rank and on all."""
+
+    def __init__(self, pulse: Pulse, device: torch.device) -> None:
+        self._pulse, self._device = pulse, device
+        self._seconds = dict(pulse.seconds)
+        self._told = pulse.busy
+        self._busy: list[float] = []
+
+    def since_last_note(self) -> float:
+        """Seconds of work of this rank's own since this was last asked."""
+        before, self._told = self._told, self._pulse.busy
+        return self._told - before
+
+    def hear(self, notes: Sequence[RankNote]) -> None:
+        """Take what each rank said of its own work."""
+        if len(self._busy) != len(notes):
+            self._busy = [0.0] * len(notes)
+        for rank, note in enumerate(notes):
+            self._busy[rank] += note.busy
+
+    def row(self, steps: int, seconds: float, samples: int) -> dict[str, Any]:
+        """What the steps since the last row cost, per step; then start over."""
+        pulse = self._pulse
+        pulse.enter(pulse.phase)  # the phase we are in counts up to now
+        row: dict[str, Any] = {"samples_per_second": samples / seconds if seconds else 0.0}
+        for column, phases in _COLUMNS.items():
+            spent = sum(pulse.seconds[p] - self._seconds[p] for p in phases)
+            row[column] = spent / steps
+        if len(self._busy) > 1:
+            slowest = max(range(len(self._busy)), key=self._busy.__getitem__)
+            fastest = min(self._busy)
+            row["slowest_rank"] = slowest
+            row["rank_spread"] = self._busy[slowest] / fastest if fastest > 0 else 1.0
+        row["peak_memory_mb"] = peak_memory(self._device) / 2**20
+        self._seconds, self._busy = dict(pulse.seconds), []
+        return row
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes at most in use so far: of the GPU, or of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource  # not on Windows, where torch has GPUs all the same
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024

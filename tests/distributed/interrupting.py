@@ -1,0 +1,70 @@
+"""Trainings that end in the middle, in ways that a test chooses."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from samestep.config import load_config
+from tests.distributed.running import Recorded, settings
+from tests.ranks import answers_of_ranks
+
+
+def _raise() -> None:
+    raise ZeroDivisionError("a failure on purpose")
+
+
+HOW: dict[str, Callable[[], None]] = {
+    "kill -9": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "raises": _raise,
+    "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "SIGUSR1": lambda: os.kill(os.getpid(), signal.SIGUSR1),
+}
+
+
+def train_and_end(config: dict[str, Any], record: str, at: int, rank: int, how: str) -> int:
+    """Train; on one rank, something happens in the middle of one step. Returns the steps."""
+    from samestep.assemble import train_once
+    from samestep.runtime.context import create_run_context
+    from samestep.runtime.environment import detect_hardware
+    from samestep.step import Step
+
+    if int(os.environ.get("RANK", "0")) == rank and how:
+        whole = Step.backward
+
+        def backward(self: Step, *args: Any) -> None:
+            if self.index == at:
+                HOW[how]()
+            whole(self, *args)
+
+        Step.backward = backward  # type: ignore[method-assign]
+    loaded = load_config(config)
+    with create_run_context(loaded, detect_hardware()) as context:
+        return train_once(loaded, context, Path(record)).steps
+
+
+def go_on(
+    folder: Path,
+    world: int,
+    task: str = "Everything",
+    *,
+    at: int = -1,
+    rank: int = 0,
+    how: str = "",
+    **values: Any,
+) -> list[tuple[bool, Any]]:
+    """Start the run of this folder, or let it go on, on `world` ranks; by rank what they said."""
+    config = settings(task, folder, **values)
+    return answers_of_ranks(
+        train_and_end, world, config, str(folder / "record"), at, rank, how, seconds=60
+    )
+
+
+def finish(folder: Path, world: int, task: str = "Everything", **values: Any) -> Recorded:
+    """Let the run go on to its end."""
+    said = go_on(folder, world, task, **values)
+    assert all(ok for ok, _ in said), said
+    return Recorded(folder)

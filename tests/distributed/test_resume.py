@@ -1,0 +1,176 @@
+"""A run that is interrupted and goes on at another size ends with the untouched run's bits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samestep.checkpoint.format import MODEL, TRAINING, verify_checkpoint
+from tests.distributed.interrupting import finish, go_on
+from tests.distributed.running import train
+
+CASES: dict[str, dict[str, Any]] = {
+    "batchnorm, dropout, augmentation, tail, clipping, adam": {"clip_norm": 0.5},
+    "momentum": {"params": {"optimizer": "momentum"}},
+    "two optimizers and a loss with weights": {"task": "TwoOptimizers"},
+    "tied, frozen and uncalled parameters": {"task": "Tokens"},
+    "bf16": {"precision": "bf16"},
+    "iterable data, read again": {"task": "Streamed"},
+    "iterable data that says its state": {"task": "StatefulStreamed"},
+    "iterable data in two workers": {"task": "StatefulStreamed", "loader": {"workers": 2}},
+    "hugging face iterable data": {"task": "HuggingFace"},
+    "plain DDP sums": {"same": "rounding", "worlds": (2, 2, 2)},
+}
+
+
+def losses(folder: Path) -> list[float]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if "loss" in row]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_goes_on_at_other_sizes_with_the_same_bits(case: str, tmp_path: Path) -> None:
+    """Stopped in the middle of the first epoch on 4 ranks, of the second on 1, ended on 2."""
+    values = {"checkpoint": {"every_steps": 2}, "epochs": 3, **CASES[case]}
+    first, second, last = values.pop("worlds", (4, 1, 2))
+    untouched = train(tmp_path, last, **values)
+    folder = tmp_path / "run"
+    go_on(folder, first, at=1, rank=first - 1, how="SIGTERM", **values)
+    assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["step-00000002"]
+    said = go_on(folder, second, at=5, how="raises", **values)
+    assert "on purpose" in said[0][1]
+    ended = finish(folder, last, **values)
+    assert ended.record.state_hash == untouched.record.state_hash
+    assert losses(folder) == untouched.record.losses
+    assert ended.record.samples == untouched.record.samples[-ended.record.steps :]
+    assert len(set(ended.record.rank_hashes)) == 1
+
+
+@pytest.mark.parametrize("how", ["kill -9", "raises"])
+def test_a_lost_rank_ends_all_and_the_run_goes_on(how: str, tmp_path: Path) -> None:
+    values = {"checkpoint": {"every_steps": 1}}
+    untouched = train(tmp_path, 1, **values)
+    folder = tmp_path / "run"
+    said = go_on(folder, 3, at=3, rank=1, how=how, **values)
+    assert not any(ok for ok, _ in said)
+    blamed = "rank 1" if how == "kill -9" else "failed first: ZeroDivisionError"
+    assert all(blamed in said[rank][1] for rank in (0, 2)), said
+    assert finish(folder, 2, **values).record.state_hash == untouched.record.state_hash
+
+
+def test_a_complete_run_is_not_trained_again(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    first = finish(folder, 1)
+    again = finish(folder, 2)
+    assert again.record.steps == 0
+    assert again.record.state_hash == first.record.state_hash
+    assert "The run is complete: 6 steps" in (folder / "logs" / "rank-0.log").read_text()
+
+
+def test_a_run_stopped_early_stays_stopped(tmp_path: Path) -> None:
+    values: dict[str, Any] = {
+        "epochs": 50, "best": {"min_delta": 100.0}, "early_stopping": {"patience": 2},
+    }  # fmt: skip
+    folder = tmp_path / "run"
+    assert finish(folder, 2, **values).record.steps == 9
+    assert finish(folder, 1, **values).record.steps == 0
+
+
+def test_the_count_to_early_stopping_goes_on(tmp_path: Path) -> None:
+    values: dict[str, Any] = {
+        "epochs": 50, "best": {"min_delta": 100.0}, "early_stopping": {"patience": 3},
+    }  # fmt: skip
+    folder = tmp_path / "run"
+    go_on(folder, 1, at=7, how="SIGTERM", **values)
+    assert finish(folder, 2, **values).record.steps == 4
+    assert len(losses(folder)) == 12
+
+
+def test_the_start_line_says_from_what_and_at_which_size(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    go_on(folder, 4, at=3, how="SIGTERM")
+    finish(folder, 2)
+    log = (folder / "logs" / "rank-0.log").read_text()
+    assert "SIGTERM on rank 0 stopped the run after step 4: it is saved" in log
+    assert "step-00000004: step 4, epoch 1" in log
+    assert "at world size 4; now 2" in log
+
+
+@pytest.mark.parametrize("file", [MODEL, TRAINING, "manifest.json"])
+@pytest.mark.parametrize("damage", ["altered", "cut", "gone"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
+    file: str, damage: str, tmp_path: Path
+) -> None:
+    values = {"checkpoint": {"every_steps": 1, "keep_last": 3}}
+    folder = tmp_path / "run"
+    go_on(folder, 1, at=3, how="SIGTERM", **values)
+    path = folder / "checkpoints" / "step-00000004" / file
+    whole = bytearray(path.read_bytes())
+    if damage == "altered":
+        whole[len(whole) // 2] ^= 1
+        path.write_bytes(whole)
+    elif damage == "cut":
+        path.write_bytes(whole[:-7])
+    else:
+        path.unlink()
+    finish(folder, 1, **values)
+    log = (folder / "logs" / "rank-0.log").read_text()
+    assert "step-00000003: step 3" in log
+    verify_checkpoint(folder / "checkpoints" / "step-00000004")
+
+
+def test_another_config_is_refused_by_each_difference(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    go_on(folder, 2, at=3, how="SIGTERM")
+    said = go_on(folder, 2, seed=3, lanes=4, global_batch=16, params={"samples": 80})
+    text = said[0][1]
+    for words in (
+        "seed was 0, is 3", "lanes was 8, is 4", "global_batch was 32, is 16", "params was",
+        "resume.allow=[params, seed, global_batch, lanes]", "resume=never",
+    ):  # fmt: skip
+        assert words in text
+    assert "failed first: CheckpointError" in said[1][1]
+    longer = go_on(folder, 1, epochs=3)
+    assert "epochs was 2, is 3" in longer[0][1]
+    assert finish(folder, 1, epochs=3, resume={"allow": ["epochs"]}).record.steps == 5
+
+
+def test_a_model_of_another_shape_is_refused_by_each_tensor(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    go_on(folder, 1, at=3, how="SIGTERM")
+    said = go_on(folder, 1, "Wider", resume={"allow": ["task"]})
+    assert "hidden.weight is (32, 216) float32, in the checkpoint (24, 216) float32" in said[0][1]
+    assert "extra.weight is not in the checkpoint" in said[0][1]
+
+
+def test_never_sets_the_run_aside_and_a_path_starts_a_branch(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    untouched = finish(folder, 1, checkpoint={"every_steps": 2, "keep_last": 9})
+    anew = finish(folder, 1, resume="never")
+    assert anew.record.steps == 6
+    kept = folder / "earlier" / "1" / "checkpoints" / "step-00000002"
+    branch = tmp_path / "branch"
+    go_on(branch, 2, at=3, how="SIGTERM", resume=str(kept))
+    ended = finish(branch, 1, resume=str(kept))
+    assert ended.record.steps == 2, "an interrupted branch goes on from its own checkpoint"
+    assert ended.record.state_hash == untouched.record.state_hash
+    said = go_on(tmp_path / "x", 1, resume=str(tmp_path / "nowhere"))
+    assert "is not a whole checkpoint" in said[0][1]
+    shutil.rmtree(branch)
+    assert finish(branch, 1, resume=str(folder)).record.steps == 0, "a run directory will do"
+
+
+def test_a_checkpoint_holds_no_rank(tmp_path: Path) -> None:
+    """Written on 1, 2 and 4 ranks it is the same, byte for byte, but for the manifest's facts."""
+    seen = set()
+    for world in (1, 2, 4):
+        folder = tmp_path / f"run{world}"
+        finish(folder, world, epochs=1)
+        (checkpoint,) = (folder / "checkpoints").iterdir()
+        seen.add(tuple(sorted(verify_checkpoint(checkpoint).files.items())))
+        assert {p.name for p in checkpoint.iterdir()} == {MODEL, TRAINING, "manifest.json"}
+    assert len(seen) == 1
