@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 
 from samestep.config import Config, DistributedConfig
@@ -138,8 +139,8 @@ def check_launch(launch: LaunchFacts | None, machine: Machine) -> list[Finding]:
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
-    return next((path for path in (folder, *folder.absolute().parents) if path.is_dir()), folder)
+    """The folder, or the nearest thing above it that is there."""
+    return next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
 
 
 def _refusal(folder: Path) -> str:
@@ -261,10 +262,12 @@ def _not_opened(error: Exception) -> Finding:
 
 
 def _lost(error: SamestepError) -> Finding:
+    # The stacks of a report on a hang are the doctor's own, and tell nothing of the cause.
+    lines = takewhile(lambda line: "Python stack" not in line, str(error).splitlines())
     return Finding(
         "process group",
         "error",
-        f"it was opened, but then: {error}",
+        "it was opened, but then: " + "\n".join(lines),
         "a run would end in the same way at its first exchange",
         "look at the output of the other ranks; where all are still there, a firewall passes "
         "the master's port but not those between the ranks",

@@ -129,7 +129,7 @@ def spans(numbers: Sequence[int]) -> str:
 def memory_words(size: float) -> str:
     """Bytes as people say them: '64 MB'."""
     for unit in ("bytes", "KB", "MB", "GB"):
-        if size < 1024:
+        if size < 1000:
             return f"{size:.3g} {unit}"
         size /= 1024
     return f"{size:.3g} TB"
@@ -137,7 +137,7 @@ def memory_words(size: float) -> str:
 
 def seconds_words(seconds: float) -> str:
     """'0.32 ms', '1.5 s'."""
-    return f"{seconds * 1e3:.2g} ms" if seconds < 1 else f"{seconds:.2g} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 0.1 else f"{seconds:.3g} s"
 
 
 def plural(count: int, thing: str) -> str:

@@ -108,14 +108,14 @@ def share_folder(context: RunContext, places: Places, folder: Path) -> list[Find
             os.replace(folder / f"{name}.tmp", folder / name)
         except OSError as error:
             refusal = error.strerror or str(error)
-    name, text, refusal = context.broadcast((name, text, refusal))
+    name, text, refusal, where = context.broadcast((name, text, refusal, str(folder)))
     seen = None if refusal else _wait_for(folder / name, text)
     waits = context.gather(seen)
     left = ""
     if context.is_main:
         left = _remove(folder, name, made)
     left = context.broadcast(left)
-    found = [check_sharing(str(folder), waits, places, refusal)]
+    found = [check_sharing(where, waits, places, refusal)]
     if left:
         found.append(
             Finding("shared folder", "note", left, "the check leaves nothing", "remove it")
@@ -199,7 +199,7 @@ def check_all_reduce(results: Sequence[Reduced], places: Places) -> list[Finding
     found = []
     for result in results:
         size = memory_words(result.size)
-        speed = f"{result.seconds * 1e3:.3g} ms, {memory_words(result.bus_bytes)}/s per rank"
+        speed = f"{seconds_words(result.seconds)}, {memory_words(result.bus_bytes)}/s per rank"
         if result.wrong:
             hosts = tuple(sorted({places[rank].host for rank in result.wrong}))
             found.append(

@@ -47,7 +47,7 @@ def print_examination(examination: Examination, as_json: bool = False) -> None:
 
 def _heading(examination: Examination) -> str:
     who = "This process" if examination.rank is None else f"Rank {examination.rank}"
-    return f"{who} of {examination.world} could not join the others; what it found by itself:"
+    return f"{who} of {examination.world} could not talk to the others; what it found by itself:"
 
 
 def _lines(examination: Examination, finding: Finding) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Ranks on this machine: what to start, as plain values. No torch here."""
+"""Ranks that this command starts on this machine, as plain values. No torch here."""
 
 from __future__ import annotations
 
@@ -14,18 +14,62 @@ from samestep.runtime.environment import owned_cpus
 
 
 @dataclass(frozen=True)
+class Size:
+    """A number, or the fewest and the most of a range."""
+
+    fewest: int
+    most: int
+
+    @classmethod
+    def parse(cls, text: str, option: str) -> Size:
+        """From `4` or `2:4`."""
+        parts = text.split(":")
+        try:
+            numbers = [int(part) for part in parts]
+        except ValueError:
+            numbers = []
+        if len(numbers) not in (1, 2):
+            raise LaunchError(f"{option} is {text!r}: give a number, or a range such as 2:4")
+        fewest, most = numbers[0], numbers[-1]
+        if fewest < 1:
+            raise LaunchError(f"{option} is {text}: start at least one")
+        if most < fewest:
+            raise LaunchError(f"{option} is {text}: the first number of a range is the smaller one")
+        return cls(fewest, most)
+
+    @property
+    def is_range(self) -> bool:
+        return self.fewest != self.most
+
+    def __str__(self) -> str:
+        return f"{self.fewest}:{self.most}" if self.is_range else str(self.most)
+
+
+@dataclass(frozen=True)
 class LocalLaunch:
     """Processes to start on this machine, one per rank."""
 
     nproc: int
+    """Ranks on this machine."""
     arguments: tuple[str, ...]
     """After the Python interpreter."""
     folder: Path
     """Where the ranks' output goes."""
     threads: int
     """For each rank."""
+    patience: float
+    """Seconds the ranks get to save and stop after a signal."""
     quiet: bool = False
     """Whether rank 0's output goes to its file as well, and not to the terminal."""
+    min_nproc: int = 1
+    """Ranks that must be left when lost ones are left out."""
+    max_restarts: int = 0
+    nodes: tuple[int, int] | None = None
+    """The fewest and the most machines that take part, if there are others."""
+    rendezvous: str = ""
+    """HOST:PORT where the machines meet."""
+    run_id: str = ""
+    """What the machines of one run know each other by."""
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -36,30 +80,18 @@ def local_launch(
     config: Config,
     config_file: Path,
     overrides: Sequence[str],
-    nproc: int,
+    nproc: int | Size,
     *,
+    nodes: Size | None = None,
+    rendezvous: str = "",
+    max_restarts: int = 0,
     record: Path | None = None,
     quiet: bool = False,
 ) -> LocalLaunch:
-    """The processes that train a config on `nproc` ranks of this machine."""
+    """The processes that train a config on `nproc` ranks of this machine, and of other ones."""
     section = config.distributed
-    if nproc < 1:
-        raise LaunchError(f"--nproc is {nproc}: start at least one rank")
-    if section.num_nodes not in ("auto", 1):
-        raise LaunchError(
-            f"distributed.num_nodes is {section.num_nodes}, but samestep launch starts ranks on "
-            "this machine: run torchrun on each node, with samestep train as its program"
-        )
-    if section.world_size not in ("auto", nproc):
-        raise LaunchError(
-            f"distributed.world_size is {section.world_size} but --nproc is {nproc}: "
-            "make them the same, or set world_size: auto"
-        )
-    if section.enabled is False and nproc > 1:
-        raise LaunchError(
-            f"distributed.enabled is false but --nproc is {nproc}: set enabled: auto, or --nproc 1"
-        )
-    deal_lanes(config.batch_plan(nproc).lanes, nproc, section.lane_weights)
+    ranks = nproc if isinstance(nproc, Size) else Size(nproc, nproc)
+    _check(config, ranks, nodes, rendezvous, max_restarts)
     # --launched: the launcher shows a rank's failure, so the rank itself need not.
     arguments = ["-m", "samestep", "train", str(config_file), *overrides, "--launched"]
     if record is not None:
@@ -67,8 +99,59 @@ def local_launch(
     if section.launch_method == "torch.distributed.launch":
         arguments.append("--local-rank=${local_rank}")
     asked = section.threads_per_rank
-    threads = max(1, owned_cpus().value // nproc) if asked == "auto" else asked
-    return LocalLaunch(nproc, tuple(arguments), config.run_path / "launch", threads, quiet)
+    # Of the most ranks, so that the same threads, and bits, stay when some are lost.
+    threads = max(1, owned_cpus().value // ranks.most) if asked == "auto" else asked
+    return LocalLaunch(
+        nproc=ranks.most,
+        arguments=tuple(arguments),
+        folder=config.run_path / "launch",
+        threads=threads,
+        patience=max(30.0, section.timeout),
+        quiet=quiet,
+        min_nproc=ranks.fewest,
+        max_restarts=max_restarts,
+        nodes=None if nodes is None else (nodes.fewest, nodes.most),
+        rendezvous=rendezvous,
+        run_id=f"samestep-{config.name}",
+    )
+
+
+def _check(
+    config: Config, ranks: Size, nodes: Size | None, rendezvous: str, max_restarts: int
+) -> None:
+    section, most = config.distributed, ranks.most
+    if ranks.is_range and nodes is not None:
+        raise LaunchError(
+            f"--nproc is {ranks} beside --nodes {nodes}: give a range for one of them"
+        )
+    if ranks.is_range and not max_restarts:
+        raise LaunchError(
+            f"--nproc is {ranks}, but no rank can be left out without a restart: add --max-restarts"
+        )
+    if nodes is not None and not rendezvous:
+        raise LaunchError(
+            f"--nodes is {nodes} but nothing says where they meet: add --rendezvous HOST:PORT"
+        )
+    if nodes is None and rendezvous:
+        raise LaunchError("--rendezvous is for several machines: add --nodes, such as --nodes 1:2")
+    if section.num_nodes not in ("auto", 1) and nodes is None:
+        raise LaunchError(
+            f"distributed.num_nodes is {section.num_nodes}, but without --nodes samestep launch "
+            "starts ranks on this machine only: add --nodes and --rendezvous"
+        )
+    if section.world_size not in ("auto", most) or (
+        section.world_size != "auto" and (ranks.is_range or nodes is not None)
+    ):
+        raise LaunchError(
+            f"distributed.world_size is {section.world_size} but --nproc is {ranks}: "
+            "make them the same, or set world_size: auto"
+        )
+    if section.enabled is False and (most > 1 or nodes is not None):
+        raise LaunchError(
+            f"distributed.enabled is false but --nproc is {ranks}: set enabled: auto, or --nproc 1"
+        )
+    world = most * (1 if nodes is None else nodes.most)
+    deal_lanes(config.batch_plan(world).lanes, world, section.lane_weights)
 
 
 def default_nproc(config: Config, device_count: int) -> int:

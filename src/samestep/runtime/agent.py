@@ -1,12 +1,15 @@
-"""Starts ranks on this machine by torch's elastic agent, and tells which one failed and why."""
+"""Starts ranks by torch's elastic agent, starts them again, and tells which one failed and why."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,45 +18,109 @@ from torch.distributed.elastic.multiprocessing.api import (
     SignalException,
     Std,
 )
-from torch.distributed.elastic.multiprocessing.errors import (
-    ChildFailedError,
-    ProcessFailure,
-)
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from samestep import errors
-from samestep.errors import RankFailed
+from samestep.errors import LaunchError, RankFailed, Stopped
 from samestep.launchers.local import LocalLaunch
 from samestep.runtime.environment import exporting, thread_variables
+from samestep.runtime.verdict import Verdict, read_failures, said_by
+
+_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
+"""What the agent hands on to its ranks, which then save and stop."""
+
+Tell = Callable[[str], None]
 
 
-def run_ranks(launch: LocalLaunch) -> None:
-    """Start the ranks and wait; raises `RankFailed` with the first failing rank's own words."""
+def run_ranks(launch: LocalLaunch, tell: Tell = lambda line: None) -> None:
+    """Start the ranks and wait; raises `RankFailed` with the first failing rank's own words.
+
+    On one machine, ranks that were lost (killed, out of memory, crashed) are left out when
+    the others are started again. Over several nodes torch's rendezvous decides who is there.
+    """
+    restarts = launch.max_restarts if launch.nodes is None else 0
+    for left in reversed(range(restarts + 1)):
+        try:
+            _run_once(launch)
+            return
+        except Verdict as verdict:
+            if not left or not verdict.may_pass:
+                raise verdict.error from None
+            nproc = max(launch.min_nproc, launch.nproc - len(verdict.lost))
+            tell(
+                f"{verdict.headline}. Starting again on {nproc} rank(s) from the last checkpoint; "
+                f"{left} restart(s) left"
+            )
+            launch = replace(launch, nproc=nproc)
+
+
+def _run_once(launch: LocalLaunch) -> None:
     launch.folder.mkdir(parents=True, exist_ok=True)
+    config = _agent_config(launch)
+    interpreter, *arguments = launch.command
+    _quiet_agent_logs()
+    variables = {
+        **thread_variables(launch.threads),
+        # Ranks that are started again must not read the addresses of the ones before.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1" if launch.nodes else "0",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": _SIGNALS,
+    }
+    try:
+        with exporting(variables):
+            elastic_launch(config, entrypoint=interpreter)(*arguments)
+    except ChildFailedError as error:
+        raise read_failures(error.failures, launch.nproc, launch.folder) from None
+    except SignalException as error:
+        _end_children()  # a second signal may have broken off the wait for them
+        raise _on_signal(error.sigval, launch.folder, config.run_id) from None
+    except (RuntimeError, OSError) as error:
+        if launch.nodes is None:
+            raise
+        raise LaunchError(
+            f"the nodes could not meet at {launch.rendezvous}: {error}. Start the same command on "
+            "every node, with the --rendezvous of one that all of them reach"
+        ) from error
+
+
+def _agent_config(launch: LocalLaunch) -> LaunchConfig:
     silenced = range(launch.nproc) if launch.quiet else range(1, launch.nproc)
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
+    known = {field.name for field in fields(LaunchConfig)}
+    options: dict[str, Any] = {
+        "min_nodes": 1,
+        "max_nodes": 1,
+        "run_id": uuid.uuid4().hex[:8],
+        "rdzv_endpoint": "127.0.0.1:0",  # the agent finds a free port and serves it
+        "local_addr": "127.0.0.1",
+        "max_restarts": 0,
+        # Ranks save before they stop; a hang is noticed after the timeout.
+        "shutdown_timeout": int(launch.patience),
+        "signals_to_handle": _SIGNALS,
+    }
+    if launch.nodes is not None:
+        options |= {
+            "min_nodes": launch.nodes[0],
+            "max_nodes": launch.nodes[1],
+            "run_id": launch.run_id,
+            "rdzv_endpoint": launch.rendezvous,
+            "local_addr": None,
+            "max_restarts": launch.max_restarts,
+            # A node that is gone is noticed after about 6 s, not 44.
+            "rdzv_configs": {
+                "last_call_timeout": 2,
+                "keep_alive_interval": 1,
+                "keep_alive_max_attempt": 3,
+            },
+        }
+    return LaunchConfig(
         nproc_per_node=launch.nproc,
-        run_id=uuid.uuid4().hex[:8],
         rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",  # the agent finds a free port and serves it
-        local_addr="127.0.0.1",
-        max_restarts=0,
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(
             log_dir=str(launch.folder), redirects=dict.fromkeys(silenced, Std.ALL)
         ),
+        # Some came with later versions of torch; the environment says the same to the others.
+        **{name: value for name, value in options.items() if name in known},
     )
-    interpreter, *arguments = launch.command
-    _quiet_agent_logs()
-    try:
-        with exporting(thread_variables(launch.threads)):
-            elastic_launch(config, entrypoint=interpreter)(*arguments)
-    except ChildFailedError as error:
-        raise _as_one(error.failures, launch.folder) from None
-    except SignalException as error:
-        raise RankFailed(f"stopped by {error.sigval.name}", 128 + error.sigval) from None
 
 
 def _quiet_agent_logs() -> None:
@@ -62,56 +129,22 @@ def _quiet_agent_logs() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-@dataclass(frozen=True)
-class _Failure:
-    rank: int
-    pid: int
-    code: int
-    kind: str
-    """The exception's class, if the rank could say it."""
-    message: str
-    trace: str
-    time: float
-
-    @property
-    def is_cause(self) -> bool:
-        """Whether this rank failed by itself, and not because another one did."""
-        return self.kind != "PeerLost" and self.code != -15
+def _on_signal(number: signal.Signals, folder: Path, run_id: str) -> Exception:
+    """What the ranks made of a signal that the launcher handed on to them."""
+    for path in folder.glob(f"{run_id}_*/attempt_*/*/error.json"):
+        with suppress(ValueError):
+            kind, message, _ = said_by(json.loads(path.read_text(encoding="utf-8")))
+            if kind == "Stopped":
+                return Stopped(message)
+    return RankFailed(f"stopped by {number.name} before it could be saved", 128 + number)
 
 
-def _as_one(failures: Mapping[int, ProcessFailure], folder: Path) -> RankFailed:
-    """One error for all ranks: the one that failed by itself first, with its own words."""
-    first, *others = sorted(
-        (_read(rank, failure) for rank, failure in failures.items()),
-        key=lambda failure: (not failure.is_cause, failure.time),
-    )
-    known = getattr(errors, first.kind, None)
-    lines = [f"rank {first.rank} (pid {first.pid}) failed; output of the ranks: {folder}"]
-    if known is not None:
-        lines.append(first.message)
-    else:
-        lines.append(first.trace.rstrip() or _exit_words(first.code))
-    for other in others:
-        words = other.message.splitlines()[0] if other.message else _exit_words(other.code)
-        lines.append(f"rank {other.rank} (pid {other.pid}): {words}")
-    return RankFailed("\n".join(lines), 1 if known is None else known.exit_code)
-
-
-def _read(rank: int, failure: ProcessFailure) -> _Failure:
-    kind, message, trace = "", "", ""
-    data: Any = failure.error_file_data
-    if isinstance(data, dict) and failure.error_file != "<N/A>":
-        said = data.get("message", {})
-        if isinstance(said, str):
-            said = json.loads(said) if said.startswith("{") else {"message": said}
-        kind, _, message = str(said.get("message", "")).partition(": ")
-        trace = str(said.get("extraInfo", {}).get("py_callstack", ""))
-    return _Failure(
-        rank, failure.pid, failure.exitcode, kind, message, trace, float(failure.timestamp)
-    )
-
-
-def _exit_words(code: int) -> str:
-    if code < 0:
-        return f"ended by signal {-code}"
-    return f"ended with exit code {code} and left no traceback"
+def _end_children() -> None:
+    """Kill what this process started; each rank leads a process group of its own."""
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+    if not children.exists():
+        return
+    for child in map(int, children.read_text().split()):
+        with suppress(ProcessLookupError, PermissionError):
+            if os.getpgid(child) == child:
+                os.killpg(child, signal.SIGKILL)

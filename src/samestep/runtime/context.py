@@ -171,9 +171,9 @@ class DDPContext(RunContext):
             if error is not None and not isinstance(error, (Stopped, SystemExit)):
                 self._heartbeat.announce(error)
         finally:
+            self.close()
             if error is not None:
                 self._heartbeat.leave()
-            self.close()
 
     def machinery(
         self,

@@ -62,6 +62,11 @@ def has_agent(environ: Mapping[str, str]) -> bool:
     return "TORCHELASTIC_ERROR_FILE" in environ
 
 
+def agent_serves_store(environ: Mapping[str, str]) -> bool:
+    """Whether the ranks meet at a store that their launcher's agent serves, not rank 0."""
+    return environ.get("TORCHELASTIC_USE_AGENT_STORE", "False") == "True"
+
+
 @dataclass(frozen=True)
 class _Launcher:
     """The variables in which one launcher tells a process its place; first one set counts."""

@@ -21,14 +21,16 @@ from typing import IO, Any, TypeVar
 
 from samestep.errors import OutOfStep, PeerLost, RankHung, SamestepError
 from samestep.runtime.diagnosis import Beat, Calls, different_calls, hang_report
-from samestep.runtime.environment import has_agent, process_environment
+from samestep.runtime.environment import agent_serves_store, process_environment
 from samestep.runtime.failures import record_failure
 from samestep.runtime.pulse import EXCHANGE, READING, Pulse
 
 T = TypeVar("T")
 
-_SECONDS_TO_END = 5.0
+_SECONDS_TO_END = 3.0
 """What a rank gets to end by itself after another one has failed."""
+_SECONDS_TO_SERVE = 8.0
+"""How long rank 0 keeps serving the store for those who want to know why the run ended."""
 
 
 class Heartbeat:
@@ -36,6 +38,7 @@ class Heartbeat:
 
     def __init__(self, store: Any, rank: int, world: int, pulse: Pulse, timeout: float) -> None:
         # A connection of its own, where torch can make one: the first one may be blocked.
+        self._served = store  # rank 0 may serve it to the others, as long as it is held
         self._store = store.clone() if hasattr(store, "clone") else store
         self._rank, self._world, self._pulse, self._timeout = rank, world, pulse, timeout
         self._main = threading.current_thread().ident
@@ -127,7 +130,10 @@ class Heartbeat:
 
     def _die(self, error: SamestepError) -> None:
         record_failure(error)
-        print(f"samestep: rank {self._rank}: {error}", file=sys.stderr, flush=True)
+        self._ask_store(lambda: self._store.add("left", 1))
+        for file in (sys.stderr, self._stacks):
+            if file is not None:
+                print(f"samestep: rank {self._rank}: {error}", file=file, flush=True)
         os._exit(error.exit_code)
 
     # -- what happened to the others -------------------------------------------------------
@@ -196,9 +202,9 @@ class Heartbeat:
     def leave(self) -> None:
         """Say that this rank has read why the run ended; its store stays until all have."""
         left = self._ask_store(lambda: self._store.add("left", 1))
-        if self._rank != 0 or has_agent(process_environment()):
+        if self._rank != 0 or agent_serves_store(process_environment()):
             return  # the store lives with the agent, or with rank 0
-        deadline = time.monotonic() + 5 * self._interval
+        deadline = time.monotonic() + _SECONDS_TO_SERVE
         while (left or self._world) < self._world and time.monotonic() < deadline:
             time.sleep(self._interval / 8)
             left = self._ask_store(lambda: self._store.add("left", 0))

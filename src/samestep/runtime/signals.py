@@ -20,7 +20,7 @@ from samestep.runtime.lanestats import RankNote
 
 STOPPING = tuple(
     getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
     if hasattr(signal, name)
 )
 
@@ -84,13 +84,10 @@ class StopSignals:
 _PR_SET_PDEATHSIG = 1
 
 
-def stop_with_parent(parent: int) -> None:
+def stop_with_parent() -> None:
     """Get SIGTERM when the launcher ends, however it ends: its ranks must not go on alone.
 
-    Linux only; elsewhere a launcher that is killed leaves its ranks to notice by themselves.
+    Linux only; elsewhere a launcher that is killed leaves its ranks running.
     """
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it ended before we asked
-        os.kill(os.getpid(), signal.SIGTERM)
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

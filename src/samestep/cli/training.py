@@ -1,19 +1,17 @@
-"""The command line: parses, calls one function, prints. Imports torch only in commands."""
+"""The commands that train: train, launch, verify."""
 
 from __future__ import annotations
 
 import json
 import sys
-import time
-import traceback
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samestep.errors import PROMISE_NOT_KEPT, PeerLost, SamestepError
+from samestep.cli.app import AsJson, ConfigFile, Launched, LocalRank, Overrides, app, guarded
+from samestep.errors import PROMISE_NOT_KEPT, SamestepError
 from samestep.runtime.environment import (
     exporting,
     has_agent,
@@ -23,57 +21,6 @@ from samestep.runtime.environment import (
 
 if TYPE_CHECKING:
     from samestep.verify import Verification
-
-app = typer.Typer(
-    name="samestep",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
-config_app = typer.Typer(help="Look at a config.", no_args_is_help=True)
-app.add_typer(config_app, name="config")
-
-ConfigFile = Annotated[Path, typer.Argument(help="The run's YAML or JSON file.", metavar="CONFIG")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(help="Config values, as section.key=value.", metavar="KEY=VALUE"),
-]
-# torch.distributed.launch passes it before everything else, our own launch at the end.
-LocalRank = Annotated[int | None, typer.Option("--local-rank", "--local_rank", hidden=True)]
-
-
-_SECONDS_FOR_THE_CAUSE = 3.0
-
-
-@contextmanager
-def _guarded(launched: bool = False) -> Iterator[None]:
-    """Errors as people want them: mistakes without a traceback, their own code's with it."""
-    try:
-        yield
-    except Exception as error:
-        if has_agent(process_environment()):
-            from samestep.runtime.failures import record_failure
-
-            record_failure(error)
-            if isinstance(error, PeerLost):
-                # The agent reports who ends first: let that be the rank that failed by itself.
-                time.sleep(_SECONDS_FOR_THE_CAUSE)
-        if not launched:  # else the launcher shows it, the failing rank's first
-            _show(error)
-        raise typer.Exit(error.exit_code if isinstance(error, SamestepError) else 1) from None
-
-
-def _show(error: Exception) -> None:
-    if isinstance(error, SamestepError):
-        typer.echo(f"samestep: {error}", err=True)
-    else:
-        traceback.print_exception(error)
-
-
-@app.callback()
-def root(context: typer.Context, local_rank: LocalRank = None) -> None:
-    """Distributed PyTorch training that is the same run at any size."""
-    context.obj = local_rank
 
 
 @app.command()
@@ -85,10 +32,10 @@ def train(
         Path | None, typer.Option(help="Keep the exact losses, samples and final state here.")
     ] = None,
     local_rank: LocalRank = None,
-    launched: Annotated[bool, typer.Option("--launched", hidden=True)] = False,
+    launched: Launched = False,
 ) -> None:
     """Train on this process: alone, or as a rank of whatever launcher started it."""
-    with _guarded(launched), ExitStack() as scope:
+    with guarded(launched), ExitStack() as scope:
         from samestep.config import load_config
 
         loaded = load_config(config, overrides or [])
@@ -101,7 +48,10 @@ def train(
             detect_hardware,
             detect_launch,
         )
+        from samestep.runtime.signals import stop_with_parent
 
+        if has_agent(process_environment()):
+            stop_with_parent()
         launch = detect_launch(process_environment())
         check_local_rank(context.obj if local_rank is None else local_rank, launch)
         with create_run_context(loaded, detect_hardware(), launch) as place:
@@ -115,22 +65,44 @@ def train(
 def launch(
     config: ConfigFile,
     overrides: Overrides = None,
-    nproc: Annotated[int | None, typer.Option(help="Ranks to start; one per GPU.")] = None,
+    nproc: Annotated[
+        str | None,
+        typer.Option(help="Ranks on this machine, one per GPU; 2:4 goes on without lost ones."),
+    ] = None,
+    nodes: Annotated[
+        str | None, typer.Option(help="Machines; 1:2 goes on with those that are there.")
+    ] = None,
+    rendezvous: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where the machines meet.")
+    ] = "",
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="Times that failed ranks are started again.")
+    ] = 0,
 ) -> None:
-    """Start the ranks of a run on this machine."""
-    with _guarded():
+    """Start the ranks of a run on this machine, and meet those of other machines."""
+    with guarded():
         from samestep.config import load_config
-        from samestep.launchers.local import default_nproc, local_launch
+        from samestep.launchers.local import Size, default_nproc, local_launch
 
         loaded = load_config(config, overrides or [])
         if nproc is None:
             from samestep.runtime.environment import detect_hardware
 
-            nproc = default_nproc(loaded, detect_hardware().device_count)
-        plan = local_launch(loaded, config, overrides or [], nproc)
+            ranks: int | Size = default_nproc(loaded, detect_hardware().device_count)
+        else:
+            ranks = Size.parse(nproc, "--nproc")
+        plan = local_launch(
+            loaded,
+            config,
+            overrides or [],
+            ranks,
+            nodes=Size.parse(nodes, "--nodes") if nodes else None,
+            rendezvous=rendezvous,
+            max_restarts=max_restarts,
+        )
         from samestep.runtime.agent import run_ranks
 
-        run_ranks(plan)
+        run_ranks(plan, tell=lambda line: typer.echo(f"samestep: {line}", err=True))
 
 
 @app.command()
@@ -145,14 +117,14 @@ def verify(
     rtol: Annotated[
         float, typer.Option(help="Tolerance for same: rounding and for --against.")
     ] = 1e-3,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
     report: Annotated[Path | None, typer.Option(help="Where the HTML report goes.")] = None,
 ) -> None:
     """Run a config at several world sizes and prove that it is the same run.
 
     Exits 0 only if the promise of the config's `same` level held, else 4.
     """
-    with _guarded():
+    with guarded():
         from samestep.config import load_config
         from samestep.report import require_plotly, write_report
         from samestep.verify import verify as run_verify
@@ -219,77 +191,3 @@ def _print_verification(result: Verification) -> None:
         off = result.against_difference
         console.print(f"Against the given curve: {'agrees' if off is None else off}")
     console.print(f"same: {result.same} promises {promise(result)}: {verdict(result)}")
-
-
-@app.command()
-def init(
-    folder: Annotated[Path, typer.Argument(help="Where to write; made if it is not there.")],
-) -> None:
-    """Write a commented config.yaml and task.py to start from."""
-    with _guarded():
-        from samestep.starter import write_starter
-
-        for path in write_starter(folder):
-            typer.echo(f"wrote {path}")
-        typer.echo(f"now: samestep train {folder / 'config.yaml'}")
-
-
-@app.command()
-def env(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Show what was detected here, each fact with its reason."""
-    with _guarded():
-        from samestep.describe import describe_environment
-
-        rows = describe_environment()
-        if as_json:
-            facts = {key: {"value": value, "reason": reason} for key, value, reason in rows}
-            typer.echo(json.dumps(facts))
-        else:
-            _print_rows(("fact", "value", "reason"), rows)
-
-
-@config_app.command()
-def show(
-    config: ConfigFile,
-    overrides: Overrides = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Show the resolved config with the origin of each value."""
-    with _guarded():
-        from samestep.describe import describe_config
-
-        rows = describe_config(config, overrides or [])
-        if as_json:
-            values = {
-                key: {"value": value, "origin": origin, "reason": reason}
-                for key, value, origin, reason in rows
-            }
-            typer.echo(json.dumps(values))
-        else:
-            _print_rows(("key", "value", "origin", "reason"), rows)
-
-
-@config_app.command()
-def check(config: ConfigFile, overrides: Overrides = None) -> None:
-    """Say everything that is wrong with a config; exits 0 if nothing is."""
-    with _guarded():
-        from samestep.config import load_config
-
-        load_config(config, overrides or [])
-        typer.echo(f"{config} is a valid config")
-
-
-def _print_rows(header: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*header)
-    for row in rows:
-        table.add_row(*("" if cell is None else str(cell) for cell in row))
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
-
-
-def main() -> None:
-    app()

@@ -1,0 +1,10 @@
+"""The command line: parses, calls one function, prints. Imports torch only in commands."""
+
+from samestep.cli import looking, runs, training
+from samestep.cli.app import app
+
+__all__ = ["app", "looking", "main", "runs", "training"]
+
+
+def main() -> None:
+    app()

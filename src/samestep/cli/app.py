@@ -1,0 +1,80 @@
+"""What all commands share: the app, their arguments, and how errors are shown."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from samestep.errors import PeerLost, SamestepError, Stopped
+from samestep.runtime.environment import has_agent, process_environment
+
+app = typer.Typer(
+    name="samestep",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+ConfigFile = Annotated[Path, typer.Argument(help="The run's YAML or JSON file.", metavar="CONFIG")]
+RunFolderPath = Annotated[Path, typer.Argument(help="A run's directory.", metavar="RUN")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Config values, as section.key=value.", metavar="KEY=VALUE"),
+]
+# torch.distributed.launch passes it before everything else, our own launch at the end.
+LocalRank = Annotated[int | None, typer.Option("--local-rank", "--local_rank", hidden=True)]
+Launched = Annotated[bool, typer.Option("--launched", hidden=True)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+_SECONDS_FOR_THE_CAUSE = 3.0
+
+
+@contextmanager
+def guarded(launched: bool = False) -> Iterator[None]:
+    """Errors as people want them: mistakes without a traceback, their own code's with it."""
+    try:
+        yield
+    except Exception as error:
+        if has_agent(process_environment()):
+            from samestep.runtime.failures import record_failure
+
+            record_failure(error)
+            if isinstance(error, PeerLost):
+                # The agent reports who ends first: let that be the rank that failed by itself.
+                time.sleep(_SECONDS_FOR_THE_CAUSE)
+        if not launched:  # else the launcher shows it, the failing rank's first
+            _show(error)
+        raise typer.Exit(error.exit_code if isinstance(error, SamestepError) else 1) from None
+
+
+def _show(error: Exception) -> None:
+    if isinstance(error, Stopped):
+        return  # the run has said so in its log
+    if isinstance(error, SamestepError):
+        typer.echo(f"samestep: {error}", err=True)
+    else:
+        traceback.print_exception(error)
+
+
+def print_rows(header: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> None:
+    """A table, as wide as the terminal or as a wide one."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*header)
+    for row in rows:
+        table.add_row(*("" if cell is None else str(cell) for cell in row))
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+
+
+@app.callback()
+def root(context: typer.Context, local_rank: LocalRank = None) -> None:
+    """Distributed PyTorch training that is the same run at any size."""
+    context.obj = local_rank

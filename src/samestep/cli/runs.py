@@ -1,0 +1,140 @@
+"""The commands that look at a run's directory: checkpoints, times."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from samestep.cli.app import AsJson, RunFolderPath, app, guarded, print_rows
+
+if TYPE_CHECKING:
+    from samestep.checkpoint.store import Found
+
+
+class _ListByDefault(TyperGroup):
+    """`checkpoints RUN` is `checkpoints list RUN`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] != "--help":
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+checkpoints_app = typer.Typer(
+    help="List a run's checkpoints, or export one.", no_args_is_help=True, cls=_ListByDefault
+)
+app.add_typer(checkpoints_app, name="checkpoints")
+
+
+@checkpoints_app.command("list")
+def list_command(
+    run: RunFolderPath,
+    verify: Annotated[bool, typer.Option("--verify", help="Read every byte again.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List a run's checkpoints; exits 1 if one of them cannot be used.
+
+    `samestep checkpoints RUN` is short for this.
+    """
+    with guarded():
+        from samestep.checkpoint.store import list_checkpoints
+        from samestep.errors import CheckpointError
+
+        folder = run / "checkpoints"
+        if not folder.is_dir():
+            raise CheckpointError(f"{run} holds no checkpoints: give a run's directory")
+        found = list_checkpoints(folder, checksums=verify)
+        marks = _marks(found)
+        if as_json:
+            typer.echo(json.dumps([_as_json(item, marks) for item in found]))
+        else:
+            header = ("step", "epoch", "written", "ranks", "MB", "metrics", "", "state")
+            print_rows(header, [_row(item, marks, verify) for item in found])
+    if any(item.wrong for item in found):
+        raise typer.Exit(1)
+
+
+def _marks(found: list[Found]) -> dict[int, str]:
+    """Which steps are the last, and the best, of those that can be used."""
+    usable = [item for item in found if item.manifest is not None]
+    if not usable:
+        return {}
+    last = usable[-1]
+    marks = {last.step: "last"}
+    best = last.manifest.best if last.manifest is not None else None
+    if best is not None:
+        marks[best.step] = "best, last" if best.step == last.step else "best"
+    return marks
+
+
+def _row(item: Found, marks: dict[int, str], verified: bool) -> tuple[Any, ...]:
+    size = f"{item.size / 1e6:.1f}"
+    if item.manifest is None:
+        return (item.step, "", "", "", size, "", "", f"NOT valid: {item.wrong}")
+    manifest = item.manifest
+    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.saved_at))
+    metrics = "  ".join(
+        f"{name} {value:.4g}"
+        for name, value in manifest.metrics.items()
+        if isinstance(value, (int, float))
+    )
+    state = "valid, every byte" if verified else "valid"
+    mark = marks.get(item.step, "")
+    return (item.step, manifest.epoch, written, manifest.world, size, metrics, mark, state)
+
+
+def _as_json(item: Found, marks: dict[int, str]) -> dict[str, Any]:
+    mark = marks.get(item.step, "")
+    known = {} if item.manifest is None else asdict(item.manifest)
+    return {
+        **known,
+        "path": str(item.folder),
+        "step": item.step,
+        "bytes": item.size,
+        "valid": not item.wrong,
+        "wrong": item.wrong or None,
+        "is_best": "best" in mark,
+        "is_last": "last" in mark,
+    }
+
+
+@checkpoints_app.command()
+def export(
+    run: RunFolderPath,
+    to: Annotated[Path, typer.Argument(help="The file to write.", metavar="FILE")],
+    which: Annotated[str, typer.Option(help="best, last, or the number of a step.")] = "best",
+) -> None:
+    """Write {"model_state_dict", "optimizer_state_dict", "epoch"} for other projects to read."""
+    with guarded():
+        from samestep.checkpoint.export import export_checkpoint
+
+        manifest = export_checkpoint(run, which, to)
+        typer.echo(f"wrote step {manifest.step} of {run} to {to}")
+
+
+@app.command()
+def times(run: RunFolderPath, as_json: AsJson = False) -> None:
+    """Show where a run's time went, and which rank the others waited for."""
+    with guarded():
+        from samestep.times import read_times
+
+        summary = read_times(run)
+        if as_json:
+            typer.echo(json.dumps(summary))
+        else:
+            print_rows(("", "median", "worst"), [(k, *v) for k, v in _time_rows(summary)])
+
+
+def _time_rows(summary: dict[str, Any]) -> list[tuple[str, tuple[Any, Any]]]:
+    return [
+        (name, (f"{value['median']:.4g}", f"{value['worst']:.4g}"))
+        if isinstance(value, dict)
+        else (name, (value, ""))
+        for name, value in summary.items()
+    ]

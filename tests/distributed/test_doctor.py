@@ -1,0 +1,214 @@
+"""The doctor among real ranks: what all of them report, and what only some of them have."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from samestep import DistributedConfig, create_run_context, detect_hardware
+from samestep.config import Config, load_config
+from samestep.doctor.examine import examine
+from samestep.doctor.facts import Machine, Space, look
+from samestep.doctor.findings import Examination, Finding
+from samestep.doctor.machine import GB
+from samestep.doctor.ranks import check_order, read_clocks
+from samestep.runtime.environment import process_environment
+from samestep.runtime.probe import SIZES, call_in_order, try_all_reduce
+from tests.ranks import run_ranks
+
+
+def _config(**changes: Any) -> Config:
+    values = {"global_batch": 32, "lanes": 8, "steps": 5, "distributed.threads_per_rank": 1}
+    return load_config({**values, "distributed.timeout": 30, **changes})
+
+
+def _roomy() -> Machine:
+    """This machine, with all that four ranks want: the tests' machine may have less."""
+    seen = look(process_environment())
+    variables = {**seen.variables, "OMP_NUM_THREADS": "1"}
+    return replace(
+        seen,
+        cpus=tuple(range(64)),
+        cpu_quota=None,
+        memory=Space(64 * GB, 64 * GB),
+        shared_memory=Space(8 * GB, 8 * GB),
+        open_files=(4096, 4096),
+        variables=variables,
+    )
+
+
+def _examined(folder: Path) -> tuple[Examination, int]:
+    shown: list[Examination] = []
+    examination = examine(_config(), folder, machine=_roomy(), show=shown.append)
+    assert not dist.is_initialized()
+    return examination, len(shown)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_good_ranks_are_told_so_on_every_rank(world: int, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "new"
+    answers = run_ranks(_examined, world, folder)
+    examination = answers[0][0]
+    assert [shown for _, shown in answers] == [1] + [0] * (world - 1)
+    assert all(theirs == examination for theirs, _ in answers)
+    wrong = [f for f in examination.findings if f.severity != "ok"]
+    assert not wrong, wrong
+    assert (examination.world, examination.exit_code, examination.alone) == (world, 0, False)
+    # Rank 0 finds the port free, the others rank 0; a disk's free space is not the same twice.
+    everywhere = [f for f in examination.findings if f.check not in ("master", "run folder")]
+    assert {f.ranks for f in everywhere} == {tuple(range(world))}
+    masters = [f.ranks for f in examination.findings if f.check == "master"]
+    assert masters == [(0,), tuple(range(1, world))]
+    rows = [f.what for f in examination.findings if f.check == "all-reduce"]
+    assert [row.split(":")[0] for row in rows] == ["4 KB", "256 KB", "4 MB", "16 MB"]
+    assert all("right" in row and "/s per rank" in row for row in rows)
+    expected = {"order of calls", "clocks", "shared folder", "master", "same config", "lanes"}
+    assert expected <= {f.check for f in examination.findings}
+    assert not list(tmp_path.iterdir()), "the doctor leaves nothing"
+
+
+def _rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def _odd_one(folder: Path) -> Examination:
+    machine = _roomy()
+    if _rank() == 1:
+        versions = {**machine.versions, "torch": "1.0.0"}
+        variables = {**machine.variables, "OMP_NUM_THREADS": "3"}
+        machine = replace(machine, versions=versions, variables=variables)
+    return examine(_config(seed=int(_rank() == 1)), folder, machine=machine)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_one_rank_that_is_different_is_named_by_all(world: int, tmp_path: Path) -> None:
+    examinations = run_ranks(_odd_one, world, tmp_path)
+    assert len(set(examinations)) == 1
+    assert examinations[0].exit_code == 6
+    found = {f.check: f for f in examinations[0].findings if f.check.startswith("same ")}
+    assert found["same versions"].severity == "error"
+    assert "torch 1.0.0 on rank 1 " in found["same versions"].what
+    assert found["same threads"].severity == "warning"
+    assert "OMP_NUM_THREADS=3 on rank 1 " in found["same threads"].what
+    assert found["same config"].severity == "error"
+    assert found["same processors"].severity == "ok"
+    omp = [f for f in examinations[0].findings if f.check == "omp threads"]
+    assert [f.ranks for f in omp if f.severity != "ok"] == [(1,)]
+
+
+def _in_its_own_folder(folders: list[Path]) -> Examination:
+    return examine(_config(), folders[_rank()], machine=_roomy())
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_folder_that_one_rank_does_not_see_is_an_error(world: int, tmp_path: Path) -> None:
+    folders = [tmp_path / "shared"] * (world - 1) + [tmp_path / "elsewhere"]
+    for folder in set(folders):
+        folder.mkdir()
+    examinations = run_ranks(_in_its_own_folder, world, folders)
+    assert len(set(examinations)) == 1
+    assert examinations[0].exit_code == 6
+    (finding,) = [f for f in examinations[0].findings if f.check == "shared folder"]
+    assert (finding.severity, finding.ranks) == ("error", (world - 1,))
+    assert finding.hosts[0] in finding.what
+    assert not [*folders[0].iterdir(), *folders[-1].iterdir()]
+
+
+def _adding_wrong() -> list[tuple[int, tuple[int, ...]]]:
+    with create_run_context(DistributedConfig(timeout=30), detect_hardware()) as context:
+        right = dist.all_reduce
+
+        def spoiled(tensor: torch.Tensor) -> None:
+            right(tensor)
+            tensor[-1] += context.rank == 2 and tensor.numel() > 1024
+
+        dist.all_reduce = spoiled
+        found = try_all_reduce(context.collectives, context.device)
+    return [(result.size, result.wrong) for result in found]
+
+
+def test_a_rank_that_adds_wrong_is_named() -> None:
+    expected = [(size, (2,) if size > 4096 else ()) for size in SIZES]
+    assert run_ranks(_adding_wrong, 3) == [expected] * 3
+
+
+def _out_of_step() -> Finding:
+    with create_run_context(DistributedConfig(timeout=30), detect_hardware()) as context:
+        return check_order(call_in_order(context.collectives, first=int(context.rank == 1)))
+
+
+def test_a_rank_out_of_step_is_named_before_it_hangs() -> None:
+    findings = run_ranks(_out_of_step, 4)
+    assert len(set(findings)) == 1
+    assert (findings[0].severity, findings[0].ranks) == ("error", (1,))
+    assert "rank 1 at broadcast 1" in findings[0].what
+
+
+def _clocks() -> list[list[tuple[float, float]]]:
+    with create_run_context(DistributedConfig(timeout=30), detect_hardware()) as context:
+        return read_clocks(context, times=3)
+
+
+def test_all_ranks_hear_the_same_clocks() -> None:
+    first, second = run_ranks(_clocks, 2)
+    assert first == second
+    assert [len(clocks) for clocks in first] == [2, 2, 2]
+
+
+def _one_missing(folder: Path) -> tuple[Examination, int]:
+    os.environ.update(WORLD_SIZE="3", LOCAL_WORLD_SIZE="3")  # a third rank that nobody starts
+    shown: list[Examination] = []
+    fallback = {"distributed.timeout": 3, "distributed.on_init_failure": "fallback"}
+    return examine(_config(**fallback), folder, machine=_roomy(), show=shown.append), len(shown)
+
+
+def test_without_a_group_every_rank_tells_what_it_found_itself(tmp_path: Path) -> None:
+    for rank, (examination, shown) in enumerate(run_ranks(_one_missing, 2, tmp_path)):
+        assert (examination.rank, examination.world, examination.alone) == (rank, 3, True)
+        assert (examination.exit_code, shown) == (6, 1)
+        (finding,) = [f for f in examination.findings if f.severity == "error"]
+        assert finding.check == "process group"
+        assert f"rank {rank} of 3 could not open the process group" in finding.what
+        assert {"/dev/shm", "cpus", "lanes"} <= {f.check for f in examination.findings}
+
+
+def _one_fails(folder: Path) -> Examination | None:
+    if _rank() == 0:
+        return examine(_config(), folder, machine=_roomy())
+    with (
+        pytest.raises(RuntimeError, match="out of luck"),
+        create_run_context(DistributedConfig(timeout=30), detect_hardware()),
+    ):
+        raise RuntimeError("out of luck")
+    return None
+
+
+def test_a_rank_that_fails_is_a_finding_on_the_others(tmp_path: Path) -> None:
+    kept, gone = run_ranks(_one_fails, 2, tmp_path)
+    assert gone is None
+    assert (kept.alone, kept.exit_code) == (True, 6)
+    (finding,) = [f for f in kept.findings if f.severity == "error"]
+    assert finding.what.startswith("it was opened, but then: ")
+    assert "rank 1" in finding.what
+    assert "Python stack" not in finding.what
+
+
+def _on_two_machines(folder: Path) -> Examination:
+    machine = replace(_roomy(), own_address="127.0.1.1")
+    os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", GROUP_RANK=os.environ["RANK"])
+    os.environ["GROUP_WORLD_SIZE"] = "2"
+    return examine(_config(), folder, machine=machine)
+
+
+def test_a_fear_for_the_group_is_a_note_once_it_is_open(tmp_path: Path) -> None:
+    examination = run_ranks(_on_two_machines, 2, tmp_path)[0]
+    (finding,) = [f for f in examination.findings if f.check == "host name"]
+    assert finding.severity == "note"
+    assert finding.why.startswith("this time ranks could connect")
+    assert examination.exit_code == 0
