@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -329,3 +330,78 @@ class Wider(Everything):
         model.last = nn.Linear(32, CLASSES)
         model.extra = nn.Linear(2, 2)
         return model
+
+
+class Slow(Everything):
+    """Takes its time in every lane, for tests that do something meanwhile."""
+
+    def __init__(self, seconds: float = 0.02) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
+        time.sleep(self.seconds)
+        return super().loss(model, batch)
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+class _Sleepy(Noisy):
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        self.read += 1
+        if rank() == 1 and self.read > 12:
+            time.sleep(10_000)
+        return super().__getitem__(index)
+
+    read = 0
+
+
+class SleepyData(Everything):
+    """Rank 1 never comes back from its data in the second step."""
+
+    def train_data(self) -> Any:
+        return _Sleepy(self.samples)
+
+
+class SkipsBarrier(Everything):
+    """On four ranks, all but one call a collective of their own in the second step."""
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
+        import gc
+
+        from samestep.runtime.collectives import TorchCollectives
+
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls == 3 and rank() != 1:
+            (ours,) = [o for o in gc.get_objects() if type(o) is TorchCollectives]
+            ours.barrier()
+        return super().loss(model, batch)
+
+
+class BadLoss(Everything):
+    """One lane's loss is infinite in one step."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.bad, self.calls = step, 0
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
+        loss, count = super().loss(model, batch)
+        if batch.lane == 5:
+            if self.calls == self.bad:
+                loss = loss * float("inf")
+            self.calls += 1
+        return loss, count
+
+
+class Drifting(Everything):
+    """One rank's weights change by themselves in the third step."""
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
+        self.calls = getattr(self, "calls", 0) + 1
+        if rank() == 1 and self.calls == 8:
+            with torch.no_grad():
+                model.last.bias[0] += 1e-6
+        return super().loss(model, batch)

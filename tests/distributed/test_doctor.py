@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,20 @@ def test_good_ranks_are_told_so_on_every_rank(world: int, tmp_path: Path) -> Non
 
 def _rank() -> int:
     return int(os.environ["RANK"])
+
+
+def _slowly_shown(folder: Path) -> bool:
+    def show(examination: Examination) -> None:
+        time.sleep(1)
+        (folder / "shown").touch()
+
+    examine(_config(), folder, machine=_roomy(), show=show)
+    return (folder / "shown").exists()
+
+
+def test_no_rank_goes_before_rank_0_has_shown_everything(tmp_path: Path) -> None:
+    """A launcher ends all ranks when the first one exits with a code."""
+    assert run_ranks(_slowly_shown, 2, tmp_path) == [True, True]
 
 
 def _odd_one(folder: Path) -> Examination:

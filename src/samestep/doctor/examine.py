@@ -18,7 +18,12 @@ from samestep.doctor.planned import check_plan, digest
 from samestep.doctor.ranks import try_ranks
 from samestep.errors import InitError, LaunchError, OutOfStep, PeerLost, RankHung, SamestepError
 from samestep.runtime.context import RunContext, create_run_context
-from samestep.runtime.environment import LaunchFacts, detect_launch, process_environment
+from samestep.runtime.environment import (
+    LaunchFacts,
+    agent_serves_store,
+    detect_launch,
+    process_environment,
+)
 from samestep.runtime.placement import Placement, decide_placement
 
 _SECONDS = 30.0
@@ -160,7 +165,7 @@ def _meet(
     address, port = place.master_addr.value, place.master_port.value
     if place.world.value == 1 or address is None or port is None:
         return [], True
-    served = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    served = agent_serves_store(environ)
     meeting = try_meeting(address, port, place.rank.value, served, seconds)
     return [check_meeting(meeting, load_of(place, None))], meeting.possible
 

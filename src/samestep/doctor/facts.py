@@ -21,6 +21,7 @@ import torch
 
 from samestep.config import Config
 from samestep.doctor.findings import Finding, Place
+from samestep.doctor.limits import read_limits, read_text
 from samestep.runtime.environment import Hardware, detect_hardware
 from samestep.runtime.placement import Placement
 
@@ -32,7 +33,6 @@ _VARIABLES = (
     "SLURM_JOB_ID",
     "SLURM_STEP_ID",
     "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_USE_AGENT_STORE",
 )
 """Only these travel: an environment holds secrets."""
 
@@ -138,7 +138,7 @@ def load_of(place: Placement | None, config: Config | None) -> Load:
 
 def look(environ: Mapping[str, str]) -> Machine:
     """Look at this machine."""
-    hardware = detect_hardware(environ)
+    hardware, limits = detect_hardware(environ), read_limits()
     return Machine(
         hardware=hardware,
         versions={
@@ -148,8 +148,8 @@ def look(environ: Mapping[str, str]) -> Machine:
         },
         processor=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         cpus=_cpus(),
-        cpu_quota=_cpu_quota(),
-        memory=_memory(),
+        cpu_quota=limits.cpus,
+        memory=_memory(limits.memory),
         shared_memory=space_of(Path("/dev/shm")),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
         nvidia_devices=len([*Path("/dev").glob("nvidia[0-9]*")]),
@@ -180,43 +180,15 @@ def _gpu_id(index: int) -> str:
     return str(getattr(properties, "uuid", f"number {index}"))
 
 
-def _text(path: str) -> str | None:
-    """A file of the kernel's; None where this kernel or container has none."""
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except OSError:
-        return None
-
-
-def _cpu_quota() -> float | None:
-    text = _text("/sys/fs/cgroup/cpu.max")
-    if text is None:  # cgroups of the first version
-        quota, period = (_text(f"/sys/fs/cgroup/cpu/cpu.cfs_{w}_us") for w in ("quota", "period"))
-        text = f"{quota} {period}" if quota and period else "max"
-    numbers = text.split()
-    if len(numbers) != 2 or not all(number.isdigit() for number in numbers):
-        return None
-    return int(numbers[0]) / int(numbers[1])
-
-
-def _memory() -> Space | None:
-    lines = re.findall(r"(MemTotal|MemAvailable):\s+(\d+) kB", _text("/proc/meminfo") or "")
+def _memory(limit: int | None) -> Space | None:
+    text = read_text(Path("/proc/meminfo")) or ""
+    lines = re.findall(r"(MemTotal|MemAvailable):\s+(\d+) kB", text)
     sizes = {name: int(number) * 1024 for name, number in lines}
     if len(sizes) != 2:
         return None
-    total, free = sizes["MemTotal"], sizes["MemAvailable"]
-    limits = (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        (
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        ),
-    )
-    for limit, used in ((_text(limit), _text(used)) for limit, used in limits):
-        if limit and limit.isdigit() and int(limit) < total:
-            total = int(limit)
-            free = min(free, total - int(used or 0))
-    return Space(total, free)
+    # What a group uses of its limit includes files that it may forget: that tells nothing.
+    most = sizes["MemTotal"] if limit is None else min(sizes["MemTotal"], limit)
+    return Space(most, min(most, sizes["MemAvailable"]))
 
 
 _SIOCGIFADDR = 0x8915

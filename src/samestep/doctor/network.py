@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -50,7 +51,23 @@ def try_meeting(address: str, port: int, rank: int, served: bool, seconds: float
         return Meeting(address, port, (), "nothing")
     if rank == 0 and not served:
         return Meeting(address, port, found, "bind", _bind(port))
-    return Meeting(address, port, found, "join", join_store(address, port, seconds))
+    # A plain connection first: torch is loud about a port at which nobody listens.
+    failure = _connect(address, port, seconds) or join_store(address, port, seconds)
+    return Meeting(address, port, found, "join", failure)
+
+
+def _connect(address: str, port: int, seconds: float) -> str:
+    """Why nobody listens there, after waiting for it; nothing once somebody does."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=seconds).close()
+        except OSError as error:
+            if time.monotonic() > deadline:
+                return error.strerror or str(error)
+            time.sleep(0.2)
+        else:
+            return ""
 
 
 def _bind(port: int) -> str:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import threading
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -66,12 +67,11 @@ def _run_once(launch: LocalLaunch) -> None:
         "TORCHELASTIC_SIGNALS_TO_HANDLE": _SIGNALS,
     }
     try:
-        with exporting(variables):
+        with exporting(variables), _SecondInterrupt():
             elastic_launch(config, entrypoint=interpreter)(*arguments)
     except ChildFailedError as error:
         raise read_failures(error.failures, launch.nproc, launch.folder) from None
     except SignalException as error:
-        _end_children()  # a second signal may have broken off the wait for them
         raise _on_signal(error.sigval, launch.folder, config.run_id) from None
     except (RuntimeError, OSError) as error:
         if launch.nodes is None:
@@ -125,8 +125,9 @@ def _agent_config(launch: LocalLaunch) -> LaunchConfig:
 
 def _quiet_agent_logs() -> None:
     """The agent warns about children it ends; we tell that ourselves, better."""
-    for name in ("torch.distributed.elastic", "torch.distributed.run"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith(("torch.distributed.elastic", "torch.distributed.run")):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _on_signal(number: signal.Signals, folder: Path, run_id: str) -> Exception:
@@ -137,6 +138,39 @@ def _on_signal(number: signal.Signals, folder: Path, run_id: str) -> Exception:
             if kind == "Stopped":
                 return Stopped(message)
     return RankFailed(f"stopped by {number.name} before it could be saved", 128 + number)
+
+
+class _SecondInterrupt:
+    """While entered, a second Ctrl-C kills the ranks; the agent would go on waiting for them.
+
+    Python writes each signal's number to a pipe before any handler runs, so this needs no
+    part in the agent's own handling.
+    """
+
+    def __enter__(self) -> None:
+        self._watches = threading.current_thread() is threading.main_thread()
+        if not self._watches:
+            return  # signals are not this thread's business
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self._before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._thread = threading.Thread(target=self._watch, name="samestep-interrupts", daemon=True)
+        self._thread.start()
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if not self._watches:
+            return
+        signal.set_wakeup_fd(self._before)
+        os.close(self._write)
+        self._thread.join()
+        os.close(self._read)
+
+    def _watch(self) -> None:
+        interrupts = 0
+        while numbers := os.read(self._read, 16):
+            interrupts += numbers.count(signal.SIGINT)
+            if interrupts > 1:
+                _end_children()
 
 
 def _end_children() -> None:

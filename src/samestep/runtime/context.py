@@ -167,7 +167,10 @@ class DDPContext(RunContext):
             return
         try:
             if isinstance(error, PeerLost):
-                raise self._heartbeat.explain(error) from error
+                explained = self._heartbeat.explain(error)
+                if not isinstance(explained, PeerLost):
+                    self._heartbeat.announce(explained)  # the rank that hangs is to end, too
+                raise explained from error
             if error is not None and not isinstance(error, (Stopped, SystemExit)):
                 self._heartbeat.announce(error)
         finally:

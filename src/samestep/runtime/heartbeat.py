@@ -23,7 +23,7 @@ from samestep.errors import OutOfStep, PeerLost, RankHung, SamestepError
 from samestep.runtime.diagnosis import Beat, Calls, different_calls, hang_report
 from samestep.runtime.environment import agent_serves_store, process_environment
 from samestep.runtime.failures import record_failure
-from samestep.runtime.pulse import EXCHANGE, READING, Pulse
+from samestep.runtime.pulse import BETWEEN_STEPS, EXCHANGE, READING, SAVE, STARTING, Pulse
 
 T = TypeVar("T")
 
@@ -82,6 +82,9 @@ class Heartbeat:
             if waited > self._timeout + _SECONDS_TO_END:
                 # A backend that does not raise by itself: the main thread will not come back.
                 self._die(RankHung(self._report or "a collective never came back"))
+            if self._store_is_gone and self._seconds_still() > max(30.0, self._timeout):
+                where = self._now().where()
+                self._die(PeerLost(f"the other ranks have ended, and this one {where}"))
 
     def _beat(self) -> None:
         if self._stacks is not None:
@@ -107,6 +110,11 @@ class Heartbeat:
         if self._pulse.phase not in (EXCHANGE, READING):
             return 0.0
         return time.perf_counter() - self._pulse.since
+
+    def _seconds_still(self) -> float:
+        """How long nothing has moved in a step; what comes after the steps may take its time."""
+        idle = self._pulse.phase in (STARTING, BETWEEN_STEPS, SAVE)
+        return 0.0 if idle else time.perf_counter() - self._pulse.since
 
     def _answer(self) -> None:
         """Somebody wants to know exactly where this rank is."""
@@ -141,11 +149,13 @@ class Heartbeat:
     def announce(self, error: BaseException) -> None:
         """Tell the others that this rank fails by itself, so that they do not wait for it."""
         self._done.set()  # or our own thread would end us
+        first_line = next(iter(str(error).splitlines()), "")
         cause = json.dumps(
             {
                 "rank": self._rank,
                 "host": self._host,
-                "said": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+                "kind": type(error).__name__,
+                "said": f"{type(error).__name__}: {first_line}",
             }
         )
         self._ask_store(lambda: self._store.compare_set("failed", "", cause))
@@ -156,11 +166,10 @@ class Heartbeat:
         if self._report is None or not timed_out:
             beats, answers = self._look_around()
         cause = self._read("failed")
-        if cause is not None and cause.get("kind") != "hang":
+        if timed_out or (cause is not None and cause.get("kind") == RankHung.__name__):
+            return RankHung(self._report or self._compose(beats, answers))
+        if cause is not None:
             return PeerLost(f"rank {self._rank}: {_failed_first(cause)}")
-        if timed_out:
-            report = self._report or self._compose(beats, answers)
-            return RankHung(report)
         mismatch = different_calls(_calls(answers))
         if mismatch is not None:
             return OutOfStep(mismatch)
@@ -187,6 +196,7 @@ class Heartbeat:
         deadline = time.monotonic() + 3 * self._interval
         while time.monotonic() < deadline and not self._has("failed"):
             time.sleep(self._interval / 4)
+            self._beat()  # or the others would take us for silent meanwhile
         beats = []
         for rank, old in before.items():
             new = self._read(f"beat/{rank}")

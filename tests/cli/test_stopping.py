@@ -1,0 +1,166 @@
+"""Signals, lost ranks and lost launchers, with the commands that people type."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.processes import TASKS, processes_of, samestep, started, wait_for
+
+SAVED = 75
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "slow.yaml"
+    path.write_text(
+        f"task: {TASKS}:Slow\nglobal_batch: 32\nlanes: 8\nsteps: 60\n"
+        "checkpoint: {every_steps: 3}\nlog_every: 1\n"
+        "distributed: {threads_per_rank: 1, timeout: 60}\n"
+    )
+    return path
+
+
+def steps_done(run: Path) -> int:
+    return len(losses(run))
+
+
+def losses(run: Path) -> list[float]:
+    path = run / "metrics.jsonl"
+    if not path.exists():
+        return []
+    rows = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+    return [row["loss"] for row in rows if "loss" in row]
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    folder = tmp_path_factory.mktemp("untouched")
+    path = folder / "fast.yaml"
+    path.write_text(
+        f"task: {TASKS}:Slow\nglobal_batch: 32\nlanes: 8\nsteps: 60\nparams: {{seconds: 0.0}}\n"
+        "log_every: 1\ndistributed: {threads_per_rank: 1}\n"
+    )
+    done = samestep("train", path, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return losses(folder / "runs" / "fast")
+
+
+def checkpoints(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_one_process_saves_and_stops_it(
+    number: signal.Signals, config: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "runs" / "slow"
+    with started("train", config, "checkpoint.every_steps=50", cwd=tmp_path) as process:
+        wait_for(lambda: steps_done(run) >= 2)
+        process.send_signal(number)
+        said, _ = process.communicate(timeout=30)
+    assert process.returncode == SAVED, said
+    assert f"{number.name} stopped the run after step" in said
+    assert "Traceback" not in said
+    assert f"after step {int(checkpoints(run)[-1].removeprefix('step-'))}:" in said
+
+
+def test_a_signal_to_the_launcher_saves_on_all_ranks_and_the_run_goes_on(
+    config: Path, tmp_path: Path, untouched: list[float]
+) -> None:
+    run = tmp_path / "runs" / "slow"
+    with started("launch", config, "--nproc", "2", cwd=tmp_path) as process:
+        wait_for(lambda: steps_done(run) >= 4)
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=40)
+    assert process.returncode == SAVED, said
+    assert "SIGTERM on rank 0 stopped the run after step" in said
+    assert not processes_of(config)
+    ended = samestep("launch", config, "--nproc", "3", "params.seconds=0.0",
+                     "resume.allow=[params]", cwd=tmp_path)  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert "written" in ended.stderr
+    assert "at world size 2; now 3" in ended.stderr
+    assert losses(run) == untouched
+
+
+def test_a_second_interrupt_stops_at_once(config: Path, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "slow"
+    arguments = ("params.seconds=3.0", "checkpoint.every_steps=1000")
+    with started("launch", config, *arguments, "--nproc", "2", cwd=tmp_path) as process:
+        wait_for(lambda: (run / "plan.json").exists())
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):  # the step that it waits for takes long
+            process.wait(1.5)
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=15)
+    assert process.returncode == 128 + signal.SIGINT, said
+    assert not processes_of(config)
+
+
+def ranks_of(config: Path, launcher: int) -> list[int]:
+    return [pid for pid in processes_of(config) if pid != launcher]
+
+
+def test_a_killed_rank_is_named_and_the_others_end(config: Path, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "slow"
+    with started("launch", config, "--nproc", "3", cwd=tmp_path) as process:
+        wait_for(lambda: steps_done(run) >= 2)
+        victim = ranks_of(config, process.pid)[0]
+        os.kill(victim, signal.SIGKILL)
+        said, _ = process.communicate(timeout=20)
+    assert process.returncode == 1
+    first = next(line for line in said.splitlines() if line.startswith("samestep: rank"))
+    assert f"(pid {victim}) failed" in first
+    assert "ended by SIGKILL" in said
+    assert len([line for line in said.splitlines() if line.startswith("rank ")]) == 2
+    assert not processes_of(config)
+
+
+def test_a_killed_launcher_leaves_no_rank_behind(config: Path, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "slow"
+    with started("launch", config, "--nproc", "2", cwd=tmp_path) as process:
+        wait_for(lambda: steps_done(run) >= 2)
+        assert len(ranks_of(config, process.pid)) == 2
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        wait_for(lambda: not processes_of(config), 20)
+    assert len(checkpoints(run)) >= 1, "they saved before they ended"
+
+
+def test_a_lost_rank_shrinks_the_world_and_the_run_goes_on(
+    config: Path, tmp_path: Path, untouched: list[float]
+) -> None:
+    run = tmp_path / "runs" / "slow"
+    arguments = ("--nproc", "1:3", "--max-restarts", "2")
+    with started("launch", config, *arguments, cwd=tmp_path) as process:
+        wait_for(lambda: steps_done(run) >= 4)
+        os.kill(ranks_of(config, process.pid)[0], signal.SIGKILL)
+        said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert "Starting again on 2 rank(s) from the last checkpoint; 2 restart(s) left" in said
+    assert "at world size 3; now 2" in said
+    assert losses(run) == untouched
+
+
+def test_two_runs_in_one_directory_are_refused(config: Path, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "slow"
+    with started("train", config, cwd=tmp_path) as process:
+        wait_for(lambda: steps_done(run) >= 1)
+        second = samestep("train", config, cwd=tmp_path)
+        assert second.returncode == 2
+        assert f"is in use by process {process.pid} on" in second.stderr
+        assert "Traceback" not in second.stderr
+        assert process.poll() is None
+
+
+def test_a_run_directory_that_cannot_be_written(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = samestep("train", config, "run_dir=file/run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "run directory file/run cannot be written: Not a directory" in done.stderr

@@ -1,0 +1,128 @@
+"""Hangs, missing collectives, bad losses and ranks that drift apart: found, named, agreed on."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samestep.checkpoint.format import verify_checkpoint
+from tests.distributed.interrupting import finish, go_on
+from tests.distributed.running import assert_same, settings, train
+from tests.ranks import answers_of_ranks
+
+QUICK = {"distributed": {"timeout": 6, "threads_per_rank": 1}}
+
+
+def _train(config: dict[str, Any]) -> None:
+    from samestep.assemble import train_once
+    from samestep.config import load_config
+    from samestep.runtime.context import create_run_context
+    from samestep.runtime.environment import detect_hardware
+
+    loaded = load_config(config)
+    with create_run_context(loaded, detect_hardware()) as context:
+        train_once(loaded, context)
+
+
+def everything_said(folder: Path, task: str, world: int, **values: Any) -> str:
+    """What the ranks of a failing run said, in what they raised and in their logs."""
+    config = settings(task, folder, **values)
+    answers = answers_of_ranks(_train, world, config, seconds=60)
+    assert not any(ok for ok, _ in answers)
+    logs = [path.read_text() for path in sorted((folder / "logs").glob("rank-*.log"))]
+    return "\n".join([*(str(text) for _, text in answers), *logs])
+
+
+def test_a_rank_that_sleeps_in_its_loader_is_named_with_its_stack(tmp_path: Path) -> None:
+    started = time.monotonic()
+    said = everything_said(tmp_path / "run", "SleepyData", 3, **QUICK)
+    assert time.monotonic() - started < 40
+    assert "a collective waited longer than distributed.timeout (6 s)" in said
+    assert "rank 1 on " in said
+    assert " is in data loading at step 1 for " in said
+    assert "ranks 0, 2 wait in " in said
+    assert "rank 1's Python stack" in said
+    assert "time.sleep(10_000)" in said, "the line it sleeps in"
+
+
+def test_a_rank_that_skips_a_collective_is_named(tmp_path: Path) -> None:
+    said = everything_said(tmp_path / "run", "SkipsBarrier", 4, **QUICK)
+    assert "the ranks called different collectives as #" in said
+    assert "ranks 0, 2-3 called barrier; rank 1 called buffers" in said
+
+
+def test_a_rank_that_raises_is_told_to_all(tmp_path: Path) -> None:
+    started = time.monotonic()
+    said = everything_said(tmp_path / "run", "Broken", 3, params={"rank": 2})
+    assert time.monotonic() - started < 30
+    assert said.count("failed first: ZeroDivisionError: my own bug") >= 2
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_loss_that_is_not_a_number_stops_all_ranks(world: int, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    values = {"params": {"step": 4}, "log_every": 4, "checkpoint": {"every_steps": 1}}
+    said = everything_said(folder, "BadLoss", world, **values)
+    assert said.count("the loss of step 4 is NaN or infinite in lane 5 (samples ") >= world
+    newest = sorted((folder / "checkpoints").iterdir())[-1]
+    assert verify_checkpoint(newest).step == 4, "the step before it is the last one saved"
+
+
+def test_skipping_bad_steps_is_the_same_run_at_any_size(tmp_path: Path) -> None:
+    values = {"task": "BadLoss", "params": {"step": 4}, "on_nonfinite": "skip"}
+    runs = [train(tmp_path, world, **values) for world in (1, 2, 4)]
+    assert_same(runs)
+    log = (runs[1].folder / "logs" / "rank-0.log").read_text()
+    assert "in lane 5 (samples " in log
+    assert "the step is skipped" in log
+    assert '"skipped": true' in (runs[1].folder / "metrics.jsonl").read_text()
+    assert all(bool(value.isfinite().all()) for value in runs[0].state.values())
+
+
+def test_ranks_that_drift_apart_are_found_by_tensor(tmp_path: Path) -> None:
+    said = everything_said(tmp_path / "run", "Drifting", 3, check_ranks_every=2)
+    assert "the ranks are not the same after step 3" in said
+    assert "model.last.bias on rank(s) 1 is not what it is on rank(s) 0, 2" in said
+    same = train(tmp_path, 3, check_ranks_every=1)
+    assert same.record.steps == 6
+
+
+def test_one_ranks_signal_a_step_earlier_stops_all_at_one_boundary(tmp_path: Path) -> None:
+    """Each rank gets its signal in a step of its own; rank 2 first."""
+    folder = tmp_path / "run"
+    said = answers_of_ranks(
+        _signalled_one_after_another, 3, settings("Everything", folder), seconds=60
+    )
+    assert [text.strip().splitlines()[-1] for _, text in said] == [
+        "samestep.errors.Stopped: SIGUSR2 on rank 2 stopped the run after step 3: it is saved, "
+        "and goes on from there when it is started again"
+    ] * 3
+    assert finish(folder, 2).record.state_hash == train(tmp_path, 1).record.state_hash
+
+
+def _signalled_one_after_another(config: dict[str, Any]) -> None:
+    import os
+    import signal
+
+    from samestep.step import Step
+
+    rank, whole = int(os.environ["RANK"]), Step.update
+
+    def update(self: Step, *args: Any) -> None:
+        # After the flags of this step have left: it rides on the next one.
+        whole(self, *args)
+        if self.index == 3 - rank:
+            os.kill(os.getpid(), signal.SIGUSR2)
+
+    Step.update = update  # type: ignore[method-assign]
+    _train(config)
+
+
+def test_minutes_are_counted_on_rank_0_and_saved_together(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    rules = {"every_minutes": 1e-6, "every_epochs": None, "keep_last": 50}
+    go_on(folder, 2, at=4, how="raises", checkpoint=rules)
+    assert len(list((folder / "checkpoints").iterdir())) == 4
