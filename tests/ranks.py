@@ -8,6 +8,7 @@ import socket
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -32,23 +33,35 @@ def answers_of_ranks(
     target: Callable[..., Any], world: int, *args: Any, seconds: float = 120
 ) -> list[tuple[bool, Any]]:
     """Like `run_ranks`, for ranks that may fail: by rank, whether it did not and what it said."""
-    port = _free_port()
-    pipes, processes = [], []
-    for rank in range(world):
-        ours, theirs = _CONTEXT.Pipe(duplex=False)
-        process = _CONTEXT.Process(target=_rank, args=(theirs, rank, world, port, target, args))
-        process.start()
-        theirs.close()
-        pipes.append(ours)
-        processes.append(process)
-    try:
-        return [_answer(pipe, rank, seconds) for rank, pipe in enumerate(pipes)]
-    finally:
-        for process in processes:
-            process.join(10)
-            if process.is_alive():
-                process.kill()
-                process.join()
+    return RankProcesses(target, world, args).answers(seconds)
+
+
+class RankProcesses:
+    """Processes that are ranks of each other, already started."""
+
+    def __init__(self, target: Callable[..., Any], world: int, args: tuple[Any, ...]) -> None:
+        port = _free_port()
+        self._pipes: list[Connection] = []
+        self.processes: list[BaseProcess] = []
+        for rank in range(world):
+            ours, theirs = _CONTEXT.Pipe(duplex=False)
+            process = _CONTEXT.Process(target=_rank, args=(theirs, rank, world, port, target, args))
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self.processes.append(process)
+
+    def answers(self, seconds: float) -> list[tuple[bool, Any]]:
+        """Wait for all; whoever does not answer in time is killed."""
+        try:
+            return [_answer(pipe, rank, seconds) for rank, pipe in enumerate(self._pipes)]
+        finally:
+            for process, pipe in zip(self.processes, self._pipes, strict=True):
+                process.join(10)
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+                pipe.close()
 
 
 def _answer(pipe: Connection, rank: int, seconds: float) -> tuple[bool, Any]:

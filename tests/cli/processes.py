@@ -67,3 +67,8 @@ def processes_of(folder: Path) -> list[int]:
         except OSError:
             continue  # it has just ended
     return found
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

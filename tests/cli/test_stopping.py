@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.cli.processes import TASKS, processes_of, samestep, started, wait_for
+from tests.cli.processes import TASKS, children_of, processes_of, samestep, started, wait_for
 
 SAVED = 75
 
@@ -164,3 +166,42 @@ def test_a_run_directory_that_cannot_be_written(config: Path, tmp_path: Path) ->
     done = samestep("train", config, "run_dir=file/run", cwd=tmp_path)
     assert done.returncode == 2
     assert "run directory file/run cannot be written: Not a directory" in done.stderr
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_node_is_lost_and_comes_back(
+    config: Path, tmp_path: Path, untouched: list[float]
+) -> None:
+    """Two agents on this machine are two nodes; the second is powered off, then started again."""
+    run = tmp_path / "runs" / "slow"
+    arguments = (
+        "launch", config, "params.seconds=0.03", "--nproc", "1", "--nodes", "1:2",
+        "--rendezvous", f"127.0.0.1:{free_port()}", "--max-restarts", "4",
+    )  # fmt: skip
+
+    def log() -> str:
+        path = run / "logs" / "rank-0.log"
+        return path.read_text() if path.exists() else ""
+
+    with started(*arguments, cwd=tmp_path) as first:
+        time.sleep(1.0)  # so that the first one serves the rendezvous
+        with started(*arguments, cwd=tmp_path) as second:
+            wait_for(lambda: "2 rank(s) drive" in log() and steps_done(run) >= 4)
+            node = [second.pid, *children_of(second.pid)]
+            for pid in node:
+                os.kill(pid, signal.SIGKILL)
+            second.wait()
+        wait_for(lambda: "at world size 2; now 1" in log(), 90)
+        done = steps_done(run)
+        wait_for(lambda: steps_done(run) > done + 2)
+        with started(*arguments, cwd=tmp_path) as again:
+            wait_for(lambda: "at world size 1; now 2" in log(), 90)
+            said, _ = first.communicate(timeout=120)
+            assert again.wait(30) == 0
+        assert first.returncode == 0, said
+    assert losses(run) == untouched

@@ -134,16 +134,19 @@ def _wait_for(path: Path, text: str) -> float | None:
     """Seconds until this rank saw the file with its content; None if it did not."""
     start = time.perf_counter()
     while time.perf_counter() - start < _SECONDS_TO_SEE_A_FILE:
-        # Network file systems answer from memory; reading the folder makes them look again.
-        try:
-            if any(found.name == path.name for found in path.parent.iterdir()):
-                waited = time.perf_counter() - start
-                return waited if path.read_text(encoding="utf-8") == text else None
-        except OSError:
-            time.sleep(0.1)
-            continue
+        if _holds(path, text):
+            return time.perf_counter() - start
         time.sleep(0.05)
     return None
+
+
+def _holds(path: Path, text: str) -> bool:
+    try:
+        # Network file systems answer from memory; reading the folder makes them look again.
+        there = any(found.name == path.name for found in path.parent.iterdir())
+        return there and path.read_text(encoding="utf-8") == text
+    except OSError:
+        return False
 
 
 def _remove(folder: Path, name: str, made: Sequence[Path]) -> str:

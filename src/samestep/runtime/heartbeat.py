@@ -49,6 +49,8 @@ class Heartbeat:
         self._store_is_gone = False
         self._report: str | None = None
         self._failure_seen: float | None = None
+        self._gone = 0
+        """Ranks that are known to have ended without a word."""
         self._stacks: IO[str] | None = None
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._live, name="samestep-heartbeat", daemon=True)
@@ -174,6 +176,7 @@ class Heartbeat:
         if mismatch is not None:
             return OutOfStep(mismatch)
         gone = [beat for beat in beats if beat.silent]
+        self._gone = len(gone)
         if gone:
             names = "; ".join(f"rank {b.rank} on {b.host} (pid {b.pid}) {b.where()}" for b in gone)
             return PeerLost(f"rank {self._rank} lost a peer: {names}")
@@ -215,7 +218,7 @@ class Heartbeat:
         if self._rank != 0 or agent_serves_store(process_environment()):
             return  # the store lives with the agent, or with rank 0
         deadline = time.monotonic() + _SECONDS_TO_SERVE
-        while (left or self._world) < self._world and time.monotonic() < deadline:
+        while (left or self._world) < self._world - self._gone and time.monotonic() < deadline:
             time.sleep(self._interval / 8)
             left = self._ask_store(lambda: self._store.add("left", 0))
 
