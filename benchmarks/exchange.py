@@ -35,6 +35,7 @@ from overhead import (
 
 from samestep.runtime.collectives import TorchCollectives
 from samestep.runtime.exchange import Exchange
+from samestep.runtime.pulse import Pulse
 
 EXCHANGE_GOAL = 1.5
 STEP_GOAL = 1.05
@@ -54,7 +55,7 @@ def measure_exchange(megabytes: int, rounds: int) -> list[Result]:
     rank, world = dist.get_rank(), dist.get_world_size()
     numel = (megabytes << 20) // 4
     blocks = [[(r, 1)] for r in range(world)]
-    exchange = TorchCollectives(CPU).exchange(blocks, numel, torch.empty(0))
+    exchange = TorchCollectives(CPU, Pulse()).exchange(blocks, numel, torch.empty(0))
     # Written to, not only promised: each buffer has its own memory from the start.
     plain, other = torch.zeros(2, numel).fill_(0.0)
     check_sum(exchange, rank, world)

@@ -228,6 +228,7 @@ def open_run(workload: Workload, place: Place, same: str, folder: Path) -> sames
             "same": same,
             "drop_last": True,
             "log_every": READ_EVERY,
+            "checkpoint": {"enabled": False},  # saving has a benchmark of its own
             "loader": {"workers": 0},
             "distributed": {"device": place.device.type, "threads_per_rank": THREADS},
         }

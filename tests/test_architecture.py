@@ -36,8 +36,13 @@ FLOORS: list[set[str]] = [
         "runtime.signals",
         "runtime.heartbeat",
     },
-    {"runtime.tree", "runtime.buffers", "runtime.ddp", "runtime.agent"},
+    {"runtime.tree", "runtime.buffers", "runtime.ddp", "runtime.agent", "runtime.probe"},
     {"runtime.context"},
+    {"doctor.findings", "doctor.limits"},
+    {"doctor.facts", "doctor.planned", "doctor.show", "doctor.ranks"},
+    {"doctor.machine", "doctor.network"},
+    {"doctor.agreement"},
+    {"doctor.examine"},
     {"checkpoint.files", "checkpoint.snapshot", "checkpoint.state"},
     {"checkpoint.format", "folder"},
     {"checkpoint.store"},
@@ -67,7 +72,7 @@ FLOORS: list[set[str]] = [
     {"cli.app"},
     {"cli.training", "cli.looking", "cli.runs"},
     {"cli"},
-    {"__main__", "", "runtime", "launchers"},
+    {"__main__", "", "runtime", "launchers", "doctor"},
 ]
 
 

@@ -26,7 +26,8 @@ from tests.ranks import run_ranks
 
 def _config(**changes: Any) -> Config:
     values = {"global_batch": 32, "lanes": 8, "steps": 5, "distributed.threads_per_rank": 1}
-    return load_config({**values, "distributed.timeout": 30, **changes})
+    values |= {"distributed.device": "cpu", "distributed.timeout": 30}
+    return load_config({**values, **changes})
 
 
 def _roomy() -> Machine:
@@ -40,6 +41,7 @@ def _roomy() -> Machine:
         memory=Space(64 * GB, 64 * GB),
         shared_memory=Space(8 * GB, 8 * GB),
         open_files=(4096, 4096),
+        nvidia_devices=0,
         variables=variables,
     )
 

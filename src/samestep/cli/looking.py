@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from samestep.cli.app import AsJson, ConfigFile, Overrides, app, guarded, print_rows
+from samestep.cli.app import AsJson, ConfigFile, LocalRank, Overrides, app, guarded, print_rows
+from samestep.runtime.environment import exporting, thread_variables
 
 config_app = typer.Typer(help="Look at a config.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
@@ -41,6 +44,38 @@ def env(
             typer.echo(json.dumps(facts))
         else:
             print_rows(("fact", "value", "reason"), rows)
+
+
+@app.command()
+def doctor(
+    config: Annotated[
+        Path | None, typer.Argument(help="The run's YAML or JSON file.", metavar="[CONFIG]")
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    local_rank: LocalRank = None,
+) -> None:
+    """Say what would go wrong before it does; started as ranks, also between them.
+
+    Exits 0 if all is well, 5 with warnings, 6 with errors.
+    """
+    with guarded(), ExitStack() as scope:
+        loaded = None
+        if config is not None:
+            from samestep.config import load_config
+
+            loaded = load_config(config, overrides or [])
+            threads = loaded.distributed.threads_per_rank
+            scope.enter_context(exporting({} if threads == "auto" else thread_variables(threads)))
+        from samestep.doctor.examine import examine
+        from samestep.doctor.show import print_examination
+
+        found = examine(loaded, None, show=lambda found: print_examination(found, as_json))
+        if found.alone and found.rank:
+            # A launcher ends all ranks when the first one exits: let rank 0 tell its part.
+            time.sleep(3)
+    if found.exit_code:
+        raise typer.Exit(found.exit_code)
 
 
 @config_app.command()
