@@ -17,8 +17,8 @@ from samestep.errors import Stopped
 from samestep.requeue import requeue
 from samestep.runtime.context import RunContext
 from samestep.runtime.environment import process_environment
-from samestep.runtime.lanestats import LocalStats, RankNote, ReadNotes
-from samestep.runtime.signals import StopSignals, Wish
+from samestep.runtime.lanestats import NOTHING_TO_TELL, LocalStats, RankNote, ReadNotes
+from samestep.runtime.signals import NO_WISH, StopSignals, Wish
 from samestep.saving import Saver
 from samestep.step import Step
 from samestep.timing import StepTimes
@@ -45,6 +45,8 @@ class Boundary:
     def note(self) -> RankNote:
         """What this rank tells all others with the coming step."""
         flag = self.signals.flag(self._saver.clock_is_up)
+        if self._context.world == 1:
+            return RankNote(flag) if flag else NOTHING_TO_TELL
         return RankNote(flag, self._times.since_last_note())
 
     def is_over(self, position: Position, total: int | None) -> bool:
@@ -71,38 +73,40 @@ class Boundary:
             refuse_different_ranks(
                 self._context, step.index, *self._watched, self._config.same == "samples"
             )
-        after = step.following
-        last = total is not None and after.step >= total
-        last = last or (self._config.epochs is not None and after.epoch >= self._config.epochs)
+        done, epochs = step.index + 1, self._config.epochs
+        last = done == total
+        last = last or (step.ends_epoch and epochs is not None and step.epoch + 1 >= epochs)
         ended = "done" if last else self.stop_reason
         stops = ended is not None or wish.signal is not None
-        if stops or wish.save or self._saver.is_due(after, step.ends_epoch):
+        if stops or wish.save or self._saver.is_due(done, step.epoch + 1, step.ends_epoch):
             flush()  # a step that was not finite ends the run here, and is not saved
+            after = step.following
             if source.has_streams and after.streams:
                 told = self._context.gather(dict(after.streams))
                 streams = {lane: state for rank in told for lane, state in rank.items()}
                 after = replace(after, streams=streams)
             self._saver.save(after, plan, ended)
         if ended is None and wish.signal is not None:
-            self._stop(wish, after)
+            self._stop(wish, done)
         return ended is not None
 
     def _agree(self, stats: LocalStats) -> Wish:
         """What the ranks want: now, or a fixed number of steps late for the GPU's sake."""
         self._unread.append(stats.notes())
         if len(self._unread) <= (_STEPS_BEHIND if stats.notes_wait else 0):
-            return Wish()
+            return NO_WISH
         notes = self._unread.popleft()()
-        self._times.hear(notes)
+        if len(notes) > 1:
+            self._times.hear(notes)
         return Wish.of(notes)
 
-    def _stop(self, wish: Wish, after: Position) -> None:
+    def _stop(self, wish: Wish, done: int) -> None:
         self._saver.wait()
         where = f" on rank {wish.rank}" if self._context.world > 1 else ""
         kept = "it is saved, and goes on from there when it is started again"
         if not self._config.checkpoint.enabled:
             kept = "nothing is saved, as checkpoint.enabled: false says"
-        message = f"{wish.signal}{where} stopped the run after step {after.step}: {kept}"
+        message = f"{wish.signal}{where} stopped the run after step {done}: {kept}"
         self._context.log.main(message)
         if self._context.is_main and wish.signal is not None:
             said = requeue(self._config.preemption, wish.signal, process_environment())

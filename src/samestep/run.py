@@ -117,6 +117,7 @@ class Run:
         seconds = records[-1].seconds
         row = self._times.row(len(records), seconds, self.batch.global_batch)
         self._trackers.write({"step": records[-1].step, **row})
+        self._trackers.flush()
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Write values to the trackers, once for the run. Call it on every rank or on any."""

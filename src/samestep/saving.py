@@ -31,6 +31,7 @@ class Saver:
         self, config: Config, context: RunContext, folder: Path, point: ResumePoint | None
     ) -> None:
         self._config, self._rules, self._context = config, config.checkpoint, context
+        self._writes = context.is_main
         self._point = point
         self._store = CheckpointStore(folder / "checkpoints", self._rules.keep_last)
         self._snapshot = Snapshot()
@@ -98,15 +99,15 @@ class Saver:
     def clock_is_up(self) -> bool:
         """Whether every_minutes have passed here; rank 0's clock is what all ranks go by."""
         minutes = self._rules.every_minutes
-        if minutes is None or not self._context.is_main:
+        if minutes is None or not self._writes:
             return False
         return time.monotonic() - self._clock > 60 * minutes
 
-    def is_due(self, after: Position, ends_epoch: bool) -> bool:
-        """Whether the step that is now over is one to save after."""
+    def is_due(self, steps: int, epochs: int, ends_epoch: bool) -> bool:
+        """Whether the run is to be saved after so many steps, and epochs if one has ended."""
         rules = self._rules
-        by_steps = rules.every_steps and after.step % rules.every_steps == 0
-        by_epochs = rules.every_epochs and ends_epoch and after.epoch % rules.every_epochs == 0
+        by_steps = rules.every_steps and steps % rules.every_steps == 0
+        by_epochs = rules.every_epochs and ends_epoch and epochs % rules.every_epochs == 0
         return self._asked or bool(by_steps) or bool(by_epochs)
 
     # -- saving ----------------------------------------------------------------------------
@@ -118,7 +119,7 @@ class Saver:
         if not self._rules.enabled or after.step == self._saved_step:
             return
         self._saved_step = after.step
-        if not self._context.is_main:
+        if not self._writes:
             return
         with self._context.pulse.during(SAVE):
             assert self._state is not None, "steps come after prepare"

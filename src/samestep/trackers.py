@@ -30,8 +30,7 @@ class JsonLines(Tracker):
 
     def __init__(self, path: Path) -> None:
         # What a run that goes on had written up to its checkpoint stays.
-        # And every line can be read at once, by those who follow a run.
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._file = path.open("a", encoding="utf-8")
 
     def write(self, row: dict[str, Any]) -> None:
         self._file.write(json.dumps(row) + "\n")

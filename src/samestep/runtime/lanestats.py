@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,6 +50,7 @@ class RankNote:
 
 
 EMPTY = LaneStats(0.0, 0.0)
+NOTHING_TO_TELL = RankNote()
 
 ReadNotes = Callable[[], list[RankNote]]
 
@@ -102,12 +104,25 @@ PIECES = 3
 
 def cut(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Float64 values as `PIECES` numbers of a narrower type whose sum they are."""
+    if values.device.type == "cpu":
+        return _cut_by_numpy(values.numpy(), np.float32 if dtype == torch.float32 else np.float64)
     pieces = []
     for _ in range(PIECES):
         piece = values.to(dtype)
         pieces.append(piece)
         values = torch.where(piece.isfinite(), values - piece, 0.0)
     return torch.stack(pieces, dim=-1).flatten()
+
+
+def _cut_by_numpy(values: np.ndarray[Any, Any], dtype: type) -> Tensor:
+    """The same, where a call of torch costs more than the few numbers in it."""
+    pieces = np.empty((*values.shape, PIECES), dtype)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for number in range(PIECES):
+            piece = pieces[..., number]
+            piece[...] = values
+            values = np.where(np.isfinite(piece), values - piece, 0.0)
+    return torch.from_numpy(pieces.reshape(-1))
 
 
 class RowStats(LocalStats):
@@ -162,7 +177,11 @@ class RidingStats(RowStats):
 
     def arrive(self, pieces: Tensor) -> None:
         """Take the numbers out of the bucket, whose memory the next step needs."""
-        rows = pieces.view(-1, 2, PIECES).to(torch.float64).sum(dim=-1)
+        if pieces.device.type == "cpu":
+            numbers = pieces.numpy().reshape(-1, 2, PIECES)
+            rows = torch.from_numpy(numbers.sum(axis=-1, dtype=np.float64))
+        else:
+            rows = pieces.view(-1, 2, PIECES).to(torch.float64).sum(dim=-1)
         self._rows, self._notes = rows[: self._lane_count], rows[self._lane_count :]
 
 

@@ -40,12 +40,17 @@ class Wish:
 
     @classmethod
     def of(cls, notes: Sequence[RankNote]) -> Wish:
+        if not any(note.flag for note in notes):
+            return NO_WISH
         signals = [int(note.flag) % _SAVE for note in notes]
         rank = next((rank for rank, number in enumerate(signals) if number), None)
         save = any(note.flag >= _SAVE for note in notes)
         if rank is None:
             return cls(save)
         return cls(save, signal.Signals(signals[rank]).name, rank)
+
+
+NO_WISH = Wish()
 
 
 class StopSignals:
