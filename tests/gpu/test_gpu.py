@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from samestep.config import load_config
+from tests.distributed.interrupting import finish, go_on
 from tests.distributed.running import assert_same, settings, train
 from tests.ranks import run_ranks
 
@@ -70,3 +71,23 @@ def test_a_step_never_waits_for_the_device(tmp_path: Path) -> None:
         distributed={"device": "cuda"},
     )
     assert run_ranks(_count_waits, 1, config) == [6]
+
+
+def test_a_run_on_a_gpu_goes_on_at_other_sizes(tmp_path: Path) -> None:
+    values = {"checkpoint": {"every_steps": 2}, "epochs": 4, "distributed": SHARED}
+    untouched = train(tmp_path, 1, **values)
+    folder = tmp_path / "run"
+    said = go_on(folder, 4, at=1, rank=2, how="SIGTERM", **values)
+    # The flag is read two steps late, so that no step waits for the device.
+    assert all("SIGTERM on rank 2 stopped the run after step 4" in text for _, text in said), said
+    said = go_on(folder, 1, at=7, how="kill -9", **values)
+    ended = finish(folder, 2, **values)
+    assert ended.record.state_hash == untouched.record.state_hash
+
+
+def test_a_bad_loss_on_a_gpu_stops_before_the_next_save(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    values = {"params": {"step": 4}, "log_every": 50, "checkpoint": {"every_steps": 3}}
+    said = go_on(folder, 2, "BadLoss", epochs=4, distributed=SHARED, **values)
+    assert all("the loss of step 4 is NaN or infinite in lane 5" in text for _, text in said), said
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-00000003"]

@@ -164,6 +164,7 @@ class DDPContext(RunContext):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Tell the other ranks of a failure here; or tell apart why they broke a collective."""
         if self._closed:
+            self.close()
             return
         try:
             if isinstance(error, PeerLost):
@@ -223,7 +224,8 @@ class DDPContext(RunContext):
         super().close()
         if self._owned and dist.is_initialized():
             dist.destroy_process_group()
-        # DistributedDataParallel holds the group, in cycles: let it go with its threads now.
+        # DistributedDataParallel holds the group, in cycles: let it go with its threads now, or
+        # when this is called again by those who held the model meanwhile.
         gc.collect()
 
 
