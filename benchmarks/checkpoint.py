@@ -41,7 +41,8 @@ class Contest:
     """One state, saved in several ways."""
 
     def __init__(self, folder: Path, megabytes: int, device: str) -> None:
-        self.folder, self.device = folder, torch.device(device)
+        self.folder = folder
+        self.device = torch.device("cuda", 0) if device == "cuda" else torch.device(device)
         layers = max(1, round(megabytes * 1e6 / 3 / 4 / WIDTH**2))
         self.model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)))
         self.model.to(self.device)

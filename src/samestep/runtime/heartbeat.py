@@ -123,7 +123,7 @@ class Heartbeat:
         self._answered = True
         frames = sys._current_frames()
         stack = "".join(traceback.format_stack(frames.get(self._main))) if self._main else ""
-        told = json.dumps({"stack": stack, "calls": list(self._pulse.recent)})
+        told = json.dumps({"stack": stack, "calls": self._pulse.calls})
         self._ask_store(lambda: self._store.set(f"answer/{self._rank}", told))
 
     def _end_if_stuck(self) -> None:

@@ -6,8 +6,8 @@ spent in each phase adds up, which is where a run's time split comes from.
 
 from __future__ import annotations
 
-import time
 from collections import deque
+from time import perf_counter
 
 from samestep.runtime.peers import lost_peer
 
@@ -29,21 +29,24 @@ _REMEMBERED = 64
 class Pulse:
     """This process's step, phase and last collective, and the seconds spent in each phase."""
 
+    __slots__ = ("_waits", "phase", "recent", "seconds", "sequence", "since", "step")
+
     def __init__(self) -> None:
         self.step = 0
         self.phase = STARTING
-        self.since = time.perf_counter()
-        self.collective = ""
+        self.since = perf_counter()
         self.sequence = 0
         """Collectives called so far; the same number is the same call on every rank."""
-        self.recent: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
+        self.recent: deque[str] = deque(maxlen=_REMEMBERED)
+        """The last ones' names; the last of them has the number `sequence`."""
         self.seconds: dict[str, float] = dict.fromkeys(
             (STARTING, DATA, COMPUTE, EXCHANGE, SAVE, EVALUATE, READING, BETWEEN_STEPS), 0.0
         )
+        self._waits: dict[str, _Waiting] = {}
 
     def enter(self, phase: str) -> str:
         """Go on in another phase; returns the one before."""
-        now, before = time.perf_counter(), self.phase
+        now, before = perf_counter(), self.phase
         self.seconds[before] += now - self.since
         self.phase, self.since = phase, now
         return before
@@ -53,8 +56,25 @@ class Pulse:
         return _During(self, phase)
 
     def waiting(self, collective: str, phase: str = EXCHANGE) -> _Waiting:
-        """A block that waits for other ranks; a broken connection in it becomes `PeerLost`."""
-        return _Waiting(self, collective, phase)
+        """A block that waits for other ranks; a broken connection in it becomes `PeerLost`.
+
+        Not to be nested in a block of the same name.
+        """
+        known = self._waits.get(collective)
+        if known is None:
+            known = self._waits[collective] = _Waiting(self, collective, phase)
+        return known
+
+    @property
+    def collective(self) -> str:
+        """The last collective that was called."""
+        return self.recent[-1] if self.recent else ""
+
+    @property
+    def calls(self) -> list[tuple[int, str]]:
+        """The last collectives with their numbers."""
+        names = list(self.recent)
+        return list(enumerate(names, self.sequence - len(names) + 1))
 
     @property
     def busy(self) -> float:
@@ -63,8 +83,10 @@ class Pulse:
 
 
 class _During:
+    __slots__ = ("_before", "_phase", "_pulse")
+
     def __init__(self, pulse: Pulse, phase: str) -> None:
-        self._pulse, self._phase = pulse, phase
+        self._pulse, self._phase, self._before = pulse, phase, phase
 
     def __enter__(self) -> None:
         self._before = self._pulse.enter(self._phase)
@@ -76,14 +98,22 @@ class _During:
 
 
 class _Waiting(_During):
+    __slots__ = ("_collective",)
+
     def __init__(self, pulse: Pulse, collective: str, phase: str) -> None:
         super().__init__(pulse, phase)
-        pulse.collective = collective
+        self._collective = collective
+
+    def __enter__(self) -> None:
+        pulse = self._pulse
+        pulse.recent.append(self._collective)
         pulse.sequence += 1
-        pulse.recent.append((pulse.sequence, collective))
+        self._before = pulse.enter(self._phase)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        super().__exit__(kind, error, trace)
+        if error is None:
+            self._pulse.enter(self._before)
+            return
         lost = lost_peer(error)
         if lost is not None:
             raise lost from error

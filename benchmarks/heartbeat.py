@@ -1,0 +1,106 @@
+"""What the pulse and the heartbeat cost a step of about one millisecond.
+
+    python benchmarks/heartbeat.py [--rounds 30] [--json FILE]
+
+A step of small matrix products runs in turns: bare; with every call that a step of four
+lanes on a rank makes to its pulse (nine phases, four collectives); and with the heartbeat's
+thread beside it, which tells a store about once a second. The bare step runs twice, to show
+how far the ratios can be trusted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.distributed import TCPStore
+
+from samestep.runtime.heartbeat import Heartbeat
+from samestep.runtime.pulse import COMPUTE, DATA, Pulse
+
+GOAL = 1.01
+LANES, COLLECTIVES = 4, 4
+SECONDS = 0.5
+"""One turn."""
+
+
+def calibrated() -> Callable[[], None]:
+    """Work of about a millisecond."""
+    a = torch.randn(64, 64)
+    started = time.perf_counter()
+    for _ in range(500):
+        a @ a
+    times = max(1, round(1e-3 / ((time.perf_counter() - started) / 500)))
+
+    def work() -> None:
+        for _ in range(times):
+            a @ a
+
+    return work
+
+
+def with_pulse(work: Callable[[], None], pulse: Pulse) -> Callable[[], None]:
+    def step() -> None:
+        pulse.step += 1
+        for _ in range(LANES):
+            before = pulse.enter(DATA)
+            pulse.enter(before)
+        pulse.enter(COMPUTE)
+        work()
+        for _ in range(COLLECTIVES):
+            with pulse.waiting("gradients"):
+                pass
+
+    return step
+
+
+def seconds_per_step(step: Callable[[], None]) -> float:
+    started, steps = time.perf_counter(), 0
+    while time.perf_counter() - started < SECONDS:
+        for _ in range(50):
+            step()
+        steps += 50
+    return (time.perf_counter() - started) / steps
+
+
+def measure(rounds: int) -> dict[str, float]:
+    work, pulse = calibrated(), Pulse()
+    store = TCPStore("127.0.0.1", 0, world_size=1, is_master=True)
+    taken: dict[str, list[float]] = {}
+    for number in range(rounds + 1):
+        turns = {"bare": work, "bare, again": work, "pulse": with_pulse(work, pulse)}
+        times = {name: seconds_per_step(step) for name, step in turns.items()}
+        heartbeat = Heartbeat(store, 0, 1, pulse, timeout=600.0)
+        times["pulse and heartbeat"] = seconds_per_step(turns["pulse"])
+        heartbeat.stop()
+        if number:
+            for name, seconds in times.items():
+                taken.setdefault(name, []).append(seconds / times["bare"])
+    print(f"a bare step takes {times['bare'] * 1e3:.2f} ms")
+    return {name: statistics.median(ratios) for name, ratios in taken.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    ratios = measure(arguments.rounds)
+    table = Table("step", "ratio", title=f"goal: at most {GOAL}")
+    for name, ratio in ratios.items():
+        table.add_row(name, f"{ratio:.4f}")
+    Console().print(table)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(ratios, indent=2))
+
+
+if __name__ == "__main__":
+    main()
