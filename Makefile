@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint setup clean
+.PHONY: demo test chaos lint setup clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -19,6 +19,9 @@ demo: $(STAMP)
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest
+
+chaos: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.chaos --kills 100
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -140,7 +140,14 @@ class RankHung(SamestepError):
     exit_code = 7
 
 
-class Stopped(SamestepError):
-    """A signal asked the run to stop; it is saved and goes on when it is started again."""
+class Stopped(SamestepError, SystemExit):
+    """A signal asked the run to stop; it is saved and goes on when it is started again.
+
+    A script that does not catch it ends with its exit code, and without a traceback.
+    """
 
     exit_code = 75
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.code = self.exit_code

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from samestep.boundary import Boundary
-from samestep.checkpoint.resume import refuse_another_run
+from samestep.checkpoint.resume import refuse_another_run, warn_of_other_bits
 from samestep.checkpoint.state import Stateful
 from samestep.config import Config, load_config
 from samestep.data import Collate, LaneBatch, Lanes, MapSource, Source, is_map_style
@@ -280,9 +281,12 @@ class Run:
             "lanes_per_rank": shares,
             "samples": source.plan.samples if isinstance(source, MapSource) else None,
             "steps": total,
+            "device": self.context.device.type,
+            "threads_per_rank": torch.get_num_threads(),
         }
         if self._opened.point is not None:
             refuse_another_run(self.config, plan, self._opened.point)
+            warn_of_other_bits(plan, self._opened.point, self.context.log.main)
         if self.context.is_main:
             (self.folder / "plan.json").write_text(json.dumps(plan, indent=2), encoding="utf-8")
         of_samples = f"{plan['samples']} samples, " if plan["samples"] else ""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from samestep.checkpoint.format import Manifest, verify_checkpoint
 from samestep.checkpoint.store import newest_valid
 from samestep.config import Config
@@ -87,6 +89,22 @@ def refuse_another_run(config: Config, plan: Mapping[str, Any], point: ResumePoi
         + f"\nTo go on all the same: resume.allow=[{keys}]. To begin anew, setting the earlier run "
         "aside: resume=never. To keep both: another name or run_dir"
     )
+
+
+def warn_of_other_bits(
+    plan: Mapping[str, Any], point: ResumePoint, tell: Callable[[str], None]
+) -> None:
+    """Say what is not the same machine any more, where the last bit can depend on it."""
+    changed = [
+        f"{key} was {point.manifest.plan[key]}, is {plan[key]}"
+        for key in ("device", "threads_per_rank")
+        if point.manifest.plan.get(key, plan[key]) != plan[key]
+    ]
+    version = str(torch.__version__)
+    if point.manifest.versions.get("torch", version) != version:
+        changed.append(f"torch was {point.manifest.versions['torch']}, is {version}")
+    if changed:
+        tell(f"The same run, but perhaps not to the last bit: {'; '.join(changed)}")
 
 
 def _same(key: str, now: Any, saved: Any) -> bool:
