@@ -140,7 +140,7 @@ def _launch(
     tell: Callable[[str], None],
 ) -> LocalLaunch:
     record = _record_folder(folder, world)
-    overrides = [*overrides, f"run_dir={record.parent}"]
+    overrides = [*overrides, f"run_dir={record.parent}", "checkpoint.enabled=false"]
     weights = read_config(config_file, overrides).config.distributed.lane_weights
     if weights is not None and len(weights) != world:
         tell(f"lane_weights are for {len(weights)} ranks: {world} rank(s) share lanes evenly")

@@ -126,3 +126,31 @@ def test_minutes_are_counted_on_rank_0_and_saved_together(tmp_path: Path) -> Non
     rules = {"every_minutes": 1e-6, "every_epochs": None, "keep_last": 50}
     go_on(folder, 2, at=4, how="raises", checkpoint=rules)
     assert len(list((folder / "checkpoints").iterdir())) == 4
+
+
+def _with_little_disk(config: dict[str, Any]) -> None:
+    """From the third checkpoint on no file may grow beyond 8 kB."""
+    import resource
+
+    from samestep.checkpoint.files import Files
+
+    whole, opened = Files.open_new, [0]
+
+    def open_new(self: Files, path: Path) -> Any:
+        opened[0] += 1
+        if opened[0] > 6:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+        return whole(self, path)
+
+    Files.open_new = open_new  # type: ignore[method-assign]
+    _train(config)
+
+
+def test_a_disk_that_is_full_ends_the_run_and_loses_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    config = settings("Everything", folder, checkpoint={"every_steps": 1})
+    said = answers_of_ranks(_with_little_disk, 2, config, seconds=60)
+    assert "CheckpointError: checkpoint " in said[0][1]
+    assert "step-00000003 could not be written: File too large" in said[0][1]
+    assert "The checkpoints before it are whole" in said[0][1]
+    assert finish(folder, 1).record.state_hash == train(tmp_path, 1).record.state_hash
