@@ -15,7 +15,7 @@ setup: $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/samestep train recipes/digits/config.yaml
-	$(BIN)/samestep verify recipes/digits/config.yaml --worlds 1,2,4 --steps 24
+	$(BIN)/samestep verify recipes/digits/config.yaml --worlds 1,2,4 --steps 24 --resumed
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest

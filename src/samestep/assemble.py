@@ -12,9 +12,19 @@ from samestep.runtime.context import RunContext
 from samestep.task import load_task
 
 
-def train_once(config: Config, context: RunContext, record: Path | None = None) -> Outcome:
-    """Train a config's task on this process's context; `record` keeps the exact record there."""
+def train_once(
+    config: Config,
+    context: RunContext,
+    record: Path | None = None,
+    stop_after: int | None = None,
+) -> Outcome:
+    """Train a config's task on this process's context; `record` keeps the exact record there.
+
+    With `stop_after` it is saved after so many steps and raises `Stopped`.
+    """
     with Run(config, context) as run:
+        if stop_after is not None:
+            run.pause_after(stop_after)
         recorder = Recorder(run) if record is not None else None
         training = Training(run, load_task(config))
         outcome = training.train()

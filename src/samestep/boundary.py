@@ -35,6 +35,8 @@ class Boundary:
         self.signals = StopSignals()
         self.stop_reason: str | None = None
         """Why the run is to be over with this step."""
+        self.pause_after: int | None = None
+        """The step after which to stop as if a signal had come."""
         self._unread: deque[ReadNotes] = deque()
         self._watched: tuple[Sequence[nn.Module], Sequence[Optimizer]] = ((), ())
 
@@ -77,6 +79,8 @@ class Boundary:
         last = done == total
         last = last or (step.ends_epoch and epochs is not None and step.epoch + 1 >= epochs)
         ended = "done" if last else self.stop_reason
+        if done == self.pause_after:
+            wish = replace(wish, signal="--stop-after")
         stops = ended is not None or wish.signal is not None
         if stops or wish.save or self._saver.is_due(done, step.epoch + 1, step.ends_epoch):
             flush()  # a step that was not finite ends the run here, and is not saved

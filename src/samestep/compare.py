@@ -140,7 +140,11 @@ def first_loss_difference(
 
 def first_sample_difference(left: RunRecord, right: RunRecord) -> Difference | None:
     """The first step that did not consume the same samples."""
-    for step, (a, b) in enumerate(zip(left.samples, right.samples, strict=False)):
+    start = max(left.start, right.start)
+    pairs = zip(
+        left.samples[start - left.start :], right.samples[start - right.start :], strict=False
+    )
+    for step, (a, b) in enumerate(pairs, start):
         if a != b:
             return Difference("samples", step)
     if left.steps != right.steps:

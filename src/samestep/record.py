@@ -27,13 +27,14 @@ class RunRecord:
 
     world: int
     steps: int
-    """Recorded ones: all of them, or those since a resume."""
     losses: list[float]
     samples: list[str]
-    """For each step, a digest of the sample ids in lane order."""
+    """For each step from `start` on, a digest of the sample ids in lane order."""
     state_hash: str
     rank_hashes: list[str]
     seconds_per_step: float
+    start: int = 0
+    """The step that the run was last resumed at."""
 
     @classmethod
     def read(cls, folder: Path) -> RunRecord:
@@ -73,16 +74,24 @@ class Recorder:
         # The first reading holds start-up costs: lazy initialisation, first allocations.
         times = [record.seconds for record in self._records]
         settled = [t for t in times if t != times[0]] or times
+        earlier = _losses_before(self._run.folder / "metrics.jsonl", self._run.start_step)
         record = RunRecord(
             world=context.world,
-            steps=len(self._records),
-            losses=[record.loss for record in self._records],
+            steps=len(earlier) + len(self._records),
+            losses=[*earlier, *(record.loss for record in self._records)],
             samples=[_digest(record.step, told) for record in self._records],
             state_hash=hashes[0],
             rank_hashes=hashes,
             seconds_per_step=median(settled) if settled else 0.0,
+            start=self._run.start_step,
         )
         (folder / "record.json").write_text(json.dumps(asdict(record)))
+
+
+def _losses_before(metrics: Path, start: int) -> list[float]:
+    """What a run that goes on had measured before; its metrics hold every float in full."""
+    rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    return [row["loss"] for row in rows if "loss" in row and row["step"] < start]
 
 
 def _digest(step: int, told: Sequence[Mapping[int, list[tuple[int, tuple[Any, ...]]]]]) -> str:

@@ -58,7 +58,7 @@ def write_report(result: Verification, title: str, path: Path) -> None:
 <h1>{html.escape(title)}: the promise was
 <span class="{"kept" if result.kept else "broken"}">{verdict(result)}</span></h1>
 <p><code>same: {result.same}</code> promises {html.escape(promise(result))}.
-Compared with the run on {result.worlds[0].record.world} rank(s).</p>
+Compared with the run on {result.worlds[0].label} rank(s).</p>
 <table><thead><tr><th class="number">ranks</th><th class="number">steps</th>
 <th class="number">ms per step</th><th>state</th><th>result</th></tr></thead>
 <tbody>{rows}</tbody></table>
@@ -75,7 +75,7 @@ def _row(world: WorldResult) -> str:
     words = "identical" if world.difference is None else str(world.difference)
     mark = "kept" if world.kept else "broken"
     return (
-        f'<tr><td class="number">{record.world}</td><td class="number">{record.steps}</td>'
+        f'<tr><td class="number">{html.escape(world.label)}</td><td class="number">{record.steps}</td>'
         f'<td class="number">{record.seconds_per_step * 1e3:.1f}</td>'
         f"<td><code>{record.state_hash}</code></td>"
         f'<td class="{mark}">{html.escape(words)}</td></tr>'
@@ -97,7 +97,7 @@ def _figure(result: Verification) -> str:
     )
     first, widest = result.worlds[0].record.losses, 2 + 2 * len(result.worlds)
     for number, world in enumerate(result.worlds):
-        losses, name = world.record.losses, f"{world.record.world} rank(s)"
+        losses, name = world.record.losses, f"{world.label} rank(s)"
         # Thinner and thinner, so that curves which coincide can all be seen.
         line = {"width": widest - 2 * number, "color": qualitative.Safe[number % 11]}
         gaps = [abs(a - b) / abs(a) if a else 0.0 for a, b in zip(first, losses, strict=False)]

@@ -83,12 +83,17 @@ class Run:
         self._guard: FiniteGuard | None = None
         self._opened = open_run(config, context, self.batch)
         self._saver = Saver(config, context, self.folder, self._opened.point)
-        start = self._saver.position.step
-        self._trackers = open_trackers(config, self.folder, context.is_main, start)
+        self._start = self._saver.position.step
+        self._trackers = open_trackers(config, self.folder, context.is_main, self._start)
         self._times = StepTimes(context.pulse, context.device)
         self._ledger = Ledger(config.log_every, self._write_records, context.pulse)
         self._boundary = Boundary(self._saver, self._times, context, config)
         self._streams.enter(INIT)
+
+    @property
+    def start_step(self) -> int:
+        """The first step of this process's part of the run; 0 unless it was resumed."""
+        return self._start
 
     def __enter__(self) -> Run:
         return self
@@ -245,6 +250,10 @@ class Run:
     def stop(self, reason: str) -> None:
         """Let this step be the run's last one. Call it on every rank."""
         self._boundary.stop_reason = reason
+
+    def pause_after(self, steps: int) -> None:
+        """Save and stop after so many steps, as if a signal had asked for it."""
+        self._boundary.pause_after = steps
 
     def _engine(self) -> StepEngine:
         if self._prepared is None or self._guard is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from samestep.compare import (
     read_curve,
 )
 from samestep.config import LoadedConfig, read_config
-from samestep.errors import PlanError
+from samestep.errors import PlanError, Stopped
 from samestep.launchers.local import LocalLaunch, local_launch
 from samestep.record import RunRecord, read_state
 from samestep.runtime.agent import run_ranks
@@ -38,6 +38,8 @@ class WorldResult:
     difference: Difference | None
     """The first difference in bits, whether or not the promise allows it."""
     kept: bool
+    label: str
+    """Its number of ranks, or all of them in the order in which the run went on."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Verification:
             "same": self.same,
             "rtol": self.rtol if self.same == "rounding" or self.against else None,
             "worlds": {
-                str(world.record.world): {
+                world.label: {
                     "kept": world.kept,
                     "steps": world.record.steps,
                     "state_hash": world.record.state_hash,
@@ -90,11 +92,16 @@ def verify(
     worlds: Sequence[int],
     *,
     steps: int | None = None,
+    resumed: bool = False,
     against: Path | None = None,
     rtol: float = DEFAULT_RTOL,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Verification:
-    """Run the config at each world size, one after the other, and compare."""
+    """Run the config at each world size, one after the other, and compare.
+
+    `resumed` also runs it once in as many parts as there are sizes, stopped at each and
+    going on at the next.
+    """
     overrides = [*overrides, *([f"steps={steps}", "epochs=null"] if steps else [])]
     loaded = read_config(config_file, overrides)
     _refuse_unverifiable(loaded, worlds)
@@ -104,12 +111,44 @@ def verify(
     if loaded.config.distributed.threads_per_rank == "auto":
         # The bits of a matrix product can depend on the number of threads.
         overrides = [*overrides, "distributed.threads_per_rank=1"]
-    launches = [_launch(config_file, overrides, world, folder, tell) for world in worlds]
+    launches = [
+        _launch(config_file, overrides, world, _record_folder(folder, world).parent, tell)
+        for world in worlds
+    ]
     for launch in launches:
         tell(f"running on {launch.nproc} rank(s)")
         run_ranks(launch)
-    records = [_record_folder(folder, world) for world in worlds]
+    records = {str(world): _record_folder(folder, world) for world in worlds}
+    if resumed:
+        label = "→".join(map(str, worlds))
+        total = RunRecord.read(records[str(worlds[0])]).steps
+        records[label] = _run_in_parts(config_file, overrides, worlds, total, folder, tell)
     return _compare(loaded.config.same, records, curve, rtol)
+
+
+def _run_in_parts(
+    config_file: Path,
+    overrides: Sequence[str],
+    worlds: Sequence[int],
+    total: int,
+    folder: Path,
+    tell: Callable[[str], None],
+) -> Path:
+    """Stop the run at each size and let it go on at the next; where its record lies."""
+    if total < len(worlds):
+        raise PlanError(f"--resumed: {total} steps cannot be cut into {len(worlds)} parts")
+    run = folder / "resumed"
+    rules = [f"checkpoint.every_{unit}=null" for unit in ("steps", "minutes", "epochs")]
+    for part, world in enumerate(worlds, 1):
+        last = part == len(worlds)
+        stop = None if last else total * part // len(worlds)
+        tell(f"going on on {world} rank(s)" + ("" if last else f" up to step {stop}"))
+        launch = _launch(config_file, [*overrides, *rules], world, run, tell, stop, saves=True)
+        try:
+            run_ranks(launch)
+        except Stopped:
+            continue
+    return run / "record"
 
 
 def _refuse_unverifiable(loaded: LoadedConfig, worlds: Sequence[int]) -> None:
@@ -136,32 +175,50 @@ def _launch(
     config_file: Path,
     overrides: Sequence[str],
     world: int,
-    folder: Path,
+    run: Path,
     tell: Callable[[str], None],
+    stop_after: int | None = None,
+    saves: bool = False,
 ) -> LocalLaunch:
-    record = _record_folder(folder, world)
-    overrides = [*overrides, f"run_dir={record.parent}", "checkpoint.enabled=false"]
+    overrides = [*overrides, f"run_dir={run}", f"checkpoint.enabled={str(saves).lower()}"]
     weights = read_config(config_file, overrides).config.distributed.lane_weights
     if weights is not None and len(weights) != world:
         tell(f"lane_weights are for {len(weights)} ranks: {world} rank(s) share lanes evenly")
         overrides = [*overrides, "distributed.lane_weights=null"]
     config = read_config(config_file, overrides).config
-    return local_launch(config, config_file, overrides, world, record=record, quiet=True)
+    return local_launch(
+        config,
+        config_file,
+        overrides,
+        world,
+        record=run / "record",
+        stop_after=stop_after,
+        quiet=True,
+    )
 
 
 def _compare(
-    same: str, folders: Sequence[Path], curve: Sequence[float], rtol: float
+    same: str, folders: Mapping[str, Path], curve: Sequence[float], rtol: float
 ) -> Verification:
-    runs = [(RunRecord.read(folder), read_state(folder)) for folder in folders]
-    first, first_state = runs[0]
-    worlds = tuple(_judge(same, first, first_state, record, state, rtol) for record, state in runs)
+    runs = {label: (RunRecord.read(path), read_state(path)) for label, path in folders.items()}
+    first, first_state = next(iter(runs.values()))
+    worlds = tuple(
+        _judge(same, first, first_state, record, state, rtol, label)
+        for label, (record, state) in runs.items()
+    )
     length = min(len(curve), first.steps)
     off = first_loss_difference(curve[:length], first.losses[:length], rtol)
     return Verification(same, worlds, rtol, tuple(curve), off)
 
 
 def _judge(
-    same: str, first: RunRecord, first_state: State, record: RunRecord, state: State, rtol: float
+    same: str,
+    first: RunRecord,
+    first_state: State,
+    record: RunRecord,
+    state: State,
+    rtol: float,
+    label: str,
 ) -> WorldResult:
     samples = first_sample_difference(first, record)
     losses = first_loss_difference(first.losses, record.losses)
@@ -171,7 +228,8 @@ def _judge(
         difference = replace(worst, what=difference.what, step=difference.step)
     if len(set(record.rank_hashes)) > 1:
         difference = Difference("the ranks of this world ended with different states")
-        return WorldResult(record, difference, kept=same == "samples" and samples is None)
+        kept = same == "samples" and samples is None
+        return WorldResult(record, difference, kept, label)
     if same == "bits":
         kept = difference is None
     elif same == "samples":
@@ -179,4 +237,4 @@ def _judge(
     else:
         near = first_loss_difference(first.losses, record.losses, rtol) is None
         kept = samples is None and near and model_distance(first_state, state) <= rtol
-    return WorldResult(record, difference, kept)
+    return WorldResult(record, difference, kept, label)

@@ -17,18 +17,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from samestep.cli import app
-
-ROOT = Path(__file__).parents[2]
-DIGITS = ROOT / "recipes" / "digits" / "config.yaml"
-TASKS = ROOT / "tests" / "distributed" / "tasks.py"
-
-
-def samestep(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-m", "samestep", *map(str, arguments)],
-        cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+from tests.cli.processes import ROOT, TASKS, samestep
 
 
 @pytest.fixture
@@ -264,3 +253,15 @@ def test_mistakes_on_the_command_line(
     assert done.exit_code == 2, done.output
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_verify_resumed_finds_state_that_no_checkpoint_holds(config: Path, tmp_path: Path) -> None:
+    done = samestep(
+        "verify", config, f"task={TASKS}:Forgetful", "--worlds", "1,2", "--resumed", "--json",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 4, done.stderr
+    worlds = json.loads(done.stdout)["worlds"]
+    assert worlds["2"]["kept"] is True, "without a stop it is the same run"
+    found = worlds["1→2"]["first_difference"]
+    assert (worlds["1→2"]["kept"], found["what"], found["step"]) == (False, "loss", 2)

@@ -196,6 +196,17 @@ def test_tied_weights_are_written_once_and_load_into_both(tmp_path: Path) -> Non
     assert third.last.weight is third.first.weight
 
 
+def test_tensors_of_nothing_are_not_taken_for_one(tmp_path: Path) -> None:
+    model = nn.Linear(1, 1)
+    model.register_buffer("seen", torch.empty(0))
+    model.register_buffer("known", torch.empty(0))
+    state = state_of(model)
+    assert {"seen", "known"} <= state.model_tensors().keys()
+    folder = put(tmp_path, state.model_tensors(), state.training())
+    state.load(read_model(folder), read_training(folder))
+    safetensors.torch.load_model(model, folder / MODEL)
+
+
 def test_the_weights_are_read_in_two_lines_without_samestep(tmp_path: Path) -> None:
     folder = put(tmp_path)
     lines = (

@@ -31,6 +31,9 @@ def train(
     record: Annotated[
         Path | None, typer.Option(help="Keep the exact losses, samples and final state here.")
     ] = None,
+    stop_after: Annotated[
+        int | None, typer.Option(min=1, help="Save and stop after this step; exits 75.")
+    ] = None,
     local_rank: LocalRank = None,
     launched: Launched = False,
 ) -> None:
@@ -55,7 +58,7 @@ def train(
         launch = detect_launch(process_environment())
         check_local_rank(context.obj if local_rank is None else local_rank, launch)
         with create_run_context(loaded, detect_hardware(), launch) as place:
-            outcome = train_once(loaded, place, record)
+            outcome = train_once(loaded, place, record, stop_after)
             if place.is_main:
                 loss = "" if outcome.loss is None else f", last loss {outcome.loss:.6f}"
                 typer.echo(f"{outcome.steps} steps{loss}; the run is in {loaded.run_path}")
@@ -111,6 +114,10 @@ def verify(
     overrides: Overrides = None,
     worlds: Annotated[str, typer.Option(help="World sizes; the first is compared with.")] = "1,2,4",
     steps: Annotated[int | None, typer.Option(min=1, help="Steps to run; as the config.")] = None,
+    resumed: Annotated[
+        bool,
+        typer.Option("--resumed", help="Also stop the run at each size and go on at the next."),
+    ] = False,
     against: Annotated[
         Path | None, typer.Option(help="Also compare with this loss curve (.csv or .jsonl).")
     ] = None,
@@ -137,6 +144,7 @@ def verify(
             overrides or [],
             _parse_worlds(worlds),
             steps=steps,
+            resumed=resumed,
             against=against,
             rtol=rtol,
             tell=lambda line: typer.echo(line, err=True),
@@ -178,7 +186,7 @@ def _print_verification(result: Verification) -> None:
         record = world.record
         words = "identical" if world.difference is None else str(world.difference)
         table.add_row(
-            str(record.world),
+            world.label,
             str(record.steps),
             f"{record.seconds_per_step * 1e3:.1f}",
             record.state_hash,

@@ -86,6 +86,7 @@ def local_launch(
     rendezvous: str = "",
     max_restarts: int = 0,
     record: Path | None = None,
+    stop_after: int | None = None,
     quiet: bool = False,
 ) -> LocalLaunch:
     """The processes that train a config on `nproc` ranks of this machine, and of other ones."""
@@ -96,6 +97,8 @@ def local_launch(
     arguments = ["-m", "samestep", "train", str(config_file), *overrides, "--launched"]
     if record is not None:
         arguments += ["--record", str(record)]
+    if stop_after is not None:
+        arguments += ["--stop-after", str(stop_after)]
     if section.launch_method == "torch.distributed.launch":
         arguments.append("--local-rank=${local_rank}")
     asked = section.threads_per_rank
