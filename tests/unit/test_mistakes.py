@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.cli import _parse_worlds
+from samestep.cli.training import _parse_worlds
 from samestep.config import DistributedConfig, load_config, read_config
 from samestep.errors import ConfigError, LaunchError, PlanError, TaskError, UserMistake
 from samestep.launchers.local import local_launch
