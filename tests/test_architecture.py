@@ -17,7 +17,7 @@ SOURCE = Path(samestep.__file__).parent
 FLOORS: list[set[str]] = [
     {"errors"},
     {"plan", "runtime.environment", "runtime.peers", "runtime.logs", "runtime.randomness"},
-    {"config.distributed", "runtime.pulse", "runtime.failures"},
+    {"config.distributed", "runtime.pulse", "runtime.failures", "runtime.hardware"},
     {"config.schema", "config.aliases"},
     {"config.loading"},
     {"config"},

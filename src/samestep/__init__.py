@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from samestep.run import start as start
     from samestep.runtime.context import RunContext as RunContext
     from samestep.runtime.context import create_run_context as create_run_context
-    from samestep.runtime.environment import detect_hardware as detect_hardware
+    from samestep.runtime.hardware import detect_hardware as detect_hardware
     from samestep.step import Step as Step
     from samestep.streams import strided as strided
     from samestep.task import Schedule as Schedule
@@ -34,7 +34,7 @@ _HOMES = {
     "Step": "samestep.step",
     "Task": "samestep.task",
     "create_run_context": "samestep.runtime.context",
-    "detect_hardware": "samestep.runtime.environment",
+    "detect_hardware": "samestep.runtime.hardware",
     "load_config": "samestep.config",
     "orders": "samestep.orders",
     "start": "samestep.run",

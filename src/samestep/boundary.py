@@ -18,6 +18,7 @@ from samestep.requeue import requeue
 from samestep.runtime.context import RunContext
 from samestep.runtime.environment import process_environment
 from samestep.runtime.lanestats import NOTHING_TO_TELL, LocalStats, RankNote, ReadNotes
+from samestep.runtime.pulse import READING
 from samestep.runtime.signals import NO_WISH, StopSignals, Wish
 from samestep.saving import Saver
 from samestep.step import Step
@@ -58,7 +59,8 @@ class Boundary:
         epochs = self._config.epochs
         if epochs is not None and position.epoch >= epochs:
             return True
-        return self._saver.ended not in (None, "done")
+        early = self._saver.ended not in (None, "done")
+        return early and "early_stopping" not in self._config.resume.allow
 
     def end(
         self,
@@ -84,8 +86,9 @@ class Boundary:
         stops = ended is not None or wish.signal is not None
         if stops or wish.save or self._saver.is_due(done, step.epoch + 1, step.ends_epoch):
             flush()  # a step that was not finite ends the run here, and is not saved
+            step.refuse_bad_weights()
             after = step.following
-            if source.has_streams and after.streams:
+            if source.has_streams:
                 told = self._context.gather(dict(after.streams))
                 streams = {lane: state for rank in told for lane, state in rank.items()}
                 after = replace(after, streams=streams)
@@ -99,7 +102,8 @@ class Boundary:
         self._unread.append(stats.notes())
         if len(self._unread) <= (_STEPS_BEHIND if stats.notes_wait else 0):
             return NO_WISH
-        notes = self._unread.popleft()()
+        with self._context.pulse.during(READING):
+            notes = self._unread.popleft()()
         if len(notes) > 1:
             self._times.hear(notes)
         return Wish.of(notes)
@@ -116,4 +120,6 @@ class Boundary:
             said = requeue(self._config.preemption, wish.signal, process_environment())
             if said:
                 self._context.log.main(said)
+        # A launcher ends all ranks when the first one exits: nobody may before rank 0 has saved.
+        self._context.barrier()
         raise Stopped(message)

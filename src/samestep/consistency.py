@@ -46,7 +46,7 @@ def _named_tensors(
     for number, module in enumerate(modules):
         prefix = "model" if number == 0 else f"module {number}"
         for name, param in module.named_parameters():
-            names[id(param)] = name
+            names[id(param)] = f"{prefix}.{name}"
             found[f"{prefix}.{name}"] = param
         if not skip_buffers:
             found.update({f"{prefix}.{name}": value for name, value in module.named_buffers()})

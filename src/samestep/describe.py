@@ -7,12 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from samestep.config import DistributedConfig, read_config
-from samestep.runtime.environment import (
-    LaunchFacts,
-    detect_hardware,
-    detect_launch,
-    process_environment,
-)
+from samestep.runtime.environment import LaunchFacts, detect_launch, process_environment
+from samestep.runtime.hardware import detect_hardware
 from samestep.runtime.placement import Placement, decide_placement
 
 

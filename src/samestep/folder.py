@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import time
+import weakref
 from pathlib import Path
 from typing import IO
 
@@ -19,8 +20,12 @@ except ImportError:  # not on Windows, where two runs in one directory are not n
     fcntl = None  # type: ignore[assignment]
 
 _LOCK = "run.lock"
-_STAYS = ("earlier", "verify", "launch", _LOCK)
-"""What belongs to the directory and not to one run in it."""
+_STARTED = "started.json"
+_OURS = (
+    "checkpoints", "metrics.jsonl", "model.safetensors", "config.json", "plan.json", "logs",
+    "tensorboard", _STARTED,
+)  # fmt: skip
+"""What one run puts there; whatever else is there is not ours to move."""
 
 
 class RunFolder:
@@ -37,11 +42,14 @@ class RunFolder:
                 "to a directory that you can write to"
             ) from None
         _take(self._lock, path)
+        # A forked loader process has the lock as well, and may outlive us: it lets go at once.
+        held = weakref.ref(self._lock)
+        os.register_at_fork(after_in_child=lambda: _close(held()))
 
     def set_aside(self) -> Path | None:
         """Move what an earlier run left to `earlier/N`; None if there was none."""
-        left = [path for path in self.path.glob("*") if path.name not in _STAYS]
-        if not (self.path / "metrics.jsonl").exists():
+        left = [self.path / name for name in _OURS if (self.path / name).exists()]
+        if not any(path.name in ("metrics.jsonl", "checkpoints") for path in left):
             return None
         number = 1
         while (self.path / "earlier" / str(number)).exists():
@@ -59,14 +67,35 @@ class RunFolder:
             return
         partial = path.with_name(path.name + ".partial")
         with path.open(encoding="utf-8") as lines, partial.open("w", encoding="utf-8") as kept:
-            kept.writelines(line for line in lines if _step_of(line) < step)
+            kept.writelines(line.rstrip("\n") + "\n" for line in lines if _step_of(line) < step)
         files = Files()
         files.sync(partial)
         files.replace(partial, path)
 
+    def started_by(self) -> str | None:
+        """The launch that began the run that is here, if it was said."""
+        try:
+            said = json.loads((self.path / _STARTED).read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # not there, or cut off by a crash of the machine
+            return None
+        return said if isinstance(said, str) else None
+
+    def begin(self, launch: str | None) -> None:
+        """Say which launch begins a run here: its restarts then go on, and do not begin anew."""
+        partial = self.path / (_STARTED + ".partial")
+        partial.write_text(json.dumps(launch), encoding="utf-8")
+        partial.replace(self.path / _STARTED)
+
     def close(self) -> None:
         """Let others use the directory. Safe to call twice."""
+        if fcntl is not None and not self._lock.closed:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # also where a process we started has it open
         self._lock.close()
+
+
+def _close(lock: IO[str] | None) -> None:
+    if lock is not None:
+        lock.close()
 
 
 def _step_of(line: str) -> float:

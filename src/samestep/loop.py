@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,11 +35,12 @@ class BestSoFar:
             raise TaskError(
                 f"best.metric is {self.rule.metric!r}, but the evaluation reports {known or 'nothing'}"
             )
+        none_yet = self.value is None or math.isnan(self.value)
         gain = 0.0 if self.value is None else float(value) - self.value
         better = (
             gain > self.rule.min_delta if self.rule.mode == "max" else -gain > self.rule.min_delta
         )
-        if self.value is None or better:
+        if self.value is None or better or (none_yet and not math.isnan(value)):
             self.value, self.step, self.waited = float(value), step, 0
             return True
         self.waited += 1

@@ -67,6 +67,20 @@ class FiniteGuard:
         self._context.log.main(f"{self._told(step, lanes)}: the step is skipped")
         return False
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"skipped in a row": self._skipped}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._skipped = state["skipped in a row"]
+
+    def refuse_bad_weights(self, step: int, params: Sequence[Parameter]) -> None:
+        """Before a save: a finite loss can leave weights that are not."""
+        if not _all_finite([param.detach() for param in params]):
+            raise NonFiniteLoss(
+                f"weights are NaN or infinite after step {step}, though its loss was not. The "
+                "checkpoints before it are whole: look at the gradients, or set clip_norm"
+            )
+
     def stop(self, step: int, lanes: Sequence[int]) -> None:
         """End the run on every rank: these lanes' losses were not finite."""
         raise NonFiniteLoss(
@@ -88,8 +102,8 @@ def _named(lanes: Sequence[int], ids: Mapping[int, tuple[Any, ...]]) -> str:
 
 
 def _samples(ids: tuple[Any, ...]) -> str:
-    if not any(ids) and len(ids) != 1:
-        return f"{len(ids)} samples of a stream"
+    if all(sample == "" for sample in ids):
+        return f"{len(ids)} sample{'' if len(ids) == 1 else 's'} of a stream"
     more = ", ..." if len(ids) > _IDS_SHOWN else ""
     return f"samples {', '.join(map(str, ids[:_IDS_SHOWN]))}{more}"
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from samestep.checkpoint.format import PARTIAL, folder_name
 from samestep.checkpoint.resume import ResumePoint, find_resume_point, refuse_another_run
-from samestep.checkpoint.store import list_checkpoints
 from samestep.config import Config
 from samestep.folder import RunFolder
 from samestep.plan import BatchPlan
 from samestep.runtime.context import RunContext
-from samestep.runtime.environment import process_environment
+from samestep.runtime.environment import launch_id, process_environment
 
 
 @dataclass(frozen=True)
@@ -30,12 +32,11 @@ def open_run(config: Config, context: RunContext, batch: BatchPlan) -> Opened:
     folder, point = None, None
     if context.is_main:
         folder = RunFolder(config.run_path)
-        point = find_resume_point(config, folder.path, context.log.warn)
-        if point is not None:
-            refuse_another_run(config, vars(batch), point)
-        point = _make_ready(folder, point)
-        document = config.model_dump_json(indent=2)
-        (folder.path / "config.json").write_text(document, encoding="utf-8")
+        try:
+            point = _prepare_folder(config, context, batch, folder)
+        except BaseException:
+            folder.close()
+            raise
     point = context.broadcast(point)
     context.log_to(config.run_path / "logs", append=point is not None)
     if point is not None:
@@ -43,23 +44,63 @@ def open_run(config: Config, context: RunContext, batch: BatchPlan) -> Opened:
     return Opened(folder, point)
 
 
-def _make_ready(folder: RunFolder, point: ResumePoint | None) -> ResumePoint | None:
-    """Keep what goes on; set aside what an earlier run left."""
-    own = (folder.path / "checkpoints").resolve()
-    is_own = point is not None and point.folder.resolve().parent == own
-    if point is not None and is_own and not _newer(own, point):
-        folder.forget_after(point.manifest.step)
-        return point
-    aside = folder.set_aside()
-    if point is not None and is_own and aside is not None:
-        return replace(point, folder=aside / "checkpoints" / point.folder.name)
+def _prepare_folder(
+    config: Config, context: RunContext, batch: BatchPlan, folder: RunFolder
+) -> ResumePoint | None:
+    launch = launch_id(process_environment())
+    began_here = launch is not None and folder.started_by() == launch
+    point = find_resume_point(config, folder.path, began_here, context.log.warn)
+    if point is not None:
+        refuse_another_run(config, vars(batch), point)
+    point = _make_ready(folder, point, launch)
+    document = config.model_dump_json(indent=2)
+    (folder.path / "config.json").write_text(document, encoding="utf-8")
     return point
 
 
-def _newer(own: Path, point: ResumePoint) -> bool:
-    """Whether the run went on after this checkpoint, which is then the start of another branch."""
-    found = list_checkpoints(own, checksums=False)
-    return any(not c.wrong and c.step > point.manifest.step for c in found)
+def _make_ready(
+    folder: RunFolder, point: ResumePoint | None, launch: str | None
+) -> ResumePoint | None:
+    """Keep what goes on; set aside what an earlier run left."""
+    if point is not None and not point.branches:
+        folder.forget_after(point.manifest.step)
+        return point
+    own = folder.path / "checkpoints"
+    is_own = point is not None and point.folder.resolve().parent == own.resolve()
+    aside = folder.set_aside()
+    folder.begin(launch)
+    if point is None:
+        return None
+    if is_own and aside is not None:
+        point = replace(point, folder=aside / "checkpoints" / point.folder.name)
+    return replace(point, folder=_adopt(point, own))
+
+
+def _adopt(point: ResumePoint, own: Path) -> Path:
+    """Bring the checkpoint that a branch starts from, and the best one, into its directory.
+
+    So it can go on from there before it has saved anything itself. Checkpoints do not change:
+    their files may have two names.
+    """
+    start = folder_name(point.manifest.step)
+    sources = {start: point.folder}
+    if point.manifest.best is not None:
+        best = folder_name(point.manifest.best.step)
+        sources.setdefault(best, point.folder.parent / best)
+    for name, source in sources.items():
+        if source.is_dir() and not (own / name).exists():
+            partial = own / (name + PARTIAL)
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.copytree(source, partial, copy_function=_second_name)
+            partial.rename(own / name)
+    return own / start
+
+
+def _second_name(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copyfile(source, target)
 
 
 def _say(context: RunContext, point: ResumePoint) -> None:

@@ -27,15 +27,15 @@ def job_name(environ: Mapping[str, str]) -> str | None:
 def requeue(config: PreemptionConfig, signal: str, environ: Mapping[str, str]) -> str:
     """Requeue the job if that is due; says what was done, or an empty text for nothing."""
     job = job_name(environ)
-    if config.requeue is False or signal not in _ANNOUNCING or job is None:
+    if not config.requeue or signal not in _ANNOUNCING or job is None:
         return ""
     command = ["scontrol", "requeue", job]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    except FileNotFoundError:
+    except OSError as error:
         return (
-            f"Job {job} is not requeued: there is no scontrol here (in a container?). Submit it "
-            "again, and it goes on from the checkpoint"
+            f"Job {job} is not requeued: scontrol cannot be started here ({error.strerror}). Submit "
+            "it again, and it goes on from the checkpoint"
         )
     except subprocess.TimeoutExpired:
         return f"Job {job} may not be requeued: scontrol did not answer within 60 s"

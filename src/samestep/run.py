@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +38,7 @@ from samestep.orders import Order, shuffled
 from samestep.plan import EpochPlan, deal_lanes
 from samestep.precision import Precision
 from samestep.runtime.context import LaneMachinery, RunContext, create_run_context
-from samestep.runtime.environment import detect_hardware
+from samestep.runtime.hardware import detect_hardware
 from samestep.runtime.pulse import BETWEEN_STEPS, EVALUATE
 from samestep.runtime.randomness import BETWEEN, INIT, Streams
 from samestep.saving import Saver
@@ -53,7 +55,12 @@ def start(config: Config | str | Path | Mapping[str, Any], overrides: Sequence[s
     """Open a run on this process: a single process, or a rank of whatever launched it."""
     if not isinstance(config, Config):
         config = load_config(config, overrides)
-    return Run(config, create_run_context(config, detect_hardware()))
+    context = create_run_context(config, detect_hardware())
+    try:
+        return Run(config, context)
+    except BaseException:
+        context.__exit__(*sys.exc_info())
+        raise
 
 
 @dataclass(frozen=True)
@@ -81,10 +88,16 @@ class Run:
         self._streams = Streams(config.seed, context.device)
         self._prepared: _Prepared | None = None
         self._guard: FiniteGuard | None = None
-        self._opened = open_run(config, context, self.batch)
-        self._saver = Saver(config, context, self.folder, self._opened.point)
-        self._start = self._saver.position.step
-        self._trackers = open_trackers(config, self.folder, context.is_main, self._start)
+        self._current: Step | None = None
+        with ExitStack() as opening:
+            self._opened = open_run(config, context, self.batch)
+            if self._opened.folder is not None:
+                opening.callback(self._opened.folder.close)
+            self._saver = Saver(config, context, self.folder, self._opened.point)
+            self._start = self._saver.position.step
+            self._trackers = open_trackers(config, self.folder, context.is_main, self._start)
+            opening.pop_all()
+        context.before_end(self._saver.finish_write)
         self._times = StepTimes(context.pulse, context.device)
         self._ledger = Ledger(config.log_every, self._write_records, context.pulse)
         self._boundary = Boundary(self._saver, self._times, context, config)
@@ -99,17 +112,18 @@ class Run:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        try:
+        # The others are told first: what is still to be written may take long.
+        meant = error if error is None else self.context.failed(error)
+        with ExitStack() as closing:
+            closing.callback(self.context.close)
+            if self._opened.folder is not None:
+                closing.callback(self._opened.folder.close)
+            closing.callback(self._saver.close)
+            closing.callback(self._trackers.close)
             if error is None:
-                self.flush()
-        finally:
-            self._trackers.close()
-            try:
-                self._saver.close()
-            finally:
-                if self._opened.folder is not None:
-                    self._opened.folder.close()
-                self.context.__exit__(kind, error, trace)
+                closing.callback(self.flush)
+        if meant is not error and meant is not None:
+            raise meant from error
 
     # -- what is measured ------------------------------------------------------------------
 
@@ -163,6 +177,8 @@ class Run:
         self._guard = FiniteGuard(
             self.config.on_nonfinite, self.context, modules, self.config.log_every + 1
         )
+        if self._guard.skips:
+            self._saver.keep("skipped steps", self._guard)
         wrapped = [machinery.model if item is modules[0] else item for item in objects]
         return wrapped[0] if len(wrapped) == 1 else tuple(wrapped)
 
@@ -222,18 +238,23 @@ class Run:
         total = self.total_steps(source)
         plan = self._announce(source, total)
         position, pulse = self._saver.position, self.context.pulse
+        self._saver.refuse_what_is_left()
         if self._boundary.is_over(position, total):
-            self.context.log.main(f"The run is complete: {position.step} steps. Nothing to train")
+            why = "" if self._saver.ended in (None, "done") else f", stopped by {self._saver.ended}"
+            done = f"The run is complete: {position.step} steps{why}. Nothing to train"
+            self.context.log.main(done)
             return
-        self._streams.enter(BETWEEN, at=(position.step - 1,))
         self._ledger.restart_clock()
         with self._boundary.signals:
             for data in source.steps(position, total):
                 pulse.step = data.index
-                step = Step(engine, data)
+                step = self._current = Step(engine, data)
+                # A place of its own, so that a run that goes on here draws as this one does.
+                self._streams.enter(BETWEEN, at=(data.index, 1))
                 yield step
                 if not step.updated:
                     raise StepError(f"step {step.index} was left without step.update: call it once")
+                self._current = None
                 if self._boundary.end(step, source, plan, total, self.flush):
                     break
                 pulse.enter(BETWEEN_STEPS)
@@ -245,7 +266,9 @@ class Run:
 
         The save happens when the step is over. Call it on every rank.
         """
-        self._saver.ask(self.context.pulse.step + 1, metrics or {}, best)
+        if self._current is None:
+            raise StepError("run.save belongs inside 'for step in run.steps(...)'")
+        self._saver.ask(self._current.index + 1, metrics or {}, best)
 
     def stop(self, reason: str) -> None:
         """Let this step be the run's last one. Call it on every rank."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import time
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,6 @@ from samestep.errors import CheckpointError, StepError
 from samestep.runtime.context import RunContext
 from samestep.runtime.pulse import SAVE
 
-VERSION = "0.1.0"
-
 
 class Saver:
     """Saves a run by the rules of `checkpoint:`, and brings back what was saved."""
@@ -34,12 +34,20 @@ class Saver:
         self._writes = context.is_main
         self._point = point
         self._store = CheckpointStore(folder / "checkpoints", self._rules.keep_last)
+        if point is not None and self._writes:
+            self._store.mend_export(point.manifest)
         self._snapshot = Snapshot()
         self._kept: dict[str, Stateful] = {}
-        self._loaded: dict[str, Any] | None = None
+        loaded = {} if point is None else read_training(point.folder)
+        self.position = Position(**loaded["position"]) if loaded else Position()
+        """Where the run goes on."""
+        self._kept_before: dict[str, Any] = loaded.get("kept", {})
+        self._loaded: dict[str, Any] | None = loaded or None
+        """Until the run's objects have taken it: it may be as large as they are."""
         self._state: RunState | None = None
         self._clock = time.monotonic()
         self._asked = False
+        self._told_the_time = False
         self._saved_step = 0 if point is None else point.manifest.step
         self._metrics: Mapping[str, Any] = {} if point is None else point.manifest.metrics
         self._best: Best | None = None if point is None else point.manifest.best
@@ -49,47 +57,50 @@ class Saver:
     def prepare(self, modules: Any, optimizers: Any, schedules: Any) -> None:
         """Take the run's objects; puts the checkpoint's state into them if there is one."""
         self._state = RunState(modules, optimizers, schedules, self._kept)
-        if self._point is not None:
+        if self._point is not None and self._loaded is not None:
             try:
-                self._state.load(read_model(self._point.folder), self._training())
+                self._state.load(read_model(self._point.folder), self._loaded)
             except CheckpointError as error:
                 raise CheckpointError(f"{self._point.folder}: {error}") from error
+            self._loaded = None
 
     def keep(self, name: str, item: Stateful) -> None:
         """Take one more object whose state belongs to the run; brings its state back."""
+        if not isinstance(item, Stateful):
+            raise StepError(
+                f"run.keep({name!r}) got a {type(item).__name__}: it needs state_dict() and "
+                "load_state_dict()"
+            )
         if name in self._kept:
             raise StepError(f"run.keep was called twice for {name!r}: give each a name of its own")
         self._kept[name] = item
         if self._point is not None:
-            states = self._training()["kept"]
-            if name not in states:
-                known = ", ".join(states) or "nothing"
+            if name not in self._kept_before:
+                known = ", ".join(self._kept_before) or "nothing"
                 raise CheckpointError(
                     f"{self._point.folder} has no state of {name!r}; it keeps {known}"
                 )
-            item.load_state_dict(states[name])
+            item.load_state_dict(self._kept_before.pop(name))
 
-    @property
-    def position(self) -> Position:
-        """Where the run goes on."""
-        return Position() if self._point is None else Position(**self._training()["position"])
+    def refuse_what_is_left(self) -> None:
+        """Refuse to go on without something that the run had kept."""
+        if self._kept_before and self._point is not None:
+            names = ", ".join(map(repr, self._kept_before))
+            raise CheckpointError(
+                f"{self._point.folder} keeps the state of {names}, which this run does not: call "
+                "run.keep for it before run.steps"
+            )
 
     @property
     def ended(self) -> str | None:
         """Why the run that goes on was over already, unless that was its length."""
         return None if self._point is None else self._point.manifest.ended
 
-    def _training(self) -> dict[str, Any]:
-        if self._loaded is None:
-            assert self._point is not None, "asked only where there is a checkpoint"
-            self._loaded = read_training(self._point.folder)
-        return self._loaded
-
     # -- when ------------------------------------------------------------------------------
 
     def ask(self, step: int, metrics: Mapping[str, Any], best: bool) -> None:
         """Remember an evaluation; a new best is saved when its step is over."""
-        self._metrics = dict(metrics)
+        self._metrics = {name: _as_json(name, value) for name, value in metrics.items()}
         if best:
             metric = self._config.best.metric
             self._best = Best(step, metric, float(metrics.get(metric, float("nan"))))
@@ -99,9 +110,11 @@ class Saver:
     def clock_is_up(self) -> bool:
         """Whether every_minutes have passed here; rank 0's clock is what all ranks go by."""
         minutes = self._rules.every_minutes
-        if minutes is None or not self._writes:
+        if minutes is None or not self._writes or self._told_the_time:
             return False
-        return time.monotonic() - self._clock > 60 * minutes
+        # Told once until it is saved: on a GPU that is some steps later.
+        self._told_the_time = time.monotonic() - self._clock > 60 * minutes
+        return self._told_the_time
 
     def is_due(self, steps: int, epochs: int, ends_epoch: bool) -> bool:
         """Whether the run is to be saved after so many steps, and epochs if one has ended."""
@@ -114,7 +127,7 @@ class Saver:
 
     def save(self, after: Position, plan: Mapping[str, Any], ended: str | None) -> None:
         """Save the run as it stands after a step; every rank calls this, rank 0 writes."""
-        self._asked = False
+        self._asked = self._told_the_time = False
         self._clock = time.monotonic()
         if not self._rules.enabled or after.step == self._saved_step:
             return
@@ -124,7 +137,6 @@ class Saver:
         with self._context.pulse.during(SAVE):
             assert self._state is not None, "steps come after prepare"
             training = {**self._state.training(), "position": vars(after)}
-            training["seed"] = self._config.seed
             self._store.wait()  # the buffers are the last write's until it is through
             copy = self._snapshot.take({"model": self._state.model_tensors(), "training": training})
             manifest = self._manifest(after, plan, ended)
@@ -136,6 +148,10 @@ class Saver:
         """Wait until what was saved is on the disk."""
         with self._context.pulse.during(SAVE):
             self._store.wait()
+
+    def finish_write(self) -> None:
+        """Let the write in flight end, whatever comes of it."""
+        self._store.finish()
 
     def close(self) -> None:
         """Let the write in flight end; what went wrong with it is an error still."""
@@ -153,8 +169,25 @@ class Saver:
             config=self._config.model_dump(mode="json"),
             plan=plan,
             versions={
-                "samestep": VERSION,
+                "samestep": _version(),
                 "torch": str(torch.__version__),
                 "python": platform.python_version(),
             },
         )
+
+
+def _as_json(name: str, value: Any) -> Any:
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError):
+        raise StepError(
+            f"run.save: {name} is a {type(value).__name__}, not a number, text or list of them: give "
+            "a tensor as .item() or .tolist()"
+        ) from None
+
+
+def _version() -> str:
+    try:
+        return version("samestep")
+    except PackageNotFoundError:  # on the path, but not installed
+        return "unknown"

@@ -136,6 +136,10 @@ class Step:
         """What all lanes of all ranks measured, and what each rank wants."""
         return self._share()
 
+    def refuse_bad_weights(self) -> None:
+        """Before this step is saved; waits for the device, as a save does."""
+        self._engine.guard.refuse_bad_weights(self.index, self._engine.params)
+
     @property
     def following(self) -> Position:
         """Where the run stands after this step."""

@@ -10,6 +10,7 @@ A resumed run starts in the middle of its streams. A stream with `state_dict()` 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -156,7 +157,8 @@ class _PortionReader(IterableDataset[_Portion]):
         ids = tuple(_digest(s) if self._digest else "" for s in samples)
         full = len(samples) == want * len(streams)
         data = self._collate(samples) if samples else None
-        states = {stream.lane: stream.state() for stream in streams if stream.stateful}
+        # Copied: the next portion is read before this one's step is over, and may change it.
+        states = {s.lane: copy.deepcopy(s.state()) for s in streams if s.stateful}
         return _Portion(data, ids, full, states)
 
 

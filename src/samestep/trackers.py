@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from samestep.config import Config
-from samestep.errors import MissingExtraError
+from samestep.errors import MissingExtraError, RunFolderError
 
 
 class Tracker(ABC):
@@ -29,17 +31,31 @@ class JsonLines(Tracker):
     """One JSON object a line; floats in full, so that they read back to the bit."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         # What a run that goes on had written up to its checkpoint stays.
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, row: dict[str, Any]) -> None:
-        self._file.write(json.dumps(row) + "\n")
+        with self._naming_itself():
+            self._file.write(json.dumps(row) + "\n")
 
     def flush(self) -> None:
-        self._file.flush()
+        with self._naming_itself():
+            self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        with self._naming_itself():
+            self._file.close()
+
+    @contextmanager
+    def _naming_itself(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunFolderError(
+                f"{self._path} could not be written: {error.strerror or error}. Make room or mend "
+                "the disk, and start the run again to go on from its newest checkpoint"
+            ) from error
 
 
 class TensorBoard(Tracker):

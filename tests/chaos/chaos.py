@@ -44,7 +44,7 @@ def train_in_chaos(config: dict[str, Any], record: str, dies_at_call: int | None
         _die_inside_saves(dies_at_call)
     from samestep.assemble import train_once
     from samestep.runtime.context import create_run_context
-    from samestep.runtime.environment import detect_hardware
+    from samestep.runtime.hardware import detect_hardware
 
     loaded = load_config(config)
     with create_run_context(loaded, detect_hardware()) as context:
@@ -66,7 +66,7 @@ def _die_inside_saves(at: int) -> None:
         return call
 
     for owner, names in (
-        (Files, ("make_folder", "open_new", "sync", "replace", "link", "remove")),
+        (Files, ("make_folder", "open_new", "sync", "replace", "copy", "remove")),
         (DigestedFile, ("write",)),
     ):
         for name in names:

@@ -234,7 +234,7 @@ def test_env_gives_a_reason_for_every_fact(here: Callable[..., Result]) -> None:
     ("arguments", "message"),
     [
         (["launch", "{config}", "--nproc", "9"], "9 ranks but only 8 lanes"),
-        (["launch", "{config}", "--nproc", "0"], "start at least one"),
+        (["launch", "{config}", "--nproc", "0"], "start at least one rank"),
         (["train", "{config}", "distributed.world_size=2"], "started alone"),
         (["verify", "{config}", "--worlds", "1,x"], "give numbers of ranks"),
         (["verify", "{config}", "--worlds", "2,2"], "different numbers"),

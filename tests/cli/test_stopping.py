@@ -139,7 +139,8 @@ def test_a_lost_rank_shrinks_the_world_and_the_run_goes_on(
     config: Path, tmp_path: Path, untouched: list[float]
 ) -> None:
     run = tmp_path / "runs" / "slow"
-    arguments = ("--nproc", "1:3", "--max-restarts", "2")
+    # A restart goes on also where the launch was to begin anew.
+    arguments = ("--nproc", "1:3", "--max-restarts", "2", "resume=never")
     with started("launch", config, *arguments, cwd=tmp_path) as process:
         wait_for(lambda: steps_done(run) >= 4)
         os.kill(ranks_of(config, process.pid)[0], signal.SIGKILL)

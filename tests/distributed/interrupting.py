@@ -29,7 +29,7 @@ def train_and_end(config: dict[str, Any], record: str, at: int, rank: int, how: 
     """Train; on one rank, something happens in the middle of one step. Returns the steps."""
     from samestep.assemble import train_once
     from samestep.runtime.context import create_run_context
-    from samestep.runtime.environment import detect_hardware
+    from samestep.runtime.hardware import detect_hardware
     from samestep.step import Step
 
     if int(os.environ.get("RANK", "0")) == rank and how:

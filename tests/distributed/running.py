@@ -30,7 +30,7 @@ def settings(task: str, folder: Path, **values: Any) -> dict[str, Any]:
 def _train(config: dict[str, Any], record: str) -> None:
     from samestep.assemble import train_once
     from samestep.runtime.context import create_run_context
-    from samestep.runtime.environment import detect_hardware
+    from samestep.runtime.hardware import detect_hardware
 
     loaded = load_config(config)
     with create_run_context(loaded, detect_hardware()) as context:

@@ -417,3 +417,15 @@ class Forgetful(Everything):
         self.counted[batch.lane] = self.counted.get(batch.lane, 0) + 1
         loss, count = super().loss(model, batch)
         return loss * self.counted[batch.lane], count
+
+
+class BadGradient(Everything):
+    """A finite loss whose gradient is not a number, in the fourth step."""
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
+        loss, count = super().loss(model, batch)
+        if batch.lane == 0:
+            self.calls = getattr(self, "calls", 0) + 1
+            if self.calls == 4:
+                loss = loss + (model.last.bias * 0).abs().sum().sqrt()
+        return loss, count

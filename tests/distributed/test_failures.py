@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from samestep.checkpoint.format import verify_checkpoint
+from samestep.errors import NonFiniteLoss
 from tests.distributed.interrupting import finish, go_on
 from tests.distributed.running import assert_same, settings, train
-from tests.ranks import answers_of_ranks
+from tests.ranks import answers_of_ranks, run_ranks
 
 QUICK = {"distributed": {"timeout": 6, "threads_per_rank": 1}}
 
@@ -20,7 +21,7 @@ def _train(config: dict[str, Any]) -> None:
     from samestep.assemble import train_once
     from samestep.config import load_config
     from samestep.runtime.context import create_run_context
-    from samestep.runtime.environment import detect_hardware
+    from samestep.runtime.hardware import detect_hardware
 
     loaded = load_config(config)
     with create_run_context(loaded, detect_hardware()) as context:
@@ -154,3 +155,29 @@ def test_a_disk_that_is_full_ends_the_run_and_loses_nothing(tmp_path: Path) -> N
     assert "step-00000003 could not be written: File too large" in said[0][1]
     assert "The checkpoints before it are whole" in said[0][1]
     assert finish(folder, 1).record.state_hash == train(tmp_path, 1).record.state_hash
+
+
+def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    said = everything_said(folder, "BadGradient", 2, checkpoint={"every_steps": 1})
+    assert said.count("weights are NaN or infinite after step 3, though its loss was not") >= 2
+    newest = sorted((folder / "checkpoints").iterdir())[-1]
+    assert verify_checkpoint(newest).step == 3
+
+
+def _fails_then_trains(folder: str) -> None:
+    """In one process group that stays open, as in a sweep of trials; all ranks fail the first."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    bad = settings("BadLoss", Path(folder) / "first", params={"step": 1})
+    with pytest.raises(NonFiniteLoss):
+        _train(bad)
+    _train(settings("Slow", Path(folder) / "second", epochs=2, params={"seconds": 0.2}))
+    dist.destroy_process_group()
+
+
+def test_a_run_does_not_hear_of_the_failure_of_the_one_before(tmp_path: Path) -> None:
+    """Its heartbeat would end it after some seconds, of which this run takes enough."""
+    run_ranks(_fails_then_trains, 2, str(tmp_path))
+    assert len(list((tmp_path / "second" / "checkpoints").iterdir())) == 2

@@ -41,7 +41,7 @@ def _train_watching_writes(config: dict[str, Any]) -> list[str]:
     sys.addaudithook(audit)
     from samestep.assemble import train_once
     from samestep.runtime.context import create_run_context
-    from samestep.runtime.environment import detect_hardware
+    from samestep.runtime.hardware import detect_hardware
 
     loaded = load_config(config)
     with create_run_context(loaded, detect_hardware()) as context:
@@ -154,7 +154,7 @@ def _own_loop(overrides: list[str]) -> None:
 def _recipe(overrides: list[str]) -> None:
     from samestep.assemble import train_once
     from samestep.runtime.context import create_run_context
-    from samestep.runtime.environment import detect_hardware
+    from samestep.runtime.hardware import detect_hardware
 
     loaded = load_config(DIGITS, overrides)
     with create_run_context(loaded, detect_hardware()) as context:

@@ -144,6 +144,7 @@ ALIAS_VALUES = {
     "clip_norm": 1.5,
     "precision": False,
     "evaluation.mode": "rank0",
+    "resume.checkpoint": "never",
     "distributed.enabled": True,
     "distributed.backend": "gloo",
     "distributed.find_unused_parameters": True,

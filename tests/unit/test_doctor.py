@@ -48,7 +48,8 @@ from samestep.doctor.ranks import (
     check_sharing,
 )
 from samestep.doctor.show import print_examination, summary
-from samestep.runtime.environment import Fact, Hardware, detect_launch
+from samestep.runtime.environment import Fact, detect_launch
+from samestep.runtime.hardware import Hardware
 from samestep.runtime.probe import Reduced
 
 CPU_ONLY = Hardware(

@@ -8,12 +8,11 @@ import torch
 from samestep.errors import LaunchError
 from samestep.runtime.environment import (
     check_local_rank,
-    detect_hardware,
     detect_launch,
-    detect_platform,
     first_host,
     process_environment,
 )
+from samestep.runtime.hardware import detect_hardware, detect_platform
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "launch"
 

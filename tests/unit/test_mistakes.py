@@ -13,7 +13,8 @@ from samestep.config import DistributedConfig, load_config, read_config
 from samestep.errors import ConfigError, LaunchError, PlanError, TaskError, UserMistake
 from samestep.launchers.local import local_launch
 from samestep.plan import BatchPlan, EpochPlan
-from samestep.runtime.environment import Fact, Hardware, check_local_rank, detect_launch
+from samestep.runtime.environment import Fact, check_local_rank, detect_launch
+from samestep.runtime.hardware import Hardware
 from samestep.runtime.placement import decide_placement
 from samestep.task import load_task
 from samestep.verify import verify
@@ -206,7 +207,7 @@ MISTAKES = [
     ("nproc against world_size", launch(2, "distributed.world_size=4"), LaunchError,
      ["world_size is 4 but --nproc is 2: make them the same, or set world_size: auto"]),
     ("several nodes from one machine", launch(2, "distributed.num_nodes=2"), LaunchError,
-     ["run torchrun on each node, with samestep train as its program"]),
+     ["add --nodes and --rendezvous"]),
     ("launched though not enabled", launch(2, "distributed.enabled=false"), LaunchError,
      ["set enabled: auto, or --nproc 1"]),
     ("lane_weights for other ranks", launch(4, "distributed.lane_weights=[3, 1]"), PlanError,

@@ -4,7 +4,8 @@ import pytest
 
 from samestep.config import DistributedConfig
 from samestep.errors import LaunchError
-from samestep.runtime.environment import Fact, Hardware, LaunchFacts, detect_launch
+from samestep.runtime.environment import Fact, LaunchFacts, detect_launch
+from samestep.runtime.hardware import Hardware
 from samestep.runtime.placement import decide_placement
 
 

@@ -12,21 +12,21 @@ from samestep.requeue import job_name, requeue
 
 JOB = {"SLURM_JOB_ID": "4711"}
 ARRAY = {"SLURM_JOB_ID": "4719", "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "8"}
-AUTO = PreemptionConfig(requeue="auto")
+AUTO = PreemptionConfig()
 
 Scontrol = Callable[..., Path]
 
 
 @pytest.fixture
 def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scontrol:
-    """Puts a scontrol first on the path; gives the file that its arguments go to."""
+    """Puts a scontrol on the path; gives the file that its arguments go to."""
 
     def install(code: int = 0, said: str = "", mode: int = 0o755) -> Path:
         asked, script = tmp_path / "asked", tmp_path / "bin" / "scontrol"
         script.parent.mkdir()
         script.write_text(f'#!/bin/sh\necho "$@" >> {asked}\n{said}\nexit {code}\n')
         script.chmod(mode)
-        monkeypatch.setenv("PATH", f"{script.parent}:/usr/bin:/bin")
+        monkeypatch.setenv("PATH", str(script.parent))  # alone: this machine may have another
         return asked
 
     return install
@@ -34,13 +34,11 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scontrol:
 
 @pytest.mark.parametrize("signal", ["SIGUSR1", "SIGUSR2"])
 @pytest.mark.parametrize(("environ", "job"), [(JOB, "4711"), (ARRAY, "4711_8")])
-@pytest.mark.parametrize("wanted", ["auto", True])
 def test_a_job_whose_end_was_announced_is_requeued(
-    scontrol: Scontrol, signal: str, environ: dict[str, str], job: str, wanted: bool | str
+    scontrol: Scontrol, signal: str, environ: dict[str, str], job: str
 ) -> None:
     asked = scontrol()
-    config = PreemptionConfig.model_validate({"requeue": wanted})
-    assert requeue(config, signal, environ) == f"Job {job} is requeued"
+    assert requeue(AUTO, signal, environ) == f"Job {job} is requeued"
     assert asked.read_text() == f"requeue {job}\n"
 
 
@@ -77,7 +75,7 @@ def test_without_scontrol_the_person_is_told_what_to_do(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     said = requeue(AUTO, "SIGUSR1", JOB)
-    assert said.startswith("Job 4711 is not requeued: there is no scontrol here")
+    assert said.startswith("Job 4711 is not requeued: scontrol cannot be started here")
     assert "Submit it again, and it goes on from the checkpoint" in said
 
 
@@ -96,7 +94,6 @@ def test_a_scontrol_that_fails_without_a_word_is_told_by_its_exit_code(scontrol:
     assert "scontrol said: exit code 3" in requeue(AUTO, "SIGUSR1", JOB)
 
 
-@pytest.mark.xfail(strict=True, reason="PermissionError is not caught: the stop becomes a crash")
 def test_a_scontrol_that_cannot_be_started_is_told_too(scontrol: Scontrol) -> None:
     scontrol(mode=0o644)
     assert requeue(AUTO, "SIGUSR1", JOB).startswith("Job 4711 is not requeued")

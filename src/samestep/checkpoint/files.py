@@ -30,12 +30,9 @@ class Files:
     def replace(self, source: Path, target: Path) -> None:
         os.replace(source, target)
 
-    def link(self, source: Path, target: Path) -> None:
-        """A second name for a file, or a copy where the file system has no second names."""
-        try:
-            os.link(source, target)
-        except OSError:
-            shutil.copyfile(source, target)
+    def copy(self, source: Path, target: Path) -> None:
+        """Not a second name: what a user does to the copy must not reach the checkpoint."""
+        shutil.copyfile(source, target)
 
     def remove(self, path: Path) -> None:
         """Remove a file or a folder, if it is there."""
@@ -52,13 +49,19 @@ class DigestedFile:
         self._file = files.open_new(path)
         self._digest = hashlib.sha256()
         self.size = 0
+        self.error: OSError | None = None
+        """What went wrong in a write, for callers whose writer replaces it by its own error."""
 
     def write(self, data: bytes | memoryview) -> int:
         rest = memoryview(data).cast("B")
         written = len(rest)
         self._digest.update(rest)
-        while rest:  # one call may write less than it was given
-            rest = rest[self._file.write(rest) :]
+        try:
+            while rest:  # one call may write less than it was given
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            self.error = error
+            raise
         self.size += written
         return written
 

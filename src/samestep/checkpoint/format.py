@@ -15,7 +15,6 @@ import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -64,7 +63,8 @@ class Manifest:
     """Checksum and size of each file."""
 
     def text(self) -> str:
-        document = {"format": FORMAT, **asdict(self)}
+        # By way of JSON, which makes text of a mapping's keys: the digest is of what is read.
+        document = json.loads(json.dumps({"format": FORMAT, **asdict(self)}))
         return json.dumps({"sha256": _digest(document), **document}, indent=1)
 
     @classmethod
@@ -116,7 +116,12 @@ def write_checkpoint(
         _write_safetensors(file, model)
     sums[MODEL] = (file.sha256, file.size)
     with DigestedFile(files, partial / TRAINING) as file:
-        torch.save(dict(training), file)  # type: ignore[arg-type]
+        try:
+            torch.save(dict(training), file)  # type: ignore[arg-type]
+        except RuntimeError:
+            if file.error is not None:  # torch's zip writer loses what really happened
+                raise file.error from None
+            raise
     sums[TRAINING] = (file.sha256, file.size)
     for name in sums:
         files.sync(partial / name)
@@ -137,6 +142,7 @@ _TYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
     torch.uint8: "U8", torch.bool: "BOOL", torch.complex64: "C64",
+    torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64",
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
 
@@ -195,8 +201,8 @@ def read_training(folder: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
         return state
-    except (OSError, RuntimeError, UnpicklingError, EOFError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # an unpickler fails on bad bytes in more ways than one can list
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise CheckpointError(
             f"{path} cannot be read without running code from it, which is never done: {reason}"
         ) from None

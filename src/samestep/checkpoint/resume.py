@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,35 +27,52 @@ class ResumePoint:
 
     folder: Path
     manifest: Manifest
+    branches: bool = False
+    """Whether another run begins here, and not the one goes on that is in the directory."""
 
 
 def find_resume_point(
-    config: Config, folder: Path, warn: Callable[[str], None]
+    config: Config, folder: Path, began_here: bool, warn: Callable[[str], None]
 ) -> ResumePoint | None:
-    """The checkpoint to go on from as the config says; None for a run from the beginning."""
+    """The checkpoint to go on from as the config says; None for a run from the beginning.
+
+    `began_here` says that this very launch began the run that is in the folder, and is now
+    restarted: then it goes on, also with `never`.
+    """
     asked = config.resume.checkpoint
-    if asked == "never":
-        return None
     own = folder / "checkpoints"
-    if asked == "auto":
+    if asked == "never" and not began_here:
+        return None
+    if asked in ("auto", "never"):
         return _point(own, warn)
     # A run that was started from a path, and interrupted, goes on from its own checkpoints.
-    newest = _point(own, warn)
+    newest = _own_point(own, warn)
     if newest is not None and newest.manifest.config.get("resume", {}).get("checkpoint") == asked:
         return newest
     path = Path(asked)
+    if newest is not None and path.resolve() == newest.folder.resolve():
+        return newest
     if (path / "checkpoints").is_dir():
         found = _point(path / "checkpoints", warn)
         if found is None:
             raise CheckpointError(f"resume.checkpoint: {path} holds no whole checkpoint")
-        return found
+        return replace(found, branches=True)
     try:
-        return ResumePoint(path, verify_checkpoint(path))
+        return ResumePoint(path, verify_checkpoint(path), branches=True)
     except CheckpointError as error:
         raise CheckpointError(
             f"resume.checkpoint: {path} is not a whole checkpoint: {error}. Give a directory such "
             "as runs/NAME/checkpoints/step-00000120, a run directory, auto or never"
         ) from None
+
+
+def _own_point(folder: Path, warn: Callable[[str], None]) -> ResumePoint | None:
+    """Like `_point` where another checkpoint was asked for: damaged ones here do not matter."""
+    try:
+        return _point(folder, warn)
+    except CheckpointError as error:
+        warn(str(error))
+        return None
 
 
 def _point(folder: Path, warn: Callable[[str], None]) -> ResumePoint | None:

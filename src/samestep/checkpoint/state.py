@@ -39,13 +39,14 @@ class RunState:
 
     def model_tensors(self) -> dict[str, Tensor]:
         """The model's tensors by name, a shared one once."""
-        return {name: value for name, value in _once(self._model.state_dict()).items()}
+        return _once(self._model.state_dict())[0]
 
     def training(self) -> dict[str, Any]:
         """Everything but the model's tensors."""
-        odd = {k: v for k, v in self._model.state_dict().items() if not isinstance(v, Tensor)}
+        state = self._model.state_dict()
         return {
-            "model": odd,
+            "model": {k: v for k, v in state.items() if not isinstance(v, Tensor)},
+            "shared": _once(state)[1],
             "modules": [module.state_dict() for module in self._others],
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "schedules": [schedule.state_dict() for schedule in self._schedules],
@@ -55,6 +56,12 @@ class RunState:
     def load(self, tensors: Mapping[str, Tensor], training: Mapping[str, Any]) -> None:
         """Put a checkpoint's state into these objects; says everything that does not fit."""
         mistakes = [*_shape_mistakes(self._model, tensors, training["model"])]
+        shared = _once(self._model.state_dict())[1]
+        if shared != training["shared"]:
+            mistakes.append(
+                f"tensors that share their memory: {shared or 'none'} here, "
+                f"{training['shared'] or 'none'} in the checkpoint"
+            )
         for what, here, saved in (
             ("modules besides the model", self._others, training["modules"]),
             ("optimizers", self._optimizers, training["optimizers"]),
@@ -77,25 +84,29 @@ class RunState:
             _load("a schedule", schedule, state)
 
 
-def _once(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Tensors by name; of those that share all their memory, the first."""
-    seen: set[tuple[Any, ...]] = set()
+def _once(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors by name, of those that share all their memory the first; and the others' firsts."""
+    seen: dict[tuple[Any, ...], str] = {}
     found: dict[str, Tensor] = {}
+    shared: dict[str, str] = {}
     for name, value in state.items():
         if isinstance(value, Tensor):
             place = (value.device, value.data_ptr(), tuple(value.shape), value.stride())
-            if not value.numel() or place not in seen:
+            if value.numel() and place in seen:
+                shared[name] = seen[place]
+            else:
                 found[name] = value
-            seen.add(place)
-    return found
+                seen[place] = name
+    return found, shared
 
 
 def _shape_mistakes(
     model: nn.Module, tensors: Mapping[str, Tensor], odd: Mapping[str, Any]
 ) -> list[str]:
     everything = model.state_dict()
-    here = _once(everything)
-    missing = here.keys() - tensors.keys()
+    here, _ = _once(everything)
+    without_tensor = {k for k, v in everything.items() if not isinstance(v, Tensor)}
+    missing = (here.keys() - tensors.keys()) | (without_tensor - odd.keys())
     mistakes = [f"{name} is not in the checkpoint" for name in sorted(missing)]
     unknown = (tensors.keys() | odd.keys()) - everything.keys()
     mistakes += [f"{name} is only in the checkpoint" for name in sorted(unknown)]
@@ -134,8 +145,9 @@ def _keep_types(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
 def exported(tensors: Mapping[str, Tensor], training: Mapping[str, Any], epoch: int) -> Any:
     """The layout that other projects read: one optimizer as itself, several as a list."""
     optimizers = training["optimizers"]
+    shared = {name: tensors[first] for name, first in training["shared"].items()}
     return {
-        "model_state_dict": dict(tensors),
+        "model_state_dict": {**tensors, **shared, **training["model"]},
         "optimizer_state_dict": optimizers[0] if len(optimizers) == 1 else optimizers,
         "epoch": epoch,
     }

@@ -37,25 +37,35 @@ class Found:
 
     @property
     def size(self) -> int:
-        return sum(path.stat().st_size for path in self.folder.iterdir() if path.is_file())
+        """Bytes; 0 if it is being removed meanwhile."""
+        try:
+            return sum(path.stat().st_size for path in self.folder.iterdir() if path.is_file())
+        except FileNotFoundError:
+            return 0
 
 
 def list_checkpoints(folder: Path, *, checksums: bool) -> list[Found]:
     """Every checkpoint in a folder by step; those that cannot be used say why."""
     found = []
-    for path in sorted(folder.glob("step-*")):
+    for path in folder.glob("step-*"):
         if not path.name.removeprefix("step-").isdigit() or not path.is_dir():
             continue  # a save that never ended, or nothing of ours
         try:
             found.append(Found(path, verify_checkpoint(path, checksums=checksums)))
         except CheckpointError as error:
-            found.append(Found(path, None, str(error)))
-    return found
+            if path.exists():  # else it was removed while we looked
+                found.append(Found(path, None, str(error)))
+    return sorted(found, key=lambda item: item.step)
 
 
 def newest_valid(folder: Path, warn: Callable[[str], None]) -> Found | None:
-    """The newest checkpoint whose every byte is as it was written; names those that are not."""
-    for candidate in reversed(list_checkpoints(folder, checksums=False)):
+    """The newest checkpoint whose every byte is as it was written; names those that are not.
+
+    If there are some and none of them can be used, that is an error: a run must not begin
+    anew because a disk did not answer.
+    """
+    candidates = list_checkpoints(folder, checksums=False)
+    for candidate in reversed(candidates):
         wrong = candidate.wrong
         if not wrong:
             try:
@@ -63,6 +73,11 @@ def newest_valid(folder: Path, warn: Callable[[str], None]) -> Found | None:
             except CheckpointError as error:
                 wrong = str(error)
         warn(f"checkpoint {candidate.folder} is not used: {wrong}")
+    if candidates:
+        raise CheckpointError(
+            f"none of the {len(candidates)} checkpoint(s) in {folder} can be used; the newest: {wrong}. "
+            "Mend them, or begin anew with resume=never, which sets them aside"
+        )
     return None
 
 
@@ -76,6 +91,9 @@ class CheckpointStore:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._writing = ""
+        self._written = False
+        self._exported: int | None = None
+        """The step whose weights lie beside the checkpoints, if this process put them there."""
 
     def write(
         self, model: Mapping[str, Tensor], training: Mapping[str, Any], manifest: Manifest
@@ -90,19 +108,30 @@ class CheckpointStore:
 
     def wait(self) -> None:
         """Wait for the write in flight; raises what went wrong with it."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self.finish()
         error, self._error = self._error, None
         if error is None:
             return
         if isinstance(error, OSError):
+            folder = self._folder / self._writing
+            what, whole = (
+                f"checkpoint {folder} could not be written",
+                "The checkpoints before it are",
+            )
+            if self._written:
+                what, whole = f"the files beside {folder} could not be tidied", "It is"
             raise CheckpointError(
-                f"checkpoint {self._folder / self._writing} could not be written: "
-                f"{error.strerror or error}. The checkpoints before it are whole: make room or "
-                "mend the disk, and start the run again to go on from the newest"
+                f"{what}: {error.strerror or error}. {whole} whole: make room or mend the disk, and "
+                "start the run again to go on from the newest"
             ) from error
         raise error
+
+    def finish(self) -> None:
+        """Wait for the write in flight, whatever comes of it. From any thread."""
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+            self._thread = None
 
     def _work(
         self, model: Mapping[str, Tensor], training: Mapping[str, Any], manifest: Manifest
@@ -117,7 +146,9 @@ class CheckpointStore:
     ) -> None:
         """Write a checkpoint, export the best weights, and remove what is not kept."""
         folder = self._folder / folder_name(manifest.step)
+        self._written = False
         write_checkpoint(self._files, folder, model, training, manifest)
+        self._written = True
         self.export_best(manifest)
         self._thin_out(manifest)
 
@@ -128,12 +159,22 @@ class CheckpointStore:
         if not source.exists():
             return
         target = self._folder.parent / MODEL
-        if target.exists() and target.samefile(source):
+        if self._exported == step and target.exists():
             return
         partial = target.with_name(MODEL + PARTIAL)
         self._files.remove(partial)
-        self._files.link(source, partial)
+        self._files.copy(source, partial)
         self._files.replace(partial, target)
+        self._exported = step
+
+    def mend_export(self, manifest: Manifest) -> None:
+        """Export what a kill between a checkpoint and its export left undone."""
+        try:
+            self.export_best(manifest)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self._folder.parent / MODEL} could not be written: {error.strerror or error}"
+            ) from error
 
     def _thin_out(self, manifest: Manifest) -> None:
         """Remove all but the last ones and the best; the one just written is always among them."""

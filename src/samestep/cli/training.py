@@ -46,11 +46,8 @@ def train(
         scope.enter_context(exporting({} if threads == "auto" else thread_variables(threads)))
         from samestep.assemble import train_once
         from samestep.runtime.context import create_run_context
-        from samestep.runtime.environment import (
-            check_local_rank,
-            detect_hardware,
-            detect_launch,
-        )
+        from samestep.runtime.environment import check_local_rank, detect_launch
+        from samestep.runtime.hardware import detect_hardware
         from samestep.runtime.signals import stop_with_parent
 
         if has_agent(process_environment()):
@@ -89,7 +86,7 @@ def launch(
 
         loaded = load_config(config, overrides or [])
         if nproc is None:
-            from samestep.runtime.environment import detect_hardware
+            from samestep.runtime.hardware import detect_hardware
 
             ranks: int | Size = default_nproc(loaded, detect_hardware().device_count)
         else:

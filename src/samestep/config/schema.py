@@ -77,8 +77,8 @@ class ResumeConfig(Section):
 class PreemptionConfig(Section):
     """What happens when a signal stops the run."""
 
-    requeue: bool | Auto = Field(
-        "auto", description="scontrol requeue after SIGUSR1/2; auto: inside a Slurm job"
+    requeue: bool = Field(
+        True, description="inside a Slurm job: scontrol requeue after SIGUSR1 or SIGUSR2"
     )
 
 

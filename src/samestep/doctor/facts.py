@@ -22,7 +22,7 @@ import torch
 from samestep.config import Config
 from samestep.doctor.findings import Finding, Place
 from samestep.doctor.limits import read_limits, read_text
-from samestep.runtime.environment import Hardware, detect_hardware
+from samestep.runtime.hardware import Hardware, detect_hardware
 from samestep.runtime.placement import Placement
 
 _VARIABLES = (

@@ -10,7 +10,7 @@ from pathlib import Path
 from samestep.config import Config
 from samestep.errors import LaunchError
 from samestep.plan import deal_lanes
-from samestep.runtime.environment import owned_cpus
+from samestep.runtime.hardware import owned_cpus
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Size:
             raise LaunchError(f"{option} is {text!r}: give a number, or a range such as 2:4")
         fewest, most = numbers[0], numbers[-1]
         if fewest < 1:
-            raise LaunchError(f"{option} is {text}: start at least one")
+            raise LaunchError(f"{option} is {text}: start at least one rank")
         if most < fewest:
             raise LaunchError(f"{option} is {text}: the first number of a range is the smaller one")
         return cls(fewest, most)
@@ -123,6 +123,8 @@ def _check(
     config: Config, ranks: Size, nodes: Size | None, rendezvous: str, max_restarts: int
 ) -> None:
     section, most = config.distributed, ranks.most
+    if most < 1:
+        raise LaunchError(f"--nproc is {ranks}: start at least one rank")
     if ranks.is_range and nodes is not None:
         raise LaunchError(
             f"--nproc is {ranks} beside --nodes {nodes}: give a range for one of them"
@@ -130,6 +132,15 @@ def _check(
     if ranks.is_range and not max_restarts:
         raise LaunchError(
             f"--nproc is {ranks}, but no rank can be left out without a restart: add --max-restarts"
+        )
+    if (ranks.is_range or nodes is not None) and config.batch_per_rank is not None:
+        raise LaunchError(
+            "batch_per_rank makes the run depend on the number of ranks, which may change here: set "
+            "global_batch instead"
+        )
+    if nodes is not None and config.resume.checkpoint == "never":
+        raise LaunchError(
+            "resume: never would begin anew whenever a node comes or goes: give the run another name"
         )
     if nodes is not None and not rendezvous:
         raise LaunchError(

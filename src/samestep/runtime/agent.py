@@ -7,8 +7,9 @@ import logging
 import os
 import signal
 import threading
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from samestep.errors import LaunchError, RankFailed, Stopped
 from samestep.launchers.local import LocalLaunch
-from samestep.runtime.environment import exporting, thread_variables
+from samestep.runtime.environment import exporting, launch_variables, thread_variables
 from samestep.runtime.verdict import Verdict, read_failures, said_by
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
@@ -40,9 +41,10 @@ def run_ranks(launch: LocalLaunch, tell: Tell = lambda line: None) -> None:
     the others are started again. Over several nodes torch's rendezvous decides who is there.
     """
     restarts = launch.max_restarts if launch.nodes is None else 0
+    this_launch = uuid.uuid4().hex
     for left in reversed(range(restarts + 1)):
         try:
-            _run_once(launch)
+            _run_once(launch, this_launch)
             return
         except Verdict as verdict:
             if not left or not verdict.may_pass:
@@ -55,7 +57,8 @@ def run_ranks(launch: LocalLaunch, tell: Tell = lambda line: None) -> None:
             launch = replace(launch, nproc=nproc)
 
 
-def _run_once(launch: LocalLaunch) -> None:
+def _run_once(launch: LocalLaunch, this_launch: str) -> None:
+    started = time.time()
     launch.folder.mkdir(parents=True, exist_ok=True)
     config = _agent_config(launch)
     interpreter, *arguments = launch.command
@@ -66,13 +69,17 @@ def _run_once(launch: LocalLaunch) -> None:
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1" if launch.nodes else "0",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": _SIGNALS,
     }
+    if launch.nodes is None:
+        variables |= launch_variables(this_launch)
     try:
         with exporting(variables), _SecondInterrupt():
             elastic_launch(config, entrypoint=interpreter)(*arguments)
     except ChildFailedError as error:
         raise read_failures(error.failures, launch.nproc, launch.folder) from None
     except SignalException as error:
-        raise _on_signal(error.sigval, launch.folder, config.run_id) from None
+        files = launch.folder.glob(f"{config.run_id}_*/attempt_*/*/error.json")
+        ours = [path for path in files if path.stat().st_mtime >= started]
+        raise _on_signal(error.sigval, ours) from None
     except (RuntimeError, OSError) as error:
         if launch.nodes is None:
             raise
@@ -130,14 +137,17 @@ def _quiet_agent_logs() -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _on_signal(number: signal.Signals, folder: Path, run_id: str) -> Exception:
+def _on_signal(number: signal.Signals, files: Sequence[Path]) -> Exception:
     """What the ranks made of a signal that the launcher handed on to them."""
-    for path in folder.glob(f"{run_id}_*/attempt_*/*/error.json"):
+    why = ""
+    for path in files:
         with suppress(ValueError):
             kind, message, _ = said_by(json.loads(path.read_text(encoding="utf-8")))
             if kind == "Stopped":
                 return Stopped(message)
-    return RankFailed(f"stopped by {number.name} before it could be saved", 128 + number)
+            if kind != "PeerLost":
+                why = f": {kind}: {message}"
+    return RankFailed(f"stopped by {number.name} before it could be saved{why}", 128 + number)
 
 
 class _SecondInterrupt:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -22,13 +22,9 @@ from samestep.errors import InitError, LaunchError, PeerLost, Stopped
 from samestep.runtime import ddp
 from samestep.runtime.buffers import LaneBuffers, changing_buffers
 from samestep.runtime.collectives import Collectives, SoloCollectives, TorchCollectives
-from samestep.runtime.environment import (
-    Hardware,
-    LaunchFacts,
-    detect_launch,
-    process_environment,
-)
+from samestep.runtime.environment import LaunchFacts, detect_launch, process_environment
 from samestep.runtime.gradients import GradientSum, LaneSum, OneLaneSum
+from samestep.runtime.hardware import Hardware
 from samestep.runtime.heartbeat import Heartbeat
 from samestep.runtime.logs import RankLog
 from samestep.runtime.placement import Placement, decide_placement
@@ -105,6 +101,14 @@ class RunContext(ABC):
         """From here on also write to this rank's log file in the folder."""
         self.log.to_file(folder, append)
 
+    def before_end(self, finish: Callable[[], None]) -> None:
+        """What must be over before this process may be ended because another rank failed."""
+        del finish  # nobody ends a process that is alone
+
+    def failed(self, error: BaseException) -> BaseException:
+        """Tell the other ranks that this one fails; returns what the error really means."""
+        return error
+
     def close(self) -> None:
         """Give back what the context opened. Safe to call twice."""
         self.log.close()
@@ -113,7 +117,10 @@ class RunContext(ABC):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        meant = error if error is None else self.failed(error)
         self.close()
+        if meant is not error and meant is not None:
+            raise meant from error
 
 
 class SingleProcessContext(RunContext):
@@ -151,7 +158,7 @@ class DDPContext(RunContext):
     ) -> None:
         super().__init__(TorchCollectives(device, Pulse()), device, local_rank, threads)
         self._owned = owned
-        self._closed = False
+        self._failed = False
         self._heartbeat = Heartbeat(
             dist.distributed_c10d._get_default_store(), self.rank, self.world, self.pulse, timeout
         )
@@ -161,23 +168,21 @@ class DDPContext(RunContext):
         if self.log.stream is not None:
             self._heartbeat.dump_stacks_to(self.log.stream)
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def before_end(self, finish: Callable[[], None]) -> None:
+        self._heartbeat.before_end(finish)
+
+    def failed(self, error: BaseException) -> BaseException:
         """Tell the other ranks of a failure here; or tell apart why they broke a collective."""
-        if self._closed:
-            self.close()
-            return
-        try:
-            if isinstance(error, PeerLost):
-                explained = self._heartbeat.explain(error)
-                if not isinstance(explained, PeerLost):
-                    self._heartbeat.announce(explained)  # the rank that hangs is to end, too
-                raise explained from error
-            if error is not None and not isinstance(error, (Stopped, SystemExit)):
-                self._heartbeat.announce(error)
-        finally:
-            self.close()
-            if error is not None:
-                self._heartbeat.leave()
+        if self._failed or isinstance(error, (Stopped, SystemExit)):
+            return error
+        self._failed = True
+        if not isinstance(error, PeerLost):
+            self._heartbeat.announce(error)
+            return error
+        meant = self._heartbeat.explain(error)
+        if not isinstance(meant, PeerLost):
+            self._heartbeat.announce(meant)  # the rank that hangs is to end, too
+        return meant
 
     def machinery(
         self,
@@ -219,7 +224,6 @@ class DDPContext(RunContext):
         return converted
 
     def close(self) -> None:
-        self._closed = True
         self._heartbeat.stop()
         super().close()
         if self._owned and dist.is_initialized():
@@ -227,6 +231,8 @@ class DDPContext(RunContext):
         # DistributedDataParallel holds the group, in cycles: let it go with its threads now, or
         # when this is called again by those who held the model meanwhile.
         gc.collect()
+        if self._failed:
+            self._heartbeat.leave()
 
 
 def _lane_buffers(
@@ -286,7 +292,7 @@ def _open_group(section: DistributedConfig, place: Placement) -> RunContext:
             init_method=method,
             rank=place.rank.value,
             world_size=place.world.value,
-            timeout=timedelta(seconds=section.timeout),
+            timeout=timedelta(seconds=_backend_timeout(section, place)),
             device_id=device if place.backend.value == "nccl" else None,
         )
     except (RuntimeError, ValueError) as error:
@@ -303,6 +309,11 @@ def _open_group(section: DistributedConfig, place: Placement) -> RunContext:
         f"local rank {place.local_rank.value} on {device}, {place.threads.value} thread(s)"
     )
     return context
+
+
+def _backend_timeout(section: DistributedConfig, place: Placement) -> float:
+    """nccl's watchdog would abort the process before the heartbeat can say who hangs."""
+    return section.timeout + (60.0 if place.backend.value == "nccl" else 0.0)
 
 
 def _without_group(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
-from samestep.runtime.pulse import EXCHANGE
-
-SILENT_AFTER = 3.0
-"""Seconds without a heartbeat after which a rank is called silent; they come every second."""
+from samestep.runtime.pulse import EXCHANGE, READING
 
 
 @dataclass(frozen=True)
@@ -27,20 +25,26 @@ class Beat:
     collective: str
     """The last collective it called."""
     sequence: int
-    age: float = 0.0
-    """Seconds since this was written."""
+    time: float
+    """When this was written, by that host's clock."""
+    silent: bool = False
+    """Whether no newer one came while we looked."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for other ranks, as far as the host can tell."""
-        return self.phase == EXCHANGE
+        """Whether it waits for other ranks, as far as the host can tell.
+
+        Where a backend works behind the host, that waits for it when it reads.
+        """
+        return self.phase in (EXCHANGE, READING)
 
     @property
-    def silent(self) -> bool:
-        return self.age > SILENT_AFTER
+    def age(self) -> float:
+        """Seconds since this was written, as far as two clocks can be compared."""
+        return max(0.0, time.time() - self.time)
 
     def where(self) -> str:
         """Where this rank is, for people."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -65,6 +64,24 @@ def has_agent(environ: Mapping[str, str]) -> bool:
 def agent_serves_store(environ: Mapping[str, str]) -> bool:
     """Whether the ranks meet at a store that their launcher's agent serves, not rank 0."""
     return environ.get("TORCHELASTIC_USE_AGENT_STORE", "False") == "True"
+
+
+_LAUNCH_ID = "SAMESTEP_LAUNCH_ID"
+
+
+def launch_variables(name: str) -> dict[str, str]:
+    """What tells ranks which launch they belong to, though they are started again."""
+    return {_LAUNCH_ID: name}
+
+
+def launch_id(environ: Mapping[str, str]) -> str | None:
+    """What stays the same when a launch or a Slurm job is started again; None if nothing says."""
+    job = environ.get("SLURM_JOB_ID")
+    if job is not None and _LAUNCH_ID not in environ:
+        return (
+            f"slurm {environ.get('SLURM_ARRAY_JOB_ID', job)} {environ.get('SLURM_ARRAY_TASK_ID')}"
+        )
+    return environ.get(_LAUNCH_ID)
 
 
 @dataclass(frozen=True)
@@ -315,69 +332,6 @@ def first_host(nodelist: str) -> str:
     if outside is None:
         raise LaunchError(f"the Slurm node list {nodelist!r} names no host: set MASTER_ADDR")
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", outside.group())
-
-
-def detect_platform(environ: Mapping[str, str]) -> Fact[str]:
-    """Where this runs: colab, kaggle or local."""
-    if "KAGGLE_KERNEL_RUN_TYPE" in environ:
-        return Fact("kaggle", "KAGGLE_KERNEL_RUN_TYPE is set")
-    if "COLAB_RELEASE_TAG" in environ or "COLAB_GPU" in environ:
-        return Fact("colab", "COLAB_RELEASE_TAG or COLAB_GPU is set")
-    return Fact("local", "no Kaggle or Colab variable is set")
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """What this machine offers to a training run."""
-
-    device_count: int
-    devices: tuple[str, ...]
-    cpus: Fact[int]
-    backends: tuple[str, ...]
-    host: str
-    platform: Fact[str]
-    cuda: Fact[bool]
-
-    @property
-    def cuda_available(self) -> bool:
-        return self.cuda.value
-
-
-def detect_hardware(environ: Mapping[str, str] | None = None) -> Hardware:
-    """Look at this machine: GPUs, CPUs, communication backends, platform."""
-    import torch
-
-    environ = process_environment() if environ is None else environ
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if count:
-        cuda = Fact(True, f"torch sees {count} GPU(s)")
-    elif torch.version.cuda is None:
-        cuda = Fact(False, f"torch {torch.__version__} is built without CUDA")
-    else:
-        cuda = Fact(False, "torch is built with CUDA but sees no GPU")
-    return Hardware(
-        device_count=count,
-        devices=tuple(torch.cuda.get_device_name(index) for index in range(count)),
-        cpus=owned_cpus(),
-        backends=_backends(),
-        host=socket.gethostname(),
-        platform=detect_platform(environ),
-        cuda=cuda,
-    )
-
-
-def owned_cpus() -> Fact[int]:
-    """The CPUs that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return Fact(len(os.sched_getaffinity(0)), "CPUs this process may run on")
-    return Fact(os.cpu_count() or 1, "CPUs of this machine")
-
-
-def _backends() -> tuple[str, ...]:
-    import torch.distributed as dist
-
-    found = {"nccl": dist.is_nccl_available, "gloo": dist.is_gloo_available}
-    return tuple(name for name, available in found.items() if available())
 
 
 def check_local_rank(passed: int | None, launch: LaunchFacts) -> None:

@@ -16,8 +16,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import IO, Any, TypeVar
+
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from samestep.errors import OutOfStep, PeerLost, RankHung, SamestepError
 from samestep.runtime.diagnosis import Beat, Calls, different_calls, hang_report
@@ -37,18 +38,24 @@ class Heartbeat:
     """Publishes this rank's pulse and watches the run."""
 
     def __init__(self, store: Any, rank: int, world: int, pulse: Pulse, timeout: float) -> None:
-        # A connection of its own, where torch can make one: the first one may be blocked.
         self._served = store  # rank 0 may serve it to the others, as long as it is held
-        self._store = store.clone() if hasattr(store, "clone") else store
+        # A connection of its own, where torch can make one: the first one may be blocked.
+        own = store.clone() if hasattr(store, "clone") else store
+        # Of this run only: several can follow each other in one process, at one store.
+        number = own.add(f"samestep/runs of rank {rank}", 1)
+        self._store = PrefixStore(f"samestep/{number}", own)
         self._rank, self._world, self._pulse, self._timeout = rank, world, pulse, timeout
         self._main = threading.current_thread().ident
         self._interval = min(1.0, timeout / 8)
         self._host = socket.gethostname()
         self._number = 0
-        self._answered = False
+        self._answered = 0
+        """The last question that this rank has answered."""
+        self._before_end: Callable[[], None] = lambda: None
         self._store_is_gone = False
         self._report: str | None = None
         self._failure_seen: float | None = None
+        self._has_left = False
         self._gone = 0
         """Ranks that are known to have ended without a word."""
         self._stacks: IO[str] | None = None
@@ -59,6 +66,10 @@ class Heartbeat:
     def dump_stacks_to(self, file: IO[str]) -> None:
         """Where to write all stacks if this process holds the interpreter and cannot beat."""
         self._stacks = file
+
+    def before_end(self, finish: Callable[[], None]) -> None:
+        """What must be over before this process is ended from outside: a save in flight."""
+        self._before_end = finish
 
     def stop(self) -> None:
         """End the thread. Safe to call twice."""
@@ -76,10 +87,11 @@ class Heartbeat:
             self._beat()
             if self._has("failed"):
                 self._end_if_stuck()
-            if self._has("ask") and not self._answered:
-                self._answer()
+            self._answer_if_asked()
             waited = self._seconds_waiting()
-            if waited > self._timeout - 2.5 * self._interval and self._report is None:
+            if waited < self._interval:
+                self._report = None  # it came back after all
+            elif waited > self._timeout - 2.5 * self._interval and self._report is None:
                 self._report = self._investigate()
             if waited > self._timeout + _SECONDS_TO_END:
                 # A backend that does not raise by itself: the main thread will not come back.
@@ -106,6 +118,7 @@ class Heartbeat:
             time.perf_counter() - pulse.since,
             pulse.collective,
             pulse.sequence,
+            time.time(),
         )
 
     def _seconds_waiting(self) -> float:
@@ -118,15 +131,22 @@ class Heartbeat:
         idle = self._pulse.phase in (STARTING, BETWEEN_STEPS, SAVE)
         return 0.0 if idle else time.perf_counter() - self._pulse.since
 
-    def _answer(self) -> None:
+    def _answer_if_asked(self) -> None:
+        asked = self._ask_store(lambda: self._store.add("questions", 0)) or 0
+        if asked > self._answered:
+            self._answer(asked)
+
+    def _answer(self, question: int) -> None:
         """Somebody wants to know exactly where this rank is."""
-        self._answered = True
+        self._answered = question
         frames = sys._current_frames()
         stack = "".join(traceback.format_stack(frames.get(self._main))) if self._main else ""
-        told = json.dumps({"stack": stack, "calls": self._pulse.calls})
+        told = json.dumps({"stack": stack, "calls": list(self._pulse.recent)})
         self._ask_store(lambda: self._store.set(f"answer/{self._rank}", told))
 
     def _end_if_stuck(self) -> None:
+        if self._pulse.phase == SAVE:
+            return  # it will end by itself, and what it saves is worth the wait
         now = time.monotonic()
         self._failure_seen = self._failure_seen or now
         if now - self._failure_seen > _SECONDS_TO_END:
@@ -140,6 +160,7 @@ class Heartbeat:
 
     def _die(self, error: SamestepError) -> None:
         record_failure(error)
+        self._before_end()
         self._ask_store(lambda: self._store.add("left", 1))
         for file in (sys.stderr, self._stacks):
             if file is not None:
@@ -172,14 +193,14 @@ class Heartbeat:
             return RankHung(self._report or self._compose(beats, answers))
         if cause is not None:
             return PeerLost(f"rank {self._rank}: {_failed_first(cause)}")
-        mismatch = different_calls(_calls(answers))
-        if mismatch is not None:
-            return OutOfStep(mismatch)
         gone = [beat for beat in beats if beat.silent]
         self._gone = len(gone)
         if gone:
             names = "; ".join(f"rank {b.rank} on {b.host} (pid {b.pid}) {b.where()}" for b in gone)
             return PeerLost(f"rank {self._rank} lost a peer: {names}")
+        mismatch = different_calls(_calls(answers))
+        if mismatch is not None:
+            return OutOfStep(mismatch)
         return PeerLost(f"rank {self._rank} {lost}")
 
     def _investigate(self) -> str:
@@ -192,9 +213,8 @@ class Heartbeat:
 
     def _look_around(self) -> tuple[list[Beat], dict[int, dict[str, Any]]]:
         """Everybody's last beat, and what they answer when asked where they are."""
-        self._ask_store(lambda: self._store.set("ask", "1"))
-        if not self._answered:
-            self._answer()
+        question = self._ask_store(lambda: self._store.add("questions", 1)) or 0
+        self._answer(question)
         before = {rank: self._read(f"beat/{rank}") for rank in range(self._world)}
         deadline = time.monotonic() + 3 * self._interval
         while time.monotonic() < deadline and not self._has("failed"):
@@ -206,14 +226,15 @@ class Heartbeat:
             if old is None or new is None:
                 continue
             moved = new.pop("number") != old["number"] or rank == self._rank
-            beat = Beat(**new)
-            # Two clocks are not compared: a beat that did not move while we looked is old.
-            beats.append(beat if moved else replace(beat, age=3 * self._interval + beat.seconds))
+            beats.append(Beat(**{**new, "silent": not moved}))
         answers = {rank: self._read(f"answer/{rank}") for rank in range(self._world)}
         return beats, {rank: answer for rank, answer in answers.items() if answer is not None}
 
     def leave(self) -> None:
         """Say that this rank has read why the run ended; its store stays until all have."""
+        if self._has_left:
+            return
+        self._has_left = True
         left = self._ask_store(lambda: self._store.add("left", 1))
         if self._rank != 0 or agent_serves_store(process_environment()):
             return  # the store lives with the agent, or with rank 0

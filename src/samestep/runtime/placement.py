@@ -7,7 +7,8 @@ from typing import Any
 
 from samestep.config import DistributedConfig
 from samestep.errors import LaunchError
-from samestep.runtime.environment import Fact, Hardware, LaunchFacts
+from samestep.runtime.environment import Fact, LaunchFacts
+from samestep.runtime.hardware import Hardware
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,8 @@ class Pulse:
         self.since = perf_counter()
         self.sequence = 0
         """Collectives called so far; the same number is the same call on every rank."""
-        self.recent: deque[str] = deque(maxlen=_REMEMBERED)
-        """The last ones' names; the last of them has the number `sequence`."""
+        self.recent: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
+        """The last ones with their numbers."""
         self.seconds: dict[str, float] = dict.fromkeys(
             (STARTING, DATA, COMPUTE, EXCHANGE, SAVE, EVALUATE, READING, BETWEEN_STEPS), 0.0
         )
@@ -68,13 +68,7 @@ class Pulse:
     @property
     def collective(self) -> str:
         """The last collective that was called."""
-        return self.recent[-1] if self.recent else ""
-
-    @property
-    def calls(self) -> list[tuple[int, str]]:
-        """The last collectives with their numbers."""
-        names = list(self.recent)
-        return list(enumerate(names, self.sequence - len(names) + 1))
+        return self.recent[-1][1] if self.recent else ""
 
     @property
     def busy(self) -> float:
@@ -106,8 +100,8 @@ class _Waiting(_During):
 
     def __enter__(self) -> None:
         pulse = self._pulse
-        pulse.recent.append(self._collective)
         pulse.sequence += 1
+        pulse.recent.append((pulse.sequence, self._collective))
         self._before = pulse.enter(self._phase)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

@@ -36,7 +36,7 @@ class Wish:
     signal: str | None = None
     """The signal that asks the run to stop."""
     rank: int = 0
-    """The rank that got it first."""
+    """The lowest rank that got one."""
 
     @classmethod
     def of(cls, notes: Sequence[RankNote]) -> Wish:
@@ -58,14 +58,15 @@ class StopSignals:
 
     def __init__(self) -> None:
         self._received = 0
+        self._interrupts = 0
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopSignals:
         # Python lets only the main thread install handlers; elsewhere signals do what they did.
         if threading.current_thread() is threading.main_thread():
             for number in STOPPING:
-                # SIGUSR1 and the like may be somebody else's already: theirs wins.
-                if number == signal.SIGINT or signal.getsignal(number) == signal.SIG_DFL:
+                # A signal may be somebody else's already, or ignored on purpose: theirs wins.
+                if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
                     self._before[number] = signal.signal(number, self._remember)
         return self
 
@@ -75,11 +76,14 @@ class StopSignals:
         self._before.clear()
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self._received == signal.SIGINT:
+        self._interrupts += number == signal.SIGINT
+        if self._interrupts > 1:
             raise KeyboardInterrupt
         if number == signal.SIGINT:
             os.write(2, b"\nStopping after this step; press Ctrl-C again to stop at once.\n")
-        self._received = number
+        # The first one counts: Slurm's SIGUSR1, which asks for a requeue, may be followed by
+        # its SIGTERM before the step is over.
+        self._received = self._received or number
 
     def flag(self, save: bool) -> float:
         """This rank's flag for the coming step."""
@@ -96,3 +100,5 @@ def stop_with_parent() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() == 1:  # it ended before we asked
+            os.kill(os.getpid(), signal.SIGTERM)

@@ -98,19 +98,21 @@ class TreeSum(GradientSum):
         loss.backward()
 
     def finish(self, stats: LocalStats) -> None:
+        # All of it before the wait: a rank without samples must call in the others' order.
+        while self._sent < len(self._buckets):
+            self._send()
         with self._collectives.pulse.waiting("gradients"):
-            while self._sent < len(self._buckets):
-                self._send()
             self._buckets[-1].advance()
             for bucket in self._buckets:
                 bucket.wait()
+            if self._exchange_usage:
+                for bucket in self._buckets:
+                    bucket.agree_on_usage(self._find_unused)
         self._last_lane = None
         if self._carrier is not None:
             self._carrier.deliver_passengers()
         inverse_count = stats.inverse_count(self._buckets[0].params[0].device)
         for bucket in self._buckets:
-            if self._exchange_usage:
-                bucket.agree_on_usage(self._find_unused)
             bucket.deliver(inverse_count)
         self._usage_agreed = True
 
