@@ -3,7 +3,7 @@
     python benchmarks/heartbeat.py [--rounds 30] [--json FILE]
 
 A step of small matrix products runs in turns: bare; with every call that a step of four
-lanes on a rank makes to its pulse (nine phases, four collectives); and with the heartbeat's
+lanes on a rank makes to its pulse (ten changes of phase, four collectives); and with the heartbeat's
 thread beside it, which tells a store about once a second. The bare step runs twice, to show
 how far the ratios can be trusted.
 """
@@ -23,7 +23,7 @@ from rich.table import Table
 from torch.distributed import TCPStore
 
 from samestep.runtime.heartbeat import Heartbeat
-from samestep.runtime.pulse import COMPUTE, DATA, Pulse
+from samestep.runtime.pulse import DATA, Pulse
 
 GOAL = 1.01
 LANES, COLLECTIVES = 4, 4
@@ -48,15 +48,15 @@ def calibrated() -> Callable[[], None]:
 
 def with_pulse(work: Callable[[], None], pulse: Pulse) -> Callable[[], None]:
     def step() -> None:
-        pulse.step += 1
+        pulse.begin_step(pulse.step + 1)
         for _ in range(LANES):
             before = pulse.enter(DATA)
             pulse.enter(before)
-        pulse.enter(COMPUTE)
         work()
         for _ in range(COLLECTIVES):
             with pulse.waiting("gradients"):
                 pass
+        pulse.end_step()
 
     return step
 

@@ -102,8 +102,10 @@ class Boundary:
         self._unread.append(stats.notes())
         if len(self._unread) <= (_STEPS_BEHIND if stats.notes_wait else 0):
             return NO_WISH
-        with self._context.pulse.during(READING):
-            notes = self._unread.popleft()()
+        pulse = self._context.pulse
+        before = pulse.enter(READING)  # where this waits, it waits for the device
+        notes = self._unread.popleft()()
+        pulse.enter(before)
         if len(notes) > 1:
             self._times.hear(notes)
         return Wish.of(notes)

@@ -39,7 +39,7 @@ from samestep.plan import EpochPlan, deal_lanes
 from samestep.precision import Precision
 from samestep.runtime.context import LaneMachinery, RunContext, create_run_context
 from samestep.runtime.hardware import detect_hardware
-from samestep.runtime.pulse import BETWEEN_STEPS, EVALUATE
+from samestep.runtime.pulse import EVALUATE
 from samestep.runtime.randomness import BETWEEN, INIT, Streams
 from samestep.saving import Saver
 from samestep.step import Step, StepEngine, trainable
@@ -98,6 +98,7 @@ class Run:
             self._trackers = open_trackers(config, self.folder, context.is_main, self._start)
             opening.pop_all()
         context.before_end(self._saver.finish_write)
+        context.pulse.timed_every = min(context.pulse.timed_every, config.log_every)
         self._times = StepTimes(context.pulse, context.device)
         self._ledger = Ledger(config.log_every, self._write_records, context.pulse)
         self._boundary = Boundary(self._saver, self._times, context, config)
@@ -247,7 +248,7 @@ class Run:
         self._ledger.restart_clock()
         with self._boundary.signals:
             for data in source.steps(position, total):
-                pulse.step = data.index
+                pulse.begin_step(data.index)
                 step = self._current = Step(engine, data)
                 # A place of its own, so that a run that goes on here draws as this one does.
                 self._streams.enter(BETWEEN, at=(data.index, 1))
@@ -257,7 +258,7 @@ class Run:
                 self._current = None
                 if self._boundary.end(step, source, plan, total, self.flush):
                     break
-                pulse.enter(BETWEEN_STEPS)
+                pulse.end_step()
         self.flush()
         self._saver.wait()
 

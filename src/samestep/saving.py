@@ -32,6 +32,7 @@ class Saver:
     ) -> None:
         self._config, self._rules, self._context = config, config.checkpoint, context
         self._writes = context.is_main
+        self._pulse = context.pulse
         self._point = point
         self._store = CheckpointStore(folder / "checkpoints", self._rules.keep_last)
         if point is not None and self._writes:
@@ -110,7 +111,8 @@ class Saver:
     def clock_is_up(self) -> bool:
         """Whether every_minutes have passed here; rank 0's clock is what all ranks go by."""
         minutes = self._rules.every_minutes
-        if minutes is None or not self._writes or self._told_the_time:
+        # Only in steps that are timed: the clock is not cheap everywhere.
+        if minutes is None or not self._writes or self._told_the_time or not self._pulse.timed:
             return False
         # Told once until it is saved: on a GPU that is some steps later.
         self._told_the_time = time.monotonic() - self._clock > 60 * minutes

@@ -29,7 +29,7 @@ from samestep.nonfinite import FiniteGuard
 from samestep.precision import Precision
 from samestep.runtime.context import LaneMachinery, RunContext
 from samestep.runtime.lanestats import EMPTY, LaneStats, LocalStats, RankNote
-from samestep.runtime.pulse import COMPUTE, DATA
+from samestep.runtime.pulse import DATA
 from samestep.runtime.randomness import BETWEEN, MODEL, Streams
 
 
@@ -71,7 +71,6 @@ class Step:
         self._open: int | None = None
         self._lane_stats: dict[int, LaneStats] = {}
         self._stats: LocalStats | None = None
-        engine.context.pulse.enter(COMPUTE)
         engine.guard.begin(data.index)
         engine.machinery.gradients.begin(data.ragged)
         engine.machinery.buffers.begin_step()

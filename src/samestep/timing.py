@@ -18,6 +18,8 @@ _COLUMNS = {
     "time_save": (SAVE,),
 }
 """Reading losses waits for the device, which is computing."""
+_ALWAYS = (SAVE, READING)
+"""Timed whenever they happen; the other phases in some steps only."""
 
 
 class StepTimes:
@@ -26,6 +28,7 @@ class StepTimes:
     def __init__(self, pulse: Pulse, device: torch.device) -> None:
         self._pulse, self._device = pulse, device
         self._seconds = dict(pulse.seconds)
+        self._timed = pulse.timed_steps
         self._told = pulse.busy
         self._busy: list[float] = []
 
@@ -46,9 +49,10 @@ class StepTimes:
         pulse = self._pulse
         pulse.enter(pulse.phase)  # the phase we are in counts up to now
         row: dict[str, Any] = {"samples_per_second": samples / seconds if seconds else 0.0}
-        for column, phases in _COLUMNS.items():
-            spent = sum(pulse.seconds[p] - self._seconds[p] for p in phases)
-            row[column] = spent / steps
+        timed, self._timed = pulse.timed_steps - self._timed, pulse.timed_steps
+        for column, phases in _COLUMNS.items() if timed else ():
+            spent = {phase: pulse.seconds[phase] - self._seconds[phase] for phase in phases}
+            row[column] = sum(s / (steps if p in _ALWAYS else timed) for p, s in spent.items())
         if len(self._busy) > 1:
             slowest = max(range(len(self._busy)), key=self._busy.__getitem__)
             fastest = min(self._busy)

@@ -98,7 +98,7 @@ class Chaos:
         config = settings(
             "Slow", run, epochs=None, steps=STEPS, log_every=1, params={"seconds": 0.004},
             checkpoint={"every_steps": 2, "every_epochs": None},
-            distributed={"timeout": 4},
+            distributed={"timeout": 4, "device": "cpu"},
         )  # fmt: skip
         return config
 

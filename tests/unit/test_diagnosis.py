@@ -34,7 +34,6 @@ from samestep.runtime.diagnosis import Beat, different_calls, hang_report
 from samestep.runtime.heartbeat import Heartbeat
 from samestep.runtime.lanestats import RankNote
 from samestep.runtime.pulse import (
-    BETWEEN_STEPS,
     COMPUTE,
     DATA,
     EXCHANGE,
@@ -240,8 +239,10 @@ def test_ranks_that_called_different_collectives_are_out_of_step() -> None:
 def test_the_last_sign_of_a_rank_is_as_old_as_it_is() -> None:
     pulses = [Pulse(), Pulse()]
     pulses[1].enter(COMPUTE)
-    pulses[1].since -= 100  # a long step, but it was there a moment ago
     with beating(pulses) as (mine, other):
+        other._moved -= 100  # a long step, but it was there a moment ago
+        until(lambda: other._now().seconds > 99)
+        other._beat()
         other.stop()
         told = str(mine.explain(lost()))
     found = re.search(r"gave its last sign (\d+) s ago in compute", told)
@@ -299,8 +300,9 @@ def test_a_long_step_of_our_own_is_no_hang(ended: list[int]) -> None:
     pulses = [Pulse(), Pulse()]
     for pulse in pulses:
         pulse.enter(COMPUTE)
-        pulse.since -= 1000
-    with beating(pulses, timeout=0.4):
+    with beating(pulses, timeout=0.4) as hearts:
+        for heart in hearts:
+            heart._moved -= 1000
         time.sleep(0.3)
     assert not ended
 
@@ -325,20 +327,35 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_the_phases_add_up_to_the_time_that_passed(clock: Clock) -> None:
     pulse = Pulse()
+    pulse.begin_step(0)
     for phase, seconds in [(DATA, 1), (COMPUTE, 2), (EXCHANGE, 4), (COMPUTE, 8), (SAVE, 16)]:
         assert pulse.enter(phase) in pulse.seconds
         clock.now += seconds
-    pulse.enter(BETWEEN_STEPS)
+    pulse.end_step()
+    clock.now += 100
     spent = {phase: seconds for phase, seconds in pulse.seconds.items() if seconds}
     assert spent == {DATA: 1, COMPUTE: 10, EXCHANGE: 4, SAVE: 16}
     assert pulse.busy == 11
-    assert pulse.since == clock.now
+
+
+def test_only_some_steps_are_timed(clock: Clock) -> None:
+    pulse = Pulse()
+    for step in range(17):
+        pulse.begin_step(step)
+        pulse.enter(DATA)
+        clock.now += 1
+        pulse.enter(COMPUTE)
+        pulse.end_step()
+    assert (pulse.timed_steps, pulse.seconds[DATA]) == (3, 3.0)
+    with pulse.during(SAVE):  # but this always is
+        clock.now += 5
+    assert pulse.seconds[SAVE] == 5
 
 
 def test_a_phase_inside_another_gives_it_back(clock: Clock) -> None:
     pulse = Pulse()
     assert pulse.phase == STARTING
-    pulse.enter(COMPUTE)
+    pulse.begin_step(0)
     with pulse.during(SAVE):
         clock.now += 1
         with pulse.waiting("broadcast"):

@@ -49,6 +49,7 @@ class Heartbeat:
         self._interval = min(1.0, timeout / 8)
         self._host = socket.gethostname()
         self._number = 0
+        self._moves_seen, self._moved = pulse.moves, time.monotonic()
         self._answered = 0
         """The last question that this rank has answered."""
         self._before_end: Callable[[], None] = lambda: None
@@ -96,7 +97,7 @@ class Heartbeat:
             if waited > self._timeout + _SECONDS_TO_END:
                 # A backend that does not raise by itself: the main thread will not come back.
                 self._die(RankHung(self._report or "a collective never came back"))
-            if self._store_is_gone and self._seconds_still() > max(30.0, self._timeout):
+            if self._store_is_gone and self._seconds_stuck() > max(30.0, self._timeout):
                 where = self._now().where()
                 self._die(PeerLost(f"the other ranks have ended, and this one {where}"))
 
@@ -107,6 +108,13 @@ class Heartbeat:
         document = json.dumps({"number": self._number, **self._now().as_json()})
         self._ask_store(lambda: self._store.set(f"beat/{self._rank}", document))
 
+    def _seconds_still(self) -> float:
+        """How long this rank has been where it is, as far as this thread has looked."""
+        now = time.monotonic()
+        if self._pulse.moves != self._moves_seen:
+            self._moves_seen, self._moved = self._pulse.moves, now
+        return now - self._moved
+
     def _now(self) -> Beat:
         pulse = self._pulse
         return Beat(
@@ -115,7 +123,7 @@ class Heartbeat:
             os.getpid(),
             pulse.step,
             pulse.phase,
-            time.perf_counter() - pulse.since,
+            self._seconds_still(),
             pulse.collective,
             pulse.sequence,
             time.time(),
@@ -124,12 +132,12 @@ class Heartbeat:
     def _seconds_waiting(self) -> float:
         if self._pulse.phase not in (EXCHANGE, READING):
             return 0.0
-        return time.perf_counter() - self._pulse.since
+        return self._seconds_still()
 
-    def _seconds_still(self) -> float:
+    def _seconds_stuck(self) -> float:
         """How long nothing has moved in a step; what comes after the steps may take its time."""
         idle = self._pulse.phase in (STARTING, BETWEEN_STEPS, SAVE)
-        return 0.0 if idle else time.perf_counter() - self._pulse.since
+        return 0.0 if idle else self._seconds_still()
 
     def _answer_if_asked(self) -> None:
         asked = self._ask_store(lambda: self._store.add("questions", 0)) or 0

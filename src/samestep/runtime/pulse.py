@@ -1,7 +1,8 @@
 """What this process is doing right now, kept cheaply enough to be kept in every step.
 
-The main thread writes it; the heartbeat's thread reads it for the other ranks. The time
-spent in each phase adds up, which is where a run's time split comes from.
+The main thread writes it; the heartbeat's thread reads it for the other ranks, and sees by
+itself how long nothing moves. The time spent in each phase adds up in some steps only: on
+some machines reading the clock costs microseconds, and a step changes its phase often.
 """
 
 from __future__ import annotations
@@ -29,12 +30,21 @@ _REMEMBERED = 64
 class Pulse:
     """This process's step, phase and last collective, and the seconds spent in each phase."""
 
-    __slots__ = ("_waits", "phase", "recent", "seconds", "sequence", "since", "step")
+    __slots__ = (
+        "_since", "_waits", "moves", "phase", "recent", "seconds", "sequence", "step", "timed",
+        "timed_every", "timed_steps",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.step = 0
         self.phase = STARTING
-        self.since = perf_counter()
+        self.moves = 0
+        """Changes of phase so far: who sees it stand still knows that nothing moves."""
+        self.timed_every = 8
+        """Of so many steps one is timed; the same ones on every rank."""
+        self.timed = False
+        self.timed_steps = 0
+        self._since = 0.0
         self.sequence = 0
         """Collectives called so far; the same number is the same call on every rank."""
         self.recent: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
@@ -44,15 +54,33 @@ class Pulse:
         )
         self._waits: dict[str, _Waiting] = {}
 
+    def begin_step(self, step: int) -> None:
+        """A new step, which is timed or not."""
+        self.enter(COMPUTE)
+        self.step = step
+        self.timed = step % self.timed_every == 0
+        if self.timed:
+            self.timed_steps += 1
+            self._since = perf_counter()
+
+    def end_step(self) -> None:
+        """What comes now, until the next step, is no part of any."""
+        self.enter(BETWEEN_STEPS)
+        self.timed = False
+
     def enter(self, phase: str) -> str:
         """Go on in another phase; returns the one before."""
-        now, before = perf_counter(), self.phase
-        self.seconds[before] += now - self.since
-        self.phase, self.since = phase, now
+        before = self.phase
+        if self.timed:
+            now = perf_counter()
+            self.seconds[before] += now - self._since
+            self._since = now
+        self.phase = phase
+        self.moves += 1
         return before
 
     def during(self, phase: str) -> _During:
-        """A block spent in one phase; afterwards the phase is what it was."""
+        """A block spent in one phase, timed in any step; afterwards the phase is what it was."""
         return _During(self, phase)
 
     def waiting(self, collective: str, phase: str = EXCHANGE) -> _Waiting:
@@ -72,30 +100,34 @@ class Pulse:
 
     @property
     def busy(self) -> float:
-        """Seconds of work of this rank's own, so far."""
+        """Seconds of work of this rank's own, in the steps that were timed."""
         return sum(self.seconds[phase] for phase in BUSY)
 
 
 class _During:
-    __slots__ = ("_before", "_phase", "_pulse")
+    __slots__ = ("_before", "_phase", "_pulse", "_started")
 
     def __init__(self, pulse: Pulse, phase: str) -> None:
         self._pulse, self._phase, self._before = pulse, phase, phase
+        self._started: float | None = None
 
     def __enter__(self) -> None:
+        self._started = None if self._pulse.timed else perf_counter()
         self._before = self._pulse.enter(self._phase)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._started is not None:
+            self._pulse.seconds[self._phase] += perf_counter() - self._started
         # What failed stays where it failed, so that a report can tell.
         if error is None:
             self._pulse.enter(self._before)
 
 
-class _Waiting(_During):
-    __slots__ = ("_collective",)
+class _Waiting:
+    __slots__ = ("_before", "_collective", "_phase", "_pulse")
 
     def __init__(self, pulse: Pulse, collective: str, phase: str) -> None:
-        super().__init__(pulse, phase)
+        self._pulse, self._phase, self._before = pulse, phase, phase
         self._collective = collective
 
     def __enter__(self) -> None:
