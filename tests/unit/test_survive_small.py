@@ -416,6 +416,7 @@ def test_a_row_splits_the_time_of_its_steps(clock: Clock) -> None:
     pulse = Pulse()
     pulse.begin_step(0)
     spend(pulse, clock, data=50, compute=50)  # before it is looked at
+    pulse.end_step()
     times = StepTimes(pulse, torch.device("cpu"))
     pulse.begin_step(8)
     spend(pulse, clock, data=1, compute=4, exchange=2, reading=3, save=5, evaluate=100, between=7)
