@@ -44,7 +44,9 @@ class LaneMetrics:
 def _clone(metric: Metric, device: torch.device) -> Metric:
     clone = metric.clone().to(device)
     clone.reset()
-    clone.sync_on_compute = False  # we merge; torchmetrics must not start collectives
+    # We merge; torchmetrics must not start collectives. It looks at the second of these, which
+    # it copies from the first only when a metric is made.
+    clone.sync_on_compute = clone._to_sync = False
     return clone
 
 

@@ -110,6 +110,7 @@ class Chaos:
 
     def _one_run(self, run: Path) -> None:
         """Kill a run at most a dozen times, then let it end, and compare."""
+        self._history: list[str] = []
         for _ in range(12):
             if sum(self.counts.values()) >= self.kills or (run / "record").exists():
                 break
@@ -129,13 +130,21 @@ class Chaos:
             else:
                 happened = self._disturb(run, world, how)
             self.counts[how] += happened
+            steps = [item.step for item in list_checkpoints(run / "checkpoints", checksums=False)]
+            self._history.append(f"{how} on {world}: {steps}")
             self._check(run, how, world)
         world = self._random.randint(1, 4)
         ranks = RankProcesses(train_in_chaos, world, (self._config(run), str(run / "record"), None))
         answers = ranks.answers(90)
         assert all(ok for ok, _ in answers), answers
         ended = RunRecord.read(run / "record").state_hash, losses(run)
-        assert ended == self._untouched, f"{run} did not end as the untouched run"
+        if ended != self._untouched:
+            pairs = zip(ended[1], self._untouched[1], strict=False)
+            first = next((step for step, (a, b) in enumerate(pairs) if a != b), None)
+            raise AssertionError(
+                f"{run} did not end as the untouched run: losses from step {first} on, after "
+                f"{self._history}"
+            )
         self._check(run, "the end", world)
         self.tell(f"{sum(self.counts.values())} kills; run {self.runs} ended on {world} rank(s)")
         shutil.rmtree(run)

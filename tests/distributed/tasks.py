@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
-from torchmetrics import MeanSquaredError, Metric
+from torchmetrics import MeanSquaredError, Metric, SumMetric
 from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 
 from samestep import LaneBatch, Schedule, Task, orders
@@ -94,6 +94,7 @@ class Everything(Task):
             "f1": MulticlassF1Score(CLASSES, average="macro"),
             "auroc": MulticlassAUROC(CLASSES),  # keeps every score: a list state
             "brier": MeanSquaredError(),
+            "samples": SumMetric(),  # would be some times too large if ranks added it up again
         }
 
     def evaluate(
@@ -101,6 +102,7 @@ class Everything(Task):
     ) -> tuple[Tensor, int]:
         logits = model(batch.x)
         metrics["f1"].update(logits, batch.y)
+        metrics["samples"].update(len(batch))
         metrics["auroc"].update(logits.softmax(1), batch.y)
         metrics["brier"].update(logits.softmax(1), F.one_hot(batch.y, CLASSES).float())
         return F.cross_entropy(logits, batch.y, reduction="sum"), len(batch)

@@ -103,6 +103,7 @@ def test_metrics_are_those_of_the_whole_validation_set(tmp_path: Path) -> None:
         logits = model(x)
         metrics["f1"].update(logits, y)
         metrics["auroc"].update(logits.softmax(1), y)
+    assert float(run.state["metrics.samples"]) == len(valid)
     for name in ("f1", "auroc"):
         assert float(run.state[f"metrics.{name}"]) == pytest.approx(float(metrics[name].compute()))
 
