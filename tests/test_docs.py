@@ -30,7 +30,12 @@ def test_the_config_reference_is_the_schemas() -> None:
 
 def bash_blocks(page: Path) -> list[str]:
     blocks = re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    return [block for block in blocks if not block.startswith("make")]
+    return [_with_any_diagnosis(block) for block in blocks if not block.startswith("make")]
+
+
+def _with_any_diagnosis(block: str) -> str:
+    """The doctor's exit code tells what it found on this machine, which may be anything."""
+    return re.sub(r"(?m)^(.*samestep doctor[^#\n]*)", r"\1 || true ", block)
 
 
 def test_every_command_of_the_documents_runs_as_written(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def _signalled_one_after_another(config: dict[str, Any]) -> None:
 def test_minutes_are_counted_on_rank_0_and_saved_together(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     rules = {"every_minutes": 1e-6, "every_epochs": None, "keep_last": 50}
-    go_on(folder, 2, at=4, how="raises", checkpoint=rules)
+    go_on(folder, 2, at=4, how="raises", checkpoint=rules, log_every=1)
     assert len(list((folder / "checkpoints").iterdir())) == 4
 
 
