@@ -12,9 +12,11 @@ import pytest
 # Before anything imports torch: one thread a rank, for libraries that read it only then.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A shell lets what it starts in the background ignore Ctrl-C, and so would all our processes.
+# What a shell or nohup starts in the background ignores these, and so would all our processes.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Threads that outlive a test by design: hypothesis' and the standard library's own pools.
 _LASTING = ("QueueFeederThread", "asyncio_", "pydevd")

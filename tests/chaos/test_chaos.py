@@ -7,9 +7,9 @@ from pathlib import Path
 from tests.chaos.chaos import Chaos
 
 
-def test_a_dozen_kills_at_random_instants_and_sizes(tmp_path: Path) -> None:
-    chaos = Chaos(tmp_path, kills=12, seed=3)
+def test_some_kills_at_random_instants_and_sizes(tmp_path: Path) -> None:
+    chaos = Chaos(tmp_path, kills=8, seed=3)
     chaos.play()
-    assert sum(chaos.counts.values()) >= 12
-    assert len(chaos.counts) >= 4, "of most kinds"
+    assert sum(chaos.counts.values()) >= 8
+    assert len(chaos.counts) >= 2, "of several kinds"
     assert chaos.runs >= 1
