@@ -204,6 +204,11 @@ class Heartbeat:
         gone = [beat for beat in beats if beat.silent]
         self._gone = len(gone)
         if gone:
+            # It cannot say so itself, and others may be blocked until this rank ends.
+            first = gone[0]
+            words = f"gone: it {first.where()}"
+            cause = {"rank": first.rank, "host": first.host, "kind": "gone", "said": words}
+            self._ask_store(lambda: self._store.compare_set("failed", "", json.dumps(cause)))
             names = "; ".join(f"rank {b.rank} on {b.host} (pid {b.pid}) {b.where()}" for b in gone)
             return PeerLost(f"rank {self._rank} lost a peer: {names}")
         mismatch = different_calls(_calls(answers))
