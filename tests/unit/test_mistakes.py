@@ -121,6 +121,8 @@ MISTAKES = [
      ["names no task to train: set task: FILE.py:Class"]),
     ("task without class", config("task=task.py"), ConfigError,
      ["'task.py' names no class: write FILE.py:Class"]),
+    ("allowing an unknown key to differ", config("resume.allow=[epochz]"), ConfigError,
+     ["resume.allow", "epochz cannot be allowed to differ", "it takes task, params"]),
     ("precision fp16", config("precision=fp16"), ConfigError,
      ["you set 'fp16', but it takes one of fp32, bf16"]),
     ("same unknown", config("same=exact"), ConfigError,

@@ -12,13 +12,8 @@ import torch
 from samestep.checkpoint.format import Manifest, verify_checkpoint
 from samestep.checkpoint.store import newest_valid
 from samestep.config import Config
+from samestep.config.schema import PLANNED_KEYS, SHAPING_KEYS
 from samestep.errors import CheckpointError
-
-_SHAPING = (
-    "task", "params", "seed", "epochs", "steps", "steps_per_epoch", "same", "drop_last",
-    "precision", "clip_norm", "on_nonfinite",
-)  # fmt: skip
-"""Config keys that shape the run's result; the batch and the lanes are compared by the plan."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +82,12 @@ def refuse_another_run(config: Config, plan: Mapping[str, Any], point: ResumePoi
     now, saved = config.model_dump(mode="json"), point.manifest.config
     different = [
         f"{key} was {_shown(saved.get(key))}, is {_shown(now.get(key))}"
-        for key in _SHAPING
+        for key in SHAPING_KEYS
         if key not in config.resume.allow and not _same(key, now.get(key), saved.get(key))
     ]
     different += [
         f"{key} was {point.manifest.plan.get(key)}, is {plan[key]}"
-        for key in ("global_batch", "lanes", "samples")
+        for key in PLANNED_KEYS
         if key in plan
         and key not in config.resume.allow
         and point.manifest.plan.get(key) != plan[key]

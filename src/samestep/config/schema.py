@@ -55,12 +55,22 @@ class CheckpointConfig(Section):
 
     enabled: bool = Field(True, description="false saves nothing, and a stopped run is lost")
     every_steps: Positive | None = Field(None, description="save after every n steps")
-    every_minutes: Annotated[float, Field(gt=0)] | None = Field(
+    every_minutes: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         15.0, description="save when this long has passed since the last save"
     )
     every_epochs: Positive | None = Field(1, description="save after every n epochs")
     keep_last: Positive = Field(2, description="newest checkpoints that are kept, besides the best")
     asynchronous: bool = Field(True, description="write behind the training; false waits for it")
+
+
+SHAPING_KEYS = (
+    "task", "params", "seed", "epochs", "steps", "steps_per_epoch", "same", "drop_last",
+    "precision", "clip_norm", "on_nonfinite",
+)  # fmt: skip
+"""Keys that shape a run's result and are compared when it goes on."""
+PLANNED_KEYS = ("global_batch", "lanes", "samples")
+"""The same, compared by the numbers that the run was planned with."""
+ALLOWED_KEYS = (*SHAPING_KEYS, *PLANNED_KEYS, "early_stopping")
 
 
 class ResumeConfig(Section):
@@ -171,6 +181,7 @@ def contradictions(config: Config, wrong: Set[str] = frozenset()) -> list[Mistak
         ({"task"}, _task_mistakes),
         ({"same"}, _same_mistakes),
         ({"early_stopping", "evaluation.every_epochs"}, _evaluation_mistakes),
+        ({"resume.allow"}, _resume_mistakes),
         (set(), lambda config: config.distributed.mistakes()),
     ]
     return [m for keys, check in checks if not keys & wrong for m in check(config)]
@@ -198,6 +209,16 @@ def _evaluation_mistakes(config: Config) -> list[Mistake]:
         return []
     message = "there is no evaluation to stop on: set evaluation.every_epochs"
     return [Mistake("early_stopping", message)]
+
+
+def _resume_mistakes(config: Config) -> list[Mistake]:
+    unknown = [key for key in config.resume.allow if key not in ALLOWED_KEYS]
+    if not unknown:
+        return []
+    message = (
+        f"{', '.join(unknown)} cannot be allowed to differ: it takes {', '.join(ALLOWED_KEYS)}"
+    )
+    return [Mistake("resume.allow", message)]
 
 
 def _batch_mistakes(config: Config) -> list[Mistake]:
