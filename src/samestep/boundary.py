@@ -47,7 +47,7 @@ class Boundary:
 
     def note(self) -> RankNote:
         """What this rank tells all others with the coming step."""
-        flag = self.signals.flag(self._saver.clock_is_up)
+        flag = self.signals.flag(self._saver.wants_time())
         if self._context.world == 1:
             return RankNote(flag) if flag else NOTHING_TO_TELL
         return RankNote(flag, self._times.since_last_note())
@@ -81,9 +81,7 @@ class Boundary:
         last = done == total
         last = last or (step.ends_epoch and epochs is not None and step.epoch + 1 >= epochs)
         ended = "done" if last else self.stop_reason
-        if done == self.pause_after:
-            wish = replace(wish, signal="--stop-after")
-        stops = ended is not None or wish.signal is not None
+        stops = ended is not None or wish.signal is not None or done == self.pause_after
         if stops or wish.save or self._saver.is_due(done, step.epoch + 1, step.ends_epoch):
             flush()  # a step that was not finite ends the run here, and is not saved
             step.refuse_bad_weights()
@@ -93,7 +91,7 @@ class Boundary:
                 streams = {lane: state for rank in told for lane, state in rank.items()}
                 after = replace(after, streams=streams)
             self._saver.save(after, plan, ended)
-        if ended is None and wish.signal is not None:
+        if stops and ended is None:
             self._stop(wish, done)
         return ended is not None
 
@@ -112,11 +110,13 @@ class Boundary:
 
     def _stop(self, wish: Wish, done: int) -> None:
         self._saver.wait()
-        where = f" on rank {wish.rank}" if self._context.world > 1 else ""
+        why = "--stop-after"
+        if wish.signal is not None:
+            why = wish.signal + (f" on rank {wish.rank}" if self._context.world > 1 else "")
         kept = "it is saved, and goes on from there when it is started again"
         if not self._config.checkpoint.enabled:
             kept = "nothing is saved, as checkpoint.enabled: false says"
-        message = f"{wish.signal}{where} stopped the run after step {done}: {kept}"
+        message = f"{why} stopped the run after step {done}: {kept}"
         self._context.log.main(message)
         if self._context.is_main and wish.signal is not None:
             said = requeue(self._config.preemption, wish.signal, process_environment())

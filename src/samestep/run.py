@@ -94,8 +94,9 @@ class Run:
             if self._opened.folder is not None:
                 opening.callback(self._opened.folder.close)
             self._saver = Saver(config, context, self.folder, self._opened.point)
-            self._start = self._saver.position.step
-            self._trackers = open_trackers(config, self.folder, context.is_main, self._start)
+            self.start_step = self._saver.position.step
+            """The first step of this process's part of the run; 0 unless it was resumed."""
+            self._trackers = open_trackers(config, self.folder, context.is_main, self.start_step)
             opening.pop_all()
         context.before_end(self._saver.finish_write)
         context.pulse.timed_every = min(context.pulse.timed_every, config.log_every)
@@ -103,11 +104,6 @@ class Run:
         self._ledger = Ledger(config.log_every, self._write_records, context.pulse)
         self._boundary = Boundary(self._saver, self._times, context, config)
         self._streams.enter(INIT)
-
-    @property
-    def start_step(self) -> int:
-        """The first step of this process's part of the run; 0 unless it was resumed."""
-        return self._start
 
     def __enter__(self) -> Run:
         return self

@@ -107,14 +107,13 @@ class Saver:
             self._best = Best(step, metric, float(metrics.get(metric, float("nan"))))
             self._asked = True
 
-    @property
-    def clock_is_up(self) -> bool:
-        """Whether every_minutes have passed here; rank 0's clock is what all ranks go by."""
+    def wants_time(self) -> bool:
+        """Whether to ask for a save: every_minutes have passed on rank 0. Asks once per save."""
         minutes = self._rules.every_minutes
         # Only in steps that are timed: the clock is not cheap everywhere.
         if minutes is None or not self._writes or self._told_the_time or not self._pulse.timed:
             return False
-        # Told once until it is saved: on a GPU that is some steps later.
+        # On a GPU the save comes some steps later.
         self._told_the_time = time.monotonic() - self._clock > 60 * minutes
         return self._told_the_time
 

@@ -874,11 +874,7 @@ def test_a_whole_object_instead_of_its_state_is_refused(tmp_path: Path) -> None:
     "content",
     [
         b"garbage", b"\0" * 100, b"PK\x03\x04" + b"x" * 50, pickle.dumps({"a": 1}),
-        pytest.param(b""),
-        pytest.param(b"\x80\x02"),
-        pytest.param(
-            b"\x80\x02."
-        ),
+        b"", b"\x80\x02", b"\x80\x02.",
     ],
 )  # fmt: skip
 def test_a_training_file_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:

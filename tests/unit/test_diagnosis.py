@@ -44,6 +44,7 @@ from samestep.runtime.pulse import (
 )
 from samestep.runtime.signals import STOPPING, StopSignals, Wish
 from samestep.runtime.verdict import Verdict, read_failures
+from tests.unit.clock import Clock
 
 # -- a hang ---------------------------------------------------------------------------------------
 
@@ -308,21 +309,6 @@ def test_a_long_step_of_our_own_is_no_hang(ended: list[int]) -> None:
 
 
 # -- the pulse ------------------------------------------------------------------------------------
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr("samestep.runtime.pulse.perf_counter", found)
-    return found
 
 
 def test_the_phases_add_up_to_the_time_that_passed(clock: Clock) -> None:

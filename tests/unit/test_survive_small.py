@@ -39,6 +39,7 @@ from samestep.runtime.pulse import (
 from samestep.saving import Saver
 from samestep.times import read_times
 from samestep.timing import StepTimes, peak_memory
+from tests.unit.clock import Clock
 
 T = TypeVar("T")
 NAN, INFINITE = float("nan"), float("inf")
@@ -387,21 +388,6 @@ def test_of_many_differences_the_first_ones_are_shown(two: Two) -> None:
 # -- times ----------------------------------------------------------------------------------------
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr("samestep.runtime.pulse.perf_counter", found)
-    return found
-
-
 def spend(pulse: Pulse, clock: Clock, **seconds: float) -> None:
     phases = {
         "data": DATA, "compute": COMPUTE, "exchange": EXCHANGE, "save": SAVE, "reading": READING,
@@ -645,14 +631,14 @@ def test_the_clock_asks_for_a_save(
     saver = saver_in(tmp_path, context, "checkpoint.every_minutes=2")
     context.pulse.begin_step(0)
     clock.now += 119
-    assert not saver.clock_is_up
+    assert not saver.wants_time()
     clock.now += 2
-    assert saver.clock_is_up
-    assert not saver.clock_is_up, "it is told once"
+    assert saver.wants_time()
+    assert not saver.wants_time(), "it is told once"
     saver.save(Position(1), {}, None)
-    assert not saver.clock_is_up
+    assert not saver.wants_time()
     saver.close()
-    assert not saver_in(tmp_path, context, "checkpoint.every_minutes=null").clock_is_up
+    assert not saver_in(tmp_path, context, "checkpoint.every_minutes=null").wants_time()
 
 
 def test_metrics_that_are_tensors_are_refused_by_name(

@@ -74,7 +74,7 @@ def _marks(found: list[Found]) -> dict[int, str]:
 
 
 def _row(item: Found, marks: dict[int, str], verified: bool) -> tuple[Any, ...]:
-    size = f"{item.size / 1e6:.1f}"
+    size = f"{item.size / 1e6:.3g}"
     if item.manifest is None:
         return (item.step, "", "", "", size, "", "", f"NOT valid: {item.wrong}")
     manifest = item.manifest

@@ -193,12 +193,15 @@ class Heartbeat:
 
     def explain(self, lost: PeerLost) -> SamestepError:
         """Why a collective broke: a rank that failed, is gone, hangs, or called another one."""
-        timed_out = "imed out" in str(lost)
-        if self._report is None or not timed_out:
-            beats, answers = self._look_around()
+        self._done.set()  # our own thread must not end us while we find out
+        self._thread.join()
+        timed_out, report = "imed out" in str(lost), self._report
+        if timed_out and report is not None:
+            return RankHung(report)
+        beats, answers = self._look_around()
         cause = self._read("failed")
         if timed_out or (cause is not None and cause.get("kind") == RankHung.__name__):
-            return RankHung(self._report or self._compose(beats, answers))
+            return RankHung(self._compose(beats, answers))
         if cause is not None:
             return PeerLost(f"rank {self._rank}: {_failed_first(cause)}")
         gone = [beat for beat in beats if beat.silent]
