@@ -15,9 +15,8 @@ import pytest
 from samestep.config import Config, load_config
 from samestep.doctor.agreement import check_agreement
 from samestep.doctor.examine import check_launch, examine
-from samestep.doctor.facts import Interface, Load, Machine, RankReport, Space, look, resolve
+from samestep.doctor.facts import Load, Machine, RankReport, Space, look
 from samestep.doctor.findings import Examination, Finding, Place, at, merge, ok, spans
-from samestep.doctor.limits import Limits, read_limits
 from samestep.doctor.machine import (
     GB,
     MB,
@@ -50,6 +49,8 @@ from samestep.doctor.ranks import (
 from samestep.doctor.show import print_examination, summary
 from samestep.runtime.environment import Fact, detect_launch
 from samestep.runtime.hardware import Hardware
+from samestep.runtime.interfaces import Interface, resolve
+from samestep.runtime.limits import Limits, read_limits
 from samestep.runtime.probe import Reduced
 
 CPU_ONLY = Hardware(

@@ -9,10 +9,11 @@ from samestep.errors import LaunchError
 from samestep.runtime.environment import (
     check_local_rank,
     detect_launch,
-    first_host,
+    meeting_ports,
     process_environment,
 )
 from samestep.runtime.hardware import detect_hardware, detect_platform
+from samestep.runtime.nodelists import expand_counts, expand_hosts
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "launch"
 
@@ -203,12 +204,43 @@ def test_master_variables_win_over_slurms_node_list():
     ],
 )
 def test_the_first_host_of_a_node_list(nodelist, host):
-    assert first_host(nodelist) == host
+    assert expand_hosts(nodelist)[0] == host
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "hosts"),
+    [
+        ("n1", ["n1"]),
+        ("n[01-04,07]", ["n01", "n02", "n03", "n04", "n07"]),
+        ("n[1-2],m2", ["n1", "n2", "m2"]),
+        ("a[9-11]-ib", ["a9-ib", "a10-ib", "a11-ib"]),
+        ("r[1-2]n[01-02]", ["r1n01", "r1n02", "r2n01", "r2n02"]),
+    ],
+)
+def test_a_node_list_in_full(nodelist, hosts):
+    assert expand_hosts(nodelist) == hosts
+
+
+@pytest.mark.parametrize("nodelist", ["n[a-b]", "n[]", "n[1-x]"])
+def test_a_node_list_with_odd_brackets_is_refused(nodelist):
+    with pytest.raises(LaunchError, match="no range of hosts"):
+        expand_hosts(nodelist)
+
+
+def test_counts_per_node_in_full():
+    assert expand_counts("2(x3),1") == [2, 2, 2, 1]
+
+
+def test_jobs_meet_at_their_own_ports_below_the_ephemeral_ones():
+    first, second = meeting_ports("7.0"), meeting_ports("8.0")
+    assert len(set(first)) == len(first) == 8
+    assert not set(first) & set(second)
+    assert all(20000 <= port < 32000 for port in first + second)
 
 
 def test_a_node_list_without_hosts_asks_for_a_master_address():
     with pytest.raises(LaunchError, match="names no host: set MASTER_ADDR"):
-        first_host("")
+        expand_hosts("")
 
 
 @pytest.mark.parametrize(

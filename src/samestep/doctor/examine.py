@@ -10,7 +10,7 @@ from pathlib import Path
 
 from samestep.config import Config, DistributedConfig
 from samestep.doctor.agreement import check_agreement
-from samestep.doctor.facts import Load, Machine, RankReport, load_of, look, resolve, space_of
+from samestep.doctor.facts import Load, Machine, RankReport, load_of, look, space_of
 from samestep.doctor.findings import Examination, Finding, Place, at, merge, ok, plural
 from samestep.doctor.machine import check_cpus, check_disk, check_machine
 from samestep.doctor.network import check_meeting, check_names, check_network, try_meeting
@@ -24,6 +24,7 @@ from samestep.runtime.environment import (
     detect_launch,
     process_environment,
 )
+from samestep.runtime.interfaces import resolve
 from samestep.runtime.placement import Placement, decide_placement
 
 _SECONDS = 30.0
@@ -163,7 +164,8 @@ def _meet(
 ) -> tuple[list[Finding], bool]:
     """What this rank finds where the ranks meet, and whether the group can be opened there."""
     address, port = place.master_addr.value, place.master_port.value
-    if place.world.value == 1 or address is None or port is None:
+    # With ports of the job's own to choose from, opening the group finds the right one.
+    if place.world.value == 1 or address is None or port is None or place.more_ports:
         return [], True
     served = agent_serves_store(environ)
     meeting = try_meeting(address, port, place.rank.value, served, seconds)

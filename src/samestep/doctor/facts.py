@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import platform
 import re
 import resource
 import shutil
-import socket
-import struct
-import sys
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -21,8 +15,9 @@ import torch
 
 from samestep.config import Config
 from samestep.doctor.findings import Finding, Place
-from samestep.doctor.limits import read_limits, read_text
-from samestep.runtime.hardware import Hardware, detect_hardware
+from samestep.runtime.hardware import Hardware, allowed_cpus, detect_hardware, gpu_id
+from samestep.runtime.interfaces import Interface, list_interfaces, own_address
+from samestep.runtime.limits import read_limits, read_text
 from samestep.runtime.placement import Placement
 
 _VARIABLES = (
@@ -43,14 +38,6 @@ class Space:
 
     total: int
     free: int
-
-
-@dataclass(frozen=True)
-class Interface:
-    """A network interface and its IPv4 address."""
-
-    name: str
-    address: str | None
 
 
 @dataclass(frozen=True)
@@ -147,15 +134,15 @@ def look(environ: Mapping[str, str]) -> Machine:
             "samestep": version("samestep"),
         },
         processor=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
-        cpus=_cpus(),
+        cpus=allowed_cpus(),
         cpu_quota=limits.cpus,
         memory=_memory(limits.memory),
         shared_memory=space_of(Path("/dev/shm")),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
         nvidia_devices=len([*Path("/dev").glob("nvidia[0-9]*")]),
-        gpu_ids=tuple(_gpu_id(index) for index in range(hardware.device_count)),
-        interfaces=_interfaces(),
-        own_address=_own_address(hardware.host),
+        gpu_ids=tuple(gpu_id(index) for index in range(hardware.device_count)),
+        interfaces=list_interfaces(),
+        own_address=own_address(hardware.host),
         variables={name: environ[name] for name in _VARIABLES if name in environ},
     )
 
@@ -169,17 +156,6 @@ def space_of(folder: Path) -> Space | None:
     return Space(usage.total, usage.free)
 
 
-def _cpus() -> tuple[int, ...]:
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
-
-
-def _gpu_id(index: int) -> str:
-    properties = torch.cuda.get_device_properties(index)
-    return str(getattr(properties, "uuid", f"number {index}"))
-
-
 def _memory(limit: int | None) -> Space | None:
     text = read_text(Path("/proc/meminfo")) or ""
     lines = re.findall(r"(MemTotal|MemAvailable):\s+(\d+) kB", text)
@@ -189,60 +165,3 @@ def _memory(limit: int | None) -> Space | None:
     # What a group uses of its limit includes files that it may forget: that tells nothing.
     most = sizes["MemTotal"] if limit is None else min(sizes["MemTotal"], limit)
     return Space(most, min(most, sizes["MemAvailable"]))
-
-
-_SIOCGIFADDR = 0x8915
-"""Linux's question for the IPv4 address of an interface."""
-
-
-def _interfaces() -> tuple[Interface, ...]:
-    names = [name for _, name in socket.if_nameindex()]
-    return tuple(Interface(name, _address_of(name)) for name in names)
-
-
-def _address_of(interface: str) -> str | None:
-    if sys.platform != "linux":
-        return None
-    question = struct.pack("256s", interface.encode()[:15])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, question)
-        except OSError:
-            return None
-    return socket.inet_ntoa(answer[20:24])
-
-
-def resolve(name: str, seconds: float = 4.0) -> tuple[str, ...]:
-    """The addresses of a host name here; none if it has none, or nobody answers in time.
-
-    On a thread of its own: a name server that does not answer would hold the ranks up until
-    their collectives time out.
-    """
-    found: list[str] = []
-
-    def ask() -> None:
-        try:
-            answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError):
-            return
-        found.extend(str(address[0]) for *_, address in answers)
-
-    asking = threading.Thread(target=ask, name="samestep-resolve", daemon=True)
-    asking.start()
-    asking.join(seconds)
-    return tuple(dict.fromkeys(found))
-
-
-def _own_address(host: str) -> str | None:
-    return next((address for address in resolve(host) if _is_here(address)), None)
-
-
-def _is_here(address: str) -> bool:
-    """Whether an address is one of this machine's: only those can be bound to."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind((address, 0))
-    except OSError:
-        return False
-    return True

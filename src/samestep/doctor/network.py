@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from samestep.doctor.facts import Interface, Load, Machine, resolve
+from samestep.doctor.facts import Load, Machine
 from samestep.doctor.findings import Finding, Place, Severity, ok, spans
-from samestep.runtime.probe import join_store
-
-_VIRTUAL = ("lo", "docker", "veth", "br-", "virbr", "cni", "flannel", "cali", "lxc")
-"""Interfaces that lead to no other machine."""
+from samestep.runtime.interfaces import is_loopback, outward, resolve
+from samestep.runtime.meeting import connect, knock
 
 _VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
-
-
-def is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 @dataclass(frozen=True)
@@ -51,23 +44,19 @@ def try_meeting(address: str, port: int, rank: int, served: bool, seconds: float
         return Meeting(address, port, (), "nothing")
     if rank == 0 and not served:
         return Meeting(address, port, found, "bind", _bind(port))
-    # A plain connection first: torch is loud about a port at which nobody listens.
-    failure = _connect(address, port, seconds) or join_store(address, port, seconds)
+    failure = _wait_for(address, port, seconds)
+    if not failure:
+        answer = connect(address, port, seconds)
+        failure = answer if isinstance(answer, str) else ""
     return Meeting(address, port, found, "join", failure)
 
 
-def _connect(address: str, port: int, seconds: float) -> str:
+def _wait_for(address: str, port: int, seconds: float) -> str:
     """Why nobody listens there, after waiting for it; nothing once somebody does."""
     deadline = time.monotonic() + seconds
-    while True:
-        try:
-            socket.create_connection((address, port), timeout=seconds).close()
-        except OSError as error:
-            if time.monotonic() > deadline:
-                return error.strerror or str(error)
-            time.sleep(0.2)
-        else:
-            return ""
+    while (why := knock(address, port, seconds)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return why
 
 
 def _bind(port: int) -> str:
@@ -141,7 +130,7 @@ def check_own_name(machine: Machine, load: Load) -> Finding:
     if load.nodes == 1 or outside or chosen:
         return ok(check, found if load.nodes > 1 else f"{found}; all ranks are on one machine")
     severity: Severity = "error" if load.backend == "gloo" else "note"
-    likely = next((i.name for i in _outward(machine.interfaces)), "the interface")
+    likely = next((i.name for i in outward(machine.interfaces)), "the interface")
     return Finding(
         check,
         severity,
@@ -156,7 +145,7 @@ def check_interfaces(machine: Machine, load: Load) -> Finding:
     """Whether the interfaces named for gloo and nccl exist, and which one is taken."""
     check = "interfaces"
     there = [interface.name for interface in machine.interfaces]
-    outward = _outward(machine.interfaces)
+    outside = outward(machine.interfaces)
     chosen = []
     for backend, variable in _VARIABLES.items():
         named = machine.variables.get(variable)
@@ -169,13 +158,13 @@ def check_interfaces(machine: Machine, load: Load) -> Finding:
                 severity,
                 f"{variable}={named}, but this machine has {', '.join(there) or 'none'}",
                 f"{backend} finds no interface of that name and cannot start",
-                f"name one of {', '.join(i.name for i in outward) or 'them'}, or unset it",
+                f"name one of {', '.join(i.name for i in outside) or 'them'}, or unset it",
             )
         chosen.append(f"{variable}={named}")
-    shown = ", ".join(f"{i.name} ({i.address})" for i in outward) or "only loopback"
+    shown = ", ".join(f"{i.name} ({i.address})" for i in outside) or "only loopback"
     if chosen:
         return ok(check, f"{shown}; {', '.join(chosen)}")
-    if load.nodes > 1 and len(outward) > 1:
+    if load.nodes > 1 and len(outside) > 1:
         return Finding(
             check,
             "note",
@@ -185,10 +174,6 @@ def check_interfaces(machine: Machine, load: Load) -> Finding:
             f"export {_VARIABLES[load.backend]} on every machine to choose",
         )
     return ok(check, shown)
-
-
-def _outward(interfaces: Sequence[Interface]) -> list[Interface]:
-    return [i for i in interfaces if i.address and not i.name.startswith(_VIRTUAL)]
 
 
 def _matches(named: str, there: Sequence[str], exact: bool) -> bool:

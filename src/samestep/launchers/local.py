@@ -10,6 +10,7 @@ from pathlib import Path
 from samestep.config import Config
 from samestep.errors import LaunchError
 from samestep.plan import deal_lanes
+from samestep.runtime.environment import process_environment
 from samestep.runtime.hardware import owned_cpus
 
 
@@ -103,7 +104,9 @@ def local_launch(
         arguments.append("--local-rank=${local_rank}")
     asked = section.threads_per_rank
     # Of the most ranks, so that the same threads, and bits, stay when some are lost.
-    threads = max(1, owned_cpus().value // ranks.most) if asked == "auto" else asked
+    threads = (
+        max(1, owned_cpus(process_environment()).value // ranks.most) if asked == "auto" else asked
+    )
     return LocalLaunch(
         nproc=ranks.most,
         arguments=tuple(arguments),

@@ -7,7 +7,6 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,6 +25,7 @@ from samestep.runtime.environment import LaunchFacts, detect_launch, process_env
 from samestep.runtime.gradients import GradientSum, LaneSum, OneLaneSum
 from samestep.runtime.hardware import Hardware
 from samestep.runtime.heartbeat import Heartbeat
+from samestep.runtime.joining import open_process_group
 from samestep.runtime.logs import RankLog
 from samestep.runtime.placement import Placement, decide_placement
 from samestep.runtime.pulse import Pulse
@@ -282,48 +282,34 @@ def _join_open_group(
 
 
 def _open_group(section: DistributedConfig, place: Placement) -> RunContext:
-    device = torch.device(place.device.value)
-    master = f"{place.master_addr.value}:{place.master_port.value}"
-    # torchrun's agent already serves a store at that address: env:// joins it.
-    method = "env://" if place.launcher.value == "torchrun" else f"tcp://{master}"
     try:
-        dist.init_process_group(
-            place.backend.value,
-            init_method=method,
-            rank=place.rank.value,
-            world_size=place.world.value,
-            timeout=timedelta(seconds=_backend_timeout(section, place)),
-            device_id=device if place.backend.value == "nccl" else None,
-        )
-    except (RuntimeError, ValueError) as error:
-        return _without_group(section, place, master, error)
-    context = DDPContext(
-        device, place.local_rank.value, place.threads.value, section.timeout, owned=True
-    )
+        joined = open_process_group(section, place)
+    except InitError as error:
+        return _without_group(section, place, error)
+    device, threads = torch.device(place.device.value), joined.threads
+    context = DDPContext(device, place.local_rank.value, threads.value, section.timeout, owned=True)
+    machines = len(set(joined.hosts))
     context.log.main(
         f"Distributed training initialized: {place.backend.value} backend, "
-        f"{place.world.value} processes"
+        f"{place.world.value} processes on {machines} machine(s), {joined.cores} threads in all"
     )
-    context.log.main(f"Master: {master}")
+    context.log.main(f"Master: {_master(place)}")
     context.log.everyone(
-        f"local rank {place.local_rank.value} on {device}, {place.threads.value} thread(s)"
+        f"local rank {place.local_rank.value} on {device} of {joined.hosts[context.rank]}, "
+        f"{threads.value} thread(s): {threads.reason}"
     )
     return context
 
 
-def _backend_timeout(section: DistributedConfig, place: Placement) -> float:
-    """nccl's watchdog would abort the process before the heartbeat can say who hangs."""
-    return section.timeout + (60.0 if place.backend.value == "nccl" else 0.0)
+def _master(place: Placement) -> str:
+    return f"{place.master_addr.value}:{place.master_port.value}"
 
 
-def _without_group(
-    section: DistributedConfig, place: Placement, master: str, error: Exception
-) -> RunContext:
-    rank, world = place.rank.value, place.world.value
-    reason = str(error).strip().splitlines()[0]
+def _without_group(section: DistributedConfig, place: Placement, error: InitError) -> RunContext:
+    rank, world, master = place.rank.value, place.world.value, _master(place)
     said = (
         f"rank {rank} of {world} could not open the process group "
-        f"({place.backend.value} at {master}, timeout {section.timeout:g} s): {reason}"
+        f"({place.backend.value} at {master}, timeout {section.timeout:g} s): {error}"
     )
     if section.on_init_failure == "fail":
         raise InitError(

@@ -7,7 +7,6 @@ reads the process environment, and it imports torch only to look at the hardware
 from __future__ import annotations
 
 import os
-import re
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from samestep.errors import LaunchError
+from samestep.runtime.nodelists import expand_counts, expand_hosts
 
 T = TypeVar("T")
 
@@ -30,6 +30,11 @@ class Fact(Generic[T]):
 def process_environment() -> dict[str, str]:
     """A copy of this process's environment variables."""
     return dict(os.environ)
+
+
+def export(variables: Mapping[str, str]) -> None:
+    """Set environment variables of this process, for the libraries that read them later."""
+    os.environ.update(variables)
 
 
 @contextmanager
@@ -157,6 +162,12 @@ class LaunchFacts:
     master_addr: str | None
     master_port: int | None
     reasons: Mapping[str, str]
+    more_ports: tuple[int, ...] = ()
+    """Where rank 0 listens if the first port is taken."""
+    job: str | None = None
+    """What all ranks of one launch share, and no two launches do; None if nothing says."""
+    cpus_per_rank: Fact[int] | None = None
+    """The CPUs that the launcher set apart for each rank, if it said so."""
 
     @property
     def external(self) -> bool:
@@ -222,7 +233,8 @@ class _Reader:
                 f"ranks on this machine ({self.reasons['local_world']}) of {world} in all: look at "
                 "what was exported before the launch"
             )
-        address, port = self._master(world, local_world)
+        job = self._job()
+        address, ports = self._master(world, local_world, job)
         return LaunchFacts(
             self._name(),
             rank,
@@ -232,8 +244,11 @@ class _Reader:
             node_rank,
             nodes,
             address,
-            port,
+            ports[0] if ports else None,
             self.reasons,
+            ports[1:],
+            job,
+            self._cpus_per_rank(),
         )
 
     def _name(self) -> str:
@@ -277,41 +292,61 @@ class _Reader:
                 "sets it, so look at what was exported before the launch"
             ) from None
 
-    def _master(self, world: int, local_world: int) -> tuple[str | None, int | None]:
-        address, port = self.environ.get("MASTER_ADDR"), None
-        nodelist = _slurm_nodelist(self.environ)
+    def _master(
+        self, world: int, local_world: int, job: str | None
+    ) -> tuple[str | None, tuple[int, ...]]:
+        address = self.environ.get("MASTER_ADDR")
+        nodelist = self._nodelist()
         if address is not None:
             self.reasons["master_addr"] = "MASTER_ADDR is set"
-        elif nodelist is not None and self.launcher.name in ("slurm", "mpich"):
-            address = first_host(nodelist)
+        elif nodelist is not None:
+            address = expand_hosts(nodelist)[0]
             self.reasons["master_addr"] = f"first host of {nodelist}"
         elif local_world == world:
             address = "127.0.0.1"
             self.reasons["master_addr"] = "all ranks are on this machine"
         if "MASTER_PORT" in self.environ:
-            port = self._integer("MASTER_PORT")
             self.reasons["master_port"] = "MASTER_PORT is set"
-        else:
-            job = self._job()
-            if job is not None:
-                port = 20000 + zlib.crc32(job.encode()) % 20000
-                self.reasons["master_port"] = f"derived from the job ({job})"
-        return address, port
+            return address, (self._integer("MASTER_PORT"),)
+        if job is None:
+            return address, ()
+        self.reasons["master_port"] = f"derived from the job ({job})"
+        return address, meeting_ports(job)
+
+    def _nodelist(self) -> str | None:
+        """The hosts that Slurm started the ranks on, the one of rank 0 first."""
+        names: tuple[str, ...] = ()
+        if self.launcher.name in ("slurm", "mpich") and "SLURM_STEP_ID" in self.environ:
+            names = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
+        elif self.launcher.name == "openmpi":
+            # mpirun forks the ranks of the first node and uses a step for the others only.
+            names = ("SLURM_JOB_NODELIST",)
+        return next((self.environ[name] for name in names if name in self.environ), None)
+
+    def _cpus_per_rank(self) -> Fact[int] | None:
+        """Under torchrun a Slurm task is all ranks of a node, elsewhere it is one rank."""
+        if "SLURM_CPUS_PER_TASK" not in self.environ or self.launcher.name == "environment":
+            return None
+        number = self._integer("SLURM_CPUS_PER_TASK")
+        return Fact(number, f"SLURM_CPUS_PER_TASK={number}")
 
     def _job(self) -> str | None:
         """What all ranks of one launch share, and no two launches do."""
-        names = ["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"]
-        if self.launcher.name != "openmpi" and "SLURM_STEP_ID" in self.environ:
+        names = [_LAUNCH_ID, "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"]
+        by_step = self.launcher.name != "openmpi" and _LAUNCH_ID not in self.environ
+        if by_step and "SLURM_STEP_ID" in self.environ:
             return f"{self.environ.get('SLURM_JOB_ID')}.{self.environ['SLURM_STEP_ID']}"
         return next((self.environ[name] for name in names if name in self.environ), None)
 
 
-def _slurm_nodelist(environ: Mapping[str, str]) -> str | None:
-    """The hosts of this Slurm step; None outside of one."""
-    if "SLURM_STEP_ID" not in environ:
-        return None
-    names = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
-    return next((environ[name] for name in names if name in environ), None)
+_FIRST_PORT, _PORTS, _TRIES = 20000, 12000, 8
+"""Below the ports that Linux gives to outgoing connections."""
+
+
+def meeting_ports(job: str) -> tuple[int, ...]:
+    """The ports at which a job's ranks may meet, the same for all that know its name."""
+    start = zlib.crc32(job.encode())
+    return tuple(_FIRST_PORT + (start + 997 * again) % _PORTS for again in range(_TRIES))
 
 
 def _slurm_tasks_here(environ: Mapping[str, str]) -> int | None:
@@ -320,18 +355,8 @@ def _slurm_tasks_here(environ: Mapping[str, str]) -> int | None:
     node = environ.get("SLURM_NODEID", "0")
     if not text or not node.isdigit():
         return None
-    counts: list[int] = []
-    for tasks, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
-        counts += [int(tasks)] * int(times or 1)
+    counts = expand_counts(text)
     return counts[int(node)] if int(node) < len(counts) else None
-
-
-def first_host(nodelist: str) -> str:
-    """The first host of a Slurm node list such as `n[01-04,07],m2`."""
-    outside = re.match(r"(?:[^\[,]|\[[^\]]*\])+", nodelist)
-    if outside is None:
-        raise LaunchError(f"the Slurm node list {nodelist!r} names no host: set MASTER_ADDR")
-    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", outside.group())
 
 
 def check_local_rank(passed: int | None, launch: LaunchFacts) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from samestep.runtime.environment import Fact, process_environment
+from samestep.runtime.limits import read_limits
 
 
 def detect_platform(environ: Mapping[str, str]) -> Fact[str]:
@@ -26,10 +27,13 @@ class Hardware:
     device_count: int
     devices: tuple[str, ...]
     cpus: Fact[int]
+    """That the ranks here have together."""
     backends: tuple[str, ...]
     host: str
     platform: Fact[str]
     cuda: Fact[bool]
+    cpu_limit: Fact[int] | None = None
+    """What a container or a batch system allows the ranks here, whatever CPUs they see."""
 
     @property
     def cuda_available(self) -> bool:
@@ -51,19 +55,46 @@ def detect_hardware(environ: Mapping[str, str] | None = None) -> Hardware:
     return Hardware(
         device_count=count,
         devices=tuple(torch.cuda.get_device_name(index) for index in range(count)),
-        cpus=owned_cpus(),
+        cpus=owned_cpus(environ),
         backends=_backends(),
         host=socket.gethostname(),
         platform=detect_platform(environ),
         cuda=cuda,
+        cpu_limit=_cpu_limit(environ),
     )
 
 
-def owned_cpus() -> Fact[int]:
-    """The CPUs that this process may use."""
+def allowed_cpus() -> tuple[int, ...]:
+    """The numbers of the CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
-        return Fact(len(os.sched_getaffinity(0)), "CPUs this process may run on")
-    return Fact(os.cpu_count() or 1, "CPUs of this machine")
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def owned_cpus(environ: Mapping[str, str]) -> Fact[int]:
+    """How many CPUs the ranks here have together, by the tightest of all limits."""
+    seen, limit = Fact(len(allowed_cpus()), "CPUs this process may run on"), _cpu_limit(environ)
+    return limit if limit is not None and limit.value < seen.value else seen
+
+
+def _cpu_limit(environ: Mapping[str, str]) -> Fact[int] | None:
+    found: list[Fact[int]] = []
+    quota = read_limits().cpus
+    if quota is not None:
+        found.append(Fact(max(1, int(quota)), "CPUs that the container's limit comes to"))
+    given = environ.get("SLURM_CPUS_ON_NODE", "")
+    # Where mpirun starts its daemons by a Slurm step, that step is not what the job was given.
+    if given.isdigit() and "OMPI_COMM_WORLD_RANK" not in environ:
+        found.append(Fact(int(given), f"SLURM_CPUS_ON_NODE={given}"))
+    return min(found, key=lambda fact: fact.value, default=None)
+
+
+def gpu_id(index: int) -> str:
+    """What tells a GPU from every other, whatever number it goes by here."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(index)
+    return str(getattr(properties, "uuid", f"number {index}"))
 
 
 def _backends() -> tuple[str, ...]:

@@ -27,6 +27,20 @@ class Placement:
     master_addr: Fact[str | None]
     master_port: Fact[int | None]
     launcher: Fact[str]
+    more_ports: tuple[int, ...] = ()
+    """Where rank 0 listens if the first port is taken."""
+    job: str | None = None
+    """What the ranks of this launch know each other by."""
+    cpus_per_rank: Fact[int] | None = None
+    """That the launcher set apart for each rank."""
+    thread_limit: int | None = None
+    """Threads that a container or a batch system leaves to each rank."""
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """Where rank 0 may listen."""
+        assert self.master_port.value is not None, "checked for every world of several ranks"
+        return (self.master_port.value, *self.more_ports)
 
     def rows(self) -> list[tuple[str, Any, str]]:
         """(config key, value, reason) for everything that `auto` stood for."""
@@ -86,6 +100,10 @@ class _Decision:
             address,
             port,
             launcher,
+            self.launch.more_ports if port.value == self.launch.master_port else (),
+            self.launch.job,
+            self.launch.cpus_per_rank,
+            self._thread_limit(local_world.value),
         )
 
     def _place_by_hand(self) -> tuple[Fact[int], ...]:
@@ -166,7 +184,9 @@ class _Decision:
                     "distributed.backend is nccl but this torch is built without it: set gloo"
                 )
             return Fact("gloo", "this torch is built without nccl")
-        if local_world > hardware.device_count:
+        # Slurm and MPI may show each rank a GPU of its own: ranks look when they have met.
+        masked = self.launch.launcher not in ("none", "environment", "torchrun")
+        if local_world > hardware.device_count and not masked:
             self.mistakes.append(
                 f"{local_world} ranks on this machine but torch sees {hardware.device_count} "
                 "GPU(s), and nccl takes one rank per GPU. Start "
@@ -199,5 +219,12 @@ class _Decision:
     def _threads(self, local_world: int) -> Fact[int]:
         if self.config.threads_per_rank != "auto":
             return Fact(self.config.threads_per_rank, "set in the config")
-        cpus = self.hardware.cpus.value
-        return Fact(max(1, cpus // local_world), f"{cpus} CPUs over {local_world} rank(s) here")
+        cpus, given = self.hardware.cpus, self.launch.cpus_per_rank
+        if given is not None:
+            return given if given.value <= cpus.value else cpus
+        share = max(1, cpus.value // local_world)
+        return Fact(share, f"{cpus.value} CPUs over {local_world} rank(s) here ({cpus.reason})")
+
+    def _thread_limit(self, local_world: int) -> int | None:
+        limit = self.hardware.cpu_limit
+        return None if limit is None else max(1, limit.value // local_world)

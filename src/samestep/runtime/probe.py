@@ -1,12 +1,10 @@
-"""Trying out what a process group stands on: its store; whether it adds right, how fast, in step."""
+"""Trying out a process group: whether it adds right, how fast, and in step."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -21,39 +19,6 @@ SIZES = (4 * KB, 256 * KB, 4 * KB * KB, 16 * KB * KB)
 
 _MOST_TIMES = 5
 _SECONDS_PER_SIZE = 0.75
-
-
-_SECONDS_TO_GIVE_UP = 2.0
-
-
-def join_store(address: str, port: int, seconds: float) -> str:
-    """Join the store that the ranks meet at, as opening the group will; why not, if it fails.
-
-    On a thread of its own: where something else listens, torch waits for its answer for ever,
-    whatever the timeout.
-    """
-    outcome: list[str] = []
-
-    def join() -> None:
-        try:
-            dist.TCPStore(  # type: ignore[attr-defined]
-                address,
-                port,
-                is_master=False,
-                wait_for_workers=False,
-                timeout=timedelta(seconds=seconds),
-            )
-        except (RuntimeError, ValueError) as error:
-            outcome.append(str(error).strip().splitlines()[0])
-        else:
-            outcome.append("")
-
-    joining = threading.Thread(target=join, name="samestep-join", daemon=True)
-    joining.start()
-    joining.join(seconds + _SECONDS_TO_GIVE_UP)
-    if not outcome:
-        return "something listens there, but it does not answer as rank 0 would"
-    return outcome[0]
 
 
 @dataclass(frozen=True)

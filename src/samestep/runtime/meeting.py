@@ -1,0 +1,219 @@
+"""Where the ranks of a run find each other: rank 0 listens, the others join, all say who they are.
+
+The port is chosen without a race: rank 0 takes the first of the job's ports that it can bind,
+and puts the job's name there; a rank that finds another name, or something that is no store
+at all, goes on to the job's next port.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from samestep.errors import InitError
+
+Tell = Callable[[str], None]
+
+_NAME = "samestep/job"
+_SECONDS_TO_ANSWER = 5.0
+"""What a store that listens gets to answer; anything else that listens never will."""
+_SECONDS_TO_SPEAK = 15.0
+"""After so long a rank says what it is waiting for, and again after twice as long."""
+
+
+def serve_store(ports: Sequence[int], name: str, seconds: float) -> Any:
+    """Rank 0's part: a store at the first of the ports that is free."""
+    taken = ""
+    for port in ports:
+        try:
+            # Its own connection goes by loopback, whatever its name means here.
+            store = dist.TCPStore(  # type: ignore[attr-defined]
+                "127.0.0.1",
+                port,
+                is_master=True,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=seconds),
+            )
+        except RuntimeError as error:
+            taken = _first_line(error)
+            continue
+        store.set(_NAME, name)
+        return store
+    shown = ", ".join(map(str, ports))
+    raise InitError(
+        f"rank 0 cannot listen at port {shown} of {socket.gethostname()}: {taken}. Something else "
+        "has it, often a run that did not end (`ss -ltnp` shows it): end that, or set another "
+        "MASTER_PORT"
+    )
+
+
+def join_store(
+    address: str, ports: Sequence[int], name: str, seconds: float, tell: Tell = lambda line: None
+) -> Any:
+    """The other ranks' part: the store of the rank 0 that has this job's name."""
+    deadline, patience = time.monotonic() + seconds, _Patience(tell)
+    foreign: dict[int, str] = {}
+    while True:
+        why = ""
+        for port in ports:
+            if port in foreign:
+                continue
+            why = knock(address, port, min(2.0, seconds))
+            if why:
+                continue
+            store = connect(address, port, min(_SECONDS_TO_ANSWER, seconds))
+            if isinstance(store, str):
+                foreign[port] = store
+                continue
+            found = _name_at(store)
+            if found == name:
+                store.set_timeout(timedelta(seconds=seconds))
+                return store
+            why = f"the store there is of another run ({found})"
+        seen = "; ".join([*foreign.values(), *([why] if why else [])])
+        where = f"{address}:{'|'.join(map(str, ports))}"
+        if time.monotonic() > deadline or len(foreign) == len(ports):
+            raise InitError(f"rank 0 does not answer at {where}: {seen}")
+        patience.say(f"waiting for rank 0 at {where}: {seen}")
+        time.sleep(0.05)
+
+
+def knock(address: str, port: int, seconds: float) -> str:
+    """Why nobody listens there; nothing if somebody does. Torch is loud about a closed port."""
+    try:
+        socket.create_connection((address, port), timeout=seconds).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def connect(address: str, port: int, seconds: float) -> Any:
+    """A store that listens there, or in words why it is none.
+
+    On a thread of its own: where something else listens, torch waits for its answer for ever,
+    whatever the timeout.
+    """
+    outcome: list[Any] = []
+
+    def join() -> None:
+        try:
+            outcome.append(
+                dist.TCPStore(  # type: ignore[attr-defined]
+                    address,
+                    port,
+                    is_master=False,
+                    wait_for_workers=False,
+                    timeout=timedelta(seconds=seconds),
+                )
+            )
+        except (RuntimeError, ValueError) as error:
+            outcome.append(_first_line(error))
+
+    joining = threading.Thread(target=join, name="samestep-join", daemon=True)
+    joining.start()
+    joining.join(seconds + 2.0)
+    if not outcome:
+        return f"something listens at {address}:{port}, but it does not answer as rank 0 would"
+    return outcome[0]
+
+
+def _name_at(store: Any) -> str:
+    try:
+        store.wait([_NAME], timedelta(seconds=_SECONDS_TO_ANSWER))
+        return str(store.get(_NAME).decode())
+    except RuntimeError:
+        return "without a name"
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+class _Patience:
+    """Says what is waited for, but seldom."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._pause = _SECONDS_TO_SPEAK
+        self._next = time.monotonic() + self._pause
+
+    def say(self, message: str) -> None:
+        if time.monotonic() > self._next:
+            self._tell(message)
+            self._pause *= 2
+            self._next = time.monotonic() + self._pause
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What a rank tells all others before the process group is opened."""
+
+    rank: int
+    local_rank: int
+    host: str
+    cpus: tuple[int, ...]
+    """Numbers of the CPUs that it may run on."""
+    gpu: str | None
+    """What tells its GPU from every other one."""
+    address: str | None
+    """Its machine's own address on the way to rank 0."""
+    master: tuple[str, ...]
+    """What the master's name stands for on its machine."""
+
+
+def introduce(
+    store: Any, mine: Introduction, world: int, seconds: float, tell: Tell = lambda line: None
+) -> list[Introduction]:
+    """Everybody's introduction, by rank. Rank 0 collects them, and knows who is missing."""
+    # Of this world only: torch's agent keeps its store when it starts ranks again.
+    ours = PrefixStore(f"samestep/introductions/{world}", store)
+    ours.set(str(mine.rank), json.dumps(asdict(mine)))
+    if mine.rank == 0:
+        _wait_for_all(ours, world, seconds, tell)
+        told = [json.loads(ours.get(str(rank))) for rank in range(world)]
+        ours.set("all", json.dumps(told))
+    else:
+        _wait(ours, "all", seconds, tell)
+        told = json.loads(ours.get("all"))
+    return [
+        Introduction(**{**one, "cpus": tuple(one["cpus"]), "master": tuple(one["master"])})
+        for one in told
+    ]
+
+
+def _wait_for_all(store: Any, world: int, seconds: float, tell: Tell) -> None:
+    deadline, patience = time.monotonic() + seconds, _Patience(tell)
+    pause, missing = 0.002, list(range(world))
+    while True:
+        missing = [rank for rank in missing if not store.check([str(rank)])]
+        if not missing:
+            return
+        shown = ", ".join(map(str, missing[:16])) + (", ..." if len(missing) > 16 else "")
+        if time.monotonic() > deadline:
+            raise InitError(
+                f"of {world} ranks, {len(missing)} did not come within {seconds:g} s: {shown}"
+            )
+        patience.say(f"waiting for {len(missing)} of {world} ranks: {shown}")
+        time.sleep(pause)
+        pause = min(0.2, 1.5 * pause)
+
+
+def _wait(store: Any, key: str, seconds: float, tell: Tell) -> None:
+    deadline, patience = time.monotonic() + seconds, _Patience(tell)
+    while True:
+        try:
+            store.wait([key], timedelta(seconds=min(1.0, seconds)))
+            return
+        except RuntimeError as error:
+            if time.monotonic() > deadline:
+                raise InitError(f"not all ranks came within {seconds:g} s") from error
+        patience.say("waiting until all ranks have come; rank 0 says which ones have not")

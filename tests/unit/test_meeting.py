@@ -1,0 +1,199 @@
+"""Ranks find each other, and only each other; and what follows from where the others are."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from samestep.errors import InitError
+from samestep.runtime import meeting
+from samestep.runtime.interfaces import Interface, address_towards, list_interfaces
+from samestep.runtime.meeting import Introduction, introduce, join_store, serve_store
+from samestep.runtime.neighbours import Chosen, choose_interface, ranks_on_one_gpu, share_of_cpus
+
+
+def free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("", 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+@contextmanager
+def listening() -> Iterator[int]:
+    """Something that is no store: it takes connections and says nothing."""
+    with socket.socket() as server:
+        server.bind(("", 0))
+        server.listen()
+        yield server.getsockname()[1]
+    for thread in threading.enumerate():  # which torch keeps until the connection breaks
+        if thread.name == "samestep-join":
+            thread.join(10)
+
+
+def test_ranks_meet_at_the_first_port() -> None:
+    ports = free_ports(2)
+    store = serve_store(ports, "job", 5)
+    store.set("x", "1")
+    assert join_store("127.0.0.1", ports, "job", 5).get("x") == b"1"
+
+
+def test_rank_0_leaves_a_taken_port_and_the_others_follow() -> None:
+    with listening() as taken:
+        ports = [taken, *free_ports(1)]
+        store = serve_store(ports, "job", 5)
+        store.set("x", "1")
+        assert join_store("127.0.0.1", ports, "job", 5).get("x") == b"1"
+
+
+def test_a_rank_does_not_join_the_store_of_another_job() -> None:
+    ports = free_ports(2)
+    other = serve_store(ports, "other job", 5)
+    own = serve_store(ports, "job", 5)
+    own.set("x", "mine")
+    other.set("x", "theirs")
+    assert join_store("127.0.0.1", ports, "job", 5).get("x") == b"mine"
+
+
+def test_without_a_free_port_the_message_says_whose_business_it_is() -> None:
+    with listening() as taken, pytest.raises(InitError) as caught:
+        serve_store([taken], "job", 5)
+    assert f"cannot listen at port {taken}" in str(caught.value)
+    assert "EADDRINUSE" in str(caught.value)
+    assert "set another MASTER_PORT" in str(caught.value)
+
+
+def test_something_that_is_no_store_is_named_and_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(meeting, "_SECONDS_TO_ANSWER", 0.3)
+    with listening() as taken, pytest.raises(InitError) as caught:
+        join_store("127.0.0.1", [taken], "job", 60)
+    assert "does not answer as rank 0 would" in str(caught.value)
+
+
+def test_a_rank_says_what_it_waits_for_and_then_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "_SECONDS_TO_SPEAK", 0.1)
+    [port] = free_ports(1)
+    said: list[str] = []
+    with pytest.raises(InitError, match=f"rank 0 does not answer at 127.0.0.1:{port}: .*refused"):
+        join_store("127.0.0.1", [port], "job", 0.8, said.append)
+    assert said
+    assert all(line.startswith(f"waiting for rank 0 at 127.0.0.1:{port}") for line in said)
+    assert len(said) <= 3, "it does not say so again and again"
+
+
+def rank(number: int, host: str = "a", **facts: object) -> Introduction:
+    known = {
+        "local_rank": 0, "cpus": (0, 1), "gpu": None, "address": None, "master": (), **facts,
+    }  # fmt: skip
+    return Introduction(number, host=host, **known)  # type: ignore[arg-type]
+
+
+def test_everybody_learns_of_everybody() -> None:
+    ports = free_ports(1)
+    stores = [serve_store(ports, "job", 5)]
+    stores += [join_store("127.0.0.1", ports, "job", 5) for _ in range(2)]
+    everybody = [rank(0, master=("10.0.0.1",)), rank(1, "b"), rank(2, "b", gpu="x")]
+    told: dict[int, list[Introduction]] = {}
+
+    def tell(number: int) -> None:
+        told[number] = introduce(stores[number], everybody[number], 3, 5)
+
+    threads = [threading.Thread(target=tell, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert told == dict.fromkeys(range(3), everybody)
+
+
+def test_rank_0_names_the_ranks_that_did_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "_SECONDS_TO_SPEAK", 0.1)
+    store = serve_store(free_ports(1), "job", 5)
+    said: list[str] = []
+    with pytest.raises(InitError, match="of 4 ranks, 3 did not come .*: 1, 2, 3"):
+        introduce(store, rank(0), 4, 0.5, said.append)
+    assert "waiting for 3 of 4 ranks: 1, 2, 3" in said
+
+
+@pytest.mark.parametrize(
+    ("masks", "shares"),
+    [
+        ([(0, 1, 2, 3)] * 2, [2, 2]),  # bound to nothing: each may use all
+        ([(0, 1), (2, 3)], [2, 2]),  # bound to CPUs of its own
+        ([(0, 1, 2, 3), (0, 1, 2, 3), (4, 5), (6, 7)], [2, 2, 2, 2]),  # two share a socket
+        ([(0,), (0,), (0,)], [1, 1, 1]),  # more ranks than CPUs: one thread is the least
+        ([(0, 1, 2)] * 3, [1, 1, 1]),
+        ([(0, 1, 2, 3), (0, 1)], [3, 1]),
+    ],
+)
+def test_a_ranks_cpus_are_those_it_may_use_shared_with_those_who_may_too(
+    masks: list[tuple[int, ...]], shares: list[int]
+) -> None:
+    ranks = [rank(number, cpus=mask) for number, mask in enumerate(masks)]
+    assert [share_of_cpus(one, ranks) for one in ranks] == shares
+
+
+def test_cpus_of_another_machine_are_not_shared() -> None:
+    ranks = [rank(0, "a"), rank(1, "b")]
+    assert [share_of_cpus(one, ranks) for one in ranks] == [2, 2]
+
+
+def test_ranks_that_share_a_gpu_are_named() -> None:
+    assert ranks_on_one_gpu([rank(0, gpu="x"), rank(1, gpu="y"), rank(2, "b", gpu="x")]) == ""
+    shared = ranks_on_one_gpu([rank(0, gpu="x"), rank(1, gpu="x"), rank(2, gpu=None)])
+    assert shared == "ranks 0, 1 on a have one GPU (x)"
+
+
+LO, ETH0, ETH1 = Interface("lo", "127.0.0.1"), Interface("eth0", "10.0.0.1"), Interface(
+    "eth1", "10.9.0.1"
+)  # fmt: skip
+
+
+def test_gloo_is_left_alone_where_its_own_choice_is_right() -> None:
+    ranks = [rank(0), rank(1, "b", master=("10.0.0.1",), address="10.0.0.2")]
+    assert choose_interface(ranks[0], ranks, "gloo", [LO, ETH0], "10.0.0.1") is None
+
+
+def test_on_one_machine_nothing_is_chosen() -> None:
+    ranks = [rank(0), rank(1)]
+    assert choose_interface(ranks[0], ranks, "gloo", [LO, ETH0], "127.0.1.1") is None
+
+
+def test_a_loopback_name_of_rank_0s_machine_is_mended_by_what_the_others_see() -> None:
+    ranks = [rank(0, master=("127.0.1.1",)), rank(1, "b", master=("10.0.0.1",))]
+    chosen = choose_interface(ranks[0], ranks, "gloo", [LO, ETH0, ETH1], "127.0.1.1")
+    reason = "the name a stands for 127.0.1.1, not for 10.0.0.1"
+    assert chosen == Chosen("GLOO_SOCKET_IFNAME", "eth0", reason)
+
+
+def test_a_loopback_name_of_another_machine_is_mended_by_the_way_to_rank_0() -> None:
+    ranks = [rank(0, "b"), rank(1, "a", address="10.0.0.1")]
+    chosen = choose_interface(ranks[1], ranks, "gloo", [LO, ETH0], None)
+    assert chosen is not None
+    assert (chosen.variable, chosen.value) == ("GLOO_SOCKET_IFNAME", "eth0")
+
+
+def test_nccl_is_told_only_where_it_has_a_choice() -> None:
+    ranks = [rank(0, "b"), rank(1, "a", address="10.9.0.1")]
+    assert choose_interface(ranks[1], ranks, "nccl", [LO, ETH1], "10.0.0.1") is None
+    chosen = choose_interface(ranks[1], ranks, "nccl", [LO, ETH0, ETH1], "10.0.0.1")
+    assert chosen is not None
+    assert (chosen.variable, chosen.value) == ("NCCL_SOCKET_IFNAME", "=eth1")
+
+
+def test_the_way_to_this_machine_itself_is_what_its_name_stands_for() -> None:
+    assert address_towards("127.0.0.1") == "127.0.0.1"
+    assert address_towards("no-such-host.invalid") is None
+    for interface in list_interfaces():
+        if interface.address is not None:
+            assert address_towards(interface.address) == interface.address
