@@ -7,9 +7,10 @@ from collections.abc import Mapping
 
 from samestep.config.schema import PreemptionConfig
 
-_ANNOUNCING = ("SIGUSR1", "SIGUSR2")
+_ANNOUNCING = "SIGUSR1"
 """What `sbatch --signal` sends before the time limit. After SIGTERM Slurm requeues a preempted
-job by itself, and a cancelled one must stay cancelled."""
+job by itself, and a cancelled one must stay cancelled; so must one whose launcher was stopped,
+which hands that on as SIGUSR2."""
 
 
 def job_name(environ: Mapping[str, str]) -> str | None:
@@ -27,7 +28,7 @@ def job_name(environ: Mapping[str, str]) -> str | None:
 def requeue(config: PreemptionConfig, signal: str, environ: Mapping[str, str]) -> str:
     """Requeue the job if that is due; says what was done, or an empty text for nothing."""
     job = job_name(environ)
-    if not config.requeue or signal not in _ANNOUNCING or job is None:
+    if not config.requeue or signal != _ANNOUNCING or job is None:
         return ""
     command = ["scontrol", "requeue", job]
     try:

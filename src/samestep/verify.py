@@ -21,6 +21,7 @@ from samestep.compare import (
 from samestep.config import LoadedConfig, read_config
 from samestep.errors import PlanError, Stopped
 from samestep.launchers.local import LocalLaunch, local_launch
+from samestep.launchers.work import Work
 from samestep.record import RunRecord, read_state
 from samestep.runtime.agent import run_ranks
 
@@ -186,15 +187,8 @@ def _launch(
         tell(f"lane_weights are for {len(weights)} ranks: {world} rank(s) share lanes evenly")
         overrides = [*overrides, "distributed.lane_weights=null"]
     config = read_config(config_file, overrides).config
-    return local_launch(
-        config,
-        config_file,
-        overrides,
-        world,
-        record=run / "record",
-        stop_after=stop_after,
-        quiet=True,
-    )
+    work = Work(config, config_file, tuple(overrides), run / "record", stop_after)
+    return local_launch(work, world, quiet=True)
 
 
 def _compare(

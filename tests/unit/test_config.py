@@ -1,6 +1,7 @@
 """From a file to a config: values, where they came from, and every mistake at once."""
 
 import json
+import math
 
 import pytest
 import yaml
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 
 from samestep.config import Config, DistributedConfig, load_config, read_config
 from samestep.config.aliases import ALIASES
+from samestep.config.plain_yaml import parse_yaml
 from samestep.errors import ConfigError
 from samestep.runtime.environment import detect_launch
 
@@ -329,7 +331,8 @@ SECTION_FIELDS = {
     "master_port": st.integers(1, 65535) | auto,
     "timeout": st.floats(min_value=0, exclude_min=True, allow_infinity=False),
     "on_init_failure": st.sampled_from(["fail", "fallback"]),
-    "launch_method": st.sampled_from(["torchrun", "torch.distributed.launch"]),
+    "launch_method": st.sampled_from(["torchrun", "torch.distributed.launch", "slurm"]),
+    "network": st.dictionaries(st.sampled_from(["NCCL_DEBUG", "GLOO_X"]), st.text(max_size=5)),
     "threads_per_rank": st.integers(1, 256) | auto,
     "lane_weights": st.none() | st.lists(st.floats(0.01, 100.0), min_size=1, max_size=8).map(tuple),
     "find_unused_parameters": booleans,
@@ -447,3 +450,31 @@ def test_validation_gives_every_reason():
         "distributed.device_ids",
         "distributed.device_ids",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("12:00:00", "12:00:00"), ("1:30", "1:30"), ("190:20:30.15", "190:20:30.15"),
+        ("1e-3", 1e-3), ("1E5", 1e5), ("-2.5e+3", -2500.0), (".5", 0.5), ("-.inf", -math.inf),
+        ("1_000", 1000), ("0x1f", 31), ("012", 10), ("-3", -3), ("true", True), ("~", None),
+        ("1e5x", "1e5x"), ("1.2.3", "1.2.3"), ("[1, 2e3]", [1, 2000.0]),
+    ],
+)  # fmt: skip
+def test_numbers_are_numbers_and_times_are_times(text, value):
+    assert parse_yaml(text) == value
+    assert type(parse_yaml(text)) is type(value)
+
+
+def test_yaml_runs_no_code():
+    with pytest.raises(yaml.YAMLError):
+        parse_yaml("!!python/object/apply:os.getcwd []")
+
+
+def test_the_insides_of_free_form_keys_can_be_overridden_one_by_one():
+    source = {**GOOD, "distributed": {"network": {"NCCL_DEBUG": "INFO"}}}
+    config = load_config(
+        source, ["distributed.network.NCCL_IB_DISABLE=1", "launch.environment.OMP_PROC_BIND=close"]
+    )
+    assert config.distributed.network == {"NCCL_DEBUG": "INFO", "NCCL_IB_DISABLE": "1"}
+    assert config.launch.environment == {"OMP_PROC_BIND": "close"}

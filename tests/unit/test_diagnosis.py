@@ -28,7 +28,9 @@ from samestep.errors import (
     SamestepError,
     Stopped,
 )
-from samestep.launchers.local import Size, local_launch
+from samestep.launchers.local import local_launch
+from samestep.launchers.size import Size
+from samestep.launchers.work import Work
 from samestep.runtime import heartbeat
 from samestep.runtime.diagnosis import Beat, different_calls, hang_report
 from samestep.runtime.heartbeat import Heartbeat
@@ -726,11 +728,11 @@ def test_a_launch_that_contradicts_itself_is_refused(
 ) -> None:
     config = load_config(GOOD, overrides)
     with pytest.raises(SamestepError) as caught:
-        local_launch(config, Path("run.yaml"), (), **options)
+        local_launch(Work(config, Path("run.yaml")), **options)
     assert words in str(caught.value)
 
 
 def test_a_range_of_ranks_starts_the_most_and_knows_the_fewest() -> None:
     config = load_config(GOOD, ())
-    launch = local_launch(config, Path("run.yaml"), (), Size(2, 4), max_restarts=3)
+    launch = local_launch(Work(config, Path("run.yaml")), Size(2, 4), max_restarts=3)
     assert (launch.nproc, launch.min_nproc, launch.max_restarts) == (4, 2, 3)

@@ -120,7 +120,7 @@ def test_rank_0_names_the_ranks_that_did_not_come(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(meeting, "_SECONDS_TO_SPEAK", 0.1)
     store = serve_store(free_ports(1), "job", 5)
     said: list[str] = []
-    with pytest.raises(InitError, match="of 4 ranks, 3 did not come .*: 1, 2, 3"):
+    with pytest.raises(InitError, match=r"of 4 ranks, 3 did not come .*: 1, 2, 3"):
         introduce(store, rank(0), 4, 0.5, said.append)
     assert "waiting for 3 of 4 ranks: 1, 2, 3" in said
 

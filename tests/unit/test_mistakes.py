@@ -12,6 +12,7 @@ from samestep.cli.training import _parse_worlds
 from samestep.config import DistributedConfig, load_config, read_config
 from samestep.errors import ConfigError, LaunchError, PlanError, TaskError, UserMistake
 from samestep.launchers.local import local_launch
+from samestep.launchers.work import Work
 from samestep.plan import BatchPlan, EpochPlan
 from samestep.runtime.environment import Fact, check_local_rank, detect_launch
 from samestep.runtime.hardware import Hardware
@@ -61,7 +62,7 @@ def task(named, params=None, name="task.py", text=TASK_FILE):
 
 
 def launch(nproc, *overrides):
-    return lambda folder: local_launch(load_config(GOOD, overrides), Path("run.yaml"), (), nproc)
+    return lambda folder: local_launch(Work(load_config(GOOD, overrides), Path("run.yaml")), nproc)
 
 
 def started(environ):
@@ -123,6 +124,12 @@ MISTAKES = [
      ["'task.py' names no class: write FILE.py:Class"]),
     ("allowing an unknown key to differ", config("resume.allow=[epochz]"), ConfigError,
      ["resume.allow", "epochz cannot be allowed to differ", "it takes task, params"]),
+    ("a network variable of another kind", config("distributed.network.PATH=/bin"), ConfigError,
+     ["distributed.network", "PATH is none of NCCL_*, GLOO_*, TORCH_*"]),
+    ("an environment variable's name", config("launch.environment={a-b: x}"), ConfigError,
+     ["launch.environment", "'a-b' is no name of a variable"]),
+    ("two lines where one goes into a script", config('launch.before=["a\\nb"]'), ConfigError,
+     ["launch.before"]),
     ("precision fp16", config("precision=fp16"), ConfigError,
      ["you set 'fp16', but it takes one of fp32, bf16"]),
     ("same unknown", config("same=exact"), ConfigError,
@@ -287,6 +294,6 @@ def test_what_the_mistakes_vary_is_itself_right(tmp_path):
     (tmp_path / "run.yaml").write_text("task: task.py:Good\nepochs: 1\nglobal_batch: 8\n")
     loaded = read_config(tmp_path / "run.yaml", ["params.width=2"]).config
     assert type(load_task(loaded)).__name__ == "Good"
-    assert local_launch(loaded, tmp_path / "run.yaml", (), 8).nproc == 8
+    assert local_launch(Work(loaded, tmp_path / "run.yaml"), 8).nproc == 8
     assert _parse_worlds("1, 2,4") == [1, 2, 4]
     placed({}, RANK_1_OF_4)(tmp_path)

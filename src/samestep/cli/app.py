@@ -63,7 +63,9 @@ def _show(error: Exception) -> None:
         traceback.print_exception(error)
 
 
-def print_rows(header: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> None:
+def print_rows(
+    header: tuple[str, ...], rows: Sequence[tuple[object, ...]], err: bool = False
+) -> None:
     """A table, as wide as the terminal or as a wide one."""
     from rich.console import Console
     from rich.table import Table
@@ -71,7 +73,8 @@ def print_rows(header: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> N
     table = Table(*header)
     for row in rows:
         table.add_row(*("" if cell is None else str(cell) for cell in row))
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    terminal = (sys.stderr if err else sys.stdout).isatty()
+    Console(width=None if terminal else 140, stderr=err).print(table)
 
 
 @app.callback()

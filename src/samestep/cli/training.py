@@ -1,4 +1,4 @@
-"""The commands that train: train, launch, verify."""
+"""The commands that train: train, verify."""
 
 from __future__ import annotations
 
@@ -59,50 +59,6 @@ def train(
             if place.is_main:
                 loss = "" if outcome.loss is None else f", last loss {outcome.loss:.6f}"
                 typer.echo(f"{outcome.steps} steps{loss}; the run is in {loaded.run_path}")
-
-
-@app.command()
-def launch(
-    config: ConfigFile,
-    overrides: Overrides = None,
-    nproc: Annotated[
-        str | None,
-        typer.Option(help="Ranks on this machine, one per GPU; 2:4 goes on without lost ones."),
-    ] = None,
-    nodes: Annotated[
-        str | None, typer.Option(help="Machines; 1:2 goes on with those that are there.")
-    ] = None,
-    rendezvous: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where the machines meet.")
-    ] = "",
-    max_restarts: Annotated[
-        int, typer.Option(min=0, help="Times that failed ranks are started again.")
-    ] = 0,
-) -> None:
-    """Start the ranks of a run on this machine, and meet those of other machines."""
-    with guarded():
-        from samestep.config import load_config
-        from samestep.launchers.local import Size, default_nproc, local_launch
-
-        loaded = load_config(config, overrides or [])
-        if nproc is None:
-            from samestep.runtime.hardware import detect_hardware
-
-            ranks: int | Size = default_nproc(loaded, detect_hardware().device_count)
-        else:
-            ranks = Size.parse(nproc, "--nproc")
-        plan = local_launch(
-            loaded,
-            config,
-            overrides or [],
-            ranks,
-            nodes=Size.parse(nodes, "--nodes") if nodes else None,
-            rendezvous=rendezvous,
-            max_restarts=max_restarts,
-        )
-        from samestep.runtime.agent import run_ranks
-
-        run_ranks(plan, tell=lambda line: typer.echo(f"samestep: {line}", err=True))
 
 
 @app.command()

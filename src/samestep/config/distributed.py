@@ -17,6 +17,9 @@ Positive = Annotated[int, Field(ge=1, strict=True)]
 FromZero = Annotated[int, Field(ge=0, strict=True)]
 Port = Annotated[int, Field(ge=1, le=65535, strict=True)]
 
+LaunchMethod = Literal["torchrun", "torch.distributed.launch", "mpirun", "slurm", "ssh"]
+
+_NETWORK = ("NCCL_", "GLOO_", "TORCH_")
 _PREFIX = "SAMESTEP_DISTRIBUTED_"
 _STANDARD_NAMES = {
     "rank": "RANK",
@@ -42,7 +45,7 @@ class Validation:
 class DistributedConfig(BaseModel):
     """How the ranks of a run find and treat each other. `auto` asks the launcher or machine."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
 
     enabled: bool | Auto = Field("auto", description="false refuses to run as a rank")
     backend: Literal["auto", "nccl", "gloo"] = Field("auto", description="nccl on GPUs, else gloo")
@@ -63,11 +66,14 @@ class DistributedConfig(BaseModel):
     on_init_failure: Literal["fail", "fallback"] = Field(
         "fail", description="fallback: rank 0 goes on alone, the others exit 0"
     )
-    launch_method: Literal["torchrun", "torch.distributed.launch"] = Field(
-        "torchrun", description="the second passes --local-rank to each rank"
+    launch_method: LaunchMethod = Field(
+        "torchrun", description="how samestep launch starts the ranks, unless --via says"
     )
     threads_per_rank: Positive | Auto = Field(
         "auto", description="auto: the CPUs this machine gives each rank"
+    )
+    network: dict[str, str] = Field(
+        {}, description="NCCL_*, GLOO_* and TORCH_* variables; those that are set already win"
     )
     lane_weights: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] | None = Field(
         None, description="share of the lanes per rank, for uneven machines"
@@ -137,6 +143,9 @@ class DistributedConfig(BaseModel):
                 say("device_ids", f"{list(self.device_ids)} names a GPU twice: one GPU per rank")
             if self.device == "cpu":
                 say("device_ids", "names GPUs but device is cpu: remove one of the two")
+        for name in self.network:
+            if not name.startswith(_NETWORK):
+                say("network", f"{name} is none of {', '.join(p + '*' for p in _NETWORK)}")
         if self.lane_weights is not None and self.world_size not in (
             "auto",
             len(self.lane_weights),

@@ -14,11 +14,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from samestep.config.aliases import ALIASES, apply_aliases
+from samestep.config.plain_yaml import PlainLoader, parse_yaml
 from samestep.config.schema import Config, contradictions
 from samestep.errors import ConfigError, Mistake
 
-_FREE_FORM = {"params"}
-"""Keys whose insides belong to the task, not to us."""
+_FREE_FORM = ("params", "distributed.network", "launch.environment")
+"""Keys whose insides are not ours to name."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,8 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str], list[Mistake
     text = text.replace("\t", " ") if path.suffix == ".json" else text
     lines: dict[str, str] = {}
     try:
-        document = yaml.compose(text, Loader=yaml.SafeLoader)
-        plain = yaml.safe_load(text)
+        document = yaml.compose(text, Loader=PlainLoader)
+        plain = parse_yaml(text)
         doubled = list(_record_lines(document, "", lines))
     except yaml.YAMLError as error:
         message = " ".join(str(error).split())
@@ -140,12 +141,13 @@ def _apply_overrides(
             mistakes.append(Mistake(override, "is not an override: write section.key=value"))
             continue
         try:
-            value = yaml.safe_load(text)
+            value = parse_yaml(text)
         except yaml.YAMLError:
             mistakes.append(Mistake(key, f"{text!r} is not a YAML value", "override"))
             continue
-        top, _, inner = key.partition(".")
-        if top in _FREE_FORM and inner and isinstance(values.get(top) or {}, dict):
+        top = next((name for name in _FREE_FORM if key.startswith(f"{name}.")), None)
+        if top is not None and isinstance(values.get(top) or {}, dict):
+            inner = key.removeprefix(f"{top}.")
             values[top] = _with(values.get(top) or {}, inner.split("."), value)
             origins[top] = f"{origins[top]} and override" if top in origins else "override"
             continue

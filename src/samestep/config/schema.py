@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from samestep.config.distributed import Auto, DistributedConfig, FromZero, Positive
+from samestep.config.launching import LaunchConfig
 from samestep.errors import Mistake, PlanError
 from samestep.plan import BatchPlan
 
@@ -87,9 +88,7 @@ class ResumeConfig(Section):
 class PreemptionConfig(Section):
     """What happens when a signal stops the run."""
 
-    requeue: bool = Field(
-        True, description="inside a Slurm job: scontrol requeue after SIGUSR1 or SIGUSR2"
-    )
+    requeue: bool = Field(True, description="inside a Slurm job: scontrol requeue after SIGUSR1")
 
 
 class TrackersConfig(Section):
@@ -149,6 +148,7 @@ class Config(Section):
     preemption: PreemptionConfig = PreemptionConfig()
     trackers: TrackersConfig = TrackersConfig()
     distributed: DistributedConfig = DistributedConfig()
+    launch: LaunchConfig = LaunchConfig()
 
     _folder: Path = PrivateAttr(default=Path())
 
@@ -183,6 +183,7 @@ def contradictions(config: Config, wrong: Set[str] = frozenset()) -> list[Mistak
         ({"early_stopping", "evaluation.every_epochs"}, _evaluation_mistakes),
         ({"resume.allow"}, _resume_mistakes),
         (set(), lambda config: config.distributed.mistakes()),
+        ({"launch.environment"}, lambda config: config.launch.mistakes()),
     ]
     return [m for keys, check in checks if not keys & wrong for m in check(config)]
 

@@ -26,6 +26,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from samestep.errors import LaunchError, RankFailed, Stopped
 from samestep.launchers.local import LocalLaunch
 from samestep.runtime.environment import exporting, launch_variables, thread_variables
+from samestep.runtime.interfaces import address_towards, is_loopback
 from samestep.runtime.verdict import Verdict, read_failures, said_by
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
@@ -64,9 +65,10 @@ def _run_once(launch: LocalLaunch, this_launch: str) -> None:
     interpreter, *arguments = launch.command
     _quiet_agent_logs()
     variables = {
+        **launch.work.config.launch.environment,
         **thread_variables(launch.threads),
         # Ranks that are started again must not read the addresses of the ones before.
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1" if launch.nodes else "0",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1" if _meets_again(launch) else "0",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": _SIGNALS,
     }
     if launch.nodes is None:
@@ -83,10 +85,16 @@ def _run_once(launch: LocalLaunch, this_launch: str) -> None:
     except (RuntimeError, OSError) as error:
         if launch.nodes is None:
             raise
+        what = "--rendezvous" if launch.node_rank is None else "--master-addr and --master-port"
         raise LaunchError(
-            f"the nodes could not meet at {launch.rendezvous}: {error}. Start the same command on "
-            "every node, with the --rendezvous of one that all of them reach"
+            f"the nodes could not meet at {launch.rendezvous}: {error}. Start the command on every "
+            f"node, with the same {what}, of a node that all of them reach"
         ) from error
+
+
+def _meets_again(launch: LocalLaunch) -> bool:
+    """Whether machines may come and go, and meet again each time."""
+    return launch.nodes is not None and launch.node_rank is None
 
 
 def _agent_config(launch: LocalLaunch) -> LaunchConfig:
@@ -105,11 +113,17 @@ def _agent_config(launch: LocalLaunch) -> LaunchConfig:
     }
     if launch.nodes is not None:
         options |= {
-            "min_nodes": launch.nodes[0],
-            "max_nodes": launch.nodes[1],
+            "min_nodes": launch.nodes.fewest,
+            "max_nodes": launch.nodes.most,
             "run_id": launch.run_id,
             "rdzv_endpoint": launch.rendezvous,
-            "local_addr": None,
+            "local_addr": _address_for_others(launch.rendezvous),
+        }
+    if launch.node_rank is not None:
+        seconds = int(launch.work.config.distributed.timeout)
+        options["rdzv_configs"] = {"rank": launch.node_rank, "timeout": max(1, seconds)}
+    elif launch.nodes is not None:
+        options |= {
             "max_restarts": launch.max_restarts,
             # A node that is gone is noticed after about 6 s, not 44.
             "rdzv_configs": {
@@ -120,7 +134,7 @@ def _agent_config(launch: LocalLaunch) -> LaunchConfig:
         }
     return LaunchConfig(
         nproc_per_node=launch.nproc,
-        rdzv_backend="c10d",
+        rdzv_backend="c10d" if launch.node_rank is None else "static",
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(
             log_dir=str(launch.folder), redirects=dict.fromkeys(silenced, Std.ALL)
@@ -128,6 +142,16 @@ def _agent_config(launch: LocalLaunch) -> LaunchConfig:
         # Some came with later versions of torch; the environment says the same to the others.
         **{name: value for name, value in options.items() if name in known},
     )
+
+
+def _address_for_others(rendezvous: str) -> str | None:
+    """This machine's address for the ranks of others; None lets torch take its name.
+
+    The name may mean nothing to the others; but where the machines meet here, it is loopback
+    that the address would be.
+    """
+    address = address_towards(rendezvous.rpartition(":")[0])
+    return None if address is None or is_loopback(address) else address
 
 
 def _quiet_agent_logs() -> None:

@@ -349,6 +349,14 @@ def meeting_ports(job: str) -> tuple[int, ...]:
     return tuple(_FIRST_PORT + (start + 997 * again) % _PORTS for again in range(_TRIES))
 
 
+def job_rendezvous(environ: Mapping[str, str]) -> str:
+    """HOST:PORT where the agents of a Slurm job meet: on its first node; nothing outside of one."""
+    nodes, job = environ.get("SLURM_JOB_NODELIST"), environ.get("SLURM_JOB_ID")
+    if nodes is None or job is None:
+        return ""
+    return f"{expand_hosts(nodes)[0]}:{meeting_ports(f'agents of job {job}')[0]}"
+
+
 def _slurm_tasks_here(environ: Mapping[str, str]) -> int | None:
     """Tasks on this node, from '2(x3),1' and the node's number."""
     text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE")

@@ -39,6 +39,7 @@ def open_process_group(section: DistributedConfig, place: Placement) -> Joined:
     """Open the process group of a placement; `InitError` says who or what was missing."""
     log = RankLog(place.rank.value, place.world.value)
     try:
+        _export_network(section, log)
         store = _store(section, place, log)
         mine = _introduction(place)
         ranks = introduce(store, mine, place.world.value, section.timeout, log.warn)
@@ -83,6 +84,15 @@ def _store(section: DistributedConfig, place: Placement, log: RankLog) -> Any:
     if rank == 0:
         return serve_store(place.ports, name, seconds)
     return join_store(str(place.master_addr.value), place.ports, name, seconds, log.warn)
+
+
+def _export_network(section: DistributedConfig, log: RankLog) -> None:
+    """Set what nccl and gloo read; a machine's own environment may know better."""
+    environ = process_environment()
+    for name, value in section.network.items():
+        if environ.get(name, value) != value:
+            log.main(f"{name}={environ[name]} was set already, and is not made {value}")
+    export({name: value for name, value in section.network.items() if name not in environ})
 
 
 def _introduction(place: Placement) -> Introduction:

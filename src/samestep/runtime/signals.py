@@ -90,6 +90,17 @@ class StopSignals:
         return float(self._received + (_SAVE if save else 0))
 
 
+def stop_with_input() -> None:
+    """Get SIGTERM when standard input ends: whoever started this process elsewhere is gone."""
+
+    def wait() -> None:
+        while os.read(0, 4096):
+            continue
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="samestep-input", daemon=True).start()
+
+
 _PR_SET_PDEATHSIG = 1
 
 

@@ -1,0 +1,1 @@
+"""Starts what `launchers/` describes, and stays with it to its end."""

@@ -1,0 +1,71 @@
+"""Runs an mpirun, whose ranks' output is on this terminal, and tells how it ended."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping
+
+from samestep.errors import LaunchError, RankFailed, Stopped
+from samestep.jobs.handing_on import SignalsHandedOn
+from samestep.launchers.mpirun import Flavour, MpiLaunch, flavour_of
+
+_SECONDS_TO_ANSWER = 20.0
+
+
+def find_flavour(mpirun: str) -> Flavour:
+    """Which kind of mpirun this is; `LaunchError` says what to do where there is none."""
+    path = shutil.which(mpirun)
+    if path is None:
+        raise LaunchError(
+            f"there is no {mpirun} here: load an MPI (module load openmpi), install one (Debian: "
+            "openmpi-bin or mpich), or name it with launch.mpirun. MPI only starts the ranks: "
+            "without one, --via ssh or --via torchrun does the same"
+        )
+    try:
+        said = subprocess.run(
+            [path, "--version"],
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS_TO_ANSWER,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"{path} --version does not answer: {error}") from None
+    return flavour_of(said.stdout + said.stderr)
+
+
+def run_mpi(launch: MpiLaunch, environ: Mapping[str, str], quiet: bool = False) -> None:
+    """Start it and wait; a failing rank shows its own words on the way."""
+    silent = subprocess.DEVNULL if quiet else None
+    process = subprocess.Popen(
+        launch.argv,
+        env={**environ, **launch.variables},
+        cwd=launch.work.working_folder,
+        stdin=subprocess.DEVNULL,
+        stdout=silent,
+        stderr=silent,
+        start_new_session=True,  # Ctrl-C reaches the ranks by us, once, and not as mpirun's end
+    )
+
+    def stop(number: signal.Signals) -> None:
+        # mpirun kills its ranks on SIGINT and SIGTERM; the user's signals it hands on.
+        announced = number in (signal.SIGUSR1, signal.SIGUSR2)
+        process.send_signal(number if announced else signal.SIGUSR2)
+
+    with SignalsHandedOn(stop, process.terminate) as signals:
+        code = process.wait()
+    if code == 0:
+        return
+    if code == Stopped.exit_code:
+        raise Stopped("the ranks have saved and stopped")
+    if signals.received is not None:
+        name = signals.received.name
+        raise RankFailed(f"stopped by {name} before it could be saved", 128 + signals.received)
+    how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+    logs = launch.work.config.run_path / "logs"
+    raise RankFailed(
+        f"{launch.argv[0]} ended with {how}: the rank that failed says why above, and in {logs}",
+        code if code in (2, 3, 4, 7) else 1,
+    )

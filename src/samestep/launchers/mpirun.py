@@ -1,0 +1,93 @@
+"""Ranks by mpirun: OpenMPI's, or hydra's (MPICH, Intel MPI, MVAPICH). No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from samestep.errors import LaunchError
+from samestep.launchers.size import Host
+from samestep.launchers.work import Work, exec_line, shell_script
+from samestep.runtime.environment import launch_variables
+
+Flavour = Literal["openmpi", "hydra"]
+
+_FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES")
+_FORWARDED_KINDS = ("NCCL_", "GLOO_", "TORCH_", "OMP_", "MKL_", "SAMESTEP_")
+"""Of the launching environment, what the ranks on other machines must have as well."""
+
+
+@dataclass(frozen=True)
+class MpiLaunch:
+    """One mpirun that starts all ranks."""
+
+    work: Work
+    world: int
+    hosts: tuple[Host, ...]
+    argv: tuple[str, ...]
+    variables: Mapping[str, str]
+    """Set for mpirun, which hands them to the ranks by name: values do not show in `ps`."""
+    patience: float
+    """Seconds the ranks get to save and stop after a signal."""
+
+    def script(self) -> str:
+        comment = "What samestep launch --via mpirun starts."
+        return shell_script(comment, self.work, self.variables, exec_line(self.argv))
+
+
+def flavour_of(version: str) -> Flavour:
+    """Which mpirun this is, by what it prints for --version."""
+    if any(name in version for name in ("Open MPI", "OpenRTE", "PRRTE", "prterun")):
+        return "openmpi"
+    if any(name in version for name in ("HYDRA", "Intel(R) MPI", "MPICH", "mvapich", "MVAPICH")):
+        return "hydra"
+    first = next(iter(version.strip().splitlines()), "nothing")
+    raise LaunchError(
+        f"mpirun is neither OpenMPI's nor hydra's (MPICH, Intel MPI, MVAPICH): it says {first!r}. "
+        "Load the one you want, or name it with launch.mpirun"
+    )
+
+
+def mpi_launch(
+    work: Work,
+    flavour: Flavour,
+    world: int,
+    hosts: tuple[Host, ...],
+    name: str,
+    environ: Mapping[str, str],
+    *,
+    cpus: int,
+    as_root: bool,
+) -> MpiLaunch:
+    """The mpirun of a config; `name` is what the ranks of this launch know each other by."""
+    config = work.config
+    variables = {**config.launch.environment, **launch_variables(name)}
+    if hosts:
+        # mpirun fills the hosts in order: rank 0 is on the first one.
+        variables.setdefault("MASTER_ADDR", hosts[0].name)
+    threads = config.distributed.threads_per_rank
+    if threads != "auto":
+        variables.setdefault("OMP_NUM_THREADS", str(threads))
+    command = (work.python, *work.train())
+    mpirun = config.launch.mpirun
+    if flavour == "openmpi":
+        argv = [mpirun, "-np", str(world)]
+        argv += ["--host", ",".join(map(str, hosts))] if hosts else []
+        argv += ["--allow-run-as-root"] if as_root else []
+        argv += ["--oversubscribe"] if not hosts and world > cpus else []
+        # Bound to one core, as it does by itself, a rank's threads would share that core.
+        argv += ["--bind-to", "none"]
+        for variable in [*variables, *_forwarded(environ, variables)]:
+            argv += ["-x", variable]
+    else:
+        argv = [mpirun, "-n", str(world)]
+        argv += ["-hosts", ",".join(map(str, hosts))] if hosts else []
+        argv += ["-bind-to", "none", "-genvall"]
+    patience = max(30.0, config.distributed.timeout)
+    return MpiLaunch(work, world, hosts, (*argv, *command), variables, patience)
+
+
+def _forwarded(environ: Mapping[str, str], ours: Iterable[str]) -> list[str]:
+    wanted = {name for name in environ if name in _FORWARDED or name.startswith(_FORWARDED_KINDS)}
+    return sorted(wanted - set(ours))

@@ -1,0 +1,90 @@
+"""How many: a number, or a range such as 2:4. And which hosts: a:4,b:4."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from samestep.errors import LaunchError
+
+
+@dataclass(frozen=True)
+class Size:
+    """A number, or the fewest and the most of a range."""
+
+    fewest: int
+    most: int
+
+    @classmethod
+    def parse(cls, text: str, option: str) -> Size:
+        """From `4` or `2:4`."""
+        parts = text.split(":")
+        try:
+            numbers = [int(part) for part in parts]
+        except ValueError:
+            numbers = []
+        if len(numbers) not in (1, 2):
+            raise LaunchError(f"{option} is {text!r}: give a number, or a range such as 2:4")
+        fewest, most = numbers[0], numbers[-1]
+        if fewest < 1:
+            raise LaunchError(f"{option} is {text}: it must be at least 1")
+        if most < fewest:
+            raise LaunchError(f"{option} is {text}: the first number of a range is the smaller one")
+        return cls(fewest, most)
+
+    @property
+    def is_range(self) -> bool:
+        return self.fewest != self.most
+
+    def one(self, option: str, why: str) -> int:
+        """The number; a range is refused with the reason."""
+        if self.is_range:
+            raise LaunchError(f"{option} is {self}: {why}, so give one number")
+        return self.most
+
+    def __str__(self) -> str:
+        return f"{self.fewest}:{self.most}" if self.is_range else str(self.most)
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine and how many ranks it takes."""
+
+    name: str
+    ranks: int | None
+    """None: one for each of its GPUs, which it knows itself."""
+
+    def __str__(self) -> str:
+        return self.name if self.ranks is None else f"{self.name}:{self.ranks}"
+
+
+def parse_hosts(text: str, nproc: int | None) -> tuple[Host, ...]:
+    """From `a:4,b:4`; a host without a number takes its equal share of `nproc` ranks."""
+    parts = [part.strip() for part in text.split(",")]
+    hosts = []
+    for part in parts:
+        name, colon, ranks = part.rpartition(":") if re.search(r":\d*$", part) else (part, "", "")
+        if not re.fullmatch(r"[A-Za-z0-9_][\w.@-]*|[0-9A-Fa-f:.]+", name):
+            raise LaunchError(f"--hosts has {part!r}: write a:4,b:4, or a,b beside --nproc")
+        if not colon and nproc is not None and nproc % len(parts):
+            raise LaunchError(
+                f"--nproc {nproc} cannot be shared evenly by {len(parts)} hosts: say how many ranks "
+                "each host takes, as a:4,b:3"
+            )
+        count = int(ranks or 0) if colon else nproc and nproc // len(parts)
+        if count is not None and count < 1:
+            raise LaunchError(f"--hosts has {part!r}: a host takes at least one rank")
+        hosts.append(Host(name, count))
+    if len({host.name for host in hosts}) != len(hosts):
+        raise LaunchError(f"--hosts is {text}: a host is named twice")
+    total = ranks_of(hosts)
+    if nproc is not None and total not in (None, nproc):
+        raise LaunchError(f"--nproc is {nproc}, but --hosts {text} take {total} ranks")
+    return tuple(hosts)
+
+
+def ranks_of(hosts: Sequence[Host]) -> int | None:
+    """All ranks of all hosts; None if some host is to find out itself."""
+    counts = [host.ranks for host in hosts if host.ranks is not None]
+    return sum(counts) if len(counts) == len(hosts) else None

@@ -1,0 +1,81 @@
+"""An agent on each of several machines, started over ssh. No torch here, and nothing is run."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, replace
+
+from samestep.launchers.size import Host, ranks_of
+from samestep.launchers.work import Work, check_world, quoted, surroundings
+from samestep.runtime.environment import meeting_ports
+
+
+@dataclass(frozen=True)
+class SshLaunch:
+    """One `samestep launch` on each host; the first host has rank 0."""
+
+    work: Work
+    hosts: tuple[Host, ...]
+    port: int
+    """Where the agents meet, on the first host."""
+
+    @property
+    def world(self) -> int | None:
+        """None if some host finds out itself how many ranks it takes."""
+        return ranks_of(self.hosts)
+
+    @property
+    def patience(self) -> float:
+        """Seconds the ranks get to save and stop after a signal."""
+        return max(30.0, self.work.config.distributed.timeout)
+
+    @property
+    def ssh(self) -> tuple[str, ...]:
+        return tuple(shlex.split(self.work.config.launch.ssh))
+
+    def at(self, port: int) -> SshLaunch:
+        """The same, with the agents meeting at another port."""
+        return replace(self, port=port)
+
+    def argv(self, node: int) -> tuple[str, ...]:
+        """What starts the agent of a node."""
+        return (*self.ssh, "--", self.hosts[node].name, self.remote(node))
+
+    def check(self, node: int) -> tuple[str, ...]:
+        """What shows that a node lets us in without a password, and has what the run needs."""
+        command = _in_folder(self.work, [self.work.python, "-c", "import samestep"])
+        options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+        return (*self.ssh, *options, "--", self.hosts[node].name, command)
+
+    def remote(self, node: int) -> str:
+        """The line of shell that a node's login shell gets."""
+        options = ["--via", "torchrun", "--nodes", str(len(self.hosts)), "--node-rank", str(node)]
+        ranks = self.hosts[node].ranks
+        options += [] if ranks is None else ["--nproc", str(ranks)]
+        options += ["--master-addr", self.hosts[0].name, "--master-port", str(self.port)]
+        words = [self.work.python, *self.work.launch(*options, "--attached")]
+        return _in_folder(self.work, words)
+
+    def script(self) -> str:
+        lines = [
+            "#!/bin/bash",
+            "# What samestep launch --via ssh starts: an agent on each host, which ends when its",
+            "# standard input does. If one fails, samestep also ends the others.",
+            "set -euo pipefail",
+            *(f"sleep infinity | {quoted(self.argv(node))} &" for node in range(len(self.hosts))),
+            "wait",
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def ssh_launch(work: Work, hosts: tuple[Host, ...], name: str) -> SshLaunch:
+    """The agents of a config; `name` tells this launch from any other."""
+    launch = SshLaunch(work, hosts, meeting_ports(name)[0])
+    if launch.world is not None:
+        check_world(work.config, launch.world, f"--hosts take {launch.world} ranks")
+    return launch
+
+
+def _in_folder(work: Work, words: list[str]) -> str:
+    """A command in the working directory, with what the config puts before it."""
+    return " && ".join([*surroundings(work, {}), f"exec {quoted(words)}"])
