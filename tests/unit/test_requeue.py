@@ -32,13 +32,12 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scontrol:
     return install
 
 
-@pytest.mark.parametrize("signal", ["SIGUSR1", "SIGUSR2"])
 @pytest.mark.parametrize(("environ", "job"), [(JOB, "4711"), (ARRAY, "4711_8")])
 def test_a_job_whose_end_was_announced_is_requeued(
-    scontrol: Scontrol, signal: str, environ: dict[str, str], job: str
+    scontrol: Scontrol, environ: dict[str, str], job: str
 ) -> None:
     asked = scontrol()
-    assert requeue(AUTO, signal, environ) == f"Job {job} is requeued"
+    assert requeue(AUTO, "SIGUSR1", environ) == f"Job {job} is requeued"
     assert asked.read_text() == f"requeue {job}\n"
 
 
@@ -52,7 +51,7 @@ def test_a_job_whose_end_was_announced_is_requeued(
         (PreemptionConfig(requeue=False), "SIGUSR1", JOB),
         (AUTO, "SIGUSR1", {}),
         (AUTO, "SIGUSR1", {"SLURM_ARRAY_TASK_ID": "8"}),
-        (PreemptionConfig(requeue=True), "SIGUSR2", {}),
+        (AUTO, "SIGUSR2", JOB),
     ],
 )
 def test_otherwise_nothing_is_asked_and_nothing_said(

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samestep.errors import PeerLost, SamestepError, Stopped
-from samestep.runtime.environment import has_agent, process_environment
+from samestep.errors import LaunchError, PeerLost, SamestepError, Stopped
+from samestep.runtime.environment import (
+    LaunchFacts,
+    detect_launch,
+    exporting,
+    has_agent,
+    process_environment,
+    thread_variables,
+)
+
+if TYPE_CHECKING:
+    from samestep.config import DistributedConfig
 
 app = typer.Typer(
     name="samestep",
@@ -46,9 +57,9 @@ def guarded(launched: bool = False) -> Iterator[None]:
             from samestep.runtime.failures import record_failure
 
             record_failure(error)
-            if isinstance(error, PeerLost):
-                # The agent reports who ends first: let that be the rank that failed by itself.
-                time.sleep(_SECONDS_FOR_THE_CAUSE)
+        if isinstance(error, PeerLost):
+            # A launcher ends all ranks with the first: let that be the one that failed by itself.
+            time.sleep(_SECONDS_FOR_THE_CAUSE)
         if not launched:  # else the launcher shows it, the failing rank's first
             _show(error)
         raise typer.Exit(error.exit_code if isinstance(error, SamestepError) else 1) from None
@@ -57,10 +68,38 @@ def guarded(launched: bool = False) -> Iterator[None]:
 def _show(error: Exception) -> None:
     if isinstance(error, Stopped):
         return  # the run has said so in its log
-    if isinstance(error, SamestepError):
-        typer.echo(f"samestep: {error}", err=True)
+    who = _which_rank()
+    if isinstance(error, PeerLost):  # whose own words are on this terminal as well
+        typer.echo(f"samestep: {who}{str(error).splitlines()[0]}", err=True)
+    elif isinstance(error, SamestepError):
+        typer.echo(f"samestep: {who}{error}", err=True)
     else:
-        traceback.print_exception(error)
+        trace = "".join(traceback.format_exception(error))
+        typer.echo(f"samestep: {who}failed:\n{trace}" if who else trace, err=True)
+
+
+def _which_rank() -> str:
+    """Whose words these are, where several ranks speak on one terminal."""
+    try:
+        launch = detect_launch(process_environment())
+    except LaunchError:
+        return ""
+    return f"rank {launch.rank} on {socket.gethostname()} " if launch.world > 1 else ""
+
+
+def threads_before_torch(
+    section: DistributedConfig, launch: LaunchFacts
+) -> AbstractContextManager[None]:
+    """Tell the libraries under torch their threads: some read them when torch is imported.
+
+    Whatever torchrun has put there, which is 1 where nobody said anything.
+    """
+    from samestep.runtime.hardware import owned_cpus
+    from samestep.runtime.placement import threads_of_a_rank
+
+    cpus = owned_cpus(process_environment())
+    threads = threads_of_a_rank(section, cpus, launch.cpus_per_rank, launch.local_world)
+    return exporting(thread_variables(threads.value))
 
 
 def print_rows(

@@ -10,13 +10,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samestep.cli.app import AsJson, ConfigFile, Launched, LocalRank, Overrides, app, guarded
+from samestep.cli.app import (
+    AsJson,
+    ConfigFile,
+    Launched,
+    LocalRank,
+    Overrides,
+    app,
+    guarded,
+    threads_before_torch,
+)
 from samestep.errors import PROMISE_NOT_KEPT, SamestepError
 from samestep.runtime.environment import (
-    exporting,
+    check_local_rank,
+    detect_launch,
     has_agent,
     process_environment,
-    thread_variables,
 )
 
 if TYPE_CHECKING:
@@ -42,17 +51,15 @@ def train(
         from samestep.config import load_config
 
         loaded = load_config(config, overrides or [])
-        threads = loaded.distributed.threads_per_rank
-        scope.enter_context(exporting({} if threads == "auto" else thread_variables(threads)))
+        launch = detect_launch(process_environment())
+        scope.enter_context(threads_before_torch(loaded.distributed, launch))
         from samestep.assemble import train_once
         from samestep.runtime.context import create_run_context
-        from samestep.runtime.environment import check_local_rank, detect_launch
         from samestep.runtime.hardware import detect_hardware
         from samestep.runtime.signals import stop_with_parent
 
         if has_agent(process_environment()):
             stop_with_parent()
-        launch = detect_launch(process_environment())
         check_local_rank(context.obj if local_rank is None else local_rank, launch)
         with create_run_context(loaded, detect_hardware(), launch) as place:
             outcome = train_once(loaded, place, record, stop_after)

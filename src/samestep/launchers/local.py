@@ -75,6 +75,8 @@ def local_launch(
 ) -> LocalLaunch:
     """The processes that train a config on `nproc` ranks of this machine, and of other ones."""
     ranks = nproc if isinstance(nproc, Size) else Size(nproc, nproc)
+    if ranks.fewest < 1:
+        raise LaunchError(f"--nproc is {ranks}: start at least one rank")
     asked = work.config.distributed.threads_per_rank
     # Of the most ranks, so that the same threads, and bits, stay when some are lost.
     cpus = owned_cpus(process_environment()).value
@@ -89,8 +91,8 @@ def local_launch(
         node_rank=node_rank,
         rendezvous=rendezvous,
     )
-    _check_nodes(launch)
     _check_restarts(launch, ranks)
+    _check_nodes(launch)
     _check_config(launch, ranks)
     return launch
 
@@ -150,8 +152,6 @@ def _check_restarts(launch: LocalLaunch, ranks: Size) -> None:
 
 def _check_config(launch: LocalLaunch, ranks: Size) -> None:
     section, nodes = launch.work.config.distributed, launch.nodes
-    if ranks.most < 1:
-        raise LaunchError(f"--nproc is {ranks}: start at least one rank")
     if section.world_size != "auto" and (ranks.is_range or (nodes is not None and nodes.is_range)):
         raise LaunchError(
             f"distributed.world_size is {section.world_size} but the number of ranks may change: set "

@@ -30,6 +30,7 @@ T = TypeVar("T")
 
 _SECONDS_TO_END = 3.0
 """What a rank gets to end by itself after another one has failed."""
+_LONGEST_TRACE = 8000
 _SECONDS_TO_SERVE = 8.0
 """How long rank 0 keeps serving the store for those who want to know why the run ended."""
 
@@ -162,7 +163,8 @@ class Heartbeat:
             where = self._now().where().removeprefix("is ")
             self._die(
                 PeerLost(
-                    f"{_failed_first(cause)}; this rank was {where} and could not end by itself"
+                    f"this rank was {where} and could not end by itself after "
+                    f"{_failed_first(cause)}"
                 )
             )
 
@@ -187,6 +189,7 @@ class Heartbeat:
                 "host": self._host,
                 "kind": type(error).__name__,
                 "said": f"{type(error).__name__}: {first_line}",
+                "trace": "" if isinstance(error, SamestepError) else _trace(error),
             }
         )
         self._ask_store(lambda: self._store.compare_set("failed", "", cause))
@@ -285,5 +288,11 @@ def _calls(answers: Mapping[int, dict[str, Any]]) -> dict[int, Calls]:
     return {rank: [tuple(call) for call in answer["calls"]] for rank, answer in answers.items()}
 
 
+def _trace(error: BaseException) -> str:
+    """The last part of a traceback, for those who cannot see the other machine's terminal."""
+    return "".join(traceback.format_exception(error))[-_LONGEST_TRACE:]
+
+
 def _failed_first(cause: Mapping[str, Any]) -> str:
-    return f"rank {cause.get('rank')} on {cause.get('host')} failed first: {cause.get('said')}"
+    words = f"rank {cause.get('rank')} on {cause.get('host')} failed first: {cause.get('said')}"
+    return "\n".join(filter(None, [words, str(cause.get("trace", "")).rstrip()]))

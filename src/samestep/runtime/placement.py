@@ -58,6 +58,18 @@ class Placement:
         ]
 
 
+def threads_of_a_rank(
+    config: DistributedConfig, cpus: Fact[int], given: Fact[int] | None, local_world: int
+) -> Fact[int]:
+    """A rank's threads, as far as it can tell before it has met the others. Needs no torch."""
+    if config.threads_per_rank != "auto":
+        return Fact(config.threads_per_rank, "set in the config")
+    if given is not None:
+        return given if given.value <= cpus.value else cpus
+    share = max(1, cpus.value // local_world)
+    return Fact(share, f"{cpus.value} CPUs over {local_world} rank(s) here ({cpus.reason})")
+
+
 def decide_placement(
     config: DistributedConfig, hardware: Hardware, launch: LaunchFacts
 ) -> Placement:
@@ -83,7 +95,9 @@ class _Decision:
         device = self._device(local_rank.value, local_world.value)
         backend = self._backend(device.value, local_world.value)
         address, port = self._master(world.value, by_hand)
-        threads = self._threads(local_world.value)
+        threads = threads_of_a_rank(
+            self.config, self.hardware.cpus, self.launch.cpus_per_rank, local_world.value
+        )
         if self.mistakes:
             raise LaunchError("\n".join(self.mistakes))
         launcher = Fact(self.launch.launcher, self.launch.reasons["launcher"])
@@ -215,15 +229,6 @@ class _Decision:
                         f"set {key.upper()} or distributed.{key} to the same on every rank"
                     )
         return address, port
-
-    def _threads(self, local_world: int) -> Fact[int]:
-        if self.config.threads_per_rank != "auto":
-            return Fact(self.config.threads_per_rank, "set in the config")
-        cpus, given = self.hardware.cpus, self.launch.cpus_per_rank
-        if given is not None:
-            return given if given.value <= cpus.value else cpus
-        share = max(1, cpus.value // local_world)
-        return Fact(share, f"{cpus.value} CPUs over {local_world} rank(s) here ({cpus.reason})")
 
     def _thread_limit(self, local_world: int) -> int | None:
         limit = self.hardware.cpu_limit

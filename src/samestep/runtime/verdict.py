@@ -67,8 +67,9 @@ def read_failures(failures: Mapping[int, ProcessFailure], ranks: int, folder: Pa
         return Verdict(Stopped(first.message), first.message, ())
     known = getattr(errors, first.kind, None)
     log = folder.parent / "logs" / f"rank-{first.rank}.log"
+    failed = "failed" if first.is_cause else "ended because of another rank"
     lines = [
-        f"rank {first.rank} on {socket.gethostname()} (pid {first.pid}) failed; its log: {log}; "
+        f"rank {first.rank} on {socket.gethostname()} (pid {first.pid}) {failed}; its log: {log}; "
         f"output of the ranks: {folder}",
         first.message if known is not None else first.trace.rstrip() or _exit_words(first.code),
     ]
