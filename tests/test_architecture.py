@@ -59,6 +59,7 @@ FLOORS: list[set[str]] = [
         "jobs.ssh",
     },
     {"runtime.context", "jobs.start"},
+    {"jobs.worlds"},
     {"doctor.findings"},
     {"doctor.facts", "doctor.planned", "doctor.show", "doctor.ranks"},
     {"doctor.machine", "doctor.network"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,10 +21,10 @@ from samestep.compare import (
 )
 from samestep.config import LoadedConfig, read_config
 from samestep.errors import PlanError, Stopped
-from samestep.launchers.local import LocalLaunch, local_launch
+from samestep.jobs.start import Launch, start
+from samestep.jobs.worlds import Machines, World, labels, launch_of
 from samestep.launchers.work import Work
 from samestep.record import RunRecord, read_state
-from samestep.runtime.agent import run_ranks
 
 State = dict[str, Tensor]
 
@@ -90,8 +91,9 @@ def _as_json(difference: Difference | None) -> dict[str, Any] | None:
 def verify(
     config_file: Path,
     overrides: Sequence[str],
-    worlds: Sequence[int],
+    worlds: Sequence[World],
     *,
+    machines: Machines = Machines(),  # noqa: B008 (it is frozen)
     steps: int | None = None,
     resumed: bool = False,
     against: Path | None = None,
@@ -112,47 +114,70 @@ def verify(
     if loaded.config.distributed.threads_per_rank == "auto":
         # The bits of a matrix product can depend on the number of threads.
         overrides = [*overrides, "distributed.threads_per_rank=1"]
-    launches = [
-        _launch(config_file, overrides, world, _record_folder(folder, world).parent, tell)
-        for world in worlds
-    ]
-    for launch in launches:
-        tell(f"running on {launch.nproc} rank(s)")
-        run_ranks(launch)
-    records = {str(world): _record_folder(folder, world) for world in worlds}
+    bench = _Bench(config_file, tuple(overrides), machines, tell)
+    folders = {world.label: _run_folder(folder, world) for world in worlds}
+    launches = {world.label: bench.launch(world, folders[world.label]) for world in worlds}
+    for label, launch in launches.items():
+        tell(f"running on {label} rank(s)")
+        bench.run(launch)
+    records = {label: run / "record" for label, run in folders.items()}
     if resumed:
-        label = "→".join(map(str, worlds))
-        total = RunRecord.read(records[str(worlds[0])]).steps
-        records[label] = _run_in_parts(config_file, overrides, worlds, total, folder, tell)
+        total = RunRecord.read(records[worlds[0].label]).steps
+        records[labels(worlds)] = _run_in_parts(bench, worlds, total, folder / "resumed")
     return _compare(loaded.config.same, records, curve, rtol)
 
 
-def _run_in_parts(
-    config_file: Path,
-    overrides: Sequence[str],
-    worlds: Sequence[int],
-    total: int,
-    folder: Path,
-    tell: Callable[[str], None],
-) -> Path:
+def _run_in_parts(bench: _Bench, worlds: Sequence[World], total: int, run: Path) -> Path:
     """Stop the run at each size and let it go on at the next; where its record lies."""
     if total < len(worlds):
         raise PlanError(f"--resumed: {total} steps cannot be cut into {len(worlds)} parts")
-    run = folder / "resumed"
-    rules = [f"checkpoint.every_{unit}=null" for unit in ("steps", "minutes", "epochs")]
     for part, world in enumerate(worlds, 1):
         last = part == len(worlds)
         stop = None if last else total * part // len(worlds)
-        tell(f"going on on {world} rank(s)" + ("" if last else f" up to step {stop}"))
-        launch = _launch(config_file, [*overrides, *rules], world, run, tell, stop, saves=True)
+        bench.tell(f"going on on {world.label} rank(s)" + ("" if last else f" up to step {stop}"))
         try:
-            run_ranks(launch)
+            bench.run(bench.launch(world, run, stop, saves=True))
         except Stopped:
             continue
     return run / "record"
 
 
-def _refuse_unverifiable(loaded: LoadedConfig, worlds: Sequence[int]) -> None:
+@dataclass(frozen=True)
+class _Bench:
+    """What all runs of a verification share."""
+
+    config_file: Path
+    overrides: tuple[str, ...]
+    machines: Machines
+    tell: Callable[[str], None]
+
+    def launch(
+        self, world: World, run: Path, stop_after: int | None = None, saves: bool = False
+    ) -> Launch:
+        """One run in a directory of its own, which keeps its exact record."""
+        overrides = [*self.overrides, f"run_dir={json.dumps(str(run))}"]
+        overrides.append(f"checkpoint.enabled={str(saves).lower()}")
+        if saves:
+            overrides += [f"checkpoint.every_{unit}=null" for unit in _RULES]
+        weights = read_config(self.config_file, overrides).config.distributed.lane_weights
+        if weights is not None and len(weights) != world.ranks:
+            self.tell(
+                f"lane_weights are for {len(weights)} ranks: {world.ranks} rank(s) share lanes evenly"
+            )
+            overrides.append("distributed.lane_weights=null")
+        method = f"distributed.launch_method={world.via}"
+        config = read_config(self.config_file, [*overrides, method]).config
+        work = Work(config, self.config_file, tuple(overrides), run / "record", stop_after)
+        return launch_of(world, work, self.machines)
+
+    def run(self, launch: Launch) -> None:
+        start(launch, self.tell, follows=True, quiet=True)
+
+
+_RULES = ("steps", "minutes", "epochs")
+
+
+def _refuse_unverifiable(loaded: LoadedConfig, worlds: Sequence[World]) -> None:
     config = loaded.config
     if config.batch_per_rank is not None:
         raise PlanError(
@@ -168,27 +193,8 @@ def _refuse_unverifiable(loaded: LoadedConfig, worlds: Sequence[int]) -> None:
         raise PlanError("--worlds names no world size: give some, such as 1,2,4")
 
 
-def _record_folder(folder: Path, world: int) -> Path:
-    return folder / f"world-{world}" / "record"
-
-
-def _launch(
-    config_file: Path,
-    overrides: Sequence[str],
-    world: int,
-    run: Path,
-    tell: Callable[[str], None],
-    stop_after: int | None = None,
-    saves: bool = False,
-) -> LocalLaunch:
-    overrides = [*overrides, f"run_dir={run}", f"checkpoint.enabled={str(saves).lower()}"]
-    weights = read_config(config_file, overrides).config.distributed.lane_weights
-    if weights is not None and len(weights) != world:
-        tell(f"lane_weights are for {len(weights)} ranks: {world} rank(s) share lanes evenly")
-        overrides = [*overrides, "distributed.lane_weights=null"]
-    config = read_config(config_file, overrides).config
-    work = Work(config, config_file, tuple(overrides), run / "record", stop_after)
-    return local_launch(work, world, quiet=True)
+def _run_folder(folder: Path, world: World) -> Path:
+    return folder / f"world-{world.label.replace(' ', '-')}"
 
 
 def _compare(

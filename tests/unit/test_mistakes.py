@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from samestep.cli.training import _parse_worlds
 from samestep.config import DistributedConfig, load_config, read_config
 from samestep.errors import ConfigError, LaunchError, PlanError, TaskError, UserMistake
+from samestep.jobs.worlds import Machines, World, parse_worlds
 from samestep.launchers.local import local_launch
 from samestep.launchers.work import Work
 from samestep.plan import BatchPlan, EpochPlan
@@ -87,7 +87,9 @@ def verified(worlds, *overrides, against=None):
     def run(folder):
         (folder / "run.yaml").write_text("task: task.py:Good\nepochs: 1\nglobal_batch: 8\n")
         inside = [*overrides, f"run_dir={folder / 'run'}"]
-        verify(folder / "run.yaml", inside, worlds, against=against and folder / against)
+        verify(
+            folder / "run.yaml", inside, [*map(World, worlds)], against=against and folder / against
+        )
 
     return run
 
@@ -251,11 +253,15 @@ MISTAKES = [
     ("no word of rank 0", placed({}, {"RANK": "0", "WORLD_SIZE": "2"}), LaunchError,
      ["set MASTER_PORT or distributed.master_port to the same on every rank"]),
     # verify
-    ("worlds not numbers", lambda folder: _parse_worlds("1,two"), LaunchError,
+    ("worlds not numbers", lambda folder: parse_worlds("1,two"), LaunchError,
      ["--worlds is '1,two': give numbers of ranks, such as 1,2,4"]),
-    ("worlds empty", lambda folder: _parse_worlds(""), LaunchError, ["such as 1,2,4"]),
-    ("world of zero", lambda folder: _parse_worlds("0,1"), LaunchError, ["each at least 1"]),
-    ("world twice", lambda folder: _parse_worlds("2,2"), LaunchError, ["different numbers"]),
+    ("worlds empty", lambda folder: parse_worlds(""), LaunchError, ["such as 1,2,4"]),
+    ("world of zero", lambda folder: parse_worlds("0,1"), LaunchError, ["each at least 1"]),
+    ("world by an unknown launcher", lambda folder: parse_worlds("1,2@pbs"), LaunchError,
+     ["(torchrun, mpirun, slurm, ssh)"]),
+    ("all by an unknown launcher", lambda folder: parse_worlds("1,2", "pbs"), LaunchError,
+     ["1,2@mpirun,4@slurm"]),
+    ("world twice", lambda folder: parse_worlds("2,2"), LaunchError, ["different numbers"]),
     ("verify without worlds", verified([]), PlanError, ["give some, such as 1,2,4"]),
     ("verify a batch per rank", verified([1, 2], "batch_per_rank=4", "global_batch=null"),
      PlanError, ["there is nothing to verify. Set global_batch instead"]),
@@ -295,5 +301,13 @@ def test_what_the_mistakes_vary_is_itself_right(tmp_path):
     loaded = read_config(tmp_path / "run.yaml", ["params.width=2"]).config
     assert type(load_task(loaded)).__name__ == "Good"
     assert local_launch(Work(loaded, tmp_path / "run.yaml"), 8).nproc == 8
-    assert _parse_worlds("1, 2,4") == [1, 2, 4]
+    assert parse_worlds("1, 2@mpirun,4", "slurm") == [
+        World(1, "slurm"), World(2, "mpirun"), World(4, "slurm"),
+    ]  # fmt: skip
     placed({}, RANK_1_OF_4)(tmp_path)
+
+
+def test_ranks_are_spread_over_the_hosts_that_they_are_enough_for():
+    machines = Machines.parse(2, "a,b,c")
+    spread = {ranks: machines.spread(ranks) for ranks in (1, 2, 4, 6)}
+    assert spread == {1: "a:1", 2: "a:1,b:1", 4: "a:2,b:1,c:1", 6: "a:2,b:2,c:2"}

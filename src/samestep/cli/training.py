@@ -72,7 +72,14 @@ def train(
 def verify(
     config: ConfigFile,
     overrides: Overrides = None,
-    worlds: Annotated[str, typer.Option(help="World sizes; the first is compared with.")] = "1,2,4",
+    worlds: Annotated[
+        str, typer.Option(help="World sizes, the first is compared with; 4@slurm starts it so.")
+    ] = "1,2,4",
+    via: Annotated[
+        str, typer.Option(help="What starts them: torchrun, mpirun, slurm or ssh.")
+    ] = "torchrun",
+    nodes: Annotated[int, typer.Option(min=1, help="Machines of a Slurm job.")] = 1,
+    hosts: Annotated[str, typer.Option(metavar="a,b", help="Machines for mpirun and ssh.")] = "",
     steps: Annotated[int | None, typer.Option(min=1, help="Steps to run; as the config.")] = None,
     resumed: Annotated[
         bool,
@@ -93,7 +100,8 @@ def verify(
     """
     with guarded():
         from samestep.config import load_config
-        from samestep.report import require_plotly, write_report
+        from samestep.jobs.worlds import Machines, parse_worlds
+        from samestep.report import require_plotly
         from samestep.verify import verify as run_verify
 
         if report is not None:
@@ -102,7 +110,8 @@ def verify(
         result = run_verify(
             config,
             overrides or [],
-            _parse_worlds(worlds),
+            parse_worlds(worlds, via),
+            machines=Machines.parse(nodes, hosts),
             steps=steps,
             resumed=resumed,
             against=against,
@@ -113,26 +122,19 @@ def verify(
             typer.echo(json.dumps(result.as_json()))
         else:
             _print_verification(result)
-        path = report or loaded.run_path / "verify" / "report.html"
-        try:
-            write_report(result, loaded.name, path)
-            typer.echo(f"Report: {path}", err=True)
-        except SamestepError as error:
-            typer.echo(f"No report: {error}", err=True)
+        _write_report(result, loaded.name, report or loaded.run_path / "verify" / "report.html")
     if not result.kept:
         raise typer.Exit(PROMISE_NOT_KEPT)
 
 
-def _parse_worlds(text: str) -> list[int]:
-    from samestep.errors import LaunchError
+def _write_report(result: Verification, name: str, path: Path) -> None:
+    from samestep.report import write_report
 
     try:
-        worlds = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise LaunchError(f"--worlds is {text!r}: give numbers of ranks, such as 1,2,4") from None
-    if min(worlds) < 1 or len(set(worlds)) != len(worlds):
-        raise LaunchError(f"--worlds is {text!r}: give different numbers, each at least 1")
-    return worlds
+        write_report(result, name, path)
+        typer.echo(f"Report: {path}", err=True)
+    except SamestepError as error:
+        typer.echo(f"No report: {error}", err=True)
 
 
 def _print_verification(result: Verification) -> None:

@@ -1,0 +1,59 @@
+"""One cluster for all tests of this folder, whole again after each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import hosts as hosts_module
+from tests.cluster import slurm as slurm_module
+from tests.cluster import sshd as sshd_module
+from tests.cluster.hosts import Hosts
+from tests.cluster.slurm import Slurm
+from tests.cluster.sshd import Sshd
+
+_FOLDER = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _FOLDER in item.path.parents:  # pytest calls this with the items of all folders
+            item.add_marker(pytest.mark.cluster)
+
+
+@pytest.fixture(scope="session")
+def hosts() -> Iterator[Hosts]:
+    if reason := hosts_module.why_impossible():
+        pytest.skip(reason)
+    with Hosts(4) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def slurm(hosts: Hosts) -> Iterator[Slurm]:
+    if reason := slurm_module.why_impossible():
+        pytest.skip(reason)
+    with Slurm(hosts) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def sshd(hosts: Hosts) -> Iterator[Sshd]:
+    if reason := sshd_module.why_impossible():
+        pytest.skip(reason)
+    with Sshd(hosts) as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def whole_cluster(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that failed half-way must not spoil the next."""
+    if "hosts" not in request.fixturenames:
+        yield
+        return
+    hosts: Hosts = request.getfixturevalue("hosts")
+    running = hosts.running()
+    yield
+    hosts.mend(keep=running)
