@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from samestep.record import RunRecord
 from tests.cluster import hosts as hosts_module
 from tests.cluster import slurm as slurm_module
 from tests.cluster import sshd as sshd_module
 from tests.cluster.hosts import Hosts
+from tests.cluster.runs import Training
 from tests.cluster.slurm import Slurm
 from tests.cluster.sshd import Sshd
 
@@ -45,6 +49,17 @@ def sshd(hosts: Hosts) -> Iterator[Sshd]:
         pytest.skip(reason)
     with Sshd(hosts) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
+    """The run that every other one must be: one process, on no cluster."""
+    training = Training.write(tmp_path_factory.mktemp("untouched"))
+    argv = training.command("train", f"run_dir={training.folder / 'run'}", "--record",
+                            training.folder / "run" / "record")  # fmt: skip
+    environment = {**os.environ, **training.environment}
+    subprocess.run(argv, env=environment, cwd=training.folder, check=True, capture_output=True)
+    return training.record("run")
 
 
 @pytest.fixture(autouse=True)

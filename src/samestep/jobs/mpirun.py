@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -50,11 +51,10 @@ def run_mpi(launch: MpiLaunch, environ: Mapping[str, str], quiet: bool = False) 
     )
 
     def stop(number: signal.Signals) -> None:
-        # mpirun kills its ranks on SIGINT and SIGTERM; the user's signals it hands on.
-        announced = number in (signal.SIGUSR1, signal.SIGUSR2)
-        process.send_signal(number if announced else signal.SIGUSR2)
+        announced = number == signal.SIGUSR1  # which all of them hand on, and Slurm may requeue
+        process.send_signal(number if announced else signal.Signals[launch.stops_by])
 
-    with SignalsHandedOn(stop, process.terminate) as signals:
+    with SignalsHandedOn(stop, lambda: os.killpg(process.pid, signal.SIGKILL)) as signals:
         code = process.wait()
     if code == 0:
         return

@@ -28,8 +28,8 @@ class MpiLaunch:
     argv: tuple[str, ...]
     variables: Mapping[str, str]
     """Set for mpirun, which hands them to the ranks by name: values do not show in `ps`."""
-    patience: float
-    """Seconds the ranks get to save and stop after a signal."""
+    stops_by: str
+    """The signal that it hands on to its ranks, without a requeue, and does not kill them for."""
 
     def script(self) -> str:
         comment = "What samestep launch --via mpirun starts."
@@ -84,8 +84,9 @@ def mpi_launch(
         argv = [mpirun, "-n", str(world)]
         argv += ["-hosts", ",".join(map(str, hosts))] if hosts else []
         argv += ["-bind-to", "none", "-genvall"]
-    patience = max(30.0, config.distributed.timeout)
-    return MpiLaunch(work, world, hosts, (*argv, *command), variables, patience)
+    # OpenMPI's kills its ranks on SIGTERM, and hydra's does not know SIGUSR2.
+    stops_by = "SIGUSR2" if flavour == "openmpi" else "SIGTERM"
+    return MpiLaunch(work, world, hosts, (*argv, *command), variables, stops_by)
 
 
 def _forwarded(environ: Mapping[str, str], ours: Iterable[str]) -> list[str]:

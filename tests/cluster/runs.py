@@ -1,0 +1,94 @@
+"""Trainings on the cluster, and the run that nobody touched to compare them with."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from samestep.record import RunRecord
+
+ROOT = Path(__file__).parents[2]
+TASKS = ROOT / "tests" / "distributed" / "tasks.py"
+STEPS = 12
+
+
+@dataclass(frozen=True)
+class Training:
+    """A config in a folder that all hosts share."""
+
+    folder: Path
+
+    @classmethod
+    def write(cls, folder: Path, **values: Any) -> Training:
+        """BatchNorm, dropout, augmentation, clipping and an uneven tail: 12 steps of 8 lanes."""
+        config = {
+            "task": f"{TASKS}:Everything",
+            "seed": 5,
+            "epochs": 4,
+            "global_batch": 32,
+            "lanes": 8,
+            "clip_norm": 1.0,
+            "log_every": 1,
+            **values,
+        }
+        section = {"device": "cpu", "threads_per_rank": 1, "timeout": 60.0}
+        config["distributed"] = {**section, **values.get("distributed", {})}
+        (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+        return cls(folder)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+    def command(self, name: str, *arguments: str | Path) -> list[str]:
+        """`samestep NAME config.yaml ...`."""
+        words = [sys.executable, "-m", "samestep", name, self.folder / "config.yaml", *arguments]
+        return [str(word) for word in words]
+
+    def launch(self, run: str, *arguments: str | Path) -> list[str]:
+        """`samestep launch` of a run in its own directory, which keeps its record."""
+        folder = self.folder / run
+        return self.command(
+            "launch", f"run_dir={folder}", "--record", folder / "record", *arguments
+        )
+
+    def record(self, run: str) -> RunRecord:
+        return RunRecord.read(self.folder / run / "record")
+
+    def steps_of(self, run: str) -> int:
+        """Steps that a run has written to its metrics so far."""
+        path = self.folder / run / "metrics.jsonl"
+        if not path.exists():
+            return 0
+        lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+        return max((line["step"] + 1 for line in lines if "loss" in line), default=0)
+
+
+def is_same(one: RunRecord, other: RunRecord) -> bool:
+    """Whether two runs are the same to the bit."""
+    return (
+        one.losses == other.losses
+        and one.state_hash == other.state_hash
+        and len(set(one.rank_hashes)) == 1
+    )
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 60) -> float:
+    """Wait until something is so; the seconds it took."""
+    start = time.monotonic()
+    while not what():
+        assert time.monotonic() - start < seconds, "it did not happen in time"
+        time.sleep(0.05)
+    return time.monotonic() - start
+
+
+def kill_group(pid: int, number: int) -> None:
+    os.killpg(os.getpgid(pid), number)

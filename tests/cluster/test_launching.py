@@ -1,0 +1,208 @@
+"""One config, started by every launcher on hosts of their own: always the same run."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from samestep.record import RunRecord
+from tests.cluster.hosts import Hosts
+from tests.cluster.runs import TASKS, Training, is_same, wait_for
+from tests.cluster.slurm import Slurm
+
+
+def by_rsh(hosts: Hosts) -> dict[str, str]:
+    """What lets OpenMPI start ranks on the other hosts."""
+    return {"OMPI_MCA_plm_rsh_agent": str(hosts.rsh), "OMPI_MCA_oob_tcp_if_include": "eth0"}
+
+
+def run_on_ctl(
+    hosts: Hosts, training: Training, argv: Sequence[str], env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    environment = {**training.environment, **by_rsh(hosts), **(env or {})}
+    return hosts.run(
+        "ctl", argv, env=environment, cwd=training.folder, light=True, timeout=150
+    )  # fmt: skip
+
+
+def on_both(hosts: Hosts, training: Training, run: str, *options: str) -> list[tuple[int, str]]:
+    """`samestep launch` by hand on n1 and n2; exit code and output of each."""
+    agents = [
+        hosts.start(
+            host, training.launch(run, "--nodes", "2", "--node-rank", str(node), *options),
+            env=training.environment, cwd=training.folder,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for node, host in enumerate(("n1", "n2"))
+    ]  # fmt: skip
+    said = [agent.communicate(timeout=120)[0] for agent in agents]
+    return [(agent.returncode, text) for agent, text in zip(agents, said, strict=True)]
+
+
+def test_one_machine_mpirun_on_two_hosts_and_slurm_on_two_nodes_are_one_run(
+    slurm: Slurm, tmp_path: Path, untouched: RunRecord
+) -> None:
+    training = Training.write(tmp_path)
+    argv = training.command(
+        "verify", f"run_dir={tmp_path / 'v'}", "--worlds", "1,2@mpirun,4@slurm",
+        "--nodes", "2", "--hosts", "n1,n2", "--json",
+    )  # fmt: skip
+    done = run_on_ctl(slurm.hosts, training, argv, slurm.env)
+    assert done.returncode == 0, done.stderr
+    worlds = json.loads(done.stdout)["worlds"]
+    assert set(worlds) == {"1", "2 mpirun", "4 slurm"}
+    assert {world["state_hash"] for world in worlds.values()} == {untouched.state_hash}
+    assert all(world["first_difference"] is None for world in worlds.values())
+
+
+def test_machines_numbered_by_hand(hosts: Hosts, tmp_path: Path, untouched: RunRecord) -> None:
+    training = Training.write(tmp_path)
+    ended = on_both(hosts, training, "run", "--nproc", "2", "--master-addr", "n1")
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert "4 processes on 2 machine(s)" in ended[0][1]
+    assert is_same(training.record("run"), untouched)
+
+
+def test_a_name_that_means_loopback_does_not_hang_the_ranks(
+    hosts: Hosts, tmp_path: Path, untouched: RunRecord
+) -> None:
+    training = Training.write(tmp_path)
+    with (
+        hosts.alias("n1", "n1", "127.0.1.1"),
+        hosts.alias("n2", "n2", "127.0.1.1"),
+        hosts.second_interface("n2"),
+    ):
+        ended = on_both(hosts, training, "run", "--nproc", "1", "--master-addr", "n1")
+    assert [code for code, _ in ended] == [0, 0], ended
+    shown = (
+        "GLOO_SOCKET_IFNAME=eth0 on {0}: the name {0} stands for 127.0.1.1, not for 10.77.0.1{1}"
+    )
+    assert shown.format("n1", 1) in ended[0][1]
+    assert shown.format("n2", 2) in ended[1][1]
+    assert is_same(training.record("run"), untouched)
+
+
+def test_a_rank_that_fails_on_another_machine_is_shown_at_the_first_one(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    training = Training.write(tmp_path, task=f"{TASKS}:Broken")
+    (code, said), _ = on_both(hosts, training, "run", "--nproc", "1", "--master-addr", "n1")
+    assert code == 1
+    assert "rank 1 on n2 failed first: ZeroDivisionError" in said
+    assert 'tasks.py", line' in said, "with its traceback"
+
+
+@pytest.mark.parametrize(("style", "ranks"), [("torchrun", 1), ("mpirun", 1)])
+def test_a_job_by_other_styles(
+    slurm: Slurm, tmp_path: Path, untouched: RunRecord, style: str, ranks: int
+) -> None:
+    training = Training.write(tmp_path)
+    argv = training.launch(
+        "run", "--via", "slurm", "--style", style, "--nodes", "2", "--nproc", str(ranks), "--follow"
+    )
+    done = run_on_ctl(slurm.hosts, training, argv, slurm.env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{2 * ranks} processes on 2 machine(s)" in done.stdout
+    assert is_same(training.record("run"), untouched)
+
+
+def test_two_jobs_at_once_on_the_same_nodes(
+    slurm: Slurm, tmp_path: Path, untouched: RunRecord
+) -> None:
+    training = Training.write(tmp_path)
+    jobs = []
+    for run in ("one", "two"):
+        argv = training.launch(run, "--via", "slurm", "--nodes", "2", "--nproc", "1")
+        done = run_on_ctl(slurm.hosts, training, argv, slurm.env)
+        assert done.returncode == 0, done.stderr
+        jobs += re.findall(r"submitted job (\d+)", done.stderr)
+    assert [slurm.wait(job, timeout=90) for job in jobs] == ["COMPLETED"] * 2
+    assert slurm.show(jobs[0])["NodeList"] == slurm.show(jobs[1])["NodeList"] == "n[1-2]"
+    assert is_same(training.record("one"), untouched)
+    assert is_same(training.record("two"), untouched)
+
+
+def test_a_run_has_one_job_at_a_time_which_can_be_looked_at_and_cancelled(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    training = Training.write(tmp_path, task=f"{TASKS}:Slow", params={"seconds": 0.1})
+    argv = training.launch("run", "--via", "slurm", "--nproc", "1")
+    done = run_on_ctl(slurm.hosts, training, argv, slurm.env)
+    [job] = re.findall(r"submitted job (\d+)", done.stderr)
+    again = run_on_ctl(slurm.hosts, training, argv, slurm.env)
+    assert again.returncode == 2
+    assert f"has job {job}, which is" in again.stderr
+    slurm.wait(job, "RUNNING")
+    wait_for(lambda: training.steps_of("run") > 0)
+
+    def slurm_command(*words: str) -> str:
+        argv = [*training.command("x")[:3], "slurm", *words, str(tmp_path / "run")]
+        return run_on_ctl(slurm.hosts, training, argv, slurm.env).stdout
+
+    [state] = json.loads(slurm_command("status", "--json"))
+    assert (state["job"], state["state"], state["nodes"]) == (job, "RUNNING", "n1")
+    assert "One process on cpu" in slurm_command("logs")
+    assert f"job {job} is cancelled; it was RUNNING" in slurm_command("cancel")
+    assert slurm.wait(job) == "CANCELLED"
+    wait_for(lambda: "SIGTERM stopped the run" in slurm_command("logs"), 20)
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*")), "it saved before it went"
+
+
+def test_a_job_that_fails_is_shown_with_host_rank_and_traceback(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    training = Training.write(tmp_path, task=f"{TASKS}:Broken")
+    argv = training.launch("run", "--via", "slurm", "--nodes", "2", "--nproc", "1", "--follow")
+    done = run_on_ctl(slurm.hosts, training, argv, slurm.env)
+    assert done.returncode == 1
+    said = done.stdout
+    assert "samestep: rank 1 on n2 failed:" in said
+    assert "ZeroDivisionError" in said
+    assert "samestep: rank 0" not in said.partition("rank 1 on n2 failed")[0]
+    assert "ended as FAILED" in done.stderr
+
+
+def test_names_with_everything_in_them_reach_the_ranks_by_a_real_sbatch(
+    slurm: Slurm, tmp_path: Path, untouched: RunRecord
+) -> None:
+    folder = tmp_path / 'it\'s a "run" 100% $(touch pwned) ü'
+    folder.mkdir()
+    training = Training.write(folder)
+    argv = training.launch("my run", "--via", "slurm", "--nproc", "1", "--follow",
+                           "name=it's $(touch pwned) `touch pwned`")  # fmt: skip
+    done = run_on_ctl(slurm.hosts, training, argv, slurm.env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert is_same(training.record("my run"), untouched)
+    assert not list(tmp_path.rglob("pwned"))
+
+
+@pytest.mark.parametrize("flavour", ["openmpi", "hydra"])
+def test_mpirun_hands_a_signal_on_and_the_run_goes_on_later(
+    hosts: Hosts, tmp_path: Path, untouched: RunRecord, flavour: str
+) -> None:
+    training = Training.write(tmp_path, task=f"{TASKS}:Slow", params={"seconds": 0.05})
+    options = ["--via", "mpirun", "--nproc", "2"]
+    if flavour == "hydra":
+        options += ["launch.mpirun=mpiexec.hydra"]
+    else:
+        options += ["--hosts", "n1,n2"]
+    environment = {**training.environment, **by_rsh(hosts)}
+    process = hosts.start(
+        "ctl", training.launch("run", *options), env=environment, cwd=tmp_path, light=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    wait_for(lambda: training.steps_of("run") >= 2)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 75, said
+    assert re.search(r"SIG(USR2|TERM) on rank 0 stopped the run after step", said)
+    done = run_on_ctl(hosts, training, training.launch("run", *options))
+    assert done.returncode == 0, done.stderr
+    assert "Resuming from" in done.stderr
+    assert is_same(training.record("run"), untouched)

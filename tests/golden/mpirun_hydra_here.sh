@@ -1,0 +1,7 @@
+#!/bin/bash
+# What samestep launch --via mpirun starts.
+set -euo pipefail
+cd '/data/my project'
+export SAMESTEP_LAUNCH_ID=job
+export OMP_NUM_THREADS=2
+exec mpirun -n 4 -bind-to none -genvall /opt/venv/bin/python -m samestep train run.yaml seed=3 'params.title=two words'

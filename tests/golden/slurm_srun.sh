@@ -1,0 +1,16 @@
+#!/bin/bash
+# Written by samestep launch --via slurm. It may be submitted again: the run goes on from
+# its newest checkpoint.
+#SBATCH --job-name=tiny
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --gpus-per-node=4
+#SBATCH --output="/data/my project/runs/tiny/slurm/%j.out"
+#SBATCH --open-mode=append
+#SBATCH --signal=USR1@120
+#SBATCH --requeue
+
+set -euo pipefail
+cd '/data/my project'
+# One task is one rank, and finds its place in Slurm's variables.
+exec srun --kill-on-bad-exit=1 /opt/venv/bin/python -m samestep train run.yaml seed=3 'params.title=two words'

@@ -1,0 +1,798 @@
+"""The launchers as text: their scripts to the letter, their plans, and every mistake's words.
+
+`SAMESTEP_UPDATE_GOLDEN=1 pytest tests/unit/test_launchers.py` writes the scripts in tests/golden/
+anew: read what git says has changed before you commit it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from samestep.cli import app
+from samestep.config import Config, load_config
+from samestep.errors import ConfigError, LaunchError, PlanError, UserMistake
+from samestep.jobs.mpirun import find_flavour
+from samestep.jobs.start import Request, plan_of, prepare, script_of
+from samestep.launchers.local import LocalLaunch, local_launch
+from samestep.launchers.mpirun import MpiLaunch, flavour_of, mpi_launch
+from samestep.launchers.planned import more_processes_may_help, plan_rows
+from samestep.launchers.size import Host, Size, parse_hosts
+from samestep.launchers.slurm import directives, slurm_job
+from samestep.launchers.ssh import ssh_launch
+from samestep.launchers.torchrun import torchrun_script
+from samestep.launchers.work import Work
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+GOOD = {"task": "task.py:Good", "epochs": 1, "global_batch": 8}
+FILE = Path("run.yaml")
+
+
+def config(*overrides: str, **values: Any) -> Config:
+    return load_config({**GOOD, **values}, overrides)
+
+
+# To the letter
+
+OVERRIDES = ("seed=3", "params.title=two words")
+ENVIRON = {"PATH": "/bin", "NCCL_DEBUG": "INFO", "HOME": "/home/a", "SAMESTEP_X": "1"}
+EVERYTHING = {
+    "partition": "gpu",
+    "time": "12:00:00",
+    "account": "proj",
+    "qos": "high",
+    "mem": "64G",
+    "cpus_per_task": 4,
+    "gpus_per_node": 2,
+    "constraint": "a100&nvlink",
+    "array": "0-3%2",
+    "mail_user": "me@site.org",
+    "mail_type": "ALL",
+    "warn_seconds": 300,
+    "requeue": False,
+    "extra": ["--nice=100", "--comment=two words"],
+}
+
+
+def everywhere(
+    launch: dict[str, Any] | None = None, *, overrides: tuple[str, ...] = OVERRIDES, **section: Any
+) -> Work:
+    """Work with nothing of this machine in it."""
+    values = {
+        **GOOD,
+        "name": "tiny",
+        "distributed": {"threads_per_rank": 2, **section},
+        "launch": {"python": "/opt/venv/bin/python", **(launch or {})},
+    }
+    return Work(load_config(values), FILE, overrides, folder=Path("/data/my project"))
+
+
+def by_mpi(flavour: Any, hosts: str, **more: Any) -> str:
+    found = parse_hosts(hosts, 4) if hosts else ()
+    at = {"cpus": 2, "as_root": False, **more}
+    return mpi_launch(everywhere(), flavour, 4, found, "job", ENVIRON, **at).script()
+
+
+def by_slurm(nodes: Size | None, restarts: int = 0, **options: Any) -> str:
+    work = everywhere({"slurm": {"gpus_per_node": 4, **options}})
+    return slurm_job(work, nodes, None, restarts).script()
+
+
+def everything() -> str:
+    around = {
+        "slurm": EVERYTHING,
+        "modules": ["cuda/12.4", "openmpi"],
+        "environment": {"NCCL_DEBUG": "INFO", "DATA": "/data/it's here"},
+        "before": ["source /opt/env.sh", "ulimit -n 4096"],
+    }
+    overrides = ("seed={array}", "params.title=two words")
+    work = everywhere(around, overrides=overrides)
+    return slurm_job(replace(work, stop_after=5), Size(2, 2), None).script()
+
+
+def here(work: Work, **more: Any) -> str:
+    return torchrun_script(local_launch(work, 4, **more))
+
+
+SCRIPTS: dict[str, Callable[[], str]] = {
+    "torchrun_one_machine": lambda: here(everywhere()),
+    "torchrun_restarts": lambda: here(everywhere(), max_restarts=2),
+    "torch_distributed_launch": lambda: here(everywhere(launch_method="torch.distributed.launch")),
+    "torchrun_numbered_nodes": lambda: here(
+        everywhere(), nodes=Size(2, 2), node_rank=1, rendezvous="n0:29500"
+    ),
+    "torchrun_elastic_nodes": lambda: here(
+        everywhere(), nodes=Size(1, 2), rendezvous="n0:29500", max_restarts=3
+    ),
+    "mpirun_openmpi_here": lambda: by_mpi("openmpi", "", as_root=True),
+    "mpirun_openmpi_hosts": lambda: by_mpi("openmpi", "a:2,b:2"),
+    "mpirun_hydra_here": lambda: by_mpi("hydra", ""),
+    "mpirun_hydra_hosts": lambda: by_mpi("hydra", "a:2,b:2"),
+    "slurm_srun": lambda: by_slurm(Size(2, 2)),
+    "slurm_torchrun": lambda: by_slurm(Size(1, 2), 3, style="torchrun", cpus_per_task=4),
+    "slurm_mpirun": lambda: by_slurm(Size(2, 2), style="mpirun"),
+    "slurm_everything": everything,
+    "ssh": lambda: ssh_launch(everywhere(), parse_hosts("a:4,b:2", None), "job").script(),
+    "ssh_surrounded": lambda: ssh_launch(
+        everywhere({"ssh": "ssh -p 2222", "modules": ["cuda"], "environment": {"A": "it's"},
+                    "before": ["ulimit -n 4096"]}),
+        parse_hosts("a,b", None), "job",
+    ).script(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_is_the_same_to_the_letter(name: str) -> None:
+    path, script = GOLDEN / f"{name}.sh", SCRIPTS[name]()
+    if os.environ.get("SAMESTEP_UPDATE_GOLDEN") == "1":
+        path.write_text(script, encoding="utf-8")
+    assert script == path.read_text(encoding="utf-8")
+
+
+def test_every_script_in_the_folder_is_compared() -> None:
+    assert {path.name for path in GOLDEN.iterdir()} == {f"{name}.sh" for name in SCRIPTS}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_bash_takes_every_script(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "script.sh"
+    path.write_text(SCRIPTS[name]())
+    done = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_shellcheck_has_no_doubt_about_any_script(tmp_path: Path) -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed (Debian: apt install shellcheck)")
+    paths = [tmp_path / f"{name}.sh" for name in SCRIPTS]
+    for path in paths:
+        path.write_text(SCRIPTS[path.stem]())
+    done = subprocess.run(
+        ["shellcheck", "--severity=warning", "--norc", *map(str, paths)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_ranks_of_torch_distributed_launch_get_their_number_as_it_gave_it() -> None:
+    legacy = local_launch(everywhere(launch_method="torch.distributed.launch"), 2)
+    assert legacy.command[-2:] == ("--launched", "--local-rank=${local_rank}")
+    assert local_launch(everywhere(), 2).command[-1] == "--launched"
+
+
+def test_no_mail_is_asked_for_without_an_address() -> None:
+    found = directives(slurm_job(everywhere({"slurm": {"mail_type": "ALL"}}), None, 1))
+    assert not [line for line in found if line.startswith("--mail")]
+
+
+def test_without_a_warning_there_is_no_signal() -> None:
+    found = directives(slurm_job(everywhere({"slurm": {"warn_seconds": None}}), None, 1))
+    assert not [line for line in found if line.startswith("--signal")]
+
+
+def test_the_ranks_of_a_job_are_the_options_or_the_gpus_or_the_configs() -> None:
+    def ranks(nproc: int | None, gpus: int | None = None, **section: Any) -> int:
+        work = everywhere({"slurm": {"gpus_per_node": gpus}}, **section)
+        return slurm_job(work, None, nproc).world
+
+    assert ranks(None) == 1
+    assert ranks(4) == 4
+    assert ranks(None, 2) == 2
+    assert ranks(2, 2) == 2
+    assert ranks(None, num_gpus_per_node=4) == 4
+    assert ranks(None, 2, num_gpus_per_node=4) == 2
+    assert ranks(None, num_gpus_per_node=2, num_nodes=3) == 6
+
+
+def test_variables_of_the_config_are_set_for_mpirun_and_only_named_on_its_command_line() -> None:
+    work = everywhere({"environment": {"TOKEN": "secret", "MASTER_ADDR": "n9"}})
+    hosts = parse_hosts("a:1,b:1", None)
+    launch = mpi_launch(work, "openmpi", 2, hosts, "job", {}, cpus=8, as_root=False)
+    assert launch.variables["TOKEN"] == "secret"
+    assert launch.variables["MASTER_ADDR"] == "n9", "the config's own word wins"
+    assert "secret" not in " ".join(launch.argv)
+    named = [b for a, b in zip(launch.argv, launch.argv[1:], strict=False) if a == "-x"]
+    assert {"TOKEN", "MASTER_ADDR"} <= set(named)
+
+
+@pytest.mark.parametrize("world", [4, 9])
+def test_openmpi_is_told_of_more_ranks_than_cpus_only_where_it_does_not_know_the_hosts(
+    world: int,
+) -> None:
+    def argv(hosts: str) -> tuple[str, ...]:
+        found = parse_hosts(hosts, world) if hosts else ()
+        work = everywhere()
+        return mpi_launch(work, "openmpi", world, found, "j", {}, cpus=4, as_root=False).argv
+
+    assert ("--oversubscribe" in argv("")) == (world > 4)
+    assert "--oversubscribe" not in argv(f"a:{world}")
+
+
+# How many, and where
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1", Size(1, 1)), ("4", Size(4, 4)), ("2:4", Size(2, 4)), ("3:3", Size(3, 3))]
+)
+def test_a_size_is_read(text: str, size: Size) -> None:
+    assert Size.parse(text, "--nproc") == size
+    assert size.is_range == (text == "2:4")
+    assert str(Size.parse(str(size), "--nproc")) == str(size)
+
+
+@pytest.mark.parametrize(
+    ("text", "nproc", "hosts"),
+    [
+        ("a:4,b:2", None, [Host("a", 4), Host("b", 2)]),
+        ("a:4, b:2", 6, [Host("a", 4), Host("b", 2)]),
+        ("a,b", 8, [Host("a", 4), Host("b", 4)]),
+        ("a,b", None, [Host("a", None), Host("b", None)]),
+        ("a:4,b", None, [Host("a", 4), Host("b", None)]),
+        ("me@n-1.site.org:2", None, [Host("me@n-1.site.org", 2)]),
+        ("10.0.0.1:2,10.0.0.2:2", None, [Host("10.0.0.1", 2), Host("10.0.0.2", 2)]),
+        ("[fe80::1]:4,[fe80::2]:4", None, [Host("fe80::1", 4), Host("fe80::2", 4)]),
+        ("fe80::ab,fe80::cd", 4, [Host("fe80::ab", 2), Host("fe80::cd", 2)]),
+        ("[fe80::1]", 2, [Host("fe80::1", 2)]),
+    ],
+)  # fmt: skip
+def test_hosts_are_read(text: str, nproc: int | None, hosts: list[Host]) -> None:
+    assert list(parse_hosts(text, nproc)) == hosts
+
+
+@pytest.mark.parametrize("text", ["fe80::1", "::1", "2001:db8::10,2001:db8::11"])
+def test_the_end_of_an_address_is_not_taken_for_a_number_of_ranks(text: str) -> None:
+    try:
+        hosts = parse_hosts(text, None)
+    except LaunchError:
+        return
+    assert [host.name for host in hosts] == text.split(",")
+
+
+def test_the_ranks_meet_at_the_host_and_not_at_its_user() -> None:
+    hosts = parse_hosts("me@n1:1,me@n2:1", None)
+    remote = ssh_launch(everywhere(), hosts, "job").remote(1)
+    assert "--master-addr n1 " in remote
+    by_mpi = mpi_launch(everywhere(), "openmpi", 2, hosts, "job", {}, cpus=8, as_root=False)
+    assert by_mpi.variables["MASTER_ADDR"] == "n1"
+
+
+# Mistakes
+
+
+def sized(text: str) -> Callable[[Path], object]:
+    return lambda folder: Size.parse(text, "--nproc")
+
+
+def hosts(text: str, nproc: int | None = None) -> Callable[[Path], object]:
+    return lambda folder: parse_hosts(text, nproc)
+
+
+def asked(via: str, *overrides: str, **request: Any) -> Callable[[Path], object]:
+    """By prepare(), as the command line does it."""
+    for name in ("nproc", "nodes"):
+        if name in request:
+            request[name] = Size.parse(str(request[name]), f"--{name}")
+
+    def make(folder: Path) -> object:
+        loaded = config(*overrides, distributed={"launch_method": via})
+        return prepare(Work(loaded, FILE, overrides, folder=folder), Request(**request))
+
+    return make
+
+
+def arrayed(*overrides: str, array: str | None = None) -> Callable[[Path], object]:
+    def make(folder: Path) -> object:
+        loaded = config(launch={"slurm": {"array": array}})
+        return slurm_job(Work(loaded, FILE, overrides, folder=folder), None, 1)
+
+    return make
+
+
+def said(text: str) -> Callable[[Path], object]:
+    """An mpirun that says this of itself."""
+
+    def make(folder: Path) -> object:
+        path = program(folder / "mpirun", f"echo '{text}'")
+        return asked("mpirun", f"launch.mpirun={path}", nproc=2)(folder)
+
+    return make
+
+
+def program(path: Path, body: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+MPI_REFUSES = {
+    "nodes": 2, "node_rank": 1, "master_addr": "n0", "master_port": 1, "rendezvous": "n0:1",
+    "max_restarts": 1,
+}  # fmt: skip
+SLURM_REFUSES = {
+    "node_rank": 1, "master_addr": "n0", "master_port": 1, "rendezvous": "n0:1", "hosts": "a:1",
+}  # fmt: skip
+SSH_REFUSES = {k: v for k, v in MPI_REFUSES.items() if k != "master_port"}
+
+
+def meaningless(via: str, options: dict[str, Any]) -> list[Any]:
+    return [
+        (f"{name} by {via}", asked(via, **{name: value}), LaunchError,
+         [f"--{name.replace('_', '-')} means nothing with --via {via}: leave it out"])
+        for name, value in options.items()
+    ]  # fmt: skip
+
+
+ADD_NODES = "is for several machines: add --nodes"
+WRITE = "write a:4,b:4, or a,b beside --nproc"
+
+MISTAKES = [
+    # Numbers
+    ("a word", sized("four"), LaunchError, ["--nproc is 'four'", "a range such as 2:4"]),
+    ("nothing", sized(""), LaunchError, ["--nproc is ''", "give a number"]),
+    ("half a rank", sized("1.5"), LaunchError, ["--nproc is '1.5'"]),
+    ("three numbers", sized("1:2:3"), LaunchError, ["--nproc is '1:2:3'"]),
+    ("an open range", sized("2:"), LaunchError, ["--nproc is '2:'"]),
+    ("none", sized("0"), LaunchError, ["--nproc is 0: it must be at least 1"]),
+    ("less than none", sized("-1"), LaunchError, ["must be at least 1"]),
+    ("from none", sized("0:4"), LaunchError, ["--nproc is 0:4: it must be at least 1"]),
+    ("downwards", sized("4:2"), LaunchError,
+     ["--nproc is 4:2: the first number of a range is the smaller one"]),
+    # Hosts
+    ("an option for a host", hosts("-oProxyCommand=x:1"), LaunchError,
+     ["--hosts has '-oProxyCommand=x:1'", WRITE]),
+    ("an option for a host, without ranks", hosts("a:1,-oProxyCommand=x"), LaunchError, [WRITE]),
+    ("a host of two words", hosts("a b:1"), LaunchError, ["--hosts has 'a b:1'", WRITE]),
+    ("a host that is a command", hosts("$(x):1"), LaunchError, ["--hosts has '$(x):1'", WRITE]),
+    ("a host of two lines", hosts("a\nb:1"), LaunchError, [WRITE]),
+    ("a host with a new line at its end", hosts("a\n", 1), LaunchError, []),
+    ("no name", hosts(":4"), LaunchError, ["--hosts has ':4'"]),
+    ("a comma at the end", hosts("a:4,"), LaunchError, ["--hosts has ''", WRITE]),
+    ("a word for ranks", hosts("a:x"), LaunchError, ["--hosts has 'a:x'", WRITE]),
+    ("ranks below zero", hosts("a:-1"), LaunchError, ["--hosts has 'a:-1'", WRITE]),
+    ("no ranks", hosts("a:4,b:0"), LaunchError,
+     ["--hosts has 'b:0': a host takes at least one rank"]),
+    ("a colon and no ranks", hosts("a:"), LaunchError, ["a host takes at least one rank"]),
+    ("a host twice", hosts("a:4,a:4"), LaunchError, ["--hosts is a:4,a:4: a host is named twice"]),
+    ("hosts that share unevenly", hosts("a,b", 5), LaunchError,
+     ["--nproc 5 cannot be shared evenly by 2 hosts", "as a:4,b:3"]),
+    ("more hosts than ranks", hosts("a,b,c", 2), LaunchError, ["cannot be shared evenly"]),
+    ("other ranks than asked for", hosts("a:4,b:4", 6), LaunchError,
+     ["--nproc is 6, but --hosts a:4,b:4 take 8 ranks"]),
+    # Options that mean nothing
+    *meaningless("mpirun", MPI_REFUSES),
+    *meaningless("slurm", SLURM_REFUSES),
+    *meaningless("ssh", SSH_REFUSES),
+    *meaningless("torchrun", {"hosts": "a:1"}),
+    *meaningless("torch.distributed.launch", {"hosts": "a:1"}),
+    ("several by slurm", asked("slurm", hosts="a:1", rendezvous="n:1"), LaunchError,
+     ["--rendezvous, --hosts means nothing with --via slurm"]),
+    # mpirun
+    ("mpirun without ranks", asked("mpirun"), LaunchError,
+     ["mpirun must know the number of ranks: add --nproc, or --hosts a:4,b:4"]),
+    ("mpirun on hosts without ranks", asked("mpirun", hosts="a,b"), LaunchError,
+     ["mpirun must know the number of ranks"]),
+    ("mpirun with a range", asked("mpirun", nproc="2:4"), LaunchError,
+     ["--nproc is 2:4: mpirun starts a fixed number, so give one number"]),
+    ("no mpirun", asked("mpirun", "launch.mpirun=no-such-mpirun", nproc=2), LaunchError,
+     ["there is no no-such-mpirun here", "module load", "launch.mpirun", "--via ssh"]),
+    ("an unknown mpirun", said("acmerun 7\nmore"), LaunchError,
+     ["neither OpenMPI's nor hydra's", "it says 'acmerun 7'", "launch.mpirun"]),
+    ("an mpirun that says nothing", said(""), LaunchError, ["it says 'nothing'"]),
+    ("mpirun against world_size", asked("mpirun", "distributed.world_size=4", nproc=2),
+     LaunchError, ["distributed.world_size is 4 but mpirun is to start 2 ranks", "world_size: auto"]),
+    ("mpirun with more ranks than lanes", asked("mpirun", nproc=9), PlanError,
+     ["Start 8 ranks or fewer, or set lanes to 9 or more"]),
+    # Slurm
+    ("slurm against gpus", asked("slurm", "launch.slurm.gpus_per_node=4", nproc=2), LaunchError,
+     ["--nproc is 2 but --gpus-per-node 4: one rank drives one GPU"]),
+    ("slurm with a range of ranks", asked("slurm", nproc="2:4"), LaunchError,
+     ["--nproc is 2:4: Slurm starts a fixed number"]),
+    ("a range of nodes by srun", asked("slurm", nodes="1:2"), LaunchError,
+     ["--nodes is 1:2: ranks of the style srun do not come and go, so give one number"]),
+    ("a range of nodes by mpirun", asked("slurm", "launch.slurm.style=mpirun", nodes="1:2"),
+     LaunchError, ["style mpirun do not come and go"]),
+    ("restarts by srun", asked("slurm", max_restarts=2), LaunchError,
+     ["--max-restarts is 2", "it is Slurm that starts a job again", "--style torchrun"]),
+    ("slurm with more ranks than lanes", asked("slurm", nodes=3, nproc=3), PlanError,
+     ["Start 8 ranks or fewer, or set lanes to 9 or more"]),
+    ("slurm against world_size", asked("slurm", "distributed.world_size=4", nproc=2),
+     LaunchError, ["distributed.world_size is 4 but the job has 2 ranks"]),
+    ("a task's number without an array", arrayed("seed={array}"), LaunchError,
+     ["an override has {array}, but there is no --array"]),
+    ("a name for each task", arrayed("name=run-{array}", array="0-3"), LaunchError,
+     ["name=run-{array}", "have directories of their own already, runs/run/0 and so on"]),
+    ("a directory for each task", arrayed("run_dir=x/{array}", array="0-3"), LaunchError,
+     ["directories of their own already"]),
+    # ssh
+    ("ssh without hosts", asked("ssh"), LaunchError,
+     ["--via ssh must know the machines: add --hosts, such as --hosts a:4,b:4"]),
+    ("ssh with a range", asked("ssh", hosts="a,b", nproc="2:4"), LaunchError,
+     ["--nproc is 2:4: ssh starts a fixed number"]),
+    ("ssh with more ranks than lanes", asked("ssh", hosts="a:8,b:1"), PlanError,
+     ["Start 8 ranks or fewer"]),
+    ("ssh against world_size", asked("ssh", "distributed.world_size=4", hosts="a:1,b:1"),
+     LaunchError, ["distributed.world_size is 4 but --hosts take 2 ranks"]),
+    # Machines by torchrun
+    ("a node beyond the nodes", asked("torchrun", nproc=2, nodes=2, node_rank=2, master_addr="n0"),
+     LaunchError, ["--node-rank is 2: 2 nodes run from 0 to 1"]),
+    ("a node and no address", asked("torchrun", nproc=2, nodes=2, node_rank=0), LaunchError,
+     ["--node-rank is 0: add --master-addr, node 0's host"]),
+    ("an address and no node", asked("torchrun", nproc=2, nodes=2, master_addr="n0"), LaunchError,
+     ["--master-addr is for machines numbered by hand: add --node-rank"]),
+    ("a port and no node", asked("torchrun", nproc=2, nodes=2, master_port=1), LaunchError,
+     ["add --node-rank"]),
+    ("two places to meet",
+     asked("torchrun", nproc=2, nodes=2, node_rank=0, master_addr="n0", rendezvous="n1:1"),
+     LaunchError, ["--rendezvous and --master-addr both say where to meet: keep one"]),
+    ("a numbered node of one", asked("torchrun", nproc=2, node_rank=0, master_addr="n0"),
+     LaunchError, [ADD_NODES]),
+    ("a rendezvous of one", asked("torchrun", nproc=2, rendezvous="n0:1"), LaunchError,
+     ["--rendezvous", ADD_NODES]),
+    ("nodes that meet nowhere", asked("torchrun", nproc=2, nodes=2), LaunchError,
+     ["nothing says where they meet: add --rendezvous HOST:PORT, or --node-rank N"]),
+    ("numbered nodes that come and go",
+     asked("torchrun", nproc=2, nodes="1:2", node_rank=0, master_addr="n0"), LaunchError,
+     ["--nodes is 1:2: with --node-rank the machines do not come and go"]),
+    ("restarts of numbered nodes",
+     asked("torchrun", nproc=2, nodes=2, node_rank=0, master_addr="n0", max_restarts=1),
+     LaunchError, ["--max-restarts is 1 beside --node-rank", "give --rendezvous HOST:PORT instead"]),
+    ("two ranges", asked("torchrun", nproc="1:2", nodes="1:2", rendezvous="n0:1"), LaunchError,
+     ["give a range for one of them"]),
+    ("a range without a restart", asked("torchrun", nproc="1:2"), LaunchError,
+     ["no rank can be left out without a restart: add --max-restarts"]),
+    ("a range against world_size",
+     asked("torchrun", "distributed.world_size=2", nproc="1:2", max_restarts=1), LaunchError,
+     ["distributed.world_size is 2 but the number of ranks may change", "world_size: auto"]),
+    ("a range with a batch per rank",
+     asked("torchrun", "global_batch=null", "batch_per_rank=4", nproc="1:2", max_restarts=1),
+     LaunchError, ["batch_per_rank makes the run depend", "set global_batch instead"]),
+    ("elastic nodes that begin anew",
+     asked("torchrun", "resume.checkpoint=never", nproc=2, nodes=2, rendezvous="n0:1"),
+     LaunchError, ["resume: never would begin anew whenever a node comes or goes"]),
+    ("nodes against world_size",
+     asked("torchrun", "distributed.world_size=2", nproc=2, nodes=2, rendezvous="n0:1"),
+     LaunchError, ["world_size is 2 but --nproc is 2 and --nodes 2"]),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a person's shell is, even if these tests run inside a Slurm job."""
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "fragments"),
+    [pytest.param(*row, id=name) for name, *row in MISTAKES],
+)
+def test_a_mistake_says_what_to_do(
+    tmp_path: Path, make: Callable[[Path], object], error: type, fragments: list[str]
+) -> None:
+    with pytest.raises(UserMistake) as caught:
+        make(tmp_path)
+    assert caught.type is error
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+
+
+@pytest.mark.parametrize("via", ["mpirun", "slurm", "ssh"])
+def test_node_0_means_nothing_either(via: str, tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=f"--node-rank means nothing with --via {via}"):
+        asked(via, node_rank=0)(tmp_path)
+
+
+def test_what_the_mistakes_vary_is_itself_right(tmp_path: Path) -> None:
+    mpirun = f"launch.mpirun={program(tmp_path / 'mpirun', 'echo Open MPI')}"
+    for request in (
+        asked("mpirun", mpirun, nproc=2),
+        asked("mpirun", mpirun, hosts="a:4,b:4"),
+        asked("mpirun", mpirun, hosts="a,b", nproc=8),
+        asked("mpirun", mpirun, "distributed.world_size=4"),
+        asked("slurm", nodes=2, nproc=4),
+        asked("slurm", "launch.slurm.gpus_per_node=4", nproc=4),
+        asked("slurm", "launch.slurm.style=torchrun", nodes="1:2", max_restarts=3),
+        asked("ssh", hosts="a:4,b:4", master_port=1234),
+        asked("torchrun", nproc=2, nodes=2, node_rank=1, master_addr="n0", master_port=1),
+        asked("torchrun", nproc=2, nodes="1:2", rendezvous="n0:1", max_restarts=1),
+        asked("torchrun", nproc="1:2", max_restarts=1),
+    ):
+        launch: Any = request(tmp_path)
+        assert script_of(launch).startswith("#!/bin/bash\n")
+        assert dict(plan_of(launch))["same"] == "bits"
+    assert arrayed("seed={array}", array="0-3")(tmp_path)
+
+
+def test_a_launcher_is_asked_for_by_the_config_or_the_option(tmp_path: Path) -> None:
+    static = asked("torchrun", nproc=2, nodes=2, node_rank=1, master_addr="n0")(tmp_path)
+    assert isinstance(static, LocalLaunch)
+    assert static.rendezvous == "n0:29500", "torchrun's own port"
+    path = program(tmp_path / "mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
+    by_mpi = asked("mpirun", f"launch.mpirun={path}", nproc=2)(tmp_path)
+    assert isinstance(by_mpi, MpiLaunch)
+    assert by_mpi.argv[:3] == (str(path), "-np", "2")
+
+
+def test_agents_in_a_slurm_job_meet_on_its_first_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[3-4]")
+    launch = asked("torchrun", nproc=2, nodes="1:2")(tmp_path)
+    assert isinstance(launch, LocalLaunch)
+    host, _, port = launch.rendezvous.partition(":")
+    assert host == "n3"
+    assert 1024 < int(port) < 65536
+    assert asked("torchrun", nproc=2, nodes="1:2")(tmp_path).rendezvous == launch.rendezvous  # type: ignore[attr-defined]
+
+
+# The same, as it is typed
+
+CLI_MISTAKES = [
+    ("slurm options without slurm", ["--partition", "gpu", "--time", "1:00"],
+     ["--partition, --time is for Slurm, but the launcher is torchrun: add --via slurm"]),
+    ("an array by mpirun", ["--via", "mpirun", "--nproc", "2", "--array", "0-3"],
+     ["--array is for Slurm, but the launcher is mpirun"]),
+    ("a style nobody knows", ["--via", "slurm", "--style", "pbs"],
+     ["launch.slurm.style", "you set 'pbs'", "one of srun, torchrun, mpirun"]),
+    ("no gpus", ["--via", "slurm", "--gpus-per-node", "0"],
+     ["launch.slurm.gpus_per_node", "at least 1"]),
+    ("two lines for a partition", ["--via", "slurm", "--partition", "a\nb"],
+     ["launch.slurm.partition"]),
+    ("an empty account", ["--via", "slurm", "--account", ""], ["launch.slurm.account"]),
+    ("a task's number without an array", ["seed={array}", "--via", "slurm"],
+     ["an override has {array}, but there is no --array"]),
+    ("a name for each task", ["name=x-{array}", "--via", "slurm", "--array", "0-3"],
+     ["have directories of their own already, runs/x-0/0 and so on"]),
+    ("a range of nodes by srun", ["--via", "slurm", "--nodes", "1:2"], ["style srun"]),
+    ("more ranks than lanes", ["--via", "slurm", "--nproc", "9"], ["Start 8 ranks or fewer"]),
+    ("hosts for torchrun", ["--hosts", "a:1"], ["--hosts means nothing with --via torchrun"]),
+    ("a node below zero", ["--node-rank", "-1"], ["node-rank"]),
+    ("a word for ranks", ["--nproc", "all"], ["--nproc is 'all'"]),
+    ("a launcher nobody knows", ["--via", "pbs"], ["pbs", "slurm"]),
+    ("a folder to write to", ["--nproc", "2", "--write", "."], [". cannot be written"]),
+]  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text("task: task.py:Good\nepochs: 1\nglobal_batch: 8\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragments"), [pytest.param(*row, id=name) for name, *row in CLI_MISTAKES]
+)
+def test_a_mistake_on_the_command_line_says_what_to_do(
+    folder: Path, arguments: list[str], fragments: list[str]
+) -> None:
+    done = CliRunner().invoke(app, ["launch", "run.yaml", *arguments, "--print"])
+    assert done.exit_code == 2, done.output
+    for fragment in fragments:
+        assert fragment in done.output
+    assert "Traceback" not in done.output
+    assert [path.name for path in folder.iterdir()] == ["run.yaml"]
+
+
+def test_options_of_slurm_become_lines_of_the_script(folder: Path) -> None:
+    arguments = ["--via", "slurm", "--nodes", "2", "--gpus-per-node", "4", "--time", "12:00:00"]
+    arguments += ["--partition", "gpu two", "--mail-user", "me@x", "--array", "0-3"]
+    done = CliRunner().invoke(app, ["launch", "run.yaml", "seed={array}", *arguments, "--print"])
+    assert done.exit_code == 0, done.output
+    for line in (
+        "#SBATCH --nodes=2", "#SBATCH --gpus-per-node=4", "#SBATCH --time=12:00:00",
+        '#SBATCH --partition="gpu two"', "#SBATCH --mail-user=me@x", "#SBATCH --array=0-3",
+    ):  # fmt: skip
+        assert f"\n{line}\n" in done.output
+    assert "launch_method" not in done.output, "the ranks need not know how they are started"
+
+
+# Which mpirun
+
+VERSIONS = [
+    ("mpirun (Open MPI) 4.1.4\n\nReport bugs to http://www.open-mpi.org/community/help/\n",
+     "openmpi"),
+    ("mpirun (Open MPI) 5.0.3\n\nReport bugs to https://www.open-mpi.org/community/help/\n",
+     "openmpi"),
+    ("mpirun.real (OpenRTE) 2.1.1\n", "openmpi"),
+    ("prterun (PRRTE) 3.0.5\n", "openmpi"),
+    ("HYDRA build details:\n    Version:                                 4.0.2\n", "hydra"),
+    ("Intel(R) MPI Library for Linux* OS, Version 2021.9 Build 20230307 (id: d82b3071db)\n"
+     "Copyright 2003-2023, Intel Corporation.\n", "hydra"),
+    ("mpiexec from MVAPICH 3.0\n", "hydra"),
+    ("Version: mvapich2-2.3.7\n", "hydra"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("version", "flavour"), VERSIONS)
+def test_an_mpirun_is_known_by_what_it_says(version: str, flavour: str) -> None:
+    assert flavour_of(version) == flavour
+
+
+@pytest.mark.parametrize(
+    ("name", "flavour"),
+    [("mpirun.openmpi", "openmpi"), ("mpiexec.hydra", "hydra"), ("mpirun.mpich", "hydra")],
+)
+def test_the_mpirun_of_this_machine_is_known(name: str, flavour: str) -> None:
+    if shutil.which(name) is None:
+        pytest.skip(f"there is no {name} here")
+    assert find_flavour(name) == flavour
+
+
+def test_an_mpirun_that_hangs_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("samestep.jobs.mpirun._SECONDS_TO_ANSWER", 0.2)
+    with pytest.raises(LaunchError, match="--version does not answer"):
+        find_flavour(str(program(tmp_path / "mpirun", "exec sleep 20")))
+
+
+def test_an_mpirun_that_cannot_run_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mpirun"
+    path.write_text("#!/no/such/shell\n")
+    path.chmod(0o755)
+    with pytest.raises(LaunchError, match="does not answer: .*No such file"):
+        find_flavour(str(path))
+
+
+# What a launch comes to
+
+
+def test_a_plan_says_how_the_lanes_are_shared() -> None:
+    rows = dict(plan_rows(config("lanes=8"), 4, 2, 3))
+    assert rows == {
+        "run directory": Path("runs/run"),
+        "machines": 2,
+        "ranks": 4,
+        "lanes": "8: 2 for each rank",
+        "batch": "8 samples a step, 1 a lane",
+        "threads for each rank": 3,
+        "threads in all": 12,
+        "same": "bits",
+    }
+
+
+def test_a_plan_says_if_some_ranks_have_more_lanes() -> None:
+    assert dict(plan_rows(config(), 3, 1, 1))["lanes"] == "8: 2 to 3 for each rank"
+    weighed = config("distributed.lane_weights=[3, 1]")
+    assert dict(plan_rows(weighed, 2, 1, 1))["lanes"] == "8: 2 to 6 for each rank"
+
+
+def test_a_plan_does_not_guess_what_the_machines_find_out() -> None:
+    rows = dict(plan_rows(config(), None, 2, None))
+    assert rows["ranks"] == "one for each GPU"
+    assert rows["lanes"] == 8
+    assert rows["batch"] == "8 samples a step, 1 a lane"
+    assert rows["threads for each rank"] == "each rank's share of its machine's CPUs"
+    assert "threads in all" not in rows
+    by_rank = config("global_batch=null", "batch_per_rank=4")
+    assert not {"lanes", "batch"} & dict(plan_rows(by_rank, None, 2, None)).keys()
+    assert dict(plan_rows(by_rank, 3, 2, None))["batch"] == "12 samples a step, 4 a lane"
+
+
+def test_the_threads_of_the_config_win_in_a_plan() -> None:
+    rows = dict(plan_rows(config("distributed.threads_per_rank=5"), 2, 1, 1))
+    assert rows["threads for each rank"] == 5
+    assert rows["threads in all"] == 10
+
+
+def test_a_plan_that_cannot_be_dealt_is_refused() -> None:
+    with pytest.raises(PlanError, match="Start 8 ranks or fewer"):
+        plan_rows(config(), 9, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("threads", "lanes", "ranks"),
+    [(16, 8, 8), (8, 8, 4), (7, 8, 2), (4, 8, 2), (12, 6, 6), (64, 8, 8), (6, 3, 3)],
+)
+def test_more_processes_are_offered_where_they_share_lanes_and_threads(
+    threads: int, lanes: int, ranks: int
+) -> None:
+    loaded = config(f"lanes={lanes}", f"global_batch={lanes}")
+    said = more_processes_may_help(loaded, 1, threads, on_gpu=False)
+    assert f"One process computes with {threads} threads" in said
+    assert said.endswith(f"samestep launch --nproc {ranks}")
+
+
+@pytest.mark.parametrize(
+    ("world", "threads", "on_gpu", "lanes"),
+    [(2, 16, False, 8), (1, 16, True, 8), (1, 3, False, 8), (1, 1, False, 8), (1, 16, False, 1),
+     (1, 8, False, 7)],
+)  # fmt: skip
+def test_more_processes_are_not_offered_in_vain(
+    world: int, threads: int, on_gpu: bool, lanes: int
+) -> None:
+    loaded = config(f"lanes={lanes}", f"global_batch={lanes}")
+    assert more_processes_may_help(loaded, world, threads, on_gpu) == ""
+
+
+# A login node: no torch, and nothing of it is missed
+
+WITHOUT_TORCH = """
+import sys
+for name in ("torch", "torchmetrics", "torch.distributed"):
+    sys.modules[name] = None
+from samestep.cli import main
+sys.argv[0] = "samestep"
+main()
+"""
+
+
+def without_torch(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *arguments],
+        cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def login_node(folder: Path) -> Path:
+    (folder / "bin").mkdir()
+    program(folder / "bin" / "mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
+    program(folder / "bin" / "scontrol", "echo JobId=12 JobState=RUNNING Reason=None NodeList=n1")
+    return folder
+
+
+def test_torch_is_really_missing_there(login_node: Path) -> None:
+    done = without_torch(login_node, "train", "run.yaml")
+    assert done.returncode != 0
+    assert "torch" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragments"),
+    [
+        (["--via", "slurm", "--nodes", "2", "--gpus-per-node", "4"], ["#SBATCH --nodes=2", "srun"]),
+        (["--via", "ssh", "--hosts", "a:2,b:2"], ["ssh -- a", "--node-rank 1"]),
+        (["--via", "mpirun", "--nproc", "2"], ["exec mpirun -np 2"]),
+        (["--nproc", "2"], ["torch.distributed.run --standalone --nproc-per-node=2"]),
+    ],
+)
+def test_a_login_node_shows_what_would_be_started(
+    login_node: Path, arguments: list[str], fragments: list[str]
+) -> None:
+    done = without_torch(login_node, "launch", "run.yaml", *arguments, "--print")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("#!/bin/bash\n"), "the plan is beside the script"
+    assert "run directory" in done.stderr
+    for fragment in fragments:
+        assert fragment in done.stdout
+
+
+def test_a_login_node_writes_what_it_shows(login_node: Path) -> None:
+    arguments = ["launch", "run.yaml", "--via", "slurm", "--print", "--write", "job.sh"]
+    done = without_torch(login_node, *arguments)
+    assert done.returncode == 0, done.stderr
+    path = login_node / "job.sh"
+    assert path.read_text() == done.stdout
+    assert os.access(path, os.X_OK)
+    assert "wrote job.sh" in done.stderr
+
+
+def test_a_login_node_checks_a_config(login_node: Path) -> None:
+    done = without_torch(login_node, "config", "check", "run.yaml")
+    assert done.returncode == 0, done.stderr
+    wrong = without_torch(login_node, "config", "check", "run.yaml", "epochs=0")
+    assert wrong.returncode == 2
+    assert "epochs" in wrong.stderr
+
+
+def test_a_login_node_knows_the_state_of_a_job(login_node: Path) -> None:
+    folder = login_node / "runs" / "run" / "slurm"
+    folder.mkdir(parents=True)
+    (folder / "jobs.jsonl").write_text('{"job": "12", "when": 1.0, "script": "s", "array": false}\n')
+    done = without_torch(login_node, "slurm", "status", "runs/run")
+    assert done.returncode == 0, done.stderr
+    assert "RUNNING" in done.stdout
