@@ -16,7 +16,14 @@ SOURCE = Path(samestep.__file__).parent
 # A room imports only from lower floors, and from its own only where the floor says so.
 FLOORS: list[set[str]] = [
     {"errors"},
-    {"plan", "runtime.nodelists", "runtime.peers", "runtime.logs", "runtime.randomness"},
+    {
+        "plan",
+        "runtime.nodelists",
+        "runtime.peers",
+        "runtime.logs",
+        "runtime.randomness",
+        "runtime.early",
+    },
     {"runtime.environment", "runtime.limits", "runtime.interfaces", "runtime.meeting"},
     {"config.distributed", "runtime.pulse", "runtime.failures", "runtime.hardware"},
     {"config.launching", "config.aliases", "config.plain_yaml"},

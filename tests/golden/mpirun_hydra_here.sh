@@ -1,6 +1,6 @@
 #!/bin/bash
 # What samestep launch --via mpirun starts.
-set -euo pipefail
+set -eo pipefail
 cd '/data/my project'
 export SAMESTEP_LAUNCH_ID=job
 export OMP_NUM_THREADS=2

@@ -22,7 +22,7 @@
 #SBATCH --nice=100
 #SBATCH "--comment=two words"
 
-set -euo pipefail
+set -eo pipefail
 cd '/data/my project'
 module load cuda/12.4
 module load openmpi
@@ -31,4 +31,4 @@ export DATA='/data/it'"'"'s here'
 source /opt/env.sh
 ulimit -n 4096
 # One task is one rank, and finds its place in Slurm's variables.
-exec srun --kill-on-bad-exit=1 --cpus-per-task=4 /opt/venv/bin/python -m samestep train run.yaml 'seed='"$SLURM_ARRAY_TASK_ID"'' 'params.title=two words' 'run_dir=runs/tiny/'"$SLURM_ARRAY_TASK_ID"'' --stop-after 5
+exec srun --kill-on-bad-exit=1 --cpus-per-task=4 /opt/venv/bin/python -m samestep train run.yaml 'seed='"$SLURM_ARRAY_TASK_ID"'' 'params.title=two words' 'run_dir="runs/tiny/'"$SLURM_ARRAY_TASK_ID"'"' --stop-after 5

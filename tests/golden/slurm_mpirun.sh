@@ -10,7 +10,7 @@
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
 
-set -euo pipefail
+set -eo pipefail
 cd '/data/my project'
 # mpirun starts the ranks on all nodes of the job.
 exec /opt/venv/bin/python -m samestep launch run.yaml seed=3 'params.title=two words' --via mpirun --nproc 8

@@ -10,7 +10,7 @@
 #SBATCH --signal=USR1@120
 #SBATCH --requeue
 
-set -euo pipefail
+set -eo pipefail
 cd '/data/my project'
 # One task is one rank, and finds its place in Slurm's variables.
 exec srun --kill-on-bad-exit=1 /opt/venv/bin/python -m samestep train run.yaml seed=3 'params.title=two words'

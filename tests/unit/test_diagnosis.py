@@ -33,6 +33,7 @@ from samestep.launchers.size import Size
 from samestep.launchers.work import Work
 from samestep.runtime import heartbeat
 from samestep.runtime.diagnosis import Beat, different_calls, hang_report
+from samestep.runtime.early import EarlySignals
 from samestep.runtime.heartbeat import Heartbeat
 from samestep.runtime.lanestats import RankNote
 from samestep.runtime.pulse import (
@@ -738,3 +739,15 @@ def test_a_range_of_ranks_starts_the_most_and_knows_the_fewest() -> None:
     config = load_config(GOOD, ())
     launch = local_launch(Work(config, Path("run.yaml")), Size(2, 4), max_restarts=3)
     assert (launch.nproc, launch.min_nproc, launch.max_restarts) == (4, 2, 3)
+
+
+def test_a_signal_before_the_run_has_begun_is_not_lost() -> None:
+    with EarlySignals():
+        os.kill(os.getpid(), signal.SIGUSR1)
+        with StopSignals() as signals:
+            assert signals.flag(save=False) == signal.SIGUSR1
+            os.kill(os.getpid(), signal.SIGUSR2)
+            assert signals.flag(save=False) == signal.SIGUSR1, "the first one counts"
+        with StopSignals() as again:
+            assert again.flag(save=False) == signal.SIGUSR1
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL

@@ -101,8 +101,8 @@ def launch(
 
         work = _work(config, overrides or [], via, context.params, record, stop_after)
         request = Request(
-            nproc=Size.parse(nproc, "--nproc") if nproc else None,
-            nodes=Size.parse(nodes, "--nodes") if nodes else None,
+            nproc=None if nproc is None else Size.parse(nproc, "--nproc"),
+            nodes=None if nodes is None else Size.parse(nodes, "--nodes"),
             node_rank=node_rank,
             master_addr=master_addr,
             master_port=master_port,
@@ -111,6 +111,7 @@ def launch(
             max_restarts=max_restarts,
         )
         prepared = prepare(work, request)
+        _refuse_to_follow(prepared, follow)
         if show or write is not None:
             _show(prepared, show, write)
             return
@@ -143,7 +144,10 @@ def _work(
 
     slurm = {key: params.get(key) for key in SlurmConfig.model_fields}
     given = {key: value for key, value in slurm.items() if value is not None}
-    options = [f"launch.slurm.{key}={json.dumps(value)}" for key, value in given.items()]
+    options = [
+        f"launch.slurm.{key}={json.dumps(value, ensure_ascii=False)}"
+        for key, value in given.items()
+    ]
     if via is not None:
         options.append(f"distributed.launch_method={via.method}")
     loaded = load_config(config, [*for_the_first_task(overrides), *options])
@@ -152,6 +156,14 @@ def _work(
         shown = ", ".join("--" + key.replace("_", "-") for key in given)
         raise LaunchError(f"{shown} is for Slurm, but the launcher is {method}: add --via slurm")
     return Work(loaded, config, tuple(overrides), record, stop_after)  # ranks need not know how
+
+
+def _refuse_to_follow(prepared: Any, follow: bool) -> None:
+    from samestep.errors import LaunchError
+    from samestep.launchers.slurm import SlurmJob
+
+    if follow and not isinstance(prepared, SlurmJob):
+        raise LaunchError("--follow is for Slurm jobs: other launches are followed anyway")
 
 
 def _show(prepared: Any, show: bool, write: Path | None) -> None:
@@ -168,8 +180,8 @@ def _show(prepared: Any, show: bool, write: Path | None) -> None:
         try:
             write.write_text(script, encoding="utf-8")
             write.chmod(0o755)
-        except OSError as error:
-            raise LaunchError(f"{write} cannot be written: {error.strerror or error}") from None
+        except (OSError, UnicodeError) as error:
+            raise LaunchError(f"{write} cannot be written: {error}") from None
         _tell(f"wrote {write}")
 
 

@@ -21,6 +21,7 @@ from samestep.cli.app import (
     threads_before_torch,
 )
 from samestep.errors import PROMISE_NOT_KEPT, SamestepError
+from samestep.runtime.early import EarlySignals
 from samestep.runtime.environment import (
     check_local_rank,
     detect_launch,
@@ -48,6 +49,7 @@ def train(
 ) -> None:
     """Train on this process: alone, or as a rank of whatever launcher started it."""
     with guarded(launched), ExitStack() as scope:
+        scope.enter_context(EarlySignals())
         from samestep.config import load_config
 
         loaded = load_config(config, overrides or [])

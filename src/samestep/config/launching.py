@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,6 +13,8 @@ from samestep.errors import Mistake
 
 Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
 """Of one line: what goes into a script must not become another line of it."""
+
+MaybeLine = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 Style = Literal["srun", "torchrun", "mpirun"]
 
@@ -51,7 +54,7 @@ class LaunchConfig(BaseModel):
 
     python: Line | None = Field(None, description="the ranks' interpreter; the launching one")
     modules: tuple[Line, ...] = Field((), description="module load, in a job script")
-    environment: dict[str, Line] = Field({}, description="variables that every rank gets")
+    environment: dict[str, MaybeLine] = Field({}, description="variables that every rank gets")
     before: tuple[Line, ...] = Field((), description="shell commands before the ranks, in a script")
     mpirun: Line = Field("mpirun", description="the mpirun to use")
     ssh: Line = Field("ssh", description="the ssh to use, with options")
@@ -59,6 +62,13 @@ class LaunchConfig(BaseModel):
 
     def mistakes(self) -> list[Mistake]:
         """What is wrong with this section beyond its types."""
-        odd = [name for name in self.environment if not re.fullmatch(r"[A-Za-z_]\w*", name)]
+        odd = [
+            name for name in self.environment if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII)
+        ]
         path = "launch.environment"
-        return [Mistake(path, f"{name!r} is no name of a variable") for name in odd]
+        found = [Mistake(path, f"{name!r} is no name of a variable") for name in odd]
+        try:
+            shlex.split(self.ssh)
+        except ValueError as error:
+            found.append(Mistake("launch.ssh", f"{self.ssh!r} is no command: {error}"))
+        return found

@@ -183,7 +183,7 @@ def contradictions(config: Config, wrong: Set[str] = frozenset()) -> list[Mistak
         ({"early_stopping", "evaluation.every_epochs"}, _evaluation_mistakes),
         ({"resume.allow"}, _resume_mistakes),
         (set(), lambda config: config.distributed.mistakes()),
-        ({"launch.environment"}, lambda config: config.launch.mistakes()),
+        ({"launch.environment", "launch.ssh"}, lambda config: config.launch.mistakes()),
     ]
     return [m for keys, check in checks if not keys & wrong for m in check(config)]
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 
 from samestep.errors import LaunchError, RankFailed, Stopped
 from samestep.jobs.handing_on import SignalsHandedOn
@@ -40,21 +41,31 @@ def find_flavour(mpirun: str) -> Flavour:
 def run_mpi(launch: MpiLaunch, environ: Mapping[str, str], quiet: bool = False) -> None:
     """Start it and wait; a failing rank shows its own words on the way."""
     silent = subprocess.DEVNULL if quiet else None
-    process = subprocess.Popen(
-        launch.argv,
-        env={**environ, **launch.variables},
-        cwd=launch.work.working_folder,
-        stdin=subprocess.DEVNULL,
-        stdout=silent,
-        stderr=silent,
-        start_new_session=True,  # Ctrl-C reaches the ranks by us, once, and not as mpirun's end
-    )
+    started: list[subprocess.Popen[bytes]] = []
 
     def stop(number: signal.Signals) -> None:
         announced = number == signal.SIGUSR1  # which all of them hand on, and Slurm may requeue
-        process.send_signal(number if announced else signal.Signals[launch.stops_by])
+        for process in started:
+            process.send_signal(number if announced else signal.Signals[launch.stops_by])
 
-    with SignalsHandedOn(stop, lambda: os.killpg(process.pid, signal.SIGKILL)) as signals:
+    def end() -> None:
+        for process in started:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.Signals[launch.ends_by])
+
+    with SignalsHandedOn(stop, end) as signals:
+        process = subprocess.Popen(
+            launch.argv,
+            env={**environ, **launch.variables},
+            cwd=launch.work.working_folder,
+            stdin=subprocess.DEVNULL,
+            stdout=silent,
+            stderr=silent,
+            start_new_session=True,  # Ctrl-C reaches the ranks by us, once, not as mpirun's end
+        )
+        started.append(process)
+        if signals.received is not None:  # while it was being started
+            end()
         code = process.wait()
     if code == 0:
         return

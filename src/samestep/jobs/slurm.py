@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 import subprocess
@@ -23,11 +24,13 @@ FINAL = frozenset(
         "FAILED",
         "NODE_FAIL",
         "OUT_OF_MEMORY",
+        "PREEMPTED",
         "TIMEOUT",
     ]
 )
-"""States that a job does not leave by itself. PREEMPTED is none: it is requeued."""
+"""States that a job does not leave by itself; one that is requeued is soon PENDING again."""
 _SECONDS_TO_ANSWER = 60.0
+_SECONDS_OF_SILENCE = 300.0
 _JOBS, _SCRIPT = "jobs.jsonl", "job.sh"
 
 
@@ -114,7 +117,9 @@ def state_of(job: str) -> JobState:
             return JobState(job, "UNKNOWN", "Slurm has forgotten it")
         raise
     states = [_read(line) for line in said.splitlines() if line.strip()]
-    return next((state for state in states if not state.is_over), states[0])
+    going_on = [state for state in states if not state.is_over]
+    failed = [state for state in states if state.state != "COMPLETED"]
+    return next(iter([*going_on, *failed, *states]), JobState(job, "UNKNOWN", "no answer"))
 
 
 def _read(line: str) -> JobState:
@@ -142,10 +147,10 @@ def logs_of(run: Path, job: Submitted) -> list[Path]:
 
 def follow(run: Path, job: Submitted, tell: Callable[[str], None], show: IO[str] | None) -> None:
     """Show a job's states and its output until it is over; raises if it failed."""
-    outputs = _Outputs(run, job)
+    outputs, patience = _Outputs(run, job), _Patience()
     before, over = "", None
     while True:
-        state = state_of(job.job)
+        state = patience.ask(job.job)
         words = f"job {job.job}: {state.state}{f' ({state.reason})' if state.reason else ''}"
         if state.nodes:
             words += f" on {state.nodes}"
@@ -177,12 +182,33 @@ def _ended(run: Path, job: Submitted, state: JobState) -> Exception:
     )
 
 
+class _Patience:
+    """A Slurm controller that does not answer for a while is no reason to give up."""
+
+    def __init__(self) -> None:
+        self._silent_since: float | None = None
+
+    def ask(self, job: str) -> JobState:
+        while True:
+            try:
+                state = state_of(job)
+            except LaunchError:
+                self._silent_since = self._silent_since or time.monotonic()
+                if time.monotonic() - self._silent_since > _SECONDS_OF_SILENCE:
+                    raise
+                time.sleep(0.5)
+            else:
+                self._silent_since = None
+                return state
+
+
 class _Outputs:
     """A job's output files, each read from where it was left."""
 
     def __init__(self, run: Path, job: Submitted) -> None:
         self._run, self._job = run, job
         self._read: dict[Path, int] = {}
+        self._decoders: dict[Path, codecs.IncrementalDecoder] = {}
 
     def news(self) -> Iterator[str]:
         for path in logs_of(self._run, self._job):
@@ -191,7 +217,8 @@ class _Outputs:
                 text = file.read()
                 self._read[path] = file.tell()
             if text:
-                yield text.decode(errors="replace")
+                make = codecs.getincrementaldecoder("utf-8")
+                yield self._decoders.setdefault(path, make("replace")).decode(text)
 
 
 def _slurm(argv: Sequence[str]) -> str:

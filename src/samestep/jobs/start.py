@@ -50,7 +50,8 @@ class Request:
 
     def refuse(self, via: LaunchMethod, *options: str) -> None:
         """Refuse options that mean nothing to this launcher, instead of ignoring them."""
-        given = [name for name in options if getattr(self, name) not in (None, "", 0)]
+        unset = Request()
+        given = [name for name in options if getattr(self, name) != getattr(unset, name)]
         if given:
             shown = ", ".join("--" + name.replace("_", "-") for name in given)
             raise LaunchError(f"{shown} means nothing with --via {via}: leave it out")

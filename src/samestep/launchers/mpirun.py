@@ -30,6 +30,8 @@ class MpiLaunch:
     """Set for mpirun, which hands them to the ranks by name: values do not show in `ps`."""
     stops_by: str
     """The signal that it hands on to its ranks, without a requeue, and does not kill them for."""
+    ends_by: str
+    """The signal that makes an end of mpirun and its ranks at once."""
 
     def script(self) -> str:
         comment = "What samestep launch --via mpirun starts."
@@ -65,7 +67,7 @@ def mpi_launch(
     variables = {**config.launch.environment, **launch_variables(name)}
     if hosts:
         # mpirun fills the hosts in order: rank 0 is on the first one.
-        variables.setdefault("MASTER_ADDR", hosts[0].name)
+        variables.setdefault("MASTER_ADDR", hosts[0].address)
     threads = config.distributed.threads_per_rank
     if threads != "auto":
         variables.setdefault("OMP_NUM_THREADS", str(threads))
@@ -84,9 +86,10 @@ def mpi_launch(
         argv = [mpirun, "-n", str(world)]
         argv += ["-hosts", ",".join(map(str, hosts))] if hosts else []
         argv += ["-bind-to", "none", "-genvall"]
-    # OpenMPI's kills its ranks on SIGTERM, and hydra's does not know SIGUSR2.
-    stops_by = "SIGUSR2" if flavour == "openmpi" else "SIGTERM"
-    return MpiLaunch(work, world, hosts, (*argv, *command), variables, stops_by)
+    # OpenMPI's kills its ranks on SIGTERM, and they outlive it if it is killed itself; hydra's
+    # hands SIGTERM on, does not know SIGUSR2, and its ranks end with it.
+    stops_by, ends_by = ("SIGUSR2", "SIGTERM") if flavour == "openmpi" else ("SIGTERM", "SIGKILL")
+    return MpiLaunch(work, world, hosts, (*argv, *command), variables, stops_by, ends_by)
 
 
 def _forwarded(environ: Mapping[str, str], ours: Iterable[str]) -> list[str]:

@@ -55,8 +55,22 @@ class Host:
     ranks: int | None
     """None: one for each of its GPUs, which it knows itself."""
 
+    @property
+    def address(self) -> str:
+        """The host for other programs than ssh, which also takes a user's name."""
+        return self.name.rpartition("@")[2]
+
     def __str__(self) -> str:
-        return self.name if self.ranks is None else f"{self.name}:{self.ranks}"
+        name = f"[{self.name}]" if ":" in self.name else self.name
+        return name if self.ranks is None else f"{name}:{self.ranks}"
+
+
+_HOST = re.compile(
+    r"(?:\[(?P<bracketed>[0-9A-Fa-f:.]+)\]|(?P<name>\w[\w.@-]*))(?P<colon>:(?P<ranks>\d+))?"
+    r"|(?P<address>[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)",
+    re.ASCII,
+)
+"""A name or an address; an IPv6 address with a number needs brackets, as in [fe80::1]:4."""
 
 
 def parse_hosts(text: str, nproc: int | None) -> tuple[Host, ...]:
@@ -64,9 +78,11 @@ def parse_hosts(text: str, nproc: int | None) -> tuple[Host, ...]:
     parts = [part.strip() for part in text.split(",")]
     hosts = []
     for part in parts:
-        name, colon, ranks = part.rpartition(":") if re.search(r":\d*$", part) else (part, "", "")
-        if not re.fullmatch(r"[A-Za-z0-9_][\w.@-]*|[0-9A-Fa-f:.]+", name):
+        found = _HOST.fullmatch(part)
+        if found is None:
             raise LaunchError(f"--hosts has {part!r}: write a:4,b:4, or a,b beside --nproc")
+        name = found["bracketed"] or found["name"] or found["address"]
+        colon, ranks = found["colon"], found["ranks"]
         if not colon and nproc is not None and nproc % len(parts):
             raise LaunchError(
                 f"--nproc {nproc} cannot be shared evenly by {len(parts)} hosts: say how many ranks "

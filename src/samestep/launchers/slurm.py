@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -49,7 +50,7 @@ class SlurmJob:
             "# its newest checkpoint.",
             *(f"#SBATCH {line}" for line in directives(self)),
             "",
-            "set -euo pipefail",
+            "set -eo pipefail",  # not -u, which modules and conda do not stand
             *surroundings(self.work, {}),
             *body,
         ]
@@ -87,13 +88,15 @@ def slurm_job(work: Work, nodes: Size | None, nproc: int | None, max_restarts: i
 
 def _in_an_array(work: Work) -> Work:
     """Every task of an array is a run of its own, in a directory of its own."""
-    for override in work.overrides:
-        if ARRAY in override and override.partition("=")[0] in ("name", "run_dir"):
+    said = [o for o in work.overrides if o.partition("=")[0] in ("name", "run_dir")]
+    for text in (*said, str(work.config.run_path)):
+        if ARRAY in text:
             raise LaunchError(
-                f"{override}: the tasks of an array have directories of their own already, "
-                f"{work.config.run_path}/0 and so on"
+                f"{text}: the tasks of an array have directories of their own already, 0 and so on "
+                "in the run's directory"
             )
-    own = f"run_dir={work.config.run_path}/{ARRAY}"
+    # As JSON, which is YAML that means nothing but these characters.
+    own = "run_dir=" + json.dumps(f"{work.config.run_path}/{ARRAY}", ensure_ascii=False)
     others = [o for o in work.overrides if o.partition("=")[0] != "run_dir"]
     return replace(work, overrides=(*others, own))
 

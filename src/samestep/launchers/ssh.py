@@ -39,7 +39,7 @@ class SshLaunch:
 
     def argv(self, node: int) -> tuple[str, ...]:
         """What starts the agent of a node."""
-        return (*self.ssh, "--", self.hosts[node].name, self.remote(node))
+        return (*self.ssh, "--", self.hosts[node].name, self.remote(node, "--attached"))
 
     def check(self, node: int) -> tuple[str, ...]:
         """What shows that a node lets us in without a password, and has what the run needs."""
@@ -47,23 +47,29 @@ class SshLaunch:
         options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
         return (*self.ssh, *options, "--", self.hosts[node].name, command)
 
-    def remote(self, node: int) -> str:
-        """The line of shell that a node's login shell gets."""
+    def remote(self, node: int, *more: str) -> str:
+        """What a node's login shell gets."""
         options = ["--via", "torchrun", "--nodes", str(len(self.hosts)), "--node-rank", str(node)]
         ranks = self.hosts[node].ranks
         options += [] if ranks is None else ["--nproc", str(ranks)]
-        options += ["--master-addr", self.hosts[0].name, "--master-port", str(self.port)]
-        words = [self.work.python, *self.work.launch(*options, "--attached")]
+        options += ["--master-addr", self.hosts[0].address, "--master-port", str(self.port)]
+        words = [self.work.python, *self.work.launch(*options, *more)]
         return _in_folder(self.work, words)
 
     def script(self) -> str:
         lines = [
             "#!/bin/bash",
-            "# What samestep launch --via ssh starts: an agent on each host, which ends when its",
-            "# standard input does. If one fails, samestep also ends the others.",
-            "set -euo pipefail",
-            *(f"sleep infinity | {quoted(self.argv(node))} &" for node in range(len(self.hosts))),
-            "wait",
+            "# What samestep launch --via ssh starts: an agent on each host. samestep also checks the",
+            "# hosts first, and ends all agents when one fails.",
+            "agents=()",
+            *(
+                f"{quoted([*self.ssh, '--', host.name, self.remote(node)])} </dev/null &\n"
+                "agents+=($!)"
+                for node, host in enumerate(self.hosts)
+            ),
+            "code=0",
+            'for agent in "${agents[@]}"; do wait "$agent" || code=$?; done',
+            'exit "$code"',
         ]
         return "\n".join(lines) + "\n"
 
@@ -77,5 +83,9 @@ def ssh_launch(work: Work, hosts: tuple[Host, ...], name: str) -> SshLaunch:
 
 
 def _in_folder(work: Work, words: list[str]) -> str:
-    """A command in the working directory, with what the config puts before it."""
-    return " && ".join([*surroundings(work, {}), f"exec {quoted(words)}"])
+    """A command in the working directory, with what the config puts before it.
+
+    By a bash of its own: the login shell may be any.
+    """
+    lines = ["set -e", *surroundings(work, {}), f"exec {quoted(words)}"]
+    return quoted(["exec", "bash", "-c", "\n".join(lines)])

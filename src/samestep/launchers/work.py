@@ -43,7 +43,8 @@ class Work:
         return ("-m", "samestep", "launch", *self._what(), *options)
 
     def _what(self) -> tuple[str, ...]:
-        arguments = [str(self.config_file), *self.overrides]
+        file = str(self.config_file)
+        arguments = [f"./{file}" if file.startswith("-") else file, *self.overrides]
         if self.record is not None:
             arguments += ["--record", str(self.record)]
         if self.stop_after is not None:
@@ -82,7 +83,7 @@ def exports(variables: Mapping[str, str]) -> list[str]:
 
 def shell_script(comment: str, work: Work, variables: Mapping[str, str], command: str) -> str:
     """A script that does by hand what a launch does."""
-    lines = ["#!/bin/bash", f"# {comment}", "set -euo pipefail", *surroundings(work, variables)]
+    lines = ["#!/bin/bash", f"# {comment}", "set -eo pipefail", *surroundings(work, variables)]
     return "\n".join([*lines, command]) + "\n"
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from samestep.runtime.early import EarlySignals
 from samestep.runtime.lanestats import RankNote
 
 STOPPING = tuple(
@@ -65,9 +66,13 @@ class StopSignals:
         # Python lets only the main thread install handlers; elsewhere signals do what they did.
         if threading.current_thread() is threading.main_thread():
             for number in STOPPING:
-                # A signal may be somebody else's already, or ignored on purpose: theirs wins.
-                if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
-                    self._before[number] = signal.signal(number, self._remember)
+                handler = signal.getsignal(number)
+                early = getattr(handler, "__self__", None)
+                if isinstance(early, EarlySignals):
+                    self._received = self._received or early.received
+                elif handler not in (signal.SIG_DFL, signal.default_int_handler):
+                    continue  # somebody else's, or ignored on purpose: theirs wins
+                self._before[number] = signal.signal(number, self._remember)
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:

@@ -1,0 +1,96 @@
+"""A Slurm job that is stopped in every way comes back, goes on, and ends as if untouched."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from samestep.record import RunRecord
+from tests.cluster.runs import TASKS, Training, is_same, wait_for
+from tests.cluster.slurm import Slurm
+from tests.cluster.test_launching import run_on_ctl
+
+
+def submitted(slurm: Slurm, training: Training, *options: str) -> str:
+    argv = training.launch("run", "--via", "slurm", "--nodes", "2", "--nproc", "1", *options)
+    done = run_on_ctl(slurm.hosts, training, argv, slurm.env)
+    assert done.returncode == 0, done.stderr
+    [job] = re.findall(r"submitted job (\d+)", done.stderr)
+    return str(job)
+
+
+def output_of(training: Training, job: str) -> str:
+    return (training.folder / "run" / "slurm" / f"{job}.out").read_text()
+
+
+def requeue(slurm: Slurm, job: str, folder: Path) -> None:
+    slurm.run(["scontrol", "requeue", job])
+
+
+def preempt(slurm: Slurm, job: str, folder: Path) -> None:
+    """A job of a partition with precedence wants all CPUs of both nodes for a moment."""
+    script = folder / "urgent.sh"
+    script.write_text("#!/bin/bash\nsleep 1\n")
+    urgent = slurm.submit(script, "--partition=high", "-N2", "-n8", "--nodelist=n[1-2]")
+    assert slurm.wait(urgent) == "COMPLETED"
+
+
+def lose_a_node(slurm: Slurm, job: str, folder: Path) -> None:
+    """Without its power a node saves nothing: the job goes on from its last checkpoint."""
+    slurm.hosts.power_off("n2")
+    slurm.run(["scontrol", "update", "nodename=n2", "state=down", "reason=lost"])
+
+
+@pytest.mark.parametrize("stop", [requeue, preempt, lose_a_node])
+def test_a_job_comes_back_and_ends_with_the_untouched_runs_bits(
+    slurm: Slurm,
+    tmp_path: Path,
+    untouched: RunRecord,
+    stop: Callable[[Slurm, str, Path], None],
+) -> None:
+    training = Training.write(
+        tmp_path, task=f"{TASKS}:Slow", params={"seconds": 0.06},
+        checkpoint={"every_steps": 1, "asynchronous": False},
+    )  # fmt: skip
+    job = submitted(slurm, training)
+    wait_for(lambda: training.steps_of("run") >= 2)
+    stop(slurm, job, tmp_path)
+    assert slurm.wait(job, timeout=120) == "COMPLETED", output_of(training, job)
+    said = output_of(training, job)
+    assert slurm.show(job)["Restarts"] == "1"
+    assert re.search(r"Resuming from .*now 2 \(Slurm restart 1\)", said)
+    if stop is not lose_a_node:
+        # This cluster announces a preemption by the job's own signal, where there is one.
+        assert re.search(r"SIG(TERM|USR1) on rank 0 stopped the run after step", said), said
+    assert training.record("run").start > 0
+    assert is_same(training.record("run"), untouched)
+
+
+# What `--signal=USR1@120` and `--signal=B:USR1@120` do near the end of the job's time, now.
+WARNINGS = {
+    "srun": ["--signal=USR1"],
+    "torchrun": ["--signal=USR1"],
+    "mpirun": ["--batch", "--signal=USR1"],
+}
+
+
+@pytest.mark.parametrize("style", WARNINGS)
+def test_a_job_that_is_warned_of_its_end_saves_and_requeues_itself(
+    slurm: Slurm, tmp_path: Path, untouched: RunRecord, style: str
+) -> None:
+    training = Training.write(
+        tmp_path, task=f"{TASKS}:Slow", params={"seconds": 0.06},
+        checkpoint={"every_minutes": None, "every_epochs": None},
+    )  # fmt: skip
+    job = submitted(slurm, training, "--style", style)
+    wait_for(lambda: training.steps_of("run") >= 2)
+    slurm.run(["scancel", *WARNINGS[style], job])
+    assert slurm.wait(job, timeout=120) == "COMPLETED", output_of(training, job)
+    said = output_of(training, job)
+    assert re.search(r"SIGUSR1 on rank \d stopped the run after step", said), said
+    assert f"Job {job} is requeued" in said
+    assert training.record("run").start > 0
+    assert is_same(training.record("run"), untouched)

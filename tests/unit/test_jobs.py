@@ -1,0 +1,765 @@
+"""What is done with a launch: Slurm's programs, mpirun and signals, each by a stand-in."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from samestep.cli import app
+from samestep.config import load_config
+from samestep.errors import LaunchError, RankFailed, Stopped
+from samestep.jobs import slurm as slurm_jobs
+from samestep.jobs.handing_on import SignalsHandedOn
+from samestep.jobs.mpirun import run_mpi
+from samestep.jobs.slurm import Submitted, follow, jobs_of, logs_of, newest_job, state_of, submit
+from samestep.jobs.ssh import check_hosts, run_over_ssh
+from samestep.jobs.start import start
+from samestep.launchers.mpirun import Flavour, MpiLaunch, mpi_launch
+from samestep.launchers.size import parse_hosts
+from samestep.launchers.slurm import SlurmJob, slurm_job
+from samestep.launchers.ssh import SshLaunch, ssh_launch
+from samestep.launchers.work import Work
+
+GOOD = {"task": "task.py:Good", "epochs": 1, "global_batch": 8, "name": "tiny"}
+
+
+def work(folder: Path, **launch: Any) -> Work:
+    return Work(load_config({**GOOD, "launch": launch}), Path("run.yaml"), folder=folder)
+
+
+def program(path: Path, body: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+# Slurm
+
+SCONTROL = """
+echo "$0 $*" >> "{root}/asked"
+[ -e "{root}/answers" ] || {{ echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1; }}
+head -n 1 "{root}/answers" | tr '|' '\\n'
+[ "$(wc -l < "{root}/answers")" -eq 1 ] || sed -i 1d "{root}/answers"
+"""
+
+
+def shown(state: str, job: str = "12", **more: str) -> str:
+    """A line of `scontrol show job --oneliner`, as Slurm 22.05 writes it, but for its length."""
+    fields = {
+        "JobId": job, "JobName": "tiny", "UserId": "me(1000)", "Priority": "4294901757",
+        "JobState": state, "Reason": "None", "Dependency": "(null)", "Requeue": "1", "Restarts": "0",
+        "BatchFlag": "1", "ExitCode": "0:0", "RunTime": "00:00:03", "TimeLimit": "UNLIMITED",
+        "AllocNode:Sid": "login:77", "ReqNodeList": "(null)", "ExcNodeList": "(null)",
+        "NodeList": "n[1-2]", "BatchHost": "n1", "Command": "/x/job.sh", "Power": "", **more,
+    }  # fmt: skip
+    return " ".join(f"{key}={value}" for key, value in fields.items())
+
+
+@dataclass
+class Cluster:
+    """Slurm's programs, which say what the test wants."""
+
+    root: Path
+
+    @property
+    def run(self) -> Path:
+        return self.root / "runs" / "tiny"
+
+    def says(self, *answers: str) -> None:
+        """One after the other; the last one from then on."""
+        (self.root / "answers").write_text("".join(f"{answer}\n" for answer in answers))
+
+    def forgets(self) -> None:
+        (self.root / "answers").unlink()
+
+    def job(self, **options: Any) -> SlurmJob:
+        return slurm_job(work(self.root, python="/py", slurm=options), None, 2)
+
+    def writes(self, text: str, name: str = "12.out") -> None:
+        with (self.run / "slurm" / name).open("a") as file:
+            file.write(text)
+
+    def asked(self, name: str) -> list[str]:
+        path = self.root / "asked"
+        lines = path.read_text().splitlines() if path.exists() else []
+        found = [line.split(" ", 1) for line in lines]
+        return [rest for who, rest in found if who == str(self.root / "bin" / name)]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    note = f'echo "$0 $*" >> "{tmp_path}/asked"'
+    program(tmp_path / "bin" / "sbatch", f"{note}; echo '12;cluster'")
+    program(tmp_path / "bin" / "scancel", note)
+    program(tmp_path / "bin" / "scontrol", SCONTROL.format(root=tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    return Cluster(tmp_path)
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Time that passes only by sleeping."""
+    naps: list[float] = []
+    clock = SimpleNamespace(sleep=naps.append, monotonic=lambda: sum(naps), time=lambda: 1.0)
+    monkeypatch.setattr(slurm_jobs, "time", clock)
+    return naps
+
+
+def test_a_job_is_submitted_by_its_script_and_remembered(cluster: Cluster) -> None:
+    job = cluster.job()
+    found = submit(job)
+    script = cluster.run / "slurm" / "job.sh"
+    assert found.job == "12"
+    assert found.script == str(script)
+    assert not found.array
+    assert script.read_text() == job.script()
+    assert cluster.asked("sbatch") == [f"--parsable {script}"]
+    [line] = (cluster.run / "slurm" / "jobs.jsonl").read_text().splitlines()
+    assert json.loads(line)["job"] == "12"
+    assert jobs_of(cluster.run) == [found]
+
+
+def test_two_jobs_never_write_to_one_run(cluster: Cluster) -> None:
+    submit(cluster.job())
+    for state in ("RUNNING", "PENDING", "COMPLETING", "SUSPENDED", "REQUEUED"):
+        cluster.says(shown(state))
+        with pytest.raises(LaunchError, match=f"has job 12, which is {state}: two jobs") as caught:
+            submit(cluster.job())
+        assert f"samestep slurm cancel {cluster.run}" in str(caught.value)
+    assert len(cluster.asked("sbatch")) == 1
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"])
+def test_a_run_whose_job_is_over_may_be_submitted_again(cluster: Cluster, state: str) -> None:
+    submit(cluster.job())
+    cluster.says(shown(state))
+    submit(cluster.job())
+    assert len(jobs_of(cluster.run)) == 2
+    assert newest_job(cluster.run) == jobs_of(cluster.run)[1]
+
+
+def test_a_run_whose_job_is_forgotten_may_be_submitted_again(cluster: Cluster) -> None:
+    submit(cluster.job())
+    assert state_of("12").state == "UNKNOWN"
+    submit(cluster.job())
+    assert len(jobs_of(cluster.run)) == 2
+
+
+def test_a_job_that_sbatch_refuses_is_not_remembered(cluster: Cluster) -> None:
+    program(cluster.root / "bin" / "sbatch", "echo 'sbatch: error: invalid partition' >&2; exit 1")
+    with pytest.raises(LaunchError, match="sbatch said: sbatch: error: invalid partition"):
+        submit(cluster.job())
+    assert jobs_of(cluster.run) == []
+
+
+def test_a_folder_that_cannot_be_written_is_named(cluster: Cluster) -> None:
+    (cluster.root / "runs").write_text("a file")
+    with pytest.raises(LaunchError, match=r"runs/tiny/slurm cannot be written: Not a directory"):
+        submit(cluster.job())
+    assert cluster.asked("sbatch") == []
+
+
+def test_a_state_is_read_from_the_line_of_the_job(cluster: Cluster) -> None:
+    cluster.says(shown("RUNNING", Restarts="2", RunTime="1-02:03:04"))
+    state = state_of("12")
+    assert cluster.asked("scontrol") == ["show job --oneliner 12"]
+    assert (state.job, state.state, state.reason, state.nodes) == ("12", "RUNNING", "", "n[1-2]")
+    assert (state.elapsed, state.restarts, state.exit_code) == ("1-02:03:04", "2", "0:0")
+    cluster.says(shown("PENDING", NodeList="(null)", Reason="Resources"))
+    assert (state_of("12").nodes, state_of("12").reason) == ("", "Resources")
+
+
+def test_an_array_is_over_when_its_last_task_is(cluster: Cluster) -> None:
+    done, going = shown("COMPLETED", "12"), shown("RUNNING", "13", ArrayJobId="12")
+    cluster.says(f"{done}|{going}")
+    assert state_of("12").state == "RUNNING"
+    cluster.says(f"{done}|{done}")
+    assert state_of("12").state == "COMPLETED"
+
+
+def test_an_array_has_failed_when_one_task_has(cluster: Cluster, slept: list[float]) -> None:
+    failed = shown("FAILED", "13", ArrayJobId="12", ExitCode="3:0")
+    job = submit(cluster.job(array="0-1"))
+    cluster.says(f"{shown('COMPLETED', '12')}|{failed}")
+    with pytest.raises(RankFailed, match="FAILED"):
+        follow(cluster.run, job, print, None)
+
+
+def followed(cluster: Cluster, job: Submitted, *states: str) -> tuple[list[str], str]:
+    """What a person sees who stays with a job of these states."""
+    cluster.says(*states)
+    told: list[str] = []
+    output = io.StringIO()
+
+    def tell(words: str) -> None:
+        told.append(words.removeprefix("job 12: "))
+        cluster.writes(f"line {len(told)}\n")
+
+    follow(cluster.run, job, tell, output)
+    return told, output.getvalue()
+
+
+PENDING = shown("PENDING", NodeList="(null)", Reason="Priority")
+RUNNING = shown("RUNNING")
+
+
+def test_following_shows_states_and_output_until_the_end(
+    cluster: Cluster, slept: list[float]
+) -> None:
+    job = submit(cluster.job())
+    told, output = followed(cluster, job, PENDING, PENDING, RUNNING, RUNNING, shown("COMPLETED"))
+    assert told == ["PENDING (Priority)", "RUNNING on n[1-2]", "COMPLETED on n[1-2]"]
+    assert output == "line 1\nline 2\nline 3\n"
+
+
+def test_following_shows_what_comes_after_the_end(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = submit(cluster.job())
+    cluster.says(shown("COMPLETED"))
+    naps: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 2:
+            cluster.writes("late words\n")
+
+    clock = SimpleNamespace(sleep=sleep, monotonic=lambda: sum(naps))
+    monkeypatch.setattr(slurm_jobs, "time", clock)
+    output = io.StringIO()
+    follow(cluster.run, job, lambda words: None, output)
+    assert output.getvalue() == "late words\n"
+    assert 1.0 < sum(naps) < 3.0
+
+
+def test_a_requeue_does_not_end_following(cluster: Cluster, slept: list[float]) -> None:
+    job = submit(cluster.job())
+    states = [RUNNING, shown("FAILED", ExitCode="75:0"), PENDING, RUNNING, shown("COMPLETED")]
+    told, _ = followed(cluster, job, *states)
+    assert [words.split()[0] for words in told] == [
+        "RUNNING", "FAILED", "PENDING", "RUNNING", "COMPLETED",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("state", "exit_code", "code"),
+    [
+        ("FAILED", "1:0", 1), ("FAILED", "3:0", 3), ("FAILED", "7:0", 7), ("FAILED", "9:0", 1),
+        ("CANCELLED", "0:15", 1), ("TIMEOUT", "0:0", 1), ("NODE_FAIL", "1:0", 1),
+        ("OUT_OF_MEMORY", "0:125", 1),
+    ],
+)  # fmt: skip
+def test_following_ends_as_the_job_did(
+    cluster: Cluster, slept: list[float], state: str, exit_code: str, code: int
+) -> None:
+    job = submit(cluster.job())
+    with pytest.raises(RankFailed) as caught:
+        followed(cluster, job, RUNNING, shown(state, ExitCode=exit_code))
+    assert caught.value.exit_code == code
+    assert f"job 12 ended as {state} with exit code {exit_code}" in str(caught.value)
+    assert str(cluster.run / "slurm" / "12.out") in str(caught.value)
+
+
+def test_following_a_job_that_saved_and_stopped_says_so(
+    cluster: Cluster, slept: list[float]
+) -> None:
+    job = submit(cluster.job())
+    with pytest.raises(Stopped, match=r"job 12 was stopped \(FAILED\) and has saved"):
+        followed(cluster, job, RUNNING, shown("FAILED", ExitCode="75:0"))
+
+
+def test_following_ends_when_a_job_without_a_requeue_is_preempted(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = submit(cluster.job(requeue=False))
+    naps: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        assert sum(naps) < 100, "it would follow for ever"
+
+    clock = SimpleNamespace(sleep=sleep, monotonic=lambda: sum(naps))
+    monkeypatch.setattr(slurm_jobs, "time", clock)
+    with pytest.raises((RankFailed, Stopped)):
+        followed(cluster, job, RUNNING, shown("PREEMPTED", Requeue="0", ExitCode="0:15"))
+
+
+def test_following_outlives_a_moment_in_which_slurm_is_busy(
+    cluster: Cluster, slept: list[float]
+) -> None:
+    job = submit(cluster.job())
+    scontrol = cluster.root / "bin" / "scontrol"
+    busy = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+    answer = scontrol.read_text().replace(
+        "\n[ -e",
+        f'\nif [ "$(wc -l < "{cluster.root}/asked")" -eq 3 ]; then echo "{busy}" >&2; exit 1; fi\n[ -e',
+        1,
+    )
+    scontrol.write_text(answer)
+    told, _ = followed(cluster, job, RUNNING, RUNNING, RUNNING, shown("COMPLETED"))
+    assert told[0].startswith("RUNNING")
+    assert told[-1].startswith("COMPLETED")
+
+
+def test_a_character_that_is_written_in_two_halves_is_shown_whole(
+    cluster: Cluster, slept: list[float]
+) -> None:
+    job = submit(cluster.job())
+    cluster.says(RUNNING, shown("COMPLETED"))
+    output, halves = io.StringIO(), ["ü".encode()[:1], "ü".encode()[1:]]
+
+    def tell(words: str) -> None:
+        with (cluster.run / "slurm" / "12.out").open("ab") as file:
+            file.write(halves.pop(0))
+
+    follow(cluster.run, job, tell, output)
+    assert output.getvalue() == "ü"
+
+
+def test_the_output_of_an_array_is_all_its_tasks(cluster: Cluster) -> None:
+    job = submit(cluster.job(array="0-1"))
+    assert job.array
+    for name in ("12_0.out", "12_1.out", "12.out", "123_0.out"):
+        cluster.writes("x", name)
+    assert [path.name for path in logs_of(cluster.run, job)] == ["12_0.out", "12_1.out"]
+
+
+def test_a_machine_without_slurm_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LaunchError) as caught:
+        submit(slurm_job(work(tmp_path), None, 2))
+    assert "sbatch cannot be started here (No such file or directory)" in str(caught.value)
+    assert "is this a machine of a Slurm cluster? --print shows the script" in str(caught.value)
+
+
+def test_a_slurm_that_does_not_answer_is_not_waited_for(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(cluster.job())
+    program(cluster.root / "bin" / "scontrol", "exec sleep 20")
+    monkeypatch.setattr(slurm_jobs, "_SECONDS_TO_ANSWER", 0.2)
+    with pytest.raises(LaunchError, match=r"scontrol did not answer within 0\.2 s"):
+        submit(cluster.job())
+    assert len(cluster.asked("sbatch")) == 1, "nobody knows whether the first job still runs"
+
+
+def test_a_slurm_that_fails_is_quoted(cluster: Cluster) -> None:
+    program(
+        cluster.root / "bin" / "scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1"
+    )
+    with pytest.raises(LaunchError, match="scontrol said: Unable to contact slurm controller"):
+        state_of("12")
+    program(cluster.root / "bin" / "scontrol", "exit 3")
+    with pytest.raises(LaunchError, match="scontrol said: exit code 3"):
+        state_of("12")
+
+
+def test_a_slurm_that_says_nothing_of_a_job_is_no_accident(cluster: Cluster) -> None:
+    program(cluster.root / "bin" / "scontrol", "exit 0")
+    assert state_of("12").state == "UNKNOWN"
+
+
+def test_starting_a_job_submits_it_and_leaves_it_alone(cluster: Cluster) -> None:
+    told: list[str] = []
+    start(cluster.job(), told.append)
+    [words] = told
+    assert "submitted job 12" in words
+    assert f"samestep slurm status {cluster.run}" in words
+    assert cluster.asked("scontrol") == []
+
+
+def test_starting_a_job_can_stay_with_it(
+    cluster: Cluster, slept: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.says(RUNNING, shown("COMPLETED"))
+    told: list[str] = []
+
+    def tell(words: str) -> None:
+        told.append(words)
+        if "RUNNING" in words:
+            cluster.writes("a rank speaks\n")
+
+    start(cluster.job(), tell, follows=True)
+    assert told[-1] == "job 12: COMPLETED on n[1-2]"
+    assert capsys.readouterr().out == "a rank speaks\n"
+
+
+# The same, as it is typed
+
+
+def typed(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(app, ["slurm", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("command", ["status", "cancel", "logs"])
+def test_a_run_without_a_job_is_named(cluster: Cluster, command: str) -> None:
+    done = typed(command, cluster.run)
+    assert done.exit_code == 2
+    assert "has no Slurm job: give the directory of a run" in done.output
+
+
+def test_the_states_of_all_jobs_are_shown(cluster: Cluster) -> None:
+    submit(cluster.job())
+    cluster.says(shown("FAILED", ExitCode="1:0"))
+    submit(cluster.job())
+    done = typed("status", cluster.run, "--json")
+    assert done.exit_code == 0, done.output
+    states = json.loads(done.output)
+    assert [state["state"] for state in states] == ["FAILED", "FAILED"]
+    assert states[0].keys() == {
+        "job", "state", "reason", "nodes", "elapsed", "restarts", "exit_code",
+    }  # fmt: skip
+    table = typed("status", cluster.run).output
+    assert "FAILED" in table
+    assert "n[1-2]" in table, "a table that takes brackets for its own marks would lose them"
+
+
+def test_a_job_is_cancelled_once(cluster: Cluster) -> None:
+    submit(cluster.job())
+    cluster.says(RUNNING)
+    done = typed("cancel", cluster.run)
+    assert done.exit_code == 0
+    assert "job 12 is cancelled; it was RUNNING" in done.output
+    assert cluster.asked("scancel") == ["12"]
+    cluster.says(shown("CANCELLED"))
+    again = typed("cancel", cluster.run)
+    assert again.exit_code == 0
+    assert "job 12 is over already: CANCELLED" in again.output
+    assert cluster.asked("scancel") == ["12"]
+
+
+def test_what_a_job_wrote_is_shown(cluster: Cluster, slept: list[float]) -> None:
+    submit(cluster.job())
+    assert typed("logs", cluster.run).output == ""
+    cluster.writes("one\ntwo\n")
+    assert typed("logs", cluster.run).output == "one\ntwo\n"
+    cluster.says(shown("FAILED", ExitCode="3:0"))
+    done = typed("logs", cluster.run, "--follow")
+    assert done.exit_code == 3
+    assert "one\ntwo\n" in done.output
+    assert "job 12 ended as FAILED" in done.output
+
+
+# Signals
+
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@pytest.fixture
+def missed() -> Iterator[list[int]]:
+    """Signals that nobody else took, instead of the end of the tests."""
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda n, frame: came.append(n)) for number in HANDLED}
+    yield came
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def send(number: signal.Signals) -> None:
+    signal.raise_signal(number)
+
+
+@pytest.mark.parametrize("number", HANDLED)
+def test_the_first_signal_is_handed_on_once(missed: list[int], number: signal.Signals) -> None:
+    stops: list[signal.Signals] = []
+    ends: list[str] = []
+    with SignalsHandedOn(stops.append, lambda: ends.append("end")) as signals:
+        assert signals.received is None
+        send(number)
+        send(signal.SIGTERM)
+        send(signal.SIGUSR1)
+        assert signals.received == number
+    assert stops == [number]
+    assert ends == missed == []
+
+
+def test_a_second_interrupt_ends_at_once(missed: list[int]) -> None:
+    stops: list[signal.Signals] = []
+    ends: list[str] = []
+    with SignalsHandedOn(stops.append, lambda: ends.append("end")):
+        send(signal.SIGTERM)
+        send(signal.SIGINT)
+        assert ends == []
+        send(signal.SIGINT)
+    assert stops == [signal.SIGTERM]
+    assert ends == ["end"]
+    assert missed == []
+
+
+def test_handlers_are_as_before_even_after_an_error(missed: list[int]) -> None:
+    before = [signal.getsignal(number) for number in HANDLED]
+    handed = SignalsHandedOn(lambda number: None, lambda: None)
+
+    def fail() -> None:
+        with handed:
+            assert not set(before) & {signal.getsignal(number) for number in HANDLED}
+            raise ValueError("x")
+
+    with pytest.raises(ValueError, match="x"):
+        fail()
+    assert [signal.getsignal(number) for number in HANDLED] == before
+    send(signal.SIGTERM)
+    assert missed == [signal.SIGTERM]
+
+
+def test_off_the_main_thread_nothing_is_installed(missed: list[int]) -> None:
+    before = [signal.getsignal(number) for number in HANDLED]
+    inside: list[Any] = []
+
+    def enter() -> None:
+        with SignalsHandedOn(lambda number: None, lambda: None):
+            inside.extend(signal.getsignal(number) for number in HANDLED)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert inside == before
+    assert [signal.getsignal(number) for number in HANDLED] == before
+
+
+# mpirun
+
+
+def mpirun(folder: Path, body: str, flavour: Flavour = "hydra", **launch: Any) -> MpiLaunch:
+    path = program(folder / "bin" / "mpirun", body)
+    where = work(folder, mpirun=str(path), python="/py", **launch)
+    return mpi_launch(where, flavour, 2, (), "job", {}, cpus=8, as_root=False)
+
+
+def test_mpirun_runs_in_the_folder_with_its_variables(tmp_path: Path) -> None:
+    body = 'printf "%s\\n" "$PWD" "$A" "$B" "$*" > said; cat > input'
+    launch = mpirun(tmp_path, body, environment={"A": "it's"})
+    run_mpi(launch, {**os.environ, "A": "lost", "B": "kept"})
+    folder, a, b, words = (tmp_path / "said").read_text().splitlines()
+    assert (folder, a, b) == (str(tmp_path), "it's", "kept")
+    assert words.split() == list(launch.argv[1:])
+    assert (tmp_path / "input").read_text() == "", "a terminal is not for the ranks to read"
+
+
+def test_mpirun_that_saved_and_stopped_says_so(tmp_path: Path) -> None:
+    with pytest.raises(Stopped, match="the ranks have saved and stopped"):
+        run_mpi(mpirun(tmp_path, "exit 75"), os.environ)
+
+
+@pytest.mark.parametrize(
+    ("body", "how", "code"),
+    [
+        ("exit 1", "exit code 1", 1), ("exit 3", "exit code 3", 3), ("exit 7", "exit code 7", 7),
+        ("exit 42", "exit code 42", 1), ("kill -KILL $$", "SIGKILL", 1),
+        ("kill -SEGV $$", "SIGSEGV", 1),
+    ],
+)  # fmt: skip
+def test_mpirun_that_fails_is_told_with_its_code(
+    tmp_path: Path, body: str, how: str, code: int
+) -> None:
+    with pytest.raises(RankFailed) as caught:
+        run_mpi(mpirun(tmp_path, body), os.environ)
+    assert f"mpirun ended with {how}: the rank that failed says why above" in str(caught.value)
+    assert "runs/tiny/logs" in str(caught.value)
+    assert caught.value.exit_code == code
+
+
+def test_a_quiet_mpirun_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    launch = mpirun(tmp_path, "echo out; echo err >&2")
+    run_mpi(launch, os.environ, quiet=True)
+    assert capfd.readouterr() == ("", "")
+    run_mpi(launch, os.environ)
+    assert capfd.readouterr() == ("out\n", "err\n")
+
+
+# Its traps are set before it signals us, and we have waited long enough to be waiting for it.
+SIGNALLED = """
+for name in USR1 USR2 TERM INT HUP; do trap "echo $name >> got; {then}" $name; done
+sleep 0.2
+{send}
+n=0; while [ $n -lt 100 ]; do sleep 0.05; n=$((n+1)); done
+exit 9
+"""
+
+
+@pytest.mark.parametrize(
+    ("flavour", "sent", "arrives"),
+    [
+        ("openmpi", "TERM", "USR2"), ("openmpi", "INT", "USR2"), ("openmpi", "HUP", "USR2"),
+        ("openmpi", "USR1", "USR1"), ("openmpi", "USR2", "USR2"),
+        ("hydra", "TERM", "TERM"), ("hydra", "INT", "TERM"), ("hydra", "HUP", "TERM"),
+        ("hydra", "USR1", "USR1"), ("hydra", "USR2", "TERM"),
+    ],
+)  # fmt: skip
+def test_mpirun_gets_the_signals_that_let_its_ranks_save(
+    tmp_path: Path, missed: list[int], flavour: Flavour, sent: str, arrives: str
+) -> None:
+    body = SIGNALLED.format(send=f"kill -{sent} $PPID", then="exit 75")
+    with pytest.raises(Stopped):
+        run_mpi(mpirun(tmp_path, body, flavour), os.environ)
+    assert (tmp_path / "got").read_text() == f"{arrives}\n"
+    assert missed == []
+
+
+@pytest.mark.parametrize("flavour", ["openmpi", "hydra"])
+def test_a_second_interrupt_ends_mpirun(
+    tmp_path: Path, missed: list[int], flavour: Flavour
+) -> None:
+    """One that would take its time, and does not end by the signal that lets its ranks save."""
+    twice = "kill -INT $PPID; sleep 0.2; kill -INT $PPID"
+    body = SIGNALLED.format(send=twice, then="[ $(wc -l < got) -lt 2 ] || exit 1")
+    with pytest.raises(RankFailed, match="stopped by SIGINT before it could be saved") as caught:
+        run_mpi(mpirun(tmp_path, body, flavour), os.environ)
+    assert caught.value.exit_code == 128 + signal.SIGINT
+    first = (tmp_path / "got").read_text().splitlines()[0]
+    assert first == {"openmpi": "USR2", "hydra": "TERM"}[flavour]
+    assert missed == []
+
+
+RANK = """
+trap '' USR1 USR2 TERM
+echo $$ >> ranks
+if [ "${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}" = 0 ]; then
+    while [ "$(wc -l < ranks)" -lt 2 ]; do sleep 0.05; done
+    kill -INT {parent}; sleep 0.3; kill -INT {parent}
+fi
+n=0; while [ $n -lt 200 ]; do sleep 0.05; n=$((n+1)); done
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "flavour"),
+    [
+        ("mpirun.openmpi", "openmpi"),
+        ("mpirun.mpich", "hydra"),
+    ],
+)
+def test_a_second_interrupt_leaves_no_rank_behind(
+    tmp_path: Path, missed: list[int], name: str, flavour: Flavour
+) -> None:
+    if shutil.which(name) is None:
+        pytest.skip(f"there is no {name} here")
+    rank = program(tmp_path / "rank", RANK.format(parent=os.getpid()))
+    where = work(tmp_path, mpirun=name, python=str(rank))
+    as_root = os.geteuid() == 0
+    launch = mpi_launch(where, flavour, 2, (), "job", {}, cpus=1, as_root=as_root)
+    with pytest.raises(RankFailed):
+        run_mpi(launch, os.environ, quiet=True)
+    ranks = [int(line) for line in (tmp_path / "ranks").read_text().split()]
+    assert len(ranks) == 2
+    try:
+        deadline = time.monotonic() + 3
+        while any(map(lives, ranks)):
+            assert time.monotonic() < deadline, "ranks go on without their mpirun"
+            time.sleep(0.05)
+    finally:
+        for number in filter(lives, ranks):
+            os.kill(number, signal.SIGKILL)
+
+
+def lives(process: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+
+
+def test_mpirun_is_not_in_reach_of_the_terminals_interrupt(tmp_path: Path) -> None:
+    run_mpi(mpirun(tmp_path, "ps -o sid= -p $$ > session"), os.environ)
+    assert int((tmp_path / "session").read_text()) != os.getsid(0)
+
+
+# ssh
+
+
+def over_ssh(folder: Path, body: str) -> SshLaunch:
+    path = program(folder / "bin" / "ssh", body)
+    return ssh_launch(work(folder, ssh=str(path), python="/py"), parse_hosts("a:1,b:1", 2), "job")
+
+
+HOST = 'while [ "$1" != -- ]; do shift; done; host=$2; line=$3\n'
+CHECKED = HOST + 'case "$line" in *"import samestep"*) exit 0;; esac\n'
+
+
+def test_a_host_that_lets_nobody_in_is_named_and_so_are_all(tmp_path: Path) -> None:
+    launch = over_ssh(tmp_path, HOST + 'echo "$host: Permission denied (publickey)." >&2; exit 255')
+    with pytest.raises(LaunchError) as caught:
+        check_hosts(launch)
+    first, second = str(caught.value).splitlines()
+    assert first.startswith("a does not let you in without a password: a: Permission denied")
+    assert "ssh-copy-id b" in second
+
+
+def test_a_host_without_samestep_is_named(tmp_path: Path) -> None:
+    body = HOST + '[ "$host" = a ] || { echo "No module named samestep" >&2; exit 1; }'
+    with pytest.raises(LaunchError) as caught:
+        check_hosts(over_ssh(tmp_path, body))
+    [line] = str(caught.value).splitlines()
+    assert line.startswith("b has not what the run needs: No module named samestep")
+    assert f"({tmp_path}) and the interpreter (/py) must be the same there" in line
+
+
+def test_no_ssh_is_told(tmp_path: Path) -> None:
+    launch = over_ssh(tmp_path, "")
+    (tmp_path / "bin" / "ssh").unlink()
+    with pytest.raises(LaunchError, match=r"cannot be started here .*: install an ssh client"):
+        check_hosts(launch)
+
+
+def test_agents_are_shown_with_their_hosts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_over_ssh(over_ssh(tmp_path, CHECKED + 'echo "hello from $host"'))
+    assert sorted(capsys.readouterr().err.splitlines()) == [
+        "[a] hello from a",
+        "[b] hello from b",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "exit_code"), [(3, RankFailed, 3), (9, RankFailed, 1), (75, Stopped, 75)]
+)
+def test_the_first_agent_that_fails_ends_the_others(
+    tmp_path: Path, code: int, error: type, exit_code: int
+) -> None:
+    body = CHECKED + f'[ "$host" = b ] && exit {code}; cat > /dev/null; touch {tmp_path}/ended'
+    with pytest.raises(error) as caught:
+        run_over_ssh(over_ssh(tmp_path, body))
+    assert caught.value.exit_code == exit_code  # type: ignore[attr-defined]
+    assert (tmp_path / "ended").exists(), "the other one ended by the end of its input"
+
+
+def test_a_signal_lets_all_agents_save(tmp_path: Path, missed: list[int]) -> None:
+    body = CHECKED + '[ "$host" = b ] && sleep 0.3 && kill -TERM $PPID; cat > /dev/null; exit 75'
+    with pytest.raises(Stopped):
+        run_over_ssh(over_ssh(tmp_path, body))
+    assert missed == []
+
+
+def test_the_stand_ins_are_what_they_seem(cluster: Cluster) -> None:
+    """A program that did not run at all would let many a test here pass."""
+    cluster.says(RUNNING, PENDING)
+
+    def ask() -> str:
+        words = ["scontrol", "show"]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+    assert "JobState=RUNNING" in ask()
+    assert "JobState=PENDING" in ask()
+    assert "JobState=PENDING" in ask()
+    cluster.forgets()
+    with pytest.raises(subprocess.CalledProcessError):
+        ask()
