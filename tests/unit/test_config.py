@@ -330,6 +330,7 @@ SECTION_FIELDS = {
     | st.from_regex(r"node-[0-9]{1,3}(\.local)?", fullmatch=True),
     "master_port": st.integers(1, 65535) | auto,
     "timeout": st.floats(min_value=0, exclude_min=True, allow_infinity=False),
+    "lost_after": st.floats(min_value=0, exclude_min=True, allow_infinity=False),
     "on_init_failure": st.sampled_from(["fail", "fallback"]),
     "launch_method": st.sampled_from(["torchrun", "torch.distributed.launch", "slurm"]),
     "network": st.dictionaries(st.sampled_from(["NCCL_DEBUG", "GLOO_X"]), st.text(max_size=5)),

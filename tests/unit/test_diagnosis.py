@@ -176,10 +176,15 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @contextmanager
-def beating(pulses: Sequence[Pulse], timeout: float = 0.8) -> Iterator[list[Heartbeat]]:
+def beating(
+    pulses: Sequence[Pulse], timeout: float = 0.8, lost_after: float = 60.0
+) -> Iterator[list[Heartbeat]]:
     """One heartbeat a pulse, as if each were a rank."""
     store = dist.HashStore()  # type: ignore[attr-defined]
-    hearts = [Heartbeat(store, n, len(pulses), pulse, timeout) for n, pulse in enumerate(pulses)]
+    hearts = [
+        Heartbeat(store, n, len(pulses), pulse, timeout, lost_after)
+        for n, pulse in enumerate(pulses)
+    ]
     try:
         until(lambda: store.check([f"samestep/1/beat/{n}" for n in range(len(pulses))]))
         yield hearts
@@ -300,6 +305,33 @@ def test_a_collective_that_never_comes_back_ends_the_rank(
     said_by_it = capfd.readouterr().err
     assert "samestep: rank 0: a collective waited longer than distributed.timeout" in said_by_it
     assert re.search(r"rank 1 on .* is in data loading at step 0", said_by_it)
+
+
+def test_a_rank_without_a_sign_of_life_is_lost_long_before_the_timeout(
+    ended: list[int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    pulses = [Pulse(), Pulse(), Pulse()]
+    for pulse in pulses[1:]:
+        pulse.enter(COMPUTE)
+    with beating(pulses, timeout=8, lost_after=2.5) as (mine, _, other):
+        pulses[0].waiting("gradients").__enter__()
+        other.stop()  # its machine is gone, and says nothing; the third rank only takes its time
+        until(lambda: bool(ended))
+        assert mine._seconds_waiting() < 8
+        assert mine._read("failed") is not None, "those who wait for it as well learn of it"
+    assert ended[0] == PeerLost.exit_code
+    said_by_it = capfd.readouterr().err
+    assert re.search(r"no sign of life for 2.5 s: rank 2 on .* in compute", said_by_it)
+    assert "rank 1 on" not in said_by_it
+
+
+def test_ranks_that_are_busy_for_long_are_not_lost(ended: list[int]) -> None:
+    pulses = [Pulse(), Pulse()]
+    pulses[1].enter(COMPUTE)
+    with beating(pulses, timeout=8, lost_after=1.1):
+        pulses[0].waiting("gradients").__enter__()
+        time.sleep(4)
+    assert not ended
 
 
 def test_a_long_step_of_our_own_is_no_hang(ended: list[int]) -> None:

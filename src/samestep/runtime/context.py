@@ -154,13 +154,23 @@ class DDPContext(RunContext):
     collectives: TorchCollectives
 
     def __init__(
-        self, device: torch.device, local_rank: int, threads: int, timeout: float, owned: bool
+        self,
+        device: torch.device,
+        local_rank: int,
+        threads: int,
+        section: DistributedConfig,
+        owned: bool,
     ) -> None:
         super().__init__(TorchCollectives(device, Pulse()), device, local_rank, threads)
         self._owned = owned
         self._failed = False
         self._heartbeat = Heartbeat(
-            dist.distributed_c10d._get_default_store(), self.rank, self.world, self.pulse, timeout
+            dist.distributed_c10d._get_default_store(),
+            self.rank,
+            self.world,
+            self.pulse,
+            section.timeout,
+            section.lost_after,
         )
 
     def log_to(self, folder: Path, append: bool) -> None:
@@ -278,7 +288,7 @@ def _join_open_group(
     if dist.get_backend() == "nccl":
         device = torch.device("cuda", local_rank % hardware.device_count)
     threads = torch.get_num_threads()
-    return DDPContext(device, local_rank, threads, section.timeout, owned=False)
+    return DDPContext(device, local_rank, threads, section, owned=False)
 
 
 def _open_group(section: DistributedConfig, place: Placement) -> RunContext:
@@ -287,7 +297,7 @@ def _open_group(section: DistributedConfig, place: Placement) -> RunContext:
     except InitError as error:
         return _without_group(section, place, error)
     device, threads = torch.device(place.device.value), joined.threads
-    context = DDPContext(device, place.local_rank.value, threads.value, section.timeout, owned=True)
+    context = DDPContext(device, place.local_rank.value, threads.value, section, owned=True)
     machines = len(set(joined.hosts))
     context.log.main(
         f"Distributed training initialized: {place.backend.value} backend, "

@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 _SECONDS_TO_END = 3.0
 """What a rank gets to end by itself after another one has failed."""
+_SECONDS_TO_LISTEN = 5.0
+"""A rank that waits for longer looks whether those it waits for are alive."""
 _LONGEST_TRACE = 8000
 _SECONDS_TO_SERVE = 8.0
 """How long rank 0 keeps serving the store for those who want to know why the run ended."""
@@ -38,7 +40,15 @@ _SECONDS_TO_SERVE = 8.0
 class Heartbeat:
     """Publishes this rank's pulse and watches the run."""
 
-    def __init__(self, store: Any, rank: int, world: int, pulse: Pulse, timeout: float) -> None:
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        world: int,
+        pulse: Pulse,
+        timeout: float,
+        lost_after: float = 60.0,
+    ) -> None:
         self._served = store  # rank 0 may serve it to the others, as long as it is held
         # A connection of its own, where torch can make one: the first one may be blocked.
         own = store.clone() if hasattr(store, "clone") else store
@@ -48,6 +58,9 @@ class Heartbeat:
         self._rank, self._world, self._pulse, self._timeout = rank, world, pulse, timeout
         self._main = threading.current_thread().ident
         self._interval = min(1.0, timeout / 8)
+        self._lost_after = lost_after
+        self._heard: tuple[float, dict[int, int]] | None = None
+        """When this rank, waiting, last looked at everybody's beats, and their numbers."""
         self._host = socket.gethostname()
         self._number = 0
         self._moves_seen, self._moved = pulse.moves, time.monotonic()
@@ -91,6 +104,7 @@ class Heartbeat:
                 self._end_if_stuck()
             self._answer_if_asked()
             waited = self._seconds_waiting()
+            self._watch_for_silence(waited)
             if waited < self._interval:
                 self._report = None  # it came back after all
             elif waited > self._timeout - 2.5 * self._interval and self._report is None:
@@ -153,6 +167,39 @@ class Heartbeat:
         told = json.dumps({"stack": stack, "calls": list(self._pulse.recent)})
         self._ask_store(lambda: self._store.set(f"answer/{self._rank}", told))
 
+    def _watch_for_silence(self, waited: float) -> None:
+        """End this rank if one it waits for gives no sign of life: its machine or cable is gone.
+
+        A connection that breaks is noticed at once; one that only falls silent is not.
+        """
+        if waited < min(_SECONDS_TO_LISTEN, self._lost_after):
+            self._heard = None
+            return
+        now = time.monotonic()
+        if self._heard is not None and now - self._heard[0] < self._lost_after:
+            return
+        before, beats = self._heard, self._beats()
+        self._heard = (now, {beat.rank: number for beat, number in beats})
+        silent = [b for b, n in beats if before is not None and before[1].get(b.rank) == n]
+        gone = [beat for beat in silent if beat.rank != self._rank]
+        if gone:
+            self._give_up(gone)
+            names = "; ".join(f"rank {b.rank} on {b.host} (pid {b.pid}) {b.where()}" for b in gone)
+            self._die(PeerLost(f"no sign of life for {self._lost_after:g} s: {names}"))
+
+    def _beats(self) -> list[tuple[Beat, int]]:
+        """Everybody's last beat, and its number."""
+        found = [self._read(f"beat/{rank}") for rank in range(self._world)]
+        numbered = [(document, document.pop("number")) for document in found if document]
+        return [(Beat(**{**document, "silent": True}), number) for document, number in numbered]
+
+    def _give_up(self, gone: list[Beat]) -> None:
+        """Say for a rank that it is gone: it cannot, and others may wait until somebody does."""
+        first = gone[0]
+        words = f"gone: it {first.where()}"
+        cause = {"rank": first.rank, "host": first.host, "kind": "gone", "said": words}
+        self._ask_store(lambda: self._store.compare_set("failed", "", json.dumps(cause)))
+
     def _end_if_stuck(self) -> None:
         if self._pulse.phase == SAVE:
             return  # it will end by itself, and what it saves is worth the wait
@@ -210,11 +257,7 @@ class Heartbeat:
         gone = [beat for beat in beats if beat.silent]
         self._gone = len(gone)
         if gone:
-            # It cannot say so itself, and others may be blocked until this rank ends.
-            first = gone[0]
-            words = f"gone: it {first.where()}"
-            cause = {"rank": first.rank, "host": first.host, "kind": "gone", "said": words}
-            self._ask_store(lambda: self._store.compare_set("failed", "", json.dumps(cause)))
+            self._give_up(gone)
             names = "; ".join(f"rank {b.rank} on {b.host} (pid {b.pid}) {b.where()}" for b in gone)
             return PeerLost(f"rank {self._rank} lost a peer: {names}")
         mismatch = different_calls(_calls(answers))

@@ -1,0 +1,55 @@
+"""Elastic launches on hosts that lose their power or their network: the run goes on without."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from samestep.record import RunRecord
+from tests.cluster.hosts import Hosts
+from tests.cluster.runs import TASKS, Training, is_same, wait_for
+
+
+def power_off(hosts: Hosts) -> None:
+    hosts.power_off("n2")
+
+
+def pull_the_cable(hosts: Hosts) -> None:
+    hosts.plug("n2", False)
+
+
+@pytest.mark.parametrize("lose", [power_off, pull_the_cable])
+def test_a_lost_machine_is_left_out_and_the_run_is_the_same(
+    hosts: Hosts, tmp_path: Path, untouched: RunRecord, lose: Callable[[Hosts], None]
+) -> None:
+    training = Training.write(
+        tmp_path, task=f"{TASKS}:Slow", params={"seconds": 0.06}, distributed={"timeout": 120.0, "lost_after": 6.0},
+        checkpoint={"every_steps": 1},
+    )  # fmt: skip
+    argv = training.launch(
+        "run", "--nproc", "1", "--nodes", "1:2", "--rendezvous", "n1:29400", "--max-restarts", "3"
+    )
+    log = tmp_path / "n1.log"
+    with log.open("w") as file:
+        agents = [
+            hosts.start(
+                host, argv, env=training.environment, cwd=tmp_path,
+                stdout=file if host == "n1" else subprocess.DEVNULL, stderr=subprocess.STDOUT,
+            )
+            for host in ("n1", "n2")
+        ]  # fmt: skip
+        wait_for(lambda: training.steps_of("run") >= 2)
+        lost = time.monotonic()
+        lose(hosts)
+        took = wait_for(lambda: "now 1" in log.read_text(), 60)
+        assert agents[0].wait(90) == 0, log.read_text()
+    print(
+        f"{lose.__name__}: went on after {took:.1f} s, ended after {time.monotonic() - lost:.1f} s"
+    )
+    assert training.record("run").world == 1
+    assert training.record("run").start > 0
+    assert is_same(training.record("run"), untouched)
