@@ -72,6 +72,7 @@ class Training:
 
     def __init__(self, run: Run, task: Task) -> None:
         self._run, self._task = run, task
+        run.prepare_once(task.prepare_data)
         self._train_data = task.train_data()
         self._valid_data = task.valid_data()
         model = task.model()

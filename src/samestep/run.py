@@ -179,6 +179,13 @@ class Run:
         wrapped = [machinery.model if item is modules[0] else item for item in objects]
         return wrapped[0] if len(wrapped) == 1 else tuple(wrapped)
 
+    def prepare_once(self, prepare: Callable[[], None]) -> None:
+        """Call it on one rank of each node before the others go on; its draws change nothing."""
+        with self.context.rank0_first() as first:
+            if first:
+                prepare()
+        self._streams.enter(INIT)
+
     def keep(self, name: str, item: Stateful) -> None:
         """Let an object's state be saved with the run; in a run that goes on it gets it back.
 

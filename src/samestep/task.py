@@ -52,6 +52,9 @@ class Task:
         """Modules besides the model that train or hold state, such as a loss with weights."""
         return ()
 
+    def prepare_data(self) -> None:
+        """Download or unpack the data: on one rank of each node, before the others go on."""
+
     def train_data(self) -> Any:
         """The training set: map-style, or iterable with lane streams."""
         raise TaskError(f"{type(self).__name__} must define train_data(self)")

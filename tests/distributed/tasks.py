@@ -6,6 +6,7 @@ import os
 import random
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -432,3 +433,25 @@ class BadGradient(Everything):
             if self.calls == 4:
                 loss = loss + (model.last.bias * 0).abs().sum().sqrt()
         return loss, count
+
+
+class Downloaded(Everything):
+    """Its data come by a download, which draws random numbers and happens once on a machine."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = Path(folder)
+
+    def prepare_data(self) -> None:
+        torch.rand(3)
+        with (self.folder / "downloads").open("a") as file:
+            file.write("x")
+
+    def train_data(self) -> Any:
+        assert (self.folder / "downloads").read_text() == "x"
+        self.shift = torch.rand(())  # the same whether or not this rank downloaded
+        return super().train_data()
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
+        total, count = super().loss(model, batch)
+        return total * (1 + self.shift.to(total.device)), count

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Any
+import time
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ import torch.distributed as dist
 from samestep import DistributedConfig, create_run_context, detect_hardware
 from samestep.errors import InitError, PeerLost
 from samestep.runtime.context import DDPContext, SingleProcessContext
-from tests.ranks import run_ranks
+from tests.ranks import answers_of_ranks, run_ranks
 
 
 def _open_and_talk() -> dict[str, Any]:
@@ -118,3 +120,45 @@ def test_ranks_can_be_spawned_by_hand() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     assert run_ranks(_spawned_by_hand, 2, port) == [[0, 1], [0, 1]]
+
+
+def _take_turns(folder: str, per: Literal["node", "run"]) -> bool:
+    with create_run_context(DistributedConfig(timeout=2), detect_hardware()) as context:
+        done = Path(folder) / "done"
+        with context.rank0_first(per) as first:
+            if first:
+                time.sleep(4)  # longer than a collective may wait
+                done.touch()
+            assert done.exists()
+        with context.rank0_first(per) as again:
+            assert again is first
+        return first
+
+
+@pytest.mark.parametrize("per", ["node", "run"])
+def test_one_rank_goes_first_however_long_it_takes(
+    tmp_path: Path, per: Literal["node", "run"]
+) -> None:
+    assert run_ranks(_take_turns, 3, str(tmp_path), per) == [True, False, False]
+
+
+def _fail_first() -> None:
+    with (
+        create_run_context(DistributedConfig(timeout=60), detect_hardware()) as context,
+        context.rank0_first() as first,
+    ):
+        assert first
+        raise ValueError("no such download")
+
+
+def test_those_who_wait_for_the_first_learn_that_it_failed() -> None:
+    started = time.monotonic()
+    (_, first), *others = answers_of_ranks(_fail_first, 3)
+    assert "ValueError: no such download" in first
+    assert all("failed first: ValueError: no such download" in said for _, said in others)
+    assert time.monotonic() - started < 30
+
+
+def test_alone_one_is_the_first() -> None:
+    with SingleProcessContext() as context, context.rank0_first() as first:
+        assert first

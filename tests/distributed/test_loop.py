@@ -15,7 +15,7 @@ from safetensors.torch import load_model
 
 from samestep.checkpoint.format import read_training, verify_checkpoint
 from samestep.config import load_config
-from tests.distributed.running import settings, train
+from tests.distributed.running import assert_same, settings, train
 from tests.distributed.tasks import Everything, Net
 from tests.ranks import run_ranks
 
@@ -176,3 +176,15 @@ def test_a_hand_written_loop_is_the_same_run_as_the_task(tmp_path: Path) -> None
     assert [r["accuracy"] for r in rows if "accuracy" in r] == [
         r["accuracy"] for r in _rows(tmp_path / "own-4") if "accuracy" in r
     ]
+
+
+def test_data_are_prepared_once_on_a_machine_and_draws_for_it_change_nothing(
+    tmp_path: Path,
+) -> None:
+    runs = []
+    for world in (1, 2, 4):
+        data = tmp_path / f"data-{world}"
+        data.mkdir()
+        runs.append(train(tmp_path, world, "Downloaded", params={"folder": str(data)}))
+        assert (data / "downloads").read_text() == "x"
+    assert_same(runs)

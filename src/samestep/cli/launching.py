@@ -115,7 +115,6 @@ def launch(
         if show or write is not None:
             _show(prepared, show, write)
             return
-        _tell_more(prepared)
         if attached:
             from samestep.runtime.signals import stop_with_input
 
@@ -183,19 +182,6 @@ def _show(prepared: Any, show: bool, write: Path | None) -> None:
         except (OSError, UnicodeError) as error:
             raise LaunchError(f"{write} cannot be written: {error}") from None
         _tell(f"wrote {write}")
-
-
-def _tell_more(prepared: Any) -> None:
-    from samestep.launchers.local import LocalLaunch
-    from samestep.launchers.planned import more_processes_may_help
-
-    if isinstance(prepared, LocalLaunch) and prepared.world == 1:
-        from samestep.runtime.hardware import detect_hardware
-
-        on_gpu = prepared.work.config.distributed.device != "cpu" and detect_hardware().device_count
-        hint = more_processes_may_help(prepared.work.config, 1, prepared.threads, bool(on_gpu))
-        if hint:
-            _tell(hint)
 
 
 @slurm_app.command()

@@ -56,6 +56,7 @@ def train(
         launch = detect_launch(process_environment())
         scope.enter_context(threads_before_torch(loaded.distributed, launch))
         from samestep.assemble import train_once
+        from samestep.launchers.planned import more_processes_may_help
         from samestep.runtime.context import create_run_context
         from samestep.runtime.hardware import detect_hardware
         from samestep.runtime.signals import stop_with_parent
@@ -64,6 +65,10 @@ def train(
             stop_with_parent()
         check_local_rank(context.obj if local_rank is None else local_rank, launch)
         with create_run_context(loaded, detect_hardware(), launch) as place:
+            on_gpu = place.device.type == "cuda"
+            hint = more_processes_may_help(loaded, place.world, place.threads, on_gpu)
+            if hint:
+                place.log.main(hint)
             outcome = train_once(loaded, place, record, stop_after)
             if place.is_main:
                 loss = "" if outcome.loss is None else f", last loss {outcome.loss:.6f}"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import socket
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -60,7 +62,9 @@ class RunContext(ABC):
         self.pulse = collectives.pulse
         self.device = device
         self.local_rank = local_rank
+        self.threads = threads
         self.log = RankLog(collectives.rank, collectives.world)
+        self._turns = 0
         torch.set_num_threads(threads)
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -86,6 +90,30 @@ class RunContext(ABC):
 
     def gather(self, value: T) -> list[T]:
         return self.collectives.gather(value)
+
+    @contextmanager
+    def rank0_first(self, per: Literal["node", "run"] = "node") -> Iterator[bool]:
+        """Let one rank of each node, or of the run, go through a block before the others.
+
+        For what should happen once, such as a download: the others then find it done. Gives
+        whether this rank goes first. The others wait however long it takes.
+        """
+        first = self.local_rank == 0 if per == "node" else self.rank == 0
+        self._turns += 1
+        news = f"{self._turns} of {socket.gethostname() if per == 'node' else 'the run'}"
+        if not first:
+            self._wait_for(news)
+        yield first
+        if first:
+            self._tell(news)
+
+    @abstractmethod
+    def _tell(self, news: str) -> None:
+        """Let ranks that wait for this news go on."""
+
+    @abstractmethod
+    def _wait_for(self, news: str) -> None:
+        """Wait until a rank tells this news."""
 
     @abstractmethod
     def machinery(
@@ -130,6 +158,12 @@ class SingleProcessContext(RunContext):
         super().__init__(
             SoloCollectives(Pulse()), torch.device(device), 0, threads or torch.get_num_threads()
         )
+
+    def _tell(self, news: str) -> None:
+        del news  # nobody waits for it
+
+    def _wait_for(self, news: str) -> None:
+        raise AssertionError(f"the only rank goes first, and waits for no {news}")
 
     def machinery(
         self,
@@ -180,6 +214,12 @@ class DDPContext(RunContext):
 
     def before_end(self, finish: Callable[[], None]) -> None:
         self._heartbeat.before_end(finish)
+
+    def _tell(self, news: str) -> None:
+        self._heartbeat.tell(news)
+
+    def _wait_for(self, news: str) -> None:
+        self._heartbeat.wait_for(news)
 
     def failed(self, error: BaseException) -> BaseException:
         """Tell the other ranks of a failure here; or tell apart why they broke a collective."""

@@ -224,6 +224,19 @@ class Heartbeat:
                 print(f"samestep: rank {self._rank}: {error}", file=file, flush=True)
         os._exit(error.exit_code)
 
+    # -- one after the other ---------------------------------------------------------------
+
+    def tell(self, news: str) -> None:
+        """Let those who wait for this news go on."""
+        self._ask_store(lambda: self._store.set(f"news/{news}", "told"))
+
+    def wait_for(self, news: str) -> None:
+        """Wait until a rank tells this news, however long; `PeerLost` if a rank fails meanwhile."""
+        while not self._has(f"news/{news}"):
+            if self._store_is_gone or self._has("failed"):
+                raise PeerLost("waited for another rank to go first")
+            time.sleep(self._interval / 8)
+
     # -- what happened to the others -------------------------------------------------------
 
     def announce(self, error: BaseException) -> None:
