@@ -310,7 +310,10 @@ def create_run_context(
     place = decide_placement(section, hardware, launch)
     if place.world.value == 1:
         context: RunContext = SingleProcessContext(place.device.value, place.threads.value)
-        context.log.main(f"One process on {place.device.value} ({place.launcher.reason})")
+        context.log.main(
+            f"One process on {place.device.value}, {place.threads.value} thread(s) "
+            f"({place.launcher.reason})"
+        )
         return context
     return _open_group(section, place)
 

@@ -1,0 +1,22 @@
+#!/bin/bash
+# Train in one process that computes with many threads, on one node.
+#
+# Usage: sbatch [SBATCH OPTIONS] hpc/train.sh CONFIG [key=value ...]
+#
+# The default on a CPU node: 1 process x 40 threads.
+# Options given to sbatch win over those below, such as sbatch --cpus-per-task=64 hpc/train.sh config.yaml
+# Two minutes before its time is over, or when it is preempted, the run saves itself and its job comes
+# back by itself; started again by hand it goes on as well.
+#SBATCH --job-name=samestep
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=40
+#SBATCH --time=72:00:00
+#SBATCH --output=%x-%j.out
+#SBATCH --open-mode=append
+#SBATCH --signal=USR1@120
+#SBATCH --requeue
+set -euo pipefail
+: "${1:?usage: sbatch hpc/train.sh CONFIG [key=value ...]}"
+
+exec srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" samestep train "$@"

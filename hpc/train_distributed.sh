@@ -1,0 +1,22 @@
+#!/bin/bash
+# Train on two CPU nodes: one process on each, over gloo.
+#
+# Usage: sbatch [SBATCH OPTIONS] hpc/train_distributed.sh CONFIG [key=value ...]
+#
+# 2 nodes x 1 process x 40 threads = 80 cores.
+# Options given to sbatch win over those below, such as sbatch --cpus-per-task=64 hpc/train_distributed.sh config.yaml
+# Two minutes before its time is over, or when it is preempted, the run saves itself and its job comes
+# back by itself; started again by hand it goes on as well.
+#SBATCH --job-name=samestep
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=40
+#SBATCH --time=72:00:00
+#SBATCH --output=%x-%j.out
+#SBATCH --open-mode=append
+#SBATCH --signal=USR1@120
+#SBATCH --requeue
+set -euo pipefail
+: "${1:?usage: sbatch hpc/train_distributed.sh CONFIG [key=value ...]}"
+
+exec srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" samestep train "$@"

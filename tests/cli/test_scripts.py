@@ -1,0 +1,98 @@
+"""The plain scripts: usage, arguments, and real ranks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.processes import ROOT, TASKS, environment
+
+SCRIPTS = sorted((ROOT / "scripts").glob("*.sh"))
+ALL = [*SCRIPTS, *sorted((ROOT / "hpc").glob("*.sh")), ROOT / "tests" / "cluster" / "install.sh"]
+
+
+def run(script: str, *arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return subprocess.run(
+        [ROOT / "scripts" / script, *arguments], cwd=cwd, env={**environment(), "PATH": path},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "my config.yaml"
+    path.write_text(
+        f"task: {TASKS}:Everything\nepochs: 1\nglobal_batch: 32\nlanes: 4\nname: run\n"
+        "distributed: {device: cpu, threads_per_rank: 1}\n"
+    )
+    return path
+
+
+@pytest.mark.parametrize("script", ALL, ids=lambda path: path.name)
+def test_shellcheck_has_nothing_to_say(script: Path) -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed (tests/cluster/install.sh)")
+    done = subprocess.run(["shellcheck", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert os.access(script, os.X_OK)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_help_is_the_comment_at_the_top(script: Path, tmp_path: Path) -> None:
+    done = run(script.name, "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.startswith("Train on ")
+    assert f"Usage: scripts/{script.name} --config FILE" in done.stdout
+    assert "#" not in done.stdout
+    assert "set -euo" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "words"),
+    [
+        ("train_dist_torchrun.sh", [], "--config is missing"),
+        ("train_dist_torchrun.sh", ["--num_gpus"], "--num_gpus needs a value"),
+        ("train_dist_launch.sh", ["--gpus", "4"], "unknown option --gpus"),
+        ("train_dist_launch.sh", ["--config", "x", "y"], "unexpected argument y"),
+        ("train_multinode.sh", ["--config", "x", "--nnodes", "2"], "--node_rank is missing"),
+        ("train_multinode.sh", ["--config", "x", "--master_addr"], "--master_addr needs a value"),
+        ("train_multinode.sh", ["-x"], "unknown option -x"),
+        ("train_dist_torchrun.sh", ["--config", "no.yaml"], "no.yaml"),
+        ("train_dist_torchrun.sh", ["--config", "{config}", "--num_gpus", "x"], "--nproc is 'x'"),
+    ],
+)
+def test_a_mistake_is_told_in_a_line(
+    script: str, arguments: list[str], words: str, tmp_path: Path, config: Path
+) -> None:
+    done = run(script, *(word.format(config=config) for word in arguments), cwd=tmp_path)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("script", ["train_dist_torchrun.sh", "train_dist_launch.sh"])
+def test_ranks_of_this_machine(script: str, tmp_path: Path, config: Path) -> None:
+    done = run(script, "--num_gpus", "2", "--config", config, "seed=3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "2 processes on 1 machine(s)" in done.stderr
+    assert (tmp_path / "runs" / "run" / "model.safetensors").exists()
+
+
+def test_machines_by_hand_pass_everything_on(tmp_path: Path, config: Path) -> None:
+    done = run(
+        "train_multinode.sh", "--config", config, "--nnodes=2", "--node-rank", "1",
+        "--master_addr", "gpu01", "--master_port", "29511", "--num_gpus", "2", "seed=4",
+        "name=two words", "--", "--print",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    line = done.stdout.splitlines()[-1]
+    for words in ("--nnodes=2", "--node-rank=1", "--master-addr=gpu01", "--master-port=29511",
+                  "--nproc-per-node=2", "seed=4", "'name=two words'", f"'{config}'"):  # fmt: skip
+        assert words in line

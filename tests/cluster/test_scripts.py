@@ -1,0 +1,62 @@
+"""The scripts of hpc/ by a real sbatch, made smaller by its options."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from samestep.record import RunRecord
+from tests.cluster.runs import ROOT, Training, is_same
+from tests.cluster.slurm import Slurm
+
+HERE = str(Path(sys.executable).parent)
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "shown"),
+    [
+        ("train.sh", ["--cpus-per-task=2"], "One process on cpu"),
+        ("train_distributed.sh", ["--cpus-per-task=1"], "2 processes on 2 machine(s), 2 threads"),
+        ("train_distributed_multinode.sh", ["--cpus-per-task=1"], "4 processes on 4 machine(s)"),
+        ("train_distributed_gpu.sh",
+         ["--ntasks-per-node=1", "--gpus-per-node=1", "--cpus-per-task=1"],
+         "2 processes on 2 machine(s)"),
+        ("train_mpirun.sh", ["--ntasks-per-node=1", "--gpus-per-node=1"],
+         "2 processes on 2 machine(s)"),
+    ],
+)  # fmt: skip
+def test_a_script_trains_the_same_run(
+    slurm: Slurm,
+    tmp_path: Path,
+    untouched: RunRecord,
+    script: str,
+    options: list[str],
+    shown: str,
+) -> None:
+    training = Training.write(tmp_path)
+    environment = {**training.environment, "PATH": f"{HERE}:{os.environ['PATH']}"}
+    done = slurm.run(
+        ["sbatch", "--parsable", "--output=out.txt", *options, str(ROOT / "hpc" / script),
+         str(tmp_path / "config.yaml"), f"run_dir={tmp_path / 'run'}",
+         "--record", str(tmp_path / "run" / "record")],
+        env=environment, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    job = done.stdout.strip()
+    said = (tmp_path / "out.txt")  # fmt: skip
+    assert slurm.wait(job, timeout=90) == "COMPLETED", said.read_text()
+    assert shown in said.read_text()
+    assert is_same(training.record("run"), untouched)
+
+
+def test_a_script_without_a_config_says_how_it_is_used(slurm: Slurm, tmp_path: Path) -> None:
+    done = slurm.run(
+        ["sbatch", "--parsable", "--output=out.txt", "--cpus-per-task=1",
+         str(ROOT / "hpc" / "train.sh")],
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert slurm.wait(done.stdout.strip()) == "FAILED"
+    assert "usage: sbatch hpc/train.sh CONFIG" in (tmp_path / "out.txt").read_text()
