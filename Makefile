@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test chaos lint setup clean
+.PHONY: demo test cluster chaos lint setup clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -17,8 +17,12 @@ demo: $(STAMP)
 	$(BIN)/samestep train recipes/digits/config.yaml
 	$(BIN)/samestep verify recipes/digits/config.yaml --worlds 1,2,4 --steps 24 --resumed
 
+# Most of a test's time is other processes that import torch: two at once use two cores well.
 test: $(STAMP) lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+cluster:
+	tests/cluster/install.sh
 
 chaos: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.chaos --kills 100

@@ -14,7 +14,13 @@ from typing import Any
 _CONTEXT = multiprocessing.get_context("forkserver")
 # The first optimizer of a process imports torch._dynamo, which takes longer than our runs.
 _CONTEXT.set_forkserver_preload(
-    ["samestep.assemble", "tests.distributed.tasks", "torch._dynamo", "torch.utils.tensorboard"]
+    [
+        "samestep.assemble",
+        "tests.distributed.tasks",
+        "torch._dynamo",
+        "torchmetrics",
+        "torch.utils.tensorboard",
+    ]
 )
 
 

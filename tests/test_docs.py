@@ -45,7 +45,7 @@ def test_every_command_of_the_documents_runs_as_written(tmp_path: Path) -> None:
     scripts = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": scripts, "OMP_NUM_THREADS": "1"}
     ran = 0
-    for name in ("README.md", "docs/launching.md", "docs/survive.md", "docs/doctor.md"):
+    for name in ("README.md", "docs/launch.md", "docs/survive.md", "docs/doctor.md"):
         page = ROOT / name
         for block in bash_blocks(page):
             done = subprocess.run(

@@ -33,6 +33,7 @@ def config(tmp_path: Path) -> Path:
     path.write_text(
         f"task: {TASKS}:Everything\nglobal_batch: 32\nlanes: 8\nsteps: 5\n"
         "distributed: {threads_per_rank: 1, timeout: 60}\n"
+        "evaluation: {every_epochs: null}\n"
     )
     return path
 
@@ -70,7 +71,7 @@ def test_a_terminal_gets_a_progress_bar_with_lines_above_it(config: Path, tmp_pa
     ours, theirs = os.openpty()
     with os.fdopen(ours, "rb", buffering=0) as terminal:
         process = subprocess.Popen(
-            [sys.executable, "-m", "samestep", "train", str(config)],
+            [sys.executable, "-m", "samestep", "train", str(config), "evaluation.every_epochs=1"],
             cwd=tmp_path, env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
             stdout=subprocess.DEVNULL, stderr=theirs,
         )  # fmt: skip
@@ -234,7 +235,7 @@ def test_env_gives_a_reason_for_every_fact(here: Callable[..., Result]) -> None:
     ("arguments", "message"),
     [
         (["launch", "{config}", "--nproc", "9"], "9 ranks but only 8 lanes"),
-        (["launch", "{config}", "--nproc", "0"], "start at least one rank"),
+        (["launch", "{config}", "--nproc", "0"], "it must be at least 1"),
         (["train", "{config}", "distributed.world_size=2"], "started alone"),
         (["verify", "{config}", "--worlds", "1,x"], "give numbers of ranks"),
         (["verify", "{config}", "--worlds", "2,2"], "different numbers"),

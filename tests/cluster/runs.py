@@ -37,6 +37,7 @@ class Training:
             "lanes": 8,
             "clip_norm": 1.0,
             "log_every": 1,
+            "evaluation": {"every_epochs": None},
             **values,
         }
         section = {"device": "cpu", "threads_per_rank": 1, "timeout": 60.0}

@@ -26,6 +26,7 @@ from samestep.doctor.machine import (
     check_gpus,
     check_machine,
     check_memory,
+    check_numa,
     check_omp,
     check_open_files,
     check_shared_memory,
@@ -74,6 +75,7 @@ MACHINE = Machine(
     versions={"python": "3.11.7", "torch": "2.6.0", "samestep": "0.1.0"},
     processor="x86_64 AVX2",
     cpus=tuple(range(8)),
+    numa=(tuple(range(8)),),
     cpu_quota=None,
     memory=Space(32 * GB, 16 * GB),
     shared_memory=Space(8 * GB, 8 * GB),
@@ -239,9 +241,19 @@ def test_torchruns_one_thread_is_told() -> None:
     assert is_said(finding, "note", "OMP_NUM_THREADS=1 (torchrun sets 1", "4 threads per rank")
     assert "export OMP_NUM_THREADS=4" in finding.advice
     arm = replace(machine, processor="aarch64 DEFAULT")
-    assert is_said(check_omp(arm, LOAD), "warning")
+    assert "linear is one of them" in check_omp(arm, LOAD).why
     assert is_said(check_omp(told(MACHINE, OMP_NUM_THREADS="4"), LOAD), "ok")
     assert is_said(check_omp(MACHINE, LOAD), "ok", "is not set")
+
+
+def test_ranks_that_may_leave_their_memory_are_told() -> None:
+    two = replace(MACHINE, numa=(tuple(range(4)), tuple(range(4, 8))))
+    finding = check_numa(two, LOAD)
+    assert is_said(finding, "note", "may run on 2 of them")
+    assert "--cpu-bind" in finding.advice
+    assert is_said(check_numa(replace(two, cpus=(4, 5)), LOAD), "ok", "1 of them")
+    assert is_said(check_numa(two, replace(LOAD, ranks_here=1)), "ok")
+    assert is_said(check_numa(MACHINE, LOAD), "ok", "the same memory")
 
 
 def test_more_omp_threads_than_cpus_are_told() -> None:

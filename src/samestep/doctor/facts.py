@@ -51,6 +51,8 @@ class Machine:
     """The architecture, and the instructions that torch chose its kernels by."""
     cpus: tuple[int, ...]
     """Numbers of the CPUs this process may run on."""
+    numa: tuple[tuple[int, ...], ...]
+    """The CPUs of each part of the machine that has memory of its own."""
     cpu_quota: float | None
     """CPUs that the container's limit comes to."""
     memory: Space | None
@@ -135,6 +137,7 @@ def look(environ: Mapping[str, str]) -> Machine:
         },
         processor=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         cpus=allowed_cpus(),
+        numa=_numa(),
         cpu_quota=limits.cpus,
         memory=_memory(limits.memory),
         shared_memory=space_of(Path("/dev/shm")),
@@ -154,6 +157,20 @@ def space_of(folder: Path) -> Space | None:
     except OSError:
         return None
     return Space(usage.total, usage.free)
+
+
+def _numa(root: Path = Path("/sys/devices/system/node")) -> tuple[tuple[int, ...], ...]:
+    lists = [read_text(path) or "" for path in sorted(root.glob("node[0-9]*/cpulist"))]
+    return tuple(_cpu_list(text) for text in lists if text)
+
+
+def _cpu_list(text: str) -> tuple[int, ...]:
+    """From the kernel's '0-3,8'."""
+    cpus: list[int] = []
+    for span in text.split(","):
+        first, _, last = span.partition("-")
+        cpus += range(int(first), int(last or first) + 1)
+    return tuple(cpus)
 
 
 def _memory(limit: int | None) -> Space | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from samestep.doctor.facts import Load, Machine, Space
-from samestep.doctor.findings import Finding, Severity, memory_words, ok, plural
+from samestep.doctor.findings import Finding, memory_words, ok, plural
 
 MB = 1024 * 1024
 GB = 1024 * MB
@@ -22,6 +22,7 @@ def check_machine(machine: Machine, load: Load) -> list[Finding]:
         check_gpus(machine, load),
         check_backend(machine, load),
         check_omp(machine, load),
+        check_numa(machine, load),
         check_shared_memory(machine.shared_memory, load),
         check_memory(machine.memory, load),
         check_open_files(machine.open_files, load),
@@ -122,15 +123,33 @@ def check_omp(machine: Machine, load: Load) -> Finding:
             mends,
         )
     arm = machine.processor.startswith(("aarch64", "arm"))
-    severity: Severity = "warning" if arm else "note"
-    whose = "on ARM torch's linear is one of them, and its bits depend on it" if arm else ""
+    whose = ": on ARM torch's linear is one of them, and its bits depend on it" if arm else ""
     return Finding(
         check,
-        severity,
+        "note",
         f"OMP_NUM_THREADS={told}{by}, but {threads}",
-        "the run tells torch its threads, but libraries that read the variable when they are "
-        f"loaded stay at {told}" + (f": {whose}" if whose else ""),
+        "samestep train sets it before torch is loaded; in a script of your own, libraries that "
+        f"read it when they are loaded stay at {told}{whose}",
         mends,
+    )
+
+
+def check_numa(machine: Machine, load: Load) -> Finding:
+    """Whether ranks stay near their memory, on a machine that has several parts."""
+    check, parts = "numa", machine.numa
+    if len(parts) < 2:
+        return ok(check, "all CPUs have the same memory")
+    used = [number for number, cpus in enumerate(parts) if set(cpus) & set(machine.cpus)]
+    found = f"{len(parts)} NUMA nodes, this rank may run on {len(used)} of them"
+    if len(used) < 2 or load.ranks_here < 2:
+        return ok(check, found)
+    return Finding(
+        check,
+        "note",
+        found,
+        "a rank that moves to another part of the machine reads its memory, and its GPU's, from afar",
+        "bind ranks to parts: srun --cpu-bind=ldoms (or cores), mpirun --map-by numa --bind-to numa, "
+        "or numactl --cpunodebind around samestep train",
     )
 
 

@@ -1,0 +1,76 @@
+"""The commands of docs/launch.md that need other machines, run on the cluster as written."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.hosts import Hosts
+from tests.cluster.runs import ROOT
+from tests.cluster.slurm import Slurm
+from tests.cluster.sshd import Sshd
+from tests.cluster.test_launching import by_rsh
+
+PAGE = (ROOT / "docs" / "launch.md").read_text(encoding="utf-8")
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"```bash {kind}\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, sshd: Sshd) -> Path:
+    """A working directory with the starter's files, and an ssh that knows the hosts."""
+    samestep = Path(sys.executable).parent / "samestep"
+    subprocess.run([samestep, "init", "mine"], cwd=tmp_path, check=True, capture_output=True)
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {sshd.config} "$@"\n')
+    ssh.chmod(0o755)
+    return tmp_path
+
+
+def environment(folder: Path) -> dict[str, str]:
+    path = [folder / "bin", Path(sys.executable).parent, os.environ["PATH"]]
+    return {
+        "PATH": os.pathsep.join(map(str, path)),
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+@pytest.mark.parametrize("block", blocks("cluster"))
+def test_a_command_runs_from_the_first_machine_as_written(
+    slurm: Slurm, folder: Path, block: str
+) -> None:
+    done = slurm.hosts.run(
+        "ctl", ["bash", "-euo", "pipefail", "-c", block],
+        env={**environment(folder), **slurm.env, **by_rsh(slurm.hosts)},
+        cwd=folder, light=True, timeout=150,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("block", blocks("hosts"))
+def test_commands_run_on_each_machine_as_written(hosts: Hosts, folder: Path, block: str) -> None:
+    lines = re.findall(r"(.*\S)\s+# on (\w+)\n", block)
+    assert len(lines) == len(block.splitlines()) == 2
+    started = [
+        hosts.start(
+            host, ["bash", "-c", command], env=environment(folder), cwd=folder,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for command, host in lines
+    ]  # fmt: skip
+    said = [process.communicate(timeout=120)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], said
+
+
+def test_there_are_such_commands() -> None:
+    assert len(blocks("cluster")) >= 5
+    assert len(blocks("hosts")) == 2
