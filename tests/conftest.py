@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,20 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
 
 # Threads that outlive a test by design: hypothesis' and the standard library's own pools.
 _LASTING = ("QueueFeederThread", "asyncio_", "pydevd")
+
+
+_LONGEST_FIRST = ("test_docs.py", "cluster", "cli", "chaos", "distributed")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The slow tests first, so that none of several workers is left with one at the end."""
+    places = {name: number for number, name in enumerate(_LONGEST_FIRST)}
+    tests = Path(__file__).parent
+
+    def place(item: pytest.Item) -> int:
+        return places.get(item.path.relative_to(tests).parts[0], len(places))
+
+    items.sort(key=place)
 
 
 @pytest.fixture(autouse=True)

@@ -72,5 +72,5 @@ def test_commands_run_on_each_machine_as_written(hosts: Hosts, folder: Path, blo
 
 
 def test_there_are_such_commands() -> None:
-    assert len(blocks("cluster")) >= 5
+    assert len(blocks("cluster")) >= 4
     assert len(blocks("hosts")) == 2

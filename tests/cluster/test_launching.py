@@ -61,15 +61,7 @@ def test_one_machine_mpirun_on_two_hosts_and_slurm_on_two_nodes_are_one_run(
     assert all(world["first_difference"] is None for world in worlds.values())
 
 
-def test_machines_numbered_by_hand(hosts: Hosts, tmp_path: Path, untouched: RunRecord) -> None:
-    training = Training.write(tmp_path)
-    ended = on_both(hosts, training, "run", "--nproc", "2", "--master-addr", "n1")
-    assert [code for code, _ in ended] == [0, 0], ended
-    assert "4 processes on 2 machine(s)" in ended[0][1]
-    assert is_same(training.record("run"), untouched)
-
-
-def test_a_name_that_means_loopback_does_not_hang_the_ranks(
+def test_machines_numbered_by_hand_whose_names_mean_loopback(
     hosts: Hosts, tmp_path: Path, untouched: RunRecord
 ) -> None:
     training = Training.write(tmp_path)
@@ -78,8 +70,9 @@ def test_a_name_that_means_loopback_does_not_hang_the_ranks(
         hosts.alias("n2", "n2", "127.0.1.1"),
         hosts.second_interface("n2"),
     ):
-        ended = on_both(hosts, training, "run", "--nproc", "1", "--master-addr", "n1")
+        ended = on_both(hosts, training, "run", "--nproc", "2", "--master-addr", "n1")
     assert [code for code, _ in ended] == [0, 0], ended
+    assert "4 processes on 2 machine(s)" in ended[0][1]
     shown = (
         "GLOO_SOCKET_IFNAME=eth0 on {0}: the name {0} stands for 127.0.1.1, not for 10.77.0.1{1}"
     )
@@ -98,18 +91,26 @@ def test_a_rank_that_fails_on_another_machine_is_shown_at_the_first_one(
     assert 'tasks.py", line' in said, "with its traceback"
 
 
-@pytest.mark.parametrize(("style", "ranks"), [("torchrun", 1), ("mpirun", 1)])
-def test_a_job_by_other_styles(
-    slurm: Slurm, tmp_path: Path, untouched: RunRecord, style: str, ranks: int
-) -> None:
-    training = Training.write(tmp_path)
-    argv = training.launch(
-        "run", "--via", "slurm", "--style", style, "--nodes", "2", "--nproc", str(ranks), "--follow"
+def test_a_rank_that_fails_under_mpirun_is_shown_here(hosts: Hosts, tmp_path: Path) -> None:
+    training = Training.write(tmp_path, task=f"{TASKS}:Broken")
+    done = run_on_ctl(
+        hosts, training, training.launch("run", "--via", "mpirun", "--hosts", "n1:1,n2:1")
     )
-    done = run_on_ctl(slurm.hosts, training, argv, slurm.env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{2 * ranks} processes on 2 machine(s)" in done.stdout
-    assert is_same(training.record("run"), untouched)
+    assert done.returncode == 1
+    assert "samestep: rank 1 on n2 failed:" in done.stderr
+    assert 'tasks.py", line' in done.stderr
+    assert "ZeroDivisionError: my own bug" in done.stderr
+
+
+def test_the_doctor_looks_between_the_ranks_of_a_step(slurm: Slurm, tmp_path: Path) -> None:
+    training = Training.write(tmp_path)
+    argv = ["srun", "-N2", "--ntasks-per-node=1", *training.command("doctor", "--json")]
+    done = slurm.run(argv, env=training.environment, cwd=tmp_path)
+    assert done.returncode in (0, 5), done.stderr  # this machine may well deserve a warning
+    found = {one["check"]: one for one in json.loads(done.stdout)["findings"]}
+    assert "slurm (SLURM_PROCID is set), 2 ranks on 2 machines" in found["launcher"]["what"]
+    assert found["shared folder"]["severity"] == "ok"
+    assert found["all-reduce"]["severity"] == "ok"
 
 
 def test_two_jobs_at_once_on_the_same_nodes(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +95,27 @@ def test_a_bad_loss_on_a_gpu_stops_before_the_next_save(tmp_path: Path) -> None:
     said = go_on(folder, 2, "BadLoss", epochs=4, distributed=SHARED, **values)
     assert all("the loss of step 4 is NaN or infinite in lane 5" in text for _, text in said), said
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-00000003"]
+
+
+def test_two_ranks_on_one_gpu_are_refused_under_nccl(tmp_path: Path) -> None:
+    """A launcher may show each rank a GPU of its own, so that only the ranks together can tell."""
+    config = tmp_path / "config.json"
+    section = {"device": "cuda", "backend": "nccl"}
+    config.write_text(json.dumps(settings("Everything", tmp_path / "run", distributed=section)))
+    step = {
+        "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0",
+        "SLURM_STEP_NODELIST": "localhost",
+    }  # fmt: skip
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "samestep", "train", config],
+            env={**os.environ, **step, "SLURM_PROCID": number, "SLURM_LOCALID": number},
+            stderr=subprocess.PIPE, text=True,
+        )
+        for number in ("0", "1")
+    ]  # fmt: skip
+    for rank in ranks:
+        _, said = rank.communicate(timeout=120)
+        assert rank.returncode == 2, said
+        assert "nccl takes one rank per GPU, but ranks 0, 1 on" in said
