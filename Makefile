@@ -17,9 +17,9 @@ demo: $(STAMP)
 	$(BIN)/samestep train recipes/digits/config.yaml
 	$(BIN)/samestep verify recipes/digits/config.yaml --worlds 1,2,4 --steps 24 --resumed
 
-# Most of a test's time is other processes that import torch: two at once use two cores well.
+# Most of a test's time it waits for other processes: three at once keep two cores busy.
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 cluster:
 	tests/cluster/install.sh

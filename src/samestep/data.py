@@ -21,6 +21,7 @@ from samestep.errors import TaskError
 from samestep.orders import Order
 from samestep.plan import EpochPlan
 from samestep.runtime.randomness import DATA, derive, reseed, seed_at
+from samestep.runtime.signals import outlive_stop_signals
 
 Collate = Callable[[list[Any]], Any]
 
@@ -254,6 +255,7 @@ class MapSource(Source):
                 num_workers=self._loader.workers,
                 prefetch_factor=self._loader.prefetch,
                 pin_memory=self._pin_memory,
+                worker_init_fn=outlive_stop_signals,
                 # Its own generator: the loader draws a base seed, and must not draw it from ours.
                 generator=torch.Generator(),
             )

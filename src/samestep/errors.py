@@ -140,6 +140,11 @@ class RankHung(SamestepError):
     exit_code = 7
 
 
+def code_of_ranks(code: int) -> int:
+    """The exit code for a launch whose ranks ended with this one: theirs if it means something."""
+    return code if code in (2, 3, 4, 7) else 1
+
+
 class Stopped(SamestepError, SystemExit):
     """A signal asked the run to stop; it is saved and goes on when it is started again.
 

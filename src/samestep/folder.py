@@ -8,6 +8,7 @@ import shutil
 import socket
 import time
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -72,18 +73,18 @@ class RunFolder:
         files.sync(partial)
         files.replace(partial, path)
 
-    def started_by(self) -> str | None:
-        """The launch that began the run that is here, if it was said."""
+    def started_by(self) -> list[str]:
+        """The names of the launch that began the run that is here; none if it had none."""
         try:
             said = json.loads((self.path / _STARTED).read_text(encoding="utf-8"))
         except (OSError, ValueError):  # not there, or cut off by a crash of the machine
-            return None
-        return said if isinstance(said, str) else None
+            return []
+        return [name for name in said if isinstance(name, str)] if isinstance(said, list) else []
 
-    def begin(self, launch: str | None) -> None:
+    def begin(self, launch: Sequence[str]) -> None:
         """Say which launch begins a run here: its restarts then go on, and do not begin anew."""
         partial = self.path / (_STARTED + ".partial")
-        partial.write_text(json.dumps(launch), encoding="utf-8")
+        partial.write_text(json.dumps(list(launch)), encoding="utf-8")
         partial.replace(self.path / _STARTED)
 
     def close(self) -> None:

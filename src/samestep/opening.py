@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from samestep.config import Config
 from samestep.folder import RunFolder
 from samestep.plan import BatchPlan
 from samestep.runtime.context import RunContext
-from samestep.runtime.environment import launch_id, process_environment
+from samestep.runtime.environment import is_same_launch, launch_names, process_environment
 
 
 @dataclass(frozen=True)
@@ -47,19 +48,19 @@ def open_run(config: Config, context: RunContext, batch: BatchPlan) -> Opened:
 def _prepare_folder(
     config: Config, context: RunContext, batch: BatchPlan, folder: RunFolder
 ) -> ResumePoint | None:
-    launch = launch_id(process_environment())
-    began_here = launch is not None and folder.started_by() == launch
+    environ = process_environment()
+    began_here = is_same_launch(environ, folder.started_by())
     point = find_resume_point(config, folder.path, began_here, context.log.warn)
     if point is not None:
         refuse_another_run(config, vars(batch), point)
-    point = _make_ready(folder, point, launch)
+    point = _make_ready(folder, point, launch_names(environ))
     document = config.model_dump_json(indent=2)
     (folder.path / "config.json").write_text(document, encoding="utf-8")
     return point
 
 
 def _make_ready(
-    folder: RunFolder, point: ResumePoint | None, launch: str | None
+    folder: RunFolder, point: ResumePoint | None, launch: Sequence[str]
 ) -> ResumePoint | None:
     """Keep what goes on; set aside what an earlier run left."""
     if point is not None and not point.branches:

@@ -27,6 +27,7 @@ from samestep.errors import TaskError
 from samestep.plan import BatchPlan
 from samestep.runtime.collectives import Collectives
 from samestep.runtime.randomness import DATA, derive, reseed, seed_at
+from samestep.runtime.signals import outlive_stop_signals
 
 
 @runtime_checkable
@@ -289,6 +290,7 @@ class StreamSource(Source):
             num_workers=workers,
             prefetch_factor=self._loader.prefetch if workers else None,
             pin_memory=self._pin_memory,
+            worker_init_fn=outlive_stop_signals,
             generator=torch.Generator(),
         )
 

@@ -21,6 +21,7 @@ from samestep.compare import (
 )
 from samestep.config import LoadedConfig, read_config
 from samestep.errors import PlanError, Stopped
+from samestep.jobs.slurm import refuse_second_job
 from samestep.jobs.start import Launch, start
 from samestep.jobs.worlds import Machines, World, labels, launch_of
 from samestep.launchers.work import Work
@@ -110,6 +111,8 @@ def verify(
     _refuse_unverifiable(loaded, worlds)
     curve = read_curve(against) if against is not None else []
     folder = loaded.config.run_path / "verify"
+    for run in folder.glob("*/slurm"):
+        refuse_second_job(run.parent)
     shutil.rmtree(folder, ignore_errors=True)
     if loaded.config.distributed.threads_per_rank == "auto":
         # The bits of a matrix product can depend on the number of threads.

@@ -76,7 +76,8 @@ def test_a_signal_to_the_launcher_saves_on_all_ranks_and_the_run_goes_on(
     config: Path, tmp_path: Path, untouched: list[float]
 ) -> None:
     run = tmp_path / "runs" / "slow"
-    with started("launch", config, "--nproc", "2", cwd=tmp_path) as process:
+    # The launcher signals whole groups of processes, and with a rank its loader's.
+    with started("launch", config, "loader.workers=1", "--nproc", "2", cwd=tmp_path) as process:
         wait_for(lambda: steps_done(run) >= 4)
         process.send_signal(signal.SIGTERM)
         said, _ = process.communicate(timeout=40)

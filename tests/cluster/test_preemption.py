@@ -44,7 +44,11 @@ def lose_a_node(slurm: Slurm, job: str, folder: Path) -> None:
     slurm.run(["scontrol", "update", "nodename=n2", "state=down", "reason=lost"])
 
 
-@pytest.mark.parametrize("stop", [requeue, preempt, lose_a_node])
+def preempt_with_grace(slurm: Slurm, job: str, folder: Path) -> None:
+    preempt(slurm, job, folder)
+
+
+@pytest.mark.parametrize("stop", [requeue, preempt, preempt_with_grace, lose_a_node])
 def test_a_job_comes_back_and_ends_with_the_untouched_runs_bits(
     slurm: Slurm,
     tmp_path: Path,
@@ -52,10 +56,12 @@ def test_a_job_comes_back_and_ends_with_the_untouched_runs_bits(
     stop: Callable[[Slurm, str, Path], None],
 ) -> None:
     training = Training.write(
-        tmp_path, task=f"{TASKS}:Slow", params={"seconds": 0.06},
+        tmp_path, task=f"{TASKS}:Slow", params={"seconds": 0.06}, loader={"workers": 1},
         checkpoint={"every_steps": 1, "asynchronous": False},
     )  # fmt: skip
-    job = submitted(slurm, training)
+    # Without a signal of its own, a job in a partition with a grace time gets SIGTERM and time.
+    grace = ["--partition", "grace", "launch.slurm.warn_seconds=null"]
+    job = submitted(slurm, training, *(grace if stop is preempt_with_grace else []))
     wait_for(lambda: training.steps_of("run") >= 2)
     stop(slurm, job, tmp_path)
     assert slurm.wait(job, timeout=120) == "COMPLETED", output_of(training, job)

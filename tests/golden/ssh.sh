@@ -2,11 +2,11 @@
 # What samestep launch --via ssh starts: an agent on each host. samestep also checks the
 # hosts first, and ends all agents when one fails.
 agents=()
-ssh -- a 'exec bash -c '"'"'set -e
+ssh -- a 'exec bash -lc '"'"'set -e
 cd '"'"'"'"'"'"'"'"'/data/my project'"'"'"'"'"'"'"'"'
 exec /opt/venv/bin/python -m samestep launch run.yaml seed=3 '"'"'"'"'"'"'"'"'params.title=two words'"'"'"'"'"'"'"'"' --via torchrun --nodes 2 --node-rank 0 --nproc 4 --master-addr a --master-port 30584'"'"'' </dev/null &
 agents+=($!)
-ssh -- b 'exec bash -c '"'"'set -e
+ssh -- b 'exec bash -lc '"'"'set -e
 cd '"'"'"'"'"'"'"'"'/data/my project'"'"'"'"'"'"'"'"'
 exec /opt/venv/bin/python -m samestep launch run.yaml seed=3 '"'"'"'"'"'"'"'"'params.title=two words'"'"'"'"'"'"'"'"' --via torchrun --nodes 2 --node-rank 1 --nproc 2 --master-addr a --master-port 30584'"'"'' </dev/null &
 agents+=($!)

@@ -2,14 +2,14 @@
 # What samestep launch --via ssh starts: an agent on each host. samestep also checks the
 # hosts first, and ends all agents when one fails.
 agents=()
-ssh -p 2222 -- a 'exec bash -c '"'"'set -e
+ssh -p 2222 -- a 'exec bash -lc '"'"'set -e
 cd '"'"'"'"'"'"'"'"'/data/my project'"'"'"'"'"'"'"'"'
 module load cuda
 export A='"'"'"'"'"'"'"'"'it'"'"'"'"'"'"'"'"'"'"'"'"'"'"'"'"'"'"'"'"'"'"'"'"'"'"'s'"'"'"'"'"'"'"'"'
 ulimit -n 4096
 exec /opt/venv/bin/python -m samestep launch run.yaml seed=3 '"'"'"'"'"'"'"'"'params.title=two words'"'"'"'"'"'"'"'"' --via torchrun --nodes 2 --node-rank 0 --master-addr a --master-port 30584'"'"'' </dev/null &
 agents+=($!)
-ssh -p 2222 -- b 'exec bash -c '"'"'set -e
+ssh -p 2222 -- b 'exec bash -lc '"'"'set -e
 cd '"'"'"'"'"'"'"'"'/data/my project'"'"'"'"'"'"'"'"'
 module load cuda
 export A='"'"'"'"'"'"'"'"'it'"'"'"'"'"'"'"'"'"'"'"'"'"'"'"'"'"'"'"'"'"'"'"'"'"'"'s'"'"'"'"'"'"'"'"'

@@ -330,7 +330,7 @@ SECTION_FIELDS = {
     | st.from_regex(r"node-[0-9]{1,3}(\.local)?", fullmatch=True),
     "master_port": st.integers(1, 65535) | auto,
     "timeout": st.floats(min_value=0, exclude_min=True, allow_infinity=False),
-    "lost_after": st.floats(min_value=0, exclude_min=True, allow_infinity=False),
+    "lost_after": st.floats(min_value=5, allow_infinity=False),
     "on_init_failure": st.sampled_from(["fail", "fallback"]),
     "launch_method": st.sampled_from(["torchrun", "torch.distributed.launch", "slurm"]),
     "network": st.dictionaries(st.sampled_from(["NCCL_DEBUG", "GLOO_X"]), st.text(max_size=5)),
@@ -458,7 +458,7 @@ def test_validation_gives_every_reason():
     [
         ("12:00:00", "12:00:00"), ("1:30", "1:30"), ("190:20:30.15", "190:20:30.15"),
         ("1e-3", 1e-3), ("1E5", 1e5), ("-2.5e+3", -2500.0), (".5", 0.5), ("-.inf", -math.inf),
-        ("1_000", 1000), ("0x1f", 31), ("012", 10), ("-3", -3), ("true", True), ("~", None),
+        ("1_000", 1000), ("0x1f", 31), ("012", "012"), ("0o17", 15), ("-.5", -0.5), ("-3", -3), ("true", True), ("~", None),
         ("1e5x", "1e5x"), ("1.2.3", "1.2.3"), ("[1, 2e3]", [1, 2000.0]),
     ],
 )  # fmt: skip

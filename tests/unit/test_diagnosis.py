@@ -318,7 +318,7 @@ def test_a_rank_without_a_sign_of_life_is_lost_long_before_the_timeout(
         other.stop()  # its machine is gone, and says nothing; the third rank only takes its time
         until(lambda: bool(ended))
         assert mine._seconds_waiting() < 8
-        assert mine._read("failed") is not None, "those who wait for it as well learn of it"
+        assert mine._store.read("failed") is not None, "those who wait for it as well learn of it"
     assert ended[0] == PeerLost.exit_code
     said_by_it = capfd.readouterr().err
     assert re.search(r"no sign of life for 2.5 s: rank 2 on .* in compute", said_by_it)

@@ -9,11 +9,11 @@ from samestep.errors import LaunchError
 from samestep.runtime.environment import (
     check_local_rank,
     detect_launch,
-    meeting_ports,
     process_environment,
 )
 from samestep.runtime.hardware import detect_hardware, detect_platform
 from samestep.runtime.nodelists import expand_counts, expand_hosts
+from samestep.runtime.ports import meeting_ports
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "launch"
 

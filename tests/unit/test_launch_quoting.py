@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -31,7 +32,7 @@ from samestep.launchers.slurm import directives, slurm_job
 from samestep.launchers.ssh import ssh_launch
 from samestep.launchers.torchrun import torchrun_script
 from samestep.launchers.work import Work, quoted
-from samestep.runtime.environment import meeting_ports
+from samestep.runtime.ports import meeting_ports
 
 unhurried = settings(deadline=None, derandomize=True, max_examples=20)
 
@@ -155,6 +156,9 @@ class Shell:
         with tempfile.TemporaryDirectory() as seen:
             file = self.root / "script.sh"
             file.write_text(script, encoding="utf-8")
+            # What a login shell finds, as on a site whose profile sets up its modules.
+            profile = f"PATH={shlex.quote(str(self.root / 'bin'))}:$PATH\n"
+            (self.root / ".bash_profile").write_text(profile, encoding="utf-8")
             before = self._files()
             path = f"{self.root / 'bin'}:{os.environ['PATH']}"
             home = {"PATH": path, "SEEN": seen, "HOME": str(self.root), **variables}

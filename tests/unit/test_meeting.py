@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,8 +13,15 @@ import pytest
 from samestep.errors import InitError
 from samestep.runtime import meeting
 from samestep.runtime.interfaces import Interface, address_towards, list_interfaces
-from samestep.runtime.meeting import Introduction, introduce, join_store, serve_store
+from samestep.runtime.meeting import (
+    Gathering,
+    Introduction,
+    introduce,
+    join_store,
+    serve_store,
+)
 from samestep.runtime.neighbours import Chosen, choose_interface, ranks_on_one_gpu, share_of_cpus
+from samestep.runtime.patient_store import PatientStore
 
 
 def free_ports(count: int) -> list[int]:
@@ -103,7 +111,7 @@ def test_everybody_learns_of_everybody() -> None:
     stores = [serve_store(ports, "job", 5)]
     stores += [join_store("127.0.0.1", ports, "job", 5) for _ in range(2)]
     everybody = [rank(0, master=("10.0.0.1",)), rank(1, "b"), rank(2, "b", gpu="x")]
-    told: dict[int, list[Introduction]] = {}
+    told: dict[int, Gathering] = {}
 
     def tell(number: int) -> None:
         told[number] = introduce(stores[number], everybody[number], 3, 5)
@@ -113,14 +121,65 @@ def test_everybody_learns_of_everybody() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert told == dict.fromkeys(range(3), everybody)
+    assert all(gathering.ranks == tuple(everybody) for gathering in told.values())
+    assert len({gathering.name for gathering in told.values()}) == 1
+
+
+def test_ranks_that_are_started_again_do_not_go_by_what_was_said_before() -> None:
+    """torchrun keeps its store when it starts ranks again: here the second ones come slowly."""
+    ports = free_ports(1)
+    stores = [serve_store(ports, "job", 5)]
+    stores += [join_store("127.0.0.1", ports, "job", 5) for _ in range(2)]
+    names = []
+    for attempt in (1, 2, 3):
+        everybody = [rank(number, f"attempt {attempt}") for number in range(3)]
+        told: dict[int, Gathering] = {}
+
+        def tell(number: int) -> None:
+            time.sleep(0.6 * number)
+            told[number] = introduce(stores[number], everybody[number], 3, 20)  # noqa: B023
+
+        threads = [threading.Thread(target=tell, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(gathering.ranks == tuple(everybody) for gathering in told.values())
+        assert len({gathering.name for gathering in told.values()}) == 1
+        names.append(told[0].name)
+    assert len(set(names)) == 3
+
+
+class _FrozenStore:
+    """Like a store whose machine has stopped: it takes every question and never answers."""
+
+    def __init__(self) -> None:
+        self.thaw = threading.Event()
+
+    def check(self, keys: list[str]) -> bool:
+        self.thaw.wait(20)
+        return True
+
+
+def test_a_store_that_has_fallen_silent_is_gone_after_a_while() -> None:
+    frozen = _FrozenStore()
+    store = PatientStore(frozen, seconds=0.3)
+    assert not store.is_gone
+    assert not store.has("x")
+    assert store.is_gone
+    assert store.is_silent
+    started = time.monotonic()
+    assert store.read("x") is None
+    assert time.monotonic() - started < 0.2, "it is not asked again"
+    frozen.thaw.set()
+    store.close()
 
 
 def test_rank_0_names_the_ranks_that_did_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "_SECONDS_TO_SPEAK", 0.1)
     store = serve_store(free_ports(1), "job", 5)
     said: list[str] = []
-    with pytest.raises(InitError, match=r"of 4 ranks, 3 did not come .*: 1, 2, 3"):
+    with pytest.raises(InitError, match="of 4 ranks, 3 did not come in time: 1, 2, 3"):
         introduce(store, rank(0), 4, 0.5, said.append)
     assert "waiting for 3 of 4 ranks: 1, 2, 3" in said
 
@@ -186,6 +245,8 @@ def test_a_loopback_name_of_another_machine_is_mended_by_the_way_to_rank_0() -> 
 def test_nccl_is_told_only_where_it_has_a_choice() -> None:
     ranks = [rank(0, "b"), rank(1, "a", address="10.9.0.1")]
     assert choose_interface(ranks[1], ranks, "nccl", [LO, ETH1], "10.0.0.1") is None
+    fast = [LO, ETH0, ETH1, Interface("ib0", "10.5.0.1")]
+    assert choose_interface(ranks[1], ranks, "nccl", fast, "10.0.0.1") is None
     chosen = choose_interface(ranks[1], ranks, "nccl", [LO, ETH0, ETH1], "10.0.0.1")
     assert chosen is not None
     assert (chosen.variable, chosen.value) == ("NCCL_SOCKET_IFNAME", "=eth1")

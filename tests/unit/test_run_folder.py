@@ -388,4 +388,4 @@ def test_a_cut_note_of_the_launch_does_not_keep_a_run_from_starting(
     folder: RunFolder, content: str
 ) -> None:
     (folder.path / "started.json").write_text(content)
-    assert folder.started_by() is None
+    assert folder.started_by() == []

@@ -68,7 +68,7 @@ def guarded(launched: bool = False) -> Iterator[None]:
 def _show(error: Exception) -> None:
     if isinstance(error, Stopped):
         return  # the run has said so in its log
-    who = _which_rank()
+    who = "" if str(error).startswith("rank ") else _which_rank()
     if isinstance(error, PeerLost):  # whose own words are on this terminal as well
         typer.echo(f"samestep: {who}{str(error).splitlines()[0]}", err=True)
     elif isinstance(error, SamestepError):

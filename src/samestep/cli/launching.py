@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from samestep.cli.app import AsJson, ConfigFile, Overrides, RunFolderPath, app, guarded, print_rows
+from samestep.runtime.early import EarlySignals
 
 slurm_app = typer.Typer(help="Look at, or cancel, a run's Slurm job.", no_args_is_help=True)
 app.add_typer(slurm_app, name="slurm")
@@ -95,7 +96,7 @@ def launch(
     attached: Attached = False,
 ) -> None:
     """Start the ranks of a run: on this machine, on others, by mpirun, or as a Slurm job."""
-    with guarded():
+    with guarded(), EarlySignals():
         from samestep.jobs.start import Request, prepare, start
         from samestep.launchers.size import Size
 
@@ -211,7 +212,7 @@ def cancel(run: RunFolderPath) -> None:
         if state.is_over:
             typer.echo(f"job {job.job} is over already: {state.state}")
             return
-        cancel_job(job.job)
+        cancel_job(job)
         typer.echo(f"job {job.job} is cancelled; it was {state.state}")
 
 

@@ -63,8 +63,8 @@ class DistributedConfig(BaseModel):
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         600.0, description="seconds a collective may wait"
     )
-    lost_after: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        60.0, description="seconds of silence after which a rank that others wait for is lost"
+    lost_after: Annotated[float, Field(ge=5, allow_inf_nan=False)] = Field(
+        120.0, description="seconds of silence after which a rank that others wait for is lost"
     )
     on_init_failure: Literal["fail", "fallback"] = Field(
         "fail", description="fallback: rank 0 goes on alone, the others exit 0"

@@ -9,9 +9,10 @@ import yaml
 
 
 class PlainLoader(yaml.SafeLoader):
-    """The safe loader, with numbers as YAML 1.2 has them.
+    """The safe loader, with numbers as people write them.
 
-    In YAML 1.1 `time: 12:00:00` is 43200, a number to the base of 60, and `lr: 1e-3` is text.
+    In YAML 1.1 `time: 12:00:00` is 43200, a number to the base of 60, `account: 0123` is 83, and
+    `lr: 1e-3` is text.
     """
 
 
@@ -21,14 +22,14 @@ PlainLoader.yaml_implicit_resolvers = {
 }
 PlainLoader.add_implicit_resolver(
     "tag:yaml.org,2002:int",
-    re.compile(r"^(?:[-+]?0b[01_]+|[-+]?0[0-7_]+|[-+]?(?:0|[1-9][0-9_]*)|[-+]?0x[0-9a-fA-F_]+)$"),
+    re.compile(r"^(?:[-+]?0b[01_]+|[-+]?0o[0-7_]+|[-+]?(?:0|[1-9][0-9_]*)|[-+]?0x[0-9a-fA-F_]+)$"),
     list("-+0123456789"),
 )
 PlainLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(
         r"^(?:[-+]?(?:[0-9][0-9_]*)\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
-        r"|\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+        r"|[-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
     ),
     list("-+0123456789."),
 )

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 
-from samestep.errors import LaunchError, RankFailed, Stopped
+from samestep.errors import LaunchError, RankFailed, Stopped, code_of_ranks
 from samestep.jobs.handing_on import SignalsHandedOn
 from samestep.launchers.mpirun import Flavour, MpiLaunch, flavour_of
 
@@ -78,5 +78,5 @@ def run_mpi(launch: MpiLaunch, environ: Mapping[str, str], quiet: bool = False) 
     logs = launch.work.config.run_path / "logs"
     raise RankFailed(
         f"{launch.argv[0]} ended with {how}: the rank that failed says why above, and in {logs}",
-        code if code in (2, 3, 4, 7) else 1,
+        code_of_ranks(code),
     )

@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-from samestep.errors import LaunchError, RankFailed, Stopped
+from samestep.errors import LaunchError, RankFailed, Stopped, code_of_ranks
 from samestep.launchers.slurm import SlurmJob
+from samestep.runtime.environment import process_environment
 
 FINAL = frozenset(
     [
@@ -31,6 +32,9 @@ FINAL = frozenset(
 """States that a job does not leave by itself; one that is requeued is soon PENDING again."""
 _SECONDS_TO_ANSWER = 60.0
 _SECONDS_OF_SILENCE = 300.0
+_SECONDS_TO_SAVE = 60.0
+_LONGEST_PAUSE = 15.0
+"""Between two questions to Slurm, which many ask."""
 _JOBS, _SCRIPT = "jobs.jsonl", "job.sh"
 
 
@@ -42,6 +46,7 @@ class Submitted:
     when: float
     script: str
     array: bool = False
+    style: str = "srun"
 
 
 @dataclass(frozen=True)
@@ -65,13 +70,7 @@ class JobState:
 def submit(job: SlurmJob) -> Submitted:
     """Write the script and submit it; refused while another job of the run is there."""
     folder = job.folder
-    for earlier in jobs_of(folder.parent):
-        state = state_of(earlier.job)
-        if not state.is_over:
-            raise LaunchError(
-                f"run {folder.parent} has job {earlier.job}, which is {state.state}: two jobs must "
-                f"not write to one run. Wait for it, or: samestep slurm cancel {folder.parent}"
-            )
+    refuse_second_job(folder.parent)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         script = folder / _SCRIPT
@@ -84,10 +83,22 @@ def submit(job: SlurmJob) -> Submitted:
         time.time(),
         str(script),
         job.work.config.launch.slurm.array is not None,
+        job.work.config.launch.slurm.style,
     )
     with (folder / _JOBS).open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(found)) + "\n")
     return found
+
+
+def refuse_second_job(run: Path) -> None:
+    """Refuse to start anything in a run's directory while a job of it is there."""
+    for earlier in jobs_of(run):
+        state = state_of(earlier.job)
+        if not state.is_over:
+            raise LaunchError(
+                f"run {run} has job {earlier.job}, which is {state.state}: two jobs must not write "
+                f"to one run. Wait for it, or: samestep slurm cancel {run}"
+            )
 
 
 def jobs_of(run: Path) -> list[Submitted]:
@@ -135,8 +146,16 @@ def _read(line: str) -> JobState:
     )
 
 
-def cancel(job: str) -> None:
-    _slurm(["scancel", job])
+def cancel(job: Submitted) -> None:
+    """Cancel a job; its ranks save first."""
+    if job.style == "mpirun":
+        # OpenMPI kills its ranks on the SIGTERM of scancel; this signal it hands on to them.
+        _slurm(["scancel", "--batch", "--signal=USR2", job.job])
+        deadline = time.monotonic() + _SECONDS_TO_SAVE
+        while not state_of(job.job).is_over and time.monotonic() < deadline:
+            time.sleep(1.0)
+    if not state_of(job.job).is_over:
+        _slurm(["scancel", job.job])
 
 
 def logs_of(run: Path, job: Submitted) -> list[Path]:
@@ -149,8 +168,15 @@ def follow(run: Path, job: Submitted, tell: Callable[[str], None], show: IO[str]
     """Show a job's states and its output until it is over; raises if it failed."""
     outputs, patience = _Outputs(run, job), _Patience()
     before, over = "", None
+    state: JobState | None = None
+    pause, ask_at = 0.5, 0.0
     while True:
-        state = patience.ask(job.job)
+        if state is None or time.monotonic() > ask_at:
+            last, state = state, patience.ask(job.job)
+            if state.state == "UNKNOWN" and last is not None and last.is_over:
+                state = last  # it is forgotten soon after its end
+            pause = min(_LONGEST_PAUSE, 1.2 * pause)
+            ask_at = time.monotonic() + (pause if over is None else 0.0)
         words = f"job {job.job}: {state.state}{f' ({state.reason})' if state.reason else ''}"
         if state.nodes:
             words += f" on {state.nodes}"
@@ -167,7 +193,7 @@ def follow(run: Path, job: Submitted, tell: Callable[[str], None], show: IO[str]
         elif time.monotonic() - over > 1.0:
             break
         time.sleep(0.25 if over is not None else 0.5)
-    if state.state not in ("COMPLETED", "UNKNOWN"):
+    if state.state != "COMPLETED":
         raise _ended(run, job, state)
 
 
@@ -178,7 +204,7 @@ def _ended(run: Path, job: Submitted, state: JobState) -> Exception:
     logs = ", ".join(map(str, logs_of(run, job))) or "none"
     return RankFailed(
         f"job {job.job} ended as {state.state} with exit code {state.exit_code}; its output: {logs}",
-        code if code in (2, 3, 4, 7) else 1,
+        code_of_ranks(code),
     )
 
 
@@ -222,9 +248,12 @@ class _Outputs:
 
 
 def _slurm(argv: Sequence[str]) -> str:
+    # A job that is submitted from inside another one must not inherit that one's place.
+    environ = process_environment()
+    kept = {k: v for k, v in environ.items() if not k.startswith("SLURM_") or k == "SLURM_CONF"}
     try:
         done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=_SECONDS_TO_ANSWER, check=False
+            argv, capture_output=True, text=True, timeout=_SECONDS_TO_ANSWER, check=False, env=kept
         )
     except OSError as error:
         raise LaunchError(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from samestep.errors import LaunchError, RankFailed, Stopped
+from samestep.errors import LaunchError, RankFailed, Stopped, code_of_ranks
 from samestep.jobs.handing_on import SignalsHandedOn
 from samestep.launchers.ssh import SshLaunch
 
@@ -107,7 +107,7 @@ def _verdict(agent: _Agent) -> Exception:
         return Stopped("the ranks have saved and stopped")
     return RankFailed(
         f"the agent on {agent.host} ended with exit code {code}; what its ranks said is above",
-        code if code in (2, 3, 4, 7) else 1,
+        code_of_ranks(code),
     )
 
 

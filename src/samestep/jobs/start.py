@@ -12,7 +12,7 @@ from pathlib import Path
 from samestep.config.distributed import LaunchMethod
 from samestep.errors import LaunchError
 from samestep.jobs.mpirun import find_flavour, run_mpi
-from samestep.jobs.slurm import follow, submit
+from samestep.jobs.slurm import cancel, follow, submit
 from samestep.jobs.ssh import run_over_ssh
 from samestep.launchers.local import LocalLaunch, default_nproc, local_launch
 from samestep.launchers.mpirun import MpiLaunch, mpi_launch
@@ -22,8 +22,9 @@ from samestep.launchers.slurm import SlurmJob, slurm_job
 from samestep.launchers.ssh import SshLaunch, ssh_launch
 from samestep.launchers.torchrun import torchrun_script
 from samestep.launchers.work import Work, check_world
-from samestep.runtime.environment import job_rendezvous, process_environment
+from samestep.runtime.environment import process_environment
 from samestep.runtime.hardware import owned_cpus
+from samestep.runtime.ports import job_rendezvous
 
 Launch = LocalLaunch | MpiLaunch | SlurmJob | SshLaunch
 Tell = Callable[[str], None]
@@ -157,8 +158,18 @@ def plan_of(launch: Launch) -> Rows:
     return plan_rows(config, launch.world, machines, threads)
 
 
+def _tell_what_is_left_out(launch: Launch, tell: Tell) -> None:
+    section = launch.work.config.launch
+    if isinstance(launch, (LocalLaunch, MpiLaunch)) and (section.modules or section.before):
+        tell(
+            "launch.modules and launch.before are for scripts, and not done here: do it before, or "
+            "keep the script with --write and run that"
+        )
+
+
 def start(launch: Launch, tell: Tell, *, follows: bool = False, quiet: bool = False) -> None:
     """Start it and stay with it to its end; a Slurm job is left alone unless it is followed."""
+    _tell_what_is_left_out(launch, tell)
     if isinstance(launch, MpiLaunch):
         run_mpi(launch, process_environment(), quiet)
     elif isinstance(launch, SshLaunch):
@@ -167,8 +178,14 @@ def start(launch: Launch, tell: Tell, *, follows: bool = False, quiet: bool = Fa
         job = submit(launch)
         run: Path = launch.folder.parent
         tell(f"submitted job {job.job}; its output: {launch.folder}; samestep slurm status {run}")
-        if follows:
-            follow(run, job, tell, None if quiet else sys.stdout)
+        if follows and not quiet:
+            follow(run, job, tell, sys.stdout)
+        elif follows:
+            try:
+                follow(run, job, tell, None)
+            except KeyboardInterrupt:
+                cancel(job)  # nobody else knows of a job that is not for a person to see
+                raise
     else:
         from samestep.runtime.agent import run_ranks
 

@@ -35,7 +35,11 @@ class MpiLaunch:
 
     def script(self) -> str:
         comment = "What samestep launch --via mpirun starts."
-        return shell_script(comment, self.work, self.variables, exec_line(self.argv))
+        # A name of its own for each time that it is run.
+        variables = {k: v for k, v in self.variables.items() if k not in launch_variables("")}
+        name = [f'export {variable}="mpirun-$HOSTNAME-$$"' for variable in launch_variables("")]
+        command = "\n".join([*name, exec_line(self.argv)])
+        return shell_script(comment, self.work, variables, command)
 
 
 def flavour_of(version: str) -> Flavour:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from samestep.launchers.size import Host, ranks_of
 from samestep.launchers.work import Work, check_world, quoted, surroundings
-from samestep.runtime.environment import meeting_ports
+from samestep.runtime.ports import meeting_ports
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class SshLaunch:
 
     def argv(self, node: int) -> tuple[str, ...]:
         """What starts the agent of a node."""
-        return (*self.ssh, "--", self.hosts[node].name, self.remote(node, "--attached"))
+        alive = ("-o", "ServerAliveInterval=15")  # or a host that fell silent never ends its ssh
+        return (*self.ssh, *alive, "--", self.hosts[node].name, self.remote(node, "--attached"))
 
     def check(self, node: int) -> tuple[str, ...]:
         """What shows that a node lets us in without a password, and has what the run needs."""
@@ -85,7 +86,7 @@ def ssh_launch(work: Work, hosts: tuple[Host, ...], name: str) -> SshLaunch:
 def _in_folder(work: Work, words: list[str]) -> str:
     """A command in the working directory, with what the config puts before it.
 
-    By a bash of its own: the login shell may be any.
+    By a login bash of its own: the user's shell may be any, and modules are set up there.
     """
     lines = ["set -e", *surroundings(work, {}), f"exec {quoted(words)}"]
-    return quoted(["exec", "bash", "-c", "\n".join(lines)])
+    return quoted(["exec", "bash", "-lc", "\n".join(lines)])

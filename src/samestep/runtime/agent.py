@@ -125,11 +125,12 @@ def _agent_config(launch: LocalLaunch) -> LaunchConfig:
     elif launch.nodes is not None:
         options |= {
             "max_restarts": launch.max_restarts,
-            # A node that is gone is noticed after about 6 s, not 44.
+            # A node that is gone is left out after 16 s; less, and clocks that are some seconds
+            # apart would make a node seem dead, since torch compares their times.
             "rdzv_configs": {
-                "last_call_timeout": 2,
-                "keep_alive_interval": 1,
-                "keep_alive_max_attempt": 3,
+                "last_call_timeout": 5,
+                "keep_alive_interval": 2,
+                "keep_alive_max_attempt": 8,
             },
         }
     return LaunchConfig(

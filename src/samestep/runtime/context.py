@@ -65,6 +65,8 @@ class RunContext(ABC):
         self.threads = threads
         self.log = RankLog(collectives.rank, collectives.world)
         self._turns = 0
+        self.hosts: Sequence[str] = [socket.gethostname()]
+        """The machine of every rank."""
         torch.set_num_threads(threads)
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -98,13 +100,14 @@ class RunContext(ABC):
         For what should happen once, such as a download: the others then find it done. Gives
         whether this rank goes first. The others wait however long it takes.
         """
-        first = self.local_rank == 0 if per == "node" else self.rank == 0
+        host = self.hosts[self.rank]
+        first = self.hosts.index(host) if per == "node" else 0
         self._turns += 1
-        news = f"{self._turns} of {socket.gethostname() if per == 'node' else 'the run'}"
-        if not first:
-            self._wait_for(news)
-        yield first
-        if first:
+        news = f"{self._turns} of {host if per == 'node' else 'the run'}"
+        if self.rank != first:
+            self._wait_for(news, first)
+        yield self.rank == first
+        if self.rank == first:
             self._tell(news)
 
     @abstractmethod
@@ -112,7 +115,7 @@ class RunContext(ABC):
         """Let ranks that wait for this news go on."""
 
     @abstractmethod
-    def _wait_for(self, news: str) -> None:
+    def _wait_for(self, news: str, rank: int) -> None:
         """Wait until a rank tells this news."""
 
     @abstractmethod
@@ -162,8 +165,8 @@ class SingleProcessContext(RunContext):
     def _tell(self, news: str) -> None:
         del news  # nobody waits for it
 
-    def _wait_for(self, news: str) -> None:
-        raise AssertionError(f"the only rank goes first, and waits for no {news}")
+    def _wait_for(self, news: str, rank: int) -> None:
+        raise AssertionError(f"the only rank goes first, and waits for no {news} of rank {rank}")
 
     def machinery(
         self,
@@ -194,8 +197,10 @@ class DDPContext(RunContext):
         threads: int,
         section: DistributedConfig,
         owned: bool,
+        hosts: Sequence[str] | None = None,
     ) -> None:
         super().__init__(TorchCollectives(device, Pulse()), device, local_rank, threads)
+        self.hosts = self.gather(socket.gethostname()) if hosts is None else hosts
         self._owned = owned
         self._failed = False
         self._heartbeat = Heartbeat(
@@ -218,8 +223,8 @@ class DDPContext(RunContext):
     def _tell(self, news: str) -> None:
         self._heartbeat.tell(news)
 
-    def _wait_for(self, news: str) -> None:
-        self._heartbeat.wait_for(news)
+    def _wait_for(self, news: str, rank: int) -> None:
+        self._heartbeat.wait_for(news, rank)
 
     def failed(self, error: BaseException) -> BaseException:
         """Tell the other ranks of a failure here; or tell apart why they broke a collective."""
@@ -340,7 +345,9 @@ def _open_group(section: DistributedConfig, place: Placement) -> RunContext:
     except InitError as error:
         return _without_group(section, place, error)
     device, threads = torch.device(place.device.value), joined.threads
-    context = DDPContext(device, place.local_rank.value, threads.value, section, owned=True)
+    context = DDPContext(
+        device, place.local_rank.value, threads.value, section, owned=True, hosts=joined.hosts
+    )
     machines = len(set(joined.hosts))
     context.log.main(
         f"Distributed training initialized: {place.backend.value} backend, "

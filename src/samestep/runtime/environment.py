@@ -7,14 +7,14 @@ reads the process environment, and it imports torch only to look at the hardware
 from __future__ import annotations
 
 import os
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from samestep.errors import LaunchError
 from samestep.runtime.nodelists import expand_counts, expand_hosts
+from samestep.runtime.ports import meeting_ports
 
 T = TypeVar("T")
 
@@ -79,14 +79,25 @@ def launch_variables(name: str) -> dict[str, str]:
     return {_LAUNCH_ID: name}
 
 
-def launch_id(environ: Mapping[str, str]) -> str | None:
-    """What stays the same when a launch or a Slurm job is started again; None if nothing says."""
-    job = environ.get("SLURM_JOB_ID")
-    if job is not None and _LAUNCH_ID not in environ:
-        return (
-            f"slurm {environ.get('SLURM_ARRAY_JOB_ID', job)} {environ.get('SLURM_ARRAY_TASK_ID')}"
-        )
-    return environ.get(_LAUNCH_ID)
+def launch_names(environ: Mapping[str, str]) -> list[str]:
+    """What stays the same when a launch, or a Slurm job, is started again."""
+    names = [environ[_LAUNCH_ID]] if _LAUNCH_ID in environ else []
+    if "SLURM_JOB_ID" in environ:
+        job = environ.get("SLURM_ARRAY_JOB_ID", environ["SLURM_JOB_ID"])
+        names.append(f"slurm {job} {environ.get('SLURM_ARRAY_TASK_ID')}")
+    return names
+
+
+def is_same_launch(environ: Mapping[str, str], before: Sequence[str]) -> bool:
+    """Whether this is the launch of those names, started again.
+
+    One job may hold several launches: it is the same one only if the job was requeued, or if no
+    launcher of ours says anything else.
+    """
+    names = launch_names(environ)
+    if _LAUNCH_ID in environ and not environ.get("SLURM_RESTART_COUNT"):
+        names = names[:1]
+    return bool(set(names) & set(before))
 
 
 @dataclass(frozen=True)
@@ -131,8 +142,8 @@ _LAUNCHERS = (
         "mpich",
         rank="PMI_RANK",
         world=("PMI_SIZE",),
-        local_rank=("MPI_LOCALRANKID", "SLURM_LOCALID"),
-        local_world=("MPI_LOCALNRANKS",),
+        local_rank=("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"),
+        local_world=("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
     ),
     # An sbatch script or salloc shell already has SLURM_NTASKS and SLURM_PROCID; only a
     # process that srun started has a step. Without one, waiting for ranks waits for ever.
@@ -170,6 +181,11 @@ class LaunchFacts:
     """The CPUs that the launcher set apart for each rank, if it said so."""
 
     @property
+    def local_world_is_guessed(self) -> bool:
+        """Whether nothing says how many ranks are on this machine."""
+        return self.reasons["local_world"] == _GUESSED
+
+    @property
     def external(self) -> bool:
         """Whether something outside started this process as a rank."""
         return self.launcher != "none"
@@ -201,6 +217,9 @@ def _refuse_world_without_rank(environ: Mapping[str, str], launcher: _Launcher) 
             f"its number. Unset {launcher.world[0]} for a single process, or start the ranks "
             "with samestep launch or torchrun"
         )
+
+
+_GUESSED = "nothing says how many are here: all, it seems"
 
 
 class _Reader:
@@ -257,7 +276,7 @@ class _Reader:
         return self.launcher.name
 
     def _local_world(self, world: int, nodes: int) -> int:
-        default, why = (-(-world // nodes), "ranks over nodes") if nodes else (world, "one node")
+        default, why = (-(-world // nodes), "ranks over nodes") if nodes else (world, _GUESSED)
         # srun's PMI plugin tells a task its rank but not how many share its node.
         if "SLURM_STEP_ID" in self.environ and self.launcher.name in ("slurm", "mpich"):
             tasks = _slurm_tasks_here(self.environ)
@@ -302,7 +321,7 @@ class _Reader:
         elif nodelist is not None:
             address = expand_hosts(nodelist)[0]
             self.reasons["master_addr"] = f"first host of {nodelist}"
-        elif local_world == world:
+        elif local_world == world and self.reasons["local_world"] != _GUESSED:
             address = "127.0.0.1"
             self.reasons["master_addr"] = "all ranks are on this machine"
         if "MASTER_PORT" in self.environ:
@@ -337,24 +356,6 @@ class _Reader:
         if by_step and "SLURM_STEP_ID" in self.environ:
             return f"{self.environ.get('SLURM_JOB_ID')}.{self.environ['SLURM_STEP_ID']}"
         return next((self.environ[name] for name in names if name in self.environ), None)
-
-
-_FIRST_PORT, _PORTS, _TRIES = 20000, 12000, 8
-"""Below the ports that Linux gives to outgoing connections."""
-
-
-def meeting_ports(job: str) -> tuple[int, ...]:
-    """The ports at which a job's ranks may meet, the same for all that know its name."""
-    start = zlib.crc32(job.encode())
-    return tuple(_FIRST_PORT + (start + 997 * again) % _PORTS for again in range(_TRIES))
-
-
-def job_rendezvous(environ: Mapping[str, str]) -> str:
-    """HOST:PORT where the agents of a Slurm job meet: on its first node; nothing outside of one."""
-    nodes, job = environ.get("SLURM_JOB_NODELIST"), environ.get("SLURM_JOB_ID")
-    if nodes is None or job is None:
-        return ""
-    return f"{expand_hosts(nodes)[0]}:{meeting_ports(f'agents of job {job}')[0]}"
 
 
 def _slurm_tasks_here(environ: Mapping[str, str]) -> int | None:

@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
@@ -24,9 +24,8 @@ from samestep.errors import OutOfStep, PeerLost, RankHung, SamestepError
 from samestep.runtime.diagnosis import Beat, Calls, different_calls, hang_report
 from samestep.runtime.environment import agent_serves_store, process_environment
 from samestep.runtime.failures import record_failure
+from samestep.runtime.patient_store import PatientStore
 from samestep.runtime.pulse import BETWEEN_STEPS, EXCHANGE, READING, SAVE, STARTING, Pulse
-
-T = TypeVar("T")
 
 _SECONDS_TO_END = 3.0
 """What a rank gets to end by itself after another one has failed."""
@@ -47,14 +46,14 @@ class Heartbeat:
         world: int,
         pulse: Pulse,
         timeout: float,
-        lost_after: float = 60.0,
+        lost_after: float = 120.0,
     ) -> None:
         self._served = store  # rank 0 may serve it to the others, as long as it is held
         # A connection of its own, where torch can make one: the first one may be blocked.
         own = store.clone() if hasattr(store, "clone") else store
         # Of this run only: several can follow each other in one process, at one store.
         number = own.add(f"samestep/runs of rank {rank}", 1)
-        self._store = PrefixStore(f"samestep/{number}", own)
+        self._store = PatientStore(PrefixStore(f"samestep/{number}", own), lost_after)
         self._rank, self._world, self._pulse, self._timeout = rank, world, pulse, timeout
         self._main = threading.current_thread().ident
         self._interval = min(1.0, timeout / 8)
@@ -67,7 +66,6 @@ class Heartbeat:
         self._answered = 0
         """The last question that this rank has answered."""
         self._before_end: Callable[[], None] = lambda: None
-        self._store_is_gone = False
         self._report: str | None = None
         self._failure_seen: float | None = None
         self._has_left = False
@@ -87,9 +85,10 @@ class Heartbeat:
         self._before_end = finish
 
     def stop(self) -> None:
-        """End the thread. Safe to call twice."""
+        """End the threads. Safe to call twice."""
         self._done.set()
-        self._thread.join()
+        self._thread.join(self._lost_after + 1)  # unless the store has fallen silent
+        self._store.close()
         if self._stacks is not None:
             faulthandler.cancel_dump_traceback_later()
             self._stacks = None
@@ -98,9 +97,14 @@ class Heartbeat:
 
     def _live(self) -> None:
         self._beat()
+        last = time.monotonic()
         while not self._done.wait(self._interval):
+            now = time.monotonic()
+            if now - last > 5 * self._interval + _SECONDS_TO_LISTEN:
+                self._heard = None  # this process was stopped for a while, and so may others
+            last = now
             self._beat()
-            if self._has("failed"):
+            if self._store.has("failed"):
                 self._end_if_stuck()
             self._answer_if_asked()
             waited = self._seconds_waiting()
@@ -112,7 +116,10 @@ class Heartbeat:
             if waited > self._timeout + _SECONDS_TO_END:
                 # A backend that does not raise by itself: the main thread will not come back.
                 self._die(RankHung(self._report or "a collective never came back"))
-            if self._store_is_gone and self._seconds_stuck() > max(30.0, self._timeout):
+            if self._store.is_silent and waited > min(_SECONDS_TO_LISTEN, self._lost_after):
+                words = f"the store of the ranks did not answer for {self._lost_after:g} s"
+                self._die(PeerLost(f"{words}: rank 0's machine, or the way to it, is gone"))
+            if self._store.is_gone and self._seconds_stuck() > max(30.0, self._timeout):
                 where = self._now().where()
                 self._die(PeerLost(f"the other ranks have ended, and this one {where}"))
 
@@ -121,7 +128,7 @@ class Heartbeat:
             faulthandler.dump_traceback_later(self._timeout, file=self._stacks)
         self._number += 1
         document = json.dumps({"number": self._number, **self._now().as_json()})
-        self._ask_store(lambda: self._store.set(f"beat/{self._rank}", document))
+        self._store.set(f"beat/{self._rank}", document)
 
     def _seconds_still(self) -> float:
         """How long this rank has been where it is, as far as this thread has looked."""
@@ -155,7 +162,7 @@ class Heartbeat:
         return 0.0 if idle else self._seconds_still()
 
     def _answer_if_asked(self) -> None:
-        asked = self._ask_store(lambda: self._store.add("questions", 0)) or 0
+        asked = self._store.add("questions", 0) or 0
         if asked > self._answered:
             self._answer(asked)
 
@@ -165,7 +172,7 @@ class Heartbeat:
         frames = sys._current_frames()
         stack = "".join(traceback.format_stack(frames.get(self._main))) if self._main else ""
         told = json.dumps({"stack": stack, "calls": list(self._pulse.recent)})
-        self._ask_store(lambda: self._store.set(f"answer/{self._rank}", told))
+        self._store.set(f"answer/{self._rank}", told)
 
     def _watch_for_silence(self, waited: float) -> None:
         """End this rank if one it waits for gives no sign of life: its machine or cable is gone.
@@ -189,7 +196,7 @@ class Heartbeat:
 
     def _beats(self) -> list[tuple[Beat, int]]:
         """Everybody's last beat, and its number."""
-        found = [self._read(f"beat/{rank}") for rank in range(self._world)]
+        found = [self._store.read(f"beat/{rank}") for rank in range(self._world)]
         numbered = [(document, document.pop("number")) for document in found if document]
         return [(Beat(**{**document, "silent": True}), number) for document, number in numbered]
 
@@ -198,7 +205,7 @@ class Heartbeat:
         first = gone[0]
         words = f"gone: it {first.where()}"
         cause = {"rank": first.rank, "host": first.host, "kind": "gone", "said": words}
-        self._ask_store(lambda: self._store.compare_set("failed", "", json.dumps(cause)))
+        self._store.set_first("failed", json.dumps(cause))
 
     def _end_if_stuck(self) -> None:
         if self._pulse.phase == SAVE:
@@ -206,7 +213,7 @@ class Heartbeat:
         now = time.monotonic()
         self._failure_seen = self._failure_seen or now
         if now - self._failure_seen > _SECONDS_TO_END:
-            cause = self._read("failed") or {}
+            cause = self._store.read("failed") or {}
             where = self._now().where().removeprefix("is ")
             self._die(
                 PeerLost(
@@ -218,7 +225,7 @@ class Heartbeat:
     def _die(self, error: SamestepError) -> None:
         record_failure(error)
         self._before_end()
-        self._ask_store(lambda: self._store.add("left", 1))
+        self._store.add("left", 1)
         for file in (sys.stderr, self._stacks):
             if file is not None:
                 print(f"samestep: rank {self._rank}: {error}", file=file, flush=True)
@@ -228,13 +235,25 @@ class Heartbeat:
 
     def tell(self, news: str) -> None:
         """Let those who wait for this news go on."""
-        self._ask_store(lambda: self._store.set(f"news/{news}", "told"))
+        self._store.set(f"news/{news}", "told")
 
-    def wait_for(self, news: str) -> None:
-        """Wait until a rank tells this news, however long; `PeerLost` if a rank fails meanwhile."""
-        while not self._has(f"news/{news}"):
-            if self._store_is_gone or self._has("failed"):
-                raise PeerLost("waited for another rank to go first")
+    def wait_for(self, news: str, rank: int) -> None:
+        """Wait until a rank tells this news, however long it takes.
+
+        `PeerLost` if any rank fails meanwhile, or this one gives no sign of life any more.
+        """
+        heard, number = time.monotonic(), None
+        while not self._store.has(f"news/{news}"):
+            if self._store.is_gone or self._store.has("failed"):
+                raise PeerLost(f"waited for rank {rank} to go first")
+            if time.monotonic() - heard > self._lost_after:
+                before, number = number, (self._store.read(f"beat/{rank}") or {}).get("number")
+                heard = time.monotonic()
+                if before is not None and before == number:
+                    raise PeerLost(
+                        f"waited for rank {rank} to go first, which gave no sign of life for "
+                        f"{self._lost_after:g} s"
+                    )
             time.sleep(self._interval / 8)
 
     # -- what happened to the others -------------------------------------------------------
@@ -252,17 +271,17 @@ class Heartbeat:
                 "trace": "" if isinstance(error, SamestepError) else _trace(error),
             }
         )
-        self._ask_store(lambda: self._store.compare_set("failed", "", cause))
+        self._store.set_first("failed", cause)
 
     def explain(self, lost: PeerLost) -> SamestepError:
         """Why a collective broke: a rank that failed, is gone, hangs, or called another one."""
         self._done.set()  # our own thread must not end us while we find out
-        self._thread.join()
+        self._thread.join(self._lost_after + 1)
         timed_out, report = "imed out" in str(lost), self._report
         if timed_out and report is not None:
             return RankHung(report)
         beats, answers = self._look_around()
-        cause = self._read("failed")
+        cause = self._store.read("failed")
         if timed_out or (cause is not None and cause.get("kind") == RankHung.__name__):
             return RankHung(self._compose(beats, answers))
         if cause is not None:
@@ -288,21 +307,21 @@ class Heartbeat:
 
     def _look_around(self) -> tuple[list[Beat], dict[int, dict[str, Any]]]:
         """Everybody's last beat, and what they answer when asked where they are."""
-        question = self._ask_store(lambda: self._store.add("questions", 1)) or 0
+        question = self._store.add("questions", 1) or 0
         self._answer(question)
-        before = {rank: self._read(f"beat/{rank}") for rank in range(self._world)}
+        before = {rank: self._store.read(f"beat/{rank}") for rank in range(self._world)}
         deadline = time.monotonic() + 3 * self._interval
-        while time.monotonic() < deadline and not self._has("failed"):
+        while time.monotonic() < deadline and not self._store.has("failed"):
             time.sleep(self._interval / 4)
             self._beat()  # or the others would take us for silent meanwhile
         beats = []
         for rank, old in before.items():
-            new = self._read(f"beat/{rank}")
+            new = self._store.read(f"beat/{rank}")
             if old is None or new is None:
                 continue
             moved = new.pop("number") != old["number"] or rank == self._rank
             beats.append(Beat(**{**new, "silent": not moved}))
-        answers = {rank: self._read(f"answer/{rank}") for rank in range(self._world)}
+        answers = {rank: self._store.read(f"answer/{rank}") for rank in range(self._world)}
         return beats, {rank: answer for rank, answer in answers.items() if answer is not None}
 
     def leave(self) -> None:
@@ -310,34 +329,13 @@ class Heartbeat:
         if self._has_left:
             return
         self._has_left = True
-        left = self._ask_store(lambda: self._store.add("left", 1))
+        left = self._store.add("left", 1)
         if self._rank != 0 or agent_serves_store(process_environment()):
             return  # the store lives with the agent, or with rank 0
         deadline = time.monotonic() + _SECONDS_TO_SERVE
         while (left or self._world) < self._world - self._gone and time.monotonic() < deadline:
             time.sleep(self._interval / 8)
-            left = self._ask_store(lambda: self._store.add("left", 0))
-
-    # -- the store -------------------------------------------------------------------------
-
-    def _has(self, key: str) -> bool:
-        return bool(self._ask_store(lambda: self._store.check([key])))
-
-    def _read(self, key: str) -> dict[str, Any] | None:
-        if not self._has(key):
-            return None
-        text = self._ask_store(lambda: self._store.get(key))
-        return json.loads(text) if text else None
-
-    def _ask_store(self, call: Callable[[], T]) -> T | None:
-        """The store's answer; None if the process that holds it has ended."""
-        if self._store_is_gone:
-            return None
-        try:
-            return call()
-        except RuntimeError:
-            self._store_is_gone = True
-            return None
+            left = self._store.add("left", 0)
 
 
 def _calls(answers: Mapping[int, dict[str, Any]]) -> dict[int, Calls]:

@@ -42,14 +42,15 @@ def open_process_group(section: DistributedConfig, place: Placement) -> Joined:
         _export_network(section, log)
         store = _store(section, place, log)
         mine = _introduction(place)
-        ranks = introduce(store, mine, place.world.value, section.timeout, log.warn)
+        gathering = introduce(store, mine, place.world.value, section.timeout, log.warn)
+        ranks = gathering.ranks
         if place.backend.value == "nccl" and (shared := ranks_on_one_gpu(ranks)):
             raise LaunchError(
                 f"nccl takes one rank per GPU, but {shared}: start fewer ranks, let the launcher "
                 "give each rank its own GPU, or set distributed.backend: gloo"
             )
         _choose_interface(place, mine, ranks, log)
-        _open(section, place, store)
+        _open(section, place, PrefixStore(f"samestep/{gathering.name}", store))
     except (RuntimeError, ValueError) as error:
         raise InitError(next(iter(str(error).strip().splitlines()), "")) from error
     finally:
@@ -63,15 +64,17 @@ def _threads(
     section: DistributedConfig, place: Placement, ranks: Sequence[Introduction]
 ) -> list[Fact[int]]:
     """The threads of every rank; those of other machines if their limits are as here."""
-    if section.threads_per_rank != "auto" or place.cpus_per_rank is not None:
+    if section.threads_per_rank != "auto":
         return [place.threads] * len(ranks)
     found = []
     for rank in ranks:
         share = share_of_cpus(rank, ranks)
         reason = f"its share of the {len(rank.cpus)} CPUs it may run on"
-        if place.thread_limit is not None and place.thread_limit < share:
-            share, reason = place.thread_limit, place.threads.reason
-        found.append(Fact(share, reason))
+        given = place.cpus_per_rank
+        limits = [Fact(share, reason), *([given] if given is not None else [])]
+        if place.thread_limit is not None and given is None:
+            limits.append(Fact(place.thread_limit, place.threads.reason))
+        found.append(min(limits, key=lambda limit: limit.value))
     return found
 
 
@@ -128,7 +131,7 @@ def _open(section: DistributedConfig, place: Placement, store: Any) -> None:
     seconds = section.timeout + (60.0 if nccl else 0.0)
     dist.init_process_group(
         place.backend.value,
-        store=PrefixStore("samestep/group", store),
+        store=store,
         rank=place.rank.value,
         world_size=place.world.value,
         timeout=timedelta(seconds=seconds),

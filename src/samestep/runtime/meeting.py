@@ -11,6 +11,8 @@ import json
 import socket
 import threading
 import time
+import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -26,6 +28,10 @@ Tell = Callable[[str], None]
 _NAME = "samestep/job"
 _SECONDS_TO_ANSWER = 5.0
 """What a store that listens gets to answer; anything else that listens never will."""
+_SECONDS_TO_AGREE = 2.0
+"""What ranks get to go by a list of all ranks, before rank 0 makes another one."""
+_MOST_REFUSALS = 3
+"""After so many a port is not tried again."""
 _SECONDS_TO_SPEAK = 15.0
 """After so long a rank says what it is waiting for, and again after twice as long."""
 
@@ -62,10 +68,11 @@ def join_store(
     """The other ranks' part: the store of the rank 0 that has this job's name."""
     deadline, patience = time.monotonic() + seconds, _Patience(tell)
     foreign: dict[int, str] = {}
+    refusals: Counter[int] = Counter()
     while True:
         why = ""
         for port in ports:
-            if port in foreign:
+            if refusals[port] >= _MOST_REFUSALS:
                 continue
             why = knock(address, port, min(2.0, seconds))
             if why:
@@ -73,6 +80,7 @@ def join_store(
             store = connect(address, port, min(_SECONDS_TO_ANSWER, seconds))
             if isinstance(store, str):
                 foreign[port] = store
+                refusals[port] += 1
                 continue
             found = _name_at(store)
             if found == name:
@@ -81,7 +89,8 @@ def join_store(
             why = f"the store there is of another run ({found})"
         seen = "; ".join([*foreign.values(), *([why] if why else [])])
         where = f"{address}:{'|'.join(map(str, ports))}"
-        if time.monotonic() > deadline or len(foreign) == len(ports):
+        nowhere = all(refusals[port] >= _MOST_REFUSALS for port in ports)
+        if time.monotonic() > deadline or nowhere:
             raise InitError(f"rank 0 does not answer at {where}: {seen}")
         patience.say(f"waiting for rank 0 at {where}: {seen}")
         time.sleep(0.05)
@@ -170,28 +179,84 @@ class Introduction:
     """What the master's name stands for on its machine."""
 
 
+@dataclass(frozen=True)
+class Gathering:
+    """All ranks of one start, and a name that no other start has."""
+
+    name: str
+    ranks: tuple[Introduction, ...]
+
+
 def introduce(
     store: Any, mine: Introduction, world: int, seconds: float, tell: Tell = lambda line: None
-) -> list[Introduction]:
-    """Everybody's introduction, by rank. Rank 0 collects them, and knows who is missing."""
-    # Of this world only: torch's agent keeps its store when it starts ranks again.
-    ours = PrefixStore(f"samestep/introductions/{world}", store)
-    ours.set(str(mine.rank), json.dumps(asdict(mine)))
-    if mine.rank == 0:
-        _wait_for_all(ours, world, seconds, tell)
-        told = [json.loads(ours.get(str(rank))) for rank in range(world)]
-        ours.set("all", json.dumps(told))
-    else:
-        _wait(ours, "all", seconds, tell)
-        told = json.loads(ours.get("all"))
-    return [
-        Introduction(**{**one, "cpus": tuple(one["cpus"]), "master": tuple(one["master"])})
-        for one in told
-    ]
+) -> Gathering:
+    """Everybody's introduction, by rank. Rank 0 collects them, and knows who is missing.
 
-
-def _wait_for_all(store: Any, world: int, seconds: float, tell: Tell) -> None:
+    A launcher that starts ranks again may keep its store, with what the ranks before them said:
+    so each rank brings a number of its own, goes by a list only if that is in it, and rank 0
+    makes a new list until all ranks go by the same one.
+    """
+    ours, ticket = PrefixStore("samestep/introductions", store), uuid.uuid4().hex
+    ours.set(str(mine.rank), json.dumps({"ticket": ticket, **asdict(mine)}))
     deadline, patience = time.monotonic() + seconds, _Patience(tell)
+    while True:
+        listed = _make_list(ours, world, deadline, patience) if mine.rank == 0 else _read(ours)
+        if listed is not None and ticket in listed["tickets"]:
+            name = listed["name"]
+            ours.set(f"{name}/{mine.rank}", "")
+            if _all_agree(ours, name, mine.rank, world):
+                ranks = [
+                    Introduction(
+                        **{**one, "cpus": tuple(one["cpus"]), "master": tuple(one["master"])}
+                    )
+                    for one in listed["ranks"]
+                ]
+                return Gathering(name, tuple(ranks))
+        if time.monotonic() > deadline:
+            raise InitError(f"not all ranks came within {seconds:g} s")
+        if mine.rank != 0:
+            patience.say("waiting until all ranks have come; rank 0 says which ones have not")
+
+
+def _make_list(store: Any, world: int, deadline: float, patience: _Patience) -> dict[str, Any]:
+    """Rank 0's part: wait for all, and publish who is there."""
+    _wait_for_all(store, world, deadline, patience)
+    ranks = [json.loads(store.get(str(rank))) for rank in range(world)]
+    tickets = [one.pop("ticket") for one in ranks]
+    listed = {"name": uuid.uuid4().hex, "tickets": tickets, "ranks": ranks}
+    store.set("list", json.dumps(listed))
+    return listed
+
+
+def _read(store: Any) -> dict[str, Any] | None:
+    try:
+        store.wait(["list"], timedelta(seconds=1))
+    except RuntimeError:
+        return None
+    listed: dict[str, Any] = json.loads(store.get("list"))
+    return listed
+
+
+def _all_agree(store: Any, name: str, rank: int, world: int) -> bool:
+    """Whether all ranks go by this list; rank 0 says so to the others."""
+    if rank == 0:
+        names = [f"{name}/{other}" for other in range(world)]
+        pause, deadline = 0.002, time.monotonic() + _SECONDS_TO_AGREE
+        while not store.check(names):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(pause)
+            pause = min(0.1, 1.5 * pause)
+        store.set(f"{name}/all", "")
+        return True
+    try:
+        store.wait([f"{name}/all"], timedelta(seconds=_SECONDS_TO_AGREE))
+    except RuntimeError:
+        return False
+    return True
+
+
+def _wait_for_all(store: Any, world: int, deadline: float, patience: _Patience) -> None:
     pause, missing = 0.002, list(range(world))
     while True:
         missing = [rank for rank in missing if not store.check([str(rank)])]
@@ -199,21 +264,7 @@ def _wait_for_all(store: Any, world: int, seconds: float, tell: Tell) -> None:
             return
         shown = ", ".join(map(str, missing[:16])) + (", ..." if len(missing) > 16 else "")
         if time.monotonic() > deadline:
-            raise InitError(
-                f"of {world} ranks, {len(missing)} did not come within {seconds:g} s: {shown}"
-            )
+            raise InitError(f"of {world} ranks, {len(missing)} did not come in time: {shown}")
         patience.say(f"waiting for {len(missing)} of {world} ranks: {shown}")
         time.sleep(pause)
         pause = min(0.2, 1.5 * pause)
-
-
-def _wait(store: Any, key: str, seconds: float, tell: Tell) -> None:
-    deadline, patience = time.monotonic() + seconds, _Patience(tell)
-    while True:
-        try:
-            store.wait([key], timedelta(seconds=min(1.0, seconds)))
-            return
-        except RuntimeError as error:
-            if time.monotonic() > deadline:
-                raise InitError(f"not all ranks came within {seconds:g} s") from error
-        patience.say("waiting until all ranks have come; rank 0 says which ones have not")

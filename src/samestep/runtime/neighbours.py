@@ -10,6 +10,8 @@ from samestep.runtime.meeting import Introduction
 
 Ranks = Sequence[Introduction]
 
+_FAST = ("ib", "hsn", "mlx", "efa")
+
 
 def share_of_cpus(mine: Introduction, ranks: Ranks) -> int:
     """The CPUs that are this rank's: those it may run on, each shared with whoever else may.
@@ -60,7 +62,9 @@ def choose_interface(
     if way is None or interface is None:
         return None
     if backend == "nccl":
-        several = len(outward(interfaces)) > 1
+        # Where there is a fast network, nccl knows it better than the way to rank 0 tells.
+        fast = any(i.name.startswith(_FAST) for i in interfaces)
+        several = len(outward(interfaces)) > 1 and not fast
         reason = f"there are several interfaces, and {way} is on the way to the other machines"
         return Chosen("NCCL_SOCKET_IFNAME", f"={interface.name}", reason) if several else None
     if named_address == way:

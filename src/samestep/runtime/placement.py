@@ -200,6 +200,7 @@ class _Decision:
             return Fact("gloo", "this torch is built without nccl")
         # Slurm and MPI may show each rank a GPU of its own: ranks look when they have met.
         masked = self.launch.launcher not in ("none", "environment", "torchrun")
+        masked = masked or (self.launch.external and self.launch.local_world_is_guessed)
         if local_world > hardware.device_count and not masked:
             self.mistakes.append(
                 f"{local_world} ranks on this machine but torch sees {hardware.device_count} "

@@ -95,6 +95,25 @@ class StopSignals:
         return float(self._received + (_SAVE if save else 0))
 
 
+def outlive_stop_signals(worker: int) -> None:
+    """For loader processes: a signal to stop is the rank's, which needs them until it has saved.
+
+    Launchers and Ctrl-C signal whole groups of processes. Only the rank itself ends its workers.
+    """
+    del worker
+    for number in STOPPING:
+        if number != signal.SIGTERM:
+            signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def end_with_the_rank() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+            continue
+        os._exit(0)
+
+    threading.Thread(target=end_with_the_rank, name="samestep-worker", daemon=True).start()
+
+
 def stop_with_input() -> None:
     """Get SIGTERM when standard input ends: whoever started this process elsewhere is gone."""
 
