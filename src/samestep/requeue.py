@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Mapping
 
 from samestep.config.schema import PreemptionConfig
 
 _ANNOUNCING = "SIGUSR1"
-"""What `sbatch --signal` sends before the time limit. After SIGTERM Slurm requeues a preempted
-job by itself, and a cancelled one must stay cancelled; so must one whose launcher was stopped,
-which hands that on as SIGUSR2."""
+"""What `sbatch --signal` sends before the time limit."""
+_ENDING = "SIGTERM"
+"""What Slurm sends to a job that is preempted, requeued or cancelled. It requeues the first two
+itself, unless a preempted one ends by itself in the grace time that it was given; a cancelled
+one must stay cancelled, and so must one whose launcher was stopped."""
 
 
 def job_name(environ: Mapping[str, str]) -> str | None:
@@ -28,7 +31,9 @@ def job_name(environ: Mapping[str, str]) -> str | None:
 def requeue(config: PreemptionConfig, signal: str, environ: Mapping[str, str]) -> str:
     """Requeue the job if that is due; says what was done, or an empty text for nothing."""
     job = job_name(environ)
-    if not config.requeue or signal != _ANNOUNCING or job is None:
+    if not config.requeue or job is None:
+        return ""
+    if signal != _ANNOUNCING and not (signal == _ENDING and _has_grace(job)):
         return ""
     command = ["scontrol", "requeue", job]
     try:
@@ -47,3 +52,15 @@ def requeue(config: PreemptionConfig, signal: str, environ: Mapping[str, str]) -
             "it again, and it goes on from the checkpoint"
         )
     return f"Job {job} is requeued"
+
+
+def _has_grace(job: str) -> bool:
+    """Whether Slurm preempts this job, but lets it run a little longer."""
+    command = ["scontrol", "show", "job", "--oneliner", job]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    state = re.search(r"JobState=(\w+)", said.stdout)
+    preempted = re.search(r"PreemptTime=\d", said.stdout)
+    return preempted is not None and state is not None and state[1] == "RUNNING"

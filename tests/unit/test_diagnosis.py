@@ -190,7 +190,7 @@ def beating(
         yield hearts
     finally:
         for heart in hearts:
-            heart.stop()
+            heart.close()
 
 
 def until(true: Callable[[], bool]) -> None:

@@ -59,7 +59,21 @@ def test_otherwise_nothing_is_asked_and_nothing_said(
 ) -> None:
     asked = scontrol()
     assert requeue(config, signal, environ) == ""
-    assert not asked.exists()
+    assert not asked.exists() or "requeue" not in asked.read_text()
+
+
+@pytest.mark.parametrize(
+    ("state", "preempted", "requeued"),
+    [("RUNNING", "2026-11-15T11:05:56", True), ("RUNNING", "None", False),
+     ("CANCELLED", "2026-11-15T11:05:56", False), ("COMPLETING", "None", False)],
+)  # fmt: skip
+def test_a_job_that_ends_in_the_grace_of_its_preemption_is_requeued(
+    scontrol: Scontrol, state: str, preempted: str, requeued: bool
+) -> None:
+    asked = scontrol(said=f"echo JobId=4711 JobState={state} PreemptTime={preempted}")
+    said = requeue(AUTO, "SIGTERM", JOB)
+    assert said == ("Job 4711 is requeued" if requeued else "")
+    assert ("requeue 4711" in asked.read_text()) is requeued
 
 
 def test_a_task_of_an_array_is_requeued_alone() -> None:

@@ -288,6 +288,7 @@ class DDPContext(RunContext):
         gc.collect()
         if self._failed:
             self._heartbeat.leave()
+        self._heartbeat.close()
 
 
 def _lane_buffers(

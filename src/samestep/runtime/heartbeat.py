@@ -85,10 +85,9 @@ class Heartbeat:
         self._before_end = finish
 
     def stop(self) -> None:
-        """End the threads. Safe to call twice."""
+        """End the thread. Safe to call twice."""
         self._done.set()
         self._thread.join(self._lost_after + 1)  # unless the store has fallen silent
-        self._store.close()
         if self._stacks is not None:
             faulthandler.cancel_dump_traceback_later()
             self._stacks = None
@@ -323,6 +322,11 @@ class Heartbeat:
             beats.append(Beat(**{**new, "silent": not moved}))
         answers = {rank: self._store.read(f"answer/{rank}") for rank in range(self._world)}
         return beats, {rank: answer for rank, answer in answers.items() if answer is not None}
+
+    def close(self) -> None:
+        """Ask the store nothing any more."""
+        self.stop()
+        self._store.close()
 
     def leave(self) -> None:
         """Say that this rank has read why the run ended; its store stays until all have."""

@@ -28,7 +28,8 @@ class PatientStore:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread, unless it is stuck; it ends with the process then."""
+        """End the thread, unless it is stuck; it ends with the process then. Safe to call twice."""
+        self.is_gone = True
         self._calls.put(None)
         self._thread.join(0.5)
 
