@@ -19,7 +19,7 @@ demo: $(STAMP)
 
 # Most of a test's time it waits for other processes: three at once keep two cores busy.
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 4
 
 cluster:
 	tests/cluster/install.sh
