@@ -313,7 +313,10 @@ def test_a_rank_without_a_sign_of_life_is_lost_long_before_the_timeout(
     pulses = [Pulse(), Pulse(), Pulse()]
     for pulse in pulses[1:]:
         pulse.enter(COMPUTE)
-    with beating(pulses, timeout=6, lost_after=4) as (mine, _, other):
+    with beating(pulses, timeout=60, lost_after=4) as hearts:
+        mine, _, other = hearts
+        for heart in hearts:
+            heart._interval = 0.2
         pulses[0].waiting("gradients").__enter__()
         other.stop()  # its machine is gone, and says nothing; the third rank only takes its time
         until(lambda: bool(ended))
@@ -327,8 +330,9 @@ def test_a_rank_without_a_sign_of_life_is_lost_long_before_the_timeout(
 def test_ranks_that_are_busy_for_long_are_not_lost(ended: list[int]) -> None:
     pulses = [Pulse(), Pulse()]
     pulses[1].enter(COMPUTE)
-    with beating(pulses, timeout=30, lost_after=4) as (mine, _):
-        mine._interval = 0.2
+    with beating(pulses, timeout=60, lost_after=4) as hearts:
+        for heart in hearts:
+            heart._interval = 0.2
         pulses[0].waiting("gradients").__enter__()
         time.sleep(10)
     assert not ended
