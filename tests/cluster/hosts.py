@@ -15,8 +15,9 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
+
+from tests.cluster.opened import Opened
 
 _CLONE_NEWPID = 0x20000000
 _NAMESPACES = Path("/run/netns")
@@ -95,7 +96,7 @@ def missing_commands(*commands: str) -> str | None:
     return f"not installed: {', '.join(missing)} (tests/cluster/install.sh installs them)"
 
 
-class Hosts:
+class Hosts(Opened):
     """`ctl` (10.77.0.1) and `n1`, `n2`, ... (10.77.0.11 and on), joined by a bridge."""
 
     def __init__(self, count: int) -> None:
@@ -111,21 +112,8 @@ class Hosts:
         self._pids: dict[str, int] = {}
         self._processes: dict[str, list[subprocess.Popen[str]]] = {}
 
-    def __enter__(self) -> Hosts:
-        try:
-            self._make()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+    def open(self) -> None:
+        self._make()
 
     def close(self) -> None:
         """End every process on every host and remove the hosts."""

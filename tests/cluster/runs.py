@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -89,7 +88,3 @@ def wait_for(what: Callable[[], bool], seconds: float = 60) -> float:
         assert time.monotonic() - start < seconds, "it did not happen in time"
         time.sleep(0.05)
     return time.monotonic() - start
-
-
-def kill_group(pid: int, number: int) -> None:
-    os.killpg(os.getpgid(pid), number)

@@ -8,21 +8,10 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
+from samestep.jobs.slurm import FINAL
+from tests.cluster.daemons import Daemons
 from tests.cluster.hosts import Hosts, missing_commands
-
-FINAL_STATES = (
-    "BOOT_FAIL",
-    "CANCELLED",
-    "COMPLETED",
-    "DEADLINE",
-    "FAILED",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "PREEMPTED",
-    "TIMEOUT",
-)
 
 # Short waits all over, so that tests need not wait: cred_expire=5 is the least Slurm takes, and
 # the default of 120 s delays requeued jobs by as much.
@@ -82,7 +71,7 @@ def why_impossible() -> str | None:
     return missing_commands("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
 
 
-class Slurm:
+class Slurm(Daemons):
     """A Slurm whose nodes are the hosts, with 4 CPUs and 2 pretended GPUs each.
 
     Partitions: `main`, the default; `grace`, whose jobs get 10 s to leave; `high`, whose jobs
@@ -90,38 +79,16 @@ class Slurm:
     """
 
     def __init__(self, hosts: Hosts) -> None:
-        self.hosts = hosts
+        super().__init__(hosts)
         self._folder = hosts.folder
         self.env: Mapping[str, str] = {"SLURM_CONF": str(self._folder / "slurm.conf")}
-        self._daemons: dict[str, subprocess.Popen[str]] = {}
         self._first_job = 1
 
-    def __enter__(self) -> Slurm:
-        try:
-            self._configure()
-            self._start_all()
-            self._wait_until_idle()
-            self.hosts.menders.append(self.mend)
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the daemons; a job that still runs lives on until its host is closed."""
-        if self.mend in self.hosts.menders:
-            self.hosts.menders.remove(self.mend)
-        for daemon in self._daemons.values():
-            daemon.kill()
-            daemon.wait()
+    def open(self) -> None:
+        self._configure()
+        self._start_all()
+        self._wait_until_idle()
+        self.hosts.menders.append(self.mend)
 
     def run(
         self,
@@ -158,7 +125,7 @@ class Slurm:
 
     def wait(self, job: str, *states: str, timeout: float = 60) -> str:
         """Wait until a job is in one of the states, by default until it has ended."""
-        wanted = states or FINAL_STATES
+        wanted = states or tuple(FINAL)
         deadline = time.monotonic() + timeout
         while (state := self.state(job)) not in wanted:
             if time.monotonic() > deadline:

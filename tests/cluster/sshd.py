@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
+from tests.cluster.daemons import Daemons
 from tests.cluster.hosts import Hosts, missing_commands
 
 # StrictModes would refuse keys in a folder below /tmp.
@@ -44,42 +44,20 @@ def why_impossible() -> str | None:
     return missing_commands("sshd", "ssh", "ssh-keygen")
 
 
-class Sshd:
+class Sshd(Daemons):
     """Lets root in on n1, n2, ... by `ssh -F config HOST`, from any host."""
 
     def __init__(self, hosts: Hosts) -> None:
-        self.hosts = hosts
+        super().__init__(hosts)
         self._folder = hosts.folder / "ssh"
         self.config: Path = self._folder / "config"
-        self._daemons: dict[str, subprocess.Popen[str]] = {}
 
-    def __enter__(self) -> Sshd:
-        try:
-            self._configure()
-            for host in self.hosts.names:
-                self._start(host)
-            self._wait_until_listening()
-            self.hosts.menders.append(self.mend)
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the daemons."""
-        if self.mend in self.hosts.menders:
-            self.hosts.menders.remove(self.mend)
-        for daemon in self._daemons.values():
-            daemon.kill()
-            daemon.wait()
+    def open(self) -> None:
+        self._configure()
+        for host in self.hosts.names:
+            self._start(host)
+        self._wait_until_listening()
+        self.hosts.menders.append(self.mend)
 
     def restart_node(self, host: str) -> None:
         """Start sshd on a host, after a boot."""

@@ -6,7 +6,6 @@ import hashlib
 import os
 import shutil
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 
@@ -75,12 +74,7 @@ class DigestedFile:
     def __enter__(self) -> DigestedFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._file.close()
 
 

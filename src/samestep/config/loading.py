@@ -348,7 +348,8 @@ def _kinds(annotation: Any) -> Iterator[str]:
     elif origin is tuple:
         yield "a list of " + next(iter(_kinds(get_args(annotation)[0]))).removeprefix("a ") + "s"
     elif origin is dict or _section_of(annotation) is annotation:
-        yield "a mapping"
+        of_text = origin is dict and "text" in _kinds(get_args(annotation)[1])
+        yield "a mapping to texts" if of_text else "a mapping"
     elif origin in (Union, types.UnionType) or hasattr(annotation, "__metadata__"):
         for inner in get_args(annotation)[: 1 if hasattr(annotation, "__metadata__") else None]:
             if inner is not type(None):

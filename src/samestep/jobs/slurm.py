@@ -85,8 +85,14 @@ def submit(job: SlurmJob) -> Submitted:
         job.work.config.launch.slurm.array is not None,
         job.work.config.launch.slurm.style,
     )
-    with (folder / _JOBS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(found)) + "\n")
+    try:
+        with (folder / _JOBS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(found)) + "\n")
+    except OSError as error:
+        raise LaunchError(
+            f"job {found.job} is submitted, but that cannot be noted in {folder}: "
+            f"{error.strerror or error}. samestep slurm will not know it; scancel {found.job} ends it"
+        ) from None
     return found
 
 
@@ -106,7 +112,14 @@ def jobs_of(run: Path) -> list[Submitted]:
     path = run / "slurm" / _JOBS
     if not path.exists():
         return []
-    return [Submitted(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return [Submitted(**json.loads(line)) for line in lines]
+    except (OSError, ValueError, TypeError) as error:
+        raise LaunchError(
+            f"{path} cannot be read: {error}. squeue --me shows your jobs; remove the file when none "
+            "of them is of this run"
+        ) from None
 
 
 def newest_job(run: Path) -> Submitted:
