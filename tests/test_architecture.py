@@ -33,7 +33,7 @@ FLOORS: list[set[str]] = [
         "runtime.patient_store",
     },
     {"config.distributed", "runtime.pulse", "runtime.failures", "runtime.hardware"},
-    {"config.launching", "config.aliases", "config.plain_yaml"},
+    {"config.launching", "config.optimization", "config.aliases", "config.plain_yaml"},
     {"config.schema"},
     {"config.loading"},
     {"config"},

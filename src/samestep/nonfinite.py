@@ -78,7 +78,7 @@ class FiniteGuard:
         if not _all_finite([param.detach() for param in params]):
             raise NonFiniteLoss(
                 f"weights are NaN or infinite after step {step}, though its loss was not. The "
-                "checkpoints before it are whole: look at the gradients, or set clip_norm"
+                "checkpoints before it are whole: look at the gradients, or set clip.norm"
             )
 
     def stop(self, step: int, lanes: Sequence[int]) -> None:

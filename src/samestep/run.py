@@ -301,7 +301,7 @@ class Run:
             frozen=frozen,
             optimizers=prepared.optimizers,
             step_schedules=prepared.schedules,
-            clip_norm=self.config.clip_norm,
+            clip_norm=self.config.clip.norm,
             on_batch=self.on_batch,
         )
 

@@ -34,7 +34,7 @@ class Training:
             "epochs": 4,
             "global_batch": 32,
             "lanes": 8,
-            "clip_norm": 1.0,
+            "clip": {"norm": 1.0},
             "log_every": 1,
             "evaluation": {"every_epochs": None},
             **values,

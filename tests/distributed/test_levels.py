@@ -11,7 +11,7 @@ from samestep.compare import first_loss_difference, model_distance
 from tests.distributed.running import Recorded, train
 
 TASKS: dict[str, dict[str, Any]] = {
-    "everything": {"clip_norm": 0.5},
+    "everything": {"clip": {"norm": 0.5}},
     "tokens with an uncalled layer": {
         "task": "Tokens",
         "distributed": {"find_unused_parameters": True},

@@ -14,7 +14,7 @@ from tests.distributed.interrupting import finish, go_on
 from tests.distributed.running import train
 
 CASES: dict[str, dict[str, Any]] = {
-    "batchnorm, dropout, augmentation, tail, clipping, adam": {"clip_norm": 0.5},
+    "batchnorm, dropout, augmentation, tail, clipping, adam": {"clip": {"norm": 0.5}},
     "momentum": {"params": {"optimizer": "momentum"}},
     "two optimizers and a loss with weights": {"task": "TwoOptimizers"},
     "tied, frozen and uncalled parameters": {"task": "Tokens"},

@@ -10,7 +10,7 @@ import pytest
 from tests.distributed.running import assert_same, train
 
 CASES: dict[str, dict[str, Any]] = {
-    "batchnorm, dropout, augmentation, tail, clipping, adam": {"clip_norm": 0.5},
+    "batchnorm, dropout, augmentation, tail, clipping, adam": {"clip": {"norm": 0.5}},
     "momentum": {"params": {"optimizer": "momentum"}},
     "six lanes": {"global_batch": 30, "lanes": 6},
     "a tail that leaves ranks without samples": {"params": {"samples": 67}},
@@ -36,7 +36,7 @@ def test_one_two_and_four_ranks_are_one_run(case: str, tmp_path: Path) -> None:
 
 
 def test_any_number_of_ranks_up_to_the_lanes(tmp_path: Path) -> None:
-    assert_same([train(tmp_path, world, clip_norm=0.5) for world in (1, 3, 5, 8)])
+    assert_same([train(tmp_path, world, clip={"norm": 0.5}) for world in (1, 3, 5, 8)])
 
 
 def test_three_ranks_of_a_token_model(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ pytestmark = [
 
 SHARED = {"device": "cuda", "backend": "gloo"}
 CASES: dict[str, dict[str, Any]] = {
-    "everything": {"clip_norm": 0.5},
+    "everything": {"clip": {"norm": 0.5}},
     "bf16": {"precision": "bf16"},
     "tokens": {"task": "Tokens"},
     "two optimizers": {"task": "TwoOptimizers"},
@@ -71,7 +71,7 @@ def test_a_step_never_waits_for_the_device(tmp_path: Path) -> None:
         "Everything",
         tmp_path / "run",
         log_every=1000,
-        clip_norm=0.5,
+        clip={"norm": 0.5},
         distributed={"device": "cuda"},
     )
     assert run_ranks(_count_waits, 1, config) == [6]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,9 +82,10 @@ def refuse_another_run(config: Config, plan: Mapping[str, Any], point: ResumePoi
     """Refuse to go on with a config that would make it another run; names each difference."""
     now, saved = config.model_dump(mode="json"), point.manifest.config
     different = [
-        f"{key} was {_shown(saved.get(key))}, is {_shown(now.get(key))}"
+        difference
         for key in SHAPING_KEYS
         if key not in config.resume.allow and not _same(key, now.get(key), saved.get(key))
+        for difference in _differences(key, saved.get(key), now.get(key))
     ]
     different += [
         f"{key} was {point.manifest.plan.get(key)}, is {plan[key]}"
@@ -94,7 +96,7 @@ def refuse_another_run(config: Config, plan: Mapping[str, Any], point: ResumePoi
     ]
     if not different:
         return
-    keys = ", ".join(difference.split(" ", 1)[0] for difference in different)
+    keys = ", ".join(dict.fromkeys(re.split(r"[ .]", line)[0] for line in different))
     raise CheckpointError(
         f"{point.folder} was written by another run than this config describes:\n  - "
         + "\n  - ".join(different)
@@ -124,6 +126,16 @@ def _same(key: str, now: Any, saved: Any) -> bool:
         # The file may be named from another folder; which class it is counts.
         return now.rpartition(":")[2] == saved.rpartition(":")[2]
     return bool(now == saved)
+
+
+def _differences(key: str, saved: Any, now: Any) -> Iterator[str]:
+    """What differs, key by key where both have the section."""
+    if key != "params" and isinstance(saved, Mapping) and isinstance(now, Mapping):
+        for inner in now:
+            if saved.get(inner) != now[inner]:
+                yield from _differences(f"{key}.{inner}", saved.get(inner), now[inner])
+        return
+    yield f"{key} was {_shown(saved)}, is {_shown(now)}"
 
 
 def _shown(value: Any) -> str:

@@ -18,7 +18,13 @@ from samestep.config.plain_yaml import PlainLoader, parse_yaml
 from samestep.config.schema import Config, contradictions
 from samestep.errors import ConfigError, Mistake
 
-_FREE_FORM = ("params", "distributed.network", "launch.environment")
+_FREE_FORM = (
+    "params",
+    "distributed.network",
+    "launch.environment",
+    "optimizer.args",
+    "schedule.args",
+)
 """Keys whose insides are not ours to name."""
 
 
@@ -228,13 +234,15 @@ def _field_mistakes(
 ) -> dict[str, Mistake]:
     found: dict[str, Mistake] = {}
     for error in errors:
-        path, known = _schema_path(error["loc"])
+        path, known, inside_list = _schema_path(error["loc"])
         if path in found:
             continue
         inside = (origin for key, origin in origins.items() if key.startswith(f"{path}."))
         origin = origins.get(path) or next(inside, "")
         if not known:
             message = f"is not a key of this config{_nearest(path)}"
+        elif inside_list:
+            message = f"{inside_list}: {error['msg']}, not {_show(error['input'])}"
         else:
             message = f"you set {_show(values.get(path, error['input']))}, but {_expected(path)}"
         found[path] = Mistake(path, message, origin)
@@ -245,21 +253,28 @@ def _show(value: Any) -> str:
     return "nothing" if value is None else repr(value)
 
 
-def _schema_path(location: tuple[int | str, ...]) -> tuple[str, bool]:
-    """The config path of a pydantic location (which also names union members), and if we know it."""
+def _schema_path(location: tuple[int | str, ...]) -> tuple[str, bool, str]:
+    """The config path of a pydantic location (which also names union members), if we know it, and
+    the place inside a list of sections."""
     model: type[BaseModel] | None = Config
     path: list[str] = []
-    for part in location:
+    for depth, part in enumerate(location):
         if model is None:
             break
         path.append(str(part))
         if part not in model.model_fields:
-            return ".".join(path), False
-        model = _section_of(model.model_fields[str(part)].annotation)
-    return ".".join(path), True
+            return ".".join(path), False, ""
+        annotation = model.model_fields[str(part)].annotation
+        model = _section_of(annotation)
+        if get_origin(annotation) is tuple and _section_of(get_args(annotation)[0]):
+            inside = ".".join(map(str, location[depth + 1 :]))
+            return ".".join(path), True, f"entry {inside}" if inside else ""
+    return ".".join(path), True, ""
 
 
 def _section_of(annotation: Any) -> type[BaseModel] | None:
+    if get_origin(annotation) is tuple:
+        return None
     for candidate in (annotation, *get_args(annotation)):
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate

@@ -6,16 +6,25 @@ from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from samestep.config.distributed import Auto, DistributedConfig, FromZero, Positive
 from samestep.config.launching import LaunchConfig
+from samestep.config.optimization import (
+    ClipConfig,
+    EmaConfig,
+    LossScaleConfig,
+    MemoryConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    Section,
+    SpeedConfig,
+    SwaConfig,
+    clip_mistakes,
+    loss_scale_mistakes,
+)
 from samestep.errors import Mistake, PlanError
 from samestep.plan import BatchPlan
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class LoaderConfig(Section):
@@ -61,12 +70,14 @@ class CheckpointConfig(Section):
     )
     every_epochs: Positive | None = Field(1, description="save after every n epochs")
     keep_last: Positive = Field(2, description="newest checkpoints that are kept, besides the best")
+    keep_best: Positive = Field(1, description="best checkpoints that are kept, by best.metric")
     asynchronous: bool = Field(True, description="write behind the training; false waits for it")
 
 
 SHAPING_KEYS = (
     "task", "params", "seed", "epochs", "steps", "steps_per_epoch", "same", "drop_last",
-    "precision", "clip_norm", "on_nonfinite",
+    "precision", "loss_scale", "clip", "on_nonfinite", "optimizer", "lr_scaling", "base_batch",
+    "schedule", "ema", "swa",
 )  # fmt: skip
 """Keys that shape a run's result and are compared when it goes on."""
 PLANNED_KEYS = ("global_batch", "lanes", "samples")
@@ -128,9 +139,8 @@ class Config(Section):
         "bits", description="what stays the same at another number of ranks"
     )
     drop_last: bool = Field(False, description="leave out an epoch's incomplete last batch")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: autocast")
-    clip_norm: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="largest gradient norm, after the sum over all lanes"
+    precision: Literal["fp32", "tf32", "bf16", "fp16", "auto"] = Field(
+        "fp32", description="bf16 and fp16 by autocast; auto: by device, and says why"
     )
     on_nonfinite: Literal["stop", "skip"] = Field(
         "stop", description="a NaN or infinite loss ends the run, or its step changes nothing"
@@ -139,6 +149,20 @@ class Config(Section):
         None, description="compare weights and states over the ranks every n steps"
     )
     log_every: Positive = Field(10, description="steps between two readings of the losses")
+    loss_scale: LossScaleConfig = LossScaleConfig()
+    clip: ClipConfig = ClipConfig()
+    optimizer: OptimizerConfig | None = None
+    lr_scaling: Literal["none", "sqrt", "linear"] = Field(
+        "none", description="how learning rates follow global_batch, against base_batch"
+    )
+    base_batch: Positive | None = Field(
+        None, description="the global batch that the learning rates were chosen for"
+    )
+    schedule: ScheduleConfig | None = None
+    ema: EmaConfig | None = None
+    swa: SwaConfig | None = None
+    memory: MemoryConfig = MemoryConfig()
+    speed: SpeedConfig = SpeedConfig()
     loader: LoaderConfig = LoaderConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     best: BestConfig = BestConfig()
@@ -182,6 +206,9 @@ def contradictions(config: Config, wrong: Set[str] = frozenset()) -> list[Mistak
         ({"same"}, _same_mistakes),
         ({"early_stopping", "evaluation.every_epochs"}, _evaluation_mistakes),
         ({"resume.allow"}, _resume_mistakes),
+        ({"loss_scale"}, lambda config: loss_scale_mistakes(config.loss_scale)),
+        ({"clip"}, lambda config: clip_mistakes(config.clip)),
+        ({"lr_scaling", "base_batch"}, _lr_scaling_mistakes),
         (set(), lambda config: config.distributed.mistakes()),
         ({"launch.environment", "launch.ssh"}, lambda config: config.launch.mistakes()),
     ]
@@ -210,6 +237,13 @@ def _evaluation_mistakes(config: Config) -> list[Mistake]:
         return []
     message = "there is no evaluation to stop on: set evaluation.every_epochs"
     return [Mistake("early_stopping", message)]
+
+
+def _lr_scaling_mistakes(config: Config) -> list[Mistake]:
+    if config.lr_scaling == "none" or config.base_batch is not None:
+        return []
+    message = f"you set {config.lr_scaling}, but not against which batch: set base_batch"
+    return [Mistake("lr_scaling", message)]
 
 
 def _resume_mistakes(config: Config) -> list[Mistake]:

@@ -1,0 +1,149 @@
+"""The sections on how weights change: loss scale, clipping, optimizers, schedules, averages."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from samestep.config.distributed import Auto, FromZero, Positive
+from samestep.errors import Mistake
+
+Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+From0 = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class LossScaleConfig(Section):
+    """Dynamic loss scaling, with precision fp16. The scale applies to the mean loss."""
+
+    init: Above0 = Field(65536.0, description="the scale of the first step")
+    growth: Annotated[float, Field(gt=1)] = Field(2.0, description="factor when it grows")
+    backoff: Annotated[float, Field(gt=0, lt=1)] = Field(0.5, description="factor at an overflow")
+    interval: Positive = Field(2000, description="steps without overflow before it grows")
+    min: Above0 = Field(1.0, description="an overflow at this scale ends the run")
+    max: Above0 = Field(2.0**24, description="it grows no further")
+    hysteresis: Positive = Field(1, description="overflows that are skipped before it shrinks")
+
+
+class ClipConfig(Section):
+    """Limits on the gradient, after the sum over all lanes; at most one of the three."""
+
+    norm: Above0 | None = Field(None, description="largest norm")
+    value: Above0 | None = Field(None, description="largest absolute value")
+    adaptive: Above0 | None = Field(None, description="largest multiple of the running norm")
+    memory: Share = Field(0.98, description="how much of the running norm stays each step")
+    per_group: bool = Field(False, description="each parameter group by its own norm")
+
+    @property
+    def is_on(self) -> bool:
+        return (self.norm, self.value, self.adaptive) != (None, None, None)
+
+
+class GroupConfig(Section):
+    """Parameters that are treated differently; the first group that matches a name has it."""
+
+    match: tuple[str, ...] = Field(description="patterns of parameter names, such as head.*")
+    name: str | None = Field(None, description="another optimizer for this group")
+    lr: From0 | None = Field(None, description="its own learning rate")
+    weight_decay: From0 | None = Field(None, description="its own weight decay")
+    args: dict[str, Any] = Field({}, description="further arguments of the optimizer")
+
+
+class OptimizerConfig(Section):
+    """Optimizers by name, instead of the task's own."""
+
+    name: str = Field("adamw", description="a class of torch.optim, such as adamw or sgd")
+    lr: From0 = Field(1e-3, description="learning rate")
+    weight_decay: From0 | None = Field(None, description="torch's default if not set")
+    no_decay: tuple[str, ...] = Field(
+        ("bias", "norm"), description="no weight decay for: bias, norm, or patterns of names"
+    )
+    args: dict[str, Any] = Field({}, description="further arguments of the optimizer")
+    groups: tuple[GroupConfig, ...] = Field((), description="parameters treated differently")
+    implementation: Literal["auto", "fused", "foreach", "plain"] = Field(
+        "auto", description="auto: fused where torch has it, else foreach"
+    )
+
+
+class ScheduleConfig(Section):
+    """The learning rate over the run, instead of the task's own schedules."""
+
+    name: str = Field(
+        "constant",
+        description="constant, linear, cosine, one_cycle, step, plateau, warm_restarts, or a "
+        "class of torch.optim.lr_scheduler",
+    )
+    warmup: FromZero | Annotated[float, Field(gt=0, lt=1)] = Field(
+        0, description="steps, or a share of the run, in which the rate rises from near 0"
+    )
+    final: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="share of the rate at the end (linear, cosine, warm_restarts)"
+    )
+    every: Literal["auto", "step", "epoch"] = Field(
+        "auto", description="when it moves on; auto: as is usual for its kind"
+    )
+    args: dict[str, Any] = Field({}, description="further arguments of the scheduler")
+
+
+class EmaConfig(Section):
+    """An exponential moving average of the weights, validated and saved beside them."""
+
+    decay: Share = Field(0.999, description="how much of the average stays")
+    per: Literal["step", "epoch"] = Field(
+        "step", description="whether decay is meant per step or per epoch"
+    )
+    every: Positive = Field(1, description="steps between two updates of the average")
+    warmup: bool = Field(True, description="average little at first: (1 + n) / (10 + n) at most")
+    policy: Literal["per_rank", "rank0"] = Field(
+        "per_rank", description="every rank holds the average, or only rank 0"
+    )
+
+
+class SwaConfig(Section):
+    """Stochastic weight averaging: the mean of weights over the last part of the run."""
+
+    start: Share | Positive = Field(0.75, description="share of the run, or step, it begins at")
+    every: Positive | Literal["epoch"] = Field("epoch", description="steps between two samples")
+    lr: From0 | None = Field(None, description="constant rate in this phase; the schedule's")
+    anneal: FromZero = Field(0, description="steps from the schedule's rate to lr")
+
+
+class MemoryConfig(Section):
+    """How a lane fits into the device."""
+
+    checkpoint: tuple[str, ...] = Field(
+        (), description="patterns of modules whose activations are computed again in backward"
+    )
+    lane_split: Positive | Auto = Field(
+        1, description="micro-batches per lane; auto: as few as fit (changes BatchNorm and draws)"
+    )
+
+
+class SpeedConfig(Section):
+    """Faster steps."""
+
+    compile: bool = Field(False, description="torch.compile the model")
+    graph: bool | Auto = Field(
+        False, description="replay steps as CUDA graphs; auto: where that is possible"
+    )
+
+
+def loss_scale_mistakes(scale: LossScaleConfig) -> list[Mistake]:
+    if scale.min <= scale.init <= scale.max:
+        return []
+    message = f"{scale.init:g} is not between min {scale.min:g} and max {scale.max:g}"
+    return [Mistake("loss_scale.init", message)]
+
+
+def clip_mistakes(clip: ClipConfig) -> list[Mistake]:
+    given = [key for key in ("norm", "value", "adaptive") if getattr(clip, key) is not None]
+    if len(given) > 1:
+        return [Mistake(f"clip.{given[1]}", f"clip.{given[0]} is set too: keep one of them")]
+    if clip.per_group and given in ([], ["value"]):
+        return [Mistake("clip.per_group", "is about norms: set clip.norm or clip.adaptive")]
+    return []
