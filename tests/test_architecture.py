@@ -98,6 +98,7 @@ FLOORS: list[set[str]] = [
         "requeue",
     },
     {"streams", "evaluation", "task", "nonfinite", "progress", "saving"},
+    {"trained"},
     {"step"},
     {"boundary"},
     {"run"},

@@ -54,9 +54,16 @@ def _prepare_folder(
     if point is not None:
         refuse_another_run(config, vars(batch), point)
     point = _make_ready(folder, point, launch_names(environ))
-    document = config.model_dump_json(indent=2)
+    document = _with_whole_path(config).model_dump_json(indent=2)
     (folder.path / "config.json").write_text(document, encoding="utf-8")
     return point
+
+
+def _with_whole_path(config: Config) -> Config:
+    """The config, its task named so that it is found from the run's directory too."""
+    if config.task is None:
+        return config
+    return config.model_copy(update={"task": str(config.folder.resolve() / config.task)})
 
 
 def _make_ready(
