@@ -276,24 +276,58 @@ def is_map_style(dataset: Any) -> bool:
     )
 
 
-def to_device(data: Any, device: torch.device) -> Any:
-    """The batch with every tensor in it on the device; copies from pinned memory do not wait."""
-    return _convert(data, lambda tensor: tensor.to(device, non_blocking=True))
+class DeviceCopies:
+    """Brings batches to the device; on a GPU beside what it computes, on a stream of their own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def to_device(self, data: Any) -> Any:
+        """The batch with every tensor in it on the device; copies from pinned memory do not wait."""
+        if self._stream is None:
+            return convert(data, lambda tensor: tensor.to(self._device))
+        here = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._stream):
+            copy = convert(data, lambda tensor: tensor.to(self._device, non_blocking=True))
+        here.wait_stream(self._stream)
+        # Else the allocator would give its memory to the next copy while it is still in use.
+        convert(copy, lambda tensor: _used_on(tensor, here))
+        return copy
+
+
+def _used_on(tensor: Any, stream: torch.cuda.Stream) -> Any:
+    if isinstance(tensor, torch.Tensor):
+        tensor.record_stream(stream)
+    return tensor
 
 
 def pinned(data: Any) -> Any:
     """The batch with every tensor in it in page-locked memory."""
-    return _convert(data, lambda tensor: tensor.pin_memory())
+    return convert(data, lambda tensor: tensor.pin_memory())
 
 
-def _convert(data: Any, change: Callable[[Any], Any]) -> Any:
+def convert(data: Any, change: Callable[[Any], Any]) -> Any:
+    """The batch with every tensor in it changed."""
     if isinstance(data, torch.Tensor):
         return change(data)
     if isinstance(data, dict):
-        return {key: _convert(value, change) for key, value in data.items()}
+        return {key: convert(value, change) for key, value in data.items()}
     if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(_convert(value, change) for value in data))
+        return type(data)(*(convert(value, change) for value in data))
     if isinstance(data, (list, tuple)):
-        return type(data)([_convert(value, change) for value in data])
+        return type(data)([convert(value, change) for value in data])
     # Batches of other libraries (a transformers BatchEncoding, a packed sequence) move themselves.
     return change(data) if hasattr(data, "to") and hasattr(data, "pin_memory") else data
+
+
+def leaves_of(data: Any) -> Iterator[Any]:
+    """What a batch holds, one after the other."""
+    if isinstance(data, Mapping):
+        for value in data.values():
+            yield from leaves_of(value)
+    elif isinstance(data, (list, tuple)):
+        for value in data:
+            yield from leaves_of(value)
+    else:
+        yield data

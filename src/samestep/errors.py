@@ -9,6 +9,8 @@
     │   ├── StepError             the step's calls came in an order that means nothing
     │   ├── CheckpointError       a checkpoint that cannot be read or written
     │   ├── RunFolderError        a run directory that is in use, or cannot be written
+    │   ├── GraphError            a step that cannot be recorded as a CUDA graph
+    │   ├── OutOfMemory           a lane that does not fit into the device's memory
     │   └── MissingExtraError     a feature whose optional packages are not installed
     ├── InitError                 exit code 3: the process group could not be opened
     ├── RankFailed                a rank ended the run, with that rank's exit code
@@ -91,6 +93,14 @@ class CheckpointError(UserMistake):
 
 class RunFolderError(UserMistake):
     """A run directory that is in use by another run, or cannot be written."""
+
+
+class GraphError(UserMistake):
+    """A step that cannot be recorded as a CUDA graph."""
+
+
+class OutOfMemory(UserMistake):
+    """A lane that does not fit into the device's memory."""
 
 
 class MissingExtraError(UserMistake):

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from samestep.config import Config
-from samestep.data import Collate, LaneBatch, Lanes, MapSource, Position, is_map_style, to_device
+from samestep.data import (
+    Collate,
+    DeviceCopies,
+    LaneBatch,
+    Lanes,
+    MapSource,
+    Position,
+    is_map_style,
+)
 from samestep.errors import TaskError
 from samestep.metrics import LaneMetrics, merge_lanes
 from samestep.orders import sequential
@@ -38,10 +46,11 @@ class Evaluator:
         batch: BatchPlan,
         assignment: Sequence[range],
         streams: Streams,
+        precision: Precision,
         pin_memory: bool,
     ) -> None:
         self._config, self._context, self._streams = config, context, streams
-        self._precision = Precision(config, context.device)
+        self._precision, self._copies = precision, DeviceCopies(context.device)
         self._pin_memory = pin_memory
         lane_batch = config.evaluation.batch or batch.lane_batch
         self._batch = BatchPlan(lane_batch * batch.lanes, batch.lanes)
@@ -93,7 +102,7 @@ class Evaluator:
             for lane in data.lanes:
                 batch = data.read()
                 self._streams.enter(_EVALUATION, lane, at=(step, data.epoch_step))
-                yield LaneBatch(lane, to_device(batch.data, self._context.device), batch.ids)
+                yield LaneBatch(lane, self._copies.to_device(batch.data), batch.ids)
 
 
 @contextmanager

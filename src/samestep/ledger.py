@@ -12,8 +12,9 @@ from torch import Tensor
 
 from samestep.errors import TaskError
 from samestep.plan import LaneTree
-from samestep.runtime.lanestats import LocalStats, read_numbers
+from samestep.runtime.lanestats import LocalStats, begin_reading
 from samestep.runtime.pulse import READING, Pulse
+from samestep.update import Updated
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,15 @@ class StepRecord:
     loss: float
     count: float
     lr: tuple[float, ...]
-    grad_norm: float | None
+    grad_norm: float | tuple[float, ...] | None
+    """Before clipping; one for each parameter group with clip.per_group."""
     seconds: float
     """Mean wall time of the steps read together with this one."""
     bad_lanes: tuple[int, ...] = ()
     """Lanes whose loss is NaN or infinite."""
     skipped: bool = False
-    """Whether the step changed nothing for that reason."""
+    """Whether the step changed nothing, since it was not finite."""
+    loss_scale: float | None = None
 
     def values(self) -> dict[str, Any]:
         """The record as a line of metrics.jsonl."""
@@ -44,7 +47,10 @@ class StepRecord:
             "seconds": self.seconds,
         }
         if self.grad_norm is not None:
-            row["grad_norm"] = self.grad_norm
+            several = isinstance(self.grad_norm, tuple)
+            row["grad_norm"] = list(self.grad_norm) if several else self.grad_norm  # type: ignore[arg-type]
+        if self.loss_scale is not None:
+            row["loss_scale"] = self.loss_scale
         if self.skipped:
             row["skipped"] = True
         return row
@@ -54,13 +60,23 @@ class _Pending(NamedTuple):
     step: int
     epoch: int
     stats: LocalStats
-    lr: tuple[float, ...]
-    norm: Tensor | None
-    skipped: bool
+    updated: Updated
+
+
+class _Reading(NamedTuple):
+    entries: Sequence[_Pending]
+    counts: Sequence[int]
+    numbers: Callable[[], list[float]]
+    on_its_way: bool
+    seconds: float
 
 
 class Ledger:
-    """Collects what steps measured and reads it every `every` steps, all at once."""
+    """Collects what steps measured and reads it every `every` steps, all at once.
+
+    On a GPU nothing waits for it: what is asked for after one such period is written after
+    the next, or when `flush` wants everything.
+    """
 
     def __init__(
         self, every: int, write: Callable[[Sequence[StepRecord]], None], pulse: Pulse
@@ -69,59 +85,83 @@ class Ledger:
         self._write = write
         self._pulse = pulse
         self._pending: list[_Pending] = []
+        self._reading: _Reading | None = None
         self._since = time.perf_counter()
 
-    def add(
-        self,
-        step: int,
-        epoch: int,
-        stats: LocalStats,
-        lr: Sequence[float],
-        norm: Tensor | None,
-        skipped: bool,
-    ) -> None:
-        self._pending.append(_Pending(step, epoch, stats, tuple(lr), norm, skipped))
+    def add(self, step: int, epoch: int, stats: LocalStats, updated: Updated) -> None:
+        self._pending.append(_Pending(step, epoch, stats, updated))
         if len(self._pending) >= self._every:
-            self.flush()
+            self._write_what_was_asked()
+            self._ask()
+            if self._reading is not None and not self._reading.on_its_way:
+                self._write_what_was_asked()
 
     def flush(self) -> None:
         """Read and write everything measured so far. This waits for the device."""
-        if not self._pending:
-            return
-        entries, self._pending = self._pending, []
-        measured = [entry.stats.values() for entry in entries]
-        with self._pulse.during(READING):
-            numbers = iter(read_numbers([value for values in measured for value in values]))
-            norms = read_numbers([entry.norm for entry in entries])
-        lanes = [[next(numbers) for _ in values] for values in measured]
-        seconds = (time.perf_counter() - self._since) / len(entries)
-        records = []
-        for entry, values, norm in zip(entries, lanes, norms, strict=True):
-            loss, total = _mean_loss(values)
-            if total == 0:
-                raise TaskError(
-                    f"step {entry.step} counted nothing: no lane had samples (is steps_per_epoch "
-                    "beyond the data?) or every count was 0"
-                )
-            records.append(
-                StepRecord(
-                    entry.step,
-                    entry.epoch,
-                    loss,
-                    total,
-                    entry.lr,
-                    None if entry.norm is None else norm,
-                    seconds,
-                    tuple(i for i, lane in enumerate(values[::2]) if not math.isfinite(lane)),
-                    entry.skipped,
-                )
-            )
-        self._write(records)
+        self._write_what_was_asked()
+        self._ask()
+        self._write_what_was_asked()
         self.restart_clock()
 
     def restart_clock(self) -> None:
         """Leave what happened since the last step out of the steps' times."""
         self._since = time.perf_counter()
+
+    def _ask(self) -> None:
+        """Begin to read what is pending."""
+        if not self._pending:
+            return
+        entries, self._pending = self._pending, []
+        seconds = (time.perf_counter() - self._since) / len(entries)
+        self.restart_clock()
+        values = [_measured(entry) for entry in entries]
+        numbers, on_its_way = begin_reading([value for row in values for value in row])
+        self._reading = _Reading(entries, list(map(len, values)), numbers, on_its_way, seconds)
+
+    def _write_what_was_asked(self) -> None:
+        reading, self._reading = self._reading, None
+        if reading is None:
+            return
+        with self._pulse.during(READING):
+            numbers = iter(reading.numbers())
+        rows = [[next(numbers) for _ in range(count)] for count in reading.counts]
+        records = [
+            _record(entry, row, reading.seconds)
+            for entry, row in zip(reading.entries, rows, strict=True)
+        ]
+        self._write(records)
+
+
+def _measured(entry: _Pending) -> list[Tensor | float | None]:
+    """The numbers of a step: skipped, scale, norms, and the lanes' losses and counts."""
+    updated = entry.updated
+    skipped = 0.0 if updated.skipped is None else updated.skipped
+    norms = () if updated.norms is None else updated.norms.flatten().unbind()
+    return [skipped, updated.scale, *norms, *entry.stats.values()]
+
+
+def _record(entry: _Pending, row: Sequence[float], seconds: float) -> StepRecord:
+    updated = entry.updated
+    several = 0 if updated.norms is None else updated.norms.numel()
+    norms, values = tuple(row[2 : 2 + several]), row[2 + several :]
+    loss, total = _mean_loss(values)
+    if total == 0:
+        raise TaskError(
+            f"step {entry.step} counted nothing: no lane had samples (is steps_per_epoch "
+            "beyond the data?) or every count was 0"
+        )
+    return StepRecord(
+        step=entry.step,
+        epoch=entry.epoch,
+        loss=loss,
+        count=total,
+        lr=updated.rates,
+        grad_norm=None if not norms else norms if updated.norms.dim() else norms[0],  # type: ignore[union-attr]
+        seconds=seconds,
+        bad_lanes=tuple(i for i, lane in enumerate(values[::2]) if not math.isfinite(lane)),
+        skipped=bool(row[0]),
+        loss_scale=None if updated.scale is None else row[1],
+    )
 
 
 def _mean_loss(values: Sequence[float]) -> tuple[float, float]:

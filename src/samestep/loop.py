@@ -10,12 +10,13 @@ from typing import Any
 from torch.optim import Optimizer
 
 from samestep.config.schema import BestConfig
+from samestep.data import LaneBatch
 from samestep.errors import TaskError
 from samestep.evaluation import Values
 from samestep.progress import TrainingProgress
 from samestep.run import Run
 from samestep.step import Step
-from samestep.task import Schedule, Task
+from samestep.task import Loss, Schedule, Task
 
 
 @dataclass
@@ -111,10 +112,7 @@ class Training:
         """Train step by step: each step is yielded when it is through."""
         self.model.train()
         for step in self._run.steps(self._source):
-            for batch in step.lanes:
-                loss, count = self._task.loss(self.model, batch)
-                step.backward(loss, count)
-            step.update()
+            step.train(self._loss)
             self.outcome.steps = step.index + 1
             if step.ends_epoch:
                 for schedule in self._epoch_schedules:
@@ -128,6 +126,9 @@ class Training:
                 self._run.context.log.main(f"Stopping early: {self.outcome.stopped}")
                 self._run.stop(self.outcome.stopped)
             yield step
+
+    def _loss(self, batch: LaneBatch) -> Loss:
+        return self._task.loss(self.model, batch)
 
     def _remember_loss(self, record: Any) -> None:
         self.outcome.loss = record.loss

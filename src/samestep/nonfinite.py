@@ -22,56 +22,70 @@ _IDS_SHOWN = 16
 
 
 class FiniteGuard:
-    """Stops a run whose loss is not a number, or skips such steps; the same on all ranks.
+    """Stops a run whose loss is not a number, or says which steps were skipped; on all ranks.
 
     To stop, the losses are looked at when they are read anyway, and before every save. To
-    skip, every step waits for the device: whether to update must be known before the update.
+    skip, the update finds out on the device, and a skipped step leaves the buffers as they were.
     """
 
     def __init__(
-        self, policy: str, context: RunContext, modules: Sequence[nn.Module], remembered: int
+        self,
+        context: RunContext,
+        modules: Sequence[nn.Module],
+        remembered: int,
+        skips: bool,
+        least_scale: float | None,
     ) -> None:
-        self.skips = policy == "skip"
+        self.skips = skips
+        self._least_scale = least_scale
+        """With loss scaling: an overflow at this scale is no matter of the scale any more."""
         self._context = context
         self._remembered = remembered
-        self._ids: dict[int, dict[int, tuple[Any, ...]]] = {}
-        self._skipped = 0
-        self._buffers = changing_buffers(modules) if self.skips else []
+        self._seen: dict[int, dict[int, tuple[Any, ...]]] = {}
+        self._in_a_row = 0
+        self._buffers = changing_buffers(modules) if skips else []
         self._before = [buffer.clone() for buffer in self._buffers]
 
     def begin(self, step: int) -> None:
-        self._ids[step] = {}
-        self._ids.pop(step - self._remembered, None)
+        self._seen[step] = {}
+        self._seen.pop(step - self._remembered, None)
         if self._buffers:
             torch._foreach_copy_(self._before, self._buffers)
 
     def saw(self, step: int, batch: LaneBatch) -> None:
-        self._ids[step][batch.lane] = batch.ids
+        self._seen[step][batch.lane] = batch.ids
 
-    def allows_update(self, step: int, stats: LocalStats, params: Sequence[Parameter]) -> bool:
-        """Whether a step may change the weights; if not, the buffers are what they were."""
-        if not self.skips:
-            return True
+    def restore_buffers(self, skipped: Tensor) -> None:
+        """Leave the buffers as they were if the step is skipped; decided on the device."""
+        keep = skipped == 0
+        for buffer, before in zip(self._buffers, self._before, strict=True):
+            buffer.copy_(torch.where(keep, buffer, before))
+
+    def passed(self) -> None:
+        """The last step changed the weights."""
+        self._in_a_row = 0
+
+    def skipped(self, step: int, stats: LocalStats, scale: float | None) -> None:
+        """Say so, or end the run if it no longer learns. Every rank calls this."""
+        self._in_a_row += 1
         losses = read_numbers(stats.values())[::2]
         lanes = [lane for lane, loss in enumerate(losses) if not math.isfinite(loss)]
-        if not lanes and _all_finite([p.grad for p in params if p.grad is not None]):
-            self._skipped = 0
-            return True
-        if self._buffers:
-            torch._foreach_copy_(self._buffers, self._before)
-        self._skipped += 1
-        if self._skipped >= _IN_A_ROW:
+        told = self._told(step, lanes)
+        if scale is not None and self._least_scale is not None and scale <= self._least_scale:
             raise NonFiniteLoss(
-                f"{self._told(step, lanes)}; {_IN_A_ROW} steps in a row were skipped"
+                f"{told}, at the least loss scale of {scale:g} (loss_scale.min): smaller gradients "
+                "do not help. Look at these samples and the learning rate, or use bf16"
             )
-        self._context.log.main(f"{self._told(step, lanes)}: the step is skipped")
-        return False
+        if scale is None and self._in_a_row >= _IN_A_ROW:
+            raise NonFiniteLoss(f"{told}; {_IN_A_ROW} steps in a row were skipped")
+        at = "" if scale is None else f" at loss scale {scale:g}"
+        self._context.log.main(f"{told}{at}: the step is skipped")
 
     def state_dict(self) -> dict[str, Any]:
-        return {"skipped in a row": self._skipped}
+        return {"skipped in a row": self._in_a_row}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._skipped = state["skipped in a row"]
+        self._in_a_row = state["skipped in a row"]
 
     def refuse_bad_weights(self, step: int, params: Sequence[Parameter]) -> None:
         """Before a save: a finite loss can leave weights that are not."""
@@ -92,7 +106,7 @@ class FiniteGuard:
         if not lanes:
             return f"a gradient of step {step} is NaN or infinite"
         known: dict[int, tuple[Any, ...]] = {}
-        for ids in self._context.gather(self._ids.get(step, {})):
+        for ids in self._context.gather(self._seen.get(step, {})):
             known |= ids
         return f"the loss of step {step} is NaN or infinite in {_named(lanes, known)}"
 
@@ -108,7 +122,7 @@ def _samples(ids: tuple[Any, ...]) -> str:
     return f"samples {', '.join(map(str, ids[:_IDS_SHOWN]))}{more}"
 
 
-def _all_finite(grads: Sequence[Tensor]) -> bool:
+def _all_finite(tensors: Sequence[Tensor]) -> bool:
     # A sum is finite only if all its terms are, but for an overflow, which is as bad.
-    sums = [grad.sum(dtype=torch.float64) for grad in grads]
+    sums = [tensor.sum(dtype=torch.float64) for tensor in tensors]
     return not sums or bool(torch.stack(sums).isfinite().all())

@@ -3,25 +3,62 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import torch
 
-from samestep.config import Config
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+@dataclass(frozen=True)
 class Precision:
-    """fp32 as it is, or bf16 by autocast; backward runs outside of it, as torch advises."""
+    """fp32 as it is, tf32 inside matrix products, or bf16 and fp16 by autocast.
 
-    def __init__(self, config: Config, device: torch.device) -> None:
-        self._bf16 = config.precision == "bf16"
-        self._kind = device.type
+    Backward runs outside of autocast, as torch advises.
+    """
+
+    kind: str
+    reason: str
+    device: torch.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What matrix products are computed in."""
+        return _AUTOCAST.get(self.kind, torch.float32)
+
+    def switch_on(self) -> None:
+        """Set what torch keeps for the whole process: whether matrix products round to tf32."""
+        if self.device.type == "cuda" and self.kind in ("fp32", "tf32"):
+            torch.set_float32_matmul_precision("high" if self.kind == "tf32" else "highest")
+            torch.backends.cudnn.allow_tf32 = self.kind == "tf32"
 
     def forward(self) -> AbstractContextManager[object]:
-        if not self._bf16:
+        if self.kind not in _AUTOCAST:
             return nullcontext()
-        return torch.autocast(self._kind, dtype=torch.bfloat16)
+        return torch.autocast(self.device.type, dtype=_AUTOCAST[self.kind])
 
     def backward(self) -> AbstractContextManager[object]:
-        if not self._bf16:
+        if self.kind not in _AUTOCAST:
             return nullcontext()
-        return torch.autocast(self._kind, enabled=False)
+        return torch.autocast(self.device.type, enabled=False)
+
+
+def choose_precision(asked: str, device: torch.device) -> Precision:
+    """What the config asks for, or with `auto` what suits the device; and why."""
+    if asked != "auto":
+        return Precision(asked, f"precision: {asked}", device)
+    kind, reason = best_precision(device)
+    return Precision(kind, reason, device)
+
+
+def best_precision(device: torch.device) -> tuple[str, str]:
+    """bf16 where the hardware computes in it, fp16 on older GPUs, fp32 on CPUs; with the reason."""
+    if device.type != "cuda":
+        return "fp32", "auto: CPUs are not sure to be faster in bf16"
+    major, minor = torch.cuda.get_device_capability(device)
+    name = f"{torch.cuda.get_device_name(device)} has compute capability {major}.{minor}"
+    if major >= 8:
+        return "bf16", f"auto: {name}, and bf16 needs 8.0"
+    if major >= 7:
+        return "fp16", f"auto: {name}; bf16 needs 8.0, fp16 with tensor cores 7.0"
+    return "fp32", f"auto: {name}, and fp16 with tensor cores needs 7.0"

@@ -15,34 +15,32 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from samestep.boundary import Boundary
 from samestep.checkpoint.resume import refuse_another_run, warn_of_other_bits
 from samestep.checkpoint.state import Stateful
 from samestep.config import Config, load_config
 from samestep.data import Collate, LaneBatch, Lanes, MapSource, Source, is_map_style
-from samestep.errors import StepError, TaskError
+from samestep.engine import Prepared, build_engine, prepare
+from samestep.errors import StepError
 from samestep.evaluation import Evaluator, Measure, Values
 from samestep.ledger import Ledger, StepRecord
-from samestep.nonfinite import FiniteGuard
+from samestep.memory import out_of_memory
 from samestep.opening import open_run
 from samestep.orders import Order, shuffled
 from samestep.plan import EpochPlan, deal_lanes
-from samestep.precision import Precision
-from samestep.runtime.context import LaneMachinery, RunContext, create_run_context
+from samestep.precision import choose_precision
+from samestep.runtime.context import RunContext, create_run_context
 from samestep.runtime.hardware import detect_hardware
 from samestep.runtime.pulse import EVALUATE
 from samestep.runtime.randomness import BETWEEN, INIT, Streams
 from samestep.saving import Saver
-from samestep.step import Step, StepEngine, trainable
+from samestep.step import Step, StepEngine
 from samestep.streams import StreamSource
 from samestep.timing import StepTimes
 from samestep.trackers import open_trackers
@@ -63,14 +61,6 @@ def start(config: Config | str | Path | Mapping[str, Any], overrides: Sequence[s
         raise
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    modules: Sequence[nn.Module]
-    optimizers: Sequence[Optimizer]
-    schedules: Sequence[LRScheduler]
-    machinery: LaneMachinery
-
-
 class Run:
     """One run on this process: prepares objects, gives steps, evaluates, saves and logs."""
 
@@ -86,8 +76,14 @@ class Run:
         self.on_batch: Callable[[int, LaneBatch], None] | None = None
         """Called with the step and each of this rank's batches, when it is read."""
         self._streams = Streams(config.seed, context.device)
-        self._prepared: _Prepared | None = None
-        self._guard: FiniteGuard | None = None
+        self._precision = choose_precision(config.precision, context.device)
+        self._precision.switch_on()
+        if config.precision == "auto":
+            context.log.main(f"precision {self._precision.kind}: {self._precision.reason}")
+        self._prepared: Prepared | None = None
+        self._engine: StepEngine | None = None
+        self.after_update: list[Callable[[], None]] = []
+        """Called after every update that changed the weights."""
         self._current: Step | None = None
         with ExitStack() as opening:
             self._opened = open_run(config, context, self.batch)
@@ -109,8 +105,9 @@ class Run:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        meant = self._with_advice(error)
         # The others are told first: what is still to be written may take long.
-        meant = error if error is None else self.context.failed(error)
+        meant = meant if meant is None else self.context.failed(meant)
         with ExitStack() as closing:
             closing.callback(self.context.close)
             if self._opened.folder is not None:
@@ -122,12 +119,18 @@ class Run:
         if meant is not error and meant is not None:
             raise meant from error
 
+    def _with_advice(self, error: BaseException | None) -> BaseException | None:
+        if not isinstance(error, torch.OutOfMemoryError):
+            return error
+        at = "before the first step" if self._current is None else f"in step {self._current.index}"
+        return out_of_memory(error, self.context.device, self.batch.lane_batch, at)
+
     # -- what is measured ------------------------------------------------------------------
 
     def _write_records(self, records: Sequence[StepRecord]) -> None:
         for record in records:
-            if record.bad_lanes and self._guard is not None and not record.skipped:
-                self._guard.stop(record.step, record.bad_lanes)
+            if record.bad_lanes and self._prepared is not None and not record.skipped:
+                self._prepared.guard.stop(record.step, record.bad_lanes)
             self._trackers.write(record.values())
             for listener in self.on_record:
                 listener(record)
@@ -142,6 +145,8 @@ class Run:
 
     def flush(self) -> None:
         """Read every loss that is still on the device, and write it."""
+        if self._engine is not None:
+            self._engine.update.settle()
         self._ledger.flush()
         self._trackers.flush()
 
@@ -156,27 +161,19 @@ class Run:
         """
         if self._prepared is not None:
             raise StepError("run.prepare was called twice: give it everything at once")
-        modules = [item for item in objects if isinstance(item, nn.Module)]
-        optimizers = [item for item in objects if isinstance(item, Optimizer)]
-        schedules = [item for item in objects if isinstance(item, LRScheduler)]
-        if len(modules) + len(optimizers) + len(schedules) != len(objects):
-            raise TaskError("run.prepare takes modules, optimizers and learning-rate schedulers")
-        if not modules or not optimizers:
-            raise TaskError("run.prepare needs a model and an optimizer")
-        for module in modules:
-            module.to(self.context.device)
-        params, _ = trainable(optimizers, modules)
-        if not params:
-            raise TaskError("no parameter of the optimizers requires a gradient")
-        self._saver.prepare(modules, optimizers, schedules)
-        machinery = self.context.machinery(self.config, modules, params, self.lanes.units)
-        self._prepared = _Prepared(modules, optimizers, schedules, machinery)
-        self._guard = FiniteGuard(
-            self.config.on_nonfinite, self.context, modules, self.config.log_every + 1
+        self._prepared = prepared = prepare(
+            self.config,
+            self.context,
+            self._precision,
+            objects,
+            self.lanes.units,
+            self.batch,
+            self._saver.prepare,
         )
-        if self._guard.skips:
-            self._saver.keep("skipped steps", self._guard)
-        wrapped = [machinery.model if item is modules[0] else item for item in objects]
+        for name, item in prepared.states().items():
+            self._saver.keep(name, item)
+        model = prepared.modules[0]
+        wrapped = [prepared.machinery.model if item is model else item for item in objects]
         return wrapped[0] if len(wrapped) == 1 else tuple(wrapped)
 
     def prepare_once(self, prepare: Callable[[], None]) -> None:
@@ -238,7 +235,7 @@ class Run:
         is due, and the run stops here if a signal asked it to.
         """
         source = dataset if isinstance(dataset, Source) else self.source(dataset, order, collate)
-        engine = self._engine()
+        engine = self._engine = self._build_engine()
         total = self.total_steps(source)
         plan = self._announce(source, total)
         position, pulse = self._saver.position, self.context.pulse
@@ -282,27 +279,21 @@ class Run:
         """Save and stop after so many steps, as if a signal had asked for it."""
         self._boundary.pause_after = steps
 
-    def _engine(self) -> StepEngine:
-        if self._prepared is None or self._guard is None:
+    def _build_engine(self) -> StepEngine:
+        if self._prepared is None:
             raise StepError("run.steps came before run.prepare: prepare model and optimizer first")
-        prepared, context = self._prepared, self.context
-        params, frozen = trainable(prepared.optimizers, prepared.modules)
-        self._boundary.watch(prepared.modules, prepared.optimizers)
-        return StepEngine(
-            context=context,
-            machinery=prepared.machinery,
-            streams=self._streams,
-            precision=Precision(self.config, context.device),
-            ledger=self._ledger,
-            guard=self._guard,
-            note=self._boundary.note,
-            lanes=self.lanes.mine,
-            params=[param for _, param in params],
-            frozen=frozen,
-            optimizers=prepared.optimizers,
-            step_schedules=prepared.schedules,
-            clip_norm=self.config.clip.norm,
-            on_batch=self.on_batch,
+        self._boundary.watch(self._prepared.modules, self._prepared.optimizers)
+        return build_engine(
+            self.config,
+            self.context,
+            self._precision,
+            self._streams,
+            self._ledger,
+            self._prepared,
+            self.after_update,
+            self._boundary.note,
+            self.lanes.mine,
+            self.on_batch,
         )
 
     def _announce(self, source: Source, total: int | None) -> dict[str, Any]:
@@ -362,9 +353,10 @@ class Run:
             self.batch,
             self.lanes.assignment,
             self._streams,
+            self._precision,
             self._pin_memory,
         )
-        self._ledger.flush()
+        self.flush()
         with self.context.pulse.during(EVALUATE):
             values = evaluator.run(
                 self._prepared.modules[0], dataset, measure, metrics or {}, collate, step

@@ -5,6 +5,10 @@
         step.backward(loss_sum(out, batch.y), count=len(batch.y))
     step.update(optimizer)                         # reduce, clip, step, schedule
 
+or, with the loss as a function, which CUDA graphs and micro-batches need:
+
+    step.train(lambda batch: (loss_sum(model(batch.x), batch.y), len(batch.y)))
+
 `lanes` may be gone through more than once before a lane's `backward`: each pass gives the
 lane the same batch, the same draws and the same buffers. That is what a loss over the whole
 global batch needs: a first pass for all embeddings, a second for the gradients.
@@ -18,11 +22,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
-from samestep.data import LaneBatch, Position, StepData, to_device
+from samestep.data import DeviceCopies, LaneBatch, Position, StepData
 from samestep.errors import StepError
 from samestep.ledger import Ledger
 from samestep.nonfinite import FiniteGuard
@@ -31,6 +33,10 @@ from samestep.runtime.context import LaneMachinery, RunContext
 from samestep.runtime.lanestats import EMPTY, LaneStats, LocalStats, RankNote
 from samestep.runtime.pulse import DATA
 from samestep.runtime.randomness import BETWEEN, MODEL, Streams
+from samestep.update import Update
+
+LossFunction = Callable[[LaneBatch], tuple[Tensor, Tensor | float]]
+"""Gives a batch's summed loss and what it was summed over."""
 
 
 @dataclass
@@ -49,9 +55,14 @@ class StepEngine:
     """The lanes this rank runs one after the other."""
     params: Sequence[Parameter]
     frozen: Sequence[tuple[str, Parameter]]
-    optimizers: Sequence[Optimizer]
-    step_schedules: Sequence[LRScheduler]
-    clip_norm: float | None
+    update: Update
+    copies: DeviceCopies
+    run_lane: Callable[[Step, LaneBatch, LossFunction], None]
+    """How `Step.train` runs a lane: at once, in micro-batches, or as a CUDA graph."""
+    try_first: Callable[[Step, LossFunction], None] | None = None
+    """Called before a step's lanes."""
+    needs_function: str = ""
+    """The config's key that only `Step.train` can fulfil, if there is one."""
     on_batch: Callable[[int, LaneBatch], None] | None = None
     """Told of every batch as it is read."""
 
@@ -71,9 +82,20 @@ class Step:
         self._open: int | None = None
         self._lane_stats: dict[int, LaneStats] = {}
         self._stats: LocalStats | None = None
+        self._by_function = False
         engine.guard.begin(data.index)
         engine.machinery.gradients.begin(data.ragged)
+        engine.machinery.gradients.scaling.begin()
         engine.machinery.buffers.begin_step()
+
+    def train(self, loss: LossFunction) -> None:
+        """The whole step: every lane's loss and backward pass, then the update."""
+        self._by_function = True
+        if self._engine.try_first is not None:
+            self._engine.try_first(self, loss)
+        for batch in self.lanes:
+            self._engine.run_lane(self, batch, loss)
+        self.update()
 
     @property
     def lanes(self) -> Iterator[LaneBatch]:
@@ -83,6 +105,11 @@ class Step:
         runs in the config's precision.
         """
         engine = self._engine
+        if engine.needs_function and not self._by_function:
+            raise StepError(
+                f"{engine.needs_function} needs the loss as a function: write "
+                "step.train(lambda batch: (loss_sum, count)) in place of the loop over step.lanes"
+            )
         for position, lane in enumerate(self._data.lanes):
             batch = self._batch(position)
             last = lane == self._data.lanes[-1]
@@ -97,15 +124,52 @@ class Step:
 
     def backward(self, loss_sum: Tensor, count: Tensor | float) -> None:
         """Backpropagate this lane's summed loss; `count` is what it was summed over."""
-        lane = self._require_open_lane()
         _check_loss(loss_sum, count)
-        engine, last = self._engine, lane == self._data.lanes[-1]
-        self._lane_stats[lane] = LaneStats(loss_sum.detach(), count)
-        engine.machinery.buffers.leave_lane(lane)
+        self._backward(loss_sum, LaneStats(loss_sum.detach(), count))
+
+    def backward_in_pieces(self, pieces: Sequence[LaneBatch], loss: LossFunction) -> None:
+        """Backpropagate this lane micro-batch by micro-batch."""
+        gradients, precision = self._engine.machinery.gradients, self._engine.precision
+        total, counted = EMPTY.loss, EMPTY.count
+        for piece in pieces[:-1]:
+            # What leaves for other ranks during backward leaves with the last piece.
+            with gradients.forward_scope(last=False):
+                value, count = loss(piece)
+            _check_loss(value, count)
+            with precision.backward():
+                value.backward(gradients.scaling.start)
+            total, counted = total + value.detach(), counted + count
+        value, count = loss(pieces[-1])
+        _check_loss(value, count)
+        self._backward(value, LaneStats(total + value.detach(), counted + count))
+
+    def attempt(self, batch: LaneBatch, loss: LossFunction) -> None:
+        """A forward and backward pass that tells nobody; whoever asked for it clears up."""
+        gradients, precision = self._engine.machinery.gradients, self._engine.precision
+        with gradients.forward_scope(last=False):
+            value, _ = loss(batch)
+        with precision.backward():
+            value.backward(gradients.scaling.start)
+
+    def _backward(self, loss: Tensor, stats: LaneStats) -> None:
+        lane, last = self._leave_lane(stats)
+        with self._engine.precision.backward():
+            self._engine.machinery.gradients.backward(loss, stats.count, lane, last)
+
+    def took_backward(self, stats: LaneStats) -> None:
+        """Take the gradients of a backward pass that was run elsewhere, as in a CUDA graph."""
+        lane, last = self._leave_lane(stats)
+        self._engine.machinery.gradients.take(lane, last)
+
+    def _leave_lane(self, stats: LaneStats) -> tuple[int, bool]:
+        """After the open lane's forward pass; whether it was this rank's last."""
+        lane = self._require_open_lane()
+        last = lane == self._data.lanes[-1]
+        self._lane_stats[lane] = stats
+        self._engine.machinery.buffers.leave_lane(lane)
         if last:
             self._share()
-        with engine.precision.backward():
-            engine.machinery.gradients.backward(loss_sum, count, lane, last)
+        return lane, last
 
     def update(self, *optimizers: Optimizer) -> None:
         """Sum over all lanes of all ranks, divide by the count, clip, step and schedule."""
@@ -117,18 +181,9 @@ class Step:
         engine.machinery.gradients.finish(stats)
         engine.machinery.buffers.finish()
         self._check_frozen()
-        allowed = engine.guard.allows_update(self.index, stats, engine.params)
-        norm = None
-        if engine.clip_norm is not None and allowed:
-            norm = clip_grad_norm_(engine.params, engine.clip_norm)
-        rates = [group["lr"] for opt in engine.optimizers for group in opt.param_groups]
-        if allowed:
-            for optimizer in optimizers or engine.optimizers:
-                optimizer.step()
-            for schedule in engine.step_schedules:
-                schedule.step()
+        updated = engine.update.apply(self.index, stats, optimizers)
         self.updated = True
-        engine.ledger.add(self.index, self.epoch, stats, rates, norm, skipped=not allowed)
+        engine.ledger.add(self.index, self.epoch, stats, updated)
 
     @property
     def stats(self) -> LocalStats:
@@ -166,7 +221,7 @@ class Step:
             self._engine.guard.saw(self.index, read)
             if self._engine.on_batch is not None:
                 self._engine.on_batch(self.index, read)
-            data = to_device(read.data, self._engine.context.device)
+            data = self._engine.copies.to_device(read.data)
             self._batches.append(LaneBatch(read.lane, data, read.ids))
         return self._batches[position]
 
@@ -195,6 +250,11 @@ class Step:
                     f"parameter {name} was frozen when the run was prepared and now has a "
                     "gradient, which no other rank would get. Unfreeze it before run.prepare"
                 )
+
+
+def run_at_once(step: Step, batch: LaneBatch, loss: LossFunction) -> None:
+    """Run a lane as it is."""
+    step.backward(*loss(batch))
 
 
 def _check_loss(loss_sum: Tensor, count: Tensor | float) -> None:

@@ -33,14 +33,14 @@ def train_and_end(config: dict[str, Any], record: str, at: int, rank: int, how: 
     from samestep.step import Step
 
     if int(os.environ.get("RANK", "0")) == rank and how:
-        whole = Step.backward
+        whole = Step._leave_lane
 
-        def backward(self: Step, *args: Any) -> None:
+        def leave_lane(self: Step, *args: Any) -> Any:
             if self.index == at:
                 HOW[how]()
-            whole(self, *args)
+            return whole(self, *args)
 
-        Step.backward = backward  # type: ignore[method-assign]
+        Step._leave_lane = leave_lane  # type: ignore[method-assign]
     loaded = load_config(config)
     with create_run_context(loaded, detect_hardware()) as context:
         return train_once(loaded, context, Path(record)).steps

@@ -81,7 +81,9 @@ class Everything(Task):
     def optimizers(self, model: nn.Module) -> Any:
         if self.kind == "momentum":
             return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
-        return torch.optim.AdamW(model.parameters(), lr=3e-3)
+        if self.kind == "fused momentum":
+            return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, fused=True)
+        return torch.optim.AdamW(model.parameters(), lr=3e-3, fused=self.kind == "fused")
 
     def schedules(self, optimizers: Any, steps: int | None) -> Any:
         return [
@@ -113,6 +115,45 @@ class Everything(Task):
         metrics["auroc"].update(logits.softmax(1), batch.y)
         metrics["brier"].update(logits.softmax(1), F.one_hot(batch.y, CLASSES).float())
         return F.cross_entropy(logits, batch.y, reduction="sum"), len(batch)
+
+
+class _Exploding(torch.autograd.Function):
+    """Does nothing forward, and gives an infinite gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * float("inf")
+
+
+class Overflowing(Everything):
+    """One sample, and so one lane of one rank once an epoch, overflows in backward."""
+
+    def __init__(self, sample: int = 17, **others: Any) -> None:
+        super().__init__(**others)
+        self.sample = sample
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
+        logits = model(batch.x)
+        if self.sample in batch.ids:
+            logits = _Exploding.apply(logits)
+        return F.cross_entropy(logits, batch.y, reduction="sum"), len(batch)
+
+
+class Cramped(Everything):
+    """More than so many samples at once do not fit into the device, as it pretends."""
+
+    def __init__(self, fits: int = 2, **others: Any) -> None:
+        super().__init__(**others)
+        self.fits = fits
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
+        if len(batch) > self.fits:
+            raise torch.OutOfMemoryError("pretended")
+        return super().loss(model, batch)
 
 
 class Balanced(Everything):

@@ -177,7 +177,8 @@ class SingleProcessContext(RunContext):
     ) -> LaneMachinery:
         find_unused = config.distributed.find_unused_parameters
         lanes = assignment[0]
-        alone = len(lanes) == 1
+        # In micro-batches, the lane's count is known only with the last of them.
+        alone = len(lanes) == 1 and config.memory.lane_split == 1
         return LaneMachinery(
             modules[0],
             OneLaneSum(params) if alone else LaneSum(params, lanes, find_unused),

@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samestep.config import DistributedConfig
 from samestep.runtime.collectives import TorchCollectives
-from samestep.runtime.gradients import GradientSum, scale_
-from samestep.runtime.lanestats import LaneStats, LocalStats, RankNote
+from samestep.runtime.gradients import GradientSum
+from samestep.runtime.lanestats import LaneStats, LocalStats, RankNote, inverse
 from samestep.runtime.pulse import COMPUTE
 
 
@@ -82,18 +82,22 @@ class DDPSum(GradientSum):
 
     def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
         with self._collectives.pulse.waiting("gradients in backward", COMPUTE):
-            loss.backward()
+            loss.backward(self.scaling.start)
+
+    def take(self, lane: int, last: bool) -> None:
+        raise AssertionError("a backward pass of its own is DistributedDataParallel's")
 
     def finish(self, stats: LocalStats) -> None:
-        inverse_count = stats.inverse_count(self._inside[0].device)
+        inverse_count = inverse(stats.count(), self._inside[0].device)
         by_hand = [*self._outside, *(self._inside if self._ragged else ())]
         with self._collectives.pulse.waiting("gradients"):
             _all_reduce(by_hand)
             _broadcast(self._shared_buffers)
-        scale_([param.grad for param in by_hand], inverse_count)
+        self.scaling.apply([param.grad for param in by_hand], inverse_count)
         if not self._ragged:
             # DistributedDataParallel has divided by the world; the sum is what we want.
-            scale_([param.grad for param in self._inside], inverse_count * self._collectives.world)
+            factor = inverse_count * self._collectives.world
+            self.scaling.apply([param.grad for param in self._inside], factor)
 
 
 def _all_reduce(params: Sequence[Parameter]) -> None:

@@ -21,12 +21,41 @@ from samestep.runtime.lanestats import LaneStats, LocalStats, RankNote, inverse
 Grads = list[Tensor | None]
 
 
+class Scaling:
+    """The last factor of the gradients. Loss scaling and checks for NaN build on it."""
+
+    @property
+    def start(self) -> Tensor | None:
+        """What backpropagation starts from instead of 1; `apply` takes it out again."""
+        return None
+
+    @property
+    def checks(self) -> bool:
+        """Whether `apply` must see all gradients, whatever the factor."""
+        return False
+
+    def begin(self) -> None:
+        """A new step."""
+
+    def apply(self, grads: Sequence[Tensor | None], factor: Tensor | float) -> None:
+        """Multiply the summed gradients, in place."""
+        present = [grad for grad in grads if grad is not None]
+        if present:
+            torch._foreach_mul_(present, factor)
+
+
 class GradientSum(ABC):
     """Sums gradients over the lanes of one step, on all ranks.
 
     A step is `begin`, for each lane a forward pass in `forward_scope` and one `backward`,
-    `share` before the last of them, then `finish`. Lanes without samples are simply never mentioned.
+    `share` before the last of them, then `finish`. Lanes without samples are simply never
+    mentioned. Where something else than `backward` ran the lane's backward pass, such as a CUDA
+    graph, `take` takes what that left in `.grad`.
     """
+
+    scaling: Scaling = Scaling()
+    keeps_places = False
+    """Whether the sum must lie in the same memory in every step, for a CUDA graph to find it."""
 
     @abstractmethod
     def begin(self, ragged: bool) -> None:
@@ -40,9 +69,17 @@ class GradientSum(ABC):
     def share(self, lanes: Sequence[LaneStats], note: RankNote) -> LocalStats:
         """Tell all ranks this rank's lanes' losses, and its note; before the last `backward`."""
 
+    def start(self, loss: Tensor, count: Tensor | float) -> Tensor | None:
+        """What a lane's backpropagation starts from; None for 1."""
+        return self.scaling.start
+
     @abstractmethod
     def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
         """Backpropagate one lane's summed loss and take the gradients."""
+
+    @abstractmethod
+    def take(self, lane: int, last: bool) -> None:
+        """Take what a lane's backward pass has left in `.grad`."""
 
     @abstractmethod
     def finish(self, stats: LocalStats) -> None:
@@ -60,9 +97,15 @@ class LaneBucket:
         self._lanes = lanes
         self._next = lanes.start
         self._tree: LaneTree[Grads] = LaneTree(_add_grads)
+        self._places: list[Grads] = []
+        """With `in_places`: where the tree's open nodes lie, by depth."""
 
-    def collect(self, lane: int, may_vary: bool) -> None:
-        """Take the gradients of a lane's backward pass."""
+    def collect(self, lane: int, may_vary: bool, in_places: bool = False) -> None:
+        """Take the gradients of a lane's backward pass.
+
+        `in_places` copies what later lanes are added to into memory of its own: the next
+        lane's backward pass overwrites it, and the sum is to lie where it lay before.
+        """
         grads: Grads = [param.grad for param in self.params]
         self.clear_grads()
         used = [grad is not None for grad in grads]
@@ -70,8 +113,15 @@ class LaneBucket:
             self.check_used(used, f"in lane {lane}")
         self.used = used
         self._skip_to(lane)
+        if in_places and (lane == self._lanes.start or lane % 2 == 0):
+            grads = self._in_place(grads, depth=len(self._tree.nodes))
         self._tree.push(lane, 1, grads)
         self._next = lane + 1
+
+    def _in_place(self, grads: Grads, depth: int) -> Grads:
+        if depth == len(self._places):
+            self._places.append([None if g is None else torch.empty_like(g) for g in grads])
+        return copied(grads, self._places[depth])
 
     def clear_grads(self) -> None:
         for param in self.params:
@@ -115,11 +165,22 @@ def _add_grads(left: Grads, right: Grads) -> Grads:
     return [b if a is None else a for a, b in zip(left, right, strict=True)]
 
 
+def copied(grads: Grads, places: Grads) -> Grads:
+    """The gradients in memory of their own; a parameter may have none, now or then."""
+    found: Grads = []
+    for grad, place in zip(grads, places, strict=True):
+        found.append(torch.empty_like(grad) if grad is not None and place is None else place)
+    both = [(p, g) for p, g in zip(found, grads, strict=True) if p is not None and g is not None]
+    torch._foreach_copy_([place for place, _ in both], [grad for _, grad in both])
+    return [None if grad is None else place for place, grad in zip(found, grads, strict=True)]
+
+
 class OneLaneSum(GradientSum):
     """The sum when there is one lane in all: its count is the whole count, known beforehand."""
 
     def __init__(self, params: Sequence[tuple[str, Parameter]]) -> None:
         self._params = [param for _, param in params]
+        self._places: Grads | None = None
         self._last_start: tuple[tuple[float, torch.dtype, torch.device], Tensor] | None = None
 
     def begin(self, ragged: bool) -> None:
@@ -130,10 +191,23 @@ class OneLaneSum(GradientSum):
         return LocalStats(lanes, note)
 
     def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
-        # Backpropagation starts from 1 / count instead of 1: no pass over the gradients.
-        loss.backward(self._start(loss, count))
+        loss.backward(self.start(loss, count))
+        if self.keeps_places:
+            self.take(lane, last)
 
-    def _start(self, loss: Tensor, count: Tensor | float) -> Tensor:
+    def take(self, lane: int, last: bool) -> None:
+        grads: Grads = [param.grad for param in self._params]
+        if self._places is None:
+            self._places = grads
+        elif any(grad is not place for grad, place in zip(grads, self._places, strict=True)):
+            grads = self._places = copied(grads, self._places)
+            for param, grad in zip(self._params, grads, strict=True):
+                param.grad = grad
+
+    def start(self, loss: Tensor, count: Tensor | float) -> Tensor:
+        # 1 / count instead of 1: no pass over the gradients.
+        if self.scaling.start is not None:
+            return self.scaling.start
         if isinstance(count, Tensor):
             return torch.as_tensor(inverse(count, loss.device)).to(loss)
         key = (count, loss.dtype, loss.device)
@@ -142,7 +216,10 @@ class OneLaneSum(GradientSum):
         return self._last_start[1]
 
     def finish(self, stats: LocalStats) -> None:
-        """Nothing is left to do."""
+        if self.scaling.checks:
+            done = self.scaling.start is None
+            factor = 1.0 if done else inverse(stats.count(), self._params[0].device)
+            self.scaling.apply([param.grad for param in self._params], factor)
 
 
 class LaneSum(GradientSum):
@@ -162,17 +239,14 @@ class LaneSum(GradientSum):
         return LocalStats(lanes, note)
 
     def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
-        loss.backward()
-        self._bucket.collect(lane, self._find_unused)
+        loss.backward(self.scaling.start)
+        self.take(lane, last)
+
+    def take(self, lane: int, last: bool) -> None:
+        self._bucket.collect(lane, self._find_unused, self.keeps_places)
 
     def finish(self, stats: LocalStats) -> None:
         grads = self._bucket.total()
-        scale_(grads, stats.inverse_count(self._bucket.params[0].device))
+        self.scaling.apply(grads, inverse(stats.count(), self._bucket.params[0].device))
         for param, grad in zip(self._bucket.params, grads, strict=True):
             param.grad = grad
-
-
-def scale_(grads: Sequence[Tensor | None], factor: Tensor | float) -> None:
-    present = [grad for grad in grads if grad is not None]
-    if present:
-        torch._foreach_mul_(present, factor)

@@ -62,12 +62,16 @@ class LocalStats:
         self._lanes = lanes
         self._note = note
 
-    def inverse_count(self, device: torch.device) -> Tensor | float:
-        """1 / the step's whole count, 0 if that is 0; never synchronises with a GPU."""
+    def count(self) -> Tensor | float:
+        """What the step's losses were summed over in all; never synchronises with a GPU."""
         total: Tensor | float = 0.0
         for lane in self._lanes:
             total = total + lane.count
-        return inverse(total, device)
+        return total
+
+    def losses(self) -> list[Tensor | float]:
+        """Numbers that are all finite only if every lane's loss is; never waits for a GPU."""
+        return [lane.loss for lane in self._lanes]
 
     def values(self) -> list[Tensor | float]:
         """Each lane's loss and count, one after the other, in lane order."""
@@ -133,24 +137,29 @@ class RowStats(LocalStats):
     _notes: Tensor
     """The ranks' (flag, busy)."""
 
-    def inverse_count(self, device: torch.device) -> Tensor | float:
-        if self._rows.device.type == "cpu":
-            return inverse(sum(self._rows[..., 1].flatten().tolist()), device)
-        return inverse(self._rows[..., 1].sum(), device)
+    def count(self) -> Tensor | float:
+        counts = self._rows[..., 1]
+        if counts.device.type == "cpu":
+            return float(sum(counts.flatten().tolist()))
+        return counts.sum()
+
+    def losses(self) -> list[Tensor | float]:
+        losses = self._rows[..., 0]
+        if losses.device.type == "cpu":
+            return list(losses.flatten().tolist())
+        return [losses.sum()]
 
     def values(self) -> list[Tensor | float]:
-        return list(self._rows.flatten().tolist())
+        return _numbers(self._rows)
 
     def notes(self) -> ReadNotes:
         if not self.notes_wait:
             return lambda: _as_notes(self._notes)
-        here = torch.empty(self._notes.shape, dtype=self._notes.dtype, pin_memory=True)
-        here.copy_(self._notes, non_blocking=True)
-        copied = torch.cuda.Event()
-        copied.record()
+        here, copied = _to_host(self._notes)
 
         def read() -> list[RankNote]:
-            copied.synchronize()
+            if copied is not None:
+                copied.synchronize()
             return _as_notes(here)
 
         return read
@@ -158,6 +167,12 @@ class RowStats(LocalStats):
     @property
     def notes_wait(self) -> bool:
         return self._notes.device.type != "cpu"
+
+
+def _numbers(rows: Tensor) -> list[Tensor | float]:
+    """One after the other: numbers at once from the host, tensors that nobody has read from a GPU."""
+    flat = rows.flatten()
+    return list(flat.tolist()) if flat.device.type == "cpu" else list(flat.unbind())
 
 
 def _as_notes(rows: Tensor) -> list[RankNote]:
@@ -203,14 +218,18 @@ class GatheredStats(RowStats):
         self._counts = counts
         self._pulse = pulse
 
-    def inverse_count(self, device: torch.device) -> Tensor | float:
+    def count(self) -> Tensor | float:
         self._wait()
-        return super().inverse_count(device)
+        return super().count()
+
+    def losses(self) -> list[Tensor | float]:
+        self._wait()
+        return super().losses()
 
     def values(self) -> list[Tensor | float]:
         self._wait()
-        rows = zip(self._rows.tolist(), self._counts, strict=True)
-        return [value for held, here in rows for lane in held[:here] for value in lane]
+        rows = zip(self._rows, self._counts, strict=True)
+        return [value for held, here in rows for value in _numbers(held[:here])]
 
     def notes(self) -> ReadNotes:
         self._wait()
@@ -234,14 +253,42 @@ def inverse(total: Tensor | float, device: torch.device) -> Tensor | float:
 
 
 def read_numbers(values: Sequence[Tensor | float | None]) -> list[float]:
-    """The values as numbers, None as NaN, with one wait for the device for all of a type."""
+    """The values as numbers, None as NaN; waits for the device once."""
+    return begin_reading(values)[0]()
+
+
+def begin_reading(
+    values: Sequence[Tensor | float | None],
+) -> tuple[Callable[[], list[float]], bool]:
+    """Begin to bring the values to the host; gives what waits for them, and if it would."""
     numbers = [math.nan if v is None or isinstance(v, Tensor) else float(v) for v in values]
     by_type: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for place, value in enumerate(values):
         if isinstance(value, Tensor):
             by_type.setdefault((value.dtype, value.device), []).append(place)
-    for places in by_type.values():
-        read = torch.stack([values[place] for place in places]).tolist()  # type: ignore[misc]
-        for place, number in zip(places, read, strict=True):
-            numbers[place] = float(number)
-    return numbers
+    stacks = [
+        (places, _to_host(torch.stack([values[place] for place in places])))  # type: ignore[misc]
+        for places in by_type.values()
+    ]
+    events = [event for _, (_, event) in stacks if event is not None]
+
+    def read() -> list[float]:
+        for event in events:
+            event.synchronize()
+        for places, (stack, _) in stacks:
+            for place, number in zip(places, stack.tolist(), strict=True):
+                numbers[place] = float(number)
+        return numbers
+
+    return read, bool(events)
+
+
+def _to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """The values in host memory, once the event has happened."""
+    if values.device.type == "cpu":
+        return values, None
+    here = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    here.copy_(values, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+    return here, copied

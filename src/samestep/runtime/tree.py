@@ -12,7 +12,7 @@ from samestep.errors import TaskError
 from samestep.plan import aligned_blocks
 from samestep.runtime.collectives import TorchCollectives
 from samestep.runtime.exchange import NOTHING, Pending
-from samestep.runtime.gradients import GradientSum, Grads, LaneBucket, scale_
+from samestep.runtime.gradients import GradientSum, Grads, LaneBucket, Scaling
 from samestep.runtime.lanestats import (
     PIECES,
     LaneStats,
@@ -20,6 +20,7 @@ from samestep.runtime.lanestats import (
     RankNote,
     RidingStats,
     cut,
+    inverse,
     stack_stats,
 )
 
@@ -88,14 +89,20 @@ class TreeSum(GradientSum):
 
     def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
         if not last:
-            loss.backward()
-            for bucket in self._buckets:
-                bucket.collect(lane, self._find_unused)
+            loss.backward(self.scaling.start)
+            self.take(lane, last)
             return
         for bucket in self._buckets:
             bucket.expect(self._find_unused)
         self._last_lane = lane
-        loss.backward()
+        loss.backward(self.scaling.start)
+
+    def take(self, lane: int, last: bool) -> None:
+        if last:  # it is collected as its bucket leaves
+            self._last_lane = lane
+            return
+        for bucket in self._buckets:
+            bucket.collect(lane, self._find_unused, self.keeps_places)
 
     def finish(self, stats: LocalStats) -> None:
         # All of it before the wait: a rank without samples must call in the others' order.
@@ -111,9 +118,9 @@ class TreeSum(GradientSum):
         self._last_lane = None
         if self._carrier is not None:
             self._carrier.deliver_passengers()
-        inverse_count = stats.inverse_count(self._buckets[0].params[0].device)
+        inverse_count = inverse(stats.count(), self._buckets[0].params[0].device)
         for bucket in self._buckets:
-            bucket.deliver(inverse_count)
+            bucket.deliver(self.scaling, inverse_count)
         self._usage_agreed = True
 
     @property
@@ -228,10 +235,10 @@ class _Bucket(LaneBucket):
             self.check_used(everywhere, "on another rank")
         self.used = everywhere
 
-    def deliver(self, inverse_count: Tensor | float) -> None:
+    def deliver(self, scaling: Scaling, inverse_count: Tensor | float) -> None:
         """Leave the scaled sum in `.grad`, and None where no lane of any rank had a gradient."""
         assert self.used is not None, "agreed on in the first step"
-        scale_([self._exchange.total], inverse_count)
+        scaling.apply([self._exchange.total], inverse_count)
         for param, view, used in zip(self.params, self._views[0], self.used, strict=True):
             param.grad = view if used else None
 

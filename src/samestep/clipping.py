@@ -1,0 +1,74 @@
+"""Limits on the gradient: by norm, by value, or by a multiple of its usual norm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
+
+from samestep.config.optimization import ClipConfig
+
+
+class Clipping:
+    """Clips the summed gradients, all at once or each group by itself; never waits for a GPU."""
+
+    def __init__(
+        self, rules: ClipConfig, groups: Sequence[Sequence[Parameter]], device: torch.device
+    ) -> None:
+        self._rules = rules
+        everything = [param for group in groups for param in group]
+        self._groups = [list(group) for group in groups] if rules.per_group else [everything]
+        self._usual = torch.zeros(len(self._groups), device=device)
+        """Each group's running norm; 0 before the first step."""
+
+    @property
+    def remembers(self) -> bool:
+        """Whether it has a state that belongs to the run."""
+        return self._rules.adaptive is not None
+
+    def apply(self, found: Tensor | None = None) -> Tensor | None:
+        """Clip; gives the norms from before, one or one per group.
+
+        `found` is 1 in a step that will not count: it must not move the running norm.
+        """
+        if not self._rules.is_on:
+            return None
+        each = [get_total_norm(_grads(group)) for group in self._groups]
+        norms = torch.stack(each) if len(each) > 1 else each[0].view(1)
+        if self._rules.value is not None:
+            for group in self._groups:
+                clip_grad_value_(group, self._rules.value)
+        elif self._rules.norm is not None:
+            for group, norm in zip(self._groups, norms, strict=True):
+                clip_grads_with_norm_(group, self._rules.norm, norm)
+        else:
+            self._clip_adaptively(norms, found)
+        return norms if self._rules.per_group else norms[0]
+
+    def _clip_adaptively(self, norms: Tensor, found: Tensor | None) -> None:
+        assert self._rules.adaptive is not None, "the only one left"
+        known = self._usual > 0
+        limits = torch.where(known, self._rules.adaptive * self._usual, torch.inf)
+        # As a norm against a limit of 1: torch would read a limit in a tensor on the host.
+        for group, excess in zip(self._groups, norms / limits, strict=True):
+            clip_grads_with_norm_(group, 1.0, excess)
+        clipped = torch.minimum(norms, limits)
+        moved = torch.where(known, torch.lerp(clipped, self._usual, self._rules.memory), clipped)
+        counts = norms.isfinite()
+        if found is not None:
+            counts = counts & (found == 0)
+        self._usual.copy_(torch.where(counts, moved, self._usual))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"usual norms": self._usual}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._usual.copy_(state["usual norms"])
+
+
+def _grads(params: Sequence[Parameter]) -> list[Tensor]:
+    return [param.grad for param in params if param.grad is not None]

@@ -1,0 +1,131 @@
+"""The last factor of the gradients, with a look at whether they are finite; loss scaling.
+
+Everything stays on the device. Every rank looks at the same sum and so decides the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samestep.config.optimization import LossScaleConfig
+from samestep.runtime.gradients import Scaling
+
+
+class CheckedScaling(Scaling):
+    """Also finds out whether a gradient is NaN or infinite."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.found = torch.zeros((), device=device)
+        """1 if something in this step is not finite."""
+        self._one = torch.ones((), device=device)
+
+    @property
+    def checks(self) -> bool:
+        return True
+
+    def begin(self) -> None:
+        self.found.zero_()
+
+    def apply(self, grads: Sequence[Tensor | None], factor: Tensor | float) -> None:
+        inverse = self._inverse * factor
+        by_type: dict[torch.dtype, list[Tensor]] = {}
+        for grad in grads:
+            if grad is not None:
+                by_type.setdefault(grad.dtype, []).append(grad)
+        for group in by_type.values():
+            torch._amp_foreach_non_finite_check_and_unscale_(group, self.found, inverse)
+
+    def see(self, losses: Sequence[Tensor | float]) -> None:
+        """Look at the lanes' losses too: one can be infinite while the gradients are not."""
+        on_host = [loss for loss in losses if not isinstance(loss, Tensor)]
+        if not all(map(math.isfinite, on_host)):
+            self.found.fill_(1.0)
+        tensors = [loss for loss in losses if isinstance(loss, Tensor)]
+        if tensors:
+            total = torch.stack(tensors).sum(dtype=torch.float64)
+            self.found.add_(total.isfinite().logical_not())
+
+    @property
+    def _inverse(self) -> Tensor:
+        return self._one
+
+
+class LossScale(CheckedScaling):
+    """Dynamic loss scaling: as large a scale as does not overflow fp16.
+
+    It applies to the mean loss, whatever the lanes' losses are summed over: backpropagation
+    starts from scale / n, n being the largest count of a step so far, as a power of two.
+    """
+
+    def __init__(self, rules: LossScaleConfig, device: torch.device, expected_count: int) -> None:
+        super().__init__(device)
+        self._rules = rules
+        self.scale = torch.full((), rules.init, device=device)
+        self._good = torch.zeros((), dtype=torch.int32, device=device)
+        """Steps without overflow since the scale last changed."""
+        self._left = torch.full((), float(rules.hysteresis), device=device)
+        """Overflows that are still passed over before it shrinks."""
+        self._counted = torch.full((), _power_of_two(expected_count), device=device)
+        self._start = self.scale / self._counted
+
+    @property
+    def start(self) -> Tensor:
+        return self._start
+
+    @property
+    def _inverse(self) -> Tensor:
+        return self._start.double().reciprocal().to(self._start.dtype)
+
+    def update(self, count: Tensor | float) -> None:
+        """After a step: shrink at an overflow, grow after many steps without one."""
+        rules, overflow = self._rules, self.found
+        if rules.hysteresis > 1:
+            overflow = self._counting_down(overflow)
+        torch._amp_update_scale_(
+            self.scale, self._good, overflow, rules.growth, rules.backoff, rules.interval
+        )
+        self.scale.clamp_(rules.min, rules.max)
+        if isinstance(count, Tensor):
+            self._counted.copy_(torch.maximum(self._counted, _power_of_two_tensor(count)))
+        elif count:
+            self._counted.clamp_(min=_power_of_two(count))
+        torch.div(self.scale, self._counted, out=self._start)
+
+    def _counting_down(self, overflow: Tensor) -> Tensor:
+        """1 only for the overflow that is one too many; every overflow restarts the growth."""
+        bad = overflow > 0
+        self._good.mul_(bad.logical_not())
+        left = torch.where(bad, self._left - 1, float(self._rules.hysteresis))
+        shrinks = left <= 0
+        self._left.copy_(torch.where(shrinks, float(self._rules.hysteresis), left))
+        return shrinks.to(overflow.dtype)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {
+            "scale": self.scale,
+            "good steps": self._good,
+            "overflows left": self._left,
+            "counted": self._counted,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self._tensors())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, tensor in self._tensors().items():
+            tensor.copy_(state[name])
+        torch.div(self.scale, self._counted, out=self._start)
+
+
+def _power_of_two(count: float) -> float:
+    return math.ldexp(1.0, math.frexp(count)[1] - 1)
+
+
+def _power_of_two_tensor(count: Tensor) -> Tensor:
+    exponent = torch.frexp(count.to(torch.float32))[1] - 1
+    return torch.ldexp(torch.ones_like(count, dtype=torch.float32), exponent)

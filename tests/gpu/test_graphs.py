@@ -1,0 +1,157 @@
+"""CUDA graphs: the bits of eager steps, at any size, with everything inside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.distributed.interrupting import finish, go_on
+from tests.distributed.running import assert_same, settings, train
+from tests.distributed.tasks import Everything
+from tests.ranks import run_ranks
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+SHARED = {"device": "cuda", "backend": "gloo"}
+FUSED = {"params": {"optimizer": "fused"}}
+CASES: dict[str, dict[str, Any]] = {
+    "batchnorm, dropout, tail, clipping, schedules": {"clip": {"norm": 0.5}, **FUSED},
+    "momentum": {"params": {"optimizer": "fused momentum"}},
+    "bf16, adaptive clipping": {"precision": "bf16", "clip": {"adaptive": 0.9}, **FUSED},
+    "tf32": {"precision": "tf32", **FUSED},
+    "fp16": {"precision": "fp16", "loss_scale": {"interval": 3}, "clip": {"norm": 0.5}, **FUSED},
+    "one lane": {"lanes": 1, "clip": {"norm": 0.5}, **FUSED},
+    "one lane, fp16": {"lanes": 1, "precision": "fp16", "loss_scale": {"interval": 3}, **FUSED},
+    "skipping": {"on_nonfinite": "skip", **FUSED},
+}
+
+
+def graphed(folder: Path, world: int, graph: bool, **values: Any) -> Any:
+    speed = {"graph": graph}
+    return train(folder, world, distributed=SHARED, speed=speed, **{"epochs": 5, **values})
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_graphs_give_the_bits_of_eager_steps(case: str, tmp_path: Path) -> None:
+    values = CASES[case]
+    runs = [graphed(tmp_path, 1, False, **values), graphed(tmp_path, 1, True, **values)]
+    assert_same(runs)
+    assert len(set(runs[0].record.losses)) > 10
+
+
+@pytest.mark.parametrize("case", ["batchnorm, dropout, tail, clipping, schedules", "fp16"])
+def test_graphs_give_the_same_bits_on_ranks_that_share_a_gpu(case: str, tmp_path: Path) -> None:
+    assert_same([graphed(tmp_path, world, True, **CASES[case]) for world in (1, 2, 4)])
+
+
+def test_an_overflow_in_one_lane_is_skipped_on_the_device(tmp_path: Path) -> None:
+    values = {"task": "Overflowing", "params": {"optimizer": "fused"}, "precision": "fp16"}
+    scale = {"init": 1024.0, "interval": 3}
+    runs = [
+        train(tmp_path, w, distributed=SHARED, loss_scale=scale, epochs=3, **values)
+        for w in (1, 2, 4)
+    ]
+    assert_same(runs)
+
+
+def test_a_graphed_run_goes_on_at_other_sizes(tmp_path: Path) -> None:
+    values = {
+        "checkpoint": {"every_steps": 2}, "epochs": 6, "distributed": SHARED,
+        "speed": {"graph": True}, **FUSED,
+    }  # fmt: skip
+    untouched = train(tmp_path, 1, **values)
+    folder = tmp_path / "run"
+    go_on(folder, 2, at=7, rank=1, how="SIGTERM", **values)
+    ended = finish(folder, 1, **values)
+    assert 0 < ended.record.start < 18
+    assert ended.record.state_hash == untouched.record.state_hash
+
+
+def _refusals(config: dict[str, Any], kind: str) -> str:
+    import random
+
+    import samestep
+    from samestep.errors import GraphError
+    from samestep.ledger import StepRecord
+
+    task = Everything()
+    calls = [0]
+
+    def loss(batch: Any) -> Any:
+        out = model(batch.x)
+        value = F.cross_entropy(out, batch.y, reduction="sum")
+        calls[0] += 1
+        if kind == "reads the device":
+            value = value * float(out.sum().item() > -1e9)
+        if kind == "draws on the host":
+            value = value * (1 + 0 * random.random())
+        if kind == "reads the samples":
+            value = value * (1 + 0 * sum(batch.ids))
+        if kind == "changes in Python":
+            value = value * (1 + calls[0])
+        return value, len(batch)
+
+    try:
+        with samestep.start(config) as run:
+            said: list[StepRecord] = []
+            run.on_record.append(said.append)
+            model = task.model()
+            optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+            model, optimizer = run.prepare(model, optimizer)
+            for step in run.steps(task.train_data()):
+                step.train(loss)
+    except GraphError as error:
+        return str(error)
+    return f"{len(said)} steps"
+
+
+WORDS = {
+    "reads the device": "cannot be recorded",
+    "draws on the host": "draws random numbers on the host",
+    "reads the samples": "reads batch.ids",
+    "changes in Python": "gives other numbers than the eager one",
+}
+
+
+@pytest.mark.parametrize("kind", WORDS)
+def test_what_cannot_be_recorded_is_refused_or_runs_eagerly(kind: str, tmp_path: Path) -> None:
+    device = {"device": "cuda"}
+    for graph, expected in ((True, WORDS[kind]), ("auto", "12 steps")):
+        config = settings(
+            "Everything", tmp_path / str(graph), distributed=device, epochs=4, lanes=1,
+            speed={"graph": graph},
+        )  # fmt: skip
+        assert expected in run_ranks(_refusals, 1, config, kind)[0]
+
+
+def _graph_waits(config: dict[str, Any]) -> int:
+    import samestep
+
+    task = Everything()
+    with samestep.start(config) as run:
+        model = task.model()
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        model, optimizer = run.prepare(model, optimizer)
+        made = task.train_data()
+        data = torch.utils.data.TensorDataset(made.x.pin_memory(), made.y.pin_memory())
+        for step in run.steps(data):
+            torch.cuda.set_sync_debug_mode("error" if step.index > 12 else "default")
+            step.train(lambda b: (F.cross_entropy(model(b.x), b.y, reduction="sum"), len(b)))
+            torch.cuda.set_sync_debug_mode("default")
+        return step.index + 1
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_replayed_step_never_waits_for_the_device(precision: str, tmp_path: Path) -> None:
+    config = settings(
+        "Everything", tmp_path / "run", log_every=5, clip={"norm": 0.5}, epochs=10, drop_last=True,
+        distributed={"device": "cuda"}, speed={"graph": True}, precision=precision,
+    )  # fmt: skip
+    assert run_ranks(_graph_waits, 1, config) == [20]
