@@ -68,7 +68,7 @@ def describe_optimizer(optimizer: Optimizer) -> str:
     form = next((f for f in ("fused", "foreach") if optimizer.defaults.get(f)), "plain")
     groups = optimizer.param_groups
     tensors = sum(len(group["params"]) for group in groups)
-    return f"{type(optimizer).__name__} ({form}) of {tensors} tensors in {len(groups)} group(s)"
+    return f"{type(optimizer).__name__} ({form}) of {tensors} tensor(s) in {len(groups)} group(s)"
 
 
 def _refuse(mistakes: Sequence[Mistake]) -> None:
@@ -151,7 +151,8 @@ def _value_mistakes(rule: _Rule) -> list[Mistake]:
     try:
         rule.kind([_sample(torch.float32, torch.device("cpu"))], lr=rule.lr, **rule.args)  # type: ignore[call-arg]
     except _WRONG_ARGUMENT as error:
-        return [Mistake(f"{rule.path}.args", f"{rule.kind.__name__} refuses them: {error}")]
+        name, given = rule.kind.__name__, dict(rule.args)
+        return [Mistake(f"{rule.path}.args", f"{name} refuses {given}: {error}")]
     return []
 
 

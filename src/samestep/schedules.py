@@ -301,5 +301,5 @@ def _scheduler(
             make = partial(make, cycle_momentum=False)
         return make(optimizer, **args)
     except (ValueError, TypeError, ZeroDivisionError, IndexError) as error:
-        message = f"{section.name} refuses them: {error}"
+        message = f"{section.name} refuses {section.args}: {error}"
         raise ConfigError("the schedule section", [Mistake("schedule.args", message)]) from error

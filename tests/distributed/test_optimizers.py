@@ -95,7 +95,9 @@ def _shares(case: str, run: Recorded) -> list[float]:
 def test_the_run_tells_what_was_chosen_and_scaled(tmp_path: Path) -> None:
     values = _values("warm-up in steps, decay by epochs, scaled rates")
     log = (train(tmp_path, 1, **values).folder / "logs" / "rank-0.log").read_text()
-    assert "Optimizers: AdamW (fused) of 8 tensors in 4 group(s); SGD (fused) of 1 tensors" in log
+    assert (
+        "Optimizers: AdamW (fused) of 8 tensor(s) in 4 group(s); SGD (fused) of 1 tensor(s)" in log
+    )
     assert "Learning rates are multiplied by 2 (lr_scaling linear: global batch 32" in log
     assert "Schedule: step, moving on with every epoch, after 4 steps of warm-up" in log
 

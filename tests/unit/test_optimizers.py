@@ -222,7 +222,7 @@ def test_forms_on_a_cpu(name: str, implementation: str, form: str) -> None:
 
 def test_no_fused_form_for_complex_numbers() -> None:
     (optimizer,) = build(nn.Linear(3, 2, dtype=torch.complex64))
-    assert describe_optimizer(optimizer) == "AdamW (plain) of 2 tensors in 2 group(s)"
+    assert describe_optimizer(optimizer) == "AdamW (plain) of 2 tensor(s) in 2 group(s)"
 
 
 def test_a_form_that_there_is_not() -> None:
@@ -272,8 +272,10 @@ def test_scaling_is_told_in_one_line() -> None:
     )
 
 
-def test_an_empty_section_turns_it_on() -> None:
+def test_a_section_that_is_empty_is_on_and_needs_a_task() -> None:
     assert config_of(optimizer={}).optimizer == OptimizerConfig()
     assert config_of().optimizer is None
+    with pytest.raises(ConfigError, match="an own loop makes its own"):
+        config_of(task=None, optimizer={})
     with pytest.raises(ConfigError, match=r"entry 0\.match"):
         config_of(optimizer={"groups": [{"match": []}]})
