@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
+from samestep.choices import choose_optimizers, choose_schedules
 from samestep.config.schema import BestConfig
 from samestep.data import LaneBatch
 from samestep.errors import TaskError
@@ -16,7 +18,7 @@ from samestep.evaluation import Values
 from samestep.progress import TrainingProgress
 from samestep.run import Run
 from samestep.step import Step
-from samestep.task import Loss, Schedule, Task
+from samestep.task import Loss, Task
 
 
 @dataclass
@@ -76,21 +78,22 @@ class Training:
         run.prepare_once(task.prepare_data)
         self._train_data = task.train_data()
         self._valid_data = task.valid_data()
-        model = task.model()
-        self._optimizers = _as_list(task.optimizers(model), Optimizer, "optimizers")
+        modules = [task.model(), *task.extra_modules()]
+        self._optimizers = choose_optimizers(run, task, modules)
         order = task.order(self._train_data)
         self._source = run.source(self._train_data, order, task.collate)
         self._total = run.total_steps(self._source)
-        schedules = _as_list(task.schedules(self._optimizers, self._total), Schedule, "schedules")
-        self._epoch_schedules = [s.scheduler for s in schedules if s.every == "epoch"]
-        per_step = [s.scheduler for s in schedules if s.every == "step"]
-        extra = list(task.extra_modules())
-        self.model = run.prepare(model, *extra, *self._optimizers, *per_step)[0]
+        self._schedules = choose_schedules(
+            run, task, self._optimizers, self._source, self._evaluates
+        )
+        per_step = self._schedules_by("step")
+        self.model = run.prepare(*modules, *self._optimizers, *per_step)[0]
         self._best = BestSoFar(run.config.best)
         self.outcome = Outcome(self._best)
         run.keep("training", self.outcome)
-        for number, schedule in enumerate(self._epoch_schedules):
-            run.keep(f"epoch schedule {number}", schedule)
+        for every in ("epoch", "evaluation"):
+            for number, schedule in enumerate(self._schedules_by(every)):
+                run.keep(f"{every} schedule {number}", schedule)
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:
@@ -115,7 +118,7 @@ class Training:
             step.train(self._loss)
             self.outcome.steps = step.index + 1
             if step.ends_epoch:
-                for schedule in self._epoch_schedules:
+                for schedule in self._schedules_by("epoch"):
                     schedule.step()
             if self._evaluation_is_due(step):
                 self._evaluate(step)
@@ -133,8 +136,16 @@ class Training:
     def _remember_loss(self, record: Any) -> None:
         self.outcome.loss = record.loss
 
+    def _schedules_by(self, every: str) -> list[LRScheduler]:
+        return [item.scheduler for item in self._schedules if item.every == every]
+
+    @property
+    def _evaluates(self) -> bool:
+        rule = self._run.config.evaluation
+        return self._valid_data is not None and bool(rule.every_epochs or rule.every_steps)
+
     def _evaluation_is_due(self, step: Step) -> bool:
-        if self._valid_data is None:
+        if not self._evaluates:
             return False
         rule = self._run.config.evaluation
         if rule.every_epochs and step.ends_epoch and (step.epoch + 1) % rule.every_epochs == 0:
@@ -150,18 +161,11 @@ class Training:
         self.outcome.metrics = values
         shown = "  ".join(f"{k} {v:.4f}" for k, v in values.items() if isinstance(v, (int, float)))
         run.context.log.main(f"epoch {step.epoch + 1}  step {step.index + 1}  {shown}")
-        run.save(values, best=self._best.offer(values, step.index))
+        is_best = self._best.offer(values, step.index)
+        for schedule in self._schedules_by("evaluation"):
+            schedule.step(values[self._best.rule.metric])  # type: ignore[arg-type]  # a plateau's
+        run.save(values, best=is_best)
 
     def _patience_is_over(self) -> bool:
         rule = self._run.config.early_stopping
         return rule is not None and self._best.waited >= rule.patience
-
-
-def _as_list(value: Any, kind: type, what: str) -> list[Any]:
-    items = [value] if isinstance(value, kind) else list(value or ())
-    for item in items:
-        if not isinstance(item, kind):
-            raise TaskError(
-                f"{what}() gave a {type(item).__name__}: it must give {kind.__name__} objects"
-            )
-    return items

@@ -30,6 +30,7 @@ from samestep.engine import Prepared, build_engine, prepare
 from samestep.errors import StepError
 from samestep.evaluation import Evaluator, Measure, Values
 from samestep.ledger import Ledger, StepRecord
+from samestep.lr_scaling import describe_scaling, lr_factor
 from samestep.memory import out_of_memory
 from samestep.opening import open_run
 from samestep.orders import Order, shuffled
@@ -182,6 +183,13 @@ class Run:
             if first:
                 prepare()
         self._streams.enter(INIT)
+
+    def scaled_lr(self, lr: float) -> float:
+        """A learning rate for this run's global batch, by `lr_scaling` against `base_batch`."""
+        scaled = describe_scaling(self.config, self.batch.global_batch)
+        if scaled is not None:
+            self.context.log.main(scaled)
+        return lr * lr_factor(self.config, self.batch.global_batch)
 
     def keep(self, name: str, item: Stateful) -> None:
         """Let an object's state be saved with the run; in a run that goes on it gets it back.

@@ -32,14 +32,18 @@ _MARK = "__samestep_task__"
 
 @dataclass(frozen=True)
 class Schedule:
-    """A learning-rate scheduler and when it steps."""
+    """A learning-rate scheduler and when it steps.
+
+    After an evaluation it gets the value of `best.metric`, as ReduceLROnPlateau takes it.
+    """
 
     scheduler: LRScheduler
-    every: Literal["step", "epoch"] = "step"
+    every: Literal["step", "epoch", "evaluation"] = "step"
 
 
 class Task:
-    """One workload. Override `model`, `train_data`, `loss` and `optimizers`; the rest is optional.
+    """One workload. Override `model`, `train_data` and `loss`, and `optimizers` unless the config
+    names them; the rest is optional.
 
     The config's `params` arrive as keyword arguments of the constructor.
     """
@@ -75,7 +79,10 @@ class Task:
 
     def optimizers(self, model: nn.Module) -> Optimizer | Sequence[Optimizer]:
         """One optimizer or several, over the model's and the extra modules' parameters."""
-        raise TaskError(f"{type(self).__name__} must define optimizers(self, model)")
+        raise TaskError(
+            f"{type(self).__name__} must define optimizers(self, model), or the config must name "
+            "one: optimizer: {name: adamw, lr: 0.001}"
+        )
 
     def schedules(
         self, optimizers: Sequence[Optimizer], steps: int | None

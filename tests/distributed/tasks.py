@@ -245,6 +245,13 @@ class TwoOptimizers(Everything):
         return loss, len(batch)
 
 
+class Named(TwoOptimizers):
+    """Optimizers and schedules are the config's; the loss has weights of its own."""
+
+    optimizers = Task.optimizers
+    schedules = Task.schedules
+
+
 class Sometimes(Everything):
     """A layer that only some lanes use, by what is in their batch."""
 
@@ -284,6 +291,16 @@ class Streamed(Everything):
 
     def schedules(self, optimizers: Any, steps: int | None) -> Any:
         return ()
+
+
+class NamedStreamed(Streamed):
+    """Of unknown length, without validation data, with the config's optimizers and schedules."""
+
+    optimizers = Task.optimizers
+    schedules = Task.schedules
+
+    def valid_data(self) -> Any:
+        return None
 
 
 class HuggingFace(Streamed):

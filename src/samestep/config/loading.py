@@ -120,8 +120,8 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
         path = f"{prefix}{key}"
         if isinstance(value, Mapping) and path not in _FREE_FORM:
             yield from _flatten(value, f"{path}.")
-            if not value and path not in _sections():
-                yield path, value
+            if not value:  # it turns a section on that is off where it is not named
+                yield path, {}
         else:
             yield path, value
 
@@ -297,10 +297,6 @@ def _nearest(path: str) -> str:
     match = [key for key in known if key.rpartition(".")[2] == last][:1]
     match = match or difflib.get_close_matches(path, known, n=1, cutoff=0.6)
     return f": did you mean {match[0]}?" if match else "; samestep config show lists the keys"
-
-
-def _sections() -> list[str]:
-    return [k for k, field in _flatten_schema(Config) if _section_of(field.annotation)]
 
 
 def schema_keys() -> list[str]:

@@ -47,7 +47,9 @@ class ClipConfig(Section):
 class GroupConfig(Section):
     """Parameters that are treated differently; the first group that matches a name has it."""
 
-    match: tuple[str, ...] = Field(description="patterns of parameter names, such as head.*")
+    match: tuple[str, ...] = Field(
+        min_length=1, description="patterns of parameter names, such as head.*"
+    )
     name: str | None = Field(None, description="another optimizer for this group")
     lr: From0 | None = Field(None, description="its own learning rate")
     weight_decay: From0 | None = Field(None, description="its own weight decay")
@@ -66,7 +68,7 @@ class OptimizerConfig(Section):
     args: dict[str, Any] = Field({}, description="further arguments of the optimizer")
     groups: tuple[GroupConfig, ...] = Field((), description="parameters treated differently")
     implementation: Literal["auto", "fused", "foreach", "plain"] = Field(
-        "auto", description="auto: fused where torch has it, else foreach"
+        "auto", description="auto: fused where torch has it, else foreach on GPUs, else plain"
     )
 
 
@@ -82,10 +84,14 @@ class ScheduleConfig(Section):
         0, description="steps, or a share of the run, in which the rate rises from near 0"
     )
     final: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.0, description="share of the rate at the end (linear, cosine, warm_restarts)"
+        0.0,
+        description="share of the rate at the end (linear, cosine, warm_restarts), or at least "
+        "(plateau)",
     )
     every: Literal["auto", "step", "epoch"] = Field(
-        "auto", description="when it moves on; auto: as is usual for its kind"
+        "auto",
+        description="when it moves on; auto: epoch for step and most of torch's, else step; "
+        "plateau: every evaluation",
     )
     args: dict[str, Any] = Field({}, description="further arguments of the scheduler")
 

@@ -226,7 +226,10 @@ def _length_mistakes(config: Config) -> list[Mistake]:
 
 
 def _task_mistakes(config: Config) -> list[Mistake]:
-    if config.task is None or ":" in config.task:
+    if config.task is None:
+        message = "is for a task, and none is named: an own loop makes its own. Remove it"
+        return [Mistake(k, message) for k in ("optimizer", "schedule") if getattr(config, k)]
+    if ":" in config.task:
         return []
     return [Mistake("task", f"{config.task!r} names no class: write FILE.py:Class")]
 
