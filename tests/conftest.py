@@ -19,8 +19,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# Threads that outlive a test by design: hypothesis' and the standard library's own pools.
-_LASTING = ("QueueFeederThread", "asyncio_", "pydevd")
+# Threads that outlive a test by design: hypothesis' and the standard library's own pools, and the
+# watch over progress bars that ONNX's exporter starts.
+_LASTING = ("QueueFeederThread", "asyncio_", "pydevd", "tqdm_monitor")
 
 
 _LONGEST_FIRST = ("test_docs.py", "cluster", "cli", "chaos", "distributed")

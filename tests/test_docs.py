@@ -38,27 +38,19 @@ def _with_any_diagnosis(block: str) -> str:
     return re.sub(r"(?m)^(.*samestep doctor[^#\n]*)", r"\1 || true ", block)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "README.md",
-        "docs/launch.md",
-        "docs/survive.md",
-        "docs/doctor.md",
-        "docs/optimizers.md",
-    ],
-)
-def test_every_command_of_a_document_runs_as_written(tmp_path: Path, name: str) -> None:
+WITH_COMMANDS = [page for page in PAGES if page.parent.name != "benchmarks" and bash_blocks(page)]
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.name)
+def test_every_command_of_a_document_runs_as_written(tmp_path: Path, page: Path) -> None:
     """In one folder, in the order of reading, with the tools of this environment."""
     for folder in ("examples", "recipes"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     scripts = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": scripts, "OMP_NUM_THREADS": "1"}
     # The other pages use what the README has made.
-    before = [] if name == "README.md" else ["samestep init mine"]
-    blocks = bash_blocks(ROOT / name)
-    assert len(blocks) >= 2
-    for block in [*before, *blocks]:
+    before = [] if page.name == "README.md" else ["samestep init mine"]
+    for block in [*before, *bash_blocks(page)]:
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", block],
             cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,

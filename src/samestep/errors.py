@@ -11,6 +11,7 @@
     │   ├── RunFolderError        a run directory that is in use, or cannot be written
     │   ├── GraphError            a step that cannot be recorded as a CUDA graph
     │   ├── OutOfMemory           a lane that does not fit into the device's memory
+    │   ├── ExportError           a model that cannot be written in a format
     │   └── MissingExtraError     a feature whose optional packages are not installed
     ├── InitError                 exit code 3: the process group could not be opened
     ├── RankFailed                a rank ended the run, with that rank's exit code
@@ -18,6 +19,7 @@
     ├── OutOfStep                 exit code 1: the ranks called different collectives
     ├── NonFiniteLoss             exit code 1: a loss was NaN or infinite
     ├── RanksDiffer               exit code 4: the ranks' weights or states are not the same
+    ├── ExportDiffers             exit code 4: a file does not give what the model gives
     ├── RankHung                  exit code 7: a collective waited for a rank in vain
     └── Stopped                   exit code 75: a signal asked the run to stop, and it is saved
 
@@ -32,7 +34,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 PROMISE_NOT_KEPT = 4
-"""Exit code of `samestep verify` when the runs were not the same, and of ranks that differ."""
+"""Exit code of `samestep verify` when the runs were not the same, of ranks that differ, and of
+`samestep export` when the file and the model do."""
 
 
 class SamestepError(Exception):
@@ -103,6 +106,10 @@ class OutOfMemory(UserMistake):
     """A lane that does not fit into the device's memory."""
 
 
+class ExportError(UserMistake):
+    """A model that cannot be written in a format."""
+
+
 class MissingExtraError(UserMistake):
     """A feature whose optional packages are not installed."""
 
@@ -140,6 +147,12 @@ class NonFiniteLoss(SamestepError):
 
 class RanksDiffer(SamestepError):
     """Weights, buffers or optimizer states that must be the same on all ranks are not."""
+
+    exit_code = PROMISE_NOT_KEPT
+
+
+class ExportDiffers(SamestepError):
+    """An exported file does not give what the model gives."""
 
     exit_code = PROMISE_NOT_KEPT
 

@@ -169,11 +169,7 @@ class Saver:
             ended=ended,
             config=self._config.model_dump(mode="json"),
             plan=plan,
-            versions={
-                "samestep": _version(),
-                "torch": str(torch.__version__),
-                "python": platform.python_version(),
-            },
+            versions=versions(),
         )
 
 
@@ -187,8 +183,14 @@ def _as_json(name: str, value: Any) -> Any:
         ) from None
 
 
-def _version() -> str:
+def versions() -> dict[str, str]:
+    """What this process runs on, for what it writes to say."""
     try:
-        return version("samestep")
+        ours = version("samestep")
     except PackageNotFoundError:  # on the path, but not installed
-        return "unknown"
+        ours = "unknown"
+    return {
+        "samestep": ours,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }

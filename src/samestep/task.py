@@ -102,6 +102,14 @@ class Task:
         """Update the metrics with one validation batch; returns its loss."""
         return self.loss(model, batch)
 
+    def export_model(self, model: nn.Module) -> nn.Module:
+        """What `samestep export` writes: the model, or one around it that also normalises."""
+        return model
+
+    def model_inputs(self, batch: LaneBatch, method: str = "forward") -> Any:
+        """What the exported model's method is called with: a tensor, or a tuple of them."""
+        return batch.x if isinstance(batch.data, (tuple, list)) else batch.data
+
 
 def load_task(config: Config) -> Task:
     """The task that a config names, made with the config's params."""

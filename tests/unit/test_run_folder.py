@@ -152,7 +152,7 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
 def fill(path: Path, mark: str) -> None:
     for name in ("metrics.jsonl", "config.json", "model.safetensors", "plan.json"):
         (path / name).write_text(mark)
-    for name in ("checkpoints/step-00000002", "logs", "launch", "verify", "tensorboard"):
+    for name in ("checkpoints/step-00000002", "logs", "launch", "verify", "tensorboard", "export"):
         (path / name).mkdir(parents=True, exist_ok=True)
         (path / name / "file").write_text(mark)
 
@@ -166,7 +166,7 @@ def test_what_an_earlier_run_left_is_set_aside_under_a_number(folder: RunFolder)
         aside = folder.path / "earlier" / number
         assert {path.name for path in aside.iterdir()} == {
             "metrics.jsonl", "config.json", "model.safetensors", "plan.json", "checkpoints", "logs",
-            "tensorboard",
+            "tensorboard", "export",
         }  # fmt: skip
         assert (aside / "metrics.jsonl").read_text() == mark
         assert (aside / "checkpoints" / "step-00000002" / "file").read_text() == mark
