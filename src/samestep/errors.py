@@ -9,6 +9,7 @@
     │   ├── StepError             the step's calls came in an order that means nothing
     │   ├── CheckpointError       a checkpoint that cannot be read or written
     │   ├── RunFolderError        a run directory that is in use, or cannot be written
+    │   ├── OutputError           a file to write that is there already, or cannot be written
     │   └── MissingExtraError     a feature whose optional packages are not installed
     ├── InitError                 exit code 3: the process group could not be opened
     ├── RankFailed                a rank ended the run, with that rank's exit code
@@ -91,6 +92,10 @@ class CheckpointError(UserMistake):
 
 class RunFolderError(UserMistake):
     """A run directory that is in use by another run, or cannot be written."""
+
+
+class OutputError(UserMistake):
+    """A file to write that is there already, or cannot be written."""
 
 
 class MissingExtraError(UserMistake):

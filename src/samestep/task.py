@@ -95,6 +95,17 @@ class Task:
         """Update the metrics with one validation batch; returns its loss."""
         return self.loss(model, batch)
 
+    def predict_data(self, source: str) -> Any:
+        """What DATA of `samestep predict RUN DATA` names, unless it is `valid` or `train`."""
+        raise TaskError(
+            f"{type(self).__name__} does not say what data {source!r} are: define "
+            "predict_data(self, source), or give valid or train"
+        )
+
+    def predict(self, model: nn.Module, batch: LaneBatch) -> Any:
+        """What to write for a batch: a tensor, or columns by name, one entry per sample."""
+        return model(batch.x if isinstance(batch.data, (tuple, list)) else batch.data)
+
 
 def load_task(config: Config) -> Task:
     """The task that a config names, made with the config's params."""
