@@ -223,11 +223,15 @@ class MapSource(Source):
                 if positions:
                     order = self._epoch_order(epoch)
                     picked = order[positions[0].start : positions[-1].stop]
-                    seed = seed_at(derive(self._seed, DATA, unit), epoch, epoch_step)
+                    seed = self._draws_from(unit, epoch, epoch_step)
                     request = LaneRequest(unit, tuple(np.asarray(picked).tolist()), seed)
                     issued.append(request)
                     yield request
             step += 1
+
+    def _draws_from(self, unit: int, epoch: int, epoch_step: int) -> int:
+        """The seed of what is drawn while a batch is read."""
+        return seed_at(derive(self._seed, DATA, unit), epoch, epoch_step)
 
     def _epoch_order(self, epoch: int) -> Sequence[int]:
         if self._ordered[0] != epoch:
@@ -274,6 +278,12 @@ def is_map_style(dataset: Any) -> bool:
         and isinstance(dataset, Sized)
         and hasattr(dataset, "__getitem__")
     )
+
+
+def pins_memory(loader: LoaderConfig, device: torch.device) -> bool:
+    """Whether batches for this device are read into page-locked memory."""
+    asked = loader.pin_memory
+    return device.type == "cuda" if asked == "auto" else bool(asked)
 
 
 class DeviceCopies:

@@ -12,6 +12,7 @@
     │   ├── GraphError            a step that cannot be recorded as a CUDA graph
     │   ├── OutOfMemory           a lane that does not fit into the device's memory
     │   ├── ExportError           a model that cannot be written in a format
+    │   ├── OutputError           a file to write that is there already, or cannot be written
     │   └── MissingExtraError     a feature whose optional packages are not installed
     ├── InitError                 exit code 3: the process group could not be opened
     ├── RankFailed                a rank ended the run, with that rank's exit code
@@ -108,6 +109,10 @@ class OutOfMemory(UserMistake):
 
 class ExportError(UserMistake):
     """A model that cannot be written in a format."""
+
+
+class OutputError(UserMistake):
+    """A file to write that is there already, or cannot be written."""
 
 
 class MissingExtraError(UserMistake):

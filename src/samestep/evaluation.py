@@ -10,19 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from samestep.config import Config
-from samestep.data import (
-    Collate,
-    DeviceCopies,
-    LaneBatch,
-    Lanes,
-    MapSource,
-    Position,
-    is_map_style,
-)
-from samestep.errors import TaskError
+from samestep.data import Collate, LaneBatch, Lanes
 from samestep.metrics import LaneMetrics, merge_lanes
-from samestep.orders import sequential
-from samestep.plan import BatchPlan, EpochPlan
+from samestep.once import InOrder
+from samestep.plan import BatchPlan
 from samestep.precision import Precision
 from samestep.runtime.context import RunContext
 from samestep.runtime.randomness import Streams
@@ -50,7 +41,7 @@ class Evaluator:
         pin_memory: bool,
     ) -> None:
         self._config, self._context, self._streams = config, context, streams
-        self._precision, self._copies = precision, DeviceCopies(context.device)
+        self._precision = precision
         self._pin_memory = pin_memory
         lane_batch = config.evaluation.batch or batch.lane_batch
         self._batch = BatchPlan(lane_batch * batch.lanes, batch.lanes)
@@ -69,14 +60,13 @@ class Evaluator:
         step: int,
     ) -> Values:
         """The dataset's loss and metrics; the same numbers on every rank and any world."""
-        if not is_map_style(dataset):
-            raise TaskError(
-                f"validation data must have a length and be indexable, unlike "
-                f"{type(dataset).__name__}: each sample is measured exactly once"
-            )
+        whole = InOrder(
+            dataset, "validation data", self._batch, self._lanes, self._config, self._pin_memory,
+            collate,
+        )  # fmt: skip
         lanes = {lane: LaneMetrics(metrics, self._context.device) for lane in self._lanes.mine}
         with _evaluating(model), torch.no_grad():
-            for batch in self._batches(dataset, collate, step):
+            for batch in self._batches(whole, step):
                 mine = lanes[batch.lane]
                 with self._precision.forward():
                     mine.add_loss(*measure(model, batch, mine.metrics))
@@ -84,25 +74,13 @@ class Evaluator:
         by_lane = sorted((entry for rank in told for entry in rank), key=lambda entry: entry[0])
         return merge_lanes(metrics, [state for _, state in by_lane])
 
-    def _batches(self, dataset: Any, collate: Collate | None, step: int) -> Iterator[LaneBatch]:
-        if not self._lanes.mine:
-            return
-        plan = EpochPlan(len(dataset), self._batch)
-        source = MapSource(
-            dataset,
-            sequential(len(dataset)),
-            plan,
-            self._lanes,
-            self._config.seed,
-            self._config.loader,
-            self._pin_memory,
-            collate,
-        )
-        for data in source.steps(Position(), plan.steps):
-            for lane in data.lanes:
-                batch = data.read()
-                self._streams.enter(_EVALUATION, lane, at=(step, data.epoch_step))
-                yield LaneBatch(lane, self._copies.to_device(batch.data), batch.ids)
+    def _batches(self, whole: InOrder, step: int) -> Iterator[LaneBatch]:
+        def draw_from(number: int) -> None:
+            self._streams.enter(_EVALUATION, at=(step, number))
+
+        if self._lanes.mine:
+            for lanes in whole.rounds(draw_from, self._context.device):
+                yield from lanes
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import IO
 
 from samestep.checkpoint.files import Files
-from samestep.errors import RunFolderError
+from samestep.config import Config, load_config
+from samestep.errors import CheckpointError, RunFolderError
 
 try:
     import fcntl
@@ -27,6 +28,13 @@ _OURS = (
     "tensorboard", "export", _STARTED,
 )  # fmt: skip
 """What one run puts there; whatever else is there is not ours to move."""
+
+
+def config_of(run: Path, overrides: Sequence[str] = ()) -> Config:
+    """The config that a run was started with, with overrides."""
+    if not (run / "config.json").is_file():
+        raise CheckpointError(f"{run} is not a run's directory: it holds no config.json")
+    return load_config(run / "config.json", overrides)
 
 
 class RunFolder:

@@ -25,7 +25,15 @@ from samestep.boundary import Boundary
 from samestep.checkpoint.resume import refuse_another_run, warn_of_other_bits
 from samestep.checkpoint.state import Stateful
 from samestep.config import Config, load_config
-from samestep.data import Collate, LaneBatch, Lanes, MapSource, Source, is_map_style
+from samestep.data import (
+    Collate,
+    LaneBatch,
+    Lanes,
+    MapSource,
+    Source,
+    is_map_style,
+    pins_memory,
+)
 from samestep.engine import Prepared, build_engine, prepare
 from samestep.errors import StepError
 from samestep.evaluation import Evaluator, Measure, Values
@@ -377,8 +385,7 @@ class Run:
 
     @property
     def _pin_memory(self) -> bool:
-        asked = self.config.loader.pin_memory
-        return self.context.device.type == "cuda" if asked == "auto" else bool(asked)
+        return pins_memory(self.config.loader, self.context.device)
 
     @property
     def model(self) -> nn.Module:

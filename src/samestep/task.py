@@ -102,13 +102,28 @@ class Task:
         """Update the metrics with one validation batch; returns its loss."""
         return self.loss(model, batch)
 
+    def model_inputs(self, batch: LaneBatch, method: str = "forward") -> Any:
+        """What the model is called with for a batch: a tensor, or a tuple of them.
+
+        `samestep export` asks for each method that it keeps.
+        """
+        return batch.x if isinstance(batch.data, (tuple, list)) else batch.data
+
     def export_model(self, model: nn.Module) -> nn.Module:
         """What `samestep export` writes: the model, or one around it that also normalises."""
         return model
 
-    def model_inputs(self, batch: LaneBatch, method: str = "forward") -> Any:
-        """What the exported model's method is called with: a tensor, or a tuple of them."""
-        return batch.x if isinstance(batch.data, (tuple, list)) else batch.data
+    def predict_data(self, source: str) -> Any:
+        """What DATA of `samestep predict RUN DATA` names, unless it is `valid` or `train`."""
+        raise TaskError(
+            f"{type(self).__name__} does not say what data {source!r} are: define "
+            "predict_data(self, source), or give valid or train"
+        )
+
+    def predict(self, model: nn.Module, batch: LaneBatch) -> Any:
+        """What to write for a batch: a tensor, or columns by name, one entry per sample."""
+        inputs = self.model_inputs(batch)
+        return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
 
 def load_task(config: Config) -> Task:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from samestep.checkpoint.export import pick
 from samestep.checkpoint.format import Manifest, read_model, read_training, verify_checkpoint
 from samestep.checkpoint.state import exported
-from samestep.config import Config, load_config
+from samestep.config import Config
 from samestep.errors import CheckpointError
+from samestep.folder import config_of
 from samestep.task import Task, load_task
 
 WEIGHTS = ("raw", "ema", "swa", "average")
@@ -39,17 +40,23 @@ def load_trained(
     weights: str = "raw",
     device: torch.device | str = "cpu",
     overrides: Sequence[str] = (),
+    prepare: Callable[[Task], None] = lambda task: None,
 ) -> Trained:
-    """The model of a run at its best, last or n-th checkpoint, in evaluation mode."""
-    if not (run / "config.json").is_file():
-        raise CheckpointError(f"{run} is not a run's directory: it holds no config.json")
-    config = load_config(run / "config.json", overrides)
+    """The model of a run at its best, last or n-th checkpoint, in evaluation mode.
+
+    `prepare` is called with the task before it makes its model.
+    """
+    config = config_of(run, overrides)
     folder = pick(run, which).folder
     manifest = verify_checkpoint(folder)
     task = load_task(config)
+    prepare(task)
     model = task.model()
     state = exported(read_model(folder), read_training(folder), manifest.epoch)["model_state_dict"]
-    model.load_state_dict({**state, **_other_weights(run, folder, weights)})
+    try:
+        model.load_state_dict({**state, **_other_weights(run, folder, weights)})
+    except RuntimeError as error:
+        raise CheckpointError(f"{folder} does not fit the task's model: {error}") from error
     return Trained(config, task, model.to(device).eval(), manifest, weights)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from samestep.config import Config
-from samestep.data import LaneBatch, is_map_style, to_device
+from samestep.data import DeviceCopies, LaneBatch, is_map_style
 from samestep.errors import TaskError
 from samestep.runtime.randomness import DATA, derive, reseed
 from samestep.streams import lane_streams
@@ -66,7 +66,9 @@ def read_examples(
     batches, start = [], 0
     for size in sizes:
         data = task.collate(read(range(start, start + size)))
-        batches.append(LaneBatch(0, to_device(data, device), tuple(range(start, start + size))))
+        batches.append(
+            LaneBatch(0, DeviceCopies(device).to_device(data), tuple(range(start, start + size)))
+        )
         start += size
     inputs = {
         method: tuple(_arguments(task, batch, method) for batch in batches) for method in methods

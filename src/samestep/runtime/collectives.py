@@ -43,6 +43,10 @@ class Collectives(ABC):
         """Every rank's object, in rank order, on every rank."""
 
     @abstractmethod
+    def collect(self, value: T) -> list[T]:
+        """Every rank's object, in rank order, on rank 0; nothing on the others."""
+
+    @abstractmethod
     def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite the tensors with rank 0's."""
 
@@ -68,6 +72,9 @@ class SoloCollectives(Collectives):
         return value
 
     def gather(self, value: T) -> list[T]:
+        return [value]
+
+    def collect(self, value: T) -> list[T]:
         return [value]
 
     def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
@@ -102,6 +109,12 @@ class TorchCollectives(Collectives):
         with self.pulse.waiting("gather"):
             dist.all_gather_object(values, value)
         return values
+
+    def collect(self, value: T) -> list[T]:
+        values: list[Any] | None = [None] * self.world if self.rank == 0 else None
+        with self.pulse.waiting("collecting"):
+            dist.gather_object(value, values, dst=0)
+        return values or []
 
     def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
         with self.pulse.waiting("broadcast of tensors"), torch.no_grad():

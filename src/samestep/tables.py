@@ -1,0 +1,223 @@
+"""Tables written batch by batch, as CSV, JSON lines or Parquet; under their name only when whole."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from samestep.checkpoint.files import Files
+from samestep.errors import MissingExtraError, OutputError, TaskError
+
+Column = np.ndarray[Any, Any] | list[Any]
+"""One entry per row: numbers of one shape in an array, anything plain in a list."""
+
+_ROW_GROUP_BYTES = 64 << 20
+
+
+class Table(ABC):
+    """Takes rows, some at a time, each time in the same columns."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.names: tuple[str, ...] = ()
+        self.rows = 0
+
+    def add(self, columns: Mapping[str, Column]) -> None:
+        """Append rows."""
+        names = tuple(columns)
+        if self.names and names != self.names:
+            raise TaskError(
+                f"the columns were {', '.join(self.names)}, and from row {self.rows} on they are "
+                f"{', '.join(names)}: give the same ones in every batch"
+            )
+        self.names = names
+        with _naming(self._path):
+            self._write(columns)
+        self.rows += len(next(iter(columns.values())))
+
+    @abstractmethod
+    def _write(self, columns: Mapping[str, Column]) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class CsvTable(Table):
+    """One cell per number: a column of vectors `v` becomes `v_0`, `v_1` and so on."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._file = path.open("w", encoding="utf-8", newline="")
+        # It writes floats by repr, which reads back to the bit.
+        self._rows = csv.writer(self._file, lineterminator="\n")
+        self._header: list[str] = []
+
+    def _write(self, columns: Mapping[str, Column]) -> None:
+        cells = [cell for name, column in columns.items() for cell in _cells(name, column)]
+        header = [name for name, _ in cells]
+        if not self._header:
+            if len(set(header)) < len(header):
+                raise TaskError(f"two columns would have one name in {', '.join(header)}")
+            self._rows.writerow(header)
+            self._header = header
+        elif header != self._header:
+            raise TaskError(
+                f"rows from {self.rows} on have the cells {_shortened(header)}, unlike "
+                f"{_shortened(self._header)} before, and CSV needs one shape: write .jsonl or "
+                ".parquet, or pad them"
+            )
+        self._rows.writerows(zip(*(values for _, values in cells), strict=True))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _cells(name: str, column: Column) -> Iterator[tuple[str, list[Any]]]:
+    array = column if isinstance(column, np.ndarray) else np.array(column, dtype=object)
+    flat = array.reshape(len(array), -1).T.tolist()
+    for place, values in zip(np.ndindex(array.shape[1:]), flat, strict=True):
+        if any(isinstance(value, (list, dict)) for value in values):
+            raise TaskError(
+                f"column {name!r} holds lists of different lengths or mappings, which are no "
+                "cells of a CSV file: write .jsonl or .parquet, or pad them"
+            )
+        yield "_".join([name, *map(str, place)]), values
+
+
+def _shortened(names: list[str]) -> str:
+    return ", ".join(names if len(names) < 7 else [*names[:3], "...", *names[-2:]])
+
+
+class JsonLinesTable(Table):
+    """One JSON object a line; floats in full, so that they read back to the bit."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._file = path.open("w", encoding="utf-8", newline="\n")
+
+    def _write(self, columns: Mapping[str, Column]) -> None:
+        plain = [c.tolist() if isinstance(c, np.ndarray) else c for c in columns.values()]
+        for row in zip(*plain, strict=True):
+            line = json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False)
+            self._file.write(line + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class ParquetTable(Table):
+    """Numbers in their own type, vectors as lists."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ImportError:
+            raise MissingExtraError("writing Parquet", "parquet") from None
+        self._arrow = pyarrow
+        path.touch()  # whether it can be written shows now, and not when the first batch is through
+        self._writer: Any = None
+        self._schema: Any = None
+        self._waiting: list[Any] = []
+
+    def _write(self, columns: Mapping[str, Column]) -> None:
+        arrays = [self._array(name, column) for name, column in columns.items()]
+        part = self._arrow.table(arrays, names=list(columns))
+        if self._writer is None:
+            self._schema = part.schema
+            self._writer = self._arrow.parquet.ParquetWriter(self._path, part.schema)
+        self._waiting.append(part)
+        # Cut by what was written so far, and not by how many batches came at once.
+        if sum(waiting.nbytes for waiting in self._waiting) >= _ROW_GROUP_BYTES:
+            self._flush()
+
+    def _array(self, name: str, column: Column) -> Any:
+        wanted = None if self._schema is None else self._schema.field(name).type
+        try:
+            if isinstance(column, list):
+                return self._arrow.array(column, type=wanted)
+            array = self._nested(column)
+        except (self._arrow.ArrowInvalid, self._arrow.ArrowTypeError, OverflowError) as error:
+            before = "" if wanted is None else f" of {wanted}, as in the rows before"
+            raise TaskError(
+                f"column {name!r} is not one of one type{before}: {error}. Parquet needs that; "
+                ".jsonl does not"
+            ) from None
+        if wanted is not None and array.type != wanted:
+            raise TaskError(
+                f"column {name!r} was of {wanted} and is of {array.type} from row {self.rows} on: "
+                "give one type in every batch"
+            )
+        return array
+
+    def _nested(self, column: np.ndarray[Any, Any]) -> Any:
+        array = self._arrow.array(column.reshape(-1))
+        for axis in range(column.ndim - 1, 0, -1):
+            entries = int(np.prod(column.shape[:axis]))
+            offsets = (np.arange(entries + 1) * column.shape[axis]).astype(np.int32)
+            array = self._arrow.ListArray.from_arrays(offsets, array)
+        return array
+
+    def _flush(self) -> None:
+        if self._waiting:
+            whole = self._arrow.concat_tables(self._waiting)
+            self._writer.write_table(whole)
+            self._waiting = []
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._flush()
+            self._writer.close()
+
+
+FORMATS: dict[str, type[CsvTable] | type[JsonLinesTable] | type[ParquetTable]] = {
+    "csv": CsvTable,
+    "jsonl": JsonLinesTable,
+    "parquet": ParquetTable,
+}
+
+
+def format_of(path: Path, asked: str | None) -> str:
+    """The format that was asked for, or that a file's suffix means."""
+    given = path.suffix.removeprefix(".").lower() if asked is None else asked
+    if given in FORMATS:
+        return given
+    wrong = f"the name {path} says no format" if asked is None else f"--format is {asked!r}"
+    raise OutputError(f"{wrong}: end the name in, or give --format, {' or '.join(FORMATS)}")
+
+
+@contextmanager
+def new_table(path: Path, kind: str) -> Iterator[Table]:
+    """A table that gets its name when the block is over; if it fails, nothing is left."""
+    files, partial = Files(), path.with_name(path.name + ".partial")
+    with _naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table = FORMATS[kind](partial)
+    try:
+        yield table
+        with _naming(path):
+            table.close()
+            files.sync(partial)
+            files.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(Exception):  # what went wrong first is what is told
+            table.close()
+        partial.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"{path} could not be written: {error.strerror or error}") from error

@@ -1,0 +1,201 @@
+"""The AMP trainers over ranks: one training to the bit, whatever they are cut into."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.amp_training import (
+    EVEN,
+    UNEVEN,
+    DistributedAMPTrainer,
+    digest,
+    lanes_of,
+    make_trainer,
+    net,
+    rank_and_world,
+    run_lanes,
+    tensors_of,
+)
+from tests.ranks import run_ranks
+
+WORLDS = (1, 2, 4)
+
+
+def _train(
+    precision: str, sizes: Sequence[int], overflow: tuple[int, int] | None
+) -> tuple[str, list[float], list[list[float]]]:
+    """A training of five steps: its end, its scales and this rank's losses."""
+    with make_trainer(precision, initial_scale=1024.0, gradient_clip_max_norm=1.0) as trainer:
+        scales, losses = [], []
+        for lanes in lanes_of(5, sizes, overflow):
+            losses += run_lanes(trainer, [lanes])
+            scales.append(trainer.scale)
+        return digest(trainer), scales, losses
+
+
+@pytest.mark.parametrize(
+    ("precision", "sizes", "overflow"),
+    [
+        ("fp32", EVEN, None),
+        ("bf16", UNEVEN, None),
+        ("fp16", UNEVEN, (2, 3)),
+        ("fp16", (5, 3, 0, 0), (1, 1)),
+    ],
+    ids=["fp32", "bf16, uneven", "fp16, uneven, overflow", "fp16, ranks without samples"],
+)
+def test_any_number_of_ranks_is_the_same_training(
+    precision: str, sizes: Sequence[int], overflow: tuple[int, int] | None
+) -> None:
+    """On 4 ranks the overflow is one rank's alone; on 1 it is one accumulation step's."""
+    ends, seen = set(), []
+    for world in WORLDS:
+        answers = run_ranks(_train, world, precision, sizes, overflow)
+        assert len({end for end, _, _ in answers}) == 1, "the ranks of one training differ"
+        ends.add(answers[0][0])
+        seen.append([scales for _, scales, _ in answers])
+        by_lane = [[loss for _, _, said in answers for loss in said[step]] for step in range(5)]
+        if world == 1:
+            alone = by_lane
+        # As text, since a lane without samples has no number.
+        assert str(by_lane) == str(alone), "each lane's loss is its own, on whichever rank"
+    assert len(ends) == 1
+    first = 512.0 if overflow else 1024.0
+    expected = [1024.0 if overflow and step < overflow[0] else first for step in range(5)]
+    expected = expected if precision == "fp16" else [1.0] * 5
+    assert all(scales == expected for world in seen for scales in world)
+
+
+def _overflow_on_one_rank() -> list[str]:
+    """The state before, after a step that overflows on rank 1 alone, and after one more."""
+    with make_trainer("fp16", initial_scale=1024.0) as trainer:
+        states = []
+        for lanes in lanes_of(3, overflow=(1, 3)):
+            run_lanes(trainer, [lanes])
+            states.append(digest(trainer))
+        assert trainer.get_gradient_summary()["skipped_steps"] == 1
+        return states
+
+
+def test_an_overflow_on_one_rank_skips_the_step_on_all() -> None:
+    first, second = run_ranks(_overflow_on_one_rank, 2)
+    assert first == second
+    assert first[0] == first[1] != first[2]
+
+
+def _save_each_to_its_own(folder: str) -> list[str]:
+    rank, _ = rank_and_world()
+    with make_trainer("fp16") as trainer:
+        run_lanes(trainer, lanes_of(2))
+        assert isinstance(trainer, DistributedAMPTrainer)
+        trainer.save_checkpoint(f"{folder}/rank-{rank}.pt")
+        trainer.save_checkpoint(f"{folder}/by-1-rank-{rank}.pt", rank=1)
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def test_one_rank_alone_writes_the_checkpoint_and_all_find_it_written(tmp_path: Path) -> None:
+    for found in run_ranks(_save_each_to_its_own, 2, str(tmp_path)):
+        assert found == ["by-1-rank-1.pt", "rank-0.pt"]
+
+
+def _train_and_save(path: str) -> tuple[str, float]:
+    with make_trainer("fp16", growth_interval=2) as trainer:
+        run_lanes(trainer, lanes_of(3, UNEVEN, overflow=(1, 2)))
+        trainer.save_checkpoint(path)
+        run_lanes(trainer, lanes_of(3, UNEVEN, first=3))
+        return digest(trainer), trainer.scale
+
+
+def _load_and_go_on(path: str) -> tuple[str, float]:
+    rank, _ = rank_and_world()
+    with make_trainer("fp16", model=net(seed=50 + rank), growth_interval=2) as trainer:
+        trainer.load_checkpoint(path)
+        run_lanes(trainer, lanes_of(3, UNEVEN, first=3))
+        return digest(trainer), trainer.scale
+
+
+def test_a_checkpoint_is_loaded_on_all_ranks_of_any_number(tmp_path: Path) -> None:
+    path = str(tmp_path / "state.pt")
+    untouched = run_ranks(_train_and_save, 2, path)
+    for world in WORLDS:
+        for answer in run_ranks(_load_and_go_on, world, path):
+            assert answer == untouched[0], world
+
+
+def _in_an_open_group() -> dict[str, Any]:
+    import torch.distributed as dist
+
+    assert not DistributedAMPTrainer.is_distributed()
+    dist.init_process_group("gloo")
+    try:
+        assert DistributedAMPTrainer.is_distributed()
+        with make_trainer("fp16") as trainer:
+            run_lanes(trainer, lanes_of(3))
+            end = digest(trainer)
+        still_open = dist.is_initialized()
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+    return {"end": end, "open": still_open}
+
+
+def _in_a_group_of_its_own() -> dict[str, Any]:
+    import torch.distributed as dist
+
+    with make_trainer("fp16") as trainer:
+        assert isinstance(trainer, DistributedAMPTrainer)
+        trainer.setup_distributed()
+        trainer.setup_distributed()
+        assert DistributedAMPTrainer.is_distributed()
+        run_lanes(trainer, lanes_of(3))
+        end = digest(trainer)
+    return {"end": end, "open": dist.is_initialized()}
+
+
+def test_a_group_is_closed_by_whoever_opened_it() -> None:
+    found, own = run_ranks(_in_an_open_group, 2), run_ranks(_in_a_group_of_its_own, 2)
+    assert [answer["open"] for answer in found] == [True, True]
+    assert [answer["open"] for answer in own] == [False, False]
+    assert {answer["end"] for answer in [*found, *own]} == {found[0]["end"]}
+
+
+def _wrap() -> tuple[bool, bool]:
+    """Whether a wrapped model has rank 0's weights, and is the model that trains."""
+    rank, _ = rank_and_world()
+    model = net(seed=rank)
+    with make_trainer("fp16", model=model) as trainer:
+        assert isinstance(trainer, DistributedAMPTrainer)
+        trainer.setup_distributed()
+        wrapped = trainer.wrap_model(model)
+        as_rank_0 = tensors_of(net(seed=0))
+        same = all(as_rank_0[name].equal(tensor) for name, tensor in tensors_of(model).items())
+        ours = {id(param) for param in model.parameters()}
+        return same, ours == {id(param) for param in wrapped.parameters()}
+
+
+def test_a_wrapped_model_has_the_weights_of_rank_0() -> None:
+    assert run_ranks(_wrap, 2) == [(True, True), (True, True)]
+
+
+def _fail_on_one_rank() -> str:
+    import torch
+
+    rank, _ = rank_and_world()
+    try:
+        with make_trainer("fp16") as trainer:
+            run_lanes(trainer, lanes_of(1))
+            trainer.training_step((torch.zeros(4, 6 + rank), torch.zeros(4, 2)))
+            trainer.training_step((torch.zeros(4, 6), torch.zeros(4, 2)))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "went on"
+
+
+def test_a_rank_that_fails_ends_the_others_with_its_name() -> None:
+    first, second = run_ranks(_fail_on_one_rank, 2)
+    assert "mat1 and mat2" in second, "its own error, as it was"
+    assert first.startswith("PeerLost")
+    assert "rank 1" in first

@@ -1,0 +1,70 @@
+"""One file of predictions, whatever the number of ranks, lanes and loader processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from samestep.tables import FORMATS
+from tests.predicting import finished_run
+from tests.ranks import answers_of_ranks, run_ranks
+
+
+def _predict(run: str, folder: str, data: str, formats: list[str], overrides: list[str]) -> Any:
+    from samestep.folder import config_of
+    from samestep.prediction import Request, predict_once
+    from samestep.runtime.context import create_run_context
+    from samestep.runtime.hardware import detect_hardware
+
+    config = config_of(Path(run), overrides)
+    with create_run_context(config, detect_hardware()) as context:
+        return [
+            predict_once(
+                Request(
+                    Path(run), data, Path(folder) / f"p.{kind}", batch=4, overrides=tuple(overrides)
+                ),
+                context,
+            )
+            for kind in formats
+        ]
+
+
+def test_every_format_is_the_same_at_any_size(tmp_path: Path) -> None:
+    """53 samples in batches of 4: a whole round of 8 lanes, and one that leaves ranks without."""
+    run = finished_run(tmp_path / "run", params={"gives": "columns"}, precision="bf16")
+    cases: dict[int, list[str]] = {
+        1: [],
+        2: ["loader.workers=2"],
+        4: ["distributed.lane_weights=[5, 1, 1, 1]"],
+        3: ["lanes=2"],  # more ranks than lanes
+    }
+    for world, overrides in cases.items():
+        folder = tmp_path / str(world)
+        said = run_ranks(
+            _predict, world, str(run), str(folder), "noisy:53", list(FORMATS), overrides
+        )
+        assert said.count(said[0]) == world, "every rank knows what was written"
+        assert {done.samples for done in said[0]} == {53}
+    for kind in FORMATS:
+        files = [(tmp_path / str(world) / f"p.{kind}").read_bytes() for world in cases]
+        assert files.count(files[0]) == len(cases), kind
+    lines = (tmp_path / "4" / "p.jsonl").read_text().splitlines()
+    assert [json.loads(line)["index"] for line in lines] == list(range(53))
+    assert [json.loads(line)["y"] for line in lines] == [7 * index for index in range(53)]
+
+
+def test_data_are_prepared_once_before_the_model(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "run", "Downloaded", params={"folder": str(tmp_path)})
+    run_ranks(_predict, 2, str(run), str(tmp_path), "valid", ["csv"], [])
+    assert (tmp_path / "downloaded").read_text() == "x"
+
+
+def test_a_mistake_on_one_rank_ends_all_and_leaves_no_file(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "run", params={"gives": "short", "fails_at": 31})
+    said = answers_of_ranks(_predict, 2, str(run), str(tmp_path), "valid", ["csv"], [])
+    assert not any(ok for ok, _ in said)
+    assert "for the 4 samples 28 to 31: give one per sample" in said[1][1]
+    assert "rank 1 on " in said[0][1]
+    assert "TaskError" in said[0][1]
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
