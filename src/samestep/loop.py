@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from samestep.averaged import TrainingAverages
 from samestep.config.schema import BestConfig
 from samestep.errors import TaskError
 from samestep.evaluation import Values
@@ -77,8 +78,8 @@ class Training:
         self._valid_data = task.valid_data()
         model = task.model()
         self._optimizers = _as_list(task.optimizers(model), Optimizer, "optimizers")
-        order = task.order(self._train_data)
-        self._source = run.source(self._train_data, order, task.collate)
+        self._order = task.order(self._train_data)
+        self._source = run.source(self._train_data, self._order, task.collate)
         self._total = run.total_steps(self._source)
         schedules = _as_list(task.schedules(self._optimizers, self._total), Schedule, "schedules")
         self._epoch_schedules = [s.scheduler for s in schedules if s.every == "epoch"]
@@ -90,6 +91,7 @@ class Training:
         run.keep("training", self.outcome)
         for number, schedule in enumerate(self._epoch_schedules):
             run.keep(f"epoch schedule {number}", schedule)
+        self.averages = TrainingAverages(run, self._optimizers, self._source, self._total)
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:
@@ -119,14 +121,16 @@ class Training:
             if step.ends_epoch:
                 for schedule in self._epoch_schedules:
                     schedule.step()
-            if self._evaluation_is_due(step):
-                self._evaluate(step)
+            self.averages.end_step(step)
+            values = self._evaluate(step) if self._evaluation_is_due(step) else {}
             if self._patience_is_over():
                 self.outcome.stopped = (
                     f"no better {self._best.rule.metric} for {self._best.waited} evaluations"
                 )
                 self._run.context.log.main(f"Stopping early: {self.outcome.stopped}")
                 self._run.stop(self.outcome.stopped)
+            if self._run.ends_with(step, self._total):
+                self._finish(step, values)
             yield step
 
     def _remember_loss(self, record: Any) -> None:
@@ -140,16 +144,38 @@ class Training:
             return True
         return bool(rule.every_steps and (step.index + 1) % rule.every_steps == 0)
 
-    def _evaluate(self, step: Step) -> None:
-        task, run = self._task, self._run
-        values = run.evaluate(
+    def _evaluate(self, step: Step) -> Values:
+        values = self._measure(step)
+        values |= self.averages.measure(lambda: self._measure(step))
+        self.outcome.metrics = values
+        self._tell(step, values)
+        self._run.save(values, best=self._best.offer(values, step.index))
+        return values
+
+    def _measure(self, step: Step) -> Values:
+        if self._valid_data is None:
+            return {}
+        task = self._task
+        return self._run.evaluate(
             self._valid_data, task.evaluate, task.metrics(), task.collate, step.index
         )
-        run.log(step.index, {"epoch": step.epoch, **values})
-        self.outcome.metrics = values
+
+    def _tell(self, step: Step, values: Values) -> None:
+        self._run.log(step.index, {"epoch": step.epoch, **values})
         shown = "  ".join(f"{k} {v:.4f}" for k, v in values.items() if isinstance(v, (int, float)))
-        run.context.log.main(f"epoch {step.epoch + 1}  step {step.index + 1}  {shown}")
-        run.save(values, best=self._best.offer(values, step.index))
+        self._run.context.log.main(f"epoch {step.epoch + 1}  step {step.index + 1}  {shown}")
+
+    def _finish(self, step: Step, measured: Values) -> None:
+        """Finish the averages with the run's last step, before it is saved."""
+        task, run = self._task, self._run
+        values = self.averages.finish(
+            lambda: run.measure_batchnorm(self._train_data, task.loss, self._order, task.collate),
+            lambda: self._measure(step),
+        )
+        if values:
+            self._tell(step, values)
+            self.outcome.metrics = {**self.outcome.metrics, **values}
+            run.save({**measured, **values})
 
     def _patience_is_over(self) -> bool:
         rule = self._run.config.early_stopping

@@ -24,26 +24,27 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from samestep.batchnorm import Forward, measure_batchnorm
 from samestep.boundary import Boundary
 from samestep.checkpoint.resume import refuse_another_run, warn_of_other_bits
 from samestep.checkpoint.state import Stateful
 from samestep.config import Config, load_config
-from samestep.data import Collate, LaneBatch, Lanes, MapSource, Source, is_map_style
+from samestep.data import Collate, LaneBatch, Lanes, MapSource, Source
 from samestep.errors import StepError, TaskError
 from samestep.evaluation import Evaluator, Measure, Values
 from samestep.ledger import Ledger, StepRecord
 from samestep.nonfinite import FiniteGuard
 from samestep.opening import open_run
-from samestep.orders import Order, shuffled
-from samestep.plan import EpochPlan, deal_lanes
+from samestep.orders import Order
+from samestep.plan import deal_lanes
 from samestep.precision import Precision
 from samestep.runtime.context import LaneMachinery, RunContext, create_run_context
 from samestep.runtime.hardware import detect_hardware
 from samestep.runtime.pulse import EVALUATE
 from samestep.runtime.randomness import BETWEEN, INIT, Streams
 from samestep.saving import Saver
+from samestep.sources import open_source, pins_memory
 from samestep.step import Step, StepEngine, trainable
-from samestep.streams import StreamSource
 from samestep.timing import StepTimes
 from samestep.trackers import open_trackers
 
@@ -85,6 +86,8 @@ class Run:
         """Called on every rank with each step's record, when it is read."""
         self.on_batch: Callable[[int, LaneBatch], None] | None = None
         """Called with the step and each of this rank's batches, when it is read."""
+        self.after_update: list[Callable[[], None]] = []
+        """Called after every update of the weights that was applied, and its schedules."""
         self._streams = Streams(config.seed, context.device)
         self._prepared: _Prepared | None = None
         self._guard: FiniteGuard | None = None
@@ -200,25 +203,10 @@ class Run:
         self, dataset: Any, order: Order | None = None, collate: Collate | None = None
     ) -> Source:
         """The steps' data: of a dataset with a length, or of lane streams."""
-        config, pin = self.config, self._pin_memory
-        if not is_map_style(dataset):
-            return StreamSource(
-                dataset,
-                self.batch,
-                self.lanes,
-                config.seed,
-                config.loader,
-                pin,
-                self.context.collectives,
-                config.steps_per_epoch,
-                config.drop_last,
-                digest=self.on_batch is not None,
-                always_agree=config.same != "bits",
-                collate=collate,
-            )
-        order = shuffled(len(dataset)) if order is None else order
-        plan = EpochPlan(len(order(config.seed, 0)), self.batch, config.drop_last)
-        return MapSource(dataset, order, plan, self.lanes, config.seed, config.loader, pin, collate)
+        digest = self.on_batch is not None
+        return open_source(
+            self.config, self.context, self.lanes, dataset, order, collate, digest=digest
+        )
 
     def total_steps(self, source: Source) -> int | None:
         """How many steps the run has; None if that shows only at the data's end."""
@@ -278,6 +266,10 @@ class Run:
         """Let this step be the run's last one. Call it on every rank."""
         self._boundary.stop_reason = reason
 
+    def ends_with(self, step: Step, total: int | None) -> bool:
+        """Whether the run is over with this step, of so many if that is known."""
+        return self._boundary.why_over(step, total) is not None
+
     def pause_after(self, steps: int) -> None:
         """Save and stop after so many steps, as if a signal had asked for it."""
         self._boundary.pause_after = steps
@@ -303,6 +295,7 @@ class Run:
             step_schedules=prepared.schedules,
             clip_norm=self.config.clip.norm,
             on_batch=self.on_batch,
+            after_update=self.after_update,
         )
 
     def _announce(self, source: Source, total: int | None) -> dict[str, Any]:
@@ -362,7 +355,7 @@ class Run:
             self.batch,
             self.lanes.assignment,
             self._streams,
-            self._pin_memory,
+            pins_memory(self.config, self.context),
         )
         self._ledger.flush()
         with self.context.pulse.during(EVALUATE):
@@ -375,10 +368,25 @@ class Run:
             self.context.log.warn(f"evaluation at step {step} gave NaN: {values}")
         return values
 
-    @property
-    def _pin_memory(self) -> bool:
-        asked = self.config.loader.pin_memory
-        return self.context.device.type == "cuda" if asked == "auto" else bool(asked)
+    def measure_batchnorm(
+        self,
+        dataset: Any,
+        forward: Forward,
+        order: Order | None = None,
+        collate: Collate | None = None,
+    ) -> bool:
+        """Measure the statistics of the model's BatchNorm anew over the training set.
+
+        `forward(model, batch)` puts a batch through the model. False if it has no BatchNorm.
+        """
+        with self.context.pulse.during(EVALUATE):
+            found = measure_batchnorm(
+                self.model, forward, dataset, order, collate,
+                self.config, self.context, self.lanes, self._streams,
+            )  # fmt: skip
+        self._streams.enter(BETWEEN)
+        self._ledger.restart_clock()
+        return found
 
     @property
     def model(self) -> nn.Module:

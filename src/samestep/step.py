@@ -54,6 +54,8 @@ class StepEngine:
     clip_norm: float | None
     on_batch: Callable[[int, LaneBatch], None] | None = None
     """Told of every batch as it is read."""
+    after_update: Sequence[Callable[[], None]] = ()
+    """Told of every update that was applied."""
 
 
 class Step:
@@ -127,6 +129,8 @@ class Step:
                 optimizer.step()
             for schedule in engine.step_schedules:
                 schedule.step()
+            for listener in engine.after_update:
+                listener()
         self.updated = True
         engine.ledger.add(self.index, self.epoch, stats, rates, norm, skipped=not allowed)
 
