@@ -29,5 +29,6 @@ def train_once(
         training = Training(run, load_task(config))
         outcome = training.train()
         if recorder is not None and record is not None:
-            recorder.write(record, run.model, training.optimizers, outcome.metrics)
+            averages = training.averages.weights()
+            recorder.write(record, run.model, training.optimizers, outcome.metrics, averages)
         return outcome

@@ -62,6 +62,12 @@ class Boundary:
         early = self._saver.ended not in (None, "done")
         return early and "early_stopping" not in self._config.resume.allow
 
+    def why_over(self, step: Step, total: int | None) -> str | None:
+        """Why the run is over with this step; None if it goes on."""
+        epochs = self._config.epochs
+        ends = step.ends_epoch and epochs is not None and step.epoch + 1 >= epochs
+        return "done" if ends or step.index + 1 == total else self.stop_reason
+
     def end(
         self,
         step: Step,
@@ -77,10 +83,7 @@ class Boundary:
             refuse_different_ranks(
                 self._context, step.index, *self._watched, self._config.same == "samples"
             )
-        done, epochs = step.index + 1, self._config.epochs
-        last = done == total
-        last = last or (step.ends_epoch and epochs is not None and step.epoch + 1 >= epochs)
-        ended = "done" if last else self.stop_reason
+        done, ended = step.index + 1, self.why_over(step, total)
         stops = ended is not None or wish.signal is not None or done == self.pause_after
         if stops or wish.save or self._saver.is_due(done, step.epoch + 1, step.ends_epoch):
             flush()  # a step that was not finite ends the run here, and is not saved

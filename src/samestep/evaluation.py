@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from samestep.config import Config
-from samestep.data import Collate, LaneBatch, Lanes
+from samestep.data import Collate, LaneBatch, Lanes, pins_memory
 from samestep.metrics import LaneMetrics, merge_lanes
 from samestep.once import InOrder
 from samestep.plan import BatchPlan
-from samestep.precision import Precision
+from samestep.precision import choose_precision
 from samestep.runtime.context import RunContext
 from samestep.runtime.randomness import Streams
 
@@ -37,12 +37,10 @@ class Evaluator:
         batch: BatchPlan,
         assignment: Sequence[range],
         streams: Streams,
-        precision: Precision,
-        pin_memory: bool,
     ) -> None:
         self._config, self._context, self._streams = config, context, streams
-        self._precision = precision
-        self._pin_memory = pin_memory
+        self._precision = choose_precision(config.precision, context.device)
+        self._pin_memory = pins_memory(config.loader, context.device)
         lane_batch = config.evaluation.batch or batch.lane_batch
         self._batch = BatchPlan(lane_batch * batch.lanes, batch.lanes)
         if config.evaluation.mode == "rank0":

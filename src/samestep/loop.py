@@ -10,6 +10,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from samestep.averaged import TrainingAverages
 from samestep.choices import choose_optimizers, choose_schedules
 from samestep.config.schema import BestConfig
 from samestep.data import LaneBatch
@@ -80,8 +81,8 @@ class Training:
         self._valid_data = task.valid_data()
         modules = [task.model(), *task.extra_modules()]
         self._optimizers = choose_optimizers(run, task, modules)
-        order = task.order(self._train_data)
-        self._source = run.source(self._train_data, order, task.collate)
+        self._order = task.order(self._train_data)
+        self._source = run.source(self._train_data, self._order, task.collate)
         self._total = run.total_steps(self._source)
         self._schedules = choose_schedules(
             run, task, self._optimizers, self._source, self._evaluates
@@ -94,6 +95,7 @@ class Training:
         for every in ("epoch", "evaluation"):
             for number, schedule in enumerate(self._schedules_by(every)):
                 run.keep(f"{every} schedule {number}", schedule)
+        self.averages = TrainingAverages(run, self._optimizers, self._source, self._total)
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:
@@ -118,16 +120,19 @@ class Training:
             step.train(self._loss)
             self.outcome.steps = step.index + 1
             if step.ends_epoch:
+                self._run.settle()
                 for schedule in self._schedules_by("epoch"):
                     schedule.step()
-            if self._evaluation_is_due(step):
-                self._evaluate(step)
+            self.averages.end_step(step)
+            values = self._evaluate(step) if self._evaluation_is_due(step) else {}
             if self._patience_is_over():
                 self.outcome.stopped = (
                     f"no better {self._best.rule.metric} for {self._best.waited} evaluations"
                 )
                 self._run.context.log.main(f"Stopping early: {self.outcome.stopped}")
                 self._run.stop(self.outcome.stopped)
+            if self._run.ends_with(step, self._total):
+                self._finish(step, values)
             yield step
 
     def _loss(self, batch: LaneBatch) -> Loss:
@@ -152,19 +157,41 @@ class Training:
             return True
         return bool(rule.every_steps and (step.index + 1) % rule.every_steps == 0)
 
-    def _evaluate(self, step: Step) -> None:
-        task, run = self._task, self._run
-        values = run.evaluate(
-            self._valid_data, task.evaluate, task.metrics(), task.collate, step.index
-        )
-        run.log(step.index, {"epoch": step.epoch, **values})
+    def _evaluate(self, step: Step) -> Values:
+        values = self._measure(step)
+        values |= self.averages.measure(lambda: self._measure(step))
         self.outcome.metrics = values
-        shown = "  ".join(f"{k} {v:.4f}" for k, v in values.items() if isinstance(v, (int, float)))
-        run.context.log.main(f"epoch {step.epoch + 1}  step {step.index + 1}  {shown}")
+        self._tell(step, values)
         is_best = self._best.offer(values, step.index)
         for schedule in self._schedules_by("evaluation"):
             schedule.step(values[self._best.rule.metric])  # type: ignore[arg-type]  # a plateau's
-        run.save(values, best=is_best)
+        self._run.save(values, best=is_best)
+        return values
+
+    def _measure(self, step: Step) -> Values:
+        if self._valid_data is None:
+            return {}
+        task = self._task
+        return self._run.evaluate(
+            self._valid_data, task.evaluate, task.metrics(), task.collate, step.index
+        )
+
+    def _tell(self, step: Step, values: Values) -> None:
+        self._run.log(step.index, {"epoch": step.epoch, **values})
+        shown = "  ".join(f"{k} {v:.4f}" for k, v in values.items() if isinstance(v, (int, float)))
+        self._run.context.log.main(f"epoch {step.epoch + 1}  step {step.index + 1}  {shown}")
+
+    def _finish(self, step: Step, measured: Values) -> None:
+        """Finish the averages with the run's last step, before it is saved."""
+        task, run = self._task, self._run
+        values = self.averages.finish(
+            lambda: run.measure_batchnorm(self._train_data, task.loss, self._order, task.collate),
+            lambda: self._measure(step),
+        )
+        if values:
+            self._tell(step, values)
+            self.outcome.metrics = {**self.outcome.metrics, **values}
+            run.save({**measured, **values})
 
     def _patience_is_over(self) -> bool:
         rule = self._run.config.early_stopping

@@ -60,11 +60,16 @@ class Recorder:
         self._ids.setdefault(step, []).append((batch.lane, batch.ids))
 
     def write(
-        self, folder: Path, model: nn.Module, optimizers: Sequence[Optimizer], metrics: Values
+        self,
+        folder: Path,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        metrics: Values,
+        averages: Mapping[str, Tensor],
     ) -> None:
         """Write the record; every rank calls this, rank 0 writes."""
         context = self._run.context
-        state = final_state(model, optimizers, metrics)
+        state = final_state(model, optimizers, metrics, averages)
         hashes = context.gather(hash_state(state))
         told = context.gather(self._ids)
         if not context.is_main:
@@ -101,9 +106,12 @@ def _digest(step: int, told: Sequence[Mapping[int, list[tuple[int, tuple[Any, ..
 
 
 def final_state(
-    model: nn.Module, optimizers: Sequence[Optimizer], metrics: Values
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    metrics: Values,
+    averages: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Weights, buffers, optimizer state and metrics as tensors, by name."""
+    """Weights, buffers, their averages, optimizer state and metrics as tensors, by name."""
     names = {id(param): name for name, param in model.named_parameters()}
     found: dict[str, Tensor] = {
         f"model.{name}": value
@@ -121,6 +129,7 @@ def final_state(
                 for key, value in optimizer.state.get(param, {}).items():
                     if isinstance(value, (Tensor, float, int)):
                         found[f"optimizer{number}.{name}.{key}"] = torch.as_tensor(value)
+    found |= averages
     for name, number_or_list in metrics.items():
         found[f"metrics.{name}"] = torch.tensor(number_or_list, dtype=torch.float64)
     return {name: value.detach().cpu().contiguous().clone() for name, value in found.items()}

@@ -10,7 +10,6 @@ with samestep.start("config.yaml") as run:
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,19 +20,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from samestep.announcing import announce
+from samestep.batchnorm import Forward, measure_batchnorm
 from samestep.boundary import Boundary
-from samestep.checkpoint.resume import refuse_another_run, warn_of_other_bits
 from samestep.checkpoint.state import Stateful
 from samestep.config import Config, load_config
-from samestep.data import (
-    Collate,
-    LaneBatch,
-    Lanes,
-    MapSource,
-    Source,
-    is_map_style,
-    pins_memory,
-)
+from samestep.data import Collate, LaneBatch, Lanes, MapSource, Source
 from samestep.engine import Prepared, build_engine, prepare
 from samestep.errors import StepError
 from samestep.evaluation import Evaluator, Measure, Values
@@ -41,16 +33,16 @@ from samestep.ledger import Ledger, StepRecord
 from samestep.lr_scaling import describe_scaling, lr_factor
 from samestep.memory import out_of_memory
 from samestep.opening import open_run
-from samestep.orders import Order, shuffled
-from samestep.plan import EpochPlan, deal_lanes
+from samestep.orders import Order
+from samestep.plan import deal_lanes
 from samestep.precision import choose_precision
 from samestep.runtime.context import RunContext, create_run_context
 from samestep.runtime.hardware import detect_hardware
 from samestep.runtime.pulse import EVALUATE
 from samestep.runtime.randomness import BETWEEN, INIT, Streams
 from samestep.saving import Saver
+from samestep.sources import open_source
 from samestep.step import Step, StepEngine
-from samestep.streams import StreamSource
 from samestep.timing import StepTimes
 from samestep.trackers import open_trackers
 
@@ -87,8 +79,6 @@ class Run:
         self._streams = Streams(config.seed, context.device)
         self._precision = choose_precision(config.precision, context.device)
         self._precision.switch_on()
-        if config.precision == "auto":
-            context.log.main(f"precision {self._precision.kind}: {self._precision.reason}")
         self._prepared: Prepared | None = None
         self._engine: StepEngine | None = None
         self.after_update: list[Callable[[], None]] = []
@@ -154,10 +144,15 @@ class Run:
 
     def flush(self) -> None:
         """Read every loss that is still on the device, and write it."""
-        if self._engine is not None:
-            self._engine.update.settle()
+        self.settle()
         self._ledger.flush()
         self._trackers.flush()
+
+    def settle(self) -> None:
+        """Let schedules and averages have followed the last update, should it still be unknown
+        whether it changed the weights."""
+        if self._engine is not None:
+            self._engine.update.settle()
 
     # -- preparing -------------------------------------------------------------------------
 
@@ -213,25 +208,10 @@ class Run:
         self, dataset: Any, order: Order | None = None, collate: Collate | None = None
     ) -> Source:
         """The steps' data: of a dataset with a length, or of lane streams."""
-        config, pin = self.config, self._pin_memory
-        if not is_map_style(dataset):
-            return StreamSource(
-                dataset,
-                self.batch,
-                self.lanes,
-                config.seed,
-                config.loader,
-                pin,
-                self.context.collectives,
-                config.steps_per_epoch,
-                config.drop_last,
-                digest=self.on_batch is not None,
-                always_agree=config.same != "bits",
-                collate=collate,
-            )
-        order = shuffled(len(dataset)) if order is None else order
-        plan = EpochPlan(len(order(config.seed, 0)), self.batch, config.drop_last)
-        return MapSource(dataset, order, plan, self.lanes, config.seed, config.loader, pin, collate)
+        digest = self.on_batch is not None
+        return open_source(
+            self.config, self.context, self.lanes, dataset, order, collate, digest=digest
+        )
 
     def total_steps(self, source: Source) -> int | None:
         """How many steps the run has; None if that shows only at the data's end."""
@@ -253,7 +233,15 @@ class Run:
         source = dataset if isinstance(dataset, Source) else self.source(dataset, order, collate)
         engine = self._engine = self._build_engine()
         total = self.total_steps(source)
-        plan = self._announce(source, total)
+        plan = announce(
+            self.config,
+            self.context,
+            self.lanes,
+            source,
+            total,
+            self._precision,
+            self._opened.point,
+        )
         position, pulse = self._saver.position, self.context.pulse
         self._saver.refuse_what_is_left()
         if self._boundary.is_over(position, total):
@@ -291,6 +279,10 @@ class Run:
         """Let this step be the run's last one. Call it on every rank."""
         self._boundary.stop_reason = reason
 
+    def ends_with(self, step: Step, total: int | None) -> bool:
+        """Whether the run is over with this step, of so many if that is known."""
+        return self._boundary.why_over(step, total) is not None
+
     def pause_after(self, steps: int) -> None:
         """Save and stop after so many steps, as if a signal had asked for it."""
         self._boundary.pause_after = steps
@@ -311,40 +303,6 @@ class Run:
             self.lanes.mine,
             self.on_batch,
         )
-
-    def _announce(self, source: Source, total: int | None) -> dict[str, Any]:
-        """Print and store how samples become steps, lanes and ranks."""
-        shares = [len(lanes) for lanes in self.lanes.assignment]
-        plan = {
-            "same": self.config.same,
-            "global_batch": self.batch.global_batch,
-            "lanes": self.batch.lanes,
-            "lane_batch": self.batch.lane_batch,
-            "world": self.context.world,
-            "lanes_per_rank": shares,
-            "samples": source.plan.samples if isinstance(source, MapSource) else None,
-            "steps": total,
-            "device": self.context.device.type,
-            "threads_per_rank": torch.get_num_threads(),
-        }
-        if self._opened.point is not None:
-            refuse_another_run(self.config, plan, self._opened.point)
-            warn_of_other_bits(plan, self._opened.point, self.context.log.main)
-        if self.context.is_main:
-            (self.folder / "plan.json").write_text(json.dumps(plan, indent=2), encoding="utf-8")
-        of_samples = f"{plan['samples']} samples, " if plan["samples"] else ""
-        self.context.log.main(
-            f"Plan: {of_samples}global batch {self.batch.global_batch} = {self.batch.lanes} lanes "
-            f"x {self.batch.lane_batch}; {self.context.world} rank(s) drive "
-            f"{'+'.join(map(str, shares))} lanes; {total or 'unknown'} steps; "
-            f"same: {self.config.same}"
-        )
-        if self.config.batch_per_rank is not None:
-            self.context.log.main(
-                f"batch_per_rank {self.config.batch_per_rank} makes this run depend on its "
-                f"{self.context.world} rank(s): another number of ranks is another run"
-            )
-        return plan
 
     # -- evaluating ------------------------------------------------------------------------
 
@@ -369,8 +327,6 @@ class Run:
             self.batch,
             self.lanes.assignment,
             self._streams,
-            self._precision,
-            self._pin_memory,
         )
         self.flush()
         with self.context.pulse.during(EVALUATE):
@@ -383,9 +339,25 @@ class Run:
             self.context.log.warn(f"evaluation at step {step} gave NaN: {values}")
         return values
 
-    @property
-    def _pin_memory(self) -> bool:
-        return pins_memory(self.config.loader, self.context.device)
+    def measure_batchnorm(
+        self,
+        dataset: Any,
+        forward: Forward,
+        order: Order | None = None,
+        collate: Collate | None = None,
+    ) -> bool:
+        """Measure the statistics of the model's BatchNorm anew over the training set.
+
+        `forward(model, batch)` puts a batch through the model. False if it has no BatchNorm.
+        """
+        with self.context.pulse.during(EVALUATE):
+            found = measure_batchnorm(
+                self.model, forward, dataset, order, collate,
+                self.config, self.context, self.lanes, self._streams,
+            )  # fmt: skip
+        self._streams.enter(BETWEEN)
+        self._ledger.restart_clock()
+        return found
 
     @property
     def model(self) -> nn.Module:

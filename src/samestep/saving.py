@@ -34,7 +34,9 @@ class Saver:
         self._writes = context.is_main
         self._pulse = context.pulse
         self._point = point
-        self._store = CheckpointStore(folder / "checkpoints", self._rules.keep_last)
+        self._store = CheckpointStore(
+            folder / "checkpoints", self._rules.keep_last, keep_best=self._rules.keep_best
+        )
         if point is not None and self._writes:
             self._store.mend_export(point.manifest)
         self._snapshot = Snapshot()
@@ -51,6 +53,7 @@ class Saver:
         self._told_the_time = False
         self._saved_step = 0 if point is None else point.manifest.step
         self._metrics: Mapping[str, Any] = {} if point is None else point.manifest.metrics
+        self._measured = None if point is None else point.manifest.measured
         self._best: Best | None = None if point is None else point.manifest.best
 
     # -- what there is to save -------------------------------------------------------------
@@ -101,6 +104,7 @@ class Saver:
 
     def ask(self, step: int, metrics: Mapping[str, Any], best: bool) -> None:
         """Remember an evaluation; a new best is saved when its step is over."""
+        self._measured = step
         self._metrics = {name: _as_json(name, value) for name, value in metrics.items()}
         if best:
             metric = self._config.best.metric
@@ -165,6 +169,7 @@ class Saver:
             world=self._context.world,
             saved_at=time.time(),
             metrics=self._metrics,
+            measured=self._measured,
             best=self._best,
             ended=ended,
             config=self._config.model_dump(mode="json"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -52,15 +53,18 @@ def load_trained(
     task = load_task(config)
     prepare(task)
     model = task.model()
-    state = exported(read_model(folder), read_training(folder), manifest.epoch)["model_state_dict"]
+    training = read_training(folder)
+    tensors = {**read_model(folder), **_other_weights(run, folder, weights, training["kept"])}
     try:
-        model.load_state_dict({**state, **_other_weights(run, folder, weights)})
+        model.load_state_dict(exported(tensors, training, manifest.epoch)["model_state_dict"])
     except RuntimeError as error:
         raise CheckpointError(f"{folder} does not fit the task's model: {error}") from error
     return Trained(config, task, model.to(device).eval(), manifest, weights)
 
 
-def _other_weights(run: Path, folder: Path, weights: str) -> dict[str, Tensor]:
+def _other_weights(
+    run: Path, folder: Path, weights: str, kept: Mapping[str, Any]
+) -> dict[str, Tensor]:
     if weights == "raw":
         return {}
     if weights not in WEIGHTS:
@@ -70,8 +74,7 @@ def _other_weights(run: Path, folder: Path, weights: str) -> dict[str, Tensor]:
         if not path.is_file():
             raise CheckpointError(f"{run} holds no {AVERAGE_FILE}: samestep average {run} makes it")
         return load_file(path)
-    kept = read_training(folder)["kept"]
-    if weights not in kept:
+    if not kept.get(weights, {}).get("model"):
         raise CheckpointError(
             f"{folder} holds no {weights} weights: the run had no {weights}: section"
             + (", or it had not begun" if weights == "swa" else "")

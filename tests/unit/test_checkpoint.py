@@ -931,6 +931,36 @@ def test_the_last_ones_and_the_best_stay(
     assert steps_in(tmp_path) == left
 
 
+@pytest.mark.parametrize(
+    ("rule", "keep_best", "best", "left"),
+    [
+        ({"metric": "f1", "mode": "max"}, 1, None, [8, 12]),
+        ({"metric": "f1", "mode": "max"}, 2, None, [4, 8, 12]),
+        ({"metric": "f1", "mode": "max"}, 3, None, [2, 4, 8, 12]),
+        ({"metric": "f1", "mode": "min"}, 2, None, [2, 6, 12]),
+        ({"metric": "f1", "mode": "max"}, 2, 6, [6, 8, 12]),  # min_delta can make it so
+        ({"metric": "f1", "mode": "max"}, 9, None, [2, 4, 6, 8, 12]),
+        ({"metric": "other", "mode": "max"}, 9, None, [12]),
+        ({}, 9, None, [12]),
+    ],
+)
+def test_the_best_ones_by_what_their_own_weights_were_measured_at(
+    tmp_path: Path, rule: dict[str, str], keep_best: int, best: int | None, left: list[int]
+) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints", 1, keep_best=keep_best)
+    values = {2: 0.3, 4: 0.5, 6: 0.1, 8: 0.9, 10: float("nan"), 12: 0.99}
+    for step, value in values.items():
+        said = manifest(
+            step,
+            metrics={"f1": value},
+            measured=step if step < 12 else 8,  # the last one was not measured itself
+            config={"best": rule} if rule else {},
+            best=None if best is None or step < best else Best(best, "f1", 0.0),
+        )
+        store.write_now({"weight": torch.zeros(2)}, {"optimizers": []}, said)
+    assert steps_in(tmp_path) == left
+
+
 def test_the_one_just_written_stays_among_later_ones(tmp_path: Path) -> None:
     write(store_at(tmp_path, 9), 6)
     write(store_at(tmp_path, 9), 8)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -61,6 +62,14 @@ class Manifest:
     versions: Mapping[str, str]
     files: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     """Checksum and size of each file."""
+    measured: int | None = None
+    """The step whose weights the metrics are of; None if nothing was measured yet."""
+
+    def value_of(self, metric: str) -> float | None:
+        """What these very weights were measured at; None if they were not."""
+        value = self.metrics.get(metric) if self.measured == self.step else None
+        usable = isinstance(value, (int, float)) and not math.isnan(value)
+        return float(value) if usable else None  # type: ignore[arg-type]
 
     def text(self) -> str:
         # By way of JSON, which makes text of a mapping's keys: the digest is of what is read.
@@ -113,7 +122,7 @@ def write_checkpoint(
     files.make_folder(partial)
     sums: dict[str, tuple[str, int]] = {}
     with DigestedFile(files, partial / MODEL) as file:
-        _write_safetensors(file, model)
+        write_safetensors(file, model)
     sums[MODEL] = (file.sha256, file.size)
     with DigestedFile(files, partial / TRAINING) as file:
         try:
@@ -147,9 +156,11 @@ _TYPES = {
 }  # fmt: skip
 
 
-def _write_safetensors(file: DigestedFile, tensors: Mapping[str, Tensor]) -> None:
+def write_safetensors(
+    file: DigestedFile, tensors: Mapping[str, Tensor], said: Mapping[str, str] | None = None
+) -> None:
     """The safetensors format, tensor by tensor: its library would copy all of them first."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(said or {})}}
     end = 0
     # As the library orders them: wide types first keeps every tensor aligned.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))

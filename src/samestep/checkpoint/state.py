@@ -39,7 +39,7 @@ class RunState:
 
     def model_tensors(self) -> dict[str, Tensor]:
         """The model's tensors by name, a shared one once."""
-        return _once(self._model.state_dict())[0]
+        return stored_once(self._model.state_dict())
 
     def training(self) -> dict[str, Any]:
         """Everything but the model's tensors."""
@@ -84,6 +84,11 @@ class RunState:
             _load("a schedule", schedule, state)
 
 
+def stored_once(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """A state's tensors by name; of those that share all their memory, the first."""
+    return _once(state)[0]
+
+
 def _once(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors by name, of those that share all their memory the first; and the others' firsts."""
     seen: dict[tuple[Any, ...], str] = {}
@@ -104,7 +109,7 @@ def _shape_mistakes(
     model: nn.Module, tensors: Mapping[str, Tensor], odd: Mapping[str, Any]
 ) -> list[str]:
     everything = model.state_dict()
-    here, _ = _once(everything)
+    here = stored_once(everything)
     without_tensor = {k for k, v in everything.items() if not isinstance(v, Tensor)}
     missing = (here.keys() - tensors.keys()) | (without_tensor - odd.keys())
     mistakes = [f"{name} is not in the checkpoint" for name in sorted(missing)]

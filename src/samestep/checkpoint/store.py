@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,18 @@ def list_checkpoints(folder: Path, *, checksums: bool) -> list[Found]:
     return sorted(found, key=lambda item: item.step)
 
 
+def by_value(found: Sequence[Found], rule: Mapping[str, Any]) -> list[Found]:
+    """Checkpoints whose own weights were measured, the best first, by the rule of `best:`."""
+    sign = -1 if rule.get("mode") == "max" else 1
+    values = [
+        (sign * value, item.step, item)
+        for item in found
+        if item.manifest is not None
+        and (value := item.manifest.value_of(rule.get("metric", "val_loss"))) is not None
+    ]
+    return [item for _, _, item in sorted(values, key=lambda entry: entry[:2])]
+
+
 def newest_valid(folder: Path, warn: Callable[[str], None]) -> Found | None:
     """The newest checkpoint whose every byte is as it was written; names those that are not.
 
@@ -84,9 +96,11 @@ def newest_valid(folder: Path, warn: Callable[[str], None]) -> Found | None:
 class CheckpointStore:
     """Writes a run's checkpoints one at a time, in a thread, and removes those not kept."""
 
-    def __init__(self, folder: Path, keep_last: int, files: Files | None = None) -> None:
+    def __init__(
+        self, folder: Path, keep_last: int, files: Files | None = None, keep_best: int = 1
+    ) -> None:
         self._folder = folder
-        self._keep_last = keep_last
+        self._keep_last, self._keep_best = keep_last, keep_best
         self._files = files or Files()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -176,12 +190,18 @@ class CheckpointStore:
                 f"{self._folder.parent / MODEL} could not be written: {error.strerror or error}"
             ) from error
 
+    def _best(self, manifest: Manifest, found: Sequence[Found]) -> set[str]:
+        """The best so far, and after it those with the best values, up to so many."""
+        first = [] if manifest.best is None else [folder_name(manifest.best.step)]
+        others = [c.folder.name for c in by_value(found, manifest.config.get("best", {}))]
+        return set([*first, *(name for name in others if name not in first)][: self._keep_best])
+
     def _thin_out(self, manifest: Manifest) -> None:
-        """Remove all but the last ones and the best; the one just written is always among them."""
-        kept = {folder_name(manifest.best.step)} if manifest.best else set()
+        """Remove all but the last and best ones; the one just written is always among them."""
         usable = [c for c in list_checkpoints(self._folder, checksums=False) if not c.wrong]
-        here = [c.folder for c in usable if c.step <= manifest.step]
-        kept |= {folder.name for folder in here[-self._keep_last :]}
+        found = [c for c in usable if c.step <= manifest.step]
+        here = [c.folder for c in found]
+        kept = {folder.name for folder in here[-self._keep_last :]} | self._best(manifest, found)
         for folder in here:
             if folder.name not in kept:
                 # Under another name first: half a removal must not look like a checkpoint.

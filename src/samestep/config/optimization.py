@@ -153,3 +153,9 @@ def clip_mistakes(clip: ClipConfig) -> list[Mistake]:
     if clip.per_group and given in ([], ["value"]):
         return [Mistake("clip.per_group", "is about norms: set clip.norm or clip.adaptive")]
     return []
+
+
+def swa_mistakes(swa: SwaConfig | None) -> list[Mistake]:
+    if swa is None or swa.lr is not None or swa.anneal == 0:
+        return []
+    return [Mistake("swa.anneal", "goes to a rate that is not set: set swa.lr, or remove it")]

@@ -22,6 +22,7 @@ from samestep.config.optimization import (
     SwaConfig,
     clip_mistakes,
     loss_scale_mistakes,
+    swa_mistakes,
 )
 from samestep.errors import Mistake, PlanError
 from samestep.plan import BatchPlan
@@ -208,6 +209,7 @@ def contradictions(config: Config, wrong: Set[str] = frozenset()) -> list[Mistak
         ({"resume.allow"}, _resume_mistakes),
         ({"loss_scale"}, lambda config: loss_scale_mistakes(config.loss_scale)),
         ({"clip"}, lambda config: clip_mistakes(config.clip)),
+        ({"swa"}, lambda config: swa_mistakes(config.swa)),
         ({"lr_scaling", "base_batch"}, _lr_scaling_mistakes),
         (set(), lambda config: config.distributed.mistakes()),
         ({"launch.environment", "launch.ssh"}, lambda config: config.launch.mistakes()),

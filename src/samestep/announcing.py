@@ -1,0 +1,61 @@
+"""How samples become steps, lanes and ranks: said before the first step, and kept with the run."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from samestep.checkpoint.resume import ResumePoint, refuse_another_run, warn_of_other_bits
+from samestep.config import Config
+from samestep.data import Lanes, MapSource, Source
+from samestep.precision import Precision
+from samestep.runtime.context import RunContext
+
+
+def announce(
+    config: Config,
+    context: RunContext,
+    lanes: Lanes,
+    source: Source,
+    total: int | None,
+    precision: Precision,
+    point: ResumePoint | None,
+) -> dict[str, Any]:
+    """Print and store the plan; refuses to go on from a checkpoint of another one."""
+    batch = config.batch_plan(context.world)
+    shares = [len(held) for held in lanes.assignment]
+    plan = {
+        "same": config.same,
+        "global_batch": batch.global_batch,
+        "lanes": batch.lanes,
+        "lane_batch": batch.lane_batch,
+        "world": context.world,
+        "lanes_per_rank": shares,
+        "samples": source.plan.samples if isinstance(source, MapSource) else None,
+        "steps": total,
+        "device": context.device.type,
+        "precision": precision.kind,
+        "threads_per_rank": torch.get_num_threads(),
+    }
+    if point is not None:
+        refuse_another_run(config, plan, point)
+        warn_of_other_bits(plan, point, context.log.main)
+    if context.is_main:
+        path = config.run_path / "plan.json"
+        path.write_text(json.dumps(plan, indent=2), encoding="utf-8")
+    if config.precision == "auto":
+        context.log.main(f"precision {precision.kind}: {precision.reason}")
+    of_samples = f"{plan['samples']} samples, " if plan["samples"] else ""
+    context.log.main(
+        f"Plan: {of_samples}global batch {batch.global_batch} = {batch.lanes} lanes "
+        f"x {batch.lane_batch}; {context.world} rank(s) drive "
+        f"{'+'.join(map(str, shares))} lanes; {total or 'unknown'} steps; same: {config.same}"
+    )
+    if config.batch_per_rank is not None:
+        context.log.main(
+            f"batch_per_rank {config.batch_per_rank} makes this run depend on its "
+            f"{context.world} rank(s): another number of ranks is another run"
+        )
+    return plan

@@ -1,0 +1,97 @@
+"""The command that averages a run's checkpoints."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from samestep.cli.app import (
+    AsJson,
+    LocalRank,
+    Overrides,
+    RunFolderPath,
+    app,
+    guarded,
+    print_rows,
+    threads_before_torch,
+)
+from samestep.errors import CheckpointError, LaunchError
+from samestep.runtime.environment import (
+    check_local_rank,
+    detect_launch,
+    has_agent,
+    process_environment,
+)
+
+if TYPE_CHECKING:
+    from samestep.averaging import Averaged
+
+_Last = Annotated[int | None, typer.Option(min=1, help="Average so many newest checkpoints.")]
+_Best = Annotated[int | None, typer.Option(min=1, help="Or so many with the best best.metric.")]
+
+
+@app.command()
+def average(
+    context: typer.Context,
+    run: RunFolderPath,
+    overrides: Overrides = None,
+    last: _Last = None,
+    best: _Best = None,
+    as_json: AsJson = False,
+    local_rank: LocalRank = None,
+) -> None:
+    """Average a run's last or best checkpoints, measure the mean and write average.safetensors.
+
+    Alone, or as a rank of whatever launcher started it. Without --last and --best: the
+    checkpoint.keep_last newest.
+    """
+    with guarded(), ExitStack() as scope:
+        from samestep.config import load_config
+
+        if not (run / "config.json").is_file():
+            raise CheckpointError(f"{run} is not a run's directory: it holds no config.json")
+        if last is not None and best is not None:
+            raise LaunchError(f"you set --last {last} and --best {best}: keep one of them")
+        config = load_config(run / "config.json", overrides or [])
+        launch = detect_launch(process_environment())
+        scope.enter_context(threads_before_torch(config.distributed, launch))
+        from samestep.averaging import average_run
+        from samestep.runtime.context import create_run_context
+        from samestep.runtime.hardware import detect_hardware
+        from samestep.runtime.signals import stop_with_parent
+
+        if has_agent(process_environment()):
+            stop_with_parent()
+        check_local_rank(context.obj if local_rank is None else local_rank, launch)
+        with create_run_context(config, detect_hardware(), launch) as place:
+            count = best or last or config.checkpoint.keep_last
+            made = average_run(run, config, place, count, "best" if best else "last")
+            if place.is_main:
+                _show(made, as_json)
+
+
+def _show(made: Averaged, as_json: bool) -> None:
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {
+                    "metric": made.metric,
+                    "checkpoints": [
+                        {"step": step, "value": value} for step, value in made.checkpoints.items()
+                    ],
+                    "average": {"value": made.value, "metrics": made.values},
+                    "path": str(made.path),
+                }
+            )
+        )
+        return
+    rows = [(f"step {step}", _number(value)) for step, value in made.checkpoints.items()]
+    print_rows(("weights", made.metric), [*rows, ("their average", _number(made.value))])
+    typer.echo(f"wrote {made.path}")
+
+
+def _number(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.6g}"

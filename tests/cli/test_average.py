@@ -1,0 +1,47 @@
+"""`samestep average`, as a person types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from samestep.cli import app
+from tests.cli.processes import TASKS, samestep
+
+
+def test_it_says_what_it_averaged_and_what_is_wrong(tmp_path: Path) -> None:
+    config = tmp_path / "small.yaml"
+    config.write_text(
+        f"task: {TASKS}:Everything\nglobal_batch: 32\nlanes: 8\nepochs: 3\n"
+        "run_dir: run\ndistributed: {threads_per_rank: 1}\n"
+    )
+    trained = samestep("train", config, cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    made = samestep("average", "run", "--json", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    said = json.loads(made.stdout)
+    assert [row["step"] for row in said["checkpoints"]] == [6, 9]
+    assert said["average"]["value"] == said["average"]["metrics"]["val_loss"]
+    assert (tmp_path / "run" / "average.safetensors").is_file()
+    shown = samestep("average", "run", "--best", "1", "best.metric=f1", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "their average" in shown.stdout
+    assert "f1" in shown.stdout
+    few = samestep("average", "run", "--last", "5", cwd=tmp_path)
+    assert few.returncode == 2
+    assert "Traceback" not in few.stderr
+    assert "--last is 5, but run has" in few.stderr
+    assert "checkpoint.keep_last=5" in few.stderr
+
+
+def test_mistakes_are_told_before_anything_is_read(tmp_path: Path) -> None:
+    call = CliRunner().invoke
+    nowhere = call(app, ["average", str(tmp_path)])
+    assert nowhere.exit_code == 2
+    assert "is not a run's directory" in nowhere.stderr
+    (tmp_path / "config.json").write_text("{}")
+    both = call(app, ["average", str(tmp_path), "--last", "2", "--best", "2"])
+    assert both.exit_code == 2
+    assert "keep one of them" in both.stderr
