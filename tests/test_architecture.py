@@ -18,6 +18,7 @@ FLOORS: list[set[str]] = [
     {"errors"},
     {
         "plan",
+        "lr_curve",
         "runtime.nodelists",
         "runtime.peers",
         "runtime.logs",
@@ -34,7 +35,7 @@ FLOORS: list[set[str]] = [
     },
     {"config.distributed", "runtime.pulse", "runtime.failures", "runtime.hardware"},
     {"config.launching", "config.optimization", "config.aliases", "config.plain_yaml"},
-    {"config.schema"},
+    {"config.schema", "config.editing"},
     {"config.loading"},
     {"config"},
     {
@@ -102,12 +103,13 @@ FLOORS: list[set[str]] = [
     {"step"},
     {"boundary"},
     {"run"},
-    {"loop", "record"},
+    {"loop", "record", "lr_finder"},
     {"assemble", "compare"},
     {"verify"},
     {"report"},
+    {"lr_report"},
     {"cli.app"},
-    {"cli.training", "cli.launching", "cli.looking", "cli.runs"},
+    {"cli.training", "cli.launching", "cli.looking", "cli.runs", "cli.tuning"},
     {"cli"},
     {"__main__", "", "runtime", "launchers", "jobs", "doctor"},
 ]

@@ -39,7 +39,7 @@ def _with_any_diagnosis(block: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "docs/launch.md", "docs/survive.md", "docs/doctor.md"]
+    "name", ["README.md", "docs/launch.md", "docs/survive.md", "docs/doctor.md", "docs/lr.md"]
 )
 def test_every_command_of_a_document_runs_as_written(tmp_path: Path, name: str) -> None:
     """In one folder, in the order of reading, with the tools of this environment."""

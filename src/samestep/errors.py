@@ -9,6 +9,8 @@
     │   ├── StepError             the step's calls came in an order that means nothing
     │   ├── CheckpointError       a checkpoint that cannot be read or written
     │   ├── RunFolderError        a run directory that is in use, or cannot be written
+    │   ├── RangeTestError        a search for a learning rate that cannot be made as asked
+    │   ├── EditError             a config file that a value cannot be put into safely
     │   └── MissingExtraError     a feature whose optional packages are not installed
     ├── InitError                 exit code 3: the process group could not be opened
     ├── RankFailed                a rank ended the run, with that rank's exit code
@@ -31,6 +33,10 @@ from dataclasses import dataclass
 
 PROMISE_NOT_KEPT = 4
 """Exit code of `samestep verify` when the runs were not the same, and of ranks that differ."""
+
+
+NO_SUGGESTION = 8
+"""Exit code of `samestep lr-find` when the losses suggest no learning rate."""
 
 
 class SamestepError(Exception):
@@ -91,6 +97,14 @@ class CheckpointError(UserMistake):
 
 class RunFolderError(UserMistake):
     """A run directory that is in use by another run, or cannot be written."""
+
+
+class RangeTestError(UserMistake):
+    """A search for a learning rate that cannot be made as asked."""
+
+
+class EditError(UserMistake):
+    """A config file that a value cannot be put into safely."""
 
 
 class MissingExtraError(UserMistake):
