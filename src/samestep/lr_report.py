@@ -77,20 +77,16 @@ def _figure(found: Found) -> str:
     strong = {"color": _SMOOTHED, "width": 3}
     figure.add_trace(go.Scatter(x=x, y=list(found.losses), name="loss", line=raw, opacity=0.6))
     figure.add_trace(go.Scatter(x=x, y=list(found.smoothed), name="smoothed loss", line=strong))
-    for rule, rate in found.suggestions.items():
-        mark = {"color": _MARKS[rule], "size": 11}
-        figure.add_trace(
-            go.Scatter(
-                x=[rate],
-                y=[_loss_at(found, rate)],
-                mode="markers",
-                marker=mark,
-                name=f"{rule} {rate:.3g}",
-            )
-        )
-        figure.add_vline(x=rate, line={"color": _MARKS[rule], "dash": "dash", "width": 1})
+    # Lines as traces: a mark's label would be placed wrongly on an axis of logarithms.
     if _shows_now(found):
-        _mark_now(figure, found)
+        now = {"color": _NOW, "dash": "dot", "width": 1}
+        figure.add_trace(_upright(go, found, found.rate_now, now, f"now {found.rate_now:.3g}"))
+    for rule, rate in found.suggestions.items():
+        dashed = {"color": _MARKS[rule], "dash": "dash", "width": 1}
+        figure.add_trace(_upright(go, found, rate, dashed, f"{rule} {rate:.3g}"))
+        point = {"x": [rate], "y": [_loss_at(found, rate)], "showlegend": False}
+        marker = {"color": _MARKS[rule], "size": 11}
+        figure.add_trace(go.Scatter(**point, mode="markers", marker=marker, name=rule))
     figure.update_xaxes(type="log", title_text=_rate_title(found), exponentformat="e")
     figure.update_yaxes(title_text="loss", range=list(_loss_limits(found)))
     figure.update_layout(template="plotly_white", height=520, margin={"t": 40, "l": 60, "r": 20})
@@ -98,13 +94,8 @@ def _figure(found: Found) -> str:
     return html_text
 
 
-def _mark_now(figure: Any, found: Found) -> None:
-    figure.add_vline(
-        x=found.rate_now,
-        line={"color": _NOW, "dash": "dot", "width": 1},
-        annotation_text=f"now {found.rate_now:.3g}",
-        annotation_font_color=_NOW,
-    )
+def _upright(go: Any, found: Found, rate: float, line: dict[str, Any], name: str) -> Any:
+    return go.Scatter(x=[rate, rate], y=_loss_limits(found), mode="lines", line=line, name=name)
 
 
 def _rate_title(found: Found) -> str:

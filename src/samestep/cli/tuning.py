@@ -21,7 +21,7 @@ from samestep.cli.app import (
     print_rows,
     threads_before_torch,
 )
-from samestep.errors import NO_SUGGESTION, MissingExtraError
+from samestep.errors import NO_SUGGESTION, MissingExtraError, RunFolderError
 from samestep.runtime.early import EarlySignals
 from samestep.runtime.environment import (
     check_local_rank,
@@ -146,17 +146,18 @@ def _keep(found: Found, config: Config, written: dict[str, Any] | None, page: Pa
 
     title = f"{config.name}: loss over learning rate"
     document = json.dumps({**found.as_json(), "written": written}, indent=1)
-    numbers = found.folder / "lr-find.json"
-    numbers.write_text(document, encoding="utf-8")
-    typer.echo(f"Numbers: {numbers}", err=True)
-    picture, page = found.folder / "lr-find.png", page or found.folder / "lr-find.html"
-    _plot("Plot", picture, lambda: write_png(found, title, picture))
-    _plot("Page", page, lambda: write_html(found, title, page))
+    numbers, picture = found.folder / "lr-find.json", found.folder / "lr-find.png"
+    page = page or found.folder / "lr-find.html"
+    _leave("Numbers", numbers, lambda: numbers.write_text(document, encoding="utf-8"))
+    _leave("Plot", picture, lambda: write_png(found, title, picture))
+    _leave("Page", page, lambda: write_html(found, title, page))
 
 
-def _plot(name: str, path: Path, write: Callable[[], None]) -> None:
+def _leave(name: str, path: Path, write: Callable[[], object]) -> None:
     try:
         write()
         typer.echo(f"{name}: {path}", err=True)
     except MissingExtraError as error:
         typer.echo(f"No {name.lower()}: {error}", err=True)
+    except OSError as error:
+        raise RunFolderError(f"{path} could not be written: {error.strerror or error}") from None
