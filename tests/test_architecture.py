@@ -18,6 +18,7 @@ FLOORS: list[set[str]] = [
     {"errors"},
     {
         "plan",
+        "lr_curve",
         "runtime.nodelists",
         "runtime.peers",
         "runtime.logs",
@@ -34,7 +35,7 @@ FLOORS: list[set[str]] = [
     },
     {"config.distributed", "runtime.pulse", "runtime.failures", "runtime.hardware"},
     {"config.launching", "config.optimization", "config.aliases", "config.plain_yaml"},
-    {"config.schema"},
+    {"config.schema", "config.editing"},
     {"config.loading"},
     {"config"},
     {
@@ -131,10 +132,11 @@ FLOORS: list[set[str]] = [
     {"boundary"},
     {"run"},
     {"averaged", "choices", "record"},
-    {"loop"},
+    {"loop", "lr_finder"},
     {"assemble", "compare"},
     {"verify"},
     {"report"},
+    {"lr_report"},
     {"cli.app"},
     {
         "cli.averaging",
@@ -144,6 +146,7 @@ FLOORS: list[set[str]] = [
         "cli.predicting",
         "cli.runs",
         "cli.training",
+        "cli.tuning",
     },
     {"cli"},
     {"__main__", "", "runtime", "launchers", "jobs", "doctor"},

@@ -13,6 +13,8 @@
     │   ├── OutOfMemory           a lane that does not fit into the device's memory
     │   ├── ExportError           a model that cannot be written in a format
     │   ├── OutputError           a file to write that is there already, or cannot be written
+    │   ├── RangeTestError        a search for a learning rate that cannot be made as asked
+    │   ├── EditError             a config file that a value cannot be put into safely
     │   └── MissingExtraError     a feature whose optional packages are not installed
     ├── InitError                 exit code 3: the process group could not be opened
     ├── RankFailed                a rank ended the run, with that rank's exit code
@@ -37,6 +39,10 @@ from dataclasses import dataclass
 PROMISE_NOT_KEPT = 4
 """Exit code of `samestep verify` when the runs were not the same, of ranks that differ, and of
 `samestep export` when the file and the model do."""
+
+
+NO_SUGGESTION = 8
+"""Exit code of `samestep lr-find` when the losses suggest no learning rate."""
 
 
 class SamestepError(Exception):
@@ -113,6 +119,14 @@ class ExportError(UserMistake):
 
 class OutputError(UserMistake):
     """A file to write that is there already, or cannot be written."""
+
+
+class RangeTestError(UserMistake):
+    """A search for a learning rate that cannot be made as asked."""
+
+
+class EditError(UserMistake):
+    """A config file that a value cannot be put into safely."""
 
 
 class MissingExtraError(UserMistake):

@@ -25,7 +25,8 @@ _LOCK = "run.lock"
 _STARTED = "started.json"
 _OURS = (
     "checkpoints", "metrics.jsonl", "model.safetensors", "config.json", "plan.json", "logs",
-    "tensorboard", "export", "average.safetensors", _STARTED,
+    "tensorboard", "export", "average.safetensors", "lr-find.json", "lr-find.png", "lr-find.html",
+    _STARTED,
 )  # fmt: skip
 """What one run puts there; whatever else is there is not ours to move."""
 

@@ -34,6 +34,16 @@ def require_plotly() -> Any:
     return plotly.graph_objects
 
 
+def page(title: str, body: str) -> str:
+    """A whole HTML document that needs nothing from elsewhere."""
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>
+<style>{_STYLE}</style></head><body>
+{body}
+</body></html>
+"""
+
+
 def promise(result: Verification) -> str:
     """What the config's level promises, in words."""
     return _PROMISES[result.same].format(rtol=result.rtol)
@@ -52,10 +62,7 @@ def write_report(result: Verification, title: str, path: Path) -> None:
         against = (
             f"<p>Against the given curve ({len(result.against)} steps): {html.escape(words)}.</p>"
         )
-    page = f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>samestep verify: {html.escape(title)}</title>
-<style>{_STYLE}</style></head><body>
-<h1>{html.escape(title)}: the promise was
+    body = f"""<h1>{html.escape(title)}: the promise was
 <span class="{"kept" if result.kept else "broken"}">{verdict(result)}</span></h1>
 <p><code>same: {result.same}</code> promises {html.escape(promise(result))}.
 Compared with the run on {result.worlds[0].label} rank(s).</p>
@@ -63,11 +70,9 @@ Compared with the run on {result.worlds[0].label} rank(s).</p>
 <th class="number">ms per step</th><th>state</th><th>result</th></tr></thead>
 <tbody>{rows}</tbody></table>
 {against}
-{_figure(result)}
-</body></html>
-"""
+{_figure(result)}"""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
+    path.write_text(page(f"samestep verify: {title}", body), encoding="utf-8")
 
 
 def _row(world: WorldResult) -> str:

@@ -1,0 +1,163 @@
+"""The command that looks for a learning rate: lr-find."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from samestep.cli.app import (
+    AsJson,
+    ConfigFile,
+    LocalRank,
+    Overrides,
+    app,
+    guarded,
+    print_rows,
+    threads_before_torch,
+)
+from samestep.errors import NO_SUGGESTION, MissingExtraError, RunFolderError
+from samestep.runtime.early import EarlySignals
+from samestep.runtime.environment import (
+    check_local_rank,
+    detect_launch,
+    has_agent,
+    process_environment,
+)
+
+if TYPE_CHECKING:
+    from samestep.config import Config
+    from samestep.lr_finder import Found
+
+
+class Rule(str, Enum):
+    """Which suggestion --write writes."""
+
+    steepest = "steepest"
+    valley = "valley"
+
+
+@app.command("lr-find")
+def lr_find(
+    context: typer.Context,
+    config: ConfigFile,
+    overrides: Overrides = None,
+    smallest: Annotated[float, typer.Option("--min", help="The first step's rate.")] = 1e-7,
+    largest: Annotated[float, typer.Option("--max", help="The last step's rate.")] = 10.0,
+    steps: Annotated[int, typer.Option(help="Steps from the one to the other.")] = 100,
+    smooth: Annotated[
+        float, typer.Option(help="Share of the newest loss in the smoothed one.")
+    ] = 0.05,
+    stop_factor: Annotated[
+        float, typer.Option(help="Stop at so many times the lowest smoothed loss.")
+    ] = 4.0,
+    suggest: Annotated[Rule, typer.Option(help="The suggestion to write.")] = Rule.valley,
+    write: Annotated[bool, typer.Option("--write", help="Put it into the config file.")] = False,
+    key: Annotated[
+        str | None, typer.Option(help="The rate's key: optimizer.lr or params.lr, if not given.")
+    ] = None,
+    as_json: AsJson = False,
+    report: Annotated[Path | None, typer.Option(help="Where the HTML page goes.")] = None,
+    local_rank: LocalRank = None,
+) -> None:
+    """Look for a learning rate: alone, or as a rank of whatever launcher started it.
+
+    Exits 8 if the losses suggest none.
+    """
+    with guarded(), ExitStack() as scope:
+        scope.enter_context(EarlySignals())
+        from samestep.config import load_config
+        from samestep.lr_curve import RangeTest
+
+        test = RangeTest(smallest, largest, steps, smooth, stop_factor)
+        loaded = load_config(config, overrides or [])
+        launch = detect_launch(process_environment())
+        scope.enter_context(threads_before_torch(loaded.distributed, launch))
+        from samestep.lr_finder import Target, find_lr
+        from samestep.runtime.context import create_run_context
+        from samestep.runtime.hardware import detect_hardware
+        from samestep.runtime.signals import stop_with_parent
+
+        if has_agent(process_environment()):
+            stop_with_parent()
+        check_local_rank(context.obj if local_rank is None else local_rank, launch)
+        target = Target(config, overrides or []) if write else None
+        if report is not None:
+            from samestep.report import require_plotly
+
+            require_plotly()
+        with create_run_context(loaded, detect_hardware(), launch) as place:
+            found = find_lr(loaded, place, test, key, target)
+        if not place.is_main:
+            # Were its exit code not 0, a launcher would end rank 0 in the middle of what follows.
+            return
+        written = _write(found, config, suggest.value) if write and not found.wrong else None
+        _show(found, written, as_json)
+        if written:
+            _remind_of_groups(found, loaded, written["value"])
+        _keep(found, loaded, written, report)
+    if found.wrong:
+        raise typer.Exit(NO_SUGGESTION)
+
+
+def _write(found: Found, file: Path, rule: str) -> dict[str, Any]:
+    from samestep.config.editing import set_value
+
+    assert found.key is not None, "looked at before the first step"
+    rate = found.suggestions[rule]
+    set_value(file, found.key, rate)
+    return {"file": str(file), "key": found.key, "rule": rule, "value": rate}
+
+
+def _remind_of_groups(found: Found, config: Config, rate: float) -> None:
+    groups = [] if config.optimizer is None else config.optimizer.groups
+    if found.key == "optimizer.lr" and any(group.lr is not None for group in groups):
+        typer.echo(
+            "optimizer.groups have rates of their own, which kept their ratio to optimizer.lr in "
+            f"the test: multiply them by {rate / found.rate_now:.3g} to keep it",
+            err=True,
+        )
+
+
+def _show(found: Found, written: dict[str, Any] | None, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({**found.as_json(), "written": written}))
+        return
+    if found.wrong:
+        typer.echo(f"No suggestion: {found.wrong}.")
+        return
+    rows = [
+        (rule, f"{rate:.3g}", f"{rate / found.rate_now:.3g} times")
+        for rule, rate in found.suggestions.items()
+    ]
+    print_rows(("rule", found.key or "learning rate", f"of {found.rate_now:.3g} now"), rows)
+    if written:
+        typer.echo(f"{written['file']}: {written['key']} is {written['value']:.3g} now")
+
+
+def _keep(found: Found, config: Config, written: dict[str, Any] | None, page: Path | None) -> None:
+    """Leave the numbers and the plots in the test's directory."""
+    from samestep.lr_report import write_html, write_png
+
+    title = f"{config.name}: loss over learning rate"
+    document = json.dumps({**found.as_json(), "written": written}, indent=1)
+    numbers, picture = found.folder / "lr-find.json", found.folder / "lr-find.png"
+    page = page or found.folder / "lr-find.html"
+    _leave("Numbers", numbers, lambda: numbers.write_text(document, encoding="utf-8"))
+    _leave("Plot", picture, lambda: write_png(found, title, picture))
+    _leave("Page", page, lambda: write_html(found, title, page))
+
+
+def _leave(name: str, path: Path, write: Callable[[], object]) -> None:
+    try:
+        write()
+        typer.echo(f"{name}: {path}", err=True)
+    except MissingExtraError as error:
+        typer.echo(f"No {name.lower()}: {error}", err=True)
+    except OSError as error:
+        raise RunFolderError(f"{path} could not be written: {error.strerror or error}") from None

@@ -1,0 +1,189 @@
+"""Puts one value into a YAML or JSON file; every comment and the layout stay as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from samestep.config.plain_yaml import PlainLoader, parse_yaml
+from samestep.errors import EditError
+
+Scalar = bool | int | float | str | None
+_NULL = "tag:yaml.org,2002:null"
+_INDENT = 2
+
+
+def set_value(path: Path, key: str, value: Scalar) -> None:
+    """Set `section.key` in a config file: wholly, or not at all."""
+    text, _ = _edited(path, key, value)
+    target = path.resolve()  # what a link leads to is replaced, not the link
+    partial = target.with_name(target.name + ".partial")
+    try:
+        with partial.open("w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.copymode(target, partial)
+        os.replace(partial, target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise EditError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def preview(path: Path, key: str, value: Scalar) -> dict[str, Any]:
+    """What the file would hold with `section.key` set; refuses what `set_value` would refuse."""
+    return _edited(path, key, value)[1]
+
+
+def _edited(path: Path, key: str, value: Scalar) -> tuple[str, dict[str, Any]]:
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise EditError(f"{path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise EditError(f"{path} is not UTF-8 text") from None
+    is_json = path.suffix == ".json"
+    try:
+        edited = with_value(text, key, value, is_json)
+    except EditError as error:
+        raise EditError(f"{path}: {error}. Set {key}: {_written(value)} there by hand") from None
+    return edited, parse_yaml(_readable(edited, is_json))
+
+
+def with_value(text: str, key: str, value: Scalar, is_json: bool = False) -> str:
+    """The YAML or JSON text with `section.key` set and nothing else changed, or an EditError."""
+    keys = key.split(".")
+    readable = _readable(text, is_json)
+    try:
+        _refuse_anchors(readable)
+        root = yaml.compose(readable, Loader=PlainLoader)
+        before = parse_yaml(readable)
+    except yaml.YAMLError as error:
+        raise EditError(f"it is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(root, yaml.MappingNode):
+        raise EditError("it holds no keys")
+    expected = _changed(before, keys, value)
+    edited = _Splicer(text, root, is_json).spliced(keys, value)
+    try:
+        # Types and order count as well: 1 is not true, and a key keeps its place.
+        done = repr(parse_yaml(_readable(edited, is_json))) == repr(expected)
+    except yaml.YAMLError:
+        done = False
+    if not done:
+        raise EditError(f"{key} cannot be set without changing anything else")
+    return edited
+
+
+def _readable(text: str, is_json: bool) -> str:
+    """As a config is loaded: JSON may be indented with tabs. Every place stays where it is."""
+    return text.replace("\t", " ") if is_json else text
+
+
+def _refuse_anchors(text: str) -> None:
+    for token in yaml.scan(text, Loader=PlainLoader):
+        if isinstance(token, (yaml.AnchorToken, yaml.AliasToken)):
+            line = token.start_mark.line + 1
+            raise EditError(
+                f"line {line} holds an anchor or an alias (& or *): a value may stand for several"
+            )
+
+
+def _changed(document: Any, keys: Sequence[str], value: Scalar) -> Any:
+    first, *rest = keys
+    document = {} if document is None else document
+    if not isinstance(document, dict):
+        raise EditError(f"{first} cannot be set inside {document!r}")
+    if not rest and isinstance(document.get(first), (dict, list)):
+        raise EditError(f"{first} is a section or a list, not a value")
+    inner = _changed(document.get(first), rest, value) if rest else value
+    return {**document, first: inner}
+
+
+def _written(value: Scalar) -> str:
+    """The value in words that YAML and JSON read alike; 1e-05 is text to other YAML readers."""
+    text = json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float) and "." not in text:
+        return text.replace("e", ".0e")
+    return text
+
+
+class _Splicer:
+    """Finds where a value stands in a text, or could, and puts another there."""
+
+    def __init__(self, text: str, root: yaml.MappingNode, quotes_keys: bool) -> None:
+        self._text, self._root = text, root
+        self._newline = "\r\n" if "\r\n" in text else "\n"
+        self._quotes_keys = quotes_keys
+
+    def spliced(self, keys: Sequence[str], value: Scalar) -> str:
+        node: yaml.Node = self._root
+        for depth, key in enumerate(keys):
+            if not isinstance(node, yaml.MappingNode):  # a section that is empty: `params:`
+                return self._replace(node, self._in_one_line(keys[depth:], value))
+            inner = next((v for k, v in node.value if k.value == key), None)
+            if inner is None:
+                return self._insert(node, keys[depth:], value)
+            node = inner
+        return self._replace(node, _written(value))
+
+    def _replace(self, node: yaml.Node, text: str) -> str:
+        start, end = node.start_mark.index, node.end_mark.index
+        space = " " if start == end and node.tag == _NULL else ""  # else right behind the colon
+        return self._text[:start] + space + text + self._text[end:]
+
+    def _insert(self, node: yaml.MappingNode, keys: Sequence[str], value: Scalar) -> str:
+        if not node.flow_style:
+            return self._insert_lines(node, keys, value)
+        first, *rest = keys
+        entry = f"{self._key(first)}: {self._in_one_line(rest, value)}"
+        if not node.value:
+            return self._at(node.start_mark.index + 1, entry)
+        key, last = node.value[-1]
+        place = max(key.end_mark.index, last.end_mark.index)
+        start: int = key.start_mark.index
+        indent = self._text[start - key.start_mark.column : start]
+        # A remark behind the last entry would go over to the new one.
+        ends_line = not self._text[place:].partition("\n")[0].strip()
+        separator = f",{self._newline}{indent}" if ends_line and not indent.strip() else ", "
+        return self._at(place, separator + entry)
+
+    def _insert_lines(self, node: yaml.MappingNode, keys: Sequence[str], value: Scalar) -> str:
+        column = node.value[0][0].start_mark.column
+        *sections, last = keys
+        lines = [
+            " " * (column + _INDENT * depth) + f"{self._key(name)}:"
+            for depth, name in enumerate(sections)
+        ]
+        indent = " " * (column + _INDENT * len(sections))
+        lines.append(f"{indent}{self._key(last)}: {_written(value)}")
+        place = self._line_behind(node)
+        missing = "" if self._text[:place].endswith("\n") else self._newline
+        return self._at(place, missing + "".join(line + self._newline for line in lines))
+
+    def _line_behind(self, node: yaml.Node) -> int:
+        """Where the line starts that follows what a block holds."""
+        while isinstance(node, yaml.CollectionNode) and node.value and not node.flow_style:
+            last = node.value[-1]
+            node = last[1] if isinstance(last, tuple) else last
+        end: int = node.end_mark.index
+        if end and self._text[end - 1] == "\n":  # a block of text ends with its line
+            return end
+        return self._text.find("\n", end) + 1 or len(self._text)
+
+    def _in_one_line(self, keys: Sequence[str], value: Scalar) -> str:
+        if not keys:
+            return _written(value)
+        first, *rest = keys
+        return f"{{{self._key(first)}: {self._in_one_line(rest, value)}}}"
+
+    def _key(self, name: str) -> str:
+        return json.dumps(name) if self._quotes_keys else name
+
+    def _at(self, place: int, text: str) -> str:
+        return self._text[:place] + text + self._text[place:]

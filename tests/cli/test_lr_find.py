@@ -1,0 +1,82 @@
+"""samestep lr-find as a person types it, in real processes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from samestep.config import load_config
+from tests.cli.processes import ROOT, environment, samestep
+
+
+@pytest.fixture
+def starter(tmp_path: Path) -> Path:
+    assert samestep("init", "mine", cwd=tmp_path).returncode == 0
+    return tmp_path / "mine" / "config.yaml"
+
+
+def test_under_torchrun_it_writes_what_it_suggests_into_the_config(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "recipes" / "digits", tmp_path / "digits")
+    config = tmp_path / "digits" / "config.yaml"
+    before = config.read_text()
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone",
+         "-m", "samestep", "lr-find", str(config), "--min", "1e-6", "--steps", "60", "--json",
+         "--write", "--suggest", "steepest", "distributed.threads_per_rank=1"],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    rate = told["suggestions"]["steepest"]
+    assert 1e-4 < rate < 0.5
+    assert told["written"]["value"] == rate
+    assert config.read_text() == f"{before}params:\n  lr: {rate}\n"
+    assert load_config(config).params == {"lr": rate}
+    folder = tmp_path / "runs" / "digits" / "lr-find"
+    assert json.loads((folder / "lr-find.json").read_text()) == told
+    assert (folder / "lr-find.png").read_bytes().startswith(b"\x89PNG")
+    assert "2 rank(s) drive 4+4 lanes" in (folder / "logs" / "rank-1.log").read_text()
+    assert sorted(p.name for p in folder.parent.iterdir()) == ["lr-find"]
+
+
+def test_alone_it_shows_a_table_and_keeps_every_remark_of_the_config(
+    starter: Path, tmp_path: Path
+) -> None:
+    before, page = starter.read_text(), tmp_path / "pages" / "lr.html"
+    done = samestep("lr-find", starter, "--min", "1e-5", "--write", "--report", page, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rate = load_config(starter).params["lr"]
+    assert rate != 0.01
+    assert starter.read_text() == before.replace("lr: 0.01", f"lr: {rate}")
+    assert re.search(rf"valley .*│ {rate:.3g} ", done.stdout)
+    assert "of 0.01 now" in done.stdout
+    assert f"params.lr is {rate:.3g} now" in done.stdout
+    assert page.is_file()
+    assert not (tmp_path / "runs" / "mine" / "lr-find" / "lr-find.html").exists()
+
+
+def test_losses_that_suggest_nothing_exit_8_and_write_nothing(
+    starter: Path, tmp_path: Path
+) -> None:
+    before = starter.read_bytes()
+    done = samestep(
+        "lr-find", starter, "--max", "1e-6", "--steps", "20", "--write", cwd=tmp_path
+    )  # fmt: skip
+    assert done.returncode == 8, done.stderr
+    assert "No suggestion: the loss never fell" in done.stdout
+    assert "Give a larger --max" in done.stdout
+    assert starter.read_bytes() == before
+    assert (tmp_path / "runs" / "mine" / "lr-find" / "lr-find.png").is_file()
+
+
+def test_a_mistake_is_told_without_a_traceback(starter: Path, tmp_path: Path) -> None:
+    done = samestep("lr-find", starter, "--min", "1", "--max", "0.1", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "give a --min above 0 and a larger --max" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,164 @@
+"""Which key a rate stands under, and what a range test looks like on paper."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from samestep.config import Config, load_config
+from samestep.errors import EditError, MissingExtraError, RangeTestError
+from samestep.lr_curve import Curve, RangeTest, suggest, what_is_wrong
+from samestep.lr_finder import (
+    Found,
+    GroupRates,
+    Target,
+    base_rate,
+    default_key,
+    find_lr,
+    range_test_config,
+)
+from samestep.lr_report import write_html, write_png
+from samestep.runtime.context import SingleProcessContext
+from samestep.task import Task
+
+
+class TakesLr(Task):
+    def __init__(self, lr: float = 0.1) -> None: ...
+
+
+class TakesAnything(Task):
+    def __init__(self, **params: Any) -> None: ...
+
+
+def config(**values: Any) -> Config:
+    return load_config({"global_batch": 8, "epochs": 2, **values})
+
+
+def test_the_key_is_the_optimizers_or_the_tasks() -> None:
+    assert default_key(config(optimizer={"name": "sgd"}), TakesLr()) == "optimizer.lr"
+    assert default_key(config(), TakesLr()) == "params.lr"
+    assert default_key(config(params={"lr": 0.1}), TakesAnything()) == "params.lr"
+    assert default_key(config(), TakesAnything()) is None
+
+
+def test_groups_keep_their_ratios_to_the_base_rate() -> None:
+    # Not real optimizers: the first one of a process imports half of torch, for seconds.
+    optimizers: list[Any] = [
+        SimpleNamespace(param_groups=[{"lr": 0.01}, {"lr": 0.0}]),
+        SimpleNamespace(param_groups=[{"lr": 0.3}]),
+    ]
+    rates = GroupRates(optimizers, base=0.1)
+    for base in (5.0, 0.2):
+        rates.set(base)
+        set_to = [group["lr"] for one in optimizers for group in one.param_groups]
+        assert set_to == pytest.approx([0.1 * base, 0.0, 3 * base])
+
+
+def test_the_base_rate_is_what_its_key_stands_for_now() -> None:
+    groups: list[Any] = [SimpleNamespace(param_groups=[{"lr": 0.01}, {"lr": 0.5}])]
+    named = config(optimizer={"lr": 0.2}, params={"lr": 0.3, "rate": "fast"})
+    assert base_rate(named, TakesLr(), "optimizer.lr", groups) == 0.2
+    assert base_rate(named, TakesLr(), "params.lr", groups) == 0.3
+    assert base_rate(config(), TakesLr(), "params.lr", groups) == 0.1, "the task's default"
+    assert base_rate(named, TakesAnything(), "params.rate", groups) == 0.01, "the first group's"
+    assert base_rate(config(), TakesAnything(), None, groups) == 0.01
+    with pytest.raises(RangeTestError, match=r"params.lr has a learning rate of 0: set one above"):
+        base_rate(config(params={"lr": 0}), TakesLr(), "params.lr", groups)
+
+
+def test_the_test_is_a_short_run_of_its_own() -> None:
+    given = config(run_dir="there", ema={}, schedule={}, early_stopping={"patience": 1})
+    own = range_test_config(given, 50)
+    assert own.run_path == Path("there/lr-find")
+    assert (own.steps, own.epochs, own.checkpoint.enabled) == (50, None, False)
+    assert (own.ema, own.schedule, own.early_stopping) == (None, None, None)
+    assert (own.task, own.seed, own.global_batch) == (given.task, given.seed, given.global_batch)
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        (None, "Mine takes no lr. Give the key as --key params.NAME"),
+        ("params.lr", "--key is params.lr, but Mine takes no lr"),
+        ("optimzer.lr", "optimzer is not a key of this config: did you mean optimizer?"),
+        ("params.width.lr", "lr cannot be set inside 3. Set params.width.lr: 0.001 there"),
+    ],
+)
+def test_mistakes_are_told_before_the_first_step(
+    tmp_path: Path, key: str | None, words: str
+) -> None:
+    (tmp_path / "own_task.py").write_text(
+        "from samestep import Task\n\nclass Mine(Task):\n    def __init__(self, width): ...\n"
+    )
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        f"task: own_task.py:Mine\nparams: {{width: 3}}\nglobal_batch: 8\nsteps: 5\n"
+        f"run_dir: {tmp_path}/run\n"
+    )
+    path = list(sys.path)
+    try:
+        with pytest.raises((RangeTestError, EditError), match=re.escape(words)):
+            find_lr(load_config(file), SingleProcessContext(), RangeTest(), key, Target(file))
+    finally:
+        sys.path[:] = path
+        del sys.modules["own_task"]
+
+
+def found(loss_at_last: float = 3.0) -> Found:
+    curve = Curve(RangeTest(steps=60, smooth=0.5))
+    for step in range(60):
+        curve.add(2.5 - step / 30 if step < 45 else loss_at_last + step)
+    wrong = what_is_wrong(curve)
+    return Found(
+        curve.test, curve.rates, curve.losses, curve.smoothed, curve.stopped,
+        {} if wrong else suggest(curve), wrong, "params.lr", 1e-4, Path("run"),
+    )  # fmt: skip
+
+
+def test_the_picture_is_a_png_of_some_size(tmp_path: Path) -> None:
+    write_png(found(), "mine", tmp_path / "new" / "lr.png")
+    data = (tmp_path / "new" / "lr.png").read_bytes()
+    assert data.startswith(b"\x89PNG")
+    width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
+    assert (width, height) == (1040, 650)
+
+
+def test_the_page_shows_the_suggestions_and_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
+    result = found()
+    write_html(result, "a <b> run", tmp_path / "new" / "lr.html")
+    text = (tmp_path / "new" / "lr.html").read_text(encoding="utf-8")
+    assert "<h1>a &lt;b&gt; run</h1>" in text
+    for rule, rate in result.suggestions.items():
+        assert f'<td>{rule}</td><td class="number">{rate:.3g}</td>' in text
+    assert not re.findall(r"<(?:script|link|img|iframe)[^>]*\s(?:src|href)=", text)
+    assert '"type":"log"' in text
+    assert "learning rate (params.lr)" in text
+
+
+def test_the_page_of_a_test_without_suggestions_says_why(tmp_path: Path) -> None:
+    curve = Curve(RangeTest())
+    curve.stop("the loss is NaN or infinite")
+    wrong = what_is_wrong(curve)
+    nothing = Found(curve.test, [], [], [], curve.stopped, {}, wrong, None, 0.1, Path("run"))
+    write_html(nothing, "mine", tmp_path / "lr.html")
+    write_png(nothing, "mine", tmp_path / "lr.png")
+    text = (tmp_path / "lr.html").read_text(encoding="utf-8")
+    assert "No suggestion: the loss is NaN or infinite after 0 steps" in text
+    assert "0 of 100 steps" in text
+
+
+@pytest.mark.parametrize(
+    ("package", "write", "extra"),
+    [("matplotlib.figure", write_png, "plots"), ("plotly.graph_objects", write_html, "report")],
+)
+def test_a_missing_package_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, write: Any, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError, match=rf"samestep\[{extra}\]"):
+        write(found(), "mine", tmp_path / "file")
