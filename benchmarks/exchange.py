@@ -16,27 +16,25 @@ import os
 
 import torch
 import torch.distributed as dist
-from overhead import (
-    Place,
+from measuring import (
     Result,
-    Workload,
     common_options,
     compare,
     machine,
-    mlp,
     on_ranks,
-    race,
     result_table,
+    rounds_of,
     show,
     time_rounds,
-    vectors,
     write_json,
 )
+from overhead import Place, Workload, mlp, race, vectors
 
 from samestep.runtime.collectives import TorchCollectives
 from samestep.runtime.exchange import Exchange
 from samestep.runtime.pulse import Pulse
 
+ROUNDS = 25
 EXCHANGE_GOAL = 1.5
 STEP_GOAL = 1.05
 MEGABYTES = (1, 25, 100)
@@ -95,8 +93,8 @@ def measure_step(rounds: int) -> list[Result]:
 
 
 def main() -> None:
-    options = common_options("What the lane tree costs against all-reduce.", rounds=25).parse_args()
-    rounds = 3 if options.quick else options.rounds
+    options = common_options("What the lane tree costs against all-reduce.", ROUNDS).parse_args()
+    rounds = rounds_of(options, ROUNDS)
     cpus = os.cpu_count() or 1
     exchanges: list[Result] = []
     for world in (2, 4, 8) if cpus >= 8 else (2, 4):

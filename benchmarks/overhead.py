@@ -17,30 +17,34 @@ neither waiting nor the GPU.
 
 from __future__ import annotations
 
-import argparse
-import json
-import logging
-import math
-import os
-import platform
-import socket
-import statistics
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
-from rich.console import Console
-from rich.table import Table
+from measuring import (
+    THREADS,
+    Contestant,
+    Result,
+    add_device_option,
+    common_options,
+    compare,
+    device_of,
+    machine,
+    on_ranks,
+    result_table,
+    rounds_of,
+    show,
+    time_rounds,
+    turns_of,
+    write_json,
+)
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW, Optimizer
@@ -49,7 +53,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import samestep
 
 GOAL = 1.03
-THREADS = 1
+ROUNDS = 12
 READ_EVERY = 10
 """Steps between two readings of the loss, in every contestant."""
 EPOCH_STEPS = 200
@@ -71,23 +75,6 @@ class Workload:
     """Steps in a turn. A round's steps are a multiple of READ_EVERY."""
     model: Callable[[], nn.Module]
     data: Callable[[int], TensorDataset]
-
-
-@dataclass(frozen=True)
-class Result:
-    """One contestant beside the one it is compared with."""
-
-    workload: str
-    world: int
-    contestant: str
-    milliseconds: float
-    ratio: float
-    low: float
-    high: float
-    """`low` to `high` holds the true median ratio in about 95 of 100 runs."""
-    cpu_ratio: float
-    rounds: int
-    goal: float | None = None
 
 
 # -- workloads -----------------------------------------------------------------------------
@@ -150,9 +137,6 @@ def optimizer_of(model: nn.Module) -> Optimizer:
 
 
 # -- contestants ---------------------------------------------------------------------------
-
-Contestant = Generator[None, None, None]
-"""Makes one step whenever it is advanced."""
 
 
 @dataclass(frozen=True)
@@ -253,97 +237,6 @@ def open_contestants(
     return contestants
 
 
-# -- timing --------------------------------------------------------------------------------
-
-
-def time_rounds(
-    contestants: Mapping[str, Callable[[], None]], rounds: int, turns: int, device: torch.device
-) -> dict[str, Tensor]:
-    """For each contestant, a row per counted round: wall seconds and processor seconds."""
-    names = list(contestants)
-    spent = {name: torch.zeros(rounds + 1, 2, dtype=torch.float64) for name in names}
-    for number in range(rounds + 1):
-        for turn in range(turns):
-            first = (number + turn) % len(names)
-            for name in names[first:] + names[:first]:
-                spent[name][number] += time_once(contestants[name], device)
-    return {name: over_ranks(table[1:].clone()) for name, table in spent.items()}
-
-
-def time_once(work: Callable[[], None], device: torch.device) -> Tensor:
-    together(device)
-    wall, cpu = time.perf_counter(), time.process_time()
-    work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    spent = [time.perf_counter() - wall, time.process_time() - cpu]
-    return torch.tensor(spent, dtype=torch.float64)
-
-
-def together(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    if dist.is_initialized():
-        dist.barrier()
-
-
-def over_ranks(table: Tensor) -> Tensor:
-    """The slowest rank's wall time and all ranks' processor time."""
-    if dist.is_initialized():
-        wall, cpu = table.unbind(1)
-        wall, cpu = wall.contiguous(), cpu.contiguous()
-        dist.all_reduce(wall, dist.ReduceOp.MAX)
-        dist.all_reduce(cpu)
-        table = torch.stack([wall, cpu], dim=1)
-    return table
-
-
-def turns_of(contestants: Mapping[str, Contestant], steps: int) -> dict[str, Callable[[], None]]:
-    """What each contestant does when it is its turn."""
-
-    def turn_of(contestant: Contestant) -> Callable[[], None]:
-        def work() -> None:
-            for _ in range(steps):
-                next(contestant)
-
-        return work
-
-    return {name: turn_of(contestant) for name, contestant in contestants.items()}
-
-
-def compare(
-    workload: str, world: int, spent: Mapping[str, Tensor], steps: int, goals: Mapping[str, float]
-) -> list[Result]:
-    """Every contestant beside the first; `steps` is how many a round has."""
-    reference = next(iter(spent.values()))
-    results = []
-    for name, table in spent.items():
-        wall, cpu = (table / reference).unbind(1)
-        low, high = range_of_median(sorted(wall.tolist()))
-        results.append(
-            Result(
-                workload=workload,
-                world=world,
-                contestant=name,
-                milliseconds=1e3 * statistics.median(table[:, 0].tolist()) / steps,
-                ratio=statistics.median(wall.tolist()),
-                low=low,
-                high=high,
-                cpu_ratio=statistics.median(cpu.tolist()),
-                rounds=len(table),
-                goal=goals.get(name),
-            )
-        )
-    return results
-
-
-def range_of_median(ordered: Sequence[float]) -> tuple[float, float]:
-    """Between which of the ordered values the median lies, with about 95 % confidence."""
-    middle, reach = (len(ordered) - 1) / 2, 0.98 * math.sqrt(len(ordered))
-    low, high = math.floor(middle - reach), math.ceil(middle + reach)
-    return ordered[max(0, low)], ordered[min(len(ordered) - 1, high)]
-
-
 # -- one process, and several --------------------------------------------------------------
 
 
@@ -372,118 +265,13 @@ def measure_all(place: Place, rounds: int) -> list[Result]:
     return [result for workload in WORKLOADS for result in measure(workload, place, rounds)]
 
 
-def on_ranks(world: int, work: Callable[..., Any], *args: Any) -> Any:
-    """What `work(*args)` gives on rank 0 of so many new processes, or in one without a group."""
-    # torch.set_num_threads alone does not bind every library that torch calls, and this
-    # variable is read when torch is imported: hence a new process also for a world of one.
-    os.environ["OMP_NUM_THREADS"] = str(THREADS)
-    with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder) / "answer.pt"
-        mp.spawn(_rank_main, (world, free_port(), str(answer), work, args), nprocs=world)
-        return torch.load(answer, weights_only=False)
-
-
-def _rank_main(
-    rank: int, world: int, port: int, answer: str, work: Callable[..., Any], args: tuple[Any, ...]
-) -> None:
-    logging.disable(logging.INFO)
-    torch.set_num_threads(THREADS)
-    with ExitStack() as stack:
-        if world > 1:
-            open_group(rank, world, port)
-            stack.callback(dist.destroy_process_group)
-        result = work(*args)
-        if rank == 0:
-            torch.save(result, answer)
-        if world > 1:
-            dist.barrier()
-
-
-def open_group(rank: int, world: int, port: int) -> None:
-    os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world),
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
-    )  # fmt: skip
-    dist.init_process_group("gloo")
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-# -- showing -------------------------------------------------------------------------------
-
-
-def result_table(title: str, unit: str, results: Sequence[Result]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in ("workload", "ranks", "contestant"):
-        table.add_column(column, no_wrap=True)
-    for column in (unit, "time ratio", "95% range", "goal", "CPU ratio"):
-        table.add_column(column, justify="right")
-    before = None
-    for result in results:
-        here = (result.workload, str(result.world))
-        if before not in (None, here):
-            table.add_section()
-        table.add_row(
-            *(("", "") if here == before else here), result.contestant,
-            f"{result.milliseconds:.3f}", f"{result.ratio:.3f}",
-            f"{result.low:.3f}-{result.high:.3f}", goal_cell(result), f"{result.cpu_ratio:.3f}",
-        )  # fmt: skip
-        before = here
-    return table
-
-
-def goal_cell(result: Result) -> str:
-    if result.goal is None:
-        return ""
-    met = result.ratio <= result.goal
-    return f"[{'green' if met else 'red'}]<= {result.goal:.2f} {'met' if met else 'missed'}[/]"
-
-
-def machine(device: torch.device) -> dict[str, Any]:
-    kind = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    return {
-        "device": f"{device.type} ({kind})",
-        "cpus": os.cpu_count(),
-        "threads": THREADS,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-
-
-def show(tables: Sequence[Table], facts: Mapping[str, Any], rounds: int) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 140)
-    said = ", ".join(f"{name} {value}" for name, value in facts.items())
-    console.print(f"{said}; {rounds} rounds after a warm-up round", highlight=False)
-    for table in tables:
-        console.print(table)
-
-
-def write_json(path: Path | None, facts: Mapping[str, Any], results: Sequence[Result]) -> None:
-    if path is not None:
-        document = {"machine": dict(facts), "results": [asdict(result) for result in results]}
-        path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-
-
-def common_options(description: str, rounds: int) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--rounds", type=int, default=rounds, help="rounds that count")
-    parser.add_argument("--quick", action="store_true", help="3 rounds: does it run at all?")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
-    return parser
-
-
 def main() -> None:
-    parser = common_options("What a step costs with samestep and without.", rounds=12)
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser = common_options("What a step costs with samestep and without.", ROUNDS)
+    add_device_option(parser)
     parser.add_argument("--worlds", default="1,2", help="numbers of ranks; on a GPU only 1 runs")
     options = parser.parse_args()
-    rounds = 3 if options.quick else options.rounds
-    on_gpu = options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available())
-    device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
+    rounds, device = rounds_of(options, ROUNDS), device_of(options)
+    on_gpu = device.type == "cuda"
     worlds = [1] if on_gpu else [int(world) for world in options.worlds.split(",")]
 
     results: list[Result] = []

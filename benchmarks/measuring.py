@@ -1,0 +1,364 @@
+"""What the benchmarks share: taking turns, medians of ratios, ranks, tables.
+
+Contestants take short turns, in an order that rotates, and some turns of each are a round.
+What disturbs the machine for longer than a turn disturbs all of them; the median over the
+rounds' ratios drops the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import os
+import platform
+import socket
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+THREADS = 1
+QUICK_ROUNDS = 3
+
+Contestant = Generator[None, None, None]
+"""Makes one step whenever it is advanced."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One contestant beside the one it is compared with."""
+
+    workload: str
+    world: int
+    contestant: str
+    milliseconds: float
+    ratio: float
+    low: float
+    high: float
+    """`low` to `high` holds the true median ratio in about 95 of 100 runs."""
+    cpu_ratio: float
+    rounds: int
+    goal: float | None = None
+
+
+# -- timing --------------------------------------------------------------------------------
+
+
+def time_rounds(
+    contestants: Mapping[str, Callable[[], None]], rounds: int, turns: int, device: torch.device
+) -> dict[str, Tensor]:
+    """For each contestant, a row per counted round: wall seconds and processor seconds."""
+    names = list(contestants)
+    spent = {name: torch.zeros(rounds + 1, 2, dtype=torch.float64) for name in names}
+    for number in range(rounds + 1):
+        for turn in range(turns):
+            first = (number + turn) % len(names)
+            for name in names[first:] + names[:first]:
+                spent[name][number] += time_once(contestants[name], device)
+    return {name: over_ranks(table[1:].clone()) for name, table in spent.items()}
+
+
+def time_once(work: Callable[[], None], device: torch.device) -> Tensor:
+    together(device)
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    spent = [time.perf_counter() - wall, time.process_time() - cpu]
+    return torch.tensor(spent, dtype=torch.float64)
+
+
+def together(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def over_ranks(table: Tensor) -> Tensor:
+    """The slowest rank's wall time and all ranks' processor time."""
+    if dist.is_initialized():
+        wall, cpu = table.unbind(1)
+        wall, cpu = wall.contiguous(), cpu.contiguous()
+        dist.all_reduce(wall, dist.ReduceOp.MAX)
+        dist.all_reduce(cpu)
+        table = torch.stack([wall, cpu], dim=1)
+    return table
+
+
+def turns_of(contestants: Mapping[str, Contestant], steps: int) -> dict[str, Callable[[], None]]:
+    """What each contestant does when it is its turn."""
+
+    def turn_of(contestant: Contestant) -> Callable[[], None]:
+        def work() -> None:
+            for _ in range(steps):
+                next(contestant)
+
+        return work
+
+    return {name: turn_of(contestant) for name, contestant in contestants.items()}
+
+
+def compare(
+    workload: str, world: int, spent: Mapping[str, Tensor], steps: int, goals: Mapping[str, float]
+) -> list[Result]:
+    """Every contestant beside the first; `steps` is how many a round has."""
+    reference = next(iter(spent.values()))
+    results = []
+    for name, table in spent.items():
+        ratio, low, high = ratio_to(reference, table)
+        results.append(
+            Result(
+                workload=workload,
+                world=world,
+                contestant=name,
+                milliseconds=milliseconds(table, steps),
+                ratio=ratio,
+                low=low,
+                high=high,
+                cpu_ratio=cpu_ratio_to(reference, table),
+                rounds=len(table),
+                goal=goals.get(name),
+            )
+        )
+    return results
+
+
+def milliseconds(table: Tensor, steps: int) -> float:
+    """A step's wall time in the median round."""
+    return float(1e3 * statistics.median(table[:, 0].tolist()) / steps)
+
+
+def ratio_to(reference: Tensor, table: Tensor) -> tuple[float, float, float]:
+    """The median of the rounds' ratios of wall time, and the range it lies in."""
+    ratios = sorted((table / reference)[:, 0].tolist())
+    return statistics.median(ratios), *range_of_median(ratios)
+
+
+def cpu_ratio_to(reference: Tensor, table: Tensor) -> float:
+    """The median of the rounds' ratios of processor time."""
+    return float(statistics.median((table / reference)[:, 1].tolist()))
+
+
+def range_of_median(ordered: Sequence[float]) -> tuple[float, float]:
+    """Between which of the ordered values the median lies, with about 95 % confidence."""
+    middle, reach = (len(ordered) - 1) / 2, 0.98 * math.sqrt(len(ordered))
+    low, high = math.floor(middle - reach), math.ceil(middle + reach)
+    return ordered[max(0, low)], ordered[min(len(ordered) - 1, high)]
+
+
+# -- loops of other makers ------------------------------------------------------------------
+
+Advance = Callable[[int], None]
+"""Makes so many steps."""
+
+
+def in_turns(steps: Generator[Any, None, None], stack: ExitStack) -> Advance:
+    """For a loop that is a generator."""
+    stack.callback(steps.close)
+
+    def advance(number: int) -> None:
+        for _ in range(number):
+            next(steps)
+
+    return advance
+
+
+class Left(BaseException):
+    """Raised inside a loop that nobody waits for any more."""
+
+
+class InThread:
+    """For a loop that cannot be left: it runs in a thread, and only while it is let go."""
+
+    def __init__(self, train: Callable[[Callable[[], None]], None], stack: ExitStack) -> None:
+        self._train = train
+        self._left = 0
+        self._error: BaseException | None = None
+        self._closing = False
+        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        stack.callback(self._close)
+
+    def __call__(self, number: int) -> None:
+        self._left = number
+        self._go.release()
+        self._done.acquire()
+        if self._error is not None:
+            raise self._error
+
+    def step_is_over(self) -> None:
+        """Call it in the loop after every step."""
+        self._left -= 1
+        if self._left == 0:
+            self._done.release()
+            self._wait()
+
+    def _wait(self) -> None:
+        self._go.acquire()
+        if self._closing:
+            raise Left
+
+    def _run(self) -> None:
+        try:
+            self._wait()
+            self._train(self.step_is_over)
+            self._error = RuntimeError("the loop ended before it was asked to")
+        except Left:
+            return
+        except BaseException as error:
+            self._error = error
+        self._done.release()
+
+    def _close(self) -> None:
+        self._closing = True
+        self._go.release()
+        self._thread.join()
+
+
+# -- one process, and several --------------------------------------------------------------
+
+
+def on_ranks(world: int, work: Callable[..., Any], *args: Any) -> Any:
+    """What `work(*args)` gives on rank 0 of so many new processes, or in one without a group."""
+    # torch.set_num_threads alone does not bind every library that torch calls, and this
+    # variable is read when torch is imported: hence a new process also for a world of one.
+    os.environ["OMP_NUM_THREADS"] = str(THREADS)
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "answer.pt"
+        mp.spawn(_rank_main, (world, free_port(), str(answer), work, args), nprocs=world)
+        return torch.load(answer, weights_only=False)
+
+
+def _rank_main(
+    rank: int, world: int, port: int, answer: str, work: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+    logging.disable(logging.INFO)
+    torch.set_num_threads(THREADS)
+    with ExitStack() as stack:
+        if world > 1:
+            open_group(rank, world, port)
+            stack.callback(dist.destroy_process_group)
+        result = work(*args)
+        if rank == 0:
+            torch.save(result, answer)
+        if world > 1:
+            dist.barrier()
+
+
+def open_group(rank: int, world: int, port: int) -> None:
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world),
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+    )  # fmt: skip
+    dist.init_process_group("gloo")
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+# -- showing -------------------------------------------------------------------------------
+
+
+def result_table(title: str, unit: str, results: Sequence[Result]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in ("workload", "ranks", "contestant"):
+        table.add_column(column, no_wrap=True)
+    for column in (unit, "time ratio", "95% range", "goal", "CPU ratio"):
+        table.add_column(column, justify="right")
+    before = None
+    for result in results:
+        here = (result.workload, str(result.world))
+        if before not in (None, here):
+            table.add_section()
+        table.add_row(
+            *(("", "") if here == before else here), result.contestant,
+            f"{result.milliseconds:.3f}", f"{result.ratio:.3f}",
+            f"{result.low:.3f}-{result.high:.3f}", goal_cell(result.ratio, result.goal),
+            f"{result.cpu_ratio:.3f}",
+        )  # fmt: skip
+        before = here
+    return table
+
+
+def goal_cell(ratio: float, goal: float | None) -> str:
+    if goal is None:
+        return ""
+    met = ratio <= goal
+    return f"[{'green' if met else 'red'}]<= {goal:.2f} {'met' if met else 'missed'}[/]"
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    kind = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "device": f"{device.type} ({kind})",
+        "cpus": os.cpu_count(),
+        "threads": THREADS,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def show(
+    tables: Sequence[Table], facts: Mapping[str, Any], rounds: int, notes: Sequence[str] = ()
+) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    said = ", ".join(f"{name} {value}" for name, value in facts.items())
+    console.print(f"{said}; {rounds} rounds after warming up", highlight=False)
+    for table in tables:
+        console.print(table)
+    for note in notes:
+        console.print(note, highlight=False)
+
+
+def write_json(
+    path: Path | None, facts: Mapping[str, Any], results: Sequence[Any], **more: Any
+) -> None:
+    """The results, each a dataclass, for a program to read."""
+    if path is not None:
+        rows = [asdict(result) for result in results]
+        document = {"machine": dict(facts), **more, "results": rows}
+        path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def common_options(description: str, rounds: int) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rounds", type=int, help=f"rounds that count (default: {rounds})")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds: does it run at all?"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
+    return parser
+
+
+def rounds_of(options: argparse.Namespace, rounds: int) -> int:
+    """The rounds asked for; else few if it is to be quick, and `rounds` if not."""
+    return int(options.rounds or (QUICK_ROUNDS if options.quick else rounds))
+
+
+def device_of(options: argparse.Namespace) -> torch.device:
+    on_gpu = options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available())
+    return torch.device("cuda", 0) if on_gpu else torch.device("cpu")
+
+
+def add_device_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
