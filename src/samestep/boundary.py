@@ -100,6 +100,8 @@ class Boundary:
 
     def _agree(self, stats: LocalStats) -> Wish:
         """What the ranks want: now, or a fixed number of steps late for the GPU's sake."""
+        if stats.nobody_wants and not self._unread:
+            return NO_WISH
         self._unread.append(stats.notes())
         if len(self._unread) <= (_STEPS_BEHIND if stats.notes_wait else 0):
             return NO_WISH

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grad_value_, get_total_norm
 
 from samestep.config.optimization import ClipConfig
 
@@ -37,25 +37,30 @@ class Clipping:
         """
         if not self._rules.is_on:
             return None
-        each = [get_total_norm(_grads(group)) for group in self._groups]
-        norms = torch.stack(each) if len(each) > 1 else each[0].view(1)
+        groups = [_grads(group) for group in self._groups]
+        if not self._rules.per_group and self._rules.norm is not None:
+            norm = _norm(groups[0])
+            _limit(groups[0], norm, self._rules.norm)
+            return norm
+        norms = torch.stack([_norm(grads) for grads in groups])
         if self._rules.value is not None:
             for group in self._groups:
                 clip_grad_value_(group, self._rules.value)
         elif self._rules.norm is not None:
-            for group, norm in zip(self._groups, norms, strict=True):
-                clip_grads_with_norm_(group, self._rules.norm, norm)
+            for grads, norm in zip(groups, norms, strict=True):
+                _limit(grads, norm, self._rules.norm)
         else:
-            self._clip_adaptively(norms, found)
+            self._clip_adaptively(groups, norms, found)
         return norms if self._rules.per_group else norms[0]
 
-    def _clip_adaptively(self, norms: Tensor, found: Tensor | None) -> None:
+    def _clip_adaptively(
+        self, groups: Sequence[list[Tensor]], norms: Tensor, found: Tensor | None
+    ) -> None:
         assert self._rules.adaptive is not None, "the only one left"
         known = self._usual > 0
         limits = torch.where(known, self._rules.adaptive * self._usual, torch.inf)
-        # As a norm against a limit of 1: torch would read a limit in a tensor on the host.
-        for group, excess in zip(self._groups, norms / limits, strict=True):
-            clip_grads_with_norm_(group, 1.0, excess)
+        for grads, excess in zip(groups, norms / limits, strict=True):
+            _limit(grads, excess, 1.0)
         clipped = torch.minimum(norms, limits)
         moved = torch.where(known, torch.lerp(clipped, self._usual, self._rules.memory), clipped)
         counts = norms.isfinite()
@@ -68,6 +73,32 @@ class Clipping:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._usual.copy_(state["usual norms"])
+
+
+# As torch.nn.utils.clip_grad_norm_ to the bit, where all gradients are of one kind: sorting them
+# by kind twice, as it does, takes longer than the kernels.
+
+
+def _norm(grads: list[Tensor]) -> Tensor:
+    if not _of_one_kind(grads):
+        return get_total_norm(grads)
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads, 2.0)), 2.0)
+    return norm
+
+
+def _limit(grads: list[Tensor], norm: Tensor, limit: float) -> None:
+    factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
+    if _of_one_kind(grads):
+        torch._foreach_mul_(grads, factor)
+        return
+    for grad in grads:
+        grad.mul_(factor.to(grad.device))
+
+
+def _of_one_kind(grads: list[Tensor]) -> bool:
+    return bool(grads) and all(
+        grad.dtype == grads[0].dtype and grad.device == grads[0].device for grad in grads
+    )
 
 
 def _grads(params: Sequence[Parameter]) -> list[Tensor]:

@@ -60,7 +60,7 @@ class Position:
     """By lane, the state of a stream that can say and take one; other streams are read again."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class StepData:
     """What one step consists of, before its batches are read."""
 
@@ -286,8 +286,19 @@ def pins_memory(loader: LoaderConfig, device: torch.device) -> bool:
     return device.type == "cuda" if asked == "auto" else bool(asked)
 
 
+_WORTH_A_STREAM = 1 << 20
+"""Bytes of a tensor from which on a copy beside the computation gains more than it costs."""
+
+
+def is_large(data: Any) -> bool:
+    """Whether a batch should be copied beside what the device computes."""
+    return any(
+        isinstance(leaf, torch.Tensor) and leaf.nbytes > _WORTH_A_STREAM for leaf in leaves_of(data)
+    )
+
+
 class DeviceCopies:
-    """Brings batches to the device; on a GPU beside what it computes, on a stream of their own."""
+    """Brings batches to the device; large ones beside what a GPU computes, on another stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -296,7 +307,9 @@ class DeviceCopies:
     def to_device(self, data: Any) -> Any:
         """The batch with every tensor in it on the device; copies from pinned memory do not wait."""
         if self._stream is None:
-            return convert(data, lambda tensor: tensor.to(self._device))
+            return data
+        if not is_large(data):
+            return convert(data, lambda tensor: tensor.to(self._device, non_blocking=True))
         here = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
             copy = convert(data, lambda tensor: tensor.to(self._device, non_blocking=True))

@@ -1,5 +1,7 @@
 """Steps replayed as CUDA graphs: each lane's forward and backward pass, and the update.
 
+With one lane on one process both are one graph.
+
 A graph is recorded once a shape of batch has been seen a few times, compared with the eager pass
 to the bit, and from then on replayed: its inputs are copied to where it reads them, the generator
 is at the lane's stream as ever, learning rates and scales are read from the device. What does not
@@ -8,22 +10,20 @@ fit a recorded graph runs eagerly, which gives the same bits.
 
 from __future__ import annotations
 
-import pickle
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from samestep.config import Config
-from samestep.data import LaneBatch, convert, leaves_of
+from samestep.data import LaneBatch, is_large, leaves_of
 from samestep.errors import GraphError
 from samestep.rates import takes_rate_from_device
-from samestep.runtime.lanestats import LaneStats
+from samestep.recordings import LaneGraph, UpdateGraph, WholeStep
+from samestep.runtime.gradients import OneLaneSum
 from samestep.step import LossFunction, Step, StepEngine, run_at_once
 
 _WARM_UP = 3
@@ -68,24 +68,41 @@ class GraphedSteps:
         """Whether a step that cannot be recorded ends the run."""
         self._pool = torch.cuda.graph_pool_handle()
         self._seen: dict[Any, int] = {}
-        self._lanes: dict[Any, _LaneGraph] = {}
+        self._lanes: dict[Any, LaneGraph] = {}
         self._generator = torch.cuda.default_generators[engine.context.device.index or 0]
         self._refused: set[Any] = set()
-        self._update: _UpdateGraph | None = None
+        self._update: UpdateGraph | None = None
         self._updates = 0
+        self._whole: WholeStep | None = None
+        self._whole_ran = False
         engine.machinery.gradients.keeps_places = True
 
     def run_lane(self, step: Step, batch: LaneBatch, loss: LossFunction) -> None:
-        shape = _shape_of(batch)
+        leaves = list(leaves_of(batch.data))
+        shape = _shape_of(leaves)
+        if self._whole is not None and self._whole.shape == shape and self._whole.fits():
+            self._engine.update.refresh_rates()
+            step.draw_from_lane(on_device_only=True)
+            step.took_backward(self._whole.replay(self._to_copy(step, batch, leaves)), None)
+            self._whole_ran = True
+            return
         graph = self._lanes.get(shape)
         if graph is None:
-            graph = self._record(shape, batch, loss)
+            step.draw_from_lane()
+            graph = self._record(shape, step.on_device(batch), loss)
         if graph is None:
             run_at_once(step, batch, loss)
-        else:
-            step.took_backward(graph.replay(batch))
+            return
+        step.draw_from_lane(on_device_only=True)
+        step.took_backward(graph.replay(self._to_copy(step, batch, leaves)), graph.grads)
 
-    def _record(self, shape: Any, batch: LaneBatch, loss: LossFunction) -> _LaneGraph | None:
+    def _to_copy(self, step: Step, batch: LaneBatch, leaves: Sequence[Any]) -> Sequence[Any]:
+        """What a recording's inputs are copied from: large batches are on their way already."""
+        if not is_large(leaves):
+            return leaves
+        return list(leaves_of(step.on_device(batch).data))
+
+    def _record(self, shape: Any, batch: LaneBatch, loss: LossFunction) -> LaneGraph | None:
         """The graph of batches of this shape, if it is time for one and it can be had."""
         self._seen[shape] = seen = self._seen.get(shape, 0) + 1
         if shape in self._refused or seen <= _WARM_UP:
@@ -97,7 +114,7 @@ class GraphedSteps:
         graph = None
         try:
             with _kept(self._modules):
-                graph = _LaneGraph(self._engine, batch, loss, self._pool, self._generator)
+                graph = LaneGraph(self._engine, batch, loss, self._pool, self._generator)
             self._lanes[shape] = graph
         except (RuntimeError, GraphError) as error:
             why = str(error) or type(error).__name__
@@ -121,173 +138,36 @@ class GraphedSteps:
 
     def run_update(self, change: Callable[[], Tensor | None]) -> Tensor | None:
         """Run or replay what changes the weights; gives the gradient norms."""
-        if not self._lanes:
+        if self._whole_ran and self._whole is not None:
+            self._whole_ran = False
+            return self._whole.norms
+        if not self._lanes and self._whole is None:
             return change()
         self._updates += 1
         if self._updates <= _WARM_UP:
             return change()
-        places = [param.grad for param in self._engine.params]
-        fixed = _settings(self._optimizers)
-        if self._update is None or not self._update.fits(places, fixed):
-            self._update = _UpdateGraph(change, places, fixed, self._optimizers, self._pool)
-        return self._update.replay()
+        if self._update is None or not self._update.fits():
+            self._update = UpdateGraph(change, self._engine.params, self._optimizers, self._pool)
+        norms = self._update.replay()
+        if self._whole is None and self._engine.is_one_lane_alone:
+            self._merge(change)
+        return norms
+
+    def _merge(self, change: Callable[[], Tensor | None]) -> None:
+        """Record the lane and the update as one graph; what they were recorded as is given up."""
+        shape, lane = next(iter(self._lanes.items()))
+        self._whole = WholeStep(shape, lane, change, self._optimizers, self._pool)
+        gradients = self._engine.machinery.gradients
+        assert isinstance(gradients, OneLaneSum), "one lane in all"
+        gradients.places = self._whole.grads
+        self._lanes.clear()
+        self._update = None
 
 
-class _LaneGraph:
-    """The forward and backward pass of batches of one shape."""
-
-    def __init__(
-        self,
-        engine: StepEngine,
-        batch: LaneBatch,
-        loss: LossFunction,
-        pool: Any,
-        generator: torch.Generator,
-    ) -> None:
-        self._params = engine.params
-        self._engine = engine
-        data = convert(batch.data, lambda tensor: tensor.clone())
-        self._batch = _RecordedBatch(batch.lane, data, batch.ids)
-        self._inputs = _tensors_of(data)
-        seed = generator.initial_seed()
-        eager = self._pass(loss)
-        self._clear()
-        host_draws = _host_generators()
-        self._graph = torch.cuda.CUDAGraph()
-        generator.manual_seed(seed)
-        with torch.cuda.graph(self._graph, pool=pool):
-            self._loss, self._count = self._run(loss)
-        self._grads = [param.grad for param in self._params]
-        if host_draws != _host_generators():
-            raise GraphError("the loss draws random numbers on the host, which a replay does not")
-        generator.manual_seed(seed)
-        self._graph.replay()
-        recorded = [self._loss, *self._grads]
-        if not _equal(eager, recorded):
-            generator.manual_seed(seed)
-            # Some kernels give other bits each time, which is not the recording's fault.
-            varies = not _equal(eager, self._pass(loss))
-            if not (varies and _close(eager, recorded)):
-                raise GraphError(
-                    "the recorded loss gives other numbers than the eager one: does it change "
-                    "something in Python, or read what was not in the batch?"
-                )
-
-    def _run(self, loss: LossFunction) -> tuple[Tensor, Tensor | float]:
-        engine = self._engine
-        torch.clear_autocast_cache()  # it holds casts from outside the recording
-        with engine.precision.forward():
-            value, count = loss(self._batch)
-        with engine.precision.backward():
-            self._start = engine.machinery.gradients.start(value, count)
-            value.backward(self._start)
-        torch.clear_autocast_cache()
-        return value.detach(), count
-
-    def _pass(self, loss: LossFunction) -> list[Tensor | None]:
-        """An eager pass; its loss and gradients."""
-        self._clear()
-        value, _ = self._run(loss)
-        return [value, *(param.grad for param in self._params)]
-
-    def _clear(self) -> None:
-        for param in self._params:
-            param.grad = None
-
-    def replay(self, batch: LaneBatch) -> LaneStats:
-        torch._foreach_copy_(self._inputs, _tensors_of(batch.data), non_blocking=True)
-        self._graph.replay()
-        for param, grad in zip(self._params, self._grads, strict=True):
-            param.grad = grad
-        count = self._count
-        return LaneStats(self._loss.clone(), count.clone() if isinstance(count, Tensor) else count)
-
-
-class _RecordedBatch(LaneBatch):
-    """A batch that a loss is recorded with: its lane and samples would stay for ever."""
-
-    def __len__(self) -> int:
-        return len(object.__getattribute__(self, "ids"))
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in ("lane", "ids"):
-            raise GraphError(f"the loss reads batch.{name}, which a replay would not follow")
-        return object.__getattribute__(self, name)
-
-
-def _tensors_of(data: Any) -> list[Tensor]:
-    return [leaf for leaf in leaves_of(data) if isinstance(leaf, Tensor)]
-
-
-class _UpdateGraph:
-    """Clipping and the optimizers' steps, on gradients at fixed places."""
-
-    def __init__(
-        self,
-        change: Callable[[], Tensor | None],
-        places: Sequence[Tensor | None],
-        fixed: list[Any],
-        optimizers: Sequence[Optimizer],
-        pool: Any,
-    ) -> None:
-        self._places, self._fixed = places, fixed
-        self._graph = torch.cuda.CUDAGraph()
-        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-        before = [group.get("capturable") for group in groups]
-        for group, capturable in zip(groups, before, strict=True):
-            if capturable is not None:
-                group["capturable"] = True  # which torch asks for, though fused ones are anyway
-        try:
-            with torch.cuda.graph(self._graph, pool=pool):
-                self._norms = change()
-        finally:
-            for group, capturable in zip(groups, before, strict=True):
-                if capturable is not None:
-                    group["capturable"] = capturable
-
-    def fits(self, places: Sequence[Tensor | None], fixed: list[Any]) -> bool:
-        same = all(now is then for now, then in zip(places, self._places, strict=True))
-        return same and fixed == self._fixed
-
-    def replay(self) -> Tensor | None:
-        self._graph.replay()
-        return None if self._norms is None else self._norms.clone()
-
-
-def _settings(optimizers: Sequence[Optimizer]) -> list[Any]:
-    """What a recorded update holds as it was; learning rates it reads anew."""
-    return [
-        {key: value for key, value in group.items() if key not in ("params", "lr", "initial_lr")}
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-    ]
-
-
-def _shape_of(batch: LaneBatch) -> Any:
+def _shape_of(leaves: Sequence[Any]) -> Any:
     return tuple(
-        (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf
-        for leaf in leaves_of(batch.data)
+        [(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     )
-
-
-def _host_generators() -> tuple[Any, ...]:
-    return (
-        random.getstate(),
-        pickle.dumps(np.random.get_state()),
-        torch.default_generator.get_state().numpy().tobytes(),
-    )
-
-
-def _equal(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> bool:
-    return all(
-        (a is None and b is None) or (a is not None and b is not None and torch.equal(a, b))
-        for a, b in zip(left, right, strict=True)
-    )
-
-
-def _close(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> bool:
-    pairs = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
-    return all(torch.allclose(a, b, rtol=1e-3, atol=1e-3 * float(a.abs().max())) for a, b in pairs)
 
 
 @contextmanager

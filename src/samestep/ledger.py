@@ -17,7 +17,7 @@ from samestep.runtime.pulse import READING, Pulse
 from samestep.update import Updated
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class StepRecord:
     """One step as it was measured."""
 
@@ -136,8 +136,11 @@ def _measured(entry: _Pending) -> list[Tensor | float | None]:
     """The numbers of a step: skipped, scale, norms, and the lanes' losses and counts."""
     updated = entry.updated
     skipped = 0.0 if updated.skipped is None else updated.skipped
-    norms = () if updated.norms is None else updated.norms.flatten().unbind()
-    return [skipped, updated.scale, *norms, *entry.stats.values()]
+    norms = updated.norms
+    if norms is None:
+        return [skipped, updated.scale, *entry.stats.values()]
+    several = norms.unbind() if norms.dim() else (norms,)
+    return [skipped, updated.scale, *several, *entry.stats.values()]
 
 
 def _record(entry: _Pending, row: Sequence[float], seconds: float) -> StepRecord:
@@ -166,6 +169,9 @@ def _record(entry: _Pending, row: Sequence[float], seconds: float) -> StepRecord
 
 def _mean_loss(values: Sequence[float]) -> tuple[float, float]:
     """The step's loss per counted thing, summed over the lanes in the tree's order; the count."""
+    if len(values) == 2:
+        loss, total = values
+        return (loss / total if total else 0.0), total
     tree: LaneTree[float] = LaneTree(lambda left, right: left + right)
     total = 0.0
     for lane, (loss, count) in enumerate(zip(values[::2], values[1::2], strict=True)):

@@ -76,6 +76,7 @@ class Training:
 
     def __init__(self, run: Run, task: Task) -> None:
         self._run, self._task = run, task
+        run.draws_between = False
         run.prepare_once(task.prepare_data)
         self._train_data = task.train_data()
         self._valid_data = task.valid_data()
@@ -114,7 +115,10 @@ class Training:
         return self.outcome
 
     def steps(self) -> Iterator[Step]:
-        """Train step by step: each step is yielded when it is through."""
+        """Train step by step: each step is yielded when it is through.
+
+        Draw there only from generators of your own: torch's own are at some lane's stream.
+        """
         self.model.train()
         for step in self._run.steps(self._source):
             step.train(self._loss)

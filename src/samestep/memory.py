@@ -59,10 +59,12 @@ class LaneSplit:
 
     def run_lane(self, step: Step, batch: LaneBatch, loss: LossFunction) -> None:
         assert self.pieces is not None, "found out before the first lane"
-        pieces = cut_batch(batch, self._size(self.pieces))
+        pieces = cut_batch(step.on_device(batch), self._size(self.pieces))
         if len(pieces) == 1:
             run_at_once(step, batch, loss)
-        else:
+            return
+        step.draw_from_lane()
+        with step.sharing(), step.precision.forward():
             step.backward_in_pieces(pieces, loss)
 
     def before_lanes(self, step: Step, loss: LossFunction) -> None:

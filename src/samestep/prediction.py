@@ -130,7 +130,7 @@ class _Pass:
         config, task = trained.config, trained.task
         self._trained, self._context, self._streams = trained, context, streams
         self._precision = choose_precision(config.precision, context.device)
-        self._precision.switch_on()
+        self._precision.switch_on(same_bits=config.same == "bits")
         planned = config.batch_plan(context.world)
         batch = request.batch or config.evaluation.batch or planned.lane_batch
         # Lanes only deal out the work here, so there may be as many as it takes.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -43,13 +42,12 @@ class DeviceRates:
                 self._known[place] = float(group["lr"])
                 self._tensors[place].fill_(self._known[place])
 
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
+    def put(self) -> None:
         """Let the optimizers see the tensors."""
         for group, tensor in zip(self._groups, self._tensors, strict=True):
             group["lr"] = tensor
-        try:
-            yield
-        finally:
-            for group, rate in zip(self._groups, self._known, strict=True):
-                group["lr"] = rate
+
+    def put_back(self) -> None:
+        """Let schedules see the numbers."""
+        for group, rate in zip(self._groups, self._known, strict=True):
+            group["lr"] = rate

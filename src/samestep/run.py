@@ -78,9 +78,11 @@ class Run:
         """Called with the step and each of this rank's batches, when it is read."""
         self._streams = Streams(config.seed, context.device)
         self._precision = choose_precision(config.precision, context.device)
-        self._precision.switch_on()
+        self._precision.switch_on(same_bits=config.same == "bits")
         self._prepared: Prepared | None = None
         self._engine: StepEngine | None = None
+        self.draws_between = True
+        """False in a loop that draws nothing between steps: that spares two seedings a step."""
         self.after_update: list[Callable[[], None]] = []
         """Called after every update that changed the weights."""
         self._current: Step | None = None
@@ -254,8 +256,9 @@ class Run:
             for data in source.steps(position, total):
                 pulse.begin_step(data.index)
                 step = self._current = Step(engine, data)
-                # A place of its own, so that a run that goes on here draws as this one does.
-                self._streams.enter(BETWEEN, at=(data.index, 1))
+                if engine.draws_between:
+                    # A place of its own, so that a run that goes on here draws as this one does.
+                    self._streams.enter(BETWEEN, at=(data.index, 1))
                 yield step
                 if not step.updated:
                     raise StepError(f"step {step.index} was left without step.update: call it once")
@@ -291,7 +294,7 @@ class Run:
         if self._prepared is None:
             raise StepError("run.steps came before run.prepare: prepare model and optimizer first")
         self._boundary.watch(self._prepared.modules, self._prepared.optimizers)
-        return build_engine(
+        engine = build_engine(
             self.config,
             self.context,
             self._precision,
@@ -303,6 +306,8 @@ class Run:
             self.lanes.mine,
             self.on_batch,
         )
+        engine.draws_between = self.draws_between
+        return engine
 
     # -- evaluating ------------------------------------------------------------------------
 

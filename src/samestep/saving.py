@@ -126,7 +126,7 @@ class Saver:
         rules = self._rules
         by_steps = rules.every_steps and steps % rules.every_steps == 0
         by_epochs = rules.every_epochs and ends_epoch and epochs % rules.every_epochs == 0
-        return self._asked or bool(by_steps) or bool(by_epochs)
+        return rules.enabled and (self._asked or bool(by_steps) or bool(by_epochs))
 
     # -- saving ----------------------------------------------------------------------------
 

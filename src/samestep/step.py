@@ -17,6 +17,7 @@ global batch needs: a first pass for all embeddings, a second for the gradients.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,7 @@ from samestep.ledger import Ledger
 from samestep.nonfinite import FiniteGuard
 from samestep.precision import Precision
 from samestep.runtime.context import LaneMachinery, RunContext
+from samestep.runtime.gradients import OneLaneSum
 from samestep.runtime.lanestats import EMPTY, LaneStats, LocalStats, RankNote
 from samestep.runtime.pulse import DATA
 from samestep.runtime.randomness import BETWEEN, MODEL, Streams
@@ -61,6 +63,15 @@ class StepEngine:
     """How `Step.train` runs a lane: at once, in micro-batches, or as a CUDA graph."""
     try_first: Callable[[Step, LossFunction], None] | None = None
     """Called before a step's lanes."""
+
+    @property
+    def is_one_lane_alone(self) -> bool:
+        """Whether nothing lies between the only lane's gradients and the update."""
+        gradients = self.machinery.gradients
+        return isinstance(gradients, OneLaneSum) and not gradients.scaling.checks
+
+    draws_between: bool = True
+    """Whether what a loop draws between its lanes and the next step is the same on all ranks."""
     needs_function: str = ""
     """The config's key that only `Step.train` can fulfil, if there is one."""
     on_batch: Callable[[int, LaneBatch], None] | None = None
@@ -79,6 +90,7 @@ class Step:
         self._engine = engine
         self._data = data
         self._batches: list[LaneBatch] = []
+        self._on_device: dict[int, LaneBatch] = {}
         self._open: int | None = None
         self._lane_stats: dict[int, LaneStats] = {}
         self._stats: LocalStats | None = None
@@ -93,8 +105,9 @@ class Step:
         self._by_function = True
         if self._engine.try_first is not None:
             self._engine.try_first(self, loss)
-        for batch in self.lanes:
-            self._engine.run_lane(self, batch, loss)
+        for position, lane in enumerate(self._data.lanes):
+            self._engine.run_lane(self, self._enter(position, lane), loss)
+        self._leave()
         self.update()
 
     @property
@@ -111,16 +124,47 @@ class Step:
                 "step.train(lambda batch: (loss_sum, count)) in place of the loop over step.lanes"
             )
         for position, lane in enumerate(self._data.lanes):
-            batch = self._batch(position)
-            last = lane == self._data.lanes[-1]
-            engine.machinery.buffers.enter_lane()
-            engine.streams.enter(MODEL, lane, at=(self.index,))
-            self._open = lane
-            with engine.machinery.gradients.forward_scope(last), engine.precision.forward():
+            batch = self.on_device(self._enter(position, lane))
+            self.draw_from_lane()
+            with self.sharing(), engine.precision.forward():
                 yield batch
+        self._leave()
+
+    def _enter(self, position: int, lane: int) -> LaneBatch:
+        """Begin a lane; gives its batch as it was read."""
+        engine, batch = self._engine, self._batch(position)
+        engine.machinery.buffers.enter_lane()
+        self._open = lane
+        return batch
+
+    def draw_from_lane(self, on_device_only: bool = False) -> None:
+        """Put the generators at the start of the open lane's stream.
+
+        `on_device_only` is for a replay, in which nothing on the host draws.
+        """
+        assert self._open is not None, "a lane draws only while it is open"
+        self._engine.streams.enter(
+            MODEL, self._open, at=(self.index,), on_device_only=on_device_only
+        )
+
+    def _leave(self) -> None:
         self._open = None
-        # Else what is drawn between steps would depend on which lane was this rank's last.
-        engine.streams.enter(BETWEEN, at=(self.index,))
+        if self._engine.draws_between:
+            # Else what is drawn there would depend on which lane was this rank's last.
+            self._engine.streams.enter(BETWEEN, at=(self.index,))
+
+    def sharing(self) -> AbstractContextManager[None]:
+        """Around the open lane's forward pass: its gradients may leave for other ranks or not."""
+        last = self._open == self._data.lanes[-1]
+        return self._engine.machinery.gradients.forward_scope(last)
+
+    def on_device(self, batch: LaneBatch) -> LaneBatch:
+        """A lane's batch where the run computes."""
+        found = self._on_device.get(batch.lane)
+        if found is None:
+            data = self._engine.copies.to_device(batch.data)
+            found = self._on_device[batch.lane] = LaneBatch(batch.lane, data, batch.ids)
+        return found
 
     def backward(self, loss_sum: Tensor, count: Tensor | float) -> None:
         """Backpropagate this lane's summed loss; `count` is what it was summed over."""
@@ -156,10 +200,16 @@ class Step:
         with self._engine.precision.backward():
             self._engine.machinery.gradients.backward(loss, stats.count, lane, last)
 
-    def took_backward(self, stats: LaneStats) -> None:
-        """Take the gradients of a backward pass that was run elsewhere, as in a CUDA graph."""
+    def took_backward(self, stats: LaneStats, grads: Sequence[Tensor | None] | None) -> None:
+        """Take the gradients of a backward pass that was run elsewhere, as in a CUDA graph.
+
+        None if that has changed the weights by them already.
+        """
         lane, last = self._leave_lane(stats)
-        self._engine.machinery.gradients.take(lane, last)
+        if grads is not None:
+            for param, grad in zip(self._engine.params, grads, strict=True):
+                param.grad = grad
+            self._engine.machinery.gradients.take(lane, last)
 
     def _leave_lane(self, stats: LaneStats) -> tuple[int, bool]:
         """After the open lane's forward pass; whether it was this rank's last."""
@@ -184,6 +234,10 @@ class Step:
         updated = engine.update.apply(self.index, stats, optimizers)
         self.updated = True
         engine.ledger.add(self.index, self.epoch, stats, updated)
+
+    @property
+    def precision(self) -> Precision:
+        return self._engine.precision
 
     @property
     def stats(self) -> LocalStats:
@@ -221,8 +275,7 @@ class Step:
             self._engine.guard.saw(self.index, read)
             if self._engine.on_batch is not None:
                 self._engine.on_batch(self.index, read)
-            data = self._engine.copies.to_device(read.data)
-            self._batches.append(LaneBatch(read.lane, data, read.ids))
+            self._batches.append(read)
         return self._batches[position]
 
     def _drain(self) -> None:
@@ -254,7 +307,9 @@ class Step:
 
 def run_at_once(step: Step, batch: LaneBatch, loss: LossFunction) -> None:
     """Run a lane as it is."""
-    step.backward(*loss(batch))
+    step.draw_from_lane()
+    with step.sharing(), step.precision.forward():
+        step.backward(*loss(step.on_device(batch)))
 
 
 def _check_loss(loss_sum: Tensor, count: Tensor | float) -> None:

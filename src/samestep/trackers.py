@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,26 +34,28 @@ class JsonLines(Tracker):
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, row: dict[str, Any]) -> None:
-        with self._naming_itself():
+        try:
             self._file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise self._named(error) from error
 
     def flush(self) -> None:
-        with self._naming_itself():
+        try:
             self._file.flush()
+        except OSError as error:
+            raise self._named(error) from error
 
     def close(self) -> None:
-        with self._naming_itself():
-            self._file.close()
-
-    @contextmanager
-    def _naming_itself(self) -> Iterator[None]:
         try:
-            yield
+            self._file.close()
         except OSError as error:
-            raise RunFolderError(
-                f"{self._path} could not be written: {error.strerror or error}. Make room or mend "
-                "the disk, and start the run again to go on from its newest checkpoint"
-            ) from error
+            raise self._named(error) from error
+
+    def _named(self, error: OSError) -> RunFolderError:
+        return RunFolderError(
+            f"{self._path} could not be written: {error.strerror or error}. Make room or mend "
+            "the disk, and start the run again to go on from its newest checkpoint"
+        )
 
 
 class TensorBoard(Tracker):

@@ -22,7 +22,7 @@ from samestep.runtime.lanestats import LocalStats
 from samestep.scaling import CheckedScaling, LossScale
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Updated:
     """What an update measured; on the device until somebody reads it."""
 
@@ -105,15 +105,22 @@ class Update:
         scale = None if last.scale is None else float(last.scale)
         self._guard.skipped(last.step, last.stats, scale)
 
+    def refresh_rates(self) -> None:
+        """Before a replay of something that updates the weights itself."""
+        self._rates.refresh()
+
     def _change(self, optimizers: Sequence[Optimizer]) -> Tensor | None:
         self._rates.refresh()
 
         def change() -> Tensor | None:
             found = None if self._check is None else self._check.found
             norms = self._clipping.apply(found)
-            with self._rates.in_place():
+            self._rates.put()
+            try:
                 for optimizer in optimizers:
                     _step(optimizer, found if self._told_on_device else None)
+            finally:
+                self._rates.put_back()
             return norms
 
         return change() if self.replay is None else self.replay(change)

@@ -180,7 +180,8 @@ class OneLaneSum(GradientSum):
 
     def __init__(self, params: Sequence[tuple[str, Parameter]]) -> None:
         self._params = [param for _, param in params]
-        self._places: Grads | None = None
+        self.places: Grads | None = None
+        """Where a CUDA graph of the update looks for the gradients."""
         self._last_start: tuple[tuple[float, torch.dtype, torch.device], Tensor] | None = None
 
     def begin(self, ragged: bool) -> None:
@@ -192,16 +193,16 @@ class OneLaneSum(GradientSum):
 
     def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
         loss.backward(self.start(loss, count))
-        if self.keeps_places:
+        if self.places is not None:
             self.take(lane, last)
 
     def take(self, lane: int, last: bool) -> None:
         grads: Grads = [param.grad for param in self._params]
-        if self._places is None:
-            self._places = grads
-        elif any(grad is not place for grad, place in zip(grads, self._places, strict=True)):
-            grads = self._places = copied(grads, self._places)
-            for param, grad in zip(self._params, grads, strict=True):
+        if self.places is None:
+            self.places = grads  # a graph's own memory, which it fills at each replay
+        elif any(grad is not place for grad, place in zip(grads, self.places, strict=True)):
+            self.places = copied(grads, self.places)
+            for param, grad in zip(self._params, self.places, strict=True):
                 param.grad = grad
 
     def start(self, loss: Tensor, count: Tensor | float) -> Tensor:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Pair = tuple[Tensor | float, Tensor | float]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class LaneStats:
     """A lane's summed loss and what it was summed over; an empty lane has (0, 0)."""
 
@@ -80,6 +80,11 @@ class LocalStats:
     def notes(self) -> ReadNotes:
         """Begin to read each rank's note; the result waits for the device if it must."""
         return lambda: [self._note]
+
+    @property
+    def nobody_wants(self) -> bool:
+        """Whether it is known already that no rank wants anything."""
+        return self._note is NOTHING_TO_TELL
 
     @property
     def notes_wait(self) -> bool:
@@ -163,6 +168,10 @@ class RowStats(LocalStats):
             return _as_notes(here)
 
         return read
+
+    @property
+    def nobody_wants(self) -> bool:
+        return False
 
     @property
     def notes_wait(self) -> bool:
