@@ -146,7 +146,7 @@ def mlp_workload(quick: bool) -> Workload:
         return HostData(x, (x @ torch.randn(256, 10)).argmax(1))
 
     return Workload(
-        "MLP 4x256, batch 128, fp32", 128, 10 if quick else 60, 25 if quick else 400,
+        "MLP 4x256, batch 128, fp32", 128, 10 if quick else 200, 25 if quick else 400,
         "fp32", 1e-3, 1.15, lambda dropout: mlp(4, 256), vectors,
     )  # fmt: skip
 

@@ -40,7 +40,8 @@ class TreeSum(GradientSum):
     """Sums the lanes of all ranks in the tree's order, bucket by bucket.
 
     Buckets are sent in one fixed order on every rank, each as soon as backward of this
-    rank's last lane has filled it and the ones before it.
+    rank's last lane has filled it and the ones before it. The only lane of a rank is
+    backpropagated into the buckets themselves: no second copy of the gradients.
     """
 
     def __init__(
@@ -61,13 +62,15 @@ class TreeSum(GradientSum):
         """The bucket that takes the lanes' losses and counts along: no collective for them."""
         self._last_lane: int | None = None
         self._sent = 0
+        self._only_lane = len(assignment[collectives.rank]) == 1
         for bucket in self._buckets:
-            for param in bucket.params:
-                param.register_post_accumulate_grad_hook(self._hook(bucket))
+            for place, param in enumerate(bucket.params):
+                param.register_post_accumulate_grad_hook(self._hook(bucket, place))
 
-    def _hook(self, bucket: _Bucket) -> Callable[[Tensor], None]:
+    def _hook(self, bucket: _Bucket, place: int) -> Callable[[Tensor], None]:
         def ready(_: Tensor) -> None:
             if self._last_lane is not None:
+                bucket.reached[place] = True
                 bucket.waiting -= 1
                 if bucket.waiting == 0:
                     self._send_filled()
@@ -93,7 +96,7 @@ class TreeSum(GradientSum):
             self.take(lane, last)
             return
         for bucket in self._buckets:
-            bucket.expect(self._find_unused)
+            bucket.expect(self._find_unused, self._only_lane)
         self._last_lane = lane
         loss.backward(self.scaling.start)
 
@@ -157,6 +160,10 @@ class _Bucket(LaneBucket):
         super().__init__([name for name, _ in named], params, assignment[collectives.rank])
         self.waiting = -1
         """Parameters of this bucket that backward has not reached yet."""
+        self.reached = [False] * len(params)
+        """Which ones the last lane's backward has reached."""
+        self._in_row = False
+        """Whether backward adds to the exchanged buffer itself."""
         offsets = [0]
         for param in params:
             offsets.append(offsets[-1] + -(-param.numel() // _ALIGN) * _ALIGN)
@@ -182,10 +189,26 @@ class _Bucket(LaneBucket):
         self._steps: Iterator[Pending] = iter(())
         self._pending: Pending | None = None
 
-    def expect(self, find_unused: bool) -> None:
+    def expect(self, find_unused: bool, only_lane: bool) -> None:
         """Count down to the last gradient of the coming backward pass."""
         known = self.used is not None and not find_unused
         self.waiting = sum(self.used) if known and self.used is not None else len(self.params)
+        self.reached = [False] * len(self.params)
+        # Earlier micro-batches of the lane have left gradients of their own.
+        self._in_row = only_lane and all(param.grad is None for param in self.params)
+        if self._in_row:
+            self._exchange.rows[0].fill_(NOTHING)
+            for param, view in zip(self.params, self._views[0], strict=True):
+                param.grad = view
+
+    def collect(self, lane: int, may_vary: bool, in_places: bool = False) -> None:
+        if not self._in_row:
+            super().collect(lane, may_vary, in_places)
+            return
+        self.clear_grads()
+        if self.used is not None and not may_vary:
+            self.check_used(self.reached, f"in lane {lane}")
+        self.used = self.reached
 
     def take_along(self, stats: Sequence[LaneStats], note: RankNote) -> RidingStats:
         """Send these lanes' stats and this rank's note with the bucket, when it goes."""
@@ -197,10 +220,13 @@ class _Bucket(LaneBucket):
         self._riding.arrive(self._passengers)
 
     def send(self, with_usage: bool) -> None:
-        for row, views, grads in zip(self._exchange.rows, self._views, self.close(), strict=True):
-            self._write(row, views, grads)
+        if self._in_row:
+            self._in_row = False
             if with_usage:
-                row[self._usage] = torch.tensor([grad is not None for grad in grads]).to(row)
+                row = self._exchange.rows[0]
+                row[self._usage] = torch.tensor(self.reached).to(row)
+        else:
+            self._write_blocks(with_usage)
         if self._waiting_stats is not None:
             stats, note = self._waiting_stats
             self._passengers.zero_()
@@ -210,6 +236,12 @@ class _Bucket(LaneBucket):
             self._waiting_stats = None
         self._steps = self._exchange.start()
         self._pending = next(self._steps, None)
+
+    def _write_blocks(self, with_usage: bool) -> None:
+        for row, views, grads in zip(self._exchange.rows, self._views, self.close(), strict=True):
+            self._write(row, views, grads)
+            if with_usage:
+                row[self._usage] = torch.tensor([grad is not None for grad in grads]).to(row)
 
     def _write(self, row: Tensor, views: list[Tensor], grads: Grads) -> None:
         present = [(view, g) for view, g in zip(views, grads, strict=True) if g is not None]
