@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,15 @@ def test_activations_computed_again_change_no_bit(tmp_path: Path) -> None:
     kept = train(tmp_path, 1)
     again = train(tmp_path, 1, memory={"checkpoint": ["conv", "hidden"]})
     assert_same([kept, again])
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler here")
+def test_a_compiled_model_is_the_same_run_too(tmp_path: Path) -> None:
+    values: dict[str, Any] = {
+        "task": "Tokens", "epochs": 1, "evaluation": {"every_epochs": None},
+        "speed": {"compile": True},
+    }  # fmt: skip
+    assert_same([train(tmp_path, world, **values) for world in (1, 4)])
 
 
 def test_a_lane_that_does_not_fit_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
