@@ -11,6 +11,7 @@ from torch.nn import Parameter
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
 from samestep.config.optimization import ClipConfig
+from samestep.errors import CheckpointError
 
 
 class Clipping:
@@ -20,7 +21,8 @@ class Clipping:
         self, rules: ClipConfig, groups: Sequence[Sequence[Parameter]], device: torch.device
     ) -> None:
         self._rules = rules
-        everything = [param for group in groups for param in group]
+        # A parameter of two optimizers has one gradient.
+        everything = list({id(param): param for group in groups for param in group}.values())
         self._groups = [list(group) for group in groups] if rules.per_group else [everything]
         self._usual = torch.zeros(len(self._groups), device=device)
         """Each group's running norm; 0 before the first step."""
@@ -37,7 +39,8 @@ class Clipping:
         """
         if not self._rules.is_on:
             return None
-        each = [get_total_norm(_grads(group)) for group in self._groups]
+        # Without gradients torch gives a 0 on the host.
+        each = [get_total_norm(_grads(group)).to(self._usual.device) for group in self._groups]
         norms = torch.stack(each) if len(each) > 1 else each[0].view(1)
         if self._rules.value is not None:
             for group in self._groups:
@@ -51,7 +54,7 @@ class Clipping:
 
     def _clip_adaptively(self, norms: Tensor, found: Tensor | None) -> None:
         assert self._rules.adaptive is not None, "the only one left"
-        known = self._usual > 0
+        norms, known = norms.to(self._usual.dtype), self._usual > 0
         limits = torch.where(known, self._rules.adaptive * self._usual, torch.inf)
         # As a norm against a limit of 1: torch would read a limit in a tensor on the host.
         for group, excess in zip(self._groups, norms / limits, strict=True):
@@ -67,7 +70,13 @@ class Clipping:
         return {"usual norms": self._usual}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._usual.copy_(state["usual norms"])
+        norms = state["usual norms"]
+        if norms.shape != self._usual.shape:
+            raise CheckpointError(
+                f"clip.adaptive remembers {norms.numel()} norms, and {self._usual.numel()} are "
+                "clipped now: leave clip.per_group and the parameter groups as they were"
+            )
+        self._usual.copy_(norms)
 
 
 def _grads(params: Sequence[Parameter]) -> list[Tensor]:

@@ -100,7 +100,9 @@ def prepare(
         ),
         Clipping(config.clip, [group for group in trains if group], context.device),
         check,
-        None if split == 1 else LaneSplit(split, batch.lane_batch, context, modules),
+        None
+        if split == 1
+        else LaneSplit(split, batch.lane_batch, context, modules, [param for _, param in params]),
     )
 
 

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from samestep.clipping import Clipping
+from samestep.errors import StepError
 from samestep.nonfinite import FiniteGuard
 from samestep.rates import DeviceRates
 from samestep.runtime.lanestats import LocalStats
@@ -70,8 +71,9 @@ class Update:
     def apply(self, step: int, stats: LocalStats, chosen: Sequence[Optimizer]) -> Updated:
         """Change the weights by the gradients that lie in `.grad`, if they are finite."""
         self.settle()
+        self._refuse_strangers(chosen)
         optimizers = chosen or self._optimizers
-        rates = tuple(group["lr"] for opt in self._optimizers for group in opt.param_groups)
+        rates = tuple(float(group["lr"]) for opt in self._optimizers for group in opt.param_groups)
         check = self._check
         if check is None:
             norms = self._change(optimizers)
@@ -104,6 +106,14 @@ class Update:
             return
         scale = None if last.scale is None else float(last.scale)
         self._guard.skipped(last.step, last.stats, scale)
+
+    def _refuse_strangers(self, chosen: Sequence[Optimizer]) -> None:
+        for optimizer in chosen:
+            if not any(optimizer is known for known in self._optimizers):
+                raise StepError(
+                    f"step.update got a {type(optimizer).__name__} that run.prepare did not: its "
+                    "gradients are summed over no lanes. Give run.prepare every optimizer"
+                )
 
     def _change(self, optimizers: Sequence[Optimizer]) -> Tensor | None:
         self._rates.refresh()
