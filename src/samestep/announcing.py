@@ -37,6 +37,7 @@ def announce(
         "steps": total,
         "device": context.device.type,
         "precision": precision.kind,
+        "lane_split": config.memory.lane_split,
         "threads_per_rank": torch.get_num_threads(),
     }
     if point is not None:
@@ -47,6 +48,8 @@ def announce(
         path.write_text(json.dumps(plan, indent=2), encoding="utf-8")
     if config.precision == "auto":
         context.log.main(f"precision {precision.kind}: {precision.reason}")
+    for line in without_effect(config, precision):
+        context.log.main(line)
     of_samples = f"{plan['samples']} samples, " if plan["samples"] else ""
     context.log.main(
         f"Plan: {of_samples}global batch {batch.global_batch} = {batch.lanes} lanes "
@@ -59,3 +62,15 @@ def announce(
             f"{context.world} rank(s): another number of ranks is another run"
         )
     return plan
+
+
+def without_effect(config: Config, precision: Precision) -> list[str]:
+    """What the config sets that changes nothing in this run."""
+    found = []
+    if precision.kind == "tf32" and precision.device.type != "cuda":
+        found.append(f"precision: tf32 has no effect on {precision.device}: it computes in fp32")
+    if "loss_scale" in config.model_fields_set and config.precision not in ("fp16", "auto"):
+        found.append(f"loss_scale has no effect with precision: {config.precision}, only with fp16")
+    if "memory" in config.clip.model_fields_set and config.clip.adaptive is None:
+        found.append("clip.memory has no effect without clip.adaptive")
+    return found

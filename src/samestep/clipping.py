@@ -11,6 +11,7 @@ from torch.nn import Parameter
 from torch.nn.utils import clip_grad_value_, get_total_norm
 
 from samestep.config.optimization import ClipConfig
+from samestep.errors import CheckpointError
 
 
 class Clipping:
@@ -20,7 +21,8 @@ class Clipping:
         self, rules: ClipConfig, groups: Sequence[Sequence[Parameter]], device: torch.device
     ) -> None:
         self._rules = rules
-        everything = [param for group in groups for param in group]
+        # A parameter of two optimizers has one gradient.
+        everything = list({id(param): param for group in groups for param in group}.values())
         self._groups = [list(group) for group in groups] if rules.per_group else [everything]
         self._usual = torch.zeros(len(self._groups), device=device)
         """Each group's running norm; 0 before the first step."""
@@ -42,7 +44,8 @@ class Clipping:
             norm = _norm(groups[0])
             _limit(groups[0], norm, self._rules.norm)
             return norm
-        norms = torch.stack([_norm(grads) for grads in groups])
+        # Without gradients torch gives a 0 on the host.
+        norms = torch.stack([_norm(grads).to(self._usual.device) for grads in groups])
         if self._rules.value is not None:
             for group in self._groups:
                 clip_grad_value_(group, self._rules.value)
@@ -57,7 +60,7 @@ class Clipping:
         self, groups: Sequence[list[Tensor]], norms: Tensor, found: Tensor | None
     ) -> None:
         assert self._rules.adaptive is not None, "the only one left"
-        known = self._usual > 0
+        norms, known = norms.to(self._usual.dtype), self._usual > 0
         limits = torch.where(known, self._rules.adaptive * self._usual, torch.inf)
         for grads, excess in zip(groups, norms / limits, strict=True):
             _limit(grads, excess, 1.0)
@@ -72,7 +75,13 @@ class Clipping:
         return {"usual norms": self._usual}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._usual.copy_(state["usual norms"])
+        norms = state["usual norms"]
+        if norms.shape != self._usual.shape:
+            raise CheckpointError(
+                f"clip.adaptive remembers {norms.numel()} norms, and {self._usual.numel()} are "
+                "clipped now: leave clip.per_group and the parameter groups as they were"
+            )
+        self._usual.copy_(norms)
 
 
 # As torch.nn.utils.clip_grad_norm_ to the bit, where all gradients are of one kind: sorting them

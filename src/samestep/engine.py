@@ -53,7 +53,7 @@ class Prepared:
             found["loss scale"] = self.check
         if self.clipping.remembers:
             found["clipping"] = self.clipping
-        if self.split is not None:
+        if self.split is not None and self.split.was_searched:
             found["lane split"] = self.split
         return found
 
@@ -100,7 +100,9 @@ def prepare(
         ),
         Clipping(config.clip, [group for group in trains if group], context.device),
         check,
-        None if split == 1 else LaneSplit(split, batch.lane_batch, context, modules),
+        None
+        if split == 1
+        else LaneSplit(split, batch.lane_batch, context, modules, [param for _, param in params]),
     )
 
 

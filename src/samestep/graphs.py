@@ -10,7 +10,7 @@ fit a recorded graph runs eagerly, which gives the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,8 +26,11 @@ from samestep.recordings import LaneGraph, UpdateGraph, WholeStep
 from samestep.runtime.gradients import OneLaneSum
 from samestep.step import LossFunction, Step, StepEngine, run_at_once
 
+_UPDATES = 5
+"""Recordings of the update after which it is not recorded again: something changes all the time."""
 _WARM_UP = 3
 """Eager passes before a recording: libraries set themselves up in the first ones."""
+_RECORDABLE = (Tensor, bool, int, float, type(None))
 _SHAPES = 4
 """Shapes of batches that are recorded; each costs memory for its activations."""
 
@@ -73,13 +76,14 @@ class GraphedSteps:
         self._refused: set[Any] = set()
         self._update: UpdateGraph | None = None
         self._updates = 0
+        self._recorded_updates = 0
         self._whole: WholeStep | None = None
         self._whole_ran = False
         engine.machinery.gradients.keeps_places = True
 
     def run_lane(self, step: Step, batch: LaneBatch, loss: LossFunction) -> None:
         leaves = list(leaves_of(batch.data))
-        shape = _shape_of(leaves)
+        shape = self._key(batch, loss)
         if self._whole is not None and self._whole.shape == shape and self._whole.fits():
             self._engine.update.refresh_rates()
             step.draw_from_lane(on_device_only=True)
@@ -102,10 +106,20 @@ class GraphedSteps:
             return leaves
         return list(leaves_of(step.on_device(batch).data))
 
+    def _key(self, batch: LaneBatch, loss: LossFunction) -> Any:
+        """What one recording is good for: a shape, a loss, and the modules' modes."""
+        code = getattr(loss, "__code__", None) or getattr(loss, "__func__", loss)
+        return _shape_of(batch.data), code, *[module.training for module in self._modules]
+
     def _record(self, shape: Any, batch: LaneBatch, loss: LossFunction) -> LaneGraph | None:
         """The graph of batches of this shape, if it is time for one and it can be had."""
         self._seen[shape] = seen = self._seen.get(shape, 0) + 1
         if shape in self._refused or seen <= _WARM_UP:
+            return None
+        odd = [leaf for leaf in leaves_of(batch.data) if not isinstance(leaf, _RECORDABLE)]
+        if odd:
+            why = f"a batch holds a {type(odd[0]).__name__}, which a replay would not follow"
+            self._refuse(shape, why, GraphError(why))
             return None
         if len(self._lanes) == _SHAPES:
             self._refuse(shape, f"batches have more than {_SHAPES} shapes")
@@ -147,6 +161,14 @@ class GraphedSteps:
         if self._updates <= _WARM_UP:
             return change()
         if self._update is None or not self._update.fits():
+            if self._recorded_updates == _UPDATES:
+                return change()
+            self._recorded_updates += 1
+            if self._recorded_updates == _UPDATES:
+                self._engine.context.log.main(
+                    "speed.graph: updates run without a graph from here on: what an optimizer's "
+                    "groups hold besides the learning rate, such as momentum, changes again and again"
+                )
             self._update = UpdateGraph(change, self._engine.params, self._optimizers, self._pool)
         norms = self._update.replay()
         if self._whole is None and self._engine.is_one_lane_alone:
@@ -164,10 +186,15 @@ class GraphedSteps:
         self._update = None
 
 
-def _shape_of(leaves: Sequence[Any]) -> Any:
-    return tuple(
-        [(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    )
+def _shape_of(data: Any) -> Any:
+    """What a recording with this batch would hold as it is."""
+    if isinstance(data, Tensor):
+        return data.shape, data.dtype
+    if isinstance(data, Mapping):
+        return tuple([(key, _shape_of(value)) for key, value in data.items()])
+    if isinstance(data, (list, tuple)):
+        return tuple([_shape_of(value) for value in data])
+    return data if data is None or isinstance(data, (bool, int, float)) else type(data)
 
 
 @contextmanager

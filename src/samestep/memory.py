@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from samestep.data import LaneBatch
-from samestep.errors import OutOfMemory, TaskError
+from samestep.errors import CheckpointError, OutOfMemory, TaskError
 from samestep.runtime.context import RunContext
 from samestep.step import LossFunction, Step, run_at_once
 
@@ -28,16 +29,41 @@ def checkpoint_activations(model: nn.Module, patterns: Sequence[str]) -> list[st
         if not any(name and fnmatchcase(name, pattern) for name in modules):
             known = ", ".join(name for name in modules if name and "." not in name)
             raise TaskError(
-                f"memory.checkpoint: {pattern!r} matches no module; the model has {known}, and what "
-                "is inside of them"
+                f"memory.checkpoint: {pattern!r} matches no module; the model has "
+                + (f"{known}, and what is inside of them" if known else "none inside of it")
             )
     for name, module in modules.items():
         inside = any(name.startswith(f"{outer}.") for outer in chosen)
         if name and not inside and any(fnmatchcase(name, pattern) for pattern in patterns):
-            # The RNG is put back for the second pass, so that dropout drops the same.
-            module.forward = partial(checkpoint, module.forward, use_reentrant=False)
+            module.forward = _computed_again(module)
             chosen.append(name)
     return chosen
+
+
+def _computed_again(module: nn.Module) -> Callable[..., Any]:
+    # The RNG is put back for the second pass, so that dropout drops the same.
+    forward = partial(checkpoint, module.forward, use_reentrant=False)
+    if not any(True for _ in module.buffers()):
+        return forward
+    # Else BatchNorm's statistics would move twice.
+    return partial(forward, context_fn=partial(_both_passes, module))
+
+
+def _both_passes(module: nn.Module) -> tuple[Any, Any]:
+    return nullcontext(), _keep_buffers([module])
+
+
+@contextmanager
+def _keep_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Leave buffers as they were before."""
+    buffers = [buffer for module in modules for buffer in module.buffers()]
+    before = [buffer.clone() for buffer in buffers]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, old in zip(buffers, before, strict=True):
+                buffer.copy_(old)
 
 
 class LaneSplit:
@@ -52,10 +78,19 @@ class LaneSplit:
         lane_batch: int,
         context: RunContext,
         modules: Sequence[nn.Module],
+        params: Sequence[nn.Parameter],
     ) -> None:
+        if asked != "auto" and int(asked) > lane_batch:
+            raise TaskError(
+                f"memory.lane_split is {asked}, but a lane has {lane_batch} samples: it cannot be cut "
+                "into more micro-batches than that"
+            )
         self._lane_batch, self._context, self._modules = lane_batch, context, modules
+        self._params = params
+        """What the optimizers train."""
         self.pieces: int | None = None if asked == "auto" else int(asked)
         """Micro-batches per whole lane; None until it is found out."""
+        self.was_searched = asked == "auto"
 
     def run_lane(self, step: Step, batch: LaneBatch, loss: LossFunction) -> None:
         assert self.pieces is not None, "found out before the first lane"
@@ -95,6 +130,7 @@ class LaneSplit:
 
     def _told(self, pieces: int) -> str:
         size = self._size(pieces)
+        pieces = self._size(size)  # 6 samples in 4 pieces of 2 are 3 pieces
         if pieces == 1:
             return f"memory.lane_split: auto: a lane of {size} samples fits as it is"
         return (
@@ -108,24 +144,20 @@ class LaneSplit:
         return -(-self._lane_batch // pieces)
 
     def _fits(self, pieces: Sequence[LaneBatch], attempt: Callable[[LaneBatch], None]) -> bool:
-        buffers = [buffer for module in self._modules for buffer in module.buffers()]
-        params = [param for module in self._modules for param in module.parameters()]
-        before = [buffer.clone() for buffer in buffers]
         try:
-            # What optimizers keep of each parameter is there only after the first update.
-            reserve = [torch.empty_like(param) for param in params for _ in range(2)]
-            for piece in pieces:
-                attempt(piece)
-            del reserve
+            with _keep_buffers(self._modules):
+                # What optimizers keep of each parameter is there only after the first update.
+                reserve = [torch.empty_like(param) for param in self._params for _ in range(2)]
+                for piece in pieces:
+                    attempt(piece)
+                del reserve
             return True
         except torch.OutOfMemoryError:
             return False
         finally:
-            for param in params:
+            inside = (param for module in self._modules for param in module.parameters())
+            for param in (*self._params, *inside):
                 param.grad = None
-            with torch.no_grad():
-                for buffer, old in zip(buffers, before, strict=True):
-                    buffer.copy_(old)
             if self._context.device.type == "cuda":
                 torch.cuda.empty_cache()
 
@@ -133,7 +165,13 @@ class LaneSplit:
         return {"pieces": self.pieces}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.pieces = state["pieces"]
+        saved = state["pieces"]
+        if self.pieces is not None and self._size(self.pieces) != self._size(saved):
+            raise CheckpointError(
+                f"memory.lane_split was {saved}, is {self.pieces}: other micro-batches make another "
+                "run. Set it back"
+            )
+        self.pieces = saved
 
 
 def cut_batch(batch: LaneBatch, size: int) -> list[LaneBatch]:

@@ -31,7 +31,7 @@ class Precision:
         whether convolutions may take algorithms that give other bits each time."""
         if self.device.type == "cuda" and same_bits:
             torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-        if self.device.type == "cuda" and self.kind in ("fp32", "tf32"):
+        if self.device.type == "cuda":
             torch.set_float32_matmul_precision("high" if self.kind == "tf32" else "highest")
             torch.backends.cudnn.allow_tf32 = self.kind == "tf32"
 

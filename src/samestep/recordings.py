@@ -218,11 +218,20 @@ def _host_generators() -> tuple[Any, ...]:
 
 def _equal(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> bool:
     return all(
-        (a is None and b is None) or (a is not None and b is not None and torch.equal(a, b))
+        (a is None and b is None) or (a is not None and b is not None and _same(a, b))
         for a, b in zip(left, right, strict=True)
     )
 
 
+def _same(left: Tensor, right: Tensor) -> bool:
+    return torch.allclose(left, right, rtol=0.0, atol=0.0, equal_nan=True)
+
+
 def _close(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> bool:
     pairs = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
-    return all(torch.allclose(a, b, rtol=1e-3, atol=1e-3 * float(a.abs().max())) for a, b in pairs)
+    return all(
+        torch.allclose(
+            a, b, rtol=1e-3, atol=1e-3 * float(a.nan_to_num(posinf=0.0).abs().max()), equal_nan=True
+        )
+        for a, b in pairs
+    )

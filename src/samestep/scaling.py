@@ -23,6 +23,7 @@ class CheckedScaling(Scaling):
         self.found = torch.zeros((), device=device)
         """1 if something in this step is not finite."""
         self._one = torch.ones((), device=device)
+        self._one_in_double = self._one.double()
 
     @property
     def checks(self) -> bool:
@@ -36,9 +37,15 @@ class CheckedScaling(Scaling):
         by_type: dict[torch.dtype, list[Tensor]] = {}
         for grad in grads:
             if grad is not None:
-                by_type.setdefault(grad.dtype, []).append(grad)
-        for group in by_type.values():
-            torch._amp_foreach_non_finite_check_and_unscale_(group, self.found, inverse)
+                real = torch.view_as_real(grad) if grad.is_complex() else grad
+                by_type.setdefault(real.dtype, []).append(real)
+        for dtype, group in by_type.items():
+            # The check takes a float32 factor, which would round float64 gradients.
+            wide = dtype == torch.float64
+            checked_by = self._one if wide else inverse.float()
+            torch._amp_foreach_non_finite_check_and_unscale_(group, self.found, checked_by)
+            if wide:
+                torch._foreach_mul_(group, inverse)
 
     def see(self, losses: Sequence[Tensor | float]) -> None:
         """Look at the lanes' losses too: one can be infinite while the gradients are not."""
@@ -48,11 +55,13 @@ class CheckedScaling(Scaling):
         tensors = [loss for loss in losses if isinstance(loss, Tensor)]
         if tensors:
             total = torch.stack(tensors).sum(dtype=torch.float64)
-            self.found.add_(total.isfinite().logical_not())
+            # Never 2: fused optimizers skip at exactly 1.
+            self.found.clamp_(min=total.isfinite().logical_not().to(self.found))
 
     @property
     def _inverse(self) -> Tensor:
-        return self._one
+        """What takes `start` out again."""
+        return self._one_in_double
 
 
 class LossScale(CheckedScaling):
@@ -79,7 +88,7 @@ class LossScale(CheckedScaling):
 
     @property
     def _inverse(self) -> Tensor:
-        return self._start.double().reciprocal().to(self._start.dtype)
+        return self._start.double().reciprocal()
 
     def update(self, count: Tensor | float) -> None:
         """After a step: shrink at an overflow, grow after many steps without one."""
@@ -99,7 +108,7 @@ class LossScale(CheckedScaling):
     def _counting_down(self, overflow: Tensor) -> Tensor:
         """1 only for the overflow that is one too many; every overflow restarts the growth."""
         bad = overflow > 0
-        self._good.mul_(bad.logical_not())
+        self._good.masked_fill_(bad, -1)  # which torch counts up to 0 if it is not told
         left = torch.where(bad, self._left - 1, float(self._rules.hysteresis))
         shrinks = left <= 0
         self._left.copy_(torch.where(shrinks, float(self._rules.hysteresis), left))
@@ -127,5 +136,5 @@ def _power_of_two(count: float) -> float:
 
 
 def _power_of_two_tensor(count: Tensor) -> Tensor:
-    exponent = torch.frexp(count.to(torch.float32))[1] - 1
+    exponent = torch.frexp(count.to(torch.float64))[1] - 1
     return torch.ldexp(torch.ones_like(count, dtype=torch.float32), exponent)

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from samestep.clipping import Clipping
+from samestep.errors import StepError
 from samestep.nonfinite import FiniteGuard
 from samestep.rates import DeviceRates
 from samestep.runtime.lanestats import LocalStats
@@ -38,6 +39,7 @@ class Updated:
 class _Unsettled:
     step: int
     stats: LocalStats
+    optimizers: Sequence[Optimizer]
     found: Tensor
     """Whether the step was skipped, in host memory once `copied` has happened."""
     copied: torch.cuda.Event | None
@@ -70,12 +72,13 @@ class Update:
     def apply(self, step: int, stats: LocalStats, chosen: Sequence[Optimizer]) -> Updated:
         """Change the weights by the gradients that lie in `.grad`, if they are finite."""
         self.settle()
+        self._refuse_strangers(chosen)
         optimizers = chosen or self._optimizers
-        rates = tuple(group["lr"] for opt in self._optimizers for group in opt.param_groups)
+        rates = tuple(float(group["lr"]) for opt in self._optimizers for group in opt.param_groups)
         check = self._check
         if check is None:
             norms = self._change(optimizers)
-            self._follow()
+            self._follow(optimizers)
             return Updated(rates, norms)
         check.see(stats.losses())
         scale = check.scale.clone() if isinstance(check, LossScale) else None
@@ -86,7 +89,7 @@ class Update:
         self._guard.restore_buffers(skipped)
         if isinstance(check, LossScale):
             check.update(stats.count())
-        self._unsettled = self._begin_to_read(step, stats, skipped, scale)
+        self._unsettled = self._begin_to_read(step, stats, optimizers, skipped, scale)
         if not self._told_on_device:
             self.settle()
         return Updated(rates, norms, skipped, scale)
@@ -100,7 +103,7 @@ class Update:
             last.copied.synchronize()
         if not bool(last.found):
             self._guard.passed()
-            self._follow()
+            self._follow(last.optimizers)
             return
         scale = None if last.scale is None else float(last.scale)
         self._guard.skipped(last.step, last.stats, scale)
@@ -108,6 +111,14 @@ class Update:
     def refresh_rates(self) -> None:
         """Before a replay of something that updates the weights itself."""
         self._rates.refresh()
+
+    def _refuse_strangers(self, chosen: Sequence[Optimizer]) -> None:
+        for optimizer in chosen:
+            if not any(optimizer is known for known in self._optimizers):
+                raise StepError(
+                    f"step.update got a {type(optimizer).__name__} that run.prepare did not: its "
+                    "gradients are summed over no lanes. Give run.prepare every optimizer"
+                )
 
     def _change(self, optimizers: Sequence[Optimizer]) -> Tensor | None:
         self._rates.refresh()
@@ -123,23 +134,31 @@ class Update:
                 self._rates.put_back()
             return norms
 
-        return change() if self.replay is None else self.replay(change)
+        if self.replay is None or len(optimizers) < len(self._optimizers):
+            return change()
+        return self.replay(change)
 
-    def _follow(self) -> None:
+    def _follow(self, optimizers: Sequence[Optimizer]) -> None:
         for schedule in self._schedules:
-            schedule.step()
+            if any(schedule.optimizer is optimizer for optimizer in optimizers):
+                schedule.step()
         for follower in self._followers:
             follower()
 
     def _begin_to_read(
-        self, step: int, stats: LocalStats, skipped: Tensor, scale: Tensor | None
+        self,
+        step: int,
+        stats: LocalStats,
+        optimizers: Sequence[Optimizer],
+        skipped: Tensor,
+        scale: Tensor | None,
     ) -> _Unsettled:
         if not self._told_on_device:
-            return _Unsettled(step, stats, skipped, None, scale)
+            return _Unsettled(step, stats, optimizers, skipped, None, scale)
         found = torch.empty(skipped.shape, pin_memory=True).copy_(skipped, non_blocking=True)
         copied = torch.cuda.Event()
         copied.record()
-        return _Unsettled(step, stats, found, copied, scale)
+        return _Unsettled(step, stats, optimizers, found, copied, scale)
 
 
 def _can_be_told(optimizer: Optimizer) -> bool:

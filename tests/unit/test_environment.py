@@ -9,6 +9,8 @@ from samestep.errors import LaunchError
 from samestep.runtime.environment import (
     check_local_rank,
     detect_launch,
+    is_same_launch,
+    launch_names,
     process_environment,
 )
 from samestep.runtime.hardware import detect_hardware, detect_platform
@@ -108,6 +110,45 @@ def test_ranks_set_by_hand_are_understood():
     launch = detect_launch(environ)
     assert place(launch) == ("environment", 1, 2, 1, 2, 0, 1, "head")
     assert launch.master_port == 29500
+
+
+def test_an_mpich_that_names_its_local_ranks_as_pmi_does_is_understood():
+    environ = {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2"}
+    launch = detect_launch(environ)
+    assert place(launch) == ("mpich", 3, 4, 1, 2, 1, 2, None)
+    assert launch.reasons["local_rank"] == "PMI_LOCAL_RANK=1"
+    hydras = {**environ, "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
+    assert detect_launch(hydras).local_rank == 0
+
+
+MPIRUN_IN_JOB = {"SAMESTEP_LAUNCH_ID": "mpirun-n1-77", "SLURM_JOB_ID": "5"}
+
+
+@pytest.mark.parametrize(
+    ("now", "same"),
+    [
+        # Of a requeued job, mpirun has another process number and so another name.
+        ({"SAMESTEP_LAUNCH_ID": "mpirun-n1-90", "SLURM_JOB_ID": "5", "SLURM_RESTART_COUNT": "1"}, True),
+        ({"SAMESTEP_LAUNCH_ID": "mpirun-n1-90", "SLURM_JOB_ID": "6", "SLURM_RESTART_COUNT": "1"}, False),
+        # A second mpirun in the same job is a launch of its own.
+        ({"SAMESTEP_LAUNCH_ID": "mpirun-n1-90", "SLURM_JOB_ID": "5"}, False),
+        ({"SAMESTEP_LAUNCH_ID": "mpirun-n1-90", "SLURM_JOB_ID": "5", "SLURM_RESTART_COUNT": ""}, False),
+        ({"SAMESTEP_LAUNCH_ID": "mpirun-n1-77"}, True),
+        ({"SLURM_JOB_ID": "5"}, True),
+        ({}, False),
+    ],
+)  # fmt: skip
+def test_an_mpirun_goes_on_when_its_slurm_job_is_requeued(now, same):
+    assert is_same_launch(now, launch_names(MPIRUN_IN_JOB)) is same
+
+
+def test_tasks_of_an_array_are_launches_of_their_own():
+    array = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_RESTART_COUNT": "1"}
+    first = {**array, "SLURM_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "0"}
+    again = {**first, "SLURM_JOB_ID": "8"}
+    other = {**array, "SLURM_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "1"}
+    assert is_same_launch(again, launch_names(first))
+    assert not is_same_launch(other, launch_names(first))
 
 
 def test_torchrun_inside_srun_goes_by_rank_and_not_by_slurms_task():

@@ -284,6 +284,44 @@ def test_following_a_job_that_saved_and_stopped_says_so(
         followed(cluster, job, RUNNING, shown("FAILED", ExitCode="75:0"))
 
 
+def followed_until_forgotten(cluster: Cluster, state: str) -> None:
+    """Follow a job of which Slurm says this once, and then no more."""
+    job = submit(cluster.job())
+    cluster.says(state)
+    follow(
+        cluster.run, job, lambda words: cluster.forgets() if "UNKNOWN" not in words else None, None
+    )
+
+
+def test_a_job_that_is_forgotten_after_its_end_is_known_by_its_last_state(
+    cluster: Cluster, slept: list[float]
+) -> None:
+    followed_until_forgotten(cluster, shown("COMPLETED"))
+    assert len(cluster.asked("scontrol")) > 1, "it was asked for again"
+
+
+def test_a_job_that_is_forgotten_while_it_ran_has_not_succeeded(
+    cluster: Cluster, slept: list[float]
+) -> None:
+    with pytest.raises(RankFailed, match="job 12 ended as UNKNOWN"):
+        followed_until_forgotten(cluster, RUNNING)
+
+
+@pytest.mark.parametrize("line", ["{half a", "[1, 2]", '{"unknown": 1}', "null"])
+def test_a_damaged_list_of_jobs_is_an_error_that_says_what_to_do(
+    cluster: Cluster, line: str
+) -> None:
+    submit(cluster.job())
+    with (cluster.run / "slurm" / "jobs.jsonl").open("a") as file:
+        file.write(line + "\n")
+    for ask in (jobs_of, newest_job):
+        with pytest.raises(LaunchError, match=r"jobs\.jsonl cannot be read: .*remove the file"):
+            ask(cluster.run)
+    with pytest.raises(LaunchError, match=r"jobs\.jsonl cannot be read"):
+        submit(cluster.job())
+    assert len(cluster.asked("sbatch")) == 1
+
+
 def test_following_ends_when_a_job_without_a_requeue_is_preempted(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

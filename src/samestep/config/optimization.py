@@ -27,7 +27,7 @@ class LossScaleConfig(Section):
     interval: Positive = Field(2000, description="steps without overflow before it grows")
     min: Above0 = Field(1.0, description="an overflow at this scale ends the run")
     max: Above0 = Field(2.0**24, description="it grows no further")
-    hysteresis: Positive = Field(1, description="overflows that are skipped before it shrinks")
+    hysteresis: Positive = Field(1, description="overflows in a row before it shrinks")
 
 
 class ClipConfig(Section):

@@ -81,7 +81,7 @@ SHAPING_KEYS = (
     "schedule", "ema", "swa",
 )  # fmt: skip
 """Keys that shape a run's result and are compared when it goes on."""
-PLANNED_KEYS = ("global_batch", "lanes", "samples")
+PLANNED_KEYS = ("global_batch", "lanes", "samples", "lane_split")
 """The same, compared by the numbers that the run was planned with."""
 ALLOWED_KEYS = (*SHAPING_KEYS, *PLANNED_KEYS, "early_stopping")
 
@@ -306,6 +306,14 @@ def _batch_mistakes(config: Config) -> list[Mistake]:
 def _same_mistakes(config: Config) -> list[Mistake]:
     found = []
     section, level = config.distributed, config.same
+    if level == "samples" and config.memory.lane_split != 1:
+        found.append(
+            Mistake(
+                "memory.lane_split",
+                "same: samples runs a rank's lanes as one batch: set same: rounding, which runs "
+                "them one after the other, or 1",
+            )
+        )
     if section.sync_batchnorm and level != "samples":
         found.append(
             Mistake(

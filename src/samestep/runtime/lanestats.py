@@ -66,7 +66,8 @@ class LocalStats:
         """What the step's losses were summed over in all; never synchronises with a GPU."""
         total: Tensor | float = 0.0
         for lane in self._lanes:
-            total = total + lane.count
+            count = lane.count
+            total = total + (count.double() if isinstance(count, Tensor) else count)
         return total
 
     def losses(self) -> list[Tensor | float]:

@@ -270,7 +270,8 @@ class _Bucket(LaneBucket):
     def deliver(self, scaling: Scaling, inverse_count: Tensor | float) -> None:
         """Leave the scaled sum in `.grad`, and None where no lane of any rank had a gradient."""
         assert self.used is not None, "agreed on in the first step"
-        scaling.apply([self._exchange.total], inverse_count)
+        # Without the passengers behind the gradients, which stay as they are until they are sent.
+        scaling.apply([self._exchange.total[: self._usage.start]], inverse_count)
         for param, view, used in zip(self.params, self._views[0], self.used, strict=True):
             param.grad = view if used else None
 

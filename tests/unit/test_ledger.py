@@ -1,0 +1,111 @@
+"""What steps measured becomes lines of metrics.jsonl, all of a period at once."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from samestep import ledger as ledger_room
+from samestep.errors import TaskError
+from samestep.ledger import Ledger, StepRecord
+from samestep.runtime.lanestats import NOTHING_TO_TELL, LaneStats, LocalStats
+from samestep.runtime.pulse import Pulse
+from samestep.update import Updated
+
+FEW = Updated((0.1,))
+
+
+def stats(*lanes: tuple[Tensor | float, Tensor | float]) -> LocalStats:
+    return LocalStats([LaneStats(*lane) for lane in lanes], NOTHING_TO_TELL)
+
+
+GOOD = stats((torch.tensor(6.0), 2.0), (2.0, torch.tensor(2)))
+
+
+class Written:
+    def __init__(self, every: int = 1) -> None:
+        self.periods: list[list[StepRecord]] = []
+        self.ledger = Ledger(every, self._write, Pulse())
+
+    def _write(self, records: Sequence[StepRecord]) -> None:
+        self.periods.append(list(records))
+
+    @property
+    def steps(self) -> list[list[int]]:
+        return [[record.step for record in period] for period in self.periods]
+
+    def row(self, updated: Updated, measured: LocalStats = GOOD) -> dict[str, Any]:
+        """The line of one step, as it comes back from the file."""
+        self.ledger.add(7, 2, measured, updated)
+        row: dict[str, Any] = json.loads(json.dumps(self.periods[-1][0].values()))
+        assert row.pop("seconds") >= 0
+        return row
+
+
+def test_a_plain_step_says_only_what_there_is() -> None:
+    row = Written().row(FEW)
+    assert row == {"step": 7, "epoch": 2, "loss": 2.0, "count": 4.0, "lr": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("norms", "told"),
+    [
+        (torch.tensor(5.0), 5.0),
+        (torch.tensor([5.0, 0.5]), [5.0, 0.5]),
+        (torch.tensor([5.0]), [5.0]),
+    ],
+    ids=["of all", "of each group", "of the only group"],
+)
+def test_norms_are_one_or_one_for_each_group(norms: Tensor, told: Any) -> None:
+    assert Written().row(Updated((0.1, 0.2), norms)) == {
+        "step": 7, "epoch": 2, "loss": 2.0, "count": 4.0, "lr": [0.1, 0.2], "grad_norm": told,
+    }  # fmt: skip
+
+
+def test_a_loss_scale_is_that_of_the_step_and_skips_are_said() -> None:
+    row = Written().row(Updated((0.1,), None, torch.tensor(1.0), torch.tensor(1024.0)))
+    assert (row["loss_scale"], row["skipped"]) == (1024.0, True)
+    assert "grad_norm" not in row
+    row = Written().row(Updated((0.1,), None, torch.tensor(0.0), torch.tensor(2048.0)))
+    assert row["loss_scale"] == 2048.0
+    assert "skipped" not in row
+
+
+def test_lanes_whose_loss_is_not_finite_are_known() -> None:
+    written = Written()
+    written.row(FEW, stats((1.0, 1.0), (torch.tensor(math.nan), 1.0), (math.inf, 1.0), (2.0, 1.0)))
+    assert written.periods[0][0].bad_lanes == (1, 2)
+
+
+def test_a_step_that_counted_nothing_is_refused() -> None:
+    with pytest.raises(TaskError, match="step 7 counted nothing"):
+        Written().row(FEW, stats((0.0, 0.0), (0.0, torch.tensor(0))))
+
+
+def test_steps_are_written_a_period_at_a_time_and_the_rest_by_a_flush() -> None:
+    written = Written(every=2)
+    for step in range(5):
+        written.ledger.add(step, 0, GOOD, FEW)
+    assert written.steps == [[0, 1], [2, 3]]
+    written.ledger.flush()
+    written.ledger.flush()
+    assert written.steps == [[0, 1], [2, 3], [4]]
+
+
+def test_what_is_on_its_way_from_a_gpu_is_written_a_period_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begin = ledger_room.begin_reading
+    monkeypatch.setattr(ledger_room, "begin_reading", lambda values: (begin(values)[0], True))
+    written = Written(every=2)
+    for step in range(5):
+        written.ledger.add(step, 0, GOOD, FEW)
+    assert written.steps == [[0, 1]]
+    written.ledger.flush()
+    assert written.steps == [[0, 1], [2, 3], [4]]
