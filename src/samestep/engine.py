@@ -78,8 +78,7 @@ def prepare(
         checkpoint_activations(modules[0], config.memory.checkpoint)
     restore(modules, optimizers, schedules)
     if config.speed.compile:
-        # Each shape by itself: kernels must follow from a lane's shape, not from what came before.
-        modules[0].compile(dynamic=False)
+        _compile(modules[0])
     machinery = context.machinery(config, modules, params, units)
     check = _check(config, context.device, precision, batch.global_batch)
     machinery.gradients.scaling = Scaling() if check is None else check
@@ -104,6 +103,20 @@ def prepare(
         if split == 1
         else LaneSplit(split, batch.lane_batch, context, modules, [param for _, param in params]),
     )
+
+
+_COMPILED_SHAPES = 64
+
+
+def _compile(model: nn.Module) -> None:
+    """Compile each shape by itself: kernels follow from a lane's shape, not from what came before.
+
+    Past the limit torch would go on eagerly, on ranks that have seen many shapes and not on others.
+    """
+    import torch._dynamo.config as dynamo
+
+    dynamo.recompile_limit, dynamo.fail_on_recompile_limit_hit = _COMPILED_SHAPES, True
+    model.compile(dynamic=False)
 
 
 def _check(

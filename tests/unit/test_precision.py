@@ -78,9 +78,11 @@ def test_matrix_products_on_a_gpu_round_to_tf32_only_if_asked(
     said: list[str] = []
     monkeypatch.setattr(torch, "set_float32_matmul_precision", said.append)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", not rounds)
-    choose_precision(kind, CPU).switch_on()
+    choose_precision(kind, CPU).switch_on(same_bits=True)
     assert said == []
-    choose_precision(kind, GPU).switch_on()
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+    choose_precision(kind, GPU).switch_on(same_bits=True)
+    assert torch.backends.cudnn.deterministic
     assert said == ["high" if rounds else "highest"]
     assert torch.backends.cudnn.allow_tf32 is rounds
 

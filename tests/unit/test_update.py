@@ -192,9 +192,8 @@ def test_what_follows_a_step_can_wait_until_it_is_settled(
     bench = Bench(CheckedScaling(CPU), fused=True)
     monkeypatch.setattr(bench.update, "_told_on_device", True)
     monkeypatch.setattr(
-        bench.update, "_begin_to_read", lambda step, stats, skipped, scale: _Unsettled(
-            step, stats, skipped, None, scale
-        ),
+        bench.update, "_begin_to_read", lambda step, stats, optimizers, skipped, scale:
+        _Unsettled(step, stats, optimizers, skipped, None, scale),
     )  # fmt: skip
     bench.step(0)
     assert (bench.followed, bench.rate) == (0, 1.0)
