@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from samestep.amp import AMPConfig, AMPTrainer, DistributedAMPTrainer
 from torch import Tensor, nn
+
+from samestep.amp import AMPConfig, AMPTrainer, DistributedAMPTrainer
 
 LANES = 4
 EVEN = (4, 4, 4, 4)

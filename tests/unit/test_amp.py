@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo  # the first optimizer does it, and it sets a variable of the environment
-from samestep.amp import AMPConfig, AMPTrainer, DistributedAMPTrainer
 from torch import Tensor, nn
 
+from samestep.amp import AMPConfig, AMPTrainer, DistributedAMPTrainer
 from samestep.errors import CheckpointError, SamestepError, UserMistake
 from tests.amp_training import (
     LANES,
@@ -245,7 +245,7 @@ def test_other_precisions_have_no_scale() -> None:
 def test_gradients_are_clipped_after_they_are_unscaled(precision: str) -> None:
     model = nn.Linear(6, 2)
     x, y = a_batch()
-    config = config_of(precision, gradient_clip_max_norm=0.01)
+    config = config_of(precision, initial_scale=256.0, gradient_clip_max_norm=0.01)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     before = [param.detach().clone() for param in model.parameters()]
     mean_loss(model(x), y).backward()
