@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.random.mtrand import get_bit_generator, set_bit_generator
 from torch import Tensor
 
 from samestep.amp.config import AMPConfig
@@ -45,12 +47,15 @@ class FedSteps:
         units = [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
         config = rules.for_run(lanes=ends[-1])
         self.context, self._precision = context, precision
+        self.name = context.broadcast(uuid.uuid4().hex)
+        """The same on all ranks, and of no other trainer of the process group."""
         self.done = self.skipped = 0
         """Steps so far, and those of them that changed nothing."""
         self.norm: float | None = None
         """The gradient's, before it was last clipped."""
         self.has_more = self.somebody_has_more = False
         """Whether this rank has batches after the open step; whether any rank had, at the last."""
+        self._draws = _OwnDraws(context.device)
         self._plan = BatchPlan(ends[-1], ends[-1])
         self._prepared = prepare(
             config, context, precision, objects, units, self._plan,
@@ -90,7 +95,7 @@ class FedSteps:
         generators are left as they were.
         """
         samples = samples_in(batch)
-        with _callers_draws_kept(self.context.device):
+        with self._draws.entered():
             step = self._step or self._begin(samples)
             lane = self._engine.lanes[self.taken]
             self._waiting = LaneBatch(lane, batch if samples else None, ("",) * samples)
@@ -134,15 +139,13 @@ class FedSteps:
 
     def _finish(self, step: Step) -> None:
         step.update()
+        # All ranks at once: what is asked for later may be asked by one of them alone.
+        self._engine.update.settle()
+        self._ledger.flush()
         self.context.pulse.end_step()
         self.somebody_has_more = any(note.flag for note in step.stats.notes()())
         self._step, self.taken = None, 0
         self.done += 1
-
-    def flush(self) -> None:
-        """Read what is still on the device, and let schedules follow the last update."""
-        self._engine.update.settle()
-        self._ledger.flush()
 
     def _read(self, records: Sequence[StepRecord]) -> None:
         for record in records:
@@ -188,13 +191,21 @@ def _as_sum(mean: Any, samples: int) -> Tensor:
     return (mean if mean.dtype == torch.float64 else mean.float()) * samples
 
 
-@contextmanager
-def _callers_draws_kept(device: torch.device) -> Iterator[None]:
-    """Leave the generators as they were: what a caller draws must not follow from the steps."""
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+class _OwnDraws:
+    """While entered, generators are the trainer's; what a caller draws goes on where it was."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._devices = [device] if device.type == "cuda" else []
+        self._numpy = np.random.MT19937()
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        # Reading and setting numpy's state would take a hundred times as long as this exchange.
+        python, numpy = random.getstate(), get_bit_generator()
+        set_bit_generator(self._numpy)
         try:
-            yield
+            with torch.random.fork_rng(self._devices):
+                yield
         finally:
+            set_bit_generator(numpy)
             random.setstate(python)
-            np.random.set_state(numpy)

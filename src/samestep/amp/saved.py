@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,26 +22,15 @@ MODEL, OPTIMIZER, SCHEDULER = "model_state_dict", "optimizer_state_dict", "sched
 TRAINER, METADATA = "trainer", "metadata"
 
 
-def write_on(rank: int, path: Path, state: Mapping[str, Any], context: RunContext) -> None:
-    """Let one rank write; every rank goes on when it is written, or fails as that one does."""
-    wrong: str | None = None
-    if context.rank == rank:
-        try:
-            _write(path, Snapshot().take(state))
-        except (CheckpointError, OSError) as error:
-            wrong = f"{path} could not be written: {error}"
-    wrong = context.broadcast(wrong, source=rank)
-    if wrong is not None:
-        raise CheckpointError(wrong)
-
-
-def _write(path: Path, state: Mapping[str, Any]) -> None:
-    files, partial = Files(), path.with_name(path.name + ".partial")
-    path.parent.mkdir(parents=True, exist_ok=True)
+def write(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a copy of the state under another name, and give it its name when it is on the disk."""
+    # Ranks that are all told to write get names of their own, and write the same.
+    files, partial = Files(), path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with DigestedFile(files, partial) as file:
             try:
-                torch.save(dict(state), file)  # type: ignore[arg-type]
+                torch.save(Snapshot().take(state), file)  # type: ignore[arg-type]
             except RuntimeError:
                 if file.error is not None:  # torch's zip writer loses what really happened
                     raise file.error from None
@@ -48,6 +38,8 @@ def _write(path: Path, state: Mapping[str, Any]) -> None:
         files.sync(partial)
         files.replace(partial, path)
         files.sync(path.parent)
+    except (CheckpointError, OSError) as error:
+        raise CheckpointError(f"{path} could not be written: {error}") from error
     finally:
         files.remove(partial)
 

@@ -64,6 +64,7 @@ class AMPTrainer:
         self._known_precision: Precision | None = None
         self._fed: FedSteps | None = None
         self._why_over: str | None = None
+        self._saves = 0
 
     # -- training --------------------------------------------------------------------------
 
@@ -147,7 +148,6 @@ class AMPTrainer:
 
     def get_gradient_summary(self) -> dict[str, Any]:
         """Steps so far, how many were skipped, the scale, and with clipping the last norm."""
-        self._flush()
         steps = self._fed
         return {
             "steps": 0 if steps is None else steps.done,
@@ -183,8 +183,14 @@ class AMPTrainer:
             if self.scheduler is not None:
                 state[saved.SCHEDULER] = self.scheduler.state_dict()
         state |= {saved.TRAINER: steps.state_dict(), saved.METADATA: dict(metadata or {})}
+        self._saves += 1
+        news = f"save {self._saves} of {steps.name}"
         with steps.context.pulse.during(SAVE):
-            saved.write_on(writer, Path(path), state, steps.context)
+            if steps.context.rank == writer:
+                saved.write(Path(path), state)
+                steps.context.tell(news)
+            else:
+                steps.context.wait_for(news, writer)
 
     def load_checkpoint(self, path: str | Path) -> dict[str, Any]:
         """Go on from a checkpoint, on every rank; gives its metadata."""
@@ -202,7 +208,6 @@ class AMPTrainer:
                 f"{call} came after {steps.taken} of {self.accumulation_steps} batches of a step: "
                 "call it when training_step has changed the weights"
             )
-        self._flush()
         return steps
 
     # -- opening and closing ---------------------------------------------------------------
@@ -248,10 +253,6 @@ class AMPTrainer:
             )
         return self._fed
 
-    def _flush(self) -> None:
-        if self._fed is not None and self._why_over is None:
-            self._fed.flush()
-
     @contextmanager
     def _failing_for_all(self, steps: FedSteps) -> Iterator[None]:
         """A step that fails here fails on every rank, and cannot be gone on with."""
@@ -277,14 +278,10 @@ class AMPTrainer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            if error is None:
-                self._flush()
-        finally:
-            context, self._context = self._context, None
-            self._why_over = self._why_over or "is closed"
-            if context is not None:
-                context.__exit__(kind, error, trace)
+        context, self._context = self._context, None
+        self._why_over = self._why_over or "is closed"
+        if context is not None:
+            context.__exit__(kind, error, trace)
 
 
 def _one_of(config: AMPConfig | None, amp_config: AMPConfig | None) -> AMPConfig:

@@ -110,17 +110,17 @@ class RunContext(ABC):
         self._turns += 1
         news = f"{self._turns} of {host if per == 'node' else 'the run'}"
         if self.rank != first:
-            self._wait_for(news, first)
+            self.wait_for(news, first)
         yield self.rank == first
         if self.rank == first:
-            self._tell(news)
+            self.tell(news)
 
     @abstractmethod
-    def _tell(self, news: str) -> None:
+    def tell(self, news: str) -> None:
         """Let ranks that wait for this news go on."""
 
     @abstractmethod
-    def _wait_for(self, news: str, rank: int) -> None:
+    def wait_for(self, news: str, rank: int) -> None:
         """Wait until a rank tells this news."""
 
     @abstractmethod
@@ -167,10 +167,10 @@ class SingleProcessContext(RunContext):
             SoloCollectives(Pulse()), torch.device(device), 0, threads or torch.get_num_threads()
         )
 
-    def _tell(self, news: str) -> None:
+    def tell(self, news: str) -> None:
         del news  # nobody waits for it
 
-    def _wait_for(self, news: str, rank: int) -> None:
+    def wait_for(self, news: str, rank: int) -> None:
         raise AssertionError(f"the only rank goes first, and waits for no {news} of rank {rank}")
 
     def machinery(
@@ -226,10 +226,10 @@ class DDPContext(RunContext):
     def before_end(self, finish: Callable[[], None]) -> None:
         self._heartbeat.before_end(finish)
 
-    def _tell(self, news: str) -> None:
+    def tell(self, news: str) -> None:
         self._heartbeat.tell(news)
 
-    def _wait_for(self, news: str, rank: int) -> None:
+    def wait_for(self, news: str, rank: int) -> None:
         self._heartbeat.wait_for(news, rank)
 
     def failed(self, error: BaseException) -> BaseException:
