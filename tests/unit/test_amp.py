@@ -338,6 +338,14 @@ def test_the_scale_grows_after_steps_without_overflow() -> None:
     assert scales == [1024.0, 2048.0, 2048.0, 4096.0]
 
 
+def test_the_first_scale_is_of_the_mean_loss_whatever_the_batch() -> None:
+    """A gradient of the mean near 1 fits fp16 at this scale; that of the sum does not."""
+    config = AMPConfig.force_fp16(initial_scale=4096.0)
+    with AMPTrainer(nn.Linear(6, 2), config, loss_fn=mean_loss) as trainer:
+        trainer.training_step((torch.ones(1024, 6), torch.ones(1024, 2)))
+        assert trainer.get_gradient_summary()["skipped_steps"] == 0
+
+
 def test_an_overflow_skips_the_step_and_shrinks_the_scale() -> None:
     with AMPTrainer(
         net(), AMPConfig.force_fp16(initial_scale=1024.0), loss_fn=mean_loss
