@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from samestep.amp import AMPConfig, AMPTrainer, DistributedAMPTrainer
 from torch import Tensor, nn
+
+from samestep.amp import AMPConfig, AMPTrainer, DistributedAMPTrainer
 
 LANES = 4
 EVEN = (4, 4, 4, 4)
@@ -69,16 +70,21 @@ def lanes_of(
 
 
 def config_of(precision: str, **values: Any) -> AMPConfig:
-    """fp32 is what `auto` gives on a CPU."""
-    made = {"fp32": AMPConfig.auto, "bf16": AMPConfig.force_bf16, "fp16": AMPConfig.force_fp16}
-    return made[precision](**values)
+    forced = {"bf16": AMPConfig.force_bf16, "fp16": AMPConfig.force_fp16}
+    made = forced.get(precision)
+    return AMPConfig(precision=precision, **values) if made is None else made(**values)
 
 
 def rank_and_world() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def make_trainer(precision: str, model: nn.Module | None = None, **values: Any) -> AMPTrainer:
+def make_trainer(
+    precision: str,
+    model: nn.Module | None = None,
+    log_dir: str | None = None,
+    **values: Any,
+) -> AMPTrainer:
     """This process's trainer: the plain one alone, the distributed one as one of several ranks.
 
     Every rank starts from weights of its own, of which rank 0's must win.
@@ -89,6 +95,7 @@ def make_trainer(precision: str, model: nn.Module | None = None, **values: Any) 
         "optimizer": torch.optim.AdamW(model.parameters(), lr=0.02),
         "accumulation_steps": LANES // world,
         "loss_fn": mean_loss,
+        "log_dir": log_dir,
     }
     config = config_of(precision, **values)
     if world == 1:
@@ -110,16 +117,16 @@ def run_lanes(trainer: AMPTrainer, steps: list[list[Batch | None]]) -> list[list
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
 
 
 def digest(trainer: AMPTrainer) -> str:
     """Of every bit of the weights, the buffers and the optimizer's state."""
     found = hashlib.sha256()
     for name, tensor in trainer.model.state_dict().items():
-        found.update(name.encode() + tensor.contiguous().numpy().tobytes())
+        found.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
     for number, entries in sorted(trainer.optimizer.state_dict()["state"].items()):
         for name, value in sorted(entries.items()):
-            number_of = torch.as_tensor(value).contiguous().numpy().tobytes()
+            number_of = torch.as_tensor(value).cpu().contiguous().numpy().tobytes()
             found.update(f"{number} {name}".encode() + number_of)
     return found.hexdigest()

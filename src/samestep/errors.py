@@ -9,6 +9,7 @@
     │   ├── StepError             the step's calls came in an order that means nothing
     │   ├── CheckpointError       a checkpoint that cannot be read or written
     │   ├── RunFolderError        a run directory that is in use, or cannot be written
+    │   ├── PrecisionError        a number format that the device cannot compute in
     │   ├── GraphError            a step that cannot be recorded as a CUDA graph
     │   ├── OutOfMemory           a lane that does not fit into the device's memory
     │   ├── ExportError           a model that cannot be written in a format
@@ -103,6 +104,10 @@ class CheckpointError(UserMistake):
 
 class RunFolderError(UserMistake):
     """A run directory that is in use by another run, or cannot be written."""
+
+
+class PrecisionError(UserMistake, RuntimeError):
+    """A number format that the device cannot compute in."""
 
 
 class GraphError(UserMistake):

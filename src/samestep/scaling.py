@@ -79,8 +79,14 @@ class LossScale(CheckedScaling):
         """Steps without overflow since the scale last changed."""
         self._left = torch.full((), float(rules.hysteresis), device=device)
         """Overflows that are still passed over before it shrinks."""
-        self._counted = torch.full((), _power_of_two(expected_count), device=device)
-        self._start = self.scale / self._counted
+        self._counted = torch.ones((), device=device)
+        self._start = self.scale.clone()
+        self.expect(expected_count)
+
+    def expect(self, count: int) -> None:
+        """Before the first step: what its losses will be summed over, about."""
+        self._counted.fill_(_power_of_two(count))
+        torch.div(self.scale, self._counted, out=self._start)
 
     @property
     def start(self) -> Tensor:

@@ -7,14 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from samestep.errors import CheckpointError
 from tests.amp_training import (
     EVEN,
     UNEVEN,
+    Batch,
     DistributedAMPTrainer,
+    config_of,
     digest,
     lanes_of,
     make_trainer,
+    mean_loss,
     net,
     rank_and_world,
     run_lanes,
@@ -84,6 +89,70 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all() -> None:
     first, second = run_ranks(_overflow_on_one_rank, 2)
     assert first == second
     assert first[0] == first[1] != first[2]
+
+
+def _train_uneven_ranks() -> tuple[str, int]:
+    """Rank 0 drives three lanes of every step and rank 1 one; rank 1's data is over first."""
+    rank, _ = rank_and_world()
+    steps = lanes_of(4, UNEVEN)
+    mine = [step[:3] if rank == 0 else step[3:] for step in steps]
+    if rank == 1:
+        mine = mine[:2]
+    model = net(seed=rank)
+    with DistributedAMPTrainer(
+        model, config_of("fp32"), backend="gloo",  # the launcher knows rank and world
+        optimizer=torch.optim.AdamW(model.parameters(), lr=0.02),
+        accumulation_steps=3 if rank == 0 else 1, loss_fn=mean_loss,
+    ) as trainer:  # fmt: skip
+        asked = 0
+        for batch in trainer.batches(batch for step in mine for batch in step):
+            trainer.training_step(batch)
+            asked += 1
+        return digest(trainer), asked
+
+
+def _train_alone(steps: list[list[Batch | None]]) -> str:
+    with make_trainer("fp32") as trainer:
+        run_lanes(trainer, steps)
+        return digest(trainer)
+
+
+def test_ranks_of_uneven_speed_and_data_are_the_same_training() -> None:
+    first, second = run_ranks(_train_uneven_ranks, 2)
+    assert (first[1], second[1]) == (12, 4), "whole steps, as many as the longest data has"
+    short = [
+        [*lanes[:3], lanes[3] if n < 2 else None] for n, lanes in enumerate(lanes_of(4, UNEVEN))
+    ]
+    assert {first[0], second[0]} == set(run_ranks(_train_alone, 1, short))
+
+
+def _save_on_one_rank_alone(folder: str) -> str:
+    """As loops do that were written for one process; and each rank naming itself."""
+    rank, _ = rank_and_world()
+    with make_trainer("fp16", log_dir=f"{folder}/logs") as trainer:
+        assert isinstance(trainer, DistributedAMPTrainer)
+        run_lanes(trainer, lanes_of(1))
+        if rank == 0:
+            trainer.save_checkpoint(f"{folder}/alone.pt")
+            assert trainer.get_gradient_summary()["steps"] == 1
+        run_lanes(trainer, lanes_of(1, first=1))
+        trainer.save_checkpoint(f"{folder}/each.pt", rank=rank)
+        run_lanes(trainer, lanes_of(1, first=2))
+        end = digest(trainer)
+        trainer.load_checkpoint(f"{folder}/each.pt")
+        run_lanes(trainer, lanes_of(1, first=2))
+        assert digest(trainer) == end
+        (Path(folder) / f"own-{rank}.pt").write_bytes(b"")
+        with pytest.raises(CheckpointError, match=r"own-.\.pt on rank 0 cannot be read"):
+            trainer.load_checkpoint(f"{folder}/own-{rank}.pt")
+        return end
+
+
+def test_no_rank_waits_for_one_that_does_not_save(tmp_path: Path) -> None:
+    first, second = run_ranks(_save_on_one_rank_alone, 2, str(tmp_path))
+    assert first == second
+    assert {"alone.pt", "each.pt"} <= {path.name for path in tmp_path.iterdir()}
+    assert sorted(p.name for p in (tmp_path / "logs").iterdir()) == ["rank-0.log", "rank-1.log"]
 
 
 def _save_each_to_its_own(folder: str) -> list[str]:
@@ -181,8 +250,6 @@ def test_a_wrapped_model_has_the_weights_of_rank_0() -> None:
 
 
 def _fail_on_one_rank() -> str:
-    import torch
-
     rank, _ = rank_and_world()
     try:
         with make_trainer("fp16") as trainer:

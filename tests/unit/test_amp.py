@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch._dynamo  # the first optimizer does it, and it sets a variable of the environment
-from samestep.amp import AMPConfig, AMPTrainer, DistributedAMPTrainer
 from torch import Tensor, nn
 
-from samestep.errors import CheckpointError, SamestepError, UserMistake
+from samestep.amp import (
+    AMPConfig,
+    AMPTrainer,
+    DistributedAMPTrainer,
+    detect_bf16_support,
+    get_optimal_dtype,
+)
+from samestep.errors import CheckpointError, SamestepError, StepError, TaskError, UserMistake
 from tests.amp_training import (
     LANES,
     OVERFLOWING,
@@ -40,6 +48,11 @@ def overflowing() -> Batch:
     x, y = a_batch()
     y[0, 0] = OVERFLOWING
     return x, y
+
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="these look at tensors on a CPU; tests/gpu has others"
+)
 
 
 def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
@@ -98,6 +111,20 @@ def test_bf16_that_the_gpu_has_not_is_a_runtime_error_that_says_so(
 def test_bf16_is_taken_where_the_gpu_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_gpu(monkeypatch, (8, 0))
     assert AMPConfig.force_bf16() != AMPConfig.force_fp16()
+    assert detect_bf16_support()[0]
+    assert get_optimal_dtype() is torch.bfloat16
+
+
+def test_what_a_machine_computes_in_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    supported, reason = detect_bf16_support()
+    assert not supported
+    assert "CUDA" in reason
+    assert get_optimal_dtype() is torch.float32
+    fake_gpu(monkeypatch, (7, 5))
+    supported, reason = detect_bf16_support()
+    assert not supported
+    assert "Tesla T4" in reason
+    assert get_optimal_dtype() is torch.float16
 
 
 @pytest.mark.parametrize(
@@ -121,7 +148,7 @@ def test_a_config_refuses_what_means_nothing(wrong: dict[str, Any]) -> None:
 def test_a_step_gives_the_batchs_mean_loss_unscaled() -> None:
     model = nn.Linear(6, 2)
     x, y = a_batch()
-    expected = float(mean_loss(model(x), y))
+    expected = mean_loss(model(x), y).item()
     for precision, within in (("fp32", 1e-6), ("fp16", 1e-2)):
         with AMPTrainer(model, config_of(precision), learning_rate=0.0, loss_fn=mean_loss) as one:
             loss = one.training_step((x, y))
@@ -159,7 +186,7 @@ def test_without_a_loss_function_the_model_gives_the_loss() -> None:
 
     x, y = a_batch()
     model = Regression()
-    expected = float(model(x, y))
+    expected = model(x, y).item()
     for batch in ((x, y), {"x": x, "y": y}):
         with AMPTrainer(model, AMPConfig.auto(), learning_rate=0.0) as trainer:
             assert trainer.training_step(batch) == pytest.approx(expected)
@@ -182,6 +209,107 @@ def test_fp32_is_plain_torch() -> None:
             optimizer.step()
     for left, right in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(left, right)
+
+
+def test_a_loss_may_come_as_a_sum_and_a_count() -> None:
+    """As for tokens: the mean over all of them is not the mean of the batches' means."""
+    model = nn.Linear(6, 2)
+    batches = [
+        (x, y, torch.arange(len(x)) < tokens)
+        for (x, y), tokens in zip(filter(None, lanes_of(1, (4, 8))[0]), (3, 7), strict=True)
+    ]
+
+    def squares(x: Tensor, y: Tensor, real: Tensor) -> Tensor:
+        return (model(x) - y)[real].square()
+
+    def loss(out: Tensor, target: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        y, real = target
+        return (out - y)[real].square().sum(), 2 * real.sum()
+
+    (expected,) = torch.autograd.grad(torch.cat([squares(*b) for b in batches]).mean(), model.bias)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with AMPTrainer(
+        model, AMPConfig.auto(), loss_fn=loss, optimizer=optimizer, accumulation_steps=2
+    ) as trainer:
+        for x, y, real in batches:
+            said = trainer.training_step((x, (y, real)))
+            assert said == pytest.approx(squares(x, y, real).mean().item())
+    assert model.bias.grad is not None
+    torch.testing.assert_close(model.bias.grad, expected)
+
+
+def draws() -> tuple[float, ...]:
+    return random.random(), np.random.rand(), torch.rand(()).item()
+
+
+def test_what_the_caller_does_between_batches_is_its_own() -> None:
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    expected = [draws() for _ in range(3)]
+    with make_trainer("bf16") as trainer:
+        random.seed(1), np.random.seed(1), torch.manual_seed(1)
+        found = []
+        for batch in lanes_of(1)[0][:3]:
+            found.append(draws())
+            trainer.training_step(batch)
+            assert not torch.is_autocast_enabled("cpu")
+    assert found == expected
+
+
+def test_a_schedule_does_not_move_on_with_a_skipped_step() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    with AMPTrainer(
+        model, AMPConfig.force_fp16(initial_scale=1024.0), loss_fn=mean_loss,
+        optimizer=optimizer, scheduler=schedule,
+    ) as trainer:  # fmt: skip
+        rates = []
+        for batch in (a_batch(1), overflowing(), a_batch(2)):
+            trainer.training_step(batch)
+            rates.append(optimizer.param_groups[0]["lr"])
+    assert rates == [0.5, 0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("batch", "wrong"),
+    [
+        ("text", "no tensor"),
+        ({"x": torch.zeros(4, 6)}, "loss_fn"),
+        ((torch.zeros(4, 6), torch.zeros(4, 2), "each"), "no dimensions"),
+    ],
+)
+def test_a_batch_or_loss_of_another_form_is_refused(batch: Any, wrong: str) -> None:
+    def loss(out: Tensor, target: Any) -> Tensor:
+        return (out - 1.0).square() if target == "each" else out.mean()
+
+    class Two(nn.Linear):
+        def forward(self, x: Tensor, *_: Any) -> Tensor:
+            return super().forward(x)
+
+    with (
+        AMPTrainer(Two(6, 2), AMPConfig.auto(), loss_fn=loss) as trainer,
+        pytest.raises(TaskError, match=wrong),
+    ):
+        trainer.training_step(batch)
+
+
+def test_a_trainer_whose_step_failed_does_not_go_on() -> None:
+    with make_trainer("fp32") as trainer:
+        with pytest.raises(RuntimeError, match="mat1"):
+            trainer.training_step((torch.zeros(4, 7), torch.zeros(4, 2)))
+        with pytest.raises(StepError, match="failed in step 0"):
+            trainer.training_step(a_batch())
+
+
+def test_a_rank_by_itself_is_told_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with AMPTrainer(net(), AMPConfig.auto(), loss_fn=mean_loss, log_dir=tmp_path) as trainer:
+        trainer.training_step(a_batch())
+    assert "rank 1 of 2" in capfd.readouterr().err
+    assert "Precision fp32" in (tmp_path / "rank-0.log").read_text()
 
 
 def test_weights_change_once_per_accumulation() -> None:
@@ -208,6 +336,14 @@ def test_the_scale_grows_after_steps_without_overflow() -> None:
             trainer.training_step(a_batch(seed))
             scales.append(trainer.scale)
     assert scales == [1024.0, 2048.0, 2048.0, 4096.0]
+
+
+def test_the_first_scale_is_of_the_mean_loss_whatever_the_batch() -> None:
+    """A gradient of the mean near 1 fits fp16 at this scale; that of the sum does not."""
+    config = AMPConfig.force_fp16(initial_scale=4096.0)
+    with AMPTrainer(nn.Linear(6, 2), config, loss_fn=mean_loss) as trainer:
+        trainer.training_step((torch.ones(1024, 6), torch.ones(1024, 2)))
+        assert trainer.get_gradient_summary()["skipped_steps"] == 0
 
 
 def test_an_overflow_skips_the_step_and_shrinks_the_scale() -> None:
@@ -245,7 +381,7 @@ def test_other_precisions_have_no_scale() -> None:
 def test_gradients_are_clipped_after_they_are_unscaled(precision: str) -> None:
     model = nn.Linear(6, 2)
     x, y = a_batch()
-    config = config_of(precision, gradient_clip_max_norm=0.01)
+    config = config_of(precision, initial_scale=256.0, gradient_clip_max_norm=0.01)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     before = [param.detach().clone() for param in model.parameters()]
     mean_loss(model(x), y).backward()
@@ -270,7 +406,7 @@ def test_gradients_are_clipped_by_value() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with AMPTrainer(model, config, optimizer=optimizer, loss_fn=mean_loss) as trainer:
         trainer.training_step(a_batch())
-    assert float((model.weight - before).abs().max()) == pytest.approx(1e-3, rel=1e-3)
+    assert (model.weight - before).abs().max().item() == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_draws_follow_from_the_configs_seed_alone() -> None:
@@ -335,7 +471,7 @@ def test_no_checkpoint_is_written_in_the_middle_of_an_accumulation(tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("damage", ["gone", "cut", "another model"])
+@pytest.mark.parametrize("damage", ["gone", "cut", "another model", "another optimizer", "code"])
 def test_a_checkpoint_that_cannot_be_used_changes_nothing(damage: str, tmp_path: Path) -> None:
     path = tmp_path / "state.pt"
     with make_trainer("fp32") as trainer:
@@ -347,7 +483,13 @@ def test_a_checkpoint_that_cannot_be_used_changes_nothing(damage: str, tmp_path:
             path.write_bytes(path.read_bytes()[:-100])
         else:
             state = torch.load(path, weights_only=True)
-            state["model_state_dict"]["last.bias"] = torch.zeros(5)
+            if damage == "another model":
+                state["model_state_dict"]["last.bias"] = torch.zeros(5)
+            elif damage == "another optimizer":
+                state["model_state_dict"]["last.bias"] += 1
+                state["optimizer_state_dict"]["param_groups"] *= 2
+            else:
+                state["metadata"] = Path("/")  # what is no plain data is read by running code
             torch.save(state, path)
         with pytest.raises(CheckpointError, match=r"state\.pt"):
             trainer.load_checkpoint(path)
@@ -385,6 +527,22 @@ def test_nccl_without_a_gpu_says_what_to_do() -> None:
 def test_a_rank_outside_of_its_world_is_refused(rank: int, world: int) -> None:
     with pytest.raises(UserMistake, match=r"rank|world_size"):
         DistributedAMPTrainer(net(), AMPConfig.auto(), rank=rank, world_size=world, backend="gloo")
+
+
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UserMistake, match=r"device_ids is \[0, 1\]"):
+        DistributedAMPTrainer(net(), AMPConfig.auto(), device_ids=[0, 1])
+    trainer = DistributedAMPTrainer(net(), AMPConfig.auto(), device_ids=[0])
+    with pytest.raises(UserMistake, match="GPU 0 but torch sees 0"):
+        trainer.setup_distributed()
+
+
+def test_another_model_is_not_wrapped() -> None:
+    with (
+        DistributedAMPTrainer(net(), AMPConfig.auto()) as trainer,
+        pytest.raises(UserMistake, match="another model"),
+    ):
+        trainer.wrap_model(net())
 
 
 def test_closing_twice_is_closing_once() -> None:

@@ -81,6 +81,11 @@ class SoloCollectives(Collectives):
         pass
 
 
+def group_is_open() -> bool:
+    """Whether this process is a rank of a process group, whoever opened it."""
+    return dist.is_available() and dist.is_initialized()
+
+
 class TorchCollectives(Collectives):
     """Over the default process group."""
 

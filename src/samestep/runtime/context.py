@@ -8,7 +8,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -22,8 +22,13 @@ from samestep.config import Config, DistributedConfig
 from samestep.errors import InitError, LaunchError, PeerLost, Stopped
 from samestep.runtime import ddp
 from samestep.runtime.buffers import LaneBuffers, changing_buffers
-from samestep.runtime.collectives import Collectives, SoloCollectives, TorchCollectives
-from samestep.runtime.environment import LaunchFacts, detect_launch, process_environment
+from samestep.runtime.collectives import (
+    Collectives,
+    SoloCollectives,
+    TorchCollectives,
+    group_is_open,
+)
+from samestep.runtime.environment import Fact, LaunchFacts, detect_launch, process_environment
 from samestep.runtime.gradients import GradientSum, LaneSum, OneLaneSum
 from samestep.runtime.hardware import Hardware
 from samestep.runtime.heartbeat import Heartbeat
@@ -105,17 +110,17 @@ class RunContext(ABC):
         self._turns += 1
         news = f"{self._turns} of {host if per == 'node' else 'the run'}"
         if self.rank != first:
-            self._wait_for(news, first)
+            self.wait_for(news, first)
         yield self.rank == first
         if self.rank == first:
-            self._tell(news)
+            self.tell(news)
 
     @abstractmethod
-    def _tell(self, news: str) -> None:
+    def tell(self, news: str) -> None:
         """Let ranks that wait for this news go on."""
 
     @abstractmethod
-    def _wait_for(self, news: str, rank: int) -> None:
+    def wait_for(self, news: str, rank: int) -> None:
         """Wait until a rank tells this news."""
 
     @abstractmethod
@@ -162,10 +167,10 @@ class SingleProcessContext(RunContext):
             SoloCollectives(Pulse()), torch.device(device), 0, threads or torch.get_num_threads()
         )
 
-    def _tell(self, news: str) -> None:
+    def tell(self, news: str) -> None:
         del news  # nobody waits for it
 
-    def _wait_for(self, news: str, rank: int) -> None:
+    def wait_for(self, news: str, rank: int) -> None:
         raise AssertionError(f"the only rank goes first, and waits for no {news} of rank {rank}")
 
     def machinery(
@@ -221,10 +226,10 @@ class DDPContext(RunContext):
     def before_end(self, finish: Callable[[], None]) -> None:
         self._heartbeat.before_end(finish)
 
-    def _tell(self, news: str) -> None:
+    def tell(self, news: str) -> None:
         self._heartbeat.tell(news)
 
-    def _wait_for(self, news: str, rank: int) -> None:
+    def wait_for(self, news: str, rank: int) -> None:
         self._heartbeat.wait_for(news, rank)
 
     def failed(self, error: BaseException) -> BaseException:
@@ -307,14 +312,17 @@ def create_run_context(
     config: Config | DistributedConfig,
     hardware: Hardware,
     launch: LaunchFacts | None = None,
+    device: torch.device | None = None,
 ) -> RunContext:
-    """This process's context: a single process, or a rank in an open process group."""
+    """This process's context: a single process, or a rank; on `device` if the caller chose one."""
     section = config.distributed if isinstance(config, Config) else config
     if launch is None:
         launch = detect_launch(process_environment())
-    if dist.is_available() and dist.is_initialized():
-        return _join_open_group(section, hardware, launch)
+    if group_is_open():
+        return _join_open_group(section, hardware, launch, device)
     place = decide_placement(section, hardware, launch)
+    if device is not None:
+        place = replace(place, device=Fact(str(device), "chosen by the caller"))
     if place.world.value == 1:
         context: RunContext = SingleProcessContext(place.device.value, place.threads.value)
         context.log.main(
@@ -326,17 +334,20 @@ def create_run_context(
 
 
 def _join_open_group(
-    section: DistributedConfig, hardware: Hardware, launch: LaunchFacts
+    section: DistributedConfig, hardware: Hardware, launch: LaunchFacts, device: torch.device | None
 ) -> RunContext:
     if section.world_size not in ("auto", dist.get_world_size()):
         raise LaunchError(
             f"distributed.world_size is {section.world_size} but the open process group has "
             f"{dist.get_world_size()} ranks: set world_size: auto"
         )
+    if section.rank not in ("auto", dist.get_rank()):
+        at = f"this process is rank {dist.get_rank()} of the open process group"
+        raise LaunchError(f"distributed.rank is {section.rank} but {at}: set rank: auto")
     local_rank = launch.local_rank
-    device = torch.device("cpu")
-    if dist.get_backend() == "nccl":
-        device = torch.device("cuda", local_rank % hardware.device_count)
+    if device is None:
+        gpu = dist.get_backend() == "nccl"
+        device = torch.device(f"cuda:{local_rank % hardware.device_count}" if gpu else "cpu")
     threads = torch.get_num_threads()
     return DDPContext(device, local_rank, threads, section, owned=False)
 
