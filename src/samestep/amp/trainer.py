@@ -231,7 +231,7 @@ class AMPTrainer:
             if self._log_dir is not None:
                 context.log_to(self._log_dir, append=True)
             chosen = choose_precision(self.config.precision, context.device)
-            chosen.switch_on()
+            chosen.switch_on(same_bits=True)
             self._known_precision = chosen
             context.log.main(f"Precision {chosen.kind} on {context.device} ({chosen.reason})")
         return self._context
