@@ -138,6 +138,8 @@ class GraphedSteps:
             # with another one the others must be recorded anew.
             self._generator.graphsafe_set_state(spare)
             self._lanes.clear()
+            self._whole = self._update = None
+            self._pool = torch.cuda.graph_pool_handle()
             self._refuse(shape, why, error)
         self._generator.manual_seed(seed)  # the lane's stream, from its start
         return graph

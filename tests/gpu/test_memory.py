@@ -80,19 +80,19 @@ def _crowded(folder: str, memory: dict[str, Any]) -> str:
 
     torch.cuda.init()
     whole = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(1200 * 2**20 / whole)
+    torch.cuda.set_per_process_memory_fraction(1000 * 2**20 / whole)
     config = {
-        "global_batch": 64, "lanes": 1, "steps": 3, "run_dir": folder, "memory": memory,
+        "global_batch": 1024, "lanes": 1, "steps": 3, "run_dir": folder, "memory": memory,
         "checkpoint": {"enabled": False}, "distributed": {"device": "cuda"},
     }  # fmt: skip
     try:
         with samestep.start(config) as run:
             model = nn.Sequential(
-                nn.Linear(64, 1 << 20), nn.GELU(), nn.Linear(1 << 20, 1, bias=False)
+                nn.Linear(64, 1 << 18), nn.GELU(), nn.Linear(1 << 18, 1, bias=False)
             )
             optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, fused=True)
             model, optimizer = run.prepare(model, optimizer)
-            data = TensorDataset(torch.randn(64, 64), torch.randn(64, 1))
+            data = TensorDataset(torch.randn(1024, 64), torch.randn(1024, 1))
             for step in run.steps(data):
                 step.train(lambda b: ((model(b.x) - b.y).square().sum(), len(b)))
     except OutOfMemory as error:
@@ -102,6 +102,6 @@ def _crowded(folder: str, memory: dict[str, Any]) -> str:
 
 def test_a_lane_that_is_too_large_is_named_or_cut(tmp_path: Path) -> None:
     said = run_ranks(_crowded, 1, str(tmp_path / "whole"), {})[0]
-    assert "64 samples in a lane. Set memory.lane_split: auto" in said
+    assert "1024 samples in a lane. Set memory.lane_split: auto" in said
     said = run_ranks(_crowded, 1, str(tmp_path / "cut"), {"lane_split": "auto"})[0]
     assert "micro-batches of" in said
