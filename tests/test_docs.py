@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+
+from samestep.config import load_config
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")])
@@ -26,6 +29,36 @@ def test_the_config_reference_is_the_schemas() -> None:
     made = runpy.run_path(str(ROOT / "scripts" / "config_reference.py"))["reference"]()
     written = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
     assert made == written, "run: python scripts/config_reference.py"
+
+
+def _keys() -> set[str]:
+    rows = (ROOT / "docs" / "config.md").read_text(encoding="utf-8").splitlines()
+    return {found[1] for row in rows if (found := re.match(r"\| `([a-z_.]+)` \|", row))}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_keys_are_spelled_as_the_config_spells_them(page: Path) -> None:
+    keys = _keys()
+    sections = {key.rpartition(".")[0] for key in keys} - {""}
+    said = re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)\b[^`(]*`", page.read_text(encoding="utf-8"))
+    about = {name for name in said if name.rpartition(".")[0] in sections}
+    unknown = {name for name in about - keys - sections if not name.endswith(".py")}
+    assert not unknown
+
+
+def yaml_blocks(page: Path) -> list[str]:
+    return re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+
+WITH_CONFIGS = [page for page in PAGES if yaml_blocks(page)]
+
+
+@pytest.mark.parametrize("page", WITH_CONFIGS, ids=lambda page: page.name)
+def test_every_config_of_a_document_is_one(page: Path) -> None:
+    """A part of one: what a run needs besides is filled in."""
+    for block in yaml_blocks(page):
+        given = yaml.safe_load(block)
+        load_config({"task": "task.py:MyTask", "global_batch": 64, "epochs": 1, **given})
 
 
 def bash_blocks(page: Path) -> list[str]:
