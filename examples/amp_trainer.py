@@ -1,7 +1,7 @@
 """One class around a training in mixed precision. The same training on 1, 2 or 4 ranks, to the bit.
 
 python examples/amp_trainer.py                                  # one process
-torchrun --nproc-per-node 2 examples/amp_trainer.py             # two ranks, the same training
+torchrun --standalone --nproc-per-node 2 examples/amp_trainer.py             # two ranks, the same training
 """
 
 import hashlib

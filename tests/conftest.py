@@ -24,6 +24,11 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
 _LASTING = ("QueueFeederThread", "asyncio_", "pydevd", "tqdm_monitor")
 
 
+# pytest sets the first; parts of torch set the others when they are first imported.
+_SET_BY_OTHERS = (
+    "PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK",
+)  # fmt: skip
+
 _LONGEST_FIRST = ("test_docs.py", "cluster", "cli", "chaos", "distributed")
 
 
@@ -46,7 +51,7 @@ def nothing_leaks() -> Iterator[None]:
     changed = {
         name
         for name in environment.keys() | os.environ.keys()
-        if environment.get(name) != os.environ.get(name) and name != "PYTEST_CURRENT_TEST"
+        if environment.get(name) != os.environ.get(name) and name not in _SET_BY_OTHERS
     }
     left = [
         thread.name

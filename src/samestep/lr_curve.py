@@ -32,8 +32,8 @@ class RangeTest:
     def __post_init__(self) -> None:
         if not (0 < self.min < self.max and math.isfinite(self.max)):
             raise RangeTestError(
-                f"the rates go from --min {self.min:g} to --max {self.max:g}: give a --min above 0 "
-                "and a larger --max"
+                f"the rates go from --from {self.min:g} to --to {self.max:g}: give a --from above 0 "
+                "and a larger --to"
             )
         if self.steps < LEAST_STEPS:
             raise RangeTestError(
@@ -115,7 +115,7 @@ def what_is_wrong(curve: Curve) -> str | None:
     if measured < _LEAST_MEASURED:
         return (
             f"{curve.stopped} after {measured} steps already, at a rate of "
-            f"{test.rate(measured):.3g}: give a --min far below {test.min:g}, or look at the task"
+            f"{test.rate(measured):.3g}: give a --from far below {test.min:g}, or look at the task"
         )
     start, scatter = _at_first(curve)
     part = _falling_part(curve)
@@ -132,8 +132,8 @@ def what_is_wrong(curve: Curve) -> str | None:
 def _advice(curve: Curve) -> str:
     falls_at_once = min(curve.smoothed) < curve.smoothed[_falling_part(curve)[-1]]
     if curve.stopped or falls_at_once:
-        return "Give a smaller --min, or look at the task"
-    return "Give a larger --max or more --steps, or a larger global_batch if it only scatters"
+        return "Give a smaller --from, or look at the task"
+    return "Give a larger --to or more --steps, or a larger global_batch if it only scatters"
 
 
 def _at_first(curve: Curve) -> tuple[float, float]:

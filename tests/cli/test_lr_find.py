@@ -27,7 +27,7 @@ def test_under_torchrun_it_writes_what_it_suggests_into_the_config(tmp_path: Pat
     before = config.read_text()
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone",
-         "-m", "samestep", "lr-find", str(config), "--min", "1e-6", "--steps", "60", "--json",
+         "-m", "samestep", "lr-find", str(config), "--from", "1e-6", "--steps", "60", "--json",
          "--write", "--suggest", "steepest", "distributed.threads_per_rank=1"],
         cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
@@ -49,7 +49,7 @@ def test_alone_it_shows_a_table_and_keeps_every_remark_of_the_config(
     starter: Path, tmp_path: Path
 ) -> None:
     before, page = starter.read_text(), tmp_path / "pages" / "lr.html"
-    done = samestep("lr-find", starter, "--min", "1e-5", "--write", "--report", page, cwd=tmp_path)
+    done = samestep("lr-find", starter, "--from", "1e-5", "--write", "--report", page, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rate = load_config(starter).params["lr"]
     assert rate != 0.01
@@ -66,17 +66,17 @@ def test_losses_that_suggest_nothing_exit_8_and_write_nothing(
 ) -> None:
     before = starter.read_bytes()
     done = samestep(
-        "lr-find", starter, "--max", "1e-6", "--steps", "20", "--write", cwd=tmp_path
+        "lr-find", starter, "--to", "1e-6", "--steps", "20", "--write", cwd=tmp_path
     )  # fmt: skip
     assert done.returncode == 8, done.stderr
     assert "No suggestion: the loss never fell" in done.stdout
-    assert "Give a larger --max" in done.stdout
+    assert "Give a larger --to" in done.stdout
     assert starter.read_bytes() == before
     assert (tmp_path / "runs" / "mine" / "lr-find" / "lr-find.png").is_file()
 
 
 def test_a_mistake_is_told_without_a_traceback(starter: Path, tmp_path: Path) -> None:
-    done = samestep("lr-find", starter, "--min", "1", "--max", "0.1", cwd=tmp_path)
+    done = samestep("lr-find", starter, "--from", "1", "--to", "0.1", cwd=tmp_path)
     assert done.returncode == 2
-    assert "give a --min above 0 and a larger --max" in done.stderr
+    assert "give a --from above 0 and a larger --to" in done.stderr
     assert "Traceback" not in done.stderr

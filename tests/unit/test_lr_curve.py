@@ -150,17 +150,17 @@ def test_a_loss_that_falls_by_more_than_it_scatters_suggests_something() -> None
 def test_a_loss_that_never_falls_says_what_to_do() -> None:
     assert what_is_wrong(curve_of(lambda rate: 2.0)) == (
         "the loss never fell enough to tell: it was 2 at first, give or take 0, and 2 at its lowest, at rates "
-        "from 1e-07 to 10. Give a larger --max or more --steps, or a larger global_batch if it "
+        "from 1e-07 to 10. Give a larger --to or more --steps, or a larger global_batch if it "
         "only scatters"
     )
     rising = what_is_wrong(curve_of(lambda rate: 2.0 + rate, steps=50, max=1000.0))
     assert rising is not None
-    assert rising.endswith("Give a smaller --min, or look at the task")
+    assert rising.endswith("Give a smaller --from, or look at the task")
 
 
 def test_a_divergence_at_once_says_what_to_do() -> None:
     assert what_is_wrong(curve_of(iter_of([2.0, 2.0, math.nan]))) == (
-        "the loss is NaN or infinite after 2 steps already, at a rate of 1.45e-07: give a --min "
+        "the loss is NaN or infinite after 2 steps already, at a rate of 1.45e-07: give a --from "
         "far below 1e-07, or look at the task"
     )
 
@@ -169,20 +169,20 @@ def test_a_loss_that_is_lowest_at_first_asks_for_smaller_rates() -> None:
     losses = [2.0 - 0.2 * step for step in range(5)] + [0.5, 0.3] + [0.9] * 93
     wrong = what_is_wrong(curve_of(iter_of(losses), smooth=1.0, stop_factor=9.0))
     assert wrong is not None
-    assert "smaller --min" in wrong
+    assert "smaller --from" in wrong
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"min": 0.0}, "--min 0"),
-        ({"min": 1.0, "max": 1.0}, "a larger --max"),
-        ({"max": math.inf}, "--max inf"),
+        ({"min": 0.0}, "--from 0"),
+        ({"min": 1.0, "max": 1.0}, "a larger --to"),
+        ({"max": math.inf}, "--to inf"),
         ({"steps": 19}, "at least 20"),
         ({"smooth": 0.0}, "--smooth is 0"),
         ({"smooth": 1.1}, "--smooth is 1.1"),
         ({"stop_factor": 1.0}, "--stop-factor is 1"),
-        ({"min": math.nan}, "--min nan"),
+        ({"min": math.nan}, "--from nan"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: dict[str, float], words: str) -> None:

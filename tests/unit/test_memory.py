@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.data import LaneBatch
+from samestep.engine import _compile
 from samestep.errors import CheckpointError, OutOfMemory, TaskError
 from samestep.memory import LaneSplit, checkpoint_activations, cut_batch, out_of_memory
 from samestep.runtime.context import SingleProcessContext
@@ -245,3 +246,20 @@ def test_a_pattern_that_matches_nothing_is_refused_before_anything_is_changed() 
     assert [block.calls for block in model.blocks] == [1, 1, 1]
     with pytest.raises(TaskError, match="the model has none inside of it"):
         checkpoint_activations(nn.Linear(1, 1), ["x"])
+
+
+def test_a_model_of_torchs_own_class_is_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch passes over the forward of its own classes, such as nn.Sequential's, when it is outermost."""
+    import torch._dynamo
+    from torch._dynamo.testing import CompileCounter
+
+    counter = CompileCounter()
+    plain = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda what, dynamic: plain(what, backend=counter))
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    x = torch.randn(2, 3)
+    expected = model(x)
+    with torch._dynamo.config.patch(recompile_limit=8, fail_on_recompile_limit_hit=False):
+        _compile(model)
+        assert torch.equal(model(x), expected)
+    assert counter.frame_count == 1

@@ -47,8 +47,8 @@ def lr_find(
     context: typer.Context,
     config: ConfigFile,
     overrides: Overrides = None,
-    smallest: Annotated[float, typer.Option("--min", help="The first step's rate.")] = 1e-7,
-    largest: Annotated[float, typer.Option("--max", help="The last step's rate.")] = 10.0,
+    smallest: Annotated[float, typer.Option("--from", help="The first step's rate.")] = 1e-7,
+    largest: Annotated[float, typer.Option("--to", help="The last step's rate.")] = 10.0,
     steps: Annotated[int, typer.Option(help="Steps from the one to the other.")] = 100,
     smooth: Annotated[
         float, typer.Option(help="Share of the newest loss in the smoothed one.")
