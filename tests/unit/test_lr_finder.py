@@ -36,7 +36,7 @@ class TakesAnything(Task):
 
 
 def config(**values: Any) -> Config:
-    return load_config({"global_batch": 8, "epochs": 2, **values})
+    return load_config({"task": "task.py:Mine", "global_batch": 8, "epochs": 2, **values})
 
 
 def test_the_key_is_the_optimizers_or_the_tasks() -> None:

@@ -112,7 +112,7 @@ def warn_of_other_bits(
     changed = [
         f"{key} was {point.manifest.plan[key]}, is {plan[key]}"
         for key in ("device", "precision", "threads_per_rank")
-        if point.manifest.plan.get(key, plan[key]) != plan[key]
+        if key in plan and point.manifest.plan.get(key, plan[key]) != plan[key]
     ]
     version = str(torch.__version__)
     if point.manifest.versions.get("torch", version) != version:
