@@ -38,6 +38,7 @@ def announce(
         "device": context.device.type,
         "precision": precision.kind,
         "lane_split": config.memory.lane_split,
+        "compiled": config.speed.compile,
         "threads_per_rank": torch.get_num_threads(),
     }
     if point is not None:

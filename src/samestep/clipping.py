@@ -23,7 +23,7 @@ class Clipping:
         self._rules = rules
         # A parameter of two optimizers has one gradient.
         everything = list({id(param): param for group in groups for param in group}.values())
-        self._groups = [list(group) for group in groups] if rules.per_group else [everything]
+        self._groups = [_Group(group) for group in (groups if rules.per_group else [everything])]
         self._usual = torch.zeros(len(self._groups), device=device)
         """Each group's running norm; 0 before the first step."""
 
@@ -39,31 +39,31 @@ class Clipping:
         """
         if not self._rules.is_on:
             return None
-        groups = [_grads(group) for group in self._groups]
         if not self._rules.per_group and self._rules.norm is not None:
-            norm = _norm(groups[0])
-            _limit(groups[0], norm, self._rules.norm)
+            group = self._groups[0]
+            grads = group.grads()
+            norm = group.norm(grads)
+            group.limit(grads, norm, self._rules.norm)
             return norm
         # Without gradients torch gives a 0 on the host.
-        norms = torch.stack([_norm(grads).to(self._usual.device) for grads in groups])
+        each = [group.norm(group.grads()).to(self._usual.device) for group in self._groups]
+        norms = torch.stack(each)
         if self._rules.value is not None:
             for group in self._groups:
-                clip_grad_value_(group, self._rules.value)
+                clip_grad_value_(group.params, self._rules.value)
         elif self._rules.norm is not None:
-            for grads, norm in zip(groups, norms, strict=True):
-                _limit(grads, norm, self._rules.norm)
+            for group, norm in zip(self._groups, norms, strict=True):
+                group.limit(group.grads(), norm, self._rules.norm)
         else:
-            self._clip_adaptively(groups, norms, found)
+            self._clip_adaptively(norms, found)
         return norms if self._rules.per_group else norms[0]
 
-    def _clip_adaptively(
-        self, groups: Sequence[list[Tensor]], norms: Tensor, found: Tensor | None
-    ) -> None:
+    def _clip_adaptively(self, norms: Tensor, found: Tensor | None) -> None:
         assert self._rules.adaptive is not None, "the only one left"
         norms, known = norms.to(self._usual.dtype), self._usual > 0
         limits = torch.where(known, self._rules.adaptive * self._usual, torch.inf)
-        for grads, excess in zip(groups, norms / limits, strict=True):
-            _limit(grads, excess, 1.0)
+        for group, excess in zip(self._groups, norms / limits, strict=True):
+            group.limit(group.grads(), excess, 1.0)
         clipped = torch.minimum(norms, limits)
         moved = torch.where(known, torch.lerp(clipped, self._usual, self._rules.memory), clipped)
         counts = norms.isfinite()
@@ -84,31 +84,30 @@ class Clipping:
         self._usual.copy_(norms)
 
 
-# As torch.nn.utils.clip_grad_norm_ to the bit, where all gradients are of one kind: sorting them
-# by kind twice, as it does, takes longer than the kernels.
+class _Group:
+    """Parameters that are clipped by one norm.
 
+    As torch.nn.utils.clip_grad_norm_ to the bit. That sorts the gradients by kind, twice, which
+    takes longer than the kernels where all are of one.
+    """
 
-def _norm(grads: list[Tensor]) -> Tensor:
-    if not _of_one_kind(grads):
-        return get_total_norm(grads)
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads, 2.0)), 2.0)
-    return norm
+    def __init__(self, params: Sequence[Parameter]) -> None:
+        self.params = list(params)
+        self._of_one_kind = len({(param.dtype, param.device) for param in self.params}) == 1
 
+    def grads(self) -> list[Tensor]:
+        return [param.grad for param in self.params if param.grad is not None]
 
-def _limit(grads: list[Tensor], norm: Tensor, limit: float) -> None:
-    factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
-    if _of_one_kind(grads):
-        torch._foreach_mul_(grads, factor)
-        return
-    for grad in grads:
-        grad.mul_(factor.to(grad.device))
+    def norm(self, grads: list[Tensor]) -> Tensor:
+        if not self._of_one_kind or not grads:
+            return get_total_norm(grads)
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads, 2.0)), 2.0)
+        return norm
 
-
-def _of_one_kind(grads: list[Tensor]) -> bool:
-    return bool(grads) and all(
-        grad.dtype == grads[0].dtype and grad.device == grads[0].device for grad in grads
-    )
-
-
-def _grads(params: Sequence[Parameter]) -> list[Tensor]:
-    return [param.grad for param in params if param.grad is not None]
+    def limit(self, grads: list[Tensor], norm: Tensor, limit: float) -> None:
+        factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
+        if self._of_one_kind and grads:
+            torch._foreach_mul_(grads, factor)
+            return
+        for grad in grads:
+            grad.mul_(factor.to(grad.device))

@@ -196,6 +196,7 @@ class WholeStep:
         with self._optimizers.capturable(), torch.cuda.graph(self._graph, pool=pool):
             self._loss, self._count = lane.run()
             self._norms = change()
+            self._pair = _side_by_side(self._loss, self._norms)
         self.grads = lane.take_grads()
         self.norms: Tensor | None = None
         """Of the last replay."""
@@ -206,8 +207,18 @@ class WholeStep:
     def replay(self, leaves: Sequence[Any]) -> LaneStats:
         self._lane.refill(leaves)
         self._graph.replay()
+        if self._pair is not None and not isinstance(self._count, Tensor):
+            loss, self.norms = self._pair.clone().unbind()
+            return LaneStats(loss, self._count)
         self.norms = None if self._norms is None else self._norms.clone()
         return _copied(self._loss, self._count)
+
+
+def _side_by_side(loss: Tensor, norms: Tensor | None) -> Tensor | None:
+    """Both in one tensor, where that can be: one copy takes them out."""
+    if norms is None or (norms.shape, norms.dtype) != (loss.shape, loss.dtype):
+        return None
+    return torch.stack((loss, norms))
 
 
 def _host_generators() -> tuple[Any, ...]:

@@ -450,8 +450,8 @@ class SkipsBarrier(Everything):
 class BadLoss(Everything):
     """One lane's loss is infinite in one step."""
 
-    def __init__(self, step: int) -> None:
-        super().__init__()
+    def __init__(self, step: int, optimizer: str = "adamw") -> None:
+        super().__init__(optimizer=optimizer)
         self.bad, self.calls = step, 0
 
     def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:

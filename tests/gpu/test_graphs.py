@@ -61,6 +61,20 @@ def test_an_overflow_in_one_lane_is_skipped_on_the_device(tmp_path: Path) -> Non
     assert_same(runs)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_loss_that_is_no_number_is_skipped_by_fused_optimizers(
+    precision: str, tmp_path: Path
+) -> None:
+    """Loss and gradients are bad at once, which must count once."""
+    values: dict[str, Any] = {
+        "task": "BadLoss", "params": {"step": 4, "optimizer": "fused"}, "on_nonfinite": "skip",
+        "precision": precision, "epochs": 3, "distributed": SHARED,
+    }  # fmt: skip
+    runs = [train(tmp_path, world, **values) for world in (1, 2, 4)]
+    assert_same(runs)
+    assert all(tensor.isfinite().all() for tensor in runs[0].state.values())
+
+
 def test_a_graphed_run_goes_on_at_other_sizes(tmp_path: Path) -> None:
     values = {
         "checkpoint": {"every_steps": 2}, "epochs": 6, "distributed": SHARED,

@@ -111,7 +111,7 @@ def warn_of_other_bits(
     """Say what is not the same machine any more, where the last bit can depend on it."""
     changed = [
         f"{key} was {point.manifest.plan[key]}, is {plan[key]}"
-        for key in ("device", "precision", "threads_per_rank")
+        for key in ("device", "precision", "compiled", "threads_per_rank")
         if key in plan and point.manifest.plan.get(key, plan[key]) != plan[key]
     ]
     version = str(torch.__version__)
