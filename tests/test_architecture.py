@@ -143,7 +143,7 @@ FLOORS: list[set[str]] = [
     {"verify"},
     {"report"},
     {"lr_report"},
-    {"cli.app"},
+    {"cli.app", "cli.ranks"},
     {
         "cli.averaging",
         "cli.exporting",

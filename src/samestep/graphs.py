@@ -10,8 +10,7 @@ fit a recorded graph runs eagerly, which gives the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch.optim import Optimizer
 from samestep.config import Config
 from samestep.data import LaneBatch, is_large, leaves_of
 from samestep.errors import GraphError
+from samestep.memory import keep_buffers
 from samestep.rates import takes_rate_from_device
 from samestep.recordings import LaneGraph, UpdateGraph, WholeStep
 from samestep.runtime.gradients import OneLaneSum
@@ -127,7 +127,7 @@ class GraphedSteps:
         spare, seed = self._generator.clone_state(), self._generator.initial_seed()
         graph = None
         try:
-            with _kept(self._modules):
+            with keep_buffers(self._modules):
                 graph = LaneGraph(self._engine, batch, loss, self._pool, self._generator)
             self._lanes[shape] = graph
         except (RuntimeError, GraphError) as error:
@@ -197,16 +197,3 @@ def _shape_of(data: Any) -> Any:
     if isinstance(data, (list, tuple)):
         return tuple([_shape_of(value) for value in data])
     return data if data is None or isinstance(data, (bool, int, float)) else type(data)
-
-
-@contextmanager
-def _kept(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Buffers as they were, after passes that do not count."""
-    buffers = [buffer for module in modules for buffer in module.buffers()]
-    before = [buffer.clone() for buffer in buffers]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, old in zip(buffers, before, strict=True):
-                buffer.copy_(old)

@@ -50,11 +50,11 @@ def _computed_again(module: nn.Module) -> Callable[..., Any]:
 
 
 def _both_passes(module: nn.Module) -> tuple[Any, Any]:
-    return nullcontext(), _keep_buffers([module])
+    return nullcontext(), keep_buffers([module])
 
 
 @contextmanager
-def _keep_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
+def keep_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Leave buffers as they were before."""
     buffers = [buffer for module in modules for buffer in module.buffers()]
     before = [buffer.clone() for buffer in buffers]
@@ -145,7 +145,7 @@ class LaneSplit:
 
     def _fits(self, pieces: Sequence[LaneBatch], attempt: Callable[[LaneBatch], None]) -> bool:
         try:
-            with _keep_buffers(self._modules):
+            with keep_buffers(self._modules):
                 # What optimizers keep of each parameter is there only after the first update.
                 reserve = [torch.empty_like(param) for param in self._params for _ in range(2)]
                 for piece in pieces:

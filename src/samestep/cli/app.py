@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,16 +15,13 @@ import typer
 
 from samestep.errors import LaunchError, PeerLost, SamestepError, Stopped
 from samestep.runtime.environment import (
-    LaunchFacts,
     detect_launch,
-    exporting,
     has_agent,
     process_environment,
-    thread_variables,
 )
 
 if TYPE_CHECKING:
-    from samestep.config import DistributedConfig
+    pass
 
 app = typer.Typer(
     name="samestep",
@@ -85,21 +82,6 @@ def _which_rank() -> str:
     except LaunchError:
         return ""
     return f"rank {launch.rank} on {socket.gethostname()} " if launch.world > 1 else ""
-
-
-def threads_before_torch(
-    section: DistributedConfig, launch: LaunchFacts
-) -> AbstractContextManager[None]:
-    """Tell the libraries under torch their threads: some read them when torch is imported.
-
-    Whatever torchrun has put there, which is 1 where nobody said anything.
-    """
-    from samestep.runtime.hardware import owned_cpus
-    from samestep.runtime.placement import threads_of_a_rank
-
-    cpus = owned_cpus(process_environment())
-    threads = threads_of_a_rank(section, cpus, launch.cpus_per_rank, launch.local_world)
-    return exporting(thread_variables(threads.value))
 
 
 def print_rows(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,15 +15,9 @@ from samestep.cli.app import (
     app,
     guarded,
     print_rows,
-    threads_before_torch,
 )
-from samestep.errors import CheckpointError, LaunchError
-from samestep.runtime.environment import (
-    check_local_rank,
-    detect_launch,
-    has_agent,
-    process_environment,
-)
+from samestep.cli.ranks import as_rank
+from samestep.errors import LaunchError
 
 if TYPE_CHECKING:
     from samestep.averaging import Averaged
@@ -48,25 +41,15 @@ def average(
     Alone, or as a rank of whatever launcher started it. Without --last and --best: the
     checkpoint.keep_last newest.
     """
-    with guarded(), ExitStack() as scope:
-        from samestep.config import load_config
+    with guarded():
+        from samestep.folder import config_of
 
-        if not (run / "config.json").is_file():
-            raise CheckpointError(f"{run} is not a run's directory: it holds no config.json")
         if last is not None and best is not None:
             raise LaunchError(f"you set --last {last} and --best {best}: keep one of them")
-        config = load_config(run / "config.json", overrides or [])
-        launch = detect_launch(process_environment())
-        scope.enter_context(threads_before_torch(config.distributed, launch))
-        from samestep.averaging import average_run
-        from samestep.runtime.context import create_run_context
-        from samestep.runtime.hardware import detect_hardware
-        from samestep.runtime.signals import stop_with_parent
+        config = config_of(run, overrides or [])
+        with as_rank(config, context, local_rank) as place:
+            from samestep.averaging import average_run
 
-        if has_agent(process_environment()):
-            stop_with_parent()
-        check_local_rank(context.obj if local_rank is None else local_rank, launch)
-        with create_run_context(config, detect_hardware(), launch) as place:
             count = best or last or config.checkpoint.keep_last
             made = average_run(run, config, place, count, "best" if best else "last")
             if place.is_main:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -17,14 +16,8 @@ from samestep.cli.app import (
     RunFolderPath,
     app,
     guarded,
-    threads_before_torch,
 )
-from samestep.runtime.environment import (
-    check_local_rank,
-    detect_launch,
-    has_agent,
-    process_environment,
-)
+from samestep.cli.ranks import as_rank
 
 
 @app.command()
@@ -50,24 +43,16 @@ def predict(
     local_rank: LocalRank = None,
 ) -> None:
     """Write what a trained model says of every sample, in order: alone, or as one of many ranks."""
-    with guarded(), ExitStack() as scope:
+    with guarded():
         from samestep.folder import config_of
 
         config = config_of(run, overrides or [])
-        launch = detect_launch(process_environment())
-        scope.enter_context(threads_before_torch(config.distributed, launch))
-        from samestep.prediction import Request, predict_once
-        from samestep.runtime.context import create_run_context
-        from samestep.runtime.hardware import detect_hardware
-        from samestep.runtime.signals import stop_with_parent
+        with as_rank(config, context, local_rank) as place:
+            from samestep.prediction import Request, predict_once
 
-        if has_agent(process_environment()):
-            stop_with_parent()
-        check_local_rank(context.obj if local_rank is None else local_rank, launch)
-        request = Request(
-            run, data, output, file_format, which, weights, batch, force, tuple(overrides or ())
-        )
-        with create_run_context(config, detect_hardware(), launch) as place:
+            request = Request(
+                run, data, output, file_format, which, weights, batch, force, tuple(overrides or ())
+            )
             done = predict_once(request, place)
             if place.is_main and as_json:
                 typer.echo(json.dumps(asdict(done)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,16 +17,10 @@ from samestep.cli.app import (
     Overrides,
     app,
     guarded,
-    threads_before_torch,
 )
+from samestep.cli.ranks import as_rank
 from samestep.errors import PROMISE_NOT_KEPT, SamestepError
 from samestep.runtime.early import EarlySignals
-from samestep.runtime.environment import (
-    check_local_rank,
-    detect_launch,
-    has_agent,
-    process_environment,
-)
 
 if TYPE_CHECKING:
     from samestep.verify import Verification
@@ -48,23 +41,14 @@ def train(
     launched: Launched = False,
 ) -> None:
     """Train on this process: alone, or as a rank of whatever launcher started it."""
-    with guarded(launched), ExitStack() as scope:
-        scope.enter_context(EarlySignals())
+    with guarded(launched), EarlySignals():
         from samestep.config import load_config
 
         loaded = load_config(config, overrides or [])
-        launch = detect_launch(process_environment())
-        scope.enter_context(threads_before_torch(loaded.distributed, launch))
-        from samestep.assemble import train_once
-        from samestep.launchers.planned import more_processes_may_help
-        from samestep.runtime.context import create_run_context
-        from samestep.runtime.hardware import detect_hardware
-        from samestep.runtime.signals import stop_with_parent
+        with as_rank(loaded, context, local_rank) as place:
+            from samestep.assemble import train_once
+            from samestep.launchers.planned import more_processes_may_help
 
-        if has_agent(process_environment()):
-            stop_with_parent()
-        check_local_rank(context.obj if local_rank is None else local_rank, launch)
-        with create_run_context(loaded, detect_hardware(), launch) as place:
             on_gpu = place.device.type == "cuda"
             hint = more_processes_may_help(loaded, place.world, place.threads, on_gpu)
             if hint:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import ExitStack
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,16 +18,10 @@ from samestep.cli.app import (
     app,
     guarded,
     print_rows,
-    threads_before_torch,
 )
+from samestep.cli.ranks import as_rank
 from samestep.errors import NO_SUGGESTION, MissingExtraError, RunFolderError
 from samestep.runtime.early import EarlySignals
-from samestep.runtime.environment import (
-    check_local_rank,
-    detect_launch,
-    has_agent,
-    process_environment,
-)
 
 if TYPE_CHECKING:
     from samestep.config import Config
@@ -69,29 +62,20 @@ def lr_find(
 
     Exits 8 if the losses suggest none.
     """
-    with guarded(), ExitStack() as scope:
-        scope.enter_context(EarlySignals())
+    with guarded(), EarlySignals():
         from samestep.config import load_config
         from samestep.lr_curve import RangeTest
 
         test = RangeTest(smallest, largest, steps, smooth, stop_factor)
         loaded = load_config(config, overrides or [])
-        launch = detect_launch(process_environment())
-        scope.enter_context(threads_before_torch(loaded.distributed, launch))
-        from samestep.lr_finder import Target, find_lr
-        from samestep.runtime.context import create_run_context
-        from samestep.runtime.hardware import detect_hardware
-        from samestep.runtime.signals import stop_with_parent
-
-        if has_agent(process_environment()):
-            stop_with_parent()
-        check_local_rank(context.obj if local_rank is None else local_rank, launch)
-        target = Target(config, overrides or []) if write else None
         if report is not None:
             from samestep.report import require_plotly
 
             require_plotly()
-        with create_run_context(loaded, detect_hardware(), launch) as place:
+        with as_rank(loaded, context, local_rank) as place:
+            from samestep.lr_finder import Target, find_lr
+
+            target = Target(config, overrides or []) if write else None
             found = find_lr(loaded, place, test, key, target)
         if not place.is_main:
             # Were its exit code not 0, a launcher would end rank 0 in the middle of what follows.

@@ -1,0 +1,54 @@
+"""Commands that are a rank: alone, or of whatever launcher started them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
+
+import typer
+
+from samestep.runtime.environment import (
+    LaunchFacts,
+    check_local_rank,
+    detect_launch,
+    exporting,
+    has_agent,
+    process_environment,
+    thread_variables,
+)
+
+if TYPE_CHECKING:
+    from samestep.config import Config, DistributedConfig
+    from samestep.runtime.context import RunContext
+
+
+@contextmanager
+def as_rank(config: Config, command: typer.Context, local_rank: int | None) -> Iterator[RunContext]:
+    """This process's place among the ranks. Import what needs torch inside, not before."""
+    launch = detect_launch(process_environment())
+    with _threads_before_torch(config.distributed, launch):
+        from samestep.runtime.context import create_run_context
+        from samestep.runtime.hardware import detect_hardware
+        from samestep.runtime.signals import stop_with_parent
+
+        if has_agent(process_environment()):
+            stop_with_parent()
+        check_local_rank(command.obj if local_rank is None else local_rank, launch)
+        with create_run_context(config, detect_hardware(), launch) as place:
+            yield place
+
+
+def _threads_before_torch(
+    section: DistributedConfig, launch: LaunchFacts
+) -> AbstractContextManager[None]:
+    """Tell the libraries under torch their threads: some read them when torch is imported.
+
+    Whatever torchrun has put there, which is 1 where nobody said anything.
+    """
+    from samestep.runtime.hardware import owned_cpus
+    from samestep.runtime.placement import threads_of_a_rank
+
+    cpus = owned_cpus(process_environment())
+    threads = threads_of_a_rank(section, cpus, launch.cpus_per_rank, launch.local_world)
+    return exporting(thread_variables(threads.value))
