@@ -346,11 +346,13 @@ def convert(data: Any, change: Callable[[Any], Any]) -> Any:
 
 def leaves_of(data: Any) -> Iterator[Any]:
     """What a batch holds, one after the other."""
-    if isinstance(data, Mapping):
-        for value in data.values():
-            yield from leaves_of(value)
+    if isinstance(data, torch.Tensor):  # first, since it is what most leaves are
+        yield data
     elif isinstance(data, (list, tuple)):
         for value in data:
+            yield from leaves_of(value)
+    elif isinstance(data, Mapping):
+        for value in data.values():
             yield from leaves_of(value)
     else:
         yield data
