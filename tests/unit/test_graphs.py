@@ -1,0 +1,68 @@
+"""What a recording depends on, and what keeps a run from one; replays need a GPU (tests/gpu)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW
+
+from samestep.config import load_config
+from samestep.data import LaneBatch
+from samestep.errors import GraphError
+from samestep.graphs import _shape_of, why_no_graph
+from samestep.recordings import _close, _equal, _RecordedBatch
+
+GPU = torch.device("cuda", 0)
+PARAMS = [nn.Parameter(torch.ones(2))]
+
+
+def test_batches_that_one_recording_can_hold_have_one_shape() -> None:
+    a, b = torch.zeros(3, 2), torch.ones(3, 2)
+    assert _shape_of((a, b)) == _shape_of([b, a])
+    different: list[Any] = [
+        (a,), (a, torch.zeros(3, 1)), (a, b.long()), {"x": a, "y": b}, {"y": b, "x": a},
+        {"x": a, "y": 1}, {"x": a, "y": 2}, (a, None), (a, "text"),
+    ]  # fmt: skip
+    assert len({_shape_of(data) for data in different}) == len(different)
+
+
+@pytest.mark.parametrize(
+    ("values", "device", "optimizer", "words"),
+    [
+        ({}, torch.device("cpu"), AdamW(PARAMS, fused=True), "this rank runs on cpu"),
+        ({"same": "rounding"}, GPU, AdamW(PARAMS, fused=True), "DistributedDataParallel's"),
+        ({"memory": {"lane_split": 2}}, GPU, AdamW(PARAMS, fused=True), "memory.lane_split"),
+        ({"memory": {"checkpoint": ["a"]}}, GPU, AdamW(PARAMS, fused=True), "memory.checkpoint"),
+        ({}, GPU, AdamW(PARAMS), "make it AdamW(..., fused=True)"),
+        ({}, GPU, SGD(PARAMS, lr=0.1), "make it SGD(..., fused=True)"),
+        ({}, GPU, AdamW(PARAMS, fused=True), None),
+    ],
+)
+def test_what_keeps_a_run_from_graphs_is_named(
+    values: dict[str, Any], device: torch.device, optimizer: Any, words: str | None
+) -> None:
+    config = load_config({"global_batch": 8, "epochs": 1, **values})
+    why = why_no_graph(config, device, [optimizer])
+    assert why is None if words is None else words in (why or "")
+
+
+def test_a_recorded_batch_has_a_size_and_no_samples() -> None:
+    batch = _RecordedBatch(3, (torch.zeros(2), torch.ones(2)), (7, 8))
+    assert isinstance(batch, LaneBatch)
+    assert len(batch) == 2
+    assert torch.equal(batch.y, torch.ones(2))
+    for name in ("ids", "lane"):
+        with pytest.raises(GraphError, match=f"reads batch.{name}"):
+            getattr(batch, name)
+
+
+def test_overflows_at_the_same_places_are_equal() -> None:
+    bad = torch.tensor([1.0, float("nan"), float("inf")])
+    assert _equal([bad, None], [bad.clone(), None])
+    assert not _equal([bad], [torch.tensor([1.0, 2.0, float("inf")])])
+    assert not _equal([bad], [None])
+    assert _close([torch.tensor([100.0, 0.05])], [torch.tensor([100.0, 0.0])], tolerance=1e-3)
+    assert not _close([torch.tensor([1.0])], [torch.tensor([2.0])], tolerance=1e-3)
