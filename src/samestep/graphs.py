@@ -130,6 +130,9 @@ class GraphedSteps:
             with keep_buffers(self._modules):
                 graph = LaneGraph(self._engine, batch, loss, self._pool, self._generator)
             self._lanes[shape] = graph
+            self._engine.context.log.main(
+                "speed.graph: batches of a shape are replayed from here on"
+            )
         except (RuntimeError, GraphError) as error:
             why = str(error) or type(error).__name__
             if not isinstance(error, GraphError):
@@ -173,16 +176,20 @@ class GraphedSteps:
                 )
             self._update = UpdateGraph(change, self._engine.params, self._optimizers, self._pool)
         norms = self._update.replay()
-        if self._whole is None and self._engine.is_one_lane_alone:
-            self._merge(change)
+        gradients = self._engine.machinery.gradients
+        # Then nothing lies between the only lane's gradients and the update.
+        if (
+            self._whole is None
+            and isinstance(gradients, OneLaneSum)
+            and not gradients.scaling.checks
+        ):
+            self._merge(change, gradients)
         return norms
 
-    def _merge(self, change: Callable[[], Tensor | None]) -> None:
+    def _merge(self, change: Callable[[], Tensor | None], gradients: OneLaneSum) -> None:
         """Record the lane and the update as one graph; what they were recorded as is given up."""
         shape, lane = next(iter(self._lanes.items()))
         self._whole = WholeStep(shape, lane, change, self._optimizers, self._pool)
-        gradients = self._engine.machinery.gradients
-        assert isinstance(gradients, OneLaneSum), "one lane in all"
         gradients.places = self._whole.grads
         self._lanes.clear()
         self._update = None

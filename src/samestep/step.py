@@ -31,7 +31,6 @@ from samestep.ledger import Ledger
 from samestep.nonfinite import FiniteGuard
 from samestep.precision import Precision
 from samestep.runtime.context import LaneMachinery, RunContext
-from samestep.runtime.gradients import OneLaneSum
 from samestep.runtime.lanestats import EMPTY, LaneStats, LocalStats, RankNote
 from samestep.runtime.pulse import DATA
 from samestep.runtime.randomness import BETWEEN, MODEL, Streams
@@ -63,13 +62,6 @@ class StepEngine:
     """How `Step.train` runs a lane: at once, in micro-batches, or as a CUDA graph."""
     try_first: Callable[[Step, LossFunction], None] | None = None
     """Called before a step's lanes."""
-
-    @property
-    def is_one_lane_alone(self) -> bool:
-        """Whether nothing lies between the only lane's gradients and the update."""
-        gradients = self.machinery.gradients
-        return isinstance(gradients, OneLaneSum) and not gradients.scaling.checks
-
     draws_between: bool = True
     """Whether what a loop draws between its lanes and the next step is the same on all ranks."""
     needs_function: str = ""

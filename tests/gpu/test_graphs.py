@@ -44,6 +44,8 @@ def test_graphs_give_the_bits_of_eager_steps(case: str, tmp_path: Path) -> None:
     runs = [graphed(tmp_path, 1, False, **values), graphed(tmp_path, 1, True, **values)]
     assert_same(runs)
     assert len(set(runs[0].record.losses)) > 10
+    said = [(run.folder / "logs" / "rank-0.log").read_text() for run in runs]
+    assert ["are replayed from here on" in text for text in said] == [False, True]
 
 
 @pytest.mark.parametrize("case", ["batchnorm, dropout, tail, clipping, schedules", "fp16"])
