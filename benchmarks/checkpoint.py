@@ -29,9 +29,9 @@ from rich.table import Table
 from torch import nn
 
 from samestep.config import load_config
-from samestep.data import Position
-from samestep.runtime.context import SingleProcessContext
-from samestep.saving import Saver
+from samestep.data.batch import Position
+from samestep.distributed.context import SingleProcessContext
+from samestep.train.saver import Saver
 
 GOALS = {"cpu": 0.2, "cuda": 0.1}
 WIDTH = 2048

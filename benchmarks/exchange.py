@@ -30,9 +30,9 @@ from measuring import (
 )
 from overhead import Place, Workload, mlp, race, vectors
 
-from samestep.runtime.collectives import TorchCollectives
-from samestep.runtime.exchange import Exchange
-from samestep.runtime.pulse import Pulse
+from samestep.distributed.collectives import TorchCollectives
+from samestep.distributed.health.activity import Activity
+from samestep.reduce.exchange import Exchange, create_exchange
 
 ROUNDS = 25
 EXCHANGE_GOAL = 1.5
@@ -53,7 +53,7 @@ def measure_exchange(megabytes: int, rounds: int) -> list[Result]:
     rank, world = dist.get_rank(), dist.get_world_size()
     numel = (megabytes << 20) // 4
     blocks = [[(r, 1)] for r in range(world)]
-    exchange = TorchCollectives(CPU, Pulse()).exchange(blocks, numel, torch.empty(0))
+    exchange = create_exchange(blocks, TorchCollectives(CPU, Activity()), numel, torch.empty(0))
     # Written to, not only promised: each buffer has its own memory from the start.
     plain, other = torch.zeros(2, numel).fill_(0.0)
     check_sum(exchange, rank, world)

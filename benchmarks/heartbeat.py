@@ -1,9 +1,9 @@
-"""What the pulse and the heartbeat cost a step of about one millisecond.
+"""What the activity and the heartbeat cost a step of about one millisecond.
 
     python benchmarks/heartbeat.py [--rounds 30] [--json FILE]
 
 A step of small matrix products runs in turns: bare; with every call that a step of four
-lanes on a rank makes to its pulse (ten changes of phase, four collectives); and with the heartbeat's
+lanes on a rank makes to its activity (ten changes of phase, four collectives); and with the heartbeat's
 thread beside it, which tells a store about once a second. The bare step runs twice, to show
 how far the ratios can be trusted.
 """
@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 from torch.distributed import TCPStore
 
-from samestep.runtime.heartbeat import Heartbeat
-from samestep.runtime.pulse import DATA, Pulse
+from samestep.distributed.health.activity import DATA, Activity
+from samestep.distributed.health.heartbeat import Heartbeat
 
 GOAL = 1.01
 LANES, COLLECTIVES = 4, 4
@@ -32,7 +32,7 @@ SECONDS = 0.5
 
 
 def calibrated() -> Callable[[], None]:
-    """Work of about a millisecond."""
+    """RankCommand of about a millisecond."""
     a = torch.randn(64, 64)
     started = time.perf_counter()
     for _ in range(500):
@@ -46,17 +46,17 @@ def calibrated() -> Callable[[], None]:
     return work
 
 
-def with_pulse(work: Callable[[], None], pulse: Pulse) -> Callable[[], None]:
+def with_pulse(work: Callable[[], None], activity: Activity) -> Callable[[], None]:
     def step() -> None:
-        pulse.begin_step(pulse.step + 1)
+        activity.begin_step(activity.step + 1)
         for _ in range(LANES):
-            before = pulse.enter(DATA)
-            pulse.enter(before)
+            before = activity.enter(DATA)
+            activity.enter(before)
         work()
         for _ in range(COLLECTIVES):
-            with pulse.waiting("gradients"):
+            with activity.waiting("gradients"):
                 pass
-        pulse.end_step()
+        activity.end_step()
 
     return step
 
@@ -71,14 +71,14 @@ def seconds_per_step(step: Callable[[], None]) -> float:
 
 
 def measure(rounds: int) -> dict[str, float]:
-    work, pulse = calibrated(), Pulse()
+    work, activity = calibrated(), Activity()
     store = TCPStore("127.0.0.1", 0, world_size=1, is_master=True)
     taken: dict[str, list[float]] = {}
     for number in range(rounds + 1):
-        turns = {"bare": work, "bare, again": work, "pulse": with_pulse(work, pulse)}
+        turns = {"bare": work, "bare, again": work, "activity": with_pulse(work, activity)}
         times = {name: seconds_per_step(step) for name, step in turns.items()}
-        heartbeat = Heartbeat(store, 0, 1, pulse, timeout=600.0)
-        times["pulse and heartbeat"] = seconds_per_step(turns["pulse"])
+        heartbeat = Heartbeat(store, 0, 1, activity, timeout=600.0)
+        times["activity and heartbeat"] = seconds_per_step(turns["activity"])
         heartbeat.stop()
         if number:
             for name, seconds in times.items():

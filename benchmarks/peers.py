@@ -61,7 +61,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 import samestep
-from samestep.loop import Training
+from samestep.train.loop import Training
 
 ROUNDS = 20
 GRAPH_WARM_UP = 3
@@ -184,7 +184,7 @@ class PeersTask(samestep.Task):
         return self._seat.contest.dataset
 
     def order(self, dataset: HostData) -> Any:
-        return samestep.orders.sequential(len(dataset))
+        return samestep.data.orders.sequential(len(dataset))
 
     def collate(self, samples: Any) -> Any:
         return as_it_is(samples)

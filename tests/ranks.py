@@ -15,7 +15,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 # The first optimizer of a process imports torch._dynamo, which takes longer than our runs.
 _CONTEXT.set_forkserver_preload(
     [
-        "samestep.assemble",
+        "samestep.train.train_once",
         "tests.distributed.tasks",
         "torch._dynamo",
         "torchmetrics",

@@ -1,4 +1,4 @@
-"""The house rules, kept by walking the source."""
+"""The architecture of docs/structure.md, kept by reading the source."""
 
 from __future__ import annotations
 
@@ -7,160 +7,33 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 import samestep
 
 SOURCE = Path(samestep.__file__).parent
 
-# A room imports only from lower floors, and from its own only where the floor says so.
-FLOORS: list[set[str]] = [
-    {"errors"},
-    {
-        "plan",
-        "lr_curve",
-        "runtime.nodelists",
-        "runtime.peers",
-        "runtime.logs",
-        "runtime.randomness",
-        "runtime.early",
-    },
-    {"runtime.ports"},
-    {
-        "runtime.environment",
-        "runtime.limits",
-        "runtime.interfaces",
-        "runtime.meeting",
-        "runtime.patient_store",
-    },
-    {"config.distributed", "runtime.pulse", "runtime.failures", "runtime.hardware"},
-    {"config.launching", "config.optimization", "config.aliases", "config.plain_yaml"},
-    {"config.schema", "config.editing"},
-    {"config.loading"},
+# A package imports only from the layers listed before its own.
+LAYERS: list[set[str]] = [
+    {"errors", "pytree"},
+    {"lanes", "environment", "ui"},
     {"config"},
-    {
-        "runtime.placement",
-        "runtime.exchange",
-        "runtime.lanestats",
-        "runtime.diagnosis",
-        "runtime.neighbours",
-        "launchers.size",
-        "launchers.work",
-        "orders",
-        "by_name",
-        "lr_scaling",
-        "warmup",
-    },
-    {
-        "runtime.gradients",
-        "runtime.collectives",
-        "runtime.verdict",
-        "runtime.signals",
-        "runtime.heartbeat",
-        "runtime.joining",
-        "launchers.local",
-        "launchers.mpirun",
-        "launchers.slurm",
-        "launchers.ssh",
-        "launchers.planned",
-        "jobs.handing_on",
-    },
-    {
-        "runtime.tree",
-        "runtime.buffers",
-        "runtime.ddp",
-        "runtime.agent",
-        "runtime.probe",
-        "launchers.torchrun",
-        "jobs.mpirun",
-        "jobs.slurm",
-        "jobs.ssh",
-    },
-    {"runtime.context", "jobs.start"},
-    {"jobs.worlds"},
-    {"doctor.findings"},
-    {"doctor.facts", "doctor.planned", "doctor.show", "doctor.ranks"},
-    {"doctor.machine", "doctor.network"},
-    {"doctor.agreement"},
-    {"doctor.examine"},
-    {"checkpoint.files", "checkpoint.snapshot", "checkpoint.state"},
-    {"checkpoint.format", "folder"},
-    {"checkpoint.store"},
-    {"checkpoint.resume", "checkpoint.export"},
-    {"checkpoint", "opening"},
-    {
-        "data",
-        "metrics",
-        "precision",
-        "trackers",
-        "scaling",
-        "clipping",
-        "rates",
-        "describe",
-        "starter",
-        "timing",
-        "consistency",
-        "times",
-        "requeue",
-    },
-    {"streams", "once", "task", "nonfinite", "saving", "tables"},
-    {
-        "averages",
-        "evaluation",
-        "sources",
-        "trained",
-        "update",
-        "optimizers",
-        "schedules",
-        "export.examples",
-        "export.formats",
-    },
-    {"batchnorm", "export.subject", "ledger"},
-    {
-        "announcing",
-        "averaging",
-        "export.check",
-        "export.torchscript",
-        "export.graph",
-        "export.weights",
-    },
-    {"export"},
-    {"exporting"},
-    {"step", "progress"},
-    {"memory", "recordings", "prediction"},
-    {"graphs"},
-    {"engine"},
-    {"amp.config", "amp.saved"},
-    {"amp.feeding"},
-    {"amp.trainer"},
-    {"amp.distributed"},
-    {"amp"},
-    {"boundary"},
-    {"run"},
-    {"averaged", "choices", "record"},
-    {"loop", "lr_finder"},
-    {"assemble", "compare"},
-    {"verify"},
-    {"report"},
-    {"lr_report"},
-    {"cli.app", "cli.ranks"},
-    {
-        "cli.averaging",
-        "cli.exporting",
-        "cli.launching",
-        "cli.looking",
-        "cli.predicting",
-        "cli.runs",
-        "cli.training",
-        "cli.tuning",
-    },
+    {"checkpoint", "distributed"},
+    {"reduce", "launch"},
+    {"data"},
+    {"optim"},
+    {"step"},
+    {"train"},
+    {"amp", "inference", "lr_finder"},
+    {"export", "verify", "doctor", "starter"},
     {"cli"},
-    {"__main__", "", "runtime", "launchers", "jobs", "doctor"},
 ]
 
+MAY_USE_TORCH_DISTRIBUTED = ("distributed", "reduce", "launch.run")
+MAY_READ_THE_ENVIRONMENT = ("environment",)
+WITHOUT_EAGER_TORCH = ("errors", "environment", "config", "launch.commands", "ui", "starter", "cli")
 
-def modules() -> list[Path]:
-    return sorted(SOURCE.rglob("*.py"))
+
+def modules() -> dict[str, ast.Module]:
+    return {name_of(path): tree_of(path) for path in sorted(SOURCE.rglob("*.py"))}
 
 
 def name_of(path: Path) -> str:
@@ -173,117 +46,166 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def floor_of(module: str) -> int:
-    return next(number for number, floor in enumerate(FLOORS) if module in floor)
+def package_of(module: str) -> str:
+    return module.partition(".")[0]
 
 
-def imports_of(path: Path) -> Iterator[str]:
-    """Modules of ours that a module imports, anywhere in it."""
-    known = {name_of(p) for p in modules()}
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.ImportFrom) and node.module:
+def layer_of(module: str) -> int:
+    return next(number for number, layer in enumerate(LAYERS) if package_of(module) in layer)
+
+
+def is_inside(module: str, packages: tuple[str, ...]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def imports_of(tree: ast.AST, known: set[str]) -> Iterator[str]:
+    """Modules of ours that some code imports, anywhere in it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "samestep":
+            home = str(node.module).removeprefix("samestep").lstrip(".")
             for alias in node.names:
-                full = f"{node.module}.{alias.name}".removeprefix("samestep").lstrip(".")
-                home = node.module.removeprefix("samestep").lstrip(".")
-                if node.module.split(".")[0] == "samestep":
-                    yield full if full in known else home
+                full = f"{home}.{alias.name}".lstrip(".")
+                yield full if full in known else home
         elif isinstance(node, ast.Import):
-            yield from (
-                alias.name.removeprefix("samestep.")
-                for alias in node.names
-                if alias.name.startswith("samestep.")
-            )
+            for alias in node.names:
+                if alias.name.startswith("samestep."):
+                    yield alias.name.removeprefix("samestep.")
 
 
-def test_every_room_has_a_floor() -> None:
-    rooms = {name_of(path) for path in modules()}
-    assert rooms == set().union(*FLOORS)
+def import_graph() -> dict[str, set[str]]:
+    found = modules()
+    return {name: set(imports_of(tree, set(found))) - {name} for name, tree in found.items()}
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_floors_point_down(path: Path) -> None:
-    if path.name == "__init__.py" and path.parent == SOURCE:
-        return  # the front door shows every room
-    here = floor_of(name_of(path))
-    upward = [room for room in imports_of(path) if floor_of(room) >= here]
-    assert not upward, f"{name_of(path)} imports from its own floor or above: {upward}"
+def test_every_package_has_a_layer() -> None:
+    packages = {package_of(name) for name in modules()} - {"", "__main__"}
+    assert packages == set().union(*LAYERS)
 
 
-def _dotted_names(path: Path) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(tree_of(path)):
+def test_imports_point_to_lower_layers() -> None:
+    upward = [
+        f"{name} imports {other}"
+        for name, others in import_graph().items()
+        if name not in ("", "__main__")  # the public names come from every layer
+        for other in others
+        if package_of(other) != package_of(name) and layer_of(other) >= layer_of(name)
+    ]
+    assert not upward
+
+
+def test_modules_of_a_package_import_each_other_without_cycles() -> None:
+    graph = {name: others for name, others in import_graph().items() if name != ""}
+    inside = {
+        name: {other for other in others if package_of(other) == package_of(name)}
+        for name, others in graph.items()
+    }
+    sorted_out: set[str] = set()
+    while free := {name for name in inside.keys() - sorted_out if inside[name] <= sorted_out}:
+        sorted_out |= free
+    assert not inside.keys() - sorted_out, "these import each other in a cycle"
+
+
+def _uses(tree: ast.Module, prefixes: tuple[str, ...]) -> Iterator[str]:
+    """Where a module names something of these prefixes, as `name:line`."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
-            yield ast.unparse(node), node.lineno
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+            named = [ast.unparse(node)]
+        elif isinstance(node, ast.ImportFrom):
+            named = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
+            named = [alias.name for alias in node.names]
+        else:
+            continue
+        yield from (f"{name}:{node.lineno}" for name in named if name.startswith(prefixes))
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_torch_distributed_stays_in_the_runtime(path: Path) -> None:
-    if name_of(path).startswith("runtime"):
-        return
-    used = [
-        (name, line)
-        for name, line in _dotted_names(path)
-        if name.startswith(("torch.distributed", "torch.nn.parallel"))
+def _offenders(prefixes: tuple[str, ...], allowed: tuple[str, ...]) -> list[str]:
+    return [
+        f"{name}: {use}"
+        for name, tree in modules().items()
+        if not is_inside(name, allowed)
+        for use in _uses(tree, prefixes)
     ]
-    assert not used
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_the_process_environment_is_read_in_one_room(path: Path) -> None:
-    if name_of(path) == "runtime.environment":
-        return
-    used = [
-        (name, line)
-        for name, line in _dotted_names(path)
-        if name.startswith(("os.environ", "os.getenv", "os.putenv"))
+def test_torch_distributed_stays_in_its_packages() -> None:
+    prefixes = ("torch.distributed", "torch.nn.parallel")
+    assert not _offenders(prefixes, MAY_USE_TORCH_DISTRIBUTED)
+
+
+def test_the_process_environment_is_read_in_one_package() -> None:
+    prefixes = ("os.environ", "os.getenv", "os.putenv")
+    assert not _offenders(prefixes, MAY_READ_THE_ENVIRONMENT)
+
+
+def test_packages_that_answer_at_once_import_no_torch_at_their_top() -> None:
+    heavy = ("torch", "torchmetrics", "transformers", "optuna", "plotly", "matplotlib")
+    eager = [
+        f"{name}: {ast.unparse(node)}"
+        for name, tree in modules().items()
+        if is_inside(name, WITHOUT_EAGER_TORCH)
+        for node in tree.body
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for target in (
+            [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module]
+        )
+        if (target or "").partition(".")[0] in heavy
     ]
-    assert not used
+    assert not eager
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_nothing_swallows_an_exception(path: Path) -> None:
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.ExceptHandler):
-            only_pass = all(isinstance(line, ast.Pass) for line in node.body)
-            assert node.type is not None, f"bare except at line {node.lineno}"
-            assert not only_pass, f"swallowed exception at line {node.lineno}"
+def test_nothing_swallows_an_exception() -> None:
+    swallowed = [
+        f"{name}:{node.lineno}"
+        for name, tree in modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ExceptHandler)
+        if node.type is None or all(isinstance(line, ast.Pass) for line in node.body)
+    ]
+    assert not swallowed
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_no_module_holds_mutable_state(path: Path) -> None:
+def test_no_module_holds_mutable_state() -> None:
     """Tables in capitals are constants by convention; anything else at the top is state."""
-    for node in tree_of(path).body:
-        if isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            mutable = isinstance(node.value, (ast.List, ast.Dict, ast.Set, ast.ListComp))
-            for target in targets:
-                name = ast.unparse(target)
-                assert not mutable or name.lstrip("_").isupper() or name == "__all__", name
-        assert not isinstance(node, ast.Global)
-    assert not [n for n in ast.walk(tree_of(path)) if isinstance(n, ast.Global)]
+    state = []
+    for name, tree in modules().items():
+        for node in tree.body:
+            if isinstance(node, (ast.Assign, ast.AnnAssign)):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                mutable = isinstance(node.value, (ast.List, ast.Dict, ast.Set, ast.ListComp))
+                for target in map(ast.unparse, targets):
+                    if mutable and not target.lstrip("_").isupper() and target != "__all__":
+                        state.append(f"{name}: {target}")
+        state += [f"{name}: global" for n in ast.walk(tree) if isinstance(n, ast.Global)]
+    assert not state
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_rooms_and_functions_stay_small(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            length = (node.end_lineno or node.lineno) - node.lineno + 1
-            assert length <= 60, f"{node.name} has {length} lines"
+def test_modules_and_functions_stay_small() -> None:
+    long = [
+        f"{path.relative_to(SOURCE)} has {lines} lines"
+        for path in SOURCE.rglob("*.py")
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 400
+    ]
+    for name, tree in modules().items():
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > 60:
+                    long.append(f"{name}.{node.name} has {length} lines")
+    assert not long
 
 
-def test_no_room_is_called_utils() -> None:
-    assert not [p for p in modules() if p.stem in ("utils", "helpers", "common", "misc")]
+def test_no_module_is_called_utils() -> None:
+    vague = ("utils", "helpers", "common", "misc")
+    assert not [name for name in modules() if name.rpartition(".")[2] in vague]
 
 
 def test_the_public_names_are_these() -> None:
     assert samestep.__all__ == [
-        "Config", "DistributedConfig", "LaneBatch", "Run", "RunContext", "SamestepError",
-        "Schedule", "Step", "Task", "create_run_context", "detect_hardware", "load_config",
-        "orders", "start", "strided", "train_once",
+        "Config", "DistributedConfig", "LaneBatch", "Order", "Run", "RunContext", "SamestepError",
+        "Schedule", "Step", "StepRecord", "Task", "UserError", "create_run_context",
+        "detect_hardware", "errors", "load_config", "orders", "start", "strided", "train_once",
     ]  # fmt: skip
     for name in samestep.__all__:
         assert getattr(samestep, name) is not None
+    assert dir(samestep) == sorted([*samestep.__all__, "__version__"])

@@ -1,55 +1,82 @@
-"""Distributed PyTorch training that is the same run at any size."""
+"""Distributed PyTorch training that is the same run at any size.
+
+A config and a task, trained by `samestep train`, or a loop of one's own:
+
+    import samestep
+
+    with samestep.start("config.yaml") as run:
+        model, optimizer = run.prepare(model, optimizer)
+        for step in run.steps(dataset):
+            for batch in step.lanes:
+                loss = F.cross_entropy(model(batch.x), batch.y, reduction="sum")
+                step.backward(loss, count=len(batch))
+            step.update()
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from samestep import orders as orders
-    from samestep.assemble import train_once as train_once
+    from samestep import errors as errors
     from samestep.config import Config as Config
     from samestep.config import DistributedConfig as DistributedConfig
     from samestep.config import load_config as load_config
-    from samestep.data import LaneBatch as LaneBatch
+    from samestep.data import orders as orders
+    from samestep.data.batch import LaneBatch as LaneBatch
+    from samestep.data.iterable import strided as strided
+    from samestep.data.orders import Order as Order
+    from samestep.distributed.context import RunContext as RunContext
+    from samestep.distributed.context import create_run_context as create_run_context
+    from samestep.distributed.hardware import detect_hardware as detect_hardware
     from samestep.errors import SamestepError as SamestepError
-    from samestep.run import Run as Run
-    from samestep.run import start as start
-    from samestep.runtime.context import RunContext as RunContext
-    from samestep.runtime.context import create_run_context as create_run_context
-    from samestep.runtime.hardware import detect_hardware as detect_hardware
-    from samestep.step import Step as Step
-    from samestep.streams import strided as strided
-    from samestep.task import Schedule as Schedule
-    from samestep.task import Task as Task
+    from samestep.errors import UserError as UserError
+    from samestep.optim.schedules import Schedule as Schedule
+    from samestep.step.step import Step as Step
+    from samestep.step.step_log import StepRecord as StepRecord
+    from samestep.train.run import Run as Run
+    from samestep.train.run import start as start
+    from samestep.train.task import Task as Task
+    from samestep.train.train_once import train_once as train_once
 
-# Found when first asked for: `samestep --help` and the config need no torch.
-_HOMES = {
+# Imported when first used: `samestep --help` and the config need no torch.
+_MODULES = {
     "Config": "samestep.config",
     "DistributedConfig": "samestep.config",
-    "LaneBatch": "samestep.data",
-    "Run": "samestep.run",
-    "RunContext": "samestep.runtime.context",
+    "LaneBatch": "samestep.data.batch",
+    "Order": "samestep.data.orders",
+    "Run": "samestep.train.run",
+    "RunContext": "samestep.distributed.context",
     "SamestepError": "samestep.errors",
-    "Schedule": "samestep.task",
-    "Step": "samestep.step",
-    "Task": "samestep.task",
-    "create_run_context": "samestep.runtime.context",
-    "detect_hardware": "samestep.runtime.hardware",
+    "Schedule": "samestep.optim.schedules",
+    "Step": "samestep.step.step",
+    "StepRecord": "samestep.step.step_log",
+    "Task": "samestep.train.task",
+    "UserError": "samestep.errors",
+    "create_run_context": "samestep.distributed.context",
+    "detect_hardware": "samestep.distributed.hardware",
+    "errors": "samestep",
     "load_config": "samestep.config",
-    "orders": "samestep.orders",
-    "start": "samestep.run",
-    "strided": "samestep.streams",
-    "train_once": "samestep.assemble",
+    "orders": "samestep.data",
+    "start": "samestep.train.run",
+    "strided": "samestep.data.iterable",
+    "train_once": "samestep.train.train_once",
 }
 
-__all__ = sorted(_HOMES)
+__all__ = sorted(_MODULES)
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'samestep' has no attribute {name!r}")
-    from importlib import import_module
+    home = import_module(_MODULES[name])
+    # `errors` and `orders` are modules: importing them makes them attributes of their package.
+    if name in ("errors", "orders"):
+        return import_module(f"{home.__name__}.{name}")
+    return getattr(home, name)
 
-    module = import_module(_HOMES[name])
-    return module if _HOMES[name] == f"samestep.{name}" else getattr(module, name)
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,14 +1,14 @@
 """Every error samestep raises on purpose.
 
     SamestepError                 exit code 1
-    ├── UserMistake               exit code 2: something the user set, and can mend
+    ├── UserError               exit code 2: something the user set, and can mend
     │   ├── ConfigError           every mistake of one config, at once
     │   ├── PlanError             numbers that cannot be split: batch, lanes, ranks
     │   ├── LaunchError           the launch contradicts itself, the config or the machine
     │   ├── TaskError             the task file, or what it returned, breaks the contract
     │   ├── StepError             the step's calls came in an order that means nothing
     │   ├── CheckpointError       a checkpoint that cannot be read or written
-    │   ├── RunFolderError        a run directory that is in use, or cannot be written
+    │   ├── RunDirError        a run directory that is in use, or cannot be written
     │   ├── PrecisionError        a number format that the device cannot compute in
     │   ├── GraphError            a step that cannot be recorded as a CUDA graph
     │   ├── OutOfMemory           a lane that does not fit into the device's memory
@@ -20,14 +20,14 @@
     ├── InitError                 exit code 3: the process group could not be opened
     ├── RankFailed                a rank ended the run, with that rank's exit code
     ├── PeerLost                  exit code 1: another rank went away in a collective
-    ├── OutOfStep                 exit code 1: the ranks called different collectives
+    ├── CollectiveMismatch                 exit code 1: the ranks called different collectives
     ├── NonFiniteLoss             exit code 1: a loss was NaN or infinite
     ├── RanksDiffer               exit code 4: the ranks' weights or states are not the same
     ├── ExportDiffers             exit code 4: a file does not give what the model gives
     ├── RankHung                  exit code 7: a collective waited for a rank in vain
     └── Stopped                   exit code 75: a signal asked the run to stop, and it is saved
 
-A message says what was set, what was found and what to do. A `UserMistake` is shown on
+A message says what was set, what was found and what to do. A `UserError` is shown on
 the command line without a traceback. An exception from the user's own code is never
 wrapped: they see their own traceback.
 """
@@ -52,7 +52,7 @@ class SamestepError(Exception):
     exit_code = 1
 
 
-class UserMistake(SamestepError):
+class UserError(SamestepError):
     """Something the user set, and can mend."""
 
     exit_code = 2
@@ -71,7 +71,7 @@ class Mistake:
         return f"{where}: {self.message}" if where else self.message
 
 
-class ConfigError(UserMistake):
+class ConfigError(UserError):
     """Every mistake of one config, at once."""
 
     def __init__(self, source: str, mistakes: Sequence[Mistake]) -> None:
@@ -82,59 +82,59 @@ class ConfigError(UserMistake):
         super().__init__(f"{source} has {count}:\n{lines}")
 
 
-class PlanError(UserMistake):
+class PlanError(UserError):
     """Numbers that cannot be split."""
 
 
-class LaunchError(UserMistake):
+class LaunchError(UserError):
     """The launch contradicts itself, the config or the machine."""
 
 
-class TaskError(UserMistake):
+class TaskError(UserError):
     """The task file, or what it returned, breaks the contract."""
 
 
-class StepError(UserMistake):
+class StepError(UserError):
     """The step's calls came in an order that means nothing."""
 
 
-class CheckpointError(UserMistake):
+class CheckpointError(UserError):
     """A checkpoint that cannot be read or written."""
 
 
-class RunFolderError(UserMistake):
+class RunDirError(UserError):
     """A run directory that is in use by another run, or cannot be written."""
 
 
-class PrecisionError(UserMistake, RuntimeError):
+class PrecisionError(UserError, RuntimeError):
     """A number format that the device cannot compute in."""
 
 
-class GraphError(UserMistake):
+class GraphError(UserError):
     """A step that cannot be recorded as a CUDA graph."""
 
 
-class OutOfMemory(UserMistake):
+class OutOfMemory(UserError):
     """A lane that does not fit into the device's memory."""
 
 
-class ExportError(UserMistake):
+class ExportError(UserError):
     """A model that cannot be written in a format."""
 
 
-class OutputError(UserMistake):
+class OutputError(UserError):
     """A file to write that is there already, or cannot be written."""
 
 
-class RangeTestError(UserMistake):
+class RangeTestError(UserError):
     """A search for a learning rate that cannot be made as asked."""
 
 
-class EditError(UserMistake):
+class EditError(UserError):
     """A config file that a value cannot be put into safely."""
 
 
-class MissingExtraError(UserMistake):
+class MissingExtraError(UserError):
     """A feature whose optional packages are not installed."""
 
     def __init__(self, feature: str, extra: str) -> None:
@@ -161,7 +161,7 @@ class PeerLost(SamestepError):
     """Another rank went away while this one waited for it in a collective."""
 
 
-class OutOfStep(SamestepError):
+class CollectiveMismatch(SamestepError):
     """The ranks called different collectives."""
 
 

@@ -28,7 +28,7 @@ import yaml
 
 from samestep.checkpoint.store import list_checkpoints
 from samestep.config import load_config
-from samestep.record import RunRecord
+from samestep.train.record import RunRecord
 from tests.cli.processes import command, environment, processes_of
 from tests.distributed.running import settings
 from tests.ranks import RankProcesses
@@ -42,9 +42,9 @@ def train_in_chaos(config: dict[str, Any], record: str, dies_at_call: int | None
     """A rank of a run; rank 0 may kill itself at one of the calls of its save path."""
     if dies_at_call is not None and int(os.environ.get("RANK", "0")) == 0:
         _die_inside_saves(dies_at_call)
-    from samestep.assemble import train_once
-    from samestep.runtime.context import create_run_context
-    from samestep.runtime.hardware import detect_hardware
+    from samestep.distributed.context import create_run_context
+    from samestep.distributed.hardware import detect_hardware
+    from samestep.train.train_once import train_once
 
     loaded = load_config(config)
     with create_run_context(loaded, detect_hardware()) as context:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.record import RunRecord
+from samestep.train.record import RunRecord
 from tests.cluster import hosts as hosts_module
 from tests.cluster import slurm as slurm_module
 from tests.cluster import sshd as sshd_module

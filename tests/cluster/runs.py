@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from samestep.record import RunRecord
+from samestep.train.record import RunRecord
 
 ROOT = Path(__file__).parents[2]
 TASKS = ROOT / "tests" / "distributed" / "tasks.py"

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from samestep.jobs.slurm import FINAL
+from samestep.launch.run.slurm import FINAL
 from tests.cluster.daemons import Daemons
 from tests.cluster.hosts import Hosts, missing_commands
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.record import RunRecord
+from samestep.train.record import RunRecord
 from tests.cluster.hosts import Hosts
 from tests.cluster.runs import TASKS, Training, is_same, wait_for
 from tests.cluster.slurm import Slurm

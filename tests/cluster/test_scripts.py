@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.record import RunRecord
+from samestep.train.record import RunRecord
 from tests.cluster.runs import ROOT, Training, is_same
 from tests.cluster.slurm import Slurm
 

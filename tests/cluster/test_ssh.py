@@ -6,7 +6,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from samestep.record import RunRecord
+from samestep.train.record import RunRecord
 from tests.cluster.runs import TASKS, Training, is_same, wait_for
 from tests.cluster.sshd import Sshd
 

@@ -4,8 +4,8 @@ import json
 import os
 import socket
 
-from samestep.runtime.environment import detect_launch
-from samestep.runtime.hardware import owned_cpus
+from samestep.environment.hardware import owned_cpus
+from samestep.environment.launch import detect_launch
 
 facts = detect_launch(dict(os.environ))
 print(

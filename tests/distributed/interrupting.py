@@ -27,10 +27,10 @@ HOW: dict[str, Callable[[], None]] = {
 
 def train_and_end(config: dict[str, Any], record: str, at: int, rank: int, how: str) -> int:
     """Train; on one rank, something happens in the middle of one step. Returns the steps."""
-    from samestep.assemble import train_once
-    from samestep.runtime.context import create_run_context
-    from samestep.runtime.hardware import detect_hardware
-    from samestep.step import Step
+    from samestep.distributed.context import create_run_context
+    from samestep.distributed.hardware import detect_hardware
+    from samestep.step.step import Step
+    from samestep.train.train_once import train_once
 
     if int(os.environ.get("RANK", "0")) == rank and how:
         whole = Step._leave_lane

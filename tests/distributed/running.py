@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.config import load_config
-from samestep.record import RunRecord, read_state
+from samestep.train.record import RunRecord, read_state
 from tests.ranks import run_ranks
 
 TASKS = Path(__file__).with_name("tasks.py")
@@ -28,9 +28,9 @@ def settings(task: str, folder: Path, **values: Any) -> dict[str, Any]:
 
 
 def _train(config: dict[str, Any], record: str) -> None:
-    from samestep.assemble import train_once
-    from samestep.runtime.context import create_run_context
-    from samestep.runtime.hardware import detect_hardware
+    from samestep.distributed.context import create_run_context
+    from samestep.distributed.hardware import detect_hardware
+    from samestep.train.train_once import train_once
 
     loaded = load_config(config)
     with create_run_context(loaded, detect_hardware()) as context:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from samestep import LaneBatch, Schedule, Task, orders
-from samestep.runtime.environment import detect_launch
+from samestep.environment.launch import detect_launch
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -334,7 +334,7 @@ class LibrarySum(Everything):
     def model(self) -> nn.Module:
         import torch.distributed as dist
 
-        from samestep.runtime import exchange
+        from samestep.reduce import exchange
 
         def start(self: Any) -> Iterator[Any]:
             yield dist.all_reduce(self.total, async_op=True)
@@ -438,7 +438,7 @@ class SkipsBarrier(Everything):
     def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
         import gc
 
-        from samestep.runtime.collectives import TorchCollectives
+        from samestep.distributed.collectives import TorchCollectives
 
         self.calls = getattr(self, "calls", 0) + 1
         if self.calls == 3 and rank() != 1:

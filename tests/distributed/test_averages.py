@@ -12,7 +12,7 @@ from torch import nn
 
 from samestep.checkpoint.format import read_model, read_training, verify_checkpoint
 from samestep.checkpoint.store import list_checkpoints
-from samestep.trained import load_trained
+from samestep.inference.trained_model import load_trained
 from tests.distributed.interrupting import finish, go_on
 from tests.distributed.running import assert_same, settings, train
 from tests.ranks import run_ranks
@@ -116,10 +116,10 @@ def test_a_phase_that_the_run_ends_before_says_so(tmp_path: Path) -> None:
 
 
 def _average(config: dict[str, Any], count: int, by: Any) -> Any:
-    from samestep.averaging import average_run
     from samestep.config import load_config
-    from samestep.runtime.context import create_run_context
-    from samestep.runtime.hardware import detect_hardware
+    from samestep.distributed.context import create_run_context
+    from samestep.distributed.hardware import detect_hardware
+    from samestep.inference.checkpoint_average import average_run
 
     loaded = load_config(config)
     with create_run_context(loaded, detect_hardware()) as context:
@@ -154,13 +154,13 @@ def test_iterable_data_is_measured_too(tmp_path: Path) -> None:
 
 
 def _sync_batchnorm(config: dict[str, Any]) -> list[float]:
-    from samestep.batchnorm import measure_batchnorm
     from samestep.config import load_config
-    from samestep.data import Lanes
-    from samestep.plan import deal_lanes
-    from samestep.runtime.context import create_run_context
-    from samestep.runtime.hardware import detect_hardware
-    from samestep.runtime.randomness import Streams
+    from samestep.data.batch import Lanes
+    from samestep.distributed.context import create_run_context
+    from samestep.distributed.hardware import detect_hardware
+    from samestep.lanes.plan import deal_lanes
+    from samestep.lanes.rng import Streams
+    from samestep.train.batchnorm import measure_batchnorm
     from tests.distributed.tasks import points
 
     loaded = load_config(config)

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from samestep import DistributedConfig, create_run_context, detect_hardware
+from samestep.distributed.context import DDPContext, SingleProcessContext
 from samestep.errors import InitError, PeerLost
-from samestep.runtime.context import DDPContext, SingleProcessContext
 from tests.ranks import answers_of_ranks, run_ranks
 
 

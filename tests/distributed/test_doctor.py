@@ -14,13 +14,13 @@ import torch.distributed as dist
 
 from samestep import DistributedConfig, create_run_context, detect_hardware
 from samestep.config import Config, load_config
+from samestep.distributed.probe import SIZES, call_in_order, try_all_reduce
 from samestep.doctor.examine import examine
 from samestep.doctor.facts import Machine, Space, look
 from samestep.doctor.findings import Examination, Finding
 from samestep.doctor.machine import GB
 from samestep.doctor.ranks import check_order, read_clocks
-from samestep.runtime.environment import process_environment
-from samestep.runtime.probe import SIZES, call_in_order, try_all_reduce
+from samestep.environment.variables import process_environment
 from tests.ranks import run_ranks
 
 

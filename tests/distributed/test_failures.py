@@ -18,10 +18,10 @@ QUICK = {"distributed": {"timeout": 6, "threads_per_rank": 1}}
 
 
 def _train(config: dict[str, Any]) -> None:
-    from samestep.assemble import train_once
     from samestep.config import load_config
-    from samestep.runtime.context import create_run_context
-    from samestep.runtime.hardware import detect_hardware
+    from samestep.distributed.context import create_run_context
+    from samestep.distributed.hardware import detect_hardware
+    from samestep.train.train_once import train_once
 
     loaded = load_config(config)
     with create_run_context(loaded, detect_hardware()) as context:
@@ -108,7 +108,7 @@ def _signalled_one_after_another(config: dict[str, Any]) -> None:
     import os
     import signal
 
-    from samestep.step import Step
+    from samestep.step.step import Step
 
     rank, whole = int(os.environ["RANK"]), Step.update
 

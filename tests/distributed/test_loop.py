@@ -39,9 +39,9 @@ def _train_watching_writes(config: dict[str, Any]) -> list[str]:
                 written.append(Path(path).relative_to(config["run_dir"]).as_posix())
 
     sys.addaudithook(audit)
-    from samestep.assemble import train_once
-    from samestep.runtime.context import create_run_context
-    from samestep.runtime.hardware import detect_hardware
+    from samestep.distributed.context import create_run_context
+    from samestep.distributed.hardware import detect_hardware
+    from samestep.train.train_once import train_once
 
     loaded = load_config(config)
     with create_run_context(loaded, detect_hardware()) as context:
@@ -153,9 +153,9 @@ def _own_loop(overrides: list[str]) -> None:
 
 
 def _recipe(overrides: list[str]) -> None:
-    from samestep.assemble import train_once
-    from samestep.runtime.context import create_run_context
-    from samestep.runtime.hardware import detect_hardware
+    from samestep.distributed.context import create_run_context
+    from samestep.distributed.hardware import detect_hardware
+    from samestep.train.train_once import train_once
 
     loaded = load_config(DIGITS, overrides)
     with create_run_context(loaded, detect_hardware()) as context:

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from samestep.config import load_config
-from samestep.lr_curve import RangeTest
-from samestep.lr_finder import Found, find_lr
+from samestep.lr_finder.curve import RangeTest
+from samestep.lr_finder.range_test import Found, find_lr
 from tests.distributed.running import settings, train
 from tests.ranks import run_ranks
 
 
 def _find(config: dict[str, Any], test: RangeTest) -> Found:
-    from samestep.runtime.context import create_run_context
-    from samestep.runtime.hardware import detect_hardware
+    from samestep.distributed.context import create_run_context
+    from samestep.distributed.hardware import detect_hardware
 
     loaded = load_config(config)
     with create_run_context(loaded, detect_hardware()) as context:

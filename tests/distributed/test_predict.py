@@ -6,16 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from samestep.tables import FORMATS
+from samestep.inference.tables import FORMATS
 from tests.predicting import finished_run
 from tests.ranks import answers_of_ranks, run_ranks
 
 
 def _predict(run: str, folder: str, data: str, formats: list[str], overrides: list[str]) -> Any:
-    from samestep.folder import config_of
-    from samestep.prediction import Request, predict_once
-    from samestep.runtime.context import create_run_context
-    from samestep.runtime.hardware import detect_hardware
+    from samestep.distributed.context import create_run_context
+    from samestep.distributed.hardware import detect_hardware
+    from samestep.inference.predict import Request, predict_once
+    from samestep.train.run_dir import config_of
 
     config = config_of(Path(run), overrides)
     with create_run_context(config, detect_hardware()) as context:

@@ -14,11 +14,11 @@ import torch
 import torch._dynamo  # the first optimizer does it, and it sets a variable of the environment
 from torch import Tensor
 
-from samestep.assemble import train_once
 from samestep.config import load_config
-from samestep.exporting import export_run
-from samestep.runtime.context import create_run_context
-from samestep.runtime.hardware import detect_hardware
+from samestep.distributed.context import create_run_context
+from samestep.distributed.hardware import detect_hardware
+from samestep.export.export_run import export_run
+from samestep.train.train_once import train_once
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cpp"
 METHODS = ("forward", "normalise", "jacobian")

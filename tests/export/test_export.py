@@ -19,12 +19,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from typer.testing import CliRunner
 
-from samestep.assemble import train_once
 from samestep.checkpoint.export import pick
 from samestep.checkpoint.files import Files, sha256_of
 from samestep.checkpoint.format import read_model, read_training, write_checkpoint
 from samestep.cli import app
 from samestep.config import load_config
+from samestep.distributed.context import create_run_context
+from samestep.distributed.hardware import detect_hardware
 from samestep.errors import (
     CheckpointError,
     ExportDiffers,
@@ -32,10 +33,9 @@ from samestep.errors import (
     MissingExtraError,
     TaskError,
 )
-from samestep.exporting import FORMATS, config_hash, export_run
-from samestep.runtime.context import create_run_context
-from samestep.runtime.hardware import detect_hardware
-from samestep.trained import load_trained
+from samestep.export.export_run import FORMATS, config_hash, export_run
+from samestep.inference.trained_model import load_trained
+from samestep.train.train_once import train_once
 from tests.export.tasks import CLASSES, FEATURES
 
 TASKS = Path(__file__).with_name("tasks.py")

@@ -95,7 +95,7 @@ def _refusals(config: dict[str, Any], kind: str) -> str:
 
     import samestep
     from samestep.errors import GraphError
-    from samestep.ledger import StepRecord
+    from samestep.step.step_log import StepRecord
 
     task = Everything()
     calls = [0]

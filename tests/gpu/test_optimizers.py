@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from samestep.config.optimization import OptimizerConfig
-from samestep.optimizers import build_optimizers
+from samestep.config.optim import OptimizerConfig
+from samestep.optim.optimizers import build_optimizers
 from tests.distributed.running import assert_same, train
 
 pytestmark = [

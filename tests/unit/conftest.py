@@ -9,7 +9,7 @@ from tests.unit.clock import Clock
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The pulse's clock, in the test's hand."""
+    """The activity's clock, in the test's hand."""
     found = Clock()
-    monkeypatch.setattr("samestep.runtime.pulse.perf_counter", found)
+    monkeypatch.setattr("samestep.distributed.health.activity.perf_counter", found)
     return found

@@ -21,7 +21,7 @@ from samestep.amp import (
     detect_bf16_support,
     get_optimal_dtype,
 )
-from samestep.errors import CheckpointError, SamestepError, StepError, TaskError, UserMistake
+from samestep.errors import CheckpointError, SamestepError, StepError, TaskError, UserError
 from tests.amp_training import (
     LANES,
     OVERFLOWING,
@@ -138,7 +138,7 @@ def test_what_a_machine_computes_in_has_a_reason(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_a_config_refuses_what_means_nothing(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UserMistake, match=next(iter(wrong))):
+    with pytest.raises(UserError, match=next(iter(wrong))):
         AMPConfig.force_fp16(**wrong)
 
 
@@ -160,9 +160,9 @@ def test_the_config_goes_by_either_name() -> None:
     config = AMPConfig.force_fp16()
     with AMPTrainer(model=net(), amp_config=config, loss_fn=mean_loss) as trainer:
         assert trainer.precision_dtype is torch.float16
-    with pytest.raises(UserMistake, match="amp_config"):
+    with pytest.raises(UserError, match="amp_config"):
         AMPTrainer(net(), config, amp_config=config)
-    with pytest.raises(UserMistake, match="config"):
+    with pytest.raises(UserError, match="config"):
         AMPTrainer(net())
 
 
@@ -466,7 +466,7 @@ def test_an_optimizer_may_be_left_out(tmp_path: Path) -> None:
 def test_no_checkpoint_is_written_in_the_middle_of_an_accumulation(tmp_path: Path) -> None:
     with make_trainer("fp32") as trainer:
         trainer.training_step(lanes_of(1)[0][0])
-        with pytest.raises(UserMistake, match=r"1 of 4"):
+        with pytest.raises(UserError, match=r"1 of 4"):
             trainer.save_checkpoint(tmp_path / "state.pt")
     assert not list(tmp_path.iterdir())
 
@@ -525,22 +525,22 @@ def test_nccl_without_a_gpu_says_what_to_do() -> None:
 
 @pytest.mark.parametrize(("rank", "world"), [(2, 2), (-1, 2), (0, 0)])
 def test_a_rank_outside_of_its_world_is_refused(rank: int, world: int) -> None:
-    with pytest.raises(UserMistake, match=r"rank|world_size"):
+    with pytest.raises(UserError, match=r"rank|world_size"):
         DistributedAMPTrainer(net(), AMPConfig.auto(), rank=rank, world_size=world, backend="gloo")
 
 
 def test_a_gpu_that_is_not_there_is_refused() -> None:
-    with pytest.raises(UserMistake, match=r"device_ids is \[0, 1\]"):
+    with pytest.raises(UserError, match=r"device_ids is \[0, 1\]"):
         DistributedAMPTrainer(net(), AMPConfig.auto(), device_ids=[0, 1])
     trainer = DistributedAMPTrainer(net(), AMPConfig.auto(), device_ids=[0])
-    with pytest.raises(UserMistake, match="GPU 0 but torch sees 0"):
+    with pytest.raises(UserError, match="GPU 0 but torch sees 0"):
         trainer.setup_distributed()
 
 
 def test_another_model_is_not_wrapped() -> None:
     with (
         DistributedAMPTrainer(net(), AMPConfig.auto()) as trainer,
-        pytest.raises(UserMistake, match="another model"),
+        pytest.raises(UserError, match="another model"),
     ):
         trainer.wrap_model(net())
 

@@ -12,15 +12,15 @@ import torch._dynamo  # the first optimizer does it, and it sets a variable of t
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from samestep.averages import Ema, RunningMean, Swa
 from samestep.checkpoint.snapshot import Snapshot
 from samestep.config import load_config
-from samestep.config.optimization import EmaConfig, SwaConfig
+from samestep.config.optim import EmaConfig, SwaConfig
+from samestep.distributed.collectives import SoloCollectives
+from samestep.distributed.health.activity import Activity
 from samestep.errors import CheckpointError, ConfigError, StepError, TaskError
-from samestep.runtime.collectives import SoloCollectives
-from samestep.runtime.pulse import Pulse
+from samestep.optim.weight_average import Ema, RunningMean, Swa
 
-ALONE = SoloCollectives(Pulse())
+ALONE = SoloCollectives(Activity())
 
 
 class Tied(nn.Module):
@@ -254,7 +254,7 @@ def test_with_rank0_the_others_hold_nothing_and_get_it_for_a_block() -> None:
     model = Tied()
     rule = EmaConfig(policy="rank0")
     main = Ema(model, rule, None, ALONE)
-    other = Ema(model, rule, None, Elsewhere(Pulse()))
+    other = Ema(model, rule, None, Elsewhere(Activity()))
     move(model, 1)
     main.update()
     other.update()

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from samestep import orders
-from samestep.batchnorm import measure_batchnorm
 from samestep.config import load_config
-from samestep.data import LaneBatch, Lanes
-from samestep.runtime.context import SingleProcessContext
-from samestep.runtime.randomness import Streams
+from samestep.data.batch import LaneBatch, Lanes
+from samestep.distributed.context import SingleProcessContext
+from samestep.lanes.rng import Streams
+from samestep.train.batchnorm import measure_batchnorm
 
 SAMPLES = torch.randn(22, 3, generator=torch.Generator().manual_seed(1)) * 3 + 2
 

@@ -11,9 +11,9 @@ import torch
 from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from samestep.clipping import Clipping
-from samestep.config.optimization import ClipConfig
+from samestep.config.optim import ClipConfig
 from samestep.errors import CheckpointError
+from samestep.optim.clipping import Clipping
 
 CPU = torch.device("cpu")
 Groups = list[list[Parameter]]

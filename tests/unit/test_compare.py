@@ -8,7 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samestep.compare import (
+from samestep.errors import ConfigError
+from samestep.train.record import RunRecord
+from samestep.verify.compare import (
     Difference,
     first_loss_difference,
     first_sample_difference,
@@ -19,8 +21,6 @@ from samestep.compare import (
     same_bits,
     ulp_distance,
 )
-from samestep.errors import ConfigError
-from samestep.record import RunRecord
 
 unhurried = settings(deadline=None)
 FLOATS = [torch.float64, torch.float32, torch.bfloat16]

@@ -13,8 +13,8 @@ from samestep.config import DistributedConfig, load_config, read_config
 from samestep.config.aliases import ALIASES
 from samestep.config.loading import describe_key, schema_keys
 from samestep.config.plain_yaml import parse_yaml
+from samestep.environment.launch import detect_launch
 from samestep.errors import ConfigError
-from samestep.runtime.environment import detect_launch
 
 unhurried = settings(deadline=None)
 

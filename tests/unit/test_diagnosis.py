@@ -19,34 +19,33 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from samestep.config import load_config
-from samestep.errors import (
-    LaunchError,
-    OutOfStep,
-    PeerLost,
-    RankFailed,
-    RankHung,
-    SamestepError,
-    Stopped,
-)
-from samestep.launchers.local import local_launch
-from samestep.launchers.size import Size
-from samestep.launchers.work import Work
-from samestep.runtime import heartbeat
-from samestep.runtime.diagnosis import Beat, different_calls, hang_report
-from samestep.runtime.early import EarlySignals
-from samestep.runtime.heartbeat import Heartbeat
-from samestep.runtime.lanestats import RankNote
-from samestep.runtime.pulse import (
+from samestep.distributed.deferred_signals import DeferredSignals
+from samestep.distributed.health import heartbeat
+from samestep.distributed.health.activity import (
     COMPUTE,
     DATA,
     EXCHANGE,
     READING,
     SAVE,
     STARTING,
-    Pulse,
+    Activity,
 )
-from samestep.runtime.signals import STOPPING, StopSignals, Wish
-from samestep.runtime.verdict import Verdict, read_failures
+from samestep.distributed.health.hang_report import Beat, different_calls, hang_report
+from samestep.distributed.health.heartbeat import Heartbeat
+from samestep.distributed.signals import STOPPING, AgreedAction, StopSignals
+from samestep.errors import (
+    CollectiveMismatch,
+    LaunchError,
+    PeerLost,
+    RankFailed,
+    RankHung,
+    SamestepError,
+    Stopped,
+)
+from samestep.launch.commands.local import local_launch
+from samestep.launch.commands.rank_command import RankCommand
+from samestep.launch.commands.size import Size
+from samestep.launch.run.exit_report import ExitReport, read_failures
 from tests.unit.clock import Clock
 
 # -- a hang ---------------------------------------------------------------------------------------
@@ -177,13 +176,13 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @contextmanager
 def beating(
-    pulses: Sequence[Pulse], timeout: float = 0.8, lost_after: float = 60.0
+    pulses: Sequence[Activity], timeout: float = 0.8, lost_after: float = 60.0
 ) -> Iterator[list[Heartbeat]]:
-    """One heartbeat a pulse, as if each were a rank."""
+    """One heartbeat an activity, as if each were a rank."""
     store = dist.HashStore()  # type: ignore[attr-defined]
     hearts = [
-        Heartbeat(store, n, len(pulses), pulse, timeout, lost_after)
-        for n, pulse in enumerate(pulses)
+        Heartbeat(store, n, len(pulses), activity, timeout, lost_after)
+        for n, activity in enumerate(pulses)
     ]
     try:
         until(lambda: store.check([f"samestep/1/beat/{n}" for n in range(len(pulses))]))
@@ -205,7 +204,7 @@ def lost(words: str = "lost another rank: Connection closed by peer") -> PeerLos
 
 
 def test_a_rank_that_failed_first_is_named_to_the_others() -> None:
-    with beating([Pulse(), Pulse()]) as (mine, other):
+    with beating([Activity(), Activity()]) as (mine, other):
         other.announce(ValueError("boom\nand more"))
         told = mine.explain(lost())
     assert isinstance(told, PeerLost)
@@ -216,14 +215,14 @@ def test_a_rank_that_failed_first_is_named_to_the_others() -> None:
 
 
 def test_of_two_that_fail_the_first_one_counts() -> None:
-    with beating([Pulse(), Pulse(), Pulse()]) as (mine, second, third):
+    with beating([Activity(), Activity(), Activity()]) as (mine, second, third):
         third.announce(KeyError("x"))
         second.announce(ValueError("boom"))
         assert "rank 2" in str(mine.explain(lost()))
 
 
 def test_a_collective_that_timed_out_is_a_hang_with_a_report() -> None:
-    pulses = [Pulse(), Pulse()]
+    pulses = [Activity(), Activity()]
     pulses[1].enter(DATA)
     pulses[1].step = 7
     with beating(pulses) as (mine, _):
@@ -237,18 +236,18 @@ def test_a_collective_that_timed_out_is_a_hang_with_a_report() -> None:
 
 
 def test_ranks_that_called_different_collectives_are_out_of_step() -> None:
-    pulses = [Pulse(), Pulse()]
-    for pulse, name in zip(pulses, ("gradients", "gather"), strict=True):
-        with pulse.waiting("losses"), pulse.waiting(name):
+    pulses = [Activity(), Activity()]
+    for activity, name in zip(pulses, ("gradients", "gather"), strict=True):
+        with activity.waiting("losses"), activity.waiting(name):
             pass
     with beating(pulses, timeout=1.6) as (mine, _):
         told = mine.explain(lost())
-    assert isinstance(told, OutOfStep)
+    assert isinstance(told, CollectiveMismatch)
     assert "as #2: rank 0 called gradients; rank 1 called gather" in str(told)
 
 
 def test_the_last_sign_of_a_rank_is_as_old_as_it_is() -> None:
-    pulses = [Pulse(), Pulse()]
+    pulses = [Activity(), Activity()]
     pulses[1].enter(COMPUTE)
     with beating(pulses) as (mine, other):
         other._moved -= 100  # a long step, but it was there a moment ago
@@ -262,7 +261,7 @@ def test_the_last_sign_of_a_rank_is_as_old_as_it_is() -> None:
 
 
 def test_a_rank_that_is_gone_is_named_with_a_short_timeout_too() -> None:
-    pulses = [Pulse(), Pulse()]
+    pulses = [Activity(), Activity()]
     pulses[1].enter(COMPUTE)
     with beating(pulses) as (mine, other):
         other.stop()
@@ -274,7 +273,7 @@ def test_a_rank_that_is_stuck_after_another_one_failed_ends_itself(
     ended: list[int], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(heartbeat, "_SECONDS_TO_END", 0.2)
-    pulses = [Pulse(), Pulse()]
+    pulses = [Activity(), Activity()]
     pulses[0].enter(COMPUTE)
     pulses[0].step = 3
     with beating(pulses) as (_, other):
@@ -296,7 +295,7 @@ def test_a_collective_that_never_comes_back_ends_the_rank(
     phase: str,
 ) -> None:
     monkeypatch.setattr(heartbeat, "_SECONDS_TO_END", 0.2)
-    pulses = [Pulse(), Pulse()]
+    pulses = [Activity(), Activity()]
     pulses[1].enter(DATA)
     pulses[0].waiting("gradients", phase).__enter__()
     with beating(pulses):
@@ -310,9 +309,9 @@ def test_a_collective_that_never_comes_back_ends_the_rank(
 def test_a_rank_without_a_sign_of_life_is_lost_long_before_the_timeout(
     ended: list[int], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    pulses = [Pulse(), Pulse(), Pulse()]
-    for pulse in pulses[1:]:
-        pulse.enter(COMPUTE)
+    pulses = [Activity(), Activity(), Activity()]
+    for activity in pulses[1:]:
+        activity.enter(COMPUTE)
     with beating(pulses, timeout=60, lost_after=4) as hearts:
         mine, _, other = hearts
         for heart in hearts:
@@ -328,7 +327,7 @@ def test_a_rank_without_a_sign_of_life_is_lost_long_before_the_timeout(
 
 
 def test_ranks_that_are_busy_for_long_are_not_lost(ended: list[int]) -> None:
-    pulses = [Pulse(), Pulse()]
+    pulses = [Activity(), Activity()]
     pulses[1].enter(COMPUTE)
     with beating(pulses, timeout=60, lost_after=4) as hearts:
         for heart in hearts:
@@ -339,9 +338,9 @@ def test_ranks_that_are_busy_for_long_are_not_lost(ended: list[int]) -> None:
 
 
 def test_a_long_step_of_our_own_is_no_hang(ended: list[int]) -> None:
-    pulses = [Pulse(), Pulse()]
-    for pulse in pulses:
-        pulse.enter(COMPUTE)
+    pulses = [Activity(), Activity()]
+    for activity in pulses:
+        activity.enter(COMPUTE)
     with beating(pulses, timeout=0.4) as hearts:
         for heart in hearts:
             heart._moved -= 1000
@@ -349,70 +348,74 @@ def test_a_long_step_of_our_own_is_no_hang(ended: list[int]) -> None:
     assert not ended
 
 
-# -- the pulse ------------------------------------------------------------------------------------
+# -- the activity ------------------------------------------------------------------------------------
 
 
 def test_the_phases_add_up_to_the_time_that_passed(clock: Clock) -> None:
-    pulse = Pulse()
-    pulse.begin_step(0)
+    activity = Activity()
+    activity.begin_step(0)
     for phase, seconds in [(DATA, 1), (COMPUTE, 2), (EXCHANGE, 4), (COMPUTE, 8), (SAVE, 16)]:
-        assert pulse.enter(phase) in pulse.seconds
+        assert activity.enter(phase) in activity.seconds
         clock.now += seconds
-    pulse.end_step()
+    activity.end_step()
     clock.now += 100
-    spent = {phase: seconds for phase, seconds in pulse.seconds.items() if seconds}
+    spent = {phase: seconds for phase, seconds in activity.seconds.items() if seconds}
     assert spent == {DATA: 1, COMPUTE: 10, EXCHANGE: 4, SAVE: 16}
-    assert pulse.busy == 11
+    assert activity.busy == 11
 
 
 def test_only_some_steps_are_timed(clock: Clock) -> None:
-    pulse = Pulse()
+    activity = Activity()
     for step in range(17):
-        pulse.begin_step(step)
-        pulse.enter(DATA)
+        activity.begin_step(step)
+        activity.enter(DATA)
         clock.now += 1
-        pulse.enter(COMPUTE)
-        pulse.end_step()
-    assert (pulse.timed_steps, pulse.seconds[DATA]) == (3, 3.0)
-    with pulse.during(SAVE):  # but this always is
+        activity.enter(COMPUTE)
+        activity.end_step()
+    assert (activity.timed_steps, activity.seconds[DATA]) == (3, 3.0)
+    with activity.during(SAVE):  # but this always is
         clock.now += 5
-    assert pulse.seconds[SAVE] == 5
+    assert activity.seconds[SAVE] == 5
 
 
 def test_a_phase_inside_another_gives_it_back(clock: Clock) -> None:
-    pulse = Pulse()
-    assert pulse.phase == STARTING
-    pulse.begin_step(0)
-    with pulse.during(SAVE):
+    activity = Activity()
+    assert activity.phase == STARTING
+    activity.begin_step(0)
+    with activity.during(SAVE):
         clock.now += 1
-        with pulse.waiting("broadcast"):
-            assert pulse.phase == EXCHANGE
+        with activity.waiting("broadcast"):
+            assert activity.phase == EXCHANGE
             clock.now += 2
-        assert pulse.phase == SAVE
+        assert activity.phase == SAVE
         clock.now += 4
-    assert pulse.phase == COMPUTE
-    assert (pulse.seconds[SAVE], pulse.seconds[EXCHANGE], pulse.seconds[COMPUTE]) == (5, 2, 0)
+    assert activity.phase == COMPUTE
+    assert (activity.seconds[SAVE], activity.seconds[EXCHANGE], activity.seconds[COMPUTE]) == (
+        5,
+        2,
+        0,
+    )
 
 
 def test_what_failed_stays_where_it_failed() -> None:
-    pulse = Pulse()
-    with pytest.raises(KeyError), pulse.during(SAVE), pulse.during(READING):
+    activity = Activity()
+    with pytest.raises(KeyError), activity.during(SAVE), activity.during(READING):
         raise KeyError
-    assert pulse.phase == READING
+    assert activity.phase == READING
 
 
 def test_collectives_are_numbered_and_remembered() -> None:
-    pulse = Pulse()
+    activity = Activity()
     for number in range(100):
-        with pulse.waiting(f"call {number}"):
+        with activity.waiting(f"call {number}"):
             pass
-    assert (pulse.sequence, pulse.collective) == (100, "call 99")
-    assert list(pulse.recent) == [(number + 1, f"call {number}") for number in range(36, 100)]
-    with pulse.waiting("call 99"), pulse.waiting("another"):
-        assert (pulse.sequence, pulse.collective) == (102, "another")
-    assert list(pulse.recent)[-2:] == [(101, "call 99"), (102, "another")]
-    assert list(Pulse().recent) == []
-    assert Pulse().collective == ""
+    assert (activity.sequence, activity.collective) == (100, "call 99")
+    assert list(activity.recent) == [(number + 1, f"call {number}") for number in range(36, 100)]
+    with activity.waiting("call 99"), activity.waiting("another"):
+        assert (activity.sequence, activity.collective) == (102, "another")
+    assert list(activity.recent)[-2:] == [(101, "call 99"), (102, "another")]
+    assert list(Activity().recent) == []
+    assert Activity().collective == ""
 
 
 @pytest.mark.parametrize(
@@ -424,16 +427,16 @@ def test_collectives_are_numbered_and_remembered() -> None:
     ],
 )
 def test_a_broken_connection_becomes_a_lost_peer(error: RuntimeError) -> None:
-    pulse = Pulse()
-    with pytest.raises(PeerLost, match="lost another rank: ") as caught, pulse.waiting("losses"):
+    activity = Activity()
+    with pytest.raises(PeerLost, match="lost another rank: ") as caught, activity.waiting("losses"):
         raise error
     assert caught.value.__cause__ is error
-    assert pulse.phase == EXCHANGE
+    assert activity.phase == EXCHANGE
 
 
 @pytest.mark.parametrize("error", [ValueError("gloo"), RuntimeError("shapes do not match")])
 def test_an_error_of_our_own_in_a_collective_stays_itself(error: Exception) -> None:
-    with pytest.raises(type(error)) as caught, Pulse().waiting("losses"):
+    with pytest.raises(type(error)) as caught, Activity().waiting("losses"):
         raise error
     assert caught.value is error
 
@@ -442,18 +445,18 @@ def test_an_error_of_our_own_in_a_collective_stays_itself(error: Exception) -> N
 
 
 @pytest.mark.parametrize(
-    ("flags", "wish"),
+    ("flags", "action"),
     [
-        ([0, 0], Wish()),
-        ([0, 256], Wish(save=True)),
-        ([0, float(signal.SIGTERM)], Wish(signal="SIGTERM", rank=1)),
-        ([float(signal.SIGUSR1), float(signal.SIGTERM)], Wish(signal="SIGUSR1", rank=0)),
-        ([0, 256.0 + signal.SIGUSR2, 0], Wish(save=True, signal="SIGUSR2", rank=1)),
-        ([256.0, float(signal.SIGINT)], Wish(save=True, signal="SIGINT", rank=1)),
+        ([0, 0], AgreedAction()),
+        ([0, 256], AgreedAction(save=True)),
+        ([0, float(signal.SIGTERM)], AgreedAction(signal="SIGTERM", rank=1)),
+        ([float(signal.SIGUSR1), float(signal.SIGTERM)], AgreedAction(signal="SIGUSR1", rank=0)),
+        ([0, 256.0 + signal.SIGUSR2, 0], AgreedAction(save=True, signal="SIGUSR2", rank=1)),
+        ([256.0, float(signal.SIGINT)], AgreedAction(save=True, signal="SIGINT", rank=1)),
     ],
 )
-def test_the_ranks_wishes_become_one(flags: list[float], wish: Wish) -> None:
-    assert Wish.of([RankNote(flag) for flag in flags]) == wish
+def test_the_ranks_flags_become_one_action(flags: list[float], action: AgreedAction) -> None:
+    assert AgreedAction.of(flags) == action
 
 
 @pytest.fixture
@@ -475,7 +478,7 @@ def test_a_signal_only_sets_a_flag(number: signal.Signals, handlers: dict[Any, A
         assert signals.flag(save=False) == number
         assert signals.flag(save=True) == number + 256
         os.kill(os.getpid(), number)  # again and again
-        assert Wish.of([RankNote(signals.flag(save=False))]).signal == number.name
+        assert AgreedAction.of([signals.flag(save=False)]).signal == number.name
 
 
 def test_the_first_interrupt_asks_and_the_second_one_ends(
@@ -500,7 +503,7 @@ def test_of_several_signals_the_first_one_counts(handlers: dict[Any, Any]) -> No
 
 def test_a_save_alone_is_no_signal(handlers: dict[Any, Any]) -> None:
     with StopSignals() as signals:
-        assert Wish.of([RankNote(signals.flag(save=True))]) == Wish(save=True)
+        assert AgreedAction.of([signals.flag(save=True)]) == AgreedAction(save=True)
 
 
 def test_handlers_are_what_they_were_also_after_an_error(handlers: dict[Any, Any]) -> None:
@@ -582,7 +585,7 @@ def silent(rank: int, code: int, when: int = 0) -> ProcessFailure:
     return failure
 
 
-def verdict(folder: Path, *failures: ProcessFailure, ranks: int = 4) -> Verdict:
+def verdict(folder: Path, *failures: ProcessFailure, ranks: int = 4) -> ExitReport:
     launch = folder / "launch"
     return read_failures({failure.local_rank: failure for failure in failures}, ranks, launch)
 
@@ -767,18 +770,18 @@ def test_a_launch_that_contradicts_itself_is_refused(
 ) -> None:
     config = load_config(GOOD, overrides)
     with pytest.raises(SamestepError) as caught:
-        local_launch(Work(config, Path("run.yaml")), **options)
+        local_launch(RankCommand(config, Path("run.yaml")), **options)
     assert words in str(caught.value)
 
 
 def test_a_range_of_ranks_starts_the_most_and_knows_the_fewest() -> None:
     config = load_config(GOOD, ())
-    launch = local_launch(Work(config, Path("run.yaml")), Size(2, 4), max_restarts=3)
+    launch = local_launch(RankCommand(config, Path("run.yaml")), Size(2, 4), max_restarts=3)
     assert (launch.nproc, launch.min_nproc, launch.max_restarts) == (4, 2, 3)
 
 
 def test_a_signal_before_the_run_has_begun_is_not_lost() -> None:
-    with EarlySignals():
+    with DeferredSignals():
         os.kill(os.getpid(), signal.SIGUSR1)
         with StopSignals() as signals:
             assert signals.flag(save=False) == signal.SIGUSR1

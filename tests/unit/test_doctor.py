@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from samestep.config import Config, load_config
+from samestep.distributed.probe import Reduced
 from samestep.doctor.agreement import check_agreement
 from samestep.doctor.examine import check_launch, examine
 from samestep.doctor.facts import Load, Machine, RankReport, Space, look
@@ -48,11 +49,11 @@ from samestep.doctor.ranks import (
     check_sharing,
 )
 from samestep.doctor.show import print_examination, summary
-from samestep.runtime.environment import Fact, detect_launch
-from samestep.runtime.hardware import Hardware
-from samestep.runtime.interfaces import Interface, resolve
-from samestep.runtime.limits import Limits, read_limits
-from samestep.runtime.probe import Reduced
+from samestep.environment.cgroups import Limits, read_limits
+from samestep.environment.fact import Fact
+from samestep.environment.hardware import Hardware
+from samestep.environment.interfaces import Interface, resolve
+from samestep.environment.launch import detect_launch
 
 CPU_ONLY = Hardware(
     device_count=0,

@@ -5,17 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from samestep.distributed.hardware import detect_hardware
+from samestep.environment.hardware import detect_platform
+from samestep.environment.launch import check_local_rank, detect_launch
+from samestep.environment.node_lists import expand_counts, expand_hosts
+from samestep.environment.ports import meeting_ports
+from samestep.environment.variables import is_same_launch, launch_names, process_environment
 from samestep.errors import LaunchError
-from samestep.runtime.environment import (
-    check_local_rank,
-    detect_launch,
-    is_same_launch,
-    launch_names,
-    process_environment,
-)
-from samestep.runtime.hardware import detect_hardware, detect_platform
-from samestep.runtime.nodelists import expand_counts, expand_hosts
-from samestep.runtime.ports import meeting_ports
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "launch"
 

@@ -10,10 +10,10 @@ from torch import nn
 from torch.optim import SGD, AdamW
 
 from samestep.config import load_config
-from samestep.data import LaneBatch
+from samestep.data.batch import LaneBatch
 from samestep.errors import GraphError
-from samestep.graphs import _shape_of, why_no_graph
-from samestep.recordings import _close, _equal, _RecordedBatch
+from samestep.step.captures import _close, _equal, _RecordedBatch
+from samestep.step.graphs import _shape_of, why_no_graph
 
 GPU = torch.device("cuda", 0)
 PARAMS = [nn.Parameter(torch.ones(2))]

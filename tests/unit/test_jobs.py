@@ -22,23 +22,31 @@ from typer.testing import CliRunner
 from samestep.cli import app
 from samestep.config import load_config
 from samestep.errors import LaunchError, RankFailed, Stopped
-from samestep.jobs import slurm as slurm_jobs
-from samestep.jobs.handing_on import SignalsHandedOn
-from samestep.jobs.mpirun import run_mpi
-from samestep.jobs.slurm import Submitted, follow, jobs_of, logs_of, newest_job, state_of, submit
-from samestep.jobs.ssh import check_hosts, run_over_ssh
-from samestep.jobs.start import start
-from samestep.launchers.mpirun import Flavour, MpiLaunch, mpi_launch
-from samestep.launchers.size import parse_hosts
-from samestep.launchers.slurm import SlurmJob, slurm_job
-from samestep.launchers.ssh import SshLaunch, ssh_launch
-from samestep.launchers.work import Work
+from samestep.launch.commands.mpirun import Flavour, MpiLaunch, mpi_launch
+from samestep.launch.commands.rank_command import RankCommand
+from samestep.launch.commands.size import parse_hosts
+from samestep.launch.commands.slurm import SlurmJob, slurm_job
+from samestep.launch.commands.ssh import SshLaunch, ssh_launch
+from samestep.launch.run import slurm as slurm_jobs
+from samestep.launch.run.mpirun import run_mpi
+from samestep.launch.run.signal_forwarder import SignalForwarder
+from samestep.launch.run.slurm import (
+    Submitted,
+    follow,
+    jobs_of,
+    logs_of,
+    newest_job,
+    state_of,
+    submit,
+)
+from samestep.launch.run.ssh import check_hosts, run_over_ssh
+from samestep.launch.run.start import start
 
 GOOD = {"task": "task.py:Good", "epochs": 1, "global_batch": 8, "name": "tiny"}
 
 
-def work(folder: Path, **launch: Any) -> Work:
-    return Work(load_config({**GOOD, "launch": launch}), Path("run.yaml"), folder=folder)
+def rank_command(folder: Path, **launch: Any) -> RankCommand:
+    return RankCommand(load_config({**GOOD, "launch": launch}), Path("run.yaml"), folder=folder)
 
 
 def program(path: Path, body: str) -> Path:
@@ -88,7 +96,7 @@ class Cluster:
         (self.root / "answers").unlink()
 
     def job(self, **options: Any) -> SlurmJob:
-        return slurm_job(work(self.root, python="/py", slurm=options), None, 2)
+        return slurm_job(rank_command(self.root, python="/py", slurm=options), None, 2)
 
     def writes(self, text: str, name: str = "12.out") -> None:
         with (self.run / "slurm" / name).open("a") as file:
@@ -383,7 +391,7 @@ def test_a_machine_without_slurm_is_told_apart(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LaunchError) as caught:
-        submit(slurm_job(work(tmp_path), None, 2))
+        submit(slurm_job(rank_command(tmp_path), None, 2))
     assert "sbatch cannot be started here (No such file or directory)" in str(caught.value)
     assert "is this a machine of a Slurm cluster? --print shows the script" in str(caught.value)
 
@@ -519,7 +527,7 @@ def send(number: signal.Signals) -> None:
 def test_the_first_signal_is_handed_on_once(missed: list[int], number: signal.Signals) -> None:
     stops: list[signal.Signals] = []
     ends: list[str] = []
-    with SignalsHandedOn(stops.append, lambda: ends.append("end")) as signals:
+    with SignalForwarder(stops.append, lambda: ends.append("end")) as signals:
         assert signals.received is None
         send(number)
         send(signal.SIGTERM)
@@ -532,7 +540,7 @@ def test_the_first_signal_is_handed_on_once(missed: list[int], number: signal.Si
 def test_a_second_interrupt_ends_at_once(missed: list[int]) -> None:
     stops: list[signal.Signals] = []
     ends: list[str] = []
-    with SignalsHandedOn(stops.append, lambda: ends.append("end")):
+    with SignalForwarder(stops.append, lambda: ends.append("end")):
         send(signal.SIGTERM)
         send(signal.SIGINT)
         assert ends == []
@@ -544,7 +552,7 @@ def test_a_second_interrupt_ends_at_once(missed: list[int]) -> None:
 
 def test_handlers_are_as_before_even_after_an_error(missed: list[int]) -> None:
     before = [signal.getsignal(number) for number in HANDLED]
-    handed = SignalsHandedOn(lambda number: None, lambda: None)
+    handed = SignalForwarder(lambda number: None, lambda: None)
 
     def fail() -> None:
         with handed:
@@ -563,7 +571,7 @@ def test_off_the_main_thread_nothing_is_installed(missed: list[int]) -> None:
     inside: list[Any] = []
 
     def enter() -> None:
-        with SignalsHandedOn(lambda number: None, lambda: None):
+        with SignalForwarder(lambda number: None, lambda: None):
             inside.extend(signal.getsignal(number) for number in HANDLED)
 
     thread = threading.Thread(target=enter)
@@ -578,7 +586,7 @@ def test_off_the_main_thread_nothing_is_installed(missed: list[int]) -> None:
 
 def mpirun(folder: Path, body: str, flavour: Flavour = "hydra", **launch: Any) -> MpiLaunch:
     path = program(folder / "bin" / "mpirun", body)
-    where = work(folder, mpirun=str(path), python="/py", **launch)
+    where = rank_command(folder, mpirun=str(path), python="/py", **launch)
     return mpi_launch(where, flavour, 2, (), "job", {}, cpus=8, as_root=False)
 
 
@@ -691,7 +699,7 @@ def test_a_second_interrupt_leaves_no_rank_behind(
     if shutil.which(name) is None:
         pytest.skip(f"there is no {name} here")
     rank = program(tmp_path / "rank", RANK.format(parent=os.getpid()))
-    where = work(tmp_path, mpirun=name, python=str(rank))
+    where = rank_command(tmp_path, mpirun=name, python=str(rank))
     as_root = os.geteuid() == 0
     launch = mpi_launch(where, flavour, 2, (), "job", {}, cpus=1, as_root=as_root)
     with pytest.raises(RankFailed):
@@ -725,7 +733,9 @@ def test_mpirun_is_not_in_reach_of_the_terminals_interrupt(tmp_path: Path) -> No
 
 def over_ssh(folder: Path, body: str) -> SshLaunch:
     path = program(folder / "bin" / "ssh", body)
-    return ssh_launch(work(folder, ssh=str(path), python="/py"), parse_hosts("a:1,b:1", 2), "job")
+    return ssh_launch(
+        rank_command(folder, ssh=str(path), python="/py"), parse_hosts("a:1,b:1", 2), "job"
+    )
 
 
 HOST = 'while [ "$1" != -- ]; do shift; done; host=$2; line=$3\n'

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from samestep.config import DistributedConfig
-from samestep.runtime.environment import Fact
-from samestep.runtime.joining import _threads
-from samestep.runtime.meeting import Introduction
-from samestep.runtime.placement import Placement, decide_placement
+from samestep.distributed.placement import Placement, decide_placement
+from samestep.distributed.process_group import _threads
+from samestep.distributed.rendezvous import Introduction
+from samestep.environment.fact import Fact
 from tests.unit.test_placement import launched, machine
 
 

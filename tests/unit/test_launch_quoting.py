@@ -24,15 +24,15 @@ from hypothesis import strategies as st
 
 from samestep.config import Config, load_config
 from samestep.config.plain_yaml import parse_yaml
+from samestep.environment.ports import meeting_ports
 from samestep.errors import ConfigError, LaunchError
-from samestep.launchers.local import local_launch
-from samestep.launchers.mpirun import mpi_launch
-from samestep.launchers.size import Size, parse_hosts
-from samestep.launchers.slurm import directives, slurm_job
-from samestep.launchers.ssh import ssh_launch
-from samestep.launchers.torchrun import torchrun_script
-from samestep.launchers.work import Work, quoted
-from samestep.runtime.ports import meeting_ports
+from samestep.launch.commands.local import local_launch
+from samestep.launch.commands.mpirun import mpi_launch
+from samestep.launch.commands.rank_command import RankCommand, quoted
+from samestep.launch.commands.size import Size, parse_hosts
+from samestep.launch.commands.slurm import directives, slurm_job
+from samestep.launch.commands.ssh import ssh_launch
+from samestep.launch.commands.torchrun import torchrun_script
 
 unhurried = settings(deadline=None, derandomize=True, max_examples=20)
 
@@ -131,7 +131,7 @@ class Shell:
         path.write_text(text)
         path.chmod(0o755)
 
-    def work(self, case: Case, **launch: Any) -> Work:
+    def rank_command(self, case: Case, **launch: Any) -> RankCommand:
         folder = self.root / f"place {next(self._numbers)}" / case.folder
         folder.mkdir(parents=True)
         config = load_config(
@@ -149,7 +149,7 @@ class Shell:
                 },
             }
         )
-        return Work(config, Path(case.config_file), case.overrides, folder=folder)
+        return RankCommand(config, Path(case.config_file), case.overrides, folder=folder)
 
     def run(self, script: str, **variables: str) -> list[Call]:
         """What the script started, and in which order; fails if it left any file behind."""
@@ -197,8 +197,8 @@ def loads_modules(calls: list[Call], case: Case) -> list[Call]:
     return [call for call in calls if call.program != "module"]
 
 
-def everything_arrived(call: Call, case: Case, work: Work) -> None:
-    assert call.folder == str(work.working_folder)
+def everything_arrived(call: Call, case: Case, rank_command: RankCommand) -> None:
+    assert call.folder == str(rank_command.working_folder)
     assert case.environment.items() <= call.environ.items()
 
 
@@ -220,10 +220,10 @@ def agents(case: Case) -> list[str]:
 @given(CASES)
 @example(WORST)
 def test_torchrun_gets_what_was_meant(shell: Shell, case: Case) -> None:
-    work = shell.work(case)
-    launch = local_launch(work, 2, nodes=Size(1, 2), rendezvous="n0:29500")
+    rank_command = shell.rank_command(case)
+    launch = local_launch(rank_command, 2, nodes=Size(1, 2), rendezvous="n0:29500")
     [call] = loads_modules(shell.run(torchrun_script(launch)), case)
-    everything_arrived(call, case, work)
+    everything_arrived(call, case, rank_command)
     assert call.program == PYTHON
     assert call.arguments == [
         "-m", "torch.distributed.run", "--nnodes=1:2", "--rdzv-backend=c10d",
@@ -237,19 +237,19 @@ def test_torchrun_gets_what_was_meant(shell: Shell, case: Case) -> None:
 @given(CASES)
 @example(WORST)
 def test_mpirun_gets_what_was_meant(shell: Shell, case: Case) -> None:
-    work = shell.work(case)
-    launch = mpi_launch(work, "hydra", 2, (), "job", {}, cpus=8, as_root=False)
+    rank_command = shell.rank_command(case)
+    launch = mpi_launch(rank_command, "hydra", 2, (), "job", {}, cpus=8, as_root=False)
     [call] = loads_modules(shell.run(launch.script()), case)
-    everything_arrived(call, case, work)
+    everything_arrived(call, case, rank_command)
     assert call.program == "mpirun"
     assert call.arguments == [
         "-n", "2", "-bind-to", "none", "-genvall", shell.python, *ranks(case),
     ]  # fmt: skip
 
 
-def slurm(work: Work, case: Case, **more: Any) -> str | None:
+def slurm(rank_command: RankCommand, case: Case, **more: Any) -> str | None:
     """The job's script; none if Slurm could not write the job's output where it is to go."""
-    job = slurm_job(work, Size(2, 2), 2, **more)
+    job = slurm_job(rank_command, Size(2, 2), 2, **more)
     if has_control_characters(f"{case.folder}{case.name}"):
         with pytest.raises(LaunchError, match="must be one line"):
             job.script()
@@ -264,11 +264,11 @@ SLURM_WORST = Case(**{**vars(WORST), "folder": "a b $(touch pwned)'"})
 @given(CASES)
 @example(SLURM_WORST)
 def test_a_slurm_job_starts_the_ranks_that_were_meant(shell: Shell, case: Case) -> None:
-    work = shell.work(case)
-    script = slurm(work, case)
+    rank_command = shell.rank_command(case)
+    script = slurm(rank_command, case)
     if script is not None:
         [call] = loads_modules(shell.run(script), case)
-        everything_arrived(call, case, work)
+        everything_arrived(call, case, rank_command)
         assert call.program == "srun"
         assert call.arguments == ["--kill-on-bad-exit=1", shell.python, *ranks(case)]
 
@@ -277,11 +277,11 @@ def test_a_slurm_job_starts_the_ranks_that_were_meant(shell: Shell, case: Case) 
 @given(CASES)
 @example(SLURM_WORST)
 def test_a_slurm_job_starts_the_agents_that_were_meant(shell: Shell, case: Case) -> None:
-    work = shell.work(case, slurm={"style": "torchrun"})
-    script = slurm(work, case, max_restarts=3)
+    rank_command = shell.rank_command(case, slurm={"style": "torchrun"})
+    script = slurm(rank_command, case, max_restarts=3)
     if script is not None:
         [call] = loads_modules(shell.run(script), case)
-        everything_arrived(call, case, work)
+        everything_arrived(call, case, rank_command)
         assert call.arguments == [
             "--kill-on-bad-exit=1", shell.python, *agents(case),
             "--via", "torchrun", "--nproc", "2", "--nodes", "2", "--max-restarts", "3",
@@ -292,11 +292,11 @@ def test_a_slurm_job_starts_the_agents_that_were_meant(shell: Shell, case: Case)
 @given(CASES)
 @example(SLURM_WORST)
 def test_a_slurm_job_starts_the_mpirun_that_was_meant(shell: Shell, case: Case) -> None:
-    work = shell.work(case, slurm={"style": "mpirun"})
-    script = slurm(work, case)
+    rank_command = shell.rank_command(case, slurm={"style": "mpirun"})
+    script = slurm(rank_command, case)
     if script is not None:
         [call] = loads_modules(shell.run(script), case)
-        everything_arrived(call, case, work)
+        everything_arrived(call, case, rank_command)
         assert call.program == PYTHON
         assert call.arguments == [*agents(case), "--via", "mpirun", "--nproc", "4"]
 
@@ -308,7 +308,7 @@ def test_a_task_of_an_array_gets_its_number(
     shell: Shell, case: Case, before: str, after: str
 ) -> None:
     case = Case(**{**vars(case), "overrides": (*case.overrides, f"{before}{{array}}{after}")})
-    script = slurm(shell.work(case, slurm={"array": "0-9"}), case)
+    script = slurm(shell.rank_command(case, slurm={"array": "0-9"}), case)
     if script is not None:
         [call] = loads_modules(shell.run(script, SLURM_ARRAY_TASK_ID="7"), case)
         *first, own = call.arguments[2:]
@@ -326,8 +326,8 @@ def test_a_task_of_an_array_gets_its_number(
 )  # fmt: skip
 def test_a_task_of_an_array_gets_a_directory_of_its_own(shell: Shell, name: str) -> None:
     case = Case(**{**vars(HARMLESS), "name": name})
-    work = shell.work(case, slurm={"array": "0-9"})
-    [call] = shell.run(slurm_job(work, None, 2).script(), SLURM_ARRAY_TASK_ID="7")
+    rank_command = shell.rank_command(case, slurm={"array": "0-9"})
+    [call] = shell.run(slurm_job(rank_command, None, 2).script(), SLURM_ARRAY_TASK_ID="7")
     key, _, text = call.arguments[-1].partition("=")
     assert key == "run_dir"
     assert parse_yaml(text) == f"runs/{name}/7", "as the rank reads it"
@@ -337,9 +337,9 @@ def test_a_task_of_an_array_gets_a_directory_of_its_own(shell: Shell, name: str)
 @given(CASES)
 @example(WORST)
 def test_a_host_gets_through_ssh_what_was_meant(shell: Shell, case: Case) -> None:
-    work = shell.work(case, ssh="ssh -p 2222 -o 'User=some one'")
+    rank_command = shell.rank_command(case, ssh="ssh -p 2222 -o 'User=some one'")
     calls = loads_modules(
-        shell.run(ssh_launch(work, parse_hosts("a:2,b:4", None), "job").script()),
+        shell.run(ssh_launch(rank_command, parse_hosts("a:2,b:4", None), "job").script()),
         Case(**{**vars(case), "modules": case.modules * 2}),
     )
     port = meeting_ports("job")[0]
@@ -348,7 +348,7 @@ def test_a_host_gets_through_ssh_what_was_meant(shell: Shell, case: Case) -> Non
         assert ssh.arguments[:-1] == ["-p", "2222", "-o", "User=some one", "--", host]
         numbered = ["--node-rank", str(node)]
         [agent] = [c for c in calls if c.program == PYTHON and c.arguments[-8:-6] == numbered]
-        everything_arrived(agent, case, work)
+        everything_arrived(agent, case, rank_command)
         assert agent.arguments == [
             *agents(case), "--via", "torchrun", "--nodes", "2", *numbered, "--nproc", str(nproc),
             "--master-addr", "a", "--master-port", str(port),
@@ -360,7 +360,7 @@ def test_the_script_over_ssh_ends_when_its_agents_do(shell: Shell, tmp_path: Pat
     script = tmp_path / "script.sh"
     (tmp_path / "ssh").write_text("#!/bin/sh\nexit 0\n")
     (tmp_path / "ssh").chmod(0o755)
-    launch = ssh_launch(shell.work(HARMLESS), parse_hosts("a:2,b:2", None), "job")
+    launch = ssh_launch(shell.rank_command(HARMLESS), parse_hosts("a:2,b:2", None), "job")
     script.write_text(launch.script())
     process = subprocess.Popen(
         ["bash", str(script)],
@@ -388,7 +388,7 @@ def test_the_script_over_ssh_fails_when_an_agent_does(shell: Shell, tmp_path: Pa
     for name, text in (("ssh", "exit 3"), ("sleep", "exit 0"), ("tail", "exit 0")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    launch = ssh_launch(shell.work(HARMLESS), parse_hosts("a:2,b:2", None), "job")
+    launch = ssh_launch(shell.rank_command(HARMLESS), parse_hosts("a:2,b:2", None), "job")
     script.write_text(launch.script())
     path = f"{tmp_path}:{os.environ['PATH']}"
     done = subprocess.run(
@@ -405,22 +405,22 @@ def test_the_script_over_ssh_fails_when_an_agent_does(shell: Shell, tmp_path: Pa
     ],
 )  # fmt: skip
 def test_commands_before_the_ranks_are_lines_of_their_own(shell: Shell, before: str) -> None:
-    work = shell.work(HARMLESS, before=[before, "export SEEN_BEFORE=yes"])
+    rank_command = shell.rank_command(HARMLESS, before=[before, "export SEEN_BEFORE=yes"])
     for script in (
-        torchrun_script(local_launch(work, 2)),
-        slurm_job(work, None, 2).script(),
-        ssh_launch(work, parse_hosts("a:2", None), "job").script(),
+        torchrun_script(local_launch(rank_command, 2)),
+        slurm_job(rank_command, None, 2).script(),
+        ssh_launch(rank_command, parse_hosts("a:2", None), "job").script(),
     ):
         call = next(c for c in shell.run(script) if c.program in ("srun", PYTHON))
         assert call.environ["SEEN_BEFORE"] == "yes"
-        assert call.folder == str(work.working_folder)
+        assert call.folder == str(rank_command.working_folder)
 
 
 def test_a_host_without_the_working_folder_starts_nothing(shell: Shell) -> None:
     """Whatever comes before the command: `a && b || true && c` does c even if a has failed."""
-    work = shell.work(HARMLESS, before=["false || true"])
-    remote = ssh_launch(work, parse_hosts("a:2", None), "job").remote(0)
-    work.working_folder.rmdir()
+    rank_command = shell.rank_command(HARMLESS, before=["false || true"])
+    remote = ssh_launch(rank_command, parse_hosts("a:2", None), "job").remote(0)
+    rank_command.working_folder.rmdir()
     with tempfile.TemporaryDirectory() as seen:
         done = subprocess.run(
             ["sh", "-c", remote],
@@ -489,8 +489,10 @@ OPTIONS = ("partition", "time", "account", "qos", "mem", "constraint", "mail_use
 def test_sbatch_reads_the_options_that_were_meant(
     name: str, folder: str, options: dict[str, str], extra: list[str]
 ) -> None:
-    work = in_folder({"name": name, "launch": {"slurm": {**options, "extra": extra}}}, folder)
-    job = slurm_job(work, None, 2)
+    rank_command = in_folder(
+        {"name": name, "launch": {"slurm": {**options, "extra": extra}}}, folder
+    )
+    job = slurm_job(rank_command, None, 2)
     if has_control_characters(f"{name}{folder}"):
         with pytest.raises(LaunchError, match="must be one line"):
             job.script()
@@ -505,8 +507,8 @@ def test_sbatch_reads_the_options_that_were_meant(
     assert {*wanted, f"--output={output}/%j.out", *extra} <= set(found)
 
 
-def in_folder(values: dict[str, Any], folder: str = "place") -> Work:
-    return Work(tiny(values), Path("run.yaml"), folder=Path("/data") / folder)
+def in_folder(values: dict[str, Any], folder: str = "place") -> RankCommand:
+    return RankCommand(tiny(values), Path("run.yaml"), folder=Path("/data") / folder)
 
 
 def tiny(values: dict[str, Any]) -> Config:
@@ -549,8 +551,8 @@ def test_a_variable_that_no_shell_can_set_is_refused(name: str) -> None:
 @pytest.mark.parametrize("line", ["ssh -o 'x", 'ssh "', "ssh \\"])
 def test_an_ssh_command_that_cannot_be_split_is_refused(line: str) -> None:
     def script() -> str:
-        work = in_folder({"launch": {"ssh": line}})
-        return ssh_launch(work, parse_hosts("a:2", None), "job").script()
+        rank_command = in_folder({"launch": {"ssh": line}})
+        return ssh_launch(rank_command, parse_hosts("a:2", None), "job").script()
 
     with pytest.raises((ConfigError, LaunchError), match="ssh"):
         script()

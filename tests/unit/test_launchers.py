@@ -20,17 +20,17 @@ from typer.testing import CliRunner
 
 from samestep.cli import app
 from samestep.config import Config, load_config
-from samestep.errors import LaunchError, PlanError, UserMistake
-from samestep.jobs.mpirun import find_flavour
-from samestep.jobs.start import Request, plan_of, prepare, script_of
-from samestep.launchers.local import LocalLaunch, local_launch
-from samestep.launchers.mpirun import MpiLaunch, flavour_of, mpi_launch
-from samestep.launchers.planned import more_processes_may_help, plan_rows
-from samestep.launchers.size import Host, Size, parse_hosts
-from samestep.launchers.slurm import directives, slurm_job
-from samestep.launchers.ssh import ssh_launch
-from samestep.launchers.torchrun import torchrun_script
-from samestep.launchers.work import Work
+from samestep.errors import LaunchError, PlanError, UserError
+from samestep.launch.commands.local import LocalLaunch, local_launch
+from samestep.launch.commands.mpirun import MpiLaunch, flavour_of, mpi_launch
+from samestep.launch.commands.rank_command import RankCommand
+from samestep.launch.commands.size import Host, Size, parse_hosts
+from samestep.launch.commands.slurm import directives, slurm_job
+from samestep.launch.commands.ssh import ssh_launch
+from samestep.launch.commands.summary import more_processes_may_help, plan_rows
+from samestep.launch.commands.torchrun import torchrun_script
+from samestep.launch.run.mpirun import find_flavour
+from samestep.launch.run.start import Request, plan_of, prepare, script_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 GOOD = {"task": "task.py:Good", "epochs": 1, "global_batch": 8}
@@ -65,15 +65,15 @@ EVERYTHING = {
 
 def everywhere(
     launch: dict[str, Any] | None = None, *, overrides: tuple[str, ...] = OVERRIDES, **section: Any
-) -> Work:
-    """Work with nothing of this machine in it."""
+) -> RankCommand:
+    """RankCommand with nothing of this machine in it."""
     values = {
         **GOOD,
         "name": "tiny",
         "distributed": {"threads_per_rank": 2, **section},
         "launch": {"python": "/opt/venv/bin/python", **(launch or {})},
     }
-    return Work(load_config(values), FILE, overrides, folder=Path("/data/my project"))
+    return RankCommand(load_config(values), FILE, overrides, folder=Path("/data/my project"))
 
 
 def by_mpi(flavour: Any, hosts: str, **more: Any) -> str:
@@ -83,8 +83,8 @@ def by_mpi(flavour: Any, hosts: str, **more: Any) -> str:
 
 
 def by_slurm(nodes: Size | None, restarts: int = 0, **options: Any) -> str:
-    work = everywhere({"slurm": {"gpus_per_node": 4, **options}})
-    return slurm_job(work, nodes, None, restarts).script()
+    rank_command = everywhere({"slurm": {"gpus_per_node": 4, **options}})
+    return slurm_job(rank_command, nodes, None, restarts).script()
 
 
 def everything() -> str:
@@ -95,12 +95,12 @@ def everything() -> str:
         "before": ["source /opt/env.sh", "ulimit -n 4096"],
     }
     overrides = ("seed={array}", "params.title=two words")
-    work = everywhere(around, overrides=overrides)
-    return slurm_job(replace(work, stop_after=5), Size(2, 2), None).script()
+    rank_command = everywhere(around, overrides=overrides)
+    return slurm_job(replace(rank_command, stop_after=5), Size(2, 2), None).script()
 
 
-def here(work: Work, **more: Any) -> str:
-    return torchrun_script(local_launch(work, 4, **more))
+def here(rank_command: RankCommand, **more: Any) -> str:
+    return torchrun_script(local_launch(rank_command, 4, **more))
 
 
 SCRIPTS: dict[str, Callable[[], str]] = {
@@ -181,8 +181,8 @@ def test_without_a_warning_there_is_no_signal() -> None:
 
 def test_the_ranks_of_a_job_are_the_options_or_the_gpus_or_the_configs() -> None:
     def ranks(nproc: int | None, gpus: int | None = None, **section: Any) -> int:
-        work = everywhere({"slurm": {"gpus_per_node": gpus}}, **section)
-        return slurm_job(work, None, nproc).world
+        rank_command = everywhere({"slurm": {"gpus_per_node": gpus}}, **section)
+        return slurm_job(rank_command, None, nproc).world
 
     assert ranks(None) == 1
     assert ranks(4) == 4
@@ -194,9 +194,9 @@ def test_the_ranks_of_a_job_are_the_options_or_the_gpus_or_the_configs() -> None
 
 
 def test_variables_of_the_config_are_set_for_mpirun_and_only_named_on_its_command_line() -> None:
-    work = everywhere({"environment": {"TOKEN": "secret", "MASTER_ADDR": "n9"}})
+    rank_command = everywhere({"environment": {"TOKEN": "secret", "MASTER_ADDR": "n9"}})
     hosts = parse_hosts("a:1,b:1", None)
-    launch = mpi_launch(work, "openmpi", 2, hosts, "job", {}, cpus=8, as_root=False)
+    launch = mpi_launch(rank_command, "openmpi", 2, hosts, "job", {}, cpus=8, as_root=False)
     assert launch.variables["TOKEN"] == "secret"
     assert launch.variables["MASTER_ADDR"] == "n9", "the config's own word wins"
     assert "secret" not in " ".join(launch.argv)
@@ -210,8 +210,10 @@ def test_openmpi_is_told_of_more_ranks_than_cpus_only_where_it_does_not_know_the
 ) -> None:
     def argv(hosts: str) -> tuple[str, ...]:
         found = parse_hosts(hosts, world) if hosts else ()
-        work = everywhere()
-        return mpi_launch(work, "openmpi", world, found, "j", {}, cpus=4, as_root=False).argv
+        rank_command = everywhere()
+        return mpi_launch(
+            rank_command, "openmpi", world, found, "j", {}, cpus=4, as_root=False
+        ).argv
 
     assert ("--oversubscribe" in argv("")) == (world > 4)
     assert "--oversubscribe" not in argv(f"a:{world}")
@@ -284,7 +286,7 @@ def asked(via: str, *overrides: str, **request: Any) -> Callable[[Path], object]
 
     def make(folder: Path) -> object:
         loaded = config(*overrides, distributed={"launch_method": via})
-        return prepare(Work(loaded, FILE, overrides, folder=folder), Request(**request))
+        return prepare(RankCommand(loaded, FILE, overrides, folder=folder), Request(**request))
 
     return make
 
@@ -292,7 +294,7 @@ def asked(via: str, *overrides: str, **request: Any) -> Callable[[Path], object]
 def arrayed(*overrides: str, array: str | None = None) -> Callable[[Path], object]:
     def make(folder: Path) -> object:
         loaded = config(launch={"slurm": {"array": array}})
-        return slurm_job(Work(loaded, FILE, overrides, folder=folder), None, 1)
+        return slurm_job(RankCommand(loaded, FILE, overrides, folder=folder), None, 1)
 
     return make
 
@@ -477,7 +479,7 @@ def no_job(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_mistake_says_what_to_do(
     tmp_path: Path, make: Callable[[Path], object], error: type, fragments: list[str]
 ) -> None:
-    with pytest.raises(UserMistake) as caught:
+    with pytest.raises(UserError) as caught:
         make(tmp_path)
     assert caught.type is error
     for fragment in fragments:
@@ -631,7 +633,7 @@ def test_the_mpirun_of_this_machine_is_known(name: str, flavour: str) -> None:
 def test_an_mpirun_that_hangs_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("samestep.jobs.mpirun._SECONDS_TO_ANSWER", 0.2)
+    monkeypatch.setattr("samestep.launch.run.mpirun._SECONDS_TO_ANSWER", 0.2)
     with pytest.raises(LaunchError, match="--version does not answer"):
         find_flavour(str(program(tmp_path / "mpirun", "exec sleep 20")))
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from samestep import ledger as ledger_room
+from samestep.distributed.health.activity import Activity
 from samestep.errors import TaskError
-from samestep.ledger import Ledger, StepRecord
-from samestep.runtime.lanestats import NOTHING_TO_TELL, LaneStats, LocalStats
-from samestep.runtime.pulse import Pulse
-from samestep.update import Updated
+from samestep.optim.update import Updated
+from samestep.reduce.stats import NOTHING_TO_TELL, LaneStats, LocalStats
+from samestep.step import step_log as step_log_module
+from samestep.step.step_log import StepLog, StepRecord
 
 FEW = Updated((0.1,))
 
@@ -31,7 +31,7 @@ GOOD = stats((torch.tensor(6.0), 2.0), (2.0, torch.tensor(2)))
 class Written:
     def __init__(self, every: int = 1) -> None:
         self.periods: list[list[StepRecord]] = []
-        self.ledger = Ledger(every, self._write, Pulse())
+        self.step_log = StepLog(every, self._write, Activity())
 
     def _write(self, records: Sequence[StepRecord]) -> None:
         self.periods.append(list(records))
@@ -42,7 +42,7 @@ class Written:
 
     def row(self, updated: Updated, measured: LocalStats = GOOD) -> dict[str, Any]:
         """The line of one step, as it comes back from the file."""
-        self.ledger.add(7, 2, measured, updated)
+        self.step_log.add(7, 2, measured, updated)
         row: dict[str, Any] = json.loads(json.dumps(self.periods[-1][0].values()))
         assert row.pop("seconds") >= 0
         return row
@@ -91,21 +91,21 @@ def test_a_step_that_counted_nothing_is_refused() -> None:
 def test_steps_are_written_a_period_at_a_time_and_the_rest_by_a_flush() -> None:
     written = Written(every=2)
     for step in range(5):
-        written.ledger.add(step, 0, GOOD, FEW)
+        written.step_log.add(step, 0, GOOD, FEW)
     assert written.steps == [[0, 1], [2, 3]]
-    written.ledger.flush()
-    written.ledger.flush()
+    written.step_log.flush()
+    written.step_log.flush()
     assert written.steps == [[0, 1], [2, 3], [4]]
 
 
 def test_what_is_on_its_way_from_a_gpu_is_written_a_period_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    begin = ledger_room.begin_reading
-    monkeypatch.setattr(ledger_room, "begin_reading", lambda values: (begin(values)[0], True))
+    begin = step_log_module.begin_reading
+    monkeypatch.setattr(step_log_module, "begin_reading", lambda values: (begin(values)[0], True))
     written = Written(every=2)
     for step in range(5):
-        written.ledger.add(step, 0, GOOD, FEW)
+        written.step_log.add(step, 0, GOOD, FEW)
     assert written.steps == [[0, 1]]
-    written.ledger.flush()
+    written.step_log.flush()
     assert written.steps == [[0, 1], [2, 3], [4]]

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from samestep.errors import RangeTestError
-from samestep.lr_curve import Curve, RangeTest, suggest, what_is_wrong
+from samestep.lr_finder.curve import Curve, RangeTest, suggest, what_is_wrong
 
 
 def curve_of(loss: Callable[[float], float], **test: float) -> Curve:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from samestep.config import Config, load_config
+from samestep.distributed.context import SingleProcessContext
 from samestep.errors import EditError, MissingExtraError, RangeTestError
-from samestep.lr_curve import Curve, RangeTest, suggest, what_is_wrong
-from samestep.lr_finder import (
+from samestep.lr_finder.curve import Curve, RangeTest, suggest, what_is_wrong
+from samestep.lr_finder.range_test import (
     Found,
     GroupRates,
     Target,
@@ -22,9 +23,8 @@ from samestep.lr_finder import (
     find_lr,
     range_test_config,
 )
-from samestep.lr_report import write_html, write_png
-from samestep.runtime.context import SingleProcessContext
-from samestep.task import Task
+from samestep.lr_finder.report import write_html, write_png
+from samestep.train.task import Task
 
 
 class TakesLr(Task):

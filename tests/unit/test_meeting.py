@@ -10,18 +10,18 @@ from contextlib import contextmanager
 
 import pytest
 
-from samestep.errors import InitError
-from samestep.runtime import meeting
-from samestep.runtime.interfaces import Interface, address_towards, list_interfaces
-from samestep.runtime.meeting import (
+from samestep.distributed import rendezvous
+from samestep.distributed.health.store import PatientStore
+from samestep.distributed.rendezvous import (
     Gathering,
     Introduction,
     introduce,
     join_store,
     serve_store,
 )
-from samestep.runtime.neighbours import Chosen, choose_interface, ranks_on_one_gpu, share_of_cpus
-from samestep.runtime.patient_store import PatientStore
+from samestep.distributed.topology import Chosen, choose_interface, ranks_on_one_gpu, share_of_cpus
+from samestep.environment.interfaces import Interface, address_towards, list_interfaces
+from samestep.errors import InitError
 
 
 def free_ports(count: int) -> list[int]:
@@ -82,14 +82,14 @@ def test_without_a_free_port_the_message_says_whose_business_it_is() -> None:
 def test_something_that_is_no_store_is_named_and_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(meeting, "_SECONDS_TO_ANSWER", 0.3)
+    monkeypatch.setattr(rendezvous, "_SECONDS_TO_ANSWER", 0.3)
     with listening() as taken, pytest.raises(InitError) as caught:
         join_store("127.0.0.1", [taken], "job", 60)
     assert "does not answer as rank 0 would" in str(caught.value)
 
 
 def test_a_rank_says_what_it_waits_for_and_then_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_SECONDS_TO_SPEAK", 0.1)
+    monkeypatch.setattr(rendezvous, "_SECONDS_TO_SPEAK", 0.1)
     [port] = free_ports(1)
     said: list[str] = []
     with pytest.raises(InitError, match=f"rank 0 does not answer at 127.0.0.1:{port}: .*refused"):
@@ -176,7 +176,7 @@ def test_a_store_that_has_fallen_silent_is_gone_after_a_while() -> None:
 
 
 def test_rank_0_names_the_ranks_that_did_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_SECONDS_TO_SPEAK", 0.1)
+    monkeypatch.setattr(rendezvous, "_SECONDS_TO_SPEAK", 0.1)
     store = serve_store(free_ports(1), "job", 5)
     said: list[str] = []
     with pytest.raises(InitError, match="of 4 ranks, 3 did not come in time: 1, 2, 3"):

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from samestep.data import LaneBatch
-from samestep.engine import _compile
+from samestep.data.batch import LaneBatch
+from samestep.distributed.context import SingleProcessContext
 from samestep.errors import CheckpointError, OutOfMemory, TaskError
-from samestep.memory import LaneSplit, checkpoint_activations, cut_batch, out_of_memory
-from samestep.runtime.context import SingleProcessContext
+from samestep.step.engine import _compile
+from samestep.step.micro_batches import LaneSplit, checkpoint_activations, cut_batch, out_of_memory
 
 Pair = namedtuple("Pair", "x y")
 IDS = (7, 8, 9, 10, 11)

@@ -9,22 +9,23 @@ from pathlib import Path
 import pytest
 
 from samestep.config import DistributedConfig, load_config, read_config
-from samestep.errors import ConfigError, LaunchError, PlanError, TaskError, UserMistake
-from samestep.jobs.worlds import Machines, World, parse_worlds
-from samestep.launchers.local import local_launch
-from samestep.launchers.work import Work
-from samestep.plan import BatchPlan, EpochPlan
-from samestep.runtime.environment import Fact, check_local_rank, detect_launch
-from samestep.runtime.hardware import Hardware
-from samestep.runtime.placement import decide_placement
-from samestep.task import load_task
-from samestep.verify import verify
+from samestep.distributed.placement import decide_placement
+from samestep.environment.fact import Fact
+from samestep.environment.hardware import Hardware
+from samestep.environment.launch import check_local_rank, detect_launch
+from samestep.errors import ConfigError, LaunchError, PlanError, TaskError, UserError
+from samestep.lanes.plan import BatchPlan, EpochPlan
+from samestep.launch.commands.local import local_launch
+from samestep.launch.commands.rank_command import RankCommand
+from samestep.train.task import load_task
+from samestep.verify.verify import verify
+from samestep.verify.worlds import Machines, World, parse_worlds
 
 GOOD = {"task": "task.py:Good", "epochs": 1, "global_batch": 8}
 
 TASK_MODULES = {"task", "other"}
 TASK_FILE = """
-from samestep.task import Task
+from samestep.train.task import Task
 
 class Good(Task):
     def __init__(self, width, depth=1):
@@ -62,7 +63,9 @@ def task(named, params=None, name="task.py", text=TASK_FILE):
 
 
 def launch(nproc, *overrides):
-    return lambda folder: local_launch(Work(load_config(GOOD, overrides), Path("run.yaml")), nproc)
+    return lambda folder: local_launch(
+        RankCommand(load_config(GOOD, overrides), Path("run.yaml")), nproc
+    )
 
 
 def started(environ):
@@ -287,7 +290,7 @@ def _imports_kept(monkeypatch):
     [pytest.param(*row, id=name) for name, *row in MISTAKES],
 )
 def test_a_mistake_says_what_to_do(tmp_path, make, error, fragments):
-    with pytest.raises(UserMistake) as caught:
+    with pytest.raises(UserError) as caught:
         make(tmp_path)
     assert caught.type is error
     assert caught.value.exit_code == 2
@@ -300,7 +303,7 @@ def test_what_the_mistakes_vary_is_itself_right(tmp_path):
     (tmp_path / "run.yaml").write_text("task: task.py:Good\nepochs: 1\nglobal_batch: 8\n")
     loaded = read_config(tmp_path / "run.yaml", ["params.width=2"]).config
     assert type(load_task(loaded)).__name__ == "Good"
-    assert local_launch(Work(loaded, tmp_path / "run.yaml"), 8).nproc == 8
+    assert local_launch(RankCommand(loaded, tmp_path / "run.yaml"), 8).nproc == 8
     assert parse_worlds("1, 2@mpirun,4", "slurm") == [
         World(1, "slurm"), World(2, "mpirun"), World(4, "slurm"),
     ]  # fmt: skip

@@ -11,10 +11,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from samestep.config import load_config
-from samestep.config.optimization import OptimizerConfig
+from samestep.config.optim import OptimizerConfig
 from samestep.errors import ConfigError, TaskError
-from samestep.lr_scaling import describe_scaling, lr_factor
-from samestep.optimizers import build_optimizers, describe_optimizer
+from samestep.optim.lr_scaling import describe_scaling, lr_factor
+from samestep.optim.optimizers import build_optimizers, describe_optimizer
 
 CPU = torch.device("cpu")
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from samestep.data.orders import class_balanced, grouped, sequential, shuffled, weighted
 from samestep.errors import TaskError
-from samestep.orders import class_balanced, grouped, sequential, shuffled, weighted
 
 unhurried = settings(deadline=None)
 seeds = st.integers(0, 2**63 - 1)

@@ -3,10 +3,11 @@
 import pytest
 
 from samestep.config import DistributedConfig
+from samestep.distributed.placement import decide_placement
+from samestep.environment.fact import Fact
+from samestep.environment.hardware import Hardware
+from samestep.environment.launch import LaunchFacts, detect_launch
 from samestep.errors import LaunchError
-from samestep.runtime.environment import Fact, LaunchFacts, detect_launch
-from samestep.runtime.hardware import Hardware
-from samestep.runtime.placement import decide_placement
 
 
 def machine(gpus=0, cpus=8, backends=("nccl", "gloo")):

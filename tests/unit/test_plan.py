@@ -9,14 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from samestep.errors import PlanError
-from samestep.plan import (
-    BatchPlan,
-    EpochPlan,
-    LaneTree,
-    aligned_blocks,
-    deal_lanes,
-    merge_order,
-)
+from samestep.lanes.plan import BatchPlan, EpochPlan, deal_lanes
+from samestep.lanes.tree import LaneTree, aligned_blocks, merge_order
 
 unhurried = settings(deadline=None)
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from samestep.announcing import without_effect
 from samestep.config import load_config
-from samestep.precision import choose_precision
+from samestep.optim.precision import choose_precision
+from samestep.train.plan_report import without_effect
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from samestep.data import LaneBatch
+from samestep.data.batch import LaneBatch
+from samestep.distributed.context import SingleProcessContext
 from samestep.errors import CheckpointError, MissingExtraError, OutputError, PlanError, TaskError
-from samestep.prediction import Predicted, Request, columns_of, predict_once
-from samestep.runtime.context import SingleProcessContext
-from samestep.trained import load_trained
+from samestep.inference.predict import Predicted, Request, columns_of, predict_once
+from samestep.inference.trained_model import load_trained
 from tests.predicting import finished_run, points
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from samestep.config.schema import PreemptionConfig
-from samestep.requeue import job_name, requeue
+from samestep.train.requeue import job_name, requeue
 
 JOB = {"SLURM_JOB_ID": "4711"}
 ARRAY = {"SLURM_JOB_ID": "4719", "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "8"}

@@ -26,19 +26,19 @@ from samestep.checkpoint.format import (
     write_checkpoint,
 )
 from samestep.config import Config, load_config
-from samestep.errors import CheckpointError, RunFolderError
-from samestep.folder import RunFolder
-from samestep.opening import Opened, open_run
-from samestep.runtime.context import SingleProcessContext
+from samestep.distributed.context import SingleProcessContext
+from samestep.errors import CheckpointError, RunDirError
+from samestep.train.open_run import Opened, open_run
+from samestep.train.run_dir import RunDir
 
 # -- the lock -------------------------------------------------------------------------------------
 
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from samestep.folder import RunFolder
+from samestep.train.run_dir import RunDir
 
-folder = RunFolder(Path(sys.argv[1]))
+folder = RunDir(Path(sys.argv[1]))
 worker = os.fork() if "worker" in sys.argv else 1  # as a DataLoader starts its own
 if worker == 0:
     time.sleep(60)
@@ -70,8 +70,8 @@ def holder(folder: Path, *how: str) -> Iterator[subprocess.Popen[str]]:
 
 def test_a_directory_in_use_by_another_process_is_refused_with_its_name(tmp_path: Path) -> None:
     with holder(tmp_path / "run") as process:
-        with pytest.raises(RunFolderError) as caught:
-            RunFolder(tmp_path / "run")
+        with pytest.raises(RunDirError) as caught:
+            RunDir(tmp_path / "run")
         text = str(caught.value)
         assert f"run directory {tmp_path / 'run'} is in use by process {process.pid} on " in text
         assert "Wait for that run to end, or set another name or run_dir" in text
@@ -81,7 +81,7 @@ def test_a_killed_process_lets_go_of_its_directory(tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         process.kill()
         process.wait()
-        folder = RunFolder(tmp_path)
+        folder = RunDir(tmp_path)
         assert f"process {os.getpid()} on" in (tmp_path / "run.lock").read_text()
         folder.close()
 
@@ -94,33 +94,33 @@ def test_a_killed_process_lets_go_though_its_workers_are_still_ending(tmp_path: 
         deadline = time.monotonic() + 10
         while True:
             try:
-                RunFolder(tmp_path).close()
+                RunDir(tmp_path).close()
                 break
-            except RunFolderError:
+            except RunDirError:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
 
 
 def test_a_closed_directory_is_free_though_workers_are_still_ending(tmp_path: Path) -> None:
     with holder(tmp_path, "worker", "close"):
-        RunFolder(tmp_path).close()
+        RunDir(tmp_path).close()
 
 
 def test_two_runs_of_one_process_do_not_share_a_directory(tmp_path: Path) -> None:
-    first = RunFolder(tmp_path)
-    with pytest.raises(RunFolderError, match=f"in use by process {os.getpid()} on"):
-        RunFolder(tmp_path)
+    first = RunDir(tmp_path)
+    with pytest.raises(RunDirError, match=f"in use by process {os.getpid()} on"):
+        RunDir(tmp_path)
     first.close()
     first.close()  # twice is no matter
-    RunFolder(tmp_path).close()
+    RunDir(tmp_path).close()
     assert len((tmp_path / "run.lock").read_text().splitlines()) == 1
 
 
 def test_a_refused_run_does_not_take_the_holders_name_away(tmp_path: Path) -> None:
-    first = RunFolder(tmp_path)
+    first = RunDir(tmp_path)
     for _ in range(2):
-        with pytest.raises(RunFolderError, match=f"process {os.getpid()}"):
-            RunFolder(tmp_path)
+        with pytest.raises(RunDirError, match=f"process {os.getpid()}"):
+            RunDir(tmp_path)
     first.close()
 
 
@@ -133,8 +133,8 @@ def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path, in_the_way: 
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("a file")
-    with pytest.raises(RunFolderError) as caught:
-        RunFolder(blocked / "run")
+    with pytest.raises(RunDirError) as caught:
+        RunDir(blocked / "run")
     assert f"run directory {blocked / 'run'} cannot be written: " in str(caught.value)
     assert "Set run_dir to a directory that you can write to" in str(caught.value)
 
@@ -143,8 +143,8 @@ def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path, in_the_way: 
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[RunFolder]:
-    found = RunFolder(tmp_path / "run")
+def folder(tmp_path: Path) -> Iterator[RunDir]:
+    found = RunDir(tmp_path / "run")
     yield found
     found.close()
 
@@ -157,7 +157,7 @@ def fill(path: Path, mark: str) -> None:
         (path / name / "file").write_text(mark)
 
 
-def test_what_an_earlier_run_left_is_set_aside_under_a_number(folder: RunFolder) -> None:
+def test_what_an_earlier_run_left_is_set_aside_under_a_number(folder: RunDir) -> None:
     fill(folder.path, "first")
     assert folder.set_aside() == folder.path / "earlier" / "1"
     fill(folder.path, "second")
@@ -175,21 +175,21 @@ def test_what_an_earlier_run_left_is_set_aside_under_a_number(folder: RunFolder)
     }  # fmt: skip
 
 
-def test_a_number_that_is_taken_is_passed_over(folder: RunFolder) -> None:
+def test_a_number_that_is_taken_is_passed_over(folder: RunDir) -> None:
     for name in ("1", "2", "4"):
         (folder.path / "earlier" / name).mkdir(parents=True)
     fill(folder.path, "mine")
     assert folder.set_aside() == folder.path / "earlier" / "3"
 
 
-def test_where_no_run_was_nothing_is_set_aside(folder: RunFolder) -> None:
+def test_where_no_run_was_nothing_is_set_aside(folder: RunDir) -> None:
     assert folder.set_aside() is None
     (folder.path / "launch").mkdir()
     assert folder.set_aside() is None
     assert not (folder.path / "earlier").exists()
 
 
-def test_checkpoints_without_metrics_are_set_aside_too(folder: RunFolder) -> None:
+def test_checkpoints_without_metrics_are_set_aside_too(folder: RunDir) -> None:
     """As after a set_aside that was killed half way, or a metrics.jsonl that was moved away."""
     fill(folder.path, "first")
     (folder.path / "metrics.jsonl").unlink()
@@ -216,7 +216,7 @@ def rows(*steps: int) -> str:
     ],
 )
 def test_rows_after_the_checkpoint_are_forgotten(
-    folder: RunFolder, before: str, step: int, after: str
+    folder: RunDir, before: str, step: int, after: str
 ) -> None:
     path = folder.path / "metrics.jsonl"
     path.write_text(before)
@@ -225,7 +225,7 @@ def test_rows_after_the_checkpoint_are_forgotten(
     assert sorted(p.name for p in folder.path.iterdir()) == ["metrics.jsonl", "run.lock"]
 
 
-def test_a_row_that_lost_only_its_line_end_does_not_spoil_the_next(folder: RunFolder) -> None:
+def test_a_row_that_lost_only_its_line_end_does_not_spoil_the_next(folder: RunDir) -> None:
     path = folder.path / "metrics.jsonl"
     path.write_text(rows(0, 1).removesuffix("\n"))
     folder.forget_after(2)
@@ -237,7 +237,7 @@ def test_a_row_that_lost_only_its_line_end_does_not_spoil_the_next(folder: RunFo
     )
 
 
-def test_without_metrics_there_is_nothing_to_forget(folder: RunFolder) -> None:
+def test_without_metrics_there_is_nothing_to_forget(folder: RunDir) -> None:
     folder.forget_after(4)
     assert [path.name for path in folder.path.iterdir()] == ["run.lock"]
 
@@ -385,7 +385,7 @@ def test_a_damaged_newest_checkpoint_does_not_make_the_run_a_branch(
 
 @pytest.mark.parametrize("content", ["", '"4f', "{}"])
 def test_a_cut_note_of_the_launch_does_not_keep_a_run_from_starting(
-    folder: RunFolder, content: str
+    folder: RunDir, content: str
 ) -> None:
     (folder.path / "started.json").write_text(content)
     assert folder.started_by() == []

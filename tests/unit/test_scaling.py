@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from samestep.config.optimization import LossScaleConfig
-from samestep.scaling import CheckedScaling, LossScale
+from samestep.config.optim import LossScaleConfig
+from samestep.optim.loss_scale import CheckedScaling, LossScale
 
 CPU = torch.device("cpu")
 

@@ -13,9 +13,9 @@ from torch.nn import Parameter
 from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, OneCycleLR
 
-from samestep.config.optimization import ScheduleConfig
+from samestep.config.optim import ScheduleConfig
 from samestep.errors import ConfigError
-from samestep.schedules import build_schedules, describe_schedule
+from samestep.optim.schedules import build_schedules, describe_schedule
 
 FULL = (2.0, 0.5)
 """The rates of two groups."""

@@ -17,18 +17,12 @@ from torch.optim import SGD, Adam
 
 from samestep.checkpoint.format import read_model
 from samestep.checkpoint.store import list_checkpoints
-from samestep.clipping import Clipping
 from samestep.config import Config, load_config
-from samestep.config.optimization import ClipConfig
+from samestep.config.optim import ClipConfig
 from samestep.config.schema import BestConfig
-from samestep.consistency import _checksums, _differences, _named_tensors, refuse_different_ranks
-from samestep.data import LaneBatch, Position
-from samestep.errors import NonFiniteLoss, RanksDiffer, RunFolderError, StepError
-from samestep.loop import BestSoFar
-from samestep.nonfinite import FiniteGuard
-from samestep.runtime.context import SingleProcessContext
-from samestep.runtime.lanestats import LaneStats, LocalStats, RankNote
-from samestep.runtime.pulse import (
+from samestep.data.batch import LaneBatch, Position
+from samestep.distributed.context import SingleProcessContext
+from samestep.distributed.health.activity import (
     BETWEEN_STEPS,
     COMPUTE,
     DATA,
@@ -36,13 +30,24 @@ from samestep.runtime.pulse import (
     EXCHANGE,
     READING,
     SAVE,
-    Pulse,
+    Activity,
 )
-from samestep.saving import Saver
-from samestep.scaling import CheckedScaling
-from samestep.times import read_times
-from samestep.timing import StepTimes, peak_memory
-from samestep.update import Update
+from samestep.errors import NonFiniteLoss, RanksDiffer, RunDirError, StepError
+from samestep.optim.clipping import Clipping
+from samestep.optim.loss_scale import CheckedScaling
+from samestep.optim.nonfinite import FiniteGuard
+from samestep.optim.update import Update
+from samestep.reduce.stats import LaneStats, LocalStats, RankFlags
+from samestep.train.loop import BestSoFar
+from samestep.train.rank_check import (
+    _checksums,
+    _differences,
+    _named_tensors,
+    refuse_different_ranks,
+)
+from samestep.train.saver import Saver
+from samestep.train.step_times import StepTimes, peak_memory
+from samestep.train.time_report import read_times
 from tests.unit.clock import Clock
 
 T = TypeVar("T")
@@ -80,7 +85,7 @@ def context() -> Iterator[SingleProcessContext]:
 
 
 def stats(*losses: float) -> LocalStats:
-    return LocalStats([LaneStats(torch.tensor(loss), 4.0) for loss in losses], RankNote())
+    return LocalStats([LaneStats(torch.tensor(loss), 4.0) for loss in losses], RankFlags())
 
 
 def guard_for(
@@ -311,7 +316,7 @@ def test_tensors_of_every_kind_have_a_checksum(tensor: Tensor) -> None:
 
 
 def test_large_tensors_are_gone_through_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("samestep.consistency._AT_ONCE", 8)
+    monkeypatch.setattr("samestep.train.rank_check._AT_ONCE", 8)
     tensor = torch.arange(1.0, 9.0)
     parts = tensor.view(-1, 2)
     reordered = parts.flip(0).reshape(-1)
@@ -399,24 +404,26 @@ def test_of_many_differences_the_first_ones_are_shown(two: Two) -> None:
 # -- times ----------------------------------------------------------------------------------------
 
 
-def spend(pulse: Pulse, clock: Clock, **seconds: float) -> None:
+def spend(activity: Activity, clock: Clock, **seconds: float) -> None:
     phases = {
         "data": DATA, "compute": COMPUTE, "exchange": EXCHANGE, "save": SAVE, "reading": READING,
         "evaluate": EVALUATE, "between": BETWEEN_STEPS,
     }  # fmt: skip
     for name, spent in seconds.items():
-        pulse.enter(phases[name])
+        activity.enter(phases[name])
         clock.now += spent
 
 
 def test_a_row_splits_the_time_of_its_steps(clock: Clock) -> None:
-    pulse = Pulse()
-    pulse.begin_step(0)
-    spend(pulse, clock, data=50, compute=50)  # before it is looked at
-    pulse.end_step()
-    times = StepTimes(pulse, torch.device("cpu"))
-    pulse.begin_step(8)
-    spend(pulse, clock, data=1, compute=4, exchange=2, reading=3, save=5, evaluate=100, between=7)
+    activity = Activity()
+    activity.begin_step(0)
+    spend(activity, clock, data=50, compute=50)  # before it is looked at
+    activity.end_step()
+    times = StepTimes(activity, torch.device("cpu"))
+    activity.begin_step(8)
+    spend(
+        activity, clock, data=1, compute=4, exchange=2, reading=3, save=5, evaluate=100, between=7
+    )
     row = times.row(steps=2, seconds=0.5, samples=64)
     memory = row.pop("peak_memory_mb")
     assert row == {
@@ -428,31 +435,31 @@ def test_a_row_splits_the_time_of_its_steps(clock: Clock) -> None:
     }
     assert memory > 10
     # The next row starts over.
-    pulse.begin_step(16)
-    spend(pulse, clock, data=8)
+    activity.begin_step(16)
+    spend(activity, clock, data=8)
     clock.now += 2
     row = times.row(steps=1, seconds=1.0, samples=64)
     assert (row["time_data"], row["time_compute"], row["time_save"]) == (10.0, 0.0, 0.0)
 
 
 def test_the_time_of_the_phase_that_goes_on_counts(clock: Clock) -> None:
-    pulse = Pulse()
-    times = StepTimes(pulse, torch.device("cpu"))
-    pulse.begin_step(0)
+    activity = Activity()
+    times = StepTimes(activity, torch.device("cpu"))
+    activity.begin_step(0)
     clock.now += 3
     assert times.row(1, 1.0, 1)["time_compute"] == 3
-    assert pulse.phase == COMPUTE
+    assert activity.phase == COMPUTE
     clock.now += 4
     assert "time_compute" not in times.row(1, 1.0, 1), "no timed step began meanwhile"
 
 
 def test_the_rank_that_others_wait_for_is_the_one_that_worked_most(clock: Clock) -> None:
-    times = StepTimes(Pulse(), torch.device("cpu"))
+    times = StepTimes(Activity(), torch.device("cpu"))
     for busy in ([1.0, 8.0, 2.0], [1.0, 0.5, 4.0], [1.0, 0.5, 2.0]):  # once was enough for rank 1
-        times.hear([RankNote(0, seconds) for seconds in busy])
+        times.hear([RankFlags(0, seconds) for seconds in busy])
     row = times.row(3, 1.0, 1)
     assert (row["slowest_rank"], row["rank_spread"]) == (1, 3.0)
-    times.hear([RankNote(0, 2.0), RankNote(0, 1.0), RankNote(0, 1.0)])
+    times.hear([RankFlags(0, 2.0), RankFlags(0, 1.0), RankFlags(0, 1.0)])
     assert times.row(3, 1.0, 1)["slowest_rank"] == 0
     assert "slowest_rank" not in times.row(1, 1.0, 1)  # nothing was heard
 
@@ -461,25 +468,25 @@ def test_the_rank_that_others_wait_for_is_the_one_that_worked_most(clock: Clock)
 def test_a_rank_that_did_nothing_does_not_divide_by_zero(
     clock: Clock, busy: list[float], spread: float
 ) -> None:
-    times = StepTimes(Pulse(), torch.device("cpu"))
-    times.hear([RankNote(0, seconds) for seconds in busy])
+    times = StepTimes(Activity(), torch.device("cpu"))
+    times.hear([RankFlags(0, seconds) for seconds in busy])
     assert times.row(1, 0.0, 1)["rank_spread"] == spread
 
 
 def test_one_rank_alone_is_not_compared(clock: Clock) -> None:
-    times = StepTimes(Pulse(), torch.device("cpu"))
-    times.hear([RankNote(0, 2.0)])
+    times = StepTimes(Activity(), torch.device("cpu"))
+    times.hear([RankFlags(0, 2.0)])
     assert "rank_spread" not in times.row(1, 1.0, 1)
 
 
 def test_a_note_tells_what_was_done_since_the_last(clock: Clock) -> None:
-    pulse = Pulse()
-    times = StepTimes(pulse, torch.device("cpu"))
-    pulse.begin_step(0)
-    spend(pulse, clock, data=1, compute=2, exchange=50, between=9)
+    activity = Activity()
+    times = StepTimes(activity, torch.device("cpu"))
+    activity.begin_step(0)
+    spend(activity, clock, data=1, compute=2, exchange=50, between=9)
     assert times.since_last_note() == 3
     assert times.since_last_note() == 0
-    spend(pulse, clock, compute=5, exchange=1)
+    spend(activity, clock, compute=5, exchange=1)
     assert times.since_last_note() == 5
 
 
@@ -525,7 +532,7 @@ def test_a_run_alone_has_no_slowest_rank(tmp_path: Path) -> None:
 def test_a_run_without_times_is_told(tmp_path: Path, text: str | None, words: str) -> None:
     if text is not None:
         (tmp_path / "metrics.jsonl").write_text(text)
-    with pytest.raises(RunFolderError) as caught:
+    with pytest.raises(RunDirError) as caught:
         read_times(tmp_path)
     assert f"{tmp_path / 'metrics.jsonl'} {words}" in str(caught.value)
 
@@ -640,7 +647,7 @@ def test_the_clock_asks_for_a_save(
     clock = Clock()
     monkeypatch.setattr(time, "monotonic", clock)
     saver = saver_in(tmp_path, context, "checkpoint.every_minutes=2")
-    context.pulse.begin_step(0)
+    context.activity.begin_step(0)
     clock.now += 119
     assert not saver.wants_time()
     clock.now += 2

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR
 
-from samestep.clipping import Clipping
-from samestep.config.optimization import ClipConfig, LossScaleConfig
+from samestep.config.optim import ClipConfig, LossScaleConfig
+from samestep.distributed.context import SingleProcessContext
 from samestep.errors import NonFiniteLoss, StepError
-from samestep.nonfinite import FiniteGuard
-from samestep.runtime.context import SingleProcessContext
-from samestep.runtime.lanestats import NOTHING_TO_TELL, LaneStats, LocalStats
-from samestep.scaling import CheckedScaling, LossScale
-from samestep.update import Update, Updated, _Unsettled
+from samestep.optim.clipping import Clipping
+from samestep.optim.loss_scale import CheckedScaling, LossScale
+from samestep.optim.nonfinite import FiniteGuard
+from samestep.optim.update import Update, Updated, _Unsettled
+from samestep.reduce.stats import NOTHING_TO_TELL, LaneStats, LocalStats
 
 CPU = torch.device("cpu")
 SCALE = LossScaleConfig(init=8.0, min=2.0)
@@ -197,8 +197,8 @@ def test_what_follows_a_step_can_wait_until_it_is_settled(
     )  # fmt: skip
     bench.step(0)
     assert (bench.followed, bench.rate) == (0, 1.0)
-    bench.update.settle()
-    bench.update.settle()
+    bench.update.sync_update()
+    bench.update.sync_update()
     assert (bench.followed, bench.rate, bench.weights) == (1, 0.5, [-3.0, -4.0])
     bench.step(1, math.nan, torch.tensor(math.nan))
     assert bench.said == []
@@ -207,5 +207,5 @@ def test_what_follows_a_step_can_wait_until_it_is_settled(
     bench.step(2)
     assert "the loss of step 1" in bench.said[0]
     assert (bench.followed, bench.rate, bench.weights) == (1, 0.5, [-4.5, -8.0])
-    bench.update.settle()
+    bench.update.sync_update()
     assert (bench.followed, bench.rate) == (2, 0.25)

@@ -10,7 +10,7 @@ import torch
 
 from samestep.config import Config, load_config
 from samestep.errors import ConfigError, Mistake, PrecisionError
-from samestep.precision import best_precision, choose_precision
+from samestep.optim.precision import best_precision, choose_precision
 
 _STRATEGIES = ("norm", "value", "adaptive")
 _KEYS = {

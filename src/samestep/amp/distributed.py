@@ -12,11 +12,12 @@ from torch import nn
 from samestep.amp.config import AMPConfig
 from samestep.amp.trainer import AMPTrainer
 from samestep.config import DistributedConfig
-from samestep.errors import LaunchError, StepError, UserMistake
-from samestep.runtime.collectives import group_is_open
-from samestep.runtime.context import RunContext, SingleProcessContext, create_run_context
-from samestep.runtime.environment import detect_launch, process_environment
-from samestep.runtime.hardware import detect_hardware
+from samestep.distributed.collectives import group_is_open
+from samestep.distributed.context import RunContext, SingleProcessContext, create_run_context
+from samestep.distributed.hardware import detect_hardware
+from samestep.environment.launch import detect_launch
+from samestep.environment.variables import process_environment
+from samestep.errors import LaunchError, StepError, UserError
 
 
 class DistributedAMPTrainer(AMPTrainer):
@@ -66,7 +67,7 @@ class DistributedAMPTrainer(AMPTrainer):
         No DistributedDataParallel is around it, whose sums depend on the number of ranks.
         """
         if model is not self.model:
-            raise UserMistake("wrap_model got another model than the trainer: give it that one")
+            raise UserError("wrap_model got another model than the trainer: give it that one")
         return self._steps().model
 
     def save_checkpoint(

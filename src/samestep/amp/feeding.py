@@ -16,17 +16,18 @@ from numpy.random.mtrand import get_bit_generator, set_bit_generator
 from torch import Tensor
 
 from samestep.amp.config import AMPConfig
-from samestep.data import LaneBatch, StepData, leaves_of
-from samestep.engine import build_engine, prepare
+from samestep.data.batch import LaneBatch, StepData
+from samestep.distributed.context import RunContext
 from samestep.errors import TaskError
-from samestep.ledger import Ledger, StepRecord
-from samestep.plan import BatchPlan
-from samestep.precision import Precision
-from samestep.runtime.context import RunContext
-from samestep.runtime.lanestats import RankNote
-from samestep.runtime.randomness import Streams
-from samestep.scaling import LossScale
-from samestep.step import Step
+from samestep.lanes.plan import BatchPlan
+from samestep.lanes.rng import Streams
+from samestep.optim.loss_scale import LossScale
+from samestep.optim.precision import Precision
+from samestep.pytree import leaves_of
+from samestep.reduce.stats import RankFlags
+from samestep.step.engine import build_engine, prepare
+from samestep.step.step import Step
+from samestep.step.step_log import StepLog, StepRecord
 
 Loss = Tensor | tuple[Tensor, Tensor | float]
 """A batch's mean loss, or its sum and what it was summed over."""
@@ -61,17 +62,17 @@ class FedSteps:
             config, context, precision, objects, units, self._plan,
             restore=lambda modules, optimizers, schedules: None,
         )  # fmt: skip
-        self.model = self._prepared.machinery.model
-        self._ledger = Ledger(1, self._read, context.pulse)
+        self.model = self._prepared.reduction.model
+        self._step_log = StepLog(1, self._read, context.activity)
         self._engine = build_engine(
             config, context,
             # Between two batches the engine is inside a lane: autocast is entered here instead,
             # or it would stay on in the caller's own code.
             Precision("fp32", "autocast is entered for each batch", context.device),
             Streams(config.seed, context.device),
-            self._ledger, self._prepared,
+            self._step_log, self._prepared,
             followers=(),
-            note=lambda: RankNote(flag=float(self.has_more)),
+            note=lambda: RankFlags(flag=float(self.has_more)),
             lanes=units[context.rank],
             on_batch=None,
         )  # fmt: skip
@@ -109,7 +110,7 @@ class FedSteps:
     def _begin(self, samples: int) -> Step:
         """Open a step, whose batches are not here yet; some may never be."""
         engine, check = self._engine, self._prepared.check
-        self.context.pulse.begin_step(self.done)
+        self.context.activity.begin_step(self.done)
         if self.done == 0:
             # Lane 0 is rank 0's first batch, however many ranks there are.
             first = self.context.broadcast(samples)
@@ -140,9 +141,9 @@ class FedSteps:
     def _finish(self, step: Step) -> None:
         step.update()
         # All ranks at once: what is asked for later may be asked by one of them alone.
-        self._engine.update.settle()
-        self._ledger.flush()
-        self.context.pulse.end_step()
+        self._engine.update.sync_update()
+        self._step_log.flush()
+        self.context.activity.end_step()
         self.somebody_has_more = any(note.flag for note in step.stats.notes()())
         self._step, self.taken = None, 0
         self.done += 1

@@ -15,8 +15,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from samestep.checkpoint.files import DigestedFile, Files, sha256_of
 from samestep.checkpoint.snapshot import Snapshot
 from samestep.checkpoint.state import RunState
+from samestep.distributed.context import RunContext
 from samestep.errors import CheckpointError
-from samestep.runtime.context import RunContext
 
 MODEL, OPTIMIZER, SCHEDULER = "model_state_dict", "optimizer_state_dict", "scheduler_state_dict"
 TRAINER, METADATA = "trainer", "metadata"

@@ -20,11 +20,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from samestep.amp import saved
 from samestep.amp.config import AMPConfig
 from samestep.amp.feeding import FedSteps, Loss
-from samestep.errors import PlanError, StepError, TaskError, UserMistake
-from samestep.precision import Precision, choose_precision
-from samestep.runtime.context import RunContext, SingleProcessContext
-from samestep.runtime.environment import detect_launch, process_environment
-from samestep.runtime.pulse import SAVE
+from samestep.distributed.context import RunContext, SingleProcessContext
+from samestep.distributed.health.activity import SAVE
+from samestep.environment.launch import detect_launch
+from samestep.environment.variables import process_environment
+from samestep.errors import PlanError, StepError, TaskError, UserError
+from samestep.optim.precision import Precision, choose_precision
 
 Self = TypeVar("Self", bound="AMPTrainer")
 _LEARNING_RATE = 1e-3
@@ -52,7 +53,7 @@ class AMPTrainer:
         Every rank writes a log of its own into `log_dir`.
         """
         if optimizer is not None and learning_rate is not None:
-            raise UserMistake("learning_rate is for the trainer's own optimizer, and you gave one")
+            raise UserError("learning_rate is for the trainer's own optimizer, and you gave one")
         if accumulation_steps < 1:
             raise PlanError(f"accumulation_steps is {accumulation_steps}: it is at least 1")
         self.config = _one_of(config, amp_config)
@@ -185,7 +186,7 @@ class AMPTrainer:
         state |= {saved.TRAINER: steps.state_dict(), saved.METADATA: dict(metadata or {})}
         self._saves += 1
         news = f"save {self._saves} of {steps.name}"
-        with steps.context.pulse.during(SAVE):
+        with steps.context.activity.during(SAVE):
             if steps.context.rank == writer:
                 saved.write(Path(path), state)
                 steps.context.tell(news)
@@ -288,7 +289,7 @@ def _one_of(config: AMPConfig | None, amp_config: AMPConfig | None) -> AMPConfig
     found = [given for given in (config, amp_config) if given is not None]
     if len(found) != 1:
         how = "not both" if found else "such as AMPConfig.auto()"
-        raise UserMistake(f"give an AMPConfig as config or as amp_config, {how}")
+        raise UserError(f"give an AMPConfig as config or as amp_config, {how}")
     return found[0]
 
 

@@ -1,20 +1,28 @@
 """The command line: parses, calls one function, prints. Imports torch only in commands."""
 
 from samestep.cli import (
-    averaging,
-    exporting,
-    launching,
-    looking,
-    predicting,
+    average,
+    export,
+    inspect,
+    launch,
+    lr_find,
+    predict,
     runs,
-    training,
-    tuning,
+    train,
 )
 from samestep.cli.app import app
 
 __all__ = [
-    "app", "averaging", "exporting", "launching", "looking", "main", "predicting", "runs",
-    "training", "tuning",
+    "app",
+    "average",
+    "export",
+    "inspect",
+    "launch",
+    "lr_find",
+    "main",
+    "predict",
+    "runs",
+    "train",
 ]  # fmt: skip
 
 

@@ -13,12 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from samestep.environment.launch import detect_launch
+from samestep.environment.variables import has_agent, process_environment
 from samestep.errors import LaunchError, PeerLost, SamestepError, Stopped
-from samestep.runtime.environment import (
-    detect_launch,
-    has_agent,
-    process_environment,
-)
 
 if TYPE_CHECKING:
     pass
@@ -31,7 +28,7 @@ app = typer.Typer(
 )
 
 ConfigFile = Annotated[Path, typer.Argument(help="The run's YAML or JSON file.", metavar="CONFIG")]
-RunFolderPath = Annotated[Path, typer.Argument(help="A run's directory.", metavar="RUN")]
+RunDirPath = Annotated[Path, typer.Argument(help="A run's directory.", metavar="RUN")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="Config values, as section.key=value.", metavar="KEY=VALUE"),
@@ -51,7 +48,7 @@ def guarded(launched: bool = False) -> Iterator[None]:
         yield
     except Exception as error:
         if has_agent(process_environment()):
-            from samestep.runtime.failures import record_failure
+            from samestep.distributed.health.error_file import record_failure
 
             record_failure(error)
         if isinstance(error, PeerLost):

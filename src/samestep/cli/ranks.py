@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from samestep.runtime.environment import (
-    LaunchFacts,
-    check_local_rank,
-    detect_launch,
+from samestep.environment.launch import LaunchFacts, check_local_rank, detect_launch
+from samestep.environment.variables import (
     exporting,
     has_agent,
     process_environment,
@@ -20,7 +18,7 @@ from samestep.runtime.environment import (
 
 if TYPE_CHECKING:
     from samestep.config import Config, DistributedConfig
-    from samestep.runtime.context import RunContext
+    from samestep.distributed.context import RunContext
 
 
 @contextmanager
@@ -28,9 +26,9 @@ def as_rank(config: Config, command: typer.Context, local_rank: int | None) -> I
     """This process's place among the ranks. Import what needs torch inside, not before."""
     launch = detect_launch(process_environment())
     with _threads_before_torch(config.distributed, launch):
-        from samestep.runtime.context import create_run_context
-        from samestep.runtime.hardware import detect_hardware
-        from samestep.runtime.signals import stop_with_parent
+        from samestep.distributed.context import create_run_context
+        from samestep.distributed.hardware import detect_hardware
+        from samestep.distributed.signals import stop_with_parent
 
         if has_agent(process_environment()):
             stop_with_parent()
@@ -46,8 +44,8 @@ def _threads_before_torch(
 
     Whatever torchrun has put there, which is 1 where nobody said anything.
     """
-    from samestep.runtime.hardware import owned_cpus
-    from samestep.runtime.placement import threads_of_a_rank
+    from samestep.distributed.placement import threads_of_a_rank
+    from samestep.environment.hardware import owned_cpus
 
     cpus = owned_cpus(process_environment())
     threads = threads_of_a_rank(section, cpus, launch.cpus_per_rank, launch.local_world)

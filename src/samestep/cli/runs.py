@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from samestep.cli.app import AsJson, RunFolderPath, app, guarded, print_rows
+from samestep.cli.app import AsJson, RunDirPath, app, guarded, print_rows
 
 if TYPE_CHECKING:
     from samestep.checkpoint.store import Found
@@ -34,7 +34,7 @@ app.add_typer(checkpoints_app, name="checkpoints")
 
 @checkpoints_app.command("list")
 def list_command(
-    run: RunFolderPath,
+    run: RunDirPath,
     verify: Annotated[bool, typer.Option("--verify", help="Read every byte again.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -106,7 +106,7 @@ def _as_json(item: Found, marks: dict[int, str]) -> dict[str, Any]:
 
 @checkpoints_app.command()
 def export(
-    run: RunFolderPath,
+    run: RunDirPath,
     to: Annotated[Path, typer.Argument(help="The file to write.", metavar="FILE")],
     which: Annotated[str, typer.Option(help="best, last, or the number of a step.")] = "best",
 ) -> None:
@@ -119,10 +119,10 @@ def export(
 
 
 @app.command()
-def times(run: RunFolderPath, as_json: AsJson = False) -> None:
+def times(run: RunDirPath, as_json: AsJson = False) -> None:
     """Show where a run's time went, and which rank the others waited for."""
     with guarded():
-        from samestep.times import read_times
+        from samestep.train.time_report import read_times
 
         summary = read_times(run)
         if as_json:

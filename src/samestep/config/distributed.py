@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from samestep.environment.variables import process_environment
 from samestep.errors import ConfigError, Mistake
-from samestep.runtime.environment import process_environment
 
 Auto = Literal["auto"]
 Positive = Annotated[int, Field(ge=1, strict=True)]

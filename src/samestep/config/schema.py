@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PrivateAttr
 
 from samestep.config.distributed import Auto, DistributedConfig, FromZero, Positive
-from samestep.config.launching import LaunchConfig
-from samestep.config.optimization import (
+from samestep.config.launch import LaunchConfig
+from samestep.config.optim import (
     ClipConfig,
     EmaConfig,
     LossScaleConfig,
@@ -25,7 +25,7 @@ from samestep.config.optimization import (
     swa_mistakes,
 )
 from samestep.errors import Mistake, PlanError
-from samestep.plan import BatchPlan
+from samestep.lanes.plan import BatchPlan
 
 
 class LoaderConfig(Section):

@@ -9,6 +9,8 @@ from itertools import takewhile
 from pathlib import Path
 
 from samestep.config import Config, DistributedConfig
+from samestep.distributed.context import RunContext, create_run_context
+from samestep.distributed.placement import Placement, decide_placement
 from samestep.doctor.agreement import check_agreement
 from samestep.doctor.facts import Load, Machine, RankReport, load_of, look, space_of
 from samestep.doctor.findings import Examination, Finding, Place, at, merge, ok, plural
@@ -16,16 +18,17 @@ from samestep.doctor.machine import check_cpus, check_disk, check_machine
 from samestep.doctor.network import check_meeting, check_names, check_network, try_meeting
 from samestep.doctor.planned import check_plan, digest
 from samestep.doctor.ranks import try_ranks
-from samestep.errors import InitError, LaunchError, OutOfStep, PeerLost, RankHung, SamestepError
-from samestep.runtime.context import RunContext, create_run_context
-from samestep.runtime.environment import (
-    LaunchFacts,
-    agent_serves_store,
-    detect_launch,
-    process_environment,
+from samestep.environment.interfaces import resolve
+from samestep.environment.launch import LaunchFacts, detect_launch
+from samestep.environment.variables import agent_serves_store, process_environment
+from samestep.errors import (
+    CollectiveMismatch,
+    InitError,
+    LaunchError,
+    PeerLost,
+    RankHung,
+    SamestepError,
 )
-from samestep.runtime.interfaces import resolve
-from samestep.runtime.placement import Placement, decide_placement
 
 _SECONDS = 30.0
 """The longest wait for another rank: a doctor must not hang where a run would."""
@@ -76,7 +79,7 @@ def examine(
             if context.is_main:
                 show(examination)
             _wait_until_shown(context)
-    except (PeerLost, OutOfStep, RankHung) as error:
+    except (PeerLost, CollectiveMismatch, RankHung) as error:
         return _alone(report, launch, [*meeting, _lost(error)], show)
     return examination
 

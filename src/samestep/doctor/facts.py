@@ -14,11 +14,12 @@ from pathlib import Path
 import torch
 
 from samestep.config import Config
+from samestep.distributed.hardware import detect_hardware, gpu_id
+from samestep.distributed.placement import Placement
 from samestep.doctor.findings import Finding, Place
-from samestep.runtime.hardware import Hardware, allowed_cpus, detect_hardware, gpu_id
-from samestep.runtime.interfaces import Interface, list_interfaces, own_address
-from samestep.runtime.limits import read_limits, read_text
-from samestep.runtime.placement import Placement
+from samestep.environment.cgroups import read_limits, read_text
+from samestep.environment.hardware import Hardware, allowed_cpus
+from samestep.environment.interfaces import Interface, list_interfaces, own_address
 
 _VARIABLES = (
     "CUDA_VISIBLE_DEVICES",

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from samestep.distributed.rendezvous import connect, knock
 from samestep.doctor.facts import Load, Machine
 from samestep.doctor.findings import Finding, Place, Severity, ok, spans
-from samestep.runtime.interfaces import is_loopback, outward, resolve
-from samestep.runtime.meeting import connect, knock
+from samestep.environment.interfaces import is_loopback, outward, resolve
 
 _VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from samestep.config import Config
 from samestep.doctor.findings import Finding, ok, plural
 from samestep.errors import PlanError
-from samestep.plan import deal_lanes
+from samestep.lanes.plan import deal_lanes
 
 _OF_ONE_RANK = {"distributed": {"rank", "node_rank", "device_ids"}}
 """Keys that ranks started by hand must set differently."""

@@ -8,9 +8,9 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+from samestep.distributed.context import RunContext
+from samestep.distributed.probe import Call, Reduced, call_in_order, try_all_reduce
 from samestep.doctor.findings import Finding, Place, memory_words, ok, seconds_words, spans
-from samestep.runtime.context import RunContext
-from samestep.runtime.probe import Call, Reduced, call_in_order, try_all_reduce
 
 _SKEW_ALLOWED = 1.0
 _SECONDS_TO_SEE_A_FILE = 5.0

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from samestep.config import Config
-from samestep.data import DeviceCopies, LaneBatch, is_map_style
+from samestep.data.batch import LaneBatch
+from samestep.data.device import DeviceCopies
+from samestep.data.iterable import lane_streams
+from samestep.data.map_style import is_map_style
 from samestep.errors import TaskError
-from samestep.runtime.randomness import DATA, derive, reseed
-from samestep.streams import lane_streams
-from samestep.task import Task
+from samestep.lanes.rng import DATA, derive, reseed
+from samestep.train.task import Task
 
 FORWARD = "forward"
 _LARGEST = 32

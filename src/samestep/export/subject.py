@@ -13,7 +13,7 @@ from torch._jit_internal import FunctionModifiers
 
 from samestep.errors import ExportError, TaskError
 from samestep.export.examples import FORWARD, Examples, Inputs, varying_axes
-from samestep.runtime.randomness import reseed
+from samestep.lanes.rng import reseed
 
 Outputs = dict[str, Tensor]
 """What a method gave, flat: its tensors by name."""

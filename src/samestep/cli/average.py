@@ -1,0 +1,80 @@
+"""The command that averages a run's checkpoints."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from samestep.cli.app import (
+    AsJson,
+    LocalRank,
+    Overrides,
+    RunDirPath,
+    app,
+    guarded,
+    print_rows,
+)
+from samestep.cli.ranks import as_rank
+from samestep.errors import LaunchError
+
+if TYPE_CHECKING:
+    from samestep.inference.checkpoint_average import Averaged
+
+_Last = Annotated[int | None, typer.Option(min=1, help="Average so many newest checkpoints.")]
+_Best = Annotated[int | None, typer.Option(min=1, help="Or so many with the best best.metric.")]
+
+
+@app.command()
+def average(
+    context: typer.Context,
+    run: RunDirPath,
+    overrides: Overrides = None,
+    last: _Last = None,
+    best: _Best = None,
+    as_json: AsJson = False,
+    local_rank: LocalRank = None,
+) -> None:
+    """Average a run's last or best checkpoints, measure the mean and write average.safetensors.
+
+    Alone, or as a rank of whatever launcher started it. Without --last and --best: the
+    checkpoint.keep_last newest.
+    """
+    with guarded():
+        from samestep.train.run_dir import config_of
+
+        if last is not None and best is not None:
+            raise LaunchError(f"you set --last {last} and --best {best}: keep one of them")
+        config = config_of(run, overrides or [])
+        with as_rank(config, context, local_rank) as place:
+            from samestep.inference.checkpoint_average import average_run
+
+            count = best or last or config.checkpoint.keep_last
+            made = average_run(run, config, place, count, "best" if best else "last")
+            if place.is_main:
+                _show(made, as_json)
+
+
+def _show(made: Averaged, as_json: bool) -> None:
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {
+                    "metric": made.metric,
+                    "checkpoints": [
+                        {"step": step, "value": value} for step, value in made.checkpoints.items()
+                    ],
+                    "average": {"value": made.value, "metrics": made.values},
+                    "path": str(made.path),
+                }
+            )
+        )
+        return
+    rows = [(f"step {step}", _number(value)) for step, value in made.checkpoints.items()]
+    print_rows(("weights", made.metric), [*rows, ("their average", _number(made.value))])
+    typer.echo(f"wrote {made.path}")
+
+
+def _number(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.6g}"

@@ -1,0 +1,85 @@
+"""The command that writes a trained model for other programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from samestep.cli.app import AsJson, Overrides, RunDirPath, app, guarded
+
+if TYPE_CHECKING:
+    from samestep.export.export_run import Exported
+
+
+@app.command("export")
+def export_command(
+    run: RunDirPath,
+    overrides: Overrides = None,
+    to: Annotated[str, typer.Option(help="torchscript, pt2, onnx or safetensors.")] = "torchscript",
+    which: Annotated[str, typer.Option(help="best, last, or the number of a step.")] = "best",
+    weights: Annotated[str, typer.Option(help="raw, ema, swa or average.")] = "raw",
+    output: Annotated[
+        Path | None, typer.Option(help="The file to write; RUN/export/NAME.* if not given.")
+    ] = None,
+    methods: Annotated[
+        str, typer.Option(help="Methods that a torchscript file must have, as a,b.")
+    ] = "",
+    device: Annotated[str, typer.Option(help="Where the exported model lives.")] = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Write a run's model for other programs, and compare the file with the model.
+
+    The file is there only if it gives what the model gives on real batches; else the exit
+    code is 4.
+    """
+    with guarded():
+        from samestep.export.export_run import export_run
+
+        done = export_run(
+            run,
+            to,
+            which=which,
+            of=weights,
+            output=output,
+            methods=[name.strip() for name in methods.split(",") if name.strip()],
+            device=device,
+            overrides=overrides or [],
+        )
+        if as_json:
+            typer.echo(json.dumps({"path": str(done.path), "notes": done.notes, **done.facts}))
+        else:
+            typer.echo("\n".join(_lines(done)))
+
+
+def _lines(done: Exported) -> list[str]:
+    facts = done.facts
+    methods = {"forward": facts, **facts["methods"]}
+    return [
+        f"wrote {done.path}: {facts['format']}, {facts['how']}, step {facts['step']}, "
+        f"{facts['weights']} weights, {facts['bytes'] / 1e6:.3g} MB",
+        *(f"  {name}({_kinds(each['inputs'])}) -> {_kinds(each['outputs'])}"
+          for name, each in methods.items()),
+        f"  {_agreement(facts['compared'])}",
+        *(f"  note: {note}" for note in done.notes),
+    ]  # fmt: skip
+
+
+def _kinds(tensors: list[dict[str, Any]]) -> str:
+    return ", ".join(
+        f"{tensor['name']} {tensor['dtype']}[{', '.join(map(str, tensor['shape']))}]"
+        for tensor in tensors
+    )
+
+
+def _agreement(compared: dict[str, Any]) -> str:
+    *sizes, last = map(str, compared["batches"])
+    what = (
+        f"loaded again and compared with the model on {compared['data']} batches of "
+        f"{', '.join(sizes)} and {last}: "
+    )
+    if compared["exact"]:
+        return what + "every value is equal"
+    return what + f"the largest difference is {compared['largest_difference']:.3g}"

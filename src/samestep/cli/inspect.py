@@ -1,0 +1,109 @@
+"""The commands that look, or write files to start from: init, env, config, doctor."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from samestep.cli.app import AsJson, ConfigFile, LocalRank, Overrides, app, guarded, print_rows
+from samestep.environment.variables import exporting, thread_variables
+
+config_app = typer.Typer(help="Look at a config.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where to write; made if it is not there.")],
+) -> None:
+    """Write a commented config.yaml and task.py to start from."""
+    with guarded():
+        from samestep.starter import write_starter
+
+        for path in write_starter(folder):
+            typer.echo(f"wrote {path}")
+        typer.echo(f"now: samestep train {folder / 'config.yaml'}")
+
+
+@app.command()
+def env(
+    as_json: AsJson = False,
+) -> None:
+    """Show what was detected here, each fact with its reason."""
+    with guarded():
+        from samestep.cli.describe import describe_environment
+
+        rows = describe_environment()
+        if as_json:
+            facts = {key: {"value": value, "reason": reason} for key, value, reason in rows}
+            typer.echo(json.dumps(facts))
+        else:
+            print_rows(("fact", "value", "reason"), rows)
+
+
+@app.command()
+def doctor(
+    config: Annotated[
+        Path | None, typer.Argument(help="The run's YAML or JSON file.", metavar="[CONFIG]")
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    local_rank: LocalRank = None,
+) -> None:
+    """Say what would go wrong before it does; started as ranks, also between them.
+
+    Exits 0 if all is well, 5 with warnings, 6 with errors.
+    """
+    with guarded(), ExitStack() as scope:
+        loaded = None
+        if config is not None:
+            from samestep.config import load_config
+
+            loaded = load_config(config, overrides or [])
+            threads = loaded.distributed.threads_per_rank
+            scope.enter_context(exporting({} if threads == "auto" else thread_variables(threads)))
+        from samestep.doctor.examine import examine
+        from samestep.doctor.show import print_examination
+
+        found = examine(loaded, None, show=lambda found: print_examination(found, as_json))
+        if found.alone and found.rank:
+            # A launcher ends all ranks when the first one exits: let rank 0 tell its part.
+            time.sleep(3)
+    if found.exit_code:
+        raise typer.Exit(found.exit_code)
+
+
+@config_app.command()
+def show(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the resolved config with the origin of each value."""
+    with guarded():
+        from samestep.cli.describe import describe_config
+
+        rows = describe_config(config, overrides or [])
+        if as_json:
+            values = {
+                key: {"value": value, "origin": origin, "reason": reason}
+                for key, value, origin, reason in rows
+            }
+            typer.echo(json.dumps(values))
+        else:
+            print_rows(("key", "value", "origin", "reason"), rows)
+
+
+@config_app.command()
+def check(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Say everything that is wrong with a config; exits 0 if nothing is."""
+    with guarded():
+        from samestep.config import load_config
+
+        load_config(config, overrides or [])
+        typer.echo(f"{config} is a valid config")

@@ -1,0 +1,236 @@
+"""The commands that start ranks: launch, and slurm for the jobs that it submitted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from samestep.cli.app import AsJson, ConfigFile, Overrides, RunDirPath, app, guarded, print_rows
+from samestep.distributed.deferred_signals import DeferredSignals
+
+slurm_app = typer.Typer(help="Look at, or cancel, a run's Slurm job.", no_args_is_help=True)
+app.add_typer(slurm_app, name="slurm")
+
+
+class Via(str, Enum):
+    """What starts the ranks."""
+
+    torchrun = "torchrun"
+    launch = "launch"
+    mpirun = "mpirun"
+    slurm = "slurm"
+    ssh = "ssh"
+
+    @property
+    def method(self) -> str:
+        """As distributed.launch_method calls it."""
+        return "torch.distributed.launch" if self is Via.launch else self.value
+
+
+def _option(*names: str, help: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, **more)
+
+
+def _slurm_option(key: str, **more: Any) -> Any:
+    flag = "--" + key.replace("_", "-")
+    return typer.Option(flag, help=f"launch.slurm.{key}", rich_help_panel="Slurm", **more)
+
+
+Launcher = Annotated[Via | None, _option(help="What starts the ranks; distributed.launch_method.")]
+Nproc = Annotated[
+    str | None,
+    _option(help="Ranks: on each machine, or all of mpirun's. 2:4 leaves out lost ones."),
+]
+Nodes = Annotated[str | None, _option(help="Machines; 1:2 goes on with those that are there.")]
+NodeRank = Annotated[int | None, _option(min=0, help="This machine's number, from 0.")]
+MasterAddr = Annotated[str, _option(metavar="HOST", help="Host of machine 0.")]
+MasterPort = Annotated[int | None, _option(min=1, max=65535, help="A port of machine 0; 29500.")]
+Rendezvous = Annotated[str, _option(metavar="HOST:PORT", help="Where machines meet that may go.")]
+Hosts = Annotated[str, _option(metavar="a:4,b:4", help="For mpirun and ssh: hosts and ranks.")]
+Restarts = Annotated[int, _option(min=0, help="Times that failed ranks are started again.")]
+Show = Annotated[bool, _option("--print", help="Show plan and command or script; run nothing.")]
+Write = Annotated[Path | None, _option(metavar="FILE", help="Save the script; run nothing.")]
+Follow = Annotated[bool, _option("--follow", help="Stay with a Slurm job until it ends.")]
+Record = Annotated[Path | None, typer.Option(hidden=True)]
+StopAfter = Annotated[int | None, typer.Option(hidden=True)]
+Attached = Annotated[bool, typer.Option("--attached", hidden=True)]
+
+
+@app.command()
+def launch(
+    context: typer.Context,
+    config: ConfigFile,
+    overrides: Overrides = None,
+    via: Launcher = None,
+    nproc: Nproc = None,
+    nodes: Nodes = None,
+    node_rank: NodeRank = None,
+    master_addr: MasterAddr = "",
+    master_port: MasterPort = None,
+    rendezvous: Rendezvous = "",
+    hosts: Hosts = "",
+    max_restarts: Restarts = 0,
+    show: Show = False,
+    write: Write = None,
+    follow: Follow = False,
+    style: Annotated[str | None, _slurm_option("style")] = None,
+    gpus_per_node: Annotated[int | None, _slurm_option("gpus_per_node")] = None,
+    cpus_per_task: Annotated[int | None, _slurm_option("cpus_per_task")] = None,
+    partition: Annotated[str | None, _slurm_option("partition")] = None,
+    time: Annotated[str | None, _slurm_option("time")] = None,
+    account: Annotated[str | None, _slurm_option("account")] = None,
+    qos: Annotated[str | None, _slurm_option("qos")] = None,
+    mem: Annotated[str | None, _slurm_option("mem")] = None,
+    constraint: Annotated[str | None, _slurm_option("constraint")] = None,
+    array: Annotated[str | None, _slurm_option("array")] = None,
+    mail_user: Annotated[str | None, _slurm_option("mail_user")] = None,
+    mail_type: Annotated[str | None, _slurm_option("mail_type")] = None,
+    record: Record = None,
+    stop_after: StopAfter = None,
+    attached: Attached = False,
+) -> None:
+    """Start the ranks of a run: on this machine, on others, by mpirun, or as a Slurm job."""
+    with guarded(), DeferredSignals():
+        from samestep.launch.commands.size import Size
+        from samestep.launch.run.start import Request, prepare, start
+
+        rank_command = _work(config, overrides or [], via, context.params, record, stop_after)
+        request = Request(
+            nproc=None if nproc is None else Size.parse(nproc, "--nproc"),
+            nodes=None if nodes is None else Size.parse(nodes, "--nodes"),
+            node_rank=node_rank,
+            master_addr=master_addr,
+            master_port=master_port,
+            rendezvous=rendezvous,
+            hosts=hosts,
+            max_restarts=max_restarts,
+        )
+        prepared = prepare(rank_command, request)
+        _refuse_to_follow(prepared, follow)
+        if show or write is not None:
+            _show(prepared, show, write)
+            return
+        if attached:
+            from samestep.distributed.signals import stop_with_input
+
+            stop_with_input()
+        start(prepared, _tell, follows=follow)
+
+
+def _tell(line: str) -> None:
+    typer.echo(f"samestep: {line}", err=True)
+
+
+def _work(
+    config: Path,
+    overrides: list[str],
+    via: Via | None,
+    params: dict[str, Any],
+    record: Path | None,
+    stop_after: int | None,
+) -> Any:
+    """The config as the options make it; Slurm's are overrides of its launch section."""
+    from samestep.config import load_config
+    from samestep.config.launch import SlurmConfig
+    from samestep.errors import LaunchError
+    from samestep.launch.commands.rank_command import RankCommand
+    from samestep.launch.commands.slurm import for_the_first_task
+
+    slurm = {key: params.get(key) for key in SlurmConfig.model_fields}
+    given = {key: value for key, value in slurm.items() if value is not None}
+    options = [
+        f"launch.slurm.{key}={json.dumps(value, ensure_ascii=False)}"
+        for key, value in given.items()
+    ]
+    if via is not None:
+        options.append(f"distributed.launch_method={via.method}")
+    loaded = load_config(config, [*for_the_first_task(overrides), *options])
+    method = loaded.distributed.launch_method
+    if given and method != "slurm":
+        shown = ", ".join("--" + key.replace("_", "-") for key in given)
+        raise LaunchError(f"{shown} is for Slurm, but the launcher is {method}: add --via slurm")
+    return RankCommand(
+        loaded, config, tuple(overrides), record, stop_after
+    )  # ranks need not know how
+
+
+def _refuse_to_follow(prepared: Any, follow: bool) -> None:
+    from samestep.errors import LaunchError
+    from samestep.launch.commands.slurm import SlurmJob
+
+    if follow and not isinstance(prepared, SlurmJob):
+        raise LaunchError("--follow is for Slurm jobs: other launches are followed anyway")
+
+
+def _show(prepared: Any, show: bool, write: Path | None) -> None:
+    from samestep.launch.run.start import plan_of, script_of
+
+    script = script_of(prepared)
+    if show:
+        # The plan beside the script, which may be piped to a file or to sbatch.
+        print_rows(("", "plan"), plan_of(prepared), err=True)
+        typer.echo(script, nl=False)
+    if write is not None:
+        from samestep.errors import LaunchError
+
+        try:
+            write.write_text(script, encoding="utf-8")
+            write.chmod(0o755)
+        except (OSError, UnicodeError) as error:
+            raise LaunchError(f"{write} cannot be written: {error}") from None
+        _tell(f"wrote {write}")
+
+
+@slurm_app.command()
+def status(run: RunDirPath, as_json: AsJson = False) -> None:
+    """Show the states of a run's Slurm jobs, the newest last."""
+    with guarded():
+        from samestep.launch.run.slurm import jobs_of, newest_job, state_of
+
+        newest_job(run)
+        states = [state_of(job.job) for job in jobs_of(run)]
+        if as_json:
+            typer.echo(json.dumps([asdict(state) for state in states]))
+        else:
+            header = ("job", "state", "reason", "nodes", "elapsed", "restarts", "exit code")
+            print_rows(header, [tuple(asdict(state).values()) for state in states])
+
+
+@slurm_app.command()
+def cancel(run: RunDirPath) -> None:
+    """Cancel a run's Slurm job; its ranks save first, and the run can go on later."""
+    with guarded():
+        from samestep.launch.run.slurm import cancel as cancel_job
+        from samestep.launch.run.slurm import newest_job, state_of
+
+        job = newest_job(run)
+        state = state_of(job.job)
+        if state.is_over:
+            typer.echo(f"job {job.job} is over already: {state.state}")
+            return
+        cancel_job(job)
+        typer.echo(f"job {job.job} is cancelled; it was {state.state}")
+
+
+@slurm_app.command()
+def logs(
+    run: RunDirPath,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until the job ends.")] = False,
+) -> None:
+    """Show what a run's newest Slurm job has written."""
+    with guarded():
+        from samestep.launch.run.slurm import follow as follow_job
+        from samestep.launch.run.slurm import logs_of, newest_job
+
+        job = newest_job(run)
+        if follow:
+            follow_job(run, job, _tell, sys.stdout)
+            return
+        for path in logs_of(run, job):
+            typer.echo(path.read_text(encoding="utf-8", errors="replace"), nl=False)

@@ -1,0 +1,147 @@
+"""The command that looks for a learning rate: lr-find."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from samestep.cli.app import (
+    AsJson,
+    ConfigFile,
+    LocalRank,
+    Overrides,
+    app,
+    guarded,
+    print_rows,
+)
+from samestep.cli.ranks import as_rank
+from samestep.distributed.deferred_signals import DeferredSignals
+from samestep.errors import NO_SUGGESTION, MissingExtraError, RunDirError
+
+if TYPE_CHECKING:
+    from samestep.config import Config
+    from samestep.lr_finder.range_test import Found
+
+
+class Rule(str, Enum):
+    """Which suggestion --write writes."""
+
+    steepest = "steepest"
+    valley = "valley"
+
+
+@app.command("lr-find")
+def lr_find(
+    context: typer.Context,
+    config: ConfigFile,
+    overrides: Overrides = None,
+    smallest: Annotated[float, typer.Option("--from", help="The first step's rate.")] = 1e-7,
+    largest: Annotated[float, typer.Option("--to", help="The last step's rate.")] = 10.0,
+    steps: Annotated[int, typer.Option(help="Steps from the one to the other.")] = 100,
+    smooth: Annotated[
+        float, typer.Option(help="Share of the newest loss in the smoothed one.")
+    ] = 0.05,
+    stop_factor: Annotated[
+        float, typer.Option(help="Stop at so many times the lowest smoothed loss.")
+    ] = 4.0,
+    suggest: Annotated[Rule, typer.Option(help="The suggestion to write.")] = Rule.valley,
+    write: Annotated[bool, typer.Option("--write", help="Put it into the config file.")] = False,
+    key: Annotated[
+        str | None, typer.Option(help="The rate's key: optimizer.lr or params.lr, if not given.")
+    ] = None,
+    as_json: AsJson = False,
+    report: Annotated[Path | None, typer.Option(help="Where the HTML page goes.")] = None,
+    local_rank: LocalRank = None,
+) -> None:
+    """Look for a learning rate: alone, or as a rank of whatever launcher started it.
+
+    Exits 8 if the losses suggest none.
+    """
+    with guarded(), DeferredSignals():
+        from samestep.config import load_config
+        from samestep.lr_finder.curve import RangeTest
+
+        test = RangeTest(smallest, largest, steps, smooth, stop_factor)
+        loaded = load_config(config, overrides or [])
+        if report is not None:
+            from samestep.ui.page import require_plotly
+
+            require_plotly()
+        with as_rank(loaded, context, local_rank) as place:
+            from samestep.lr_finder.range_test import Target, find_lr
+
+            target = Target(config, overrides or []) if write else None
+            found = find_lr(loaded, place, test, key, target)
+        if not place.is_main:
+            # Were its exit code not 0, a launcher would end rank 0 in the middle of what follows.
+            return
+        written = _write(found, config, suggest.value) if write and not found.wrong else None
+        _show(found, written, as_json)
+        if written:
+            _remind_of_groups(found, loaded, written["value"])
+        _keep(found, loaded, written, report)
+    if found.wrong:
+        raise typer.Exit(NO_SUGGESTION)
+
+
+def _write(found: Found, file: Path, rule: str) -> dict[str, Any]:
+    from samestep.config.editing import set_value
+
+    assert found.key is not None, "looked at before the first step"
+    rate = found.suggestions[rule]
+    set_value(file, found.key, rate)
+    return {"file": str(file), "key": found.key, "rule": rule, "value": rate}
+
+
+def _remind_of_groups(found: Found, config: Config, rate: float) -> None:
+    groups = [] if config.optimizer is None else config.optimizer.groups
+    if found.key == "optimizer.lr" and any(group.lr is not None for group in groups):
+        typer.echo(
+            "optimizer.groups have rates of their own, which kept their ratio to optimizer.lr in "
+            f"the test: multiply them by {rate / found.rate_now:.3g} to keep it",
+            err=True,
+        )
+
+
+def _show(found: Found, written: dict[str, Any] | None, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({**found.as_json(), "written": written}))
+        return
+    if found.wrong:
+        typer.echo(f"No suggestion: {found.wrong}.")
+        return
+    rows = [
+        (rule, f"{rate:.3g}", f"{rate / found.rate_now:.3g} times")
+        for rule, rate in found.suggestions.items()
+    ]
+    print_rows(("rule", found.key or "learning rate", f"of {found.rate_now:.3g} now"), rows)
+    if written:
+        typer.echo(f"{written['file']}: {written['key']} is {written['value']:.3g} now")
+
+
+def _keep(found: Found, config: Config, written: dict[str, Any] | None, page: Path | None) -> None:
+    """Leave the numbers and the plots in the test's directory."""
+    from samestep.lr_finder.report import write_html, write_png
+
+    title = f"{config.name}: loss over learning rate"
+    document = json.dumps({**found.as_json(), "written": written}, indent=1)
+    numbers, picture = found.folder / "lr-find.json", found.folder / "lr-find.png"
+    page = page or found.folder / "lr-find.html"
+    _leave("Numbers", numbers, lambda: numbers.write_text(document, encoding="utf-8"))
+    _leave("Plot", picture, lambda: write_png(found, title, picture))
+    _leave("Page", page, lambda: write_html(found, title, page))
+
+
+def _leave(name: str, path: Path, write: Callable[[], object]) -> None:
+    try:
+        write()
+        typer.echo(f"{name}: {path}", err=True)
+    except MissingExtraError as error:
+        typer.echo(f"No {name.lower()}: {error}", err=True)
+    except OSError as error:
+        raise RunDirError(f"{path} could not be written: {error.strerror or error}") from None

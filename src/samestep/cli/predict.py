@@ -1,0 +1,60 @@
+"""The command that uses a trained model: predict."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from samestep.cli.app import (
+    AsJson,
+    LocalRank,
+    Overrides,
+    RunDirPath,
+    app,
+    guarded,
+)
+from samestep.cli.ranks import as_rank
+
+
+@app.command()
+def predict(
+    context: typer.Context,
+    run: RunDirPath,
+    data: Annotated[
+        str,
+        typer.Argument(help="valid, train, or what the task's predict_data knows.", metavar="DATA"),
+    ],
+    output: Annotated[Path, typer.Option(help="The file: .csv, .jsonl or .parquet.")],
+    overrides: Overrides = None,
+    which: Annotated[str, typer.Option(help="best, last, or the number of a step.")] = "best",
+    weights: Annotated[str, typer.Option(help="raw, ema, swa or average.")] = "raw",
+    file_format: Annotated[
+        str | None, typer.Option("--format", help="csv, jsonl or parquet; else by the suffix.")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Samples in one forward pass; as in evaluation.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    as_json: AsJson = False,
+    local_rank: LocalRank = None,
+) -> None:
+    """Write what a trained model says of every sample, in order: alone, or as one of many ranks."""
+    with guarded():
+        from samestep.train.run_dir import config_of
+
+        config = config_of(run, overrides or [])
+        with as_rank(config, context, local_rank) as place:
+            from samestep.inference.predict import Request, predict_once
+
+            request = Request(
+                run, data, output, file_format, which, weights, batch, force, tuple(overrides or ())
+            )
+            done = predict_once(request, place)
+            if place.is_main and as_json:
+                typer.echo(json.dumps(asdict(done)))
+            elif place.is_main:
+                typer.echo(f"{done.samples} samples, step {done.step}: {done.output}")

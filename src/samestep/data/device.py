@@ -1,0 +1,60 @@
+"""Batches on their way to the device: page-locked memory, and copies beside the computation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from samestep.config.schema import LoaderConfig
+from samestep.pytree import convert, leaves_of
+
+
+def pins_memory(loader: LoaderConfig, device: torch.device) -> bool:
+    """Whether batches for this device are read into page-locked memory."""
+    asked = loader.pin_memory
+    return device.type == "cuda" if asked == "auto" else bool(asked)
+
+
+_WORTH_A_STREAM = 1 << 20
+"""Bytes of a tensor from which on a copy beside the computation gains more than it costs."""
+
+
+def is_large(data: Any) -> bool:
+    """Whether a batch should be copied beside what the device computes."""
+    return any(
+        isinstance(leaf, torch.Tensor) and leaf.nbytes > _WORTH_A_STREAM for leaf in leaves_of(data)
+    )
+
+
+class DeviceCopies:
+    """Brings batches to the device; large ones beside what a GPU computes, on another stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def to_device(self, data: Any) -> Any:
+        """The batch with every tensor in it on the device; copies from pinned memory do not wait."""
+        if self._stream is None:
+            return data
+        if not is_large(data):
+            return convert(data, lambda tensor: tensor.to(self._device, non_blocking=True))
+        here = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._stream):
+            copy = convert(data, lambda tensor: tensor.to(self._device, non_blocking=True))
+        here.wait_stream(self._stream)
+        # Else the allocator would give its memory to the next copy while it is still in use.
+        convert(copy, lambda tensor: _used_on(tensor, here))
+        return copy
+
+
+def _used_on(tensor: Any, stream: torch.cuda.Stream) -> Any:
+    if isinstance(tensor, torch.Tensor):
+        tensor.record_stream(stream)
+    return tensor
+
+
+def pinned(data: Any) -> Any:
+    """The batch with every tensor in it in page-locked memory."""
+    return convert(data, lambda tensor: tensor.pin_memory())

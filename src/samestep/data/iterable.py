@@ -1,0 +1,319 @@
+"""Lane batches of iterable data: one stream per lane.
+
+A dataset can shard itself by offering `lane_stream(lane, lanes, seed, epoch)`, an iterable
+over that lane's samples. Hugging Face iterable datasets are split by lane. `strided` makes
+lane streams of any deterministic iterable, at the price of reading it once per lane.
+
+A resumed run starts in the middle of its streams. A stream with `state_dict()` and
+`load_state_dict()` is put there; any other is read again up to there, as it was read before.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+
+from samestep.config.schema import LoaderConfig
+from samestep.data.batch import Collate, LaneBatch, Lanes, Position, Source, StepData
+from samestep.data.map_style import as_it_is
+from samestep.distributed.collectives import Collectives
+from samestep.distributed.signals import outlive_stop_signals
+from samestep.errors import TaskError
+from samestep.lanes.plan import BatchPlan
+from samestep.lanes.rng import DATA, derive, reseed, seed_at
+
+
+@runtime_checkable
+class LaneStreams(Protocol):
+    """A dataset that shards itself by lane."""
+
+    def lane_stream(self, lane: int, lanes: int, seed: int, epoch: int) -> Iterable[Any]:
+        """The samples of one lane in one epoch; the same ones whenever asked."""
+        ...
+
+
+@runtime_checkable
+class _Resumable(Protocol):
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any, /) -> Any: ...
+
+
+class strided:  # noqa: N801 - reads as a verb where it is used
+    """Every lane takes each `lanes`-th sample of an iterable that anyone can read again.
+
+    Each lane reads the whole iterable and passes over the others' samples. The iterable
+    must give the same samples in the same order every time.
+    """
+
+    def __init__(self, samples: Iterable[Any]) -> None:
+        self._samples = samples
+
+    def lane_stream(self, lane: int, lanes: int, seed: int, epoch: int) -> Iterable[Any]:
+        return islice(self._samples, lane, None, lanes)
+
+
+class _HuggingFace:
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def lane_stream(self, lane: int, lanes: int, seed: int, epoch: int) -> Iterable[Any]:
+        from datasets.distributed import split_dataset_by_node
+
+        part = split_dataset_by_node(self._dataset, rank=lane, world_size=lanes)
+        part.set_epoch(epoch)
+        return part  # type: ignore[no-any-return]
+
+
+def lane_streams(dataset: Any) -> LaneStreams:
+    """The dataset's own lane streams, or those of a Hugging Face iterable dataset."""
+    if isinstance(dataset, LaneStreams):
+        return dataset
+    if _is_hugging_face(dataset):
+        return _HuggingFace(dataset)
+    raise TaskError(
+        f"{type(dataset).__name__} has no length, so it is read as lane streams, but it does not "
+        "say how. Give it a method lane_stream(lane, lanes, seed, epoch), use a Hugging Face "
+        "iterable dataset, or wrap a deterministic iterable in samestep.strided(...)"
+    )
+
+
+def _is_hugging_face(dataset: Any) -> bool:
+    return type(dataset).__module__.partition(".")[0] == "datasets"
+
+
+@dataclass(frozen=True)
+class _Portion:
+    """What one unit's streams gave for one step."""
+
+    data: Any
+    ids: tuple[str, ...]
+    full: bool
+    states: Mapping[int, Any]
+    """By lane, the state of its stream after this portion, if it can say one."""
+
+
+class _PortionReader(IterableDataset[_Portion]):
+    """Reads the units' streams in step order; a unit's streams all live in one worker."""
+
+    def __init__(
+        self,
+        streams: LaneStreams,
+        batch: BatchPlan,
+        lanes: Lanes,
+        seed: int,
+        start: Position,
+        collate: Collate,
+        digest: bool,
+    ) -> None:
+        self._streams, self._batch, self._lanes = streams, batch, lanes
+        self._seed, self._epoch, self._start = seed, start.epoch, start
+        self._collate, self._digest = collate, digest
+
+    def __iter__(self) -> Iterator[_Portion]:
+        worker = get_worker_info()
+        units = list(self._lanes.mine)
+        if worker is not None:
+            units = units[worker.id :: worker.num_workers]
+        opened = {unit: self._open(unit) for unit in units}
+        for unit in units:
+            self._read_again(unit, opened[unit])
+        for epoch_step in count(self._start.epoch_step):
+            for unit in units:
+                self._enter(unit, epoch_step)
+                yield self._portion(opened[unit])
+
+    def _enter(self, unit: int, epoch_step: int) -> None:
+        reseed(seed_at(derive(self._seed, DATA, unit), self._epoch, epoch_step))
+
+    def _open(self, unit: int) -> list[_LaneStream]:
+        lanes, seed = self._batch.lanes, self._seed
+        return [
+            _LaneStream(
+                lane,
+                self._streams.lane_stream(lane, lanes, seed, self._epoch),
+                self._start.streams.get(lane),
+            )
+            for lane in self._lanes.plan_lanes(unit)
+        ]
+
+    def _read_again(self, unit: int, streams: list[_LaneStream]) -> None:
+        """Bring streams that could not be put there to the start, with the draws they had."""
+        behind = [stream for stream in streams if not stream.placed]
+        for epoch_step in range(self._start.epoch_step if behind else 0):
+            self._enter(unit, epoch_step)
+            for stream in behind:
+                stream.take(self._batch.lane_batch)
+
+    def _portion(self, streams: list[_LaneStream]) -> _Portion:
+        want = self._batch.lane_batch
+        samples = [sample for stream in streams for sample in stream.take(want)]
+        ids = tuple(_digest(s) if self._digest else "" for s in samples)
+        full = len(samples) == want * len(streams)
+        data = self._collate(samples) if samples else None
+        # Copied: the next portion is read before this one's step is over, and may change it.
+        states = {s.lane: copy.deepcopy(s.state()) for s in streams if s.stateful}
+        return _Portion(data, ids, full, states)
+
+
+class _LaneStream:
+    """One lane's samples, read from the beginning or from a state that it gave before."""
+
+    def __init__(self, lane: int, samples: Iterable[Any], state: Any | None) -> None:
+        self.lane = lane
+        # HF datasets say a state too, but lose what is in a shuffle buffer: they are read again.
+        self.stateful = isinstance(samples, _Resumable) and not _is_hugging_face(samples)
+        self.placed = self.stateful and state is not None
+        if self.placed:
+            assert isinstance(samples, _Resumable)
+            samples.load_state_dict(state)
+        self._samples: Any = samples
+        self._iterator = iter(samples)
+
+    def take(self, want: int) -> list[Any]:
+        return list(islice(self._iterator, want))
+
+    def state(self) -> Any:
+        return self._samples.state_dict()
+
+
+@dataclass(frozen=True)
+class _StepPortions:
+    """What this rank's units read for one step."""
+
+    mine: Sequence[tuple[int, _Portion]]
+    filled: Sequence[tuple[int, _Portion]]
+    """Those with samples."""
+    ragged: bool
+    """Whether some rank has no samples."""
+
+
+class StreamSource(Source):
+    """Steps of iterable data, whose end is agreed on by all ranks."""
+
+    has_streams = True
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch: BatchPlan,
+        lanes: Lanes,
+        seed: int,
+        loader: LoaderConfig,
+        pin_memory: bool,
+        collectives: Collectives,
+        steps_per_epoch: int | None,
+        drop_last: bool,
+        digest: bool,
+        always_agree: bool,
+        collate: Collate | None = None,
+    ) -> None:
+        self._streams = lane_streams(dataset)
+        self._batch, self._lanes, self._seed = batch, lanes, seed
+        self._loader, self._pin_memory = loader, pin_memory
+        self._collectives = collectives
+        self._steps_per_epoch, self._drop_last = steps_per_epoch, drop_last
+        self._digest = digest
+        self._agree = always_agree or steps_per_epoch is None
+        self._collate = collate or default_collate
+
+    def steps(self, start: Position, stop: int | None) -> Iterator[StepData]:
+        step = start.step
+        while stop is None or step < stop:
+            before = step
+            for data in self._epoch(start):
+                yield data
+                step += 1
+                if stop is not None and step >= stop:
+                    return
+            if step == before:
+                raise TaskError(f"the iterable data gave no full step in epoch {start.epoch}")
+            start = Position(step, start.epoch + 1)
+
+    def _epoch(self, start: Position) -> Iterator[StepData]:
+        portions = iter(self._data_loader(start))
+        ahead = self._next(portions, start.epoch_step)
+        for done, epoch_step in enumerate(count(start.epoch_step)):
+            here = ahead
+            if here is None:
+                return
+            ahead = self._next(portions, epoch_step + 1)
+            yield self._step_data(here, start.epoch, epoch_step, start.step + done, ahead is None)
+
+    def _next(self, portions: Iterator[_Portion], epoch_step: int) -> _StepPortions | None:
+        """The next step's portions; None when the epoch is over."""
+        if self._steps_per_epoch is not None and epoch_step >= self._steps_per_epoch:
+            return None
+        mine = [(unit, next(portions)) for unit in self._lanes.mine]
+        filled = [(unit, portion) for unit, portion in mine if portion.ids]
+        if not self._agree:
+            return _StepPortions(mine, filled, ragged=False)
+        # One small collective a step: the price of data that does not know its length.
+        states = self._collectives.gather((bool(filled), all(p.full for _, p in mine)))
+        goes_on = all(full for _, full in states) if self._drop_last else any(s for s, _ in states)
+        ragged = not all(some for some, _ in states)
+        return _StepPortions(mine, filled, ragged) if goes_on else None
+
+    def _step_data(
+        self,
+        here: _StepPortions,
+        epoch: int,
+        epoch_step: int,
+        index: int,
+        ends_epoch: bool,
+    ) -> StepData:
+        batches = iter(LaneBatch(unit, portion.data, portion.ids) for unit, portion in here.filled)
+        read: Callable[[], LaneBatch] = lambda: next(batches)  # noqa: E731
+        lanes = tuple(unit for unit, _ in here.filled)
+        streams = {lane: state for _, p in here.mine for lane, state in p.states.items()}
+        return StepData(index, epoch, epoch_step, ends_epoch, lanes, here.ragged, read, streams)
+
+    def _data_loader(self, start: Position) -> DataLoader[_Portion]:
+        reader = _PortionReader(
+            self._streams, self._batch, self._lanes, self._seed, start, self._collate, self._digest
+        )
+        # The loader asks its workers in turn: only a divisor of the units keeps each unit's
+        # stream with one worker.
+        units = len(self._lanes.mine)
+        workers = max((n for n in range(1, self._loader.workers + 1) if units % n == 0), default=0)
+        return DataLoader(
+            reader,
+            batch_size=None,
+            collate_fn=as_it_is,
+            num_workers=workers,
+            prefetch_factor=self._loader.prefetch if workers else None,
+            pin_memory=self._pin_memory,
+            worker_init_fn=outlive_stop_signals,
+            generator=torch.Generator(),
+        )
+
+
+def _digest(sample: Any) -> str:
+    """A short name for a sample's content."""
+    state = hashlib.blake2b(digest_size=8)
+
+    def feed(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            value = value.detach().cpu().reshape(-1).view(torch.uint8).numpy()
+        if isinstance(value, np.ndarray):
+            state.update(value.tobytes())
+        elif isinstance(value, dict):
+            for key in value:
+                feed(key)
+                feed(value[key])
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                feed(item)
+        else:
+            state.update(repr(value).encode())
+
+    feed(sample)
+    return state.hexdigest()

@@ -1,0 +1,183 @@
+"""Lane batches of a map-style dataset, from step n on.
+
+A lane's batch is fetched whole by one loader process, which first seeds python, numpy and
+torch for it: neither the number of workers nor the prefetch can change a draw.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence, Sized
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
+
+from samestep.config.schema import LoaderConfig
+from samestep.data.batch import Collate, LaneBatch, Lanes, Position, Source, StepData
+from samestep.data.device import pinned
+from samestep.data.orders import Order
+from samestep.distributed.signals import outlive_stop_signals
+from samestep.errors import TaskError
+from samestep.lanes.plan import EpochPlan
+from samestep.lanes.rng import DATA, derive, reseed, seed_at
+
+
+class LaneRequest(NamedTuple):
+    """What a loader process needs to fetch one lane's batch."""
+
+    lane: int
+    indices: tuple[int, ...]
+    seed: int
+
+
+class _LaneReader(Dataset[Any]):
+    def __init__(self, dataset: Any, collate: Collate) -> None:
+        self._dataset = dataset
+        self._collate = collate
+        self._fetch_many = getattr(dataset, "__getitems__", None)
+
+    def __getitem__(self, request: LaneRequest) -> Any:
+        reseed(request.seed)
+        if self._fetch_many is not None:
+            return self._collate(self._fetch_many(list(request.indices)))
+        return self._collate([self._dataset[index] for index in request.indices])
+
+
+class _Requests(Sampler[LaneRequest]):
+    def __init__(self, requests: Iterator[LaneRequest]) -> None:
+        self._requests = requests
+
+    def __iter__(self) -> Iterator[LaneRequest]:
+        return self._requests
+
+
+class MapSource(Source):
+    """Steps of a dataset that has a length and can be indexed."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        order: Order,
+        plan: EpochPlan,
+        lanes: Lanes,
+        seed: int,
+        loader: LoaderConfig,
+        pin_memory: bool,
+        collate: Collate | None = None,
+    ) -> None:
+        self.plan = plan
+        self._reader = _LaneReader(dataset, collate or default_collate)
+        self._order = order
+        self._lanes = lanes
+        self._seed = seed
+        self._loader = loader
+        self._pin_memory = pin_memory
+        self._ordered: tuple[int, Sequence[int]] = (-1, ())
+
+    def steps(self, start: Position, stop: int | None) -> Iterator[StepData]:
+        issued: deque[LaneRequest] = deque()
+        requests = self._requests(start.step, stop, issued)
+        batches = self._read_ahead(requests) if self._loader.workers else self._read_here(requests)
+
+        def read() -> LaneBatch:
+            data = next(batches)
+            request = issued.popleft()
+            return LaneBatch(request.lane, data, request.indices)
+
+        step = start.step
+        while stop is None or step < stop:
+            epoch, epoch_step = self.plan.locate(step)
+            lanes, ragged = self._filled(epoch_step)
+            yield StepData(
+                index=step,
+                epoch=epoch,
+                epoch_step=epoch_step,
+                ends_epoch=epoch_step == self.plan.steps - 1,
+                lanes=lanes,
+                ragged=ragged,
+                read=read,
+            )
+            step += 1
+
+    def _filled(self, epoch_step: int) -> tuple[tuple[int, ...], bool]:
+        """This rank's lanes with samples, and whether some rank has none."""
+        if (epoch_step + 1) * self.plan.batch.global_batch <= self.plan.samples:
+            return tuple(self._lanes.mine), False
+        filled = [
+            tuple(unit for unit in units if self._positions(epoch_step, unit))
+            for units in self._lanes.units
+        ]
+        return filled[self._lanes.rank], not all(filled)
+
+    def _positions(self, epoch_step: int, unit: int) -> list[range]:
+        cut = [self.plan.positions(epoch_step, lane) for lane in self._lanes.plan_lanes(unit)]
+        return [positions for positions in cut if positions]
+
+    def _requests(
+        self, start: int, stop: int | None, issued: deque[LaneRequest]
+    ) -> Iterator[LaneRequest]:
+        step = start
+        while stop is None or step < stop:
+            epoch, epoch_step = self.plan.locate(step)
+            for unit in self._lanes.mine:
+                positions = self._positions(epoch_step, unit)
+                if positions:
+                    order = self._epoch_order(epoch)
+                    picked = order[positions[0].start : positions[-1].stop]
+                    seed = self._draws_from(unit, epoch, epoch_step)
+                    request = LaneRequest(unit, tuple(np.asarray(picked).tolist()), seed)
+                    issued.append(request)
+                    yield request
+            step += 1
+
+    def _draws_from(self, unit: int, epoch: int, epoch_step: int) -> int:
+        """The seed of what is drawn while a batch is read."""
+        return seed_at(derive(self._seed, DATA, unit), epoch, epoch_step)
+
+    def _epoch_order(self, epoch: int) -> Sequence[int]:
+        if self._ordered[0] != epoch:
+            order = self._order(self._seed, epoch)
+            if len(order) != self.plan.samples:
+                raise TaskError(
+                    f"the order gave {len(order)} samples in epoch {epoch} but "
+                    f"{self.plan.samples} at first: give the same number in every epoch"
+                )
+            self._ordered = (epoch, order)  # type: ignore[assignment]
+        return self._ordered[1]
+
+    def _read_here(self, requests: Iterator[LaneRequest]) -> Iterator[Any]:
+        for request in requests:
+            data = self._reader[request]
+            yield pinned(data) if self._pin_memory else data
+
+    def _read_ahead(self, requests: Iterator[LaneRequest]) -> Iterator[Any]:
+        return iter(
+            DataLoader(
+                self._reader,
+                batch_size=None,
+                sampler=_Requests(requests),
+                collate_fn=as_it_is,
+                num_workers=self._loader.workers,
+                prefetch_factor=self._loader.prefetch,
+                pin_memory=self._pin_memory,
+                worker_init_fn=outlive_stop_signals,
+                # Its own generator: the loader draws a base seed, and must not draw it from ours.
+                generator=torch.Generator(),
+            )
+        )
+
+
+def as_it_is(batch: Any) -> Any:
+    """For loaders whose dataset gives whole batches."""
+    return batch
+
+
+def is_map_style(dataset: Any) -> bool:
+    """Whether a dataset can be indexed and has a length."""
+    return (
+        not isinstance(dataset, IterableDataset)
+        and isinstance(dataset, Sized)
+        and hasattr(dataset, "__getitem__")
+    )

@@ -1,0 +1,130 @@
+"""What ranks say to each other: one contract, two implementations.
+
+`SoloCollectives` is a world of one: nothing is sent, and nothing above needs to ask how
+many ranks there are. `TorchCollectives` speaks over the default process group.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from samestep.distributed.health.activity import Activity
+
+T = TypeVar("T")
+
+
+class Collectives(ABC):
+    """Every rank makes the same calls in the same order."""
+
+    rank: int
+    world: int
+
+    def __init__(self, activity: Activity) -> None:
+        self.activity = activity
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+
+    @abstractmethod
+    def broadcast(self, value: T, source: int = 0) -> T:
+        """The source rank's object, on every rank."""
+
+    @abstractmethod
+    def gather(self, value: T) -> list[T]:
+        """Every rank's object, in rank order, on every rank."""
+
+    @abstractmethod
+    def collect(self, value: T) -> list[T]:
+        """Every rank's object, in rank order, on rank 0; nothing on the others."""
+
+    @abstractmethod
+    def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
+        """Overwrite the tensors with rank 0's."""
+
+    def wire(self, device: torch.device) -> torch.device:
+        """Where tensors of this device must lie to be sent."""
+        return device
+
+
+class SoloCollectives(Collectives):
+    """A world of one."""
+
+    rank = 0
+    world = 1
+
+    def barrier(self) -> None:
+        pass
+
+    def broadcast(self, value: T, source: int = 0) -> T:
+        return value
+
+    def gather(self, value: T) -> list[T]:
+        return [value]
+
+    def collect(self, value: T) -> list[T]:
+        return [value]
+
+    def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
+        pass
+
+
+def group_is_open() -> bool:
+    """Whether this process is a rank of a process group, whoever opened it."""
+    return dist.is_available() and dist.is_initialized()
+
+
+class TorchCollectives(Collectives):
+    """Over the default process group."""
+
+    def __init__(self, device: torch.device, activity: Activity) -> None:
+        super().__init__(activity)
+        self.rank = dist.get_rank()
+        self.world = dist.get_world_size()
+        self.device = device
+        self._host_only = dist.get_backend() == "gloo"
+
+    def wire(self, device: torch.device) -> torch.device:
+        return torch.device("cpu") if self._host_only else device
+
+    def barrier(self) -> None:
+        with self.activity.waiting("barrier"):
+            dist.barrier()
+
+    def broadcast(self, value: T, source: int = 0) -> T:
+        box: list[Any] = [value]
+        with self.activity.waiting("broadcast"):
+            dist.broadcast_object_list(box, src=source, device=self.device)
+        return box[0]  # type: ignore[no-any-return]
+
+    def gather(self, value: T) -> list[T]:
+        values: list[Any] = [None] * self.world
+        with self.activity.waiting("gather"):
+            dist.all_gather_object(values, value)
+        return values
+
+    def collect(self, value: T) -> list[T]:
+        values: list[Any] | None = [None] * self.world if self.rank == 0 else None
+        with self.activity.waiting("collecting"):
+            dist.gather_object(value, values, dst=0)
+        return values or []
+
+    def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
+        with self.activity.waiting("broadcast of tensors"), torch.no_grad():
+            for tensor in tensors:
+                dist.broadcast(tensor.detach(), src=0)
+
+    def all_gather(self, output: Tensor, piece: Tensor, name: str) -> dist.Work:
+        """Start bringing every rank's piece into one tensor, in rank order; does not wait."""
+        # torch's call of this name, which before 2.13 had another.
+        call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        with self.activity.waiting(name):
+            work: dist.Work | None = call(output, piece, async_op=True)
+        assert work is not None, "this rank is not in the group"
+        return work

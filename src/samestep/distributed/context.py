@@ -1,0 +1,308 @@
+"""RunContext: this process's place in the run, opened once and closed on every path."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional
+from torch.nn import Parameter
+
+from samestep.config import Config, DistributedConfig
+from samestep.distributed.collectives import (
+    Collectives,
+    SoloCollectives,
+    TorchCollectives,
+    group_is_open,
+)
+from samestep.distributed.health.activity import Activity
+from samestep.distributed.health.heartbeat import Heartbeat
+from samestep.distributed.logging import RankLog
+from samestep.distributed.placement import Placement, decide_placement
+from samestep.distributed.process_group import open_process_group
+from samestep.environment.fact import Fact
+from samestep.environment.hardware import Hardware
+from samestep.environment.launch import LaunchFacts, detect_launch
+from samestep.environment.variables import process_environment
+from samestep.errors import InitError, LaunchError, PeerLost, Stopped
+
+# Imported here though unused: its functions take the process group that is open when it is
+# imported as a default argument. The first optimizer imports it, by way of torch._dynamo, and
+# would so keep the group and its threads alive until they fail in the interpreter's exit.
+assert torch.distributed.nn.functional
+
+T = TypeVar("T")
+NamedParameters = Sequence[tuple[str, Parameter]]
+
+
+class RunContext(ABC):
+    """One process of a run: its rank, its device, and its way to talk to the others."""
+
+    def __init__(
+        self, collectives: Collectives, device: torch.device, local_rank: int, threads: int
+    ) -> None:
+        self.collectives = collectives
+        self.activity = collectives.activity
+        self.device = device
+        self.local_rank = local_rank
+        self.threads = threads
+        self.log = RankLog(collectives.rank, collectives.world)
+        self._turns = 0
+        self.hosts: Sequence[str] = [socket.gethostname()]
+        """The machine of every rank."""
+        torch.set_num_threads(threads)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+
+    @property
+    def rank(self) -> int:
+        return self.collectives.rank
+
+    @property
+    def world(self) -> int:
+        return self.collectives.world
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes what the run writes once."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        self.collectives.barrier()
+
+    def broadcast(self, value: T, source: int = 0) -> T:
+        return self.collectives.broadcast(value, source)
+
+    def gather(self, value: T) -> list[T]:
+        return self.collectives.gather(value)
+
+    @contextmanager
+    def rank0_first(self, per: Literal["node", "run"] = "node") -> Iterator[bool]:
+        """Let one rank of each node, or of the run, go through a block before the others.
+
+        For what should happen once, such as a download: the others then find it done. Gives
+        whether this rank goes first. The others wait however long it takes.
+        """
+        host = self.hosts[self.rank]
+        first = self.hosts.index(host) if per == "node" else 0
+        self._turns += 1
+        news = f"{self._turns} of {host if per == 'node' else 'the run'}"
+        if self.rank != first:
+            self.wait_for(news, first)
+        yield self.rank == first
+        if self.rank == first:
+            self.tell(news)
+
+    @abstractmethod
+    def tell(self, news: str) -> None:
+        """Let ranks that wait for this news go on."""
+
+    @abstractmethod
+    def wait_for(self, news: str, rank: int) -> None:
+        """Wait until a rank tells this news."""
+
+    def log_to(self, folder: Path, append: bool) -> None:
+        """From here on also write to this rank's log file in the folder."""
+        self.log.to_file(folder, append)
+
+    def before_end(self, finish: Callable[[], None]) -> None:
+        """What must be over before this process may be ended because another rank failed."""
+        del finish  # nobody ends a process that is alone
+
+    def failed(self, error: BaseException) -> BaseException:
+        """Tell the other ranks that this one fails; returns what the error really means."""
+        return error
+
+    def close(self) -> None:
+        """Give back what the context opened. Safe to call twice."""
+        self.log.close()
+
+    def __enter__(self) -> RunContext:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        meant = error if error is None else self.failed(error)
+        self.close()
+        if meant is not error and meant is not None:
+            raise meant from error
+
+
+class SingleProcessContext(RunContext):
+    """A world of one: every lane is driven here and nothing is exchanged."""
+
+    def __init__(self, device: torch.device | str = "cpu", threads: int | None = None) -> None:
+        super().__init__(
+            SoloCollectives(Activity()), torch.device(device), 0, threads or torch.get_num_threads()
+        )
+
+    def tell(self, news: str) -> None:
+        del news  # nobody waits for it
+
+    def wait_for(self, news: str, rank: int) -> None:
+        raise AssertionError(f"the only rank goes first, and waits for no {news} of rank {rank}")
+
+
+class DDPContext(RunContext):
+    """One of several ranks, over a process group it opened or found open."""
+
+    collectives: TorchCollectives
+
+    def __init__(
+        self,
+        device: torch.device,
+        local_rank: int,
+        threads: int,
+        section: DistributedConfig,
+        owned: bool,
+        hosts: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(TorchCollectives(device, Activity()), device, local_rank, threads)
+        self.hosts = self.gather(socket.gethostname()) if hosts is None else hosts
+        self._owned = owned
+        self._failed = False
+        self._heartbeat = Heartbeat(
+            dist.distributed_c10d._get_default_store(),
+            self.rank,
+            self.world,
+            self.activity,
+            section.timeout,
+            section.lost_after,
+        )
+
+    def log_to(self, folder: Path, append: bool) -> None:
+        super().log_to(folder, append)
+        if self.log.stream is not None:
+            self._heartbeat.dump_stacks_to(self.log.stream)
+
+    def before_end(self, finish: Callable[[], None]) -> None:
+        self._heartbeat.before_end(finish)
+
+    def tell(self, news: str) -> None:
+        self._heartbeat.tell(news)
+
+    def wait_for(self, news: str, rank: int) -> None:
+        self._heartbeat.wait_for(news, rank)
+
+    def failed(self, error: BaseException) -> BaseException:
+        """Tell the other ranks of a failure here; or tell apart why they broke a collective."""
+        if self._failed or isinstance(error, (Stopped, SystemExit)):
+            return error
+        self._failed = True
+        if not isinstance(error, PeerLost):
+            self._heartbeat.announce(error)
+            return error
+        meant = self._heartbeat.explain(error)
+        if not isinstance(meant, PeerLost):
+            self._heartbeat.announce(meant)  # the rank that hangs is to end, too
+        return meant
+
+    def close(self) -> None:
+        self._heartbeat.stop()
+        super().close()
+        if self._owned and dist.is_initialized():
+            dist.destroy_process_group()
+        # DistributedDataParallel holds the group, in cycles: let it go with its threads now, or
+        # when this is called again by those who held the model meanwhile.
+        gc.collect()
+        if self._failed:
+            self._heartbeat.leave()
+        self._heartbeat.close()
+
+
+def create_run_context(
+    config: Config | DistributedConfig,
+    hardware: Hardware,
+    launch: LaunchFacts | None = None,
+    device: torch.device | None = None,
+) -> RunContext:
+    """This process's context: a single process, or a rank; on `device` if the caller chose one."""
+    section = config.distributed if isinstance(config, Config) else config
+    if launch is None:
+        launch = detect_launch(process_environment())
+    if group_is_open():
+        return _join_open_group(section, hardware, launch, device)
+    place = decide_placement(section, hardware, launch)
+    if device is not None:
+        place = replace(place, device=Fact(str(device), "chosen by the caller"))
+    if place.world.value == 1:
+        context: RunContext = SingleProcessContext(place.device.value, place.threads.value)
+        context.log.main(
+            f"One process on {place.device.value}, {place.threads.value} thread(s) "
+            f"({place.launcher.reason})"
+        )
+        return context
+    return _open_group(section, place)
+
+
+def _join_open_group(
+    section: DistributedConfig, hardware: Hardware, launch: LaunchFacts, device: torch.device | None
+) -> RunContext:
+    if section.world_size not in ("auto", dist.get_world_size()):
+        raise LaunchError(
+            f"distributed.world_size is {section.world_size} but the open process group has "
+            f"{dist.get_world_size()} ranks: set world_size: auto"
+        )
+    if section.rank not in ("auto", dist.get_rank()):
+        at = f"this process is rank {dist.get_rank()} of the open process group"
+        raise LaunchError(f"distributed.rank is {section.rank} but {at}: set rank: auto")
+    local_rank = launch.local_rank
+    if device is None:
+        gpu = dist.get_backend() == "nccl"
+        device = torch.device(f"cuda:{local_rank % hardware.device_count}" if gpu else "cpu")
+    threads = torch.get_num_threads()
+    return DDPContext(device, local_rank, threads, section, owned=False)
+
+
+def _open_group(section: DistributedConfig, place: Placement) -> RunContext:
+    try:
+        joined = open_process_group(section, place)
+    except InitError as error:
+        return _without_group(section, place, error)
+    device, threads = torch.device(place.device.value), joined.threads
+    context = DDPContext(
+        device, place.local_rank.value, threads.value, section, owned=True, hosts=joined.hosts
+    )
+    machines = len(set(joined.hosts))
+    context.log.main(
+        f"Distributed training initialized: {place.backend.value} backend, "
+        f"{place.world.value} processes on {machines} machine(s), {joined.cores} threads in all"
+    )
+    context.log.main(f"Master: {_master(place)}")
+    context.log.everyone(
+        f"local rank {place.local_rank.value} on {device} of {joined.hosts[context.rank]}, "
+        f"{threads.value} thread(s): {threads.reason}"
+    )
+    return context
+
+
+def _master(place: Placement) -> str:
+    return f"{place.master_addr.value}:{place.master_port.value}"
+
+
+def _without_group(section: DistributedConfig, place: Placement, error: InitError) -> RunContext:
+    rank, world, master = place.rank.value, place.world.value, _master(place)
+    said = (
+        f"rank {rank} of {world} could not open the process group "
+        f"({place.backend.value} at {master}, timeout {section.timeout:g} s): {error}"
+    )
+    if section.on_init_failure == "fail":
+        raise InitError(
+            f"{said}. Look whether all {world} ranks were started and reach {master}; "
+            "distributed.on_init_failure: fallback lets rank 0 go on alone"
+        ) from error
+    # Decided by rank, the same way everywhere: one run goes on, never several.
+    if rank != 0:
+        RankLog(rank, world).warn(f"{said}; rank 0 goes on alone")
+        sys.exit(0)
+    context = SingleProcessContext(place.device.value, place.threads.value)
+    context.log.main(f"{said}. Going on alone, as distributed.on_init_failure: fallback says")
+    return context

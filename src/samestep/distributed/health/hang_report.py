@@ -1,0 +1,114 @@
+"""Who is where, from the ranks' heartbeats: which rank the others wait for, and why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any
+
+from samestep.distributed.health.activity import EXCHANGE, READING
+
+
+@dataclass(frozen=True)
+class Beat:
+    """One rank's last sign of life."""
+
+    rank: int
+    host: str
+    pid: int
+    step: int
+    phase: str
+    seconds: float
+    """How long it has been in that phase."""
+    collective: str
+    """The last collective it called."""
+    sequence: int
+    time: float
+    """When this was written, by that host's clock."""
+    silent: bool = False
+    """Whether no newer one came while we looked."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for other ranks, as far as the host can tell.
+
+        Where a backend works behind the host, that waits for it when it reads.
+        """
+        return self.phase in (EXCHANGE, READING)
+
+    @property
+    def age(self) -> float:
+        """Seconds since this was written, as far as two clocks can be compared."""
+        return max(0.0, time.time() - self.time)
+
+    def where(self) -> str:
+        """Where this rank is, for people."""
+        if self.silent:
+            return (
+                f"gave its last sign {self.age:.0f} s ago in {self._phase()} at step {self.step}: "
+                "it has ended, is stopped, or holds the interpreter"
+            )
+        return f"is in {self._phase()} at step {self.step} for {self.seconds:.0f} s"
+
+    def _phase(self) -> str:
+        return f"{self.collective} #{self.sequence}" if self.waits else self.phase
+
+
+Calls = Sequence[tuple[int, str]]
+
+
+def different_calls(calls: Mapping[int, Calls]) -> str | None:
+    """What to say if some ranks called another collective than others under one number."""
+    by_number: dict[int, dict[int, str]] = {}
+    for rank, named in calls.items():
+        for number, name in named:
+            by_number.setdefault(number, {})[rank] = name
+    for number in sorted(by_number):
+        said = by_number[number]
+        if len(set(said.values())) > 1:
+            groups: dict[str, list[int]] = {}
+            for rank, name in sorted(said.items()):
+                groups.setdefault(name, []).append(rank)
+            told = "; ".join(f"{_ranks(ranks)} called {name}" for name, ranks in groups.items())
+            return f"the ranks called different collectives as #{number}: {told}"
+    return None
+
+
+def hang_report(
+    beats: Sequence[Beat], stacks: Mapping[int, str], calls: Mapping[int, Calls], timeout: float
+) -> str:
+    """Who waits for whom, and what the ranks that do not wait are doing."""
+    waiting = [beat for beat in beats if beat.waits and not beat.silent]
+    stuck = [beat for beat in beats if not beat.waits or beat.silent]
+    lines = [f"a collective waited longer than distributed.timeout ({timeout:g} s)"]
+    mismatch = different_calls(calls)
+    if mismatch is not None:
+        lines.append(mismatch)
+    lines += [f"rank {beat.rank} on {beat.host} (pid {beat.pid}) {beat.where()}" for beat in stuck]
+    key = lambda beat: (beat.collective, beat.sequence)  # noqa: E731
+    for (name, number), group in groupby(sorted(waiting, key=key), key):
+        together = list(group)
+        longest = max(beat.seconds for beat in together)
+        verb = "waits" if len(together) == 1 else "wait"
+        ranks = _ranks([beat.rank for beat in together])
+        lines.append(f"{ranks} {verb} in {name} #{number} for {longest:.0f} s")
+    # If nobody is elsewhere, the ones who wait are all there is to look at.
+    for beat in stuck or (waiting if mismatch else []):
+        stack = stacks.get(beat.rank)
+        if stack:
+            lines.append(f"rank {beat.rank}'s Python stack (most recent call last):\n{stack}")
+    return "\n".join(lines)
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    """rank 3; ranks 0-2; ranks 0-2, 5."""
+    parts: list[str] = []
+    for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
+        block = [number for _, number in run]
+        parts.append(str(block[0]) if len(block) == 1 else f"{block[0]}-{block[-1]}")
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(parts)}"

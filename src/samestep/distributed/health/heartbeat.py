@@ -1,0 +1,363 @@
+"""A thread that tells the other ranks what this one does, and learns what they do.
+
+Beats go to the rendezvous store, about one a second; no collective is involved. From them
+come the report on a hang, the name of a rank that is gone, and the end of a rank that is
+stuck after another one failed.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import IO, Any
+
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from samestep.distributed.health.activity import (
+    BETWEEN_STEPS,
+    EXCHANGE,
+    READING,
+    SAVE,
+    STARTING,
+    Activity,
+)
+from samestep.distributed.health.error_file import record_failure
+from samestep.distributed.health.hang_report import Beat, Calls, different_calls, hang_report
+from samestep.distributed.health.store import PatientStore
+from samestep.environment.variables import agent_serves_store, process_environment
+from samestep.errors import CollectiveMismatch, PeerLost, RankHung, SamestepError
+
+_SECONDS_TO_END = 3.0
+"""What a rank gets to end by itself after another one has failed."""
+_SECONDS_TO_LISTEN = 5.0
+"""A rank that waits for longer looks whether those it waits for are alive."""
+_LONGEST_TRACE = 8000
+_SECONDS_TO_SERVE = 8.0
+"""How long rank 0 keeps serving the store for those who want to know why the run ended."""
+
+
+class Heartbeat:
+    """Publishes this rank's activity and watches the run."""
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        world: int,
+        activity: Activity,
+        timeout: float,
+        lost_after: float = 120.0,
+    ) -> None:
+        self._served = store  # rank 0 may serve it to the others, as long as it is held
+        # A connection of its own, where torch can make one: the first one may be blocked.
+        own = store.clone() if hasattr(store, "clone") else store
+        # Of this run only: several can follow each other in one process, at one store.
+        number = own.add(f"samestep/runs of rank {rank}", 1)
+        self._store = PatientStore(PrefixStore(f"samestep/{number}", own), lost_after)
+        self._rank, self._world, self._activity, self._timeout = rank, world, activity, timeout
+        self._main = threading.current_thread().ident
+        self._interval = min(1.0, timeout / 8)
+        self._lost_after = lost_after
+        self._heard: tuple[float, dict[int, int]] | None = None
+        """When this rank, waiting, last looked at everybody's beats, and their numbers."""
+        self._host = socket.gethostname()
+        self._number = 0
+        self._moves_seen, self._moved = activity.moves, time.monotonic()
+        self._answered = 0
+        """The last question that this rank has answered."""
+        self._before_end: Callable[[], None] = lambda: None
+        self._report: str | None = None
+        self._failure_seen: float | None = None
+        self._has_left = False
+        self._gone = 0
+        """Ranks that are known to have ended without a word."""
+        self._stacks: IO[str] | None = None
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._live, name="samestep-heartbeat", daemon=True)
+        self._thread.start()
+
+    def dump_stacks_to(self, file: IO[str]) -> None:
+        """Where to write all stacks if this process holds the interpreter and cannot beat."""
+        self._stacks = file
+
+    def before_end(self, finish: Callable[[], None]) -> None:
+        """What must be over before this process is ended from outside: a save in flight."""
+        self._before_end = finish
+
+    def stop(self) -> None:
+        """End the thread. Safe to call twice."""
+        self._done.set()
+        self._thread.join(self._lost_after + 1)  # unless the store has fallen silent
+        if self._stacks is not None:
+            faulthandler.cancel_dump_traceback_later()
+            self._stacks = None
+
+    # -- this rank's thread ----------------------------------------------------------------
+
+    def _live(self) -> None:
+        self._beat()
+        last = time.monotonic()
+        while not self._done.wait(self._interval):
+            now = time.monotonic()
+            if now - last > 5 * self._interval + _SECONDS_TO_LISTEN:
+                self._heard = None  # this process was stopped for a while, and so may others
+            last = now
+            self._beat()
+            if self._store.has("failed"):
+                self._end_if_stuck()
+            self._answer_if_asked()
+            waited = self._seconds_waiting()
+            self._watch_for_silence(waited)
+            if waited < self._interval:
+                self._report = None  # it came back after all
+            elif waited > self._timeout - 2.5 * self._interval and self._report is None:
+                self._report = self._investigate()
+            if waited > self._timeout + _SECONDS_TO_END:
+                # A backend that does not raise by itself: the main thread will not come back.
+                self._die(RankHung(self._report or "a collective never came back"))
+            if self._store.is_silent and waited > min(_SECONDS_TO_LISTEN, self._lost_after):
+                words = f"the store of the ranks did not answer for {self._lost_after:g} s"
+                self._die(PeerLost(f"{words}: rank 0's machine, or the way to it, is gone"))
+            if self._store.is_gone and self._seconds_stuck() > max(30.0, self._timeout):
+                where = self._now().where()
+                self._die(PeerLost(f"the other ranks have ended, and this one {where}"))
+
+    def _beat(self) -> None:
+        if self._stacks is not None:
+            faulthandler.dump_traceback_later(self._timeout, file=self._stacks)
+        self._number += 1
+        document = json.dumps({"number": self._number, **self._now().as_json()})
+        self._store.set(f"beat/{self._rank}", document)
+
+    def _seconds_still(self) -> float:
+        """How long this rank has been where it is, as far as this thread has looked."""
+        now = time.monotonic()
+        if self._activity.moves != self._moves_seen:
+            self._moves_seen, self._moved = self._activity.moves, now
+        return now - self._moved
+
+    def _now(self) -> Beat:
+        activity = self._activity
+        return Beat(
+            self._rank,
+            self._host,
+            os.getpid(),
+            activity.step,
+            activity.phase,
+            self._seconds_still(),
+            activity.collective,
+            activity.sequence,
+            time.time(),
+        )
+
+    def _seconds_waiting(self) -> float:
+        if self._activity.phase not in (EXCHANGE, READING):
+            return 0.0
+        return self._seconds_still()
+
+    def _seconds_stuck(self) -> float:
+        """How long nothing has moved in a step; what comes after the steps may take its time."""
+        idle = self._activity.phase in (STARTING, BETWEEN_STEPS, SAVE)
+        return 0.0 if idle else self._seconds_still()
+
+    def _answer_if_asked(self) -> None:
+        asked = self._store.add("questions", 0) or 0
+        if asked > self._answered:
+            self._answer(asked)
+
+    def _answer(self, question: int) -> None:
+        """Somebody wants to know exactly where this rank is."""
+        self._answered = question
+        frames = sys._current_frames()
+        stack = "".join(traceback.format_stack(frames.get(self._main))) if self._main else ""
+        told = json.dumps({"stack": stack, "calls": list(self._activity.recent)})
+        self._store.set(f"answer/{self._rank}", told)
+
+    def _watch_for_silence(self, waited: float) -> None:
+        """End this rank if one it waits for gives no sign of life: its machine or cable is gone.
+
+        A connection that breaks is noticed at once; one that only falls silent is not.
+        """
+        if waited < min(_SECONDS_TO_LISTEN, self._lost_after):
+            self._heard = None
+            return
+        now = time.monotonic()
+        if self._heard is not None and now - self._heard[0] < self._lost_after:
+            return
+        before, beats = self._heard, self._beats()
+        self._heard = (now, {beat.rank: number for beat, number in beats})
+        silent = [b for b, n in beats if before is not None and before[1].get(b.rank) == n]
+        gone = [beat for beat in silent if beat.rank != self._rank]
+        if gone:
+            self._give_up(gone)
+            names = "; ".join(f"rank {b.rank} on {b.host} (pid {b.pid}) {b.where()}" for b in gone)
+            self._die(PeerLost(f"no sign of life for {self._lost_after:g} s: {names}"))
+
+    def _beats(self) -> list[tuple[Beat, int]]:
+        """Everybody's last beat, and its number."""
+        found = [self._store.read(f"beat/{rank}") for rank in range(self._world)]
+        numbered = [(document, document.pop("number")) for document in found if document]
+        return [(Beat(**{**document, "silent": True}), number) for document, number in numbered]
+
+    def _give_up(self, gone: list[Beat]) -> None:
+        """Say for a rank that it is gone: it cannot, and others may wait until somebody does."""
+        first = gone[0]
+        words = f"gone: it {first.where()}"
+        cause = {"rank": first.rank, "host": first.host, "kind": "gone", "said": words}
+        self._store.set_first("failed", json.dumps(cause))
+
+    def _end_if_stuck(self) -> None:
+        if self._activity.phase == SAVE:
+            return  # it will end by itself, and what it saves is worth the wait
+        now = time.monotonic()
+        self._failure_seen = self._failure_seen or now
+        if now - self._failure_seen > _SECONDS_TO_END:
+            cause = self._store.read("failed") or {}
+            where = self._now().where().removeprefix("is ")
+            self._die(
+                PeerLost(
+                    f"this rank was {where} and could not end by itself after "
+                    f"{_failed_first(cause)}"
+                )
+            )
+
+    def _die(self, error: SamestepError) -> None:
+        record_failure(error)
+        self._before_end()
+        self._store.add("left", 1)
+        for file in (sys.stderr, self._stacks):
+            if file is not None:
+                print(f"samestep: rank {self._rank}: {error}", file=file, flush=True)
+        os._exit(error.exit_code)
+
+    # -- one after the other ---------------------------------------------------------------
+
+    def tell(self, news: str) -> None:
+        """Let those who wait for this news go on."""
+        self._store.set(f"news/{news}", "told")
+
+    def wait_for(self, news: str, rank: int) -> None:
+        """Wait until a rank tells this news, however long it takes.
+
+        `PeerLost` if any rank fails meanwhile, or this one gives no sign of life any more.
+        """
+        heard, number = time.monotonic(), None
+        while not self._store.has(f"news/{news}"):
+            if self._store.is_gone or self._store.has("failed"):
+                raise PeerLost(f"waited for rank {rank} to go first")
+            if time.monotonic() - heard > self._lost_after:
+                before, number = number, (self._store.read(f"beat/{rank}") or {}).get("number")
+                heard = time.monotonic()
+                if before is not None and before == number:
+                    raise PeerLost(
+                        f"waited for rank {rank} to go first, which gave no sign of life for "
+                        f"{self._lost_after:g} s"
+                    )
+            time.sleep(self._interval / 8)
+
+    # -- what happened to the others -------------------------------------------------------
+
+    def announce(self, error: BaseException) -> None:
+        """Tell the others that this rank fails by itself, so that they do not wait for it."""
+        self._done.set()  # or our own thread would end us
+        first_line = next(iter(str(error).splitlines()), "")
+        cause = json.dumps(
+            {
+                "rank": self._rank,
+                "host": self._host,
+                "kind": type(error).__name__,
+                "said": f"{type(error).__name__}: {first_line}",
+                "trace": "" if isinstance(error, SamestepError) else _trace(error),
+            }
+        )
+        self._store.set_first("failed", cause)
+
+    def explain(self, lost: PeerLost) -> SamestepError:
+        """Why a collective broke: a rank that failed, is gone, hangs, or called another one."""
+        self._done.set()  # our own thread must not end us while we find out
+        self._thread.join(self._lost_after + 1)
+        timed_out, report = "imed out" in str(lost), self._report
+        if timed_out and report is not None:
+            return RankHung(report)
+        beats, answers = self._look_around()
+        cause = self._store.read("failed")
+        if timed_out or (cause is not None and cause.get("kind") == RankHung.__name__):
+            return RankHung(self._compose(beats, answers))
+        if cause is not None:
+            return PeerLost(f"rank {self._rank}: {_failed_first(cause)}")
+        gone = [beat for beat in beats if beat.silent]
+        self._gone = len(gone)
+        if gone:
+            self._give_up(gone)
+            names = "; ".join(f"rank {b.rank} on {b.host} (pid {b.pid}) {b.where()}" for b in gone)
+            return PeerLost(f"rank {self._rank} lost a peer: {names}")
+        mismatch = different_calls(_calls(answers))
+        if mismatch is not None:
+            return CollectiveMismatch(mismatch)
+        return PeerLost(f"rank {self._rank} {lost}")
+
+    def _investigate(self) -> str:
+        beats, answers = self._look_around()
+        return self._compose(beats, answers)
+
+    def _compose(self, beats: list[Beat], answers: Mapping[int, dict[str, Any]]) -> str:
+        stacks = {rank: answer["stack"] for rank, answer in answers.items()}
+        return hang_report(beats, stacks, _calls(answers), self._timeout)
+
+    def _look_around(self) -> tuple[list[Beat], dict[int, dict[str, Any]]]:
+        """Everybody's last beat, and what they answer when asked where they are."""
+        question = self._store.add("questions", 1) or 0
+        self._answer(question)
+        before = {rank: self._store.read(f"beat/{rank}") for rank in range(self._world)}
+        deadline = time.monotonic() + 3 * self._interval
+        while time.monotonic() < deadline and not self._store.has("failed"):
+            time.sleep(self._interval / 4)
+            self._beat()  # or the others would take us for silent meanwhile
+        beats = []
+        for rank, old in before.items():
+            new = self._store.read(f"beat/{rank}")
+            if old is None or new is None:
+                continue
+            moved = new.pop("number") != old["number"] or rank == self._rank
+            beats.append(Beat(**{**new, "silent": not moved}))
+        answers = {rank: self._store.read(f"answer/{rank}") for rank in range(self._world)}
+        return beats, {rank: answer for rank, answer in answers.items() if answer is not None}
+
+    def close(self) -> None:
+        """Ask the store nothing any more."""
+        self.stop()
+        self._store.close()
+
+    def leave(self) -> None:
+        """Say that this rank has read why the run ended; its store stays until all have."""
+        if self._has_left:
+            return
+        self._has_left = True
+        left = self._store.add("left", 1)
+        if self._rank != 0 or agent_serves_store(process_environment()):
+            return  # the store lives with the agent, or with rank 0
+        deadline = time.monotonic() + _SECONDS_TO_SERVE
+        while (left or self._world) < self._world - self._gone and time.monotonic() < deadline:
+            time.sleep(self._interval / 8)
+            left = self._store.add("left", 0)
+
+
+def _calls(answers: Mapping[int, dict[str, Any]]) -> dict[int, Calls]:
+    return {rank: [tuple(call) for call in answer["calls"]] for rank, answer in answers.items()}
+
+
+def _trace(error: BaseException) -> str:
+    """The last part of a traceback, for those who cannot see the other machine's terminal."""
+    return "".join(traceback.format_exception(error))[-_LONGEST_TRACE:]
+
+
+def _failed_first(cause: Mapping[str, Any]) -> str:
+    words = f"rank {cause.get('rank')} on {cause.get('host')} failed first: {cause.get('said')}"
+    return "\n".join(filter(None, [words, str(cause.get("trace", "")).rstrip()]))

@@ -1,0 +1,141 @@
+"""From a placement to an open process group: meet, introduce, sync_update, open."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
+
+from samestep.config import DistributedConfig
+from samestep.distributed.hardware import gpu_id
+from samestep.distributed.logging import RankLog
+from samestep.distributed.placement import Placement
+from samestep.distributed.rendezvous import Introduction, introduce, join_store, serve_store
+from samestep.distributed.topology import choose_interface, ranks_on_one_gpu, share_of_cpus
+from samestep.environment.fact import Fact
+from samestep.environment.hardware import allowed_cpus
+from samestep.environment.interfaces import address_towards, list_interfaces, own_address, resolve
+from samestep.environment.variables import export, process_environment
+from samestep.errors import InitError, LaunchError
+
+
+@dataclass(frozen=True)
+class Joined:
+    """An open process group, and what this rank knows since it met the others."""
+
+    threads: Fact[int]
+    cores: int
+    """CPUs that all ranks of the run compute on."""
+    hosts: tuple[str, ...]
+    """Of every rank."""
+
+
+def open_process_group(section: DistributedConfig, place: Placement) -> Joined:
+    """Open the process group of a placement; `InitError` says who or what was missing."""
+    log = RankLog(place.rank.value, place.world.value)
+    try:
+        _export_network(section, log)
+        store = _store(section, place, log)
+        mine = _introduction(place)
+        gathering = introduce(store, mine, place.world.value, section.timeout, log.warn)
+        ranks = gathering.ranks
+        if place.backend.value == "nccl" and (shared := ranks_on_one_gpu(ranks)):
+            raise LaunchError(
+                f"nccl takes one rank per GPU, but {shared}: start fewer ranks, let the launcher "
+                "give each rank its own GPU, or set distributed.backend: gloo"
+            )
+        _choose_interface(place, mine, ranks, log)
+        _open(section, place, PrefixStore(f"samestep/{gathering.name}", store))
+    except (RuntimeError, ValueError) as error:
+        raise InitError(next(iter(str(error).strip().splitlines()), "")) from error
+    finally:
+        log.close()
+    threads = _threads(section, place, ranks)
+    hosts = tuple(rank.host for rank in ranks)
+    return Joined(threads[place.rank.value], sum(one.value for one in threads), hosts)
+
+
+def _threads(
+    section: DistributedConfig, place: Placement, ranks: Sequence[Introduction]
+) -> list[Fact[int]]:
+    """The threads of every rank; those of other machines if their limits are as here."""
+    if section.threads_per_rank != "auto":
+        return [place.threads] * len(ranks)
+    found = []
+    for rank in ranks:
+        share = share_of_cpus(rank, ranks)
+        reason = f"its share of the {len(rank.cpus)} CPUs it may run on"
+        given = place.cpus_per_rank
+        limits = [Fact(share, reason), *([given] if given is not None else [])]
+        if place.thread_limit is not None and given is None:
+            limits.append(Fact(place.thread_limit, place.threads.reason))
+        found.append(min(limits, key=lambda limit: limit.value))
+    return found
+
+
+def _store(section: DistributedConfig, place: Placement, log: RankLog) -> Any:
+    rank, world, seconds = place.rank.value, place.world.value, section.timeout
+    if place.launcher.value == "torchrun":
+        # Its agent serves a store, or says that rank 0 is to.
+        return next(rendezvous("env://", rank, world, timeout=timedelta(seconds=seconds)))[0]
+    name = f"{place.job or 'by hand'} of {world} ranks"
+    if rank == 0:
+        return serve_store(place.ports, name, seconds)
+    return join_store(str(place.master_addr.value), place.ports, name, seconds, log.warn)
+
+
+def _export_network(section: DistributedConfig, log: RankLog) -> None:
+    """Set what nccl and gloo read; a machine's own environment may know better."""
+    environ = process_environment()
+    for name, value in section.network.items():
+        if environ.get(name, value) != value:
+            log.main(f"{name}={environ[name]} was set already, and is not made {value}")
+    export({name: value for name, value in section.network.items() if name not in environ})
+
+
+def _introduction(place: Placement) -> Introduction:
+    device, master = torch.device(place.device.value), place.master_addr.value
+    return Introduction(
+        rank=place.rank.value,
+        local_rank=place.local_rank.value,
+        host=socket.gethostname(),
+        cpus=allowed_cpus(),
+        gpu=gpu_id(device.index or 0) if device.type == "cuda" else None,
+        address=None if master is None else address_towards(master),
+        master=() if master is None else resolve(master),
+    )
+
+
+def _choose_interface(
+    place: Placement, mine: Introduction, ranks: Sequence[Introduction], log: RankLog
+) -> None:
+    backend, environ = place.backend.value, process_environment()
+    if f"{backend.upper()}_SOCKET_IFNAME" in environ:
+        return  # somebody chose
+    found = choose_interface(mine, ranks, backend, list_interfaces(), own_address(mine.host))
+    if found is None:
+        return
+    export({found.variable: found.value})
+    if mine.local_rank == 0:
+        log.everyone(f"{found.variable}={found.value} on {mine.host}: {found.reason}")
+
+
+def _open(section: DistributedConfig, place: Placement, store: Any) -> None:
+    nccl = place.backend.value == "nccl"
+    # nccl's watchdog would abort the process before the heartbeat can say who hangs.
+    seconds = section.timeout + (60.0 if nccl else 0.0)
+    dist.init_process_group(
+        place.backend.value,
+        store=store,
+        rank=place.rank.value,
+        world_size=place.world.value,
+        timeout=timedelta(seconds=seconds),
+        device_id=torch.device(place.device.value) if nccl else None,
+    )

@@ -1,0 +1,139 @@
+"""Signals that ask a run to stop: a handler only sets a flag, which rides on the next step.
+
+Nothing is saved or sent inside a handler. All ranks learn of the flag with the step's own
+reduction and act at the same step boundary, so one rank's signal is enough.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from samestep.distributed.deferred_signals import DeferredSignals
+
+STOPPING = tuple(
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+    if hasattr(signal, name)
+)
+
+_SAVE = 256
+"""Added to a flag whose rank wants a checkpoint; below it is the number of a signal."""
+
+
+@dataclass(frozen=True)
+class AgreedAction:
+    """What all ranks do at the end of a step, since at least one of them requested it."""
+
+    save: bool = False
+    signal: str | None = None
+    """The signal that asks the run to stop."""
+    rank: int = 0
+    """The lowest rank that got one."""
+
+    @classmethod
+    def of(cls, flags: Sequence[float]) -> AgreedAction:
+        """From the flag of every rank."""
+        if not any(flags):
+            return NO_ACTION
+        signals = [int(flag) % _SAVE for flag in flags]
+        rank = next((rank for rank, number in enumerate(signals) if number), None)
+        save = any(flag >= _SAVE for flag in flags)
+        if rank is None:
+            return cls(save)
+        return cls(save, signal.Signals(signals[rank]).name, rank)
+
+
+NO_ACTION = AgreedAction()
+
+
+class StopSignals:
+    """While entered, a stop signal is remembered instead of ending the process."""
+
+    def __init__(self) -> None:
+        self._received = 0
+        self._interrupts = 0
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        # Python lets only the main thread install handlers; elsewhere signals do what they did.
+        if threading.current_thread() is threading.main_thread():
+            for number in STOPPING:
+                handler = signal.getsignal(number)
+                early = getattr(handler, "__self__", None)
+                if isinstance(early, DeferredSignals):
+                    self._received = self._received or early.received
+                elif handler not in (signal.SIG_DFL, signal.default_int_handler):
+                    continue  # somebody else's, or ignored on purpose: theirs wins
+                self._before[number] = signal.signal(number, self._remember)
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self._interrupts += number == signal.SIGINT
+        if self._interrupts > 1:
+            raise KeyboardInterrupt
+        if number == signal.SIGINT:
+            os.write(2, b"\nStopping after this step; press Ctrl-C again to stop at once.\n")
+        # The first one counts: Slurm's SIGUSR1, which asks for a requeue, may be followed by
+        # its SIGTERM before the step is over.
+        self._received = self._received or number
+
+    def flag(self, save: bool) -> float:
+        """This rank's flag for the coming step."""
+        return float(self._received + (_SAVE if save else 0))
+
+
+def outlive_stop_signals(worker: int) -> None:
+    """For loader processes: a signal to stop is the rank's, which needs them until it has saved.
+
+    Launchers and Ctrl-C signal whole groups of processes. Only the rank itself ends its workers.
+    """
+    del worker
+    for number in STOPPING:
+        if number != signal.SIGTERM:
+            signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def end_with_the_rank() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+            continue
+        os._exit(0)
+
+    threading.Thread(target=end_with_the_rank, name="samestep-worker", daemon=True).start()
+
+
+def stop_with_input() -> None:
+    """Get SIGTERM when standard input ends: whoever started this process elsewhere is gone."""
+
+    def wait() -> None:
+        while os.read(0, 4096):
+            continue
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="samestep-input", daemon=True).start()
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def stop_with_parent() -> None:
+    """Get SIGTERM when the launcher ends, however it ends: its ranks must not go on alone.
+
+    Linux only; elsewhere a launcher that is killed leaves its ranks running.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() == 1:  # it ended before we asked
+            os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,87 @@
+"""What follows for a rank from where the others are: its share of CPUs, GPUs, the network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from samestep.distributed.rendezvous import Introduction
+from samestep.environment.interfaces import Interface, outward
+
+Ranks = Sequence[Introduction]
+
+_FAST = ("ib", "hsn", "mlx", "efa")
+
+
+def share_of_cpus(mine: Introduction, ranks: Ranks) -> int:
+    """The CPUs that are this rank's: those it may run on, each shared with whoever else may.
+
+    A launcher may have bound every rank to its own CPUs, to its socket, or to nothing.
+    """
+    here = [rank for rank in ranks if rank.host == mine.host]
+    share = sum(1.0 / sum(cpu in rank.cpus for rank in here) for cpu in mine.cpus)
+    return max(1, int(share + 1e-6))
+
+
+def ranks_on_one_gpu(ranks: Ranks) -> str:
+    """In words, which ranks have the same GPU; nothing if each has its own."""
+    by_gpu: dict[tuple[str, str], list[int]] = {}
+    for rank in ranks:
+        if rank.gpu is not None:
+            by_gpu.setdefault((rank.host, rank.gpu), []).append(rank.rank)
+    return "; ".join(
+        f"ranks {', '.join(map(str, shared))} on {host} have one GPU ({gpu})"
+        for (host, gpu), shared in by_gpu.items()
+        if len(shared) > 1
+    )
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """An interface for the ranks to talk by, and why it was not left to the backend."""
+
+    variable: str
+    value: str
+    reason: str
+
+
+def choose_interface(
+    mine: Introduction,
+    ranks: Ranks,
+    backend: str,
+    interfaces: Sequence[Interface],
+    named_address: str | None,
+) -> Chosen | None:
+    """The interface on the way between the machines, where the backend would take another.
+
+    gloo takes the address of the host's own name (`named_address`), which may be loopback or
+    lead elsewhere; nccl takes the first interface it finds. None: what they take is right.
+    """
+    way = _address_between(mine, ranks, interfaces)
+    interface = next((i for i in interfaces if i.address == way), None)
+    if way is None or interface is None:
+        return None
+    if backend == "nccl":
+        # Where there is a fast network, nccl knows it better than the way to rank 0 tells.
+        fast = any(i.name.startswith(_FAST) for i in interfaces)
+        several = len(outward(interfaces)) > 1 and not fast
+        reason = f"there are several interfaces, and {way} is on the way to the other machines"
+        return Chosen("NCCL_SOCKET_IFNAME", f"={interface.name}", reason) if several else None
+    if named_address == way:
+        return None
+    reason = f"the name {mine.host} stands for {named_address}, not for {way}"
+    return Chosen("GLOO_SOCKET_IFNAME", interface.name, reason)
+
+
+def _address_between(
+    mine: Introduction, ranks: Ranks, interfaces: Sequence[Interface]
+) -> str | None:
+    """This machine's address in the network between the machines."""
+    away = [rank for rank in ranks if rank.host != mine.host]
+    if not away:
+        return None
+    if mine.host != ranks[0].host:
+        return mine.address
+    own = {interface.address for interface in interfaces}
+    # Rank 0's machine cannot tell from itself how the others reach it.
+    return next((address for rank in away for address in rank.master if address in own), None)

@@ -1,0 +1,65 @@
+"""What this machine offers to a training run. No torch here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from samestep.environment.cgroups import read_limits
+from samestep.environment.fact import Fact
+
+
+def detect_platform(environ: Mapping[str, str]) -> Fact[str]:
+    """Where this runs: colab, kaggle or local."""
+    if "KAGGLE_KERNEL_RUN_TYPE" in environ:
+        return Fact("kaggle", "KAGGLE_KERNEL_RUN_TYPE is set")
+    if "COLAB_RELEASE_TAG" in environ or "COLAB_GPU" in environ:
+        return Fact("colab", "COLAB_RELEASE_TAG or COLAB_GPU is set")
+    return Fact("local", "no Kaggle or Colab variable is set")
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What this machine offers to a training run."""
+
+    device_count: int
+    devices: tuple[str, ...]
+    cpus: Fact[int]
+    """That the ranks here have together."""
+    backends: tuple[str, ...]
+    host: str
+    platform: Fact[str]
+    cuda: Fact[bool]
+    cpu_limit: Fact[int] | None = None
+    """What a container or a batch system allows the ranks here, whatever CPUs they see."""
+
+    @property
+    def cuda_available(self) -> bool:
+        return self.cuda.value
+
+
+def allowed_cpus() -> tuple[int, ...]:
+    """The numbers of the CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def owned_cpus(environ: Mapping[str, str]) -> Fact[int]:
+    """How many CPUs the ranks here have together, by the tightest of all limits."""
+    seen, limit = Fact(len(allowed_cpus()), "CPUs this process may run on"), cpu_limit(environ)
+    return limit if limit is not None and limit.value < seen.value else seen
+
+
+def cpu_limit(environ: Mapping[str, str]) -> Fact[int] | None:
+    """What a container or a batch system allows the ranks here; None if nothing limits them."""
+    found: list[Fact[int]] = []
+    quota = read_limits().cpus
+    if quota is not None:
+        found.append(Fact(max(1, int(quota)), "CPUs that the container's limit comes to"))
+    given = environ.get("SLURM_CPUS_ON_NODE", "")
+    # Where mpirun starts its daemons by a Slurm step, that step is not what the job was given.
+    if given.isdigit() and "OMPI_COMM_WORLD_RANK" not in environ:
+        found.append(Fact(int(given), f"SLURM_CPUS_ON_NODE={given}"))
+    return min(found, key=lambda fact: fact.value, default=None)

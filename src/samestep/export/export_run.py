@@ -1,0 +1,226 @@
+"""From a run to a file that other programs load: written, loaded again, and compared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from samestep.checkpoint.files import Files, sha256_of
+from samestep.errors import ExportDiffers, ExportError, TaskError
+from samestep.export import graph, torchscript, weights
+from samestep.export.check import Agreement, check
+from samestep.export.examples import FORWARD, read_examples
+from samestep.export.formats import Built
+from samestep.export.subject import Runner, Subject, live_outputs, methods_to_keep
+from samestep.inference.trained_model import Trained, load_trained
+from samestep.lanes.rng import INIT, derive, reseed
+from samestep.train.saver import versions
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of file: its name's end, how a model becomes one, and how it is run from one."""
+
+    suffix: str
+    build: Callable[[Subject], Built]
+    load: Callable[[Path, Subject], Runner]
+
+
+FORMATS = {
+    "torchscript": Format(torchscript.SUFFIX, torchscript.build, torchscript.load),
+    "pt2": Format(graph.PT2_SUFFIX, graph.build_pt2, graph.load_pt2),
+    "onnx": Format(graph.ONNX_SUFFIX, graph.build_onnx, graph.load_onnx),
+    "safetensors": Format(weights.SUFFIX, weights.build, weights.load),
+}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was written, and what stands in the JSON file beside it."""
+
+    path: Path
+    notes: tuple[str, ...]
+    facts: dict[str, Any]
+
+
+def export_run(
+    run: Path,
+    to: str,
+    *,
+    which: str = "best",
+    of: str = "raw",
+    output: Path | None = None,
+    methods: Sequence[str] = (),
+    device: str = "cpu",
+    overrides: Sequence[str] = (),
+) -> Exported:
+    """Write a run's model in a format; it is there only if it gives what the model gives.
+
+    `which` names the checkpoint, `of` the weights: raw, ema, swa or average.
+    """
+    form = _format(to, methods)
+    trained = load_trained(run, which, of, _device(device), overrides)
+    subject = _subject(trained, methods, keep=to == "torchscript", device=_device(device))
+    path = output or run / "export" / (_name(trained, which) + form.suffix)
+    built = form.build(subject)
+    metadata = {**_metadata(trained, subject), "format": to, "how": built.how}
+    with _staged(path) as staged:
+        _save(built, staged, path, metadata)
+        agreement = _checked(form, staged, path, subject, built)
+        facts = {**metadata, **_facts(staged, subject, agreement)}
+        _beside(staged).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    return Exported(path, built.notes, facts)
+
+
+def _format(to: str, methods: Sequence[str]) -> Format:
+    if to not in FORMATS:
+        raise ExportError(f"--to is {to!r}: it takes {', '.join(FORMATS)}")
+    if methods and to != "torchscript":
+        raise ExportError(
+            f"--methods is {','.join(methods)}, and {to} keeps no methods: use --to torchscript"
+        )
+    return FORMATS[to]
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ExportError(f"--device is {name!r}, which cannot be used here: {error}") from None
+    return device
+
+
+def _name(trained: Trained, which: str) -> str:
+    """Of its own for each choice of checkpoint and weights, and the same whenever asked."""
+    chosen = [] if which == "best" else ["last" if which == "last" else f"step{which}"]
+    averaged = [] if trained.weights == "raw" else [trained.weights]
+    return "-".join([trained.config.name, *chosen, *averaged])
+
+
+def _subject(
+    trained: Trained, asked: Sequence[str], *, keep: bool, device: torch.device
+) -> Subject:
+    def exportable(model: nn.Module) -> nn.Module:
+        made: Any = trained.task.export_model(model)
+        if not isinstance(made, nn.Module):
+            raise TaskError(
+                f"{type(trained.task).__name__}.export_model gave a {type(made).__name__}: it must "
+                "return a torch.nn.Module"
+            )
+        return made.to(device).eval()
+
+    def fresh() -> nn.Module:
+        # Other draws than the trained one's: what a file leaves out must not be right by chance.
+        reseed(derive(trained.config.seed, INIT, "export"))
+        return exportable(trained.task.model())
+
+    model = exportable(trained.model)
+    methods = methods_to_keep(model, asked)
+    tried = (FORWARD, *methods) if keep else (FORWARD,)
+    examples = read_examples(trained.task, trained.config, tried, device)
+    return Subject(
+        model=model,
+        fresh=fresh,
+        methods=methods,
+        device=device,
+        examples=examples,
+        outputs=live_outputs(model, examples),
+    )
+
+
+def _metadata(trained: Trained, subject: Subject) -> dict[str, Any]:
+    """What the file says about itself."""
+    manifest = trained.manifest
+    return {
+        "task": Path(trained.config.task or "").name,
+        "model": type(subject.model).__name__,
+        **subject.signature(FORWARD),
+        "methods": {name: subject.signature(name) for name in subject.outputs if name != FORWARD},
+        "step": manifest.step,
+        "epoch": manifest.epoch,
+        "weights": trained.weights,
+        "metrics": dict(manifest.metrics),
+        "config_sha256": config_hash(manifest.config),
+        "trained_with": dict(manifest.versions),
+        "versions": versions(),
+    }
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """The SHA-256 of a checkpoint's config as JSON with sorted keys and no spaces."""
+    canonical = json.dumps(config, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _save(built: Built, staged: Path, path: Path, metadata: dict[str, Any]) -> None:
+    try:
+        built.save(staged, json.dumps(metadata))
+    except (OSError, RuntimeError) as error:  # torch's zip writer turns one into the other
+        raise ExportError(f"{path} could not be written: {error}") from error
+
+
+def _checked(form: Format, staged: Path, path: Path, subject: Subject, built: Built) -> Agreement:
+    try:
+        return check(_loaded(form, staged, subject), subject)
+    except ExportDiffers as error:
+        told = "".join(f"\nNote: {note}" for note in built.notes)
+        raise ExportDiffers(f"{path} was not written: {error}{told}") from error
+
+
+def _loaded(form: Format, staged: Path, subject: Subject) -> Runner:
+    try:
+        return form.load(staged, subject)
+    except Exception as error:  # each library has errors of its own
+        raise ExportDiffers(f"the file cannot be loaded again: {error}") from error
+
+
+def _facts(staged: Path, subject: Subject, agreement: Agreement) -> dict[str, Any]:
+    """What is known only when the file is there and compared."""
+    compared = {
+        **asdict(agreement),
+        "data": subject.examples.source,
+        "batches": list(subject.examples.sizes),
+    }
+    return {"sha256": sha256_of(staged), "bytes": staged.stat().st_size, "compared": compared}
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(path.name + ".json")
+
+
+@contextmanager
+def _staged(path: Path) -> Iterator[Path]:
+    """A place with the file's own name; what is there at the end gets its place, else nothing."""
+    files = Files()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=".export-", dir=path.parent))
+    except OSError as error:
+        raise ExportError(f"{path} cannot be written: {error.strerror or error}") from None
+    try:
+        staged = folder / path.name
+        yield staged
+        # The model last: whoever waits for it finds what belongs to it.
+        made = sorted(folder.iterdir(), key=lambda file: file == staged)
+        for file in made:
+            # The safetensors library lets nobody else read what it writes.
+            shutil.copymode(_beside(staged), file)
+            files.sync(file)
+        for file in made:
+            files.replace(file, path.parent / file.name)
+        files.sync(path.parent)
+    except OSError as error:
+        raise ExportError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(folder)

@@ -1,0 +1,182 @@
+"""The mean of a run's checkpoints, which `samestep average` makes, measures and writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from samestep.checkpoint.files import DigestedFile, Files
+from samestep.checkpoint.format import (
+    PARTIAL,
+    read_model,
+    read_training,
+    verify_checkpoint,
+    write_safetensors,
+)
+from samestep.checkpoint.snapshot import Snapshot
+from samestep.checkpoint.state import exported
+from samestep.checkpoint.store import Found, by_value, list_checkpoints
+from samestep.config import Config
+from samestep.data.batch import Lanes
+from samestep.distributed.context import RunContext
+from samestep.errors import CheckpointError
+from samestep.inference.trained_model import AVERAGE_FILE
+from samestep.lanes.plan import deal_lanes
+from samestep.lanes.rng import INIT, Streams
+from samestep.optim.weight_average import RunningMean
+from samestep.train.batchnorm import measure_batchnorm
+from samestep.train.evaluate import Evaluator, Values
+from samestep.train.task import Task, load_task
+
+By = Literal["last", "best"]
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """What came out of averaging."""
+
+    metric: str
+    """The one they are compared by: best.metric, of weights as they were trained."""
+    checkpoints: dict[int, float | None]
+    """By step, what each of them was measured at in its run; None if it was not."""
+    values: Values
+    """What the mean is measured at; empty without a validation set."""
+    path: Path
+
+    @property
+    def value(self) -> float | None:
+        """The mean's value of that metric."""
+        value = self.values.get(self.metric)
+        return float(value) if isinstance(value, (int, float)) else None
+
+
+def average_run(run: Path, config: Config, context: RunContext, count: int, by: By) -> Averaged:
+    """Average a run's last or best checkpoints into one file; every rank of the context calls it.
+
+    BatchNorm's statistics are measured anew for the mean, over the training set.
+    """
+    chosen = context.broadcast(_choose(run, config, count, by) if context.is_main else [])
+    work = _Work(config, context, chosen)
+    mean = RunningMean(work.model)
+    for found in chosen:
+        work.load(found)
+        mean.update()
+    with mean.swapped():
+        if work.measure_batchnorm():
+            mean.take_statistics()
+        values = work.measure()
+    metric = config.best.metric.removeprefix("ema_").removeprefix("swa_")
+    measured = {c.step: c.manifest.value_of(metric) for c in chosen if c.manifest is not None}
+    averaged = Averaged(metric, measured, values, run / AVERAGE_FILE)
+    if context.is_main:
+        _write(averaged, mean.state_dict()["model"])
+    context.barrier()
+    return averaged
+
+
+def _choose(run: Path, config: Config, count: int, by: By) -> list[Found]:
+    """The checkpoints to average, by step; every byte of them is as it was written."""
+    listed = list_checkpoints(run / "checkpoints", checksums=False)
+    usable = [found for found in listed if not found.wrong]
+    rule = config.best
+    if by == "best":
+        found, which = by_value(usable, rule.model_dump())[:count], f"whose {rule.metric} is known"
+        key = "checkpoint.keep_best"
+    else:
+        found, which, key = usable[-count:], "that can be used", "checkpoint.keep_last"
+    if len(found) < count:
+        steps = ", ".join(str(item.step) for item in found) or "none"
+        raise CheckpointError(
+            f"--{by} is {count}, but {run} has {len(found)} checkpoint(s) {which} (steps: {steps}). "
+            f"Ask for fewer, or let the run keep more: {key}={count}"
+        )
+    for item in found:
+        try:
+            verify_checkpoint(item.folder)
+        except CheckpointError as error:
+            raise CheckpointError(f"{item.folder}: {error}") from None
+    return sorted(found, key=lambda item: item.step)
+
+
+class _Work:
+    """The run's model and data, made as the run made them."""
+
+    def __init__(self, config: Config, context: RunContext, chosen: Sequence[Found]) -> None:
+        self._config, self._context = config, context
+        self._batch = config.batch_plan(context.world)
+        dealt = deal_lanes(self._batch.lanes, context.world, config.distributed.lane_weights)
+        self._lanes = Lanes(tuple(dealt), context.rank)
+        self._streams = Streams(config.seed, context.device)
+        self._step = chosen[-1].step - 1
+        self._task: Task = load_task(config)
+        with context.rank0_first() as first:
+            if first:
+                self._task.prepare_data()
+        self._streams.enter(INIT)
+        self._train_data, self._valid_data = self._task.train_data(), self._task.valid_data()
+        self.model = self._task.model().to(context.device).train()
+        self._extra = list(self._task.extra_modules())
+        for module in self._extra:
+            module.to(context.device)
+
+    def load(self, found: Found) -> None:
+        """Put a checkpoint's weights into the model, and into modules besides it."""
+        training = read_training(found.folder)
+        state = exported(read_model(found.folder), training, 0)["model_state_dict"]
+        pairs: list[tuple[nn.Module, Any]] = [(self.model, state)]
+        pairs += zip(self._extra, training["modules"], strict=False)
+        for module, saved in pairs:
+            try:
+                module.load_state_dict(saved)
+            except RuntimeError as error:
+                raise CheckpointError(
+                    f"{found.folder} does not fit the task's {type(module).__name__}: {error}"
+                ) from None
+
+    def measure_batchnorm(self) -> bool:
+        task, data = self._task, self._train_data
+        return measure_batchnorm(
+            self.model, task.loss, data, task.order(data), task.collate,
+            self._config, self._context, self._lanes, self._streams,
+        )  # fmt: skip
+
+    def measure(self) -> Values:
+        if self._valid_data is None:
+            return {}
+        task, config, context = self._task, self._config, self._context
+        evaluator = Evaluator(
+            config,
+            context,
+            self._batch,
+            self._lanes.assignment,
+            self._streams,
+        )
+        return evaluator.run(
+            self.model, self._valid_data, task.evaluate, task.metrics(), task.collate, self._step
+        )
+
+
+def _write(averaged: Averaged, model: dict[str, Tensor]) -> None:
+    """Write the mean under a temporary name, and give it its name when it is on the disk."""
+    said = {
+        "steps": json.dumps(list(averaged.checkpoints)),
+        "metrics": json.dumps(averaged.values),
+    }
+    files, partial = Files(), averaged.path.with_name(averaged.path.name + PARTIAL)
+    tensors = Snapshot().take(model)
+    try:
+        files.remove(partial)
+        with DigestedFile(files, partial) as file:
+            write_safetensors(file, tensors, said)
+        files.sync(partial)
+        files.replace(partial, averaged.path)
+        files.sync(averaged.path.parent)
+    except OSError as error:
+        raise CheckpointError(
+            f"{averaged.path} could not be written: {error.strerror or error}"
+        ) from error

@@ -1,0 +1,229 @@
+"""What a trained model says of every sample of a dataset, in the dataset's order, in one file.
+
+Batches are numbered and dealt out to the ranks; everything drawn for one follows from its
+number. Each round's results go to rank 0, which writes them: the file is the same to the bit
+at any number of ranks, and no rank ever holds more than one round of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from samestep.checkpoint.export import pick
+from samestep.data.batch import LaneBatch, Lanes
+from samestep.data.device import pins_memory
+from samestep.data.sequential import SequentialSource
+from samestep.distributed.context import RunContext
+from samestep.distributed.health.activity import COMPUTE
+from samestep.errors import OutputError, TaskError
+from samestep.inference.tables import Column, Table, format_of, new_table
+from samestep.inference.trained_model import Trained, load_trained
+from samestep.lanes.plan import BatchPlan, deal_lanes
+from samestep.lanes.rng import INIT, Streams
+from samestep.optim.precision import choose_precision
+from samestep.train.progress import SampleProgress
+from samestep.train.run_dir import config_of
+from samestep.train.task import Task
+
+INDEX = "index"
+"""The first column: the sample's place in the dataset."""
+_ONLY = "output"
+_PREDICTION = "prediction"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be predicted, and where it goes."""
+
+    run: Path
+    data: str
+    output: Path
+    format: str | None = None
+    which: str = "best"
+    weights: str = "raw"
+    batch: int | None = None
+    force: bool = False
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What was written."""
+
+    output: str
+    format: str
+    samples: int
+    columns: tuple[str, ...]
+    step: int
+    weights: str
+    world: int
+
+
+def predict_once(request: Request, context: RunContext) -> Predicted:
+    """Predict on this process's context; every rank calls this, rank 0 writes."""
+    kind = format_of(request.output, request.format)
+    # Once for all ranks: a run that is still training saves, and thins out, meanwhile.
+    step = context.broadcast(_begin(request) if context.is_main else 0)
+    streams = Streams(config_of(request.run, request.overrides).seed, context.device)
+
+    def prepare(task: Task) -> None:
+        with context.rank0_first() as first:
+            if first:
+                task.prepare_data()
+        streams.enter(INIT)
+
+    trained = load_trained(
+        request.run, str(step), request.weights, context.device, request.overrides, prepare
+    )
+    dataset = _dataset(trained.task, request.data)
+    pass_over = _Pass(trained, context, streams, dataset, request)
+    context.log.main(
+        f"Predicting {len(dataset)} samples with the {request.weights} weights of step {step}"
+    )
+    with new_table(request.output, kind) if context.is_main else nullcontext() as table:
+        pass_over.run(table)
+        columns = () if table is None else table.names
+    told = Predicted(
+        str(request.output), kind, len(dataset), columns, step, request.weights, context.world
+    )
+    return context.broadcast(told)  # so no rank ends well before the file is whole
+
+
+def _begin(request: Request) -> int:
+    """The step whose weights are taken; refuses what could not be written in the end."""
+    if request.output.exists() and not request.force:
+        raise OutputError(
+            f"{request.output} is there already: --force replaces it, or name another --output"
+        )
+    return pick(request.run, request.which).step
+
+
+def _dataset(task: Task, data: str) -> Any:
+    if data == "train":
+        return task.train_data()
+    if data != "valid":
+        return task.predict_data(data)
+    dataset = task.valid_data()
+    if dataset is None:
+        raise TaskError(f"{type(task).__name__} has no validation data: valid_data() gives None")
+    return dataset
+
+
+class _Pass:
+    """One pass over a dataset, by all ranks."""
+
+    def __init__(
+        self,
+        trained: Trained,
+        context: RunContext,
+        streams: Streams,
+        dataset: Any,
+        request: Request,
+    ) -> None:
+        config, task = trained.config, trained.task
+        self._trained, self._context, self._streams = trained, context, streams
+        self._precision = choose_precision(config.precision, context.device)
+        self._precision.switch_on(same_bits=config.same == "bits")
+        planned = config.batch_plan(context.world)
+        batch = request.batch or config.evaluation.batch or planned.lane_batch
+        # Lanes only deal out the work here, so there may be as many as it takes.
+        lanes = max(planned.lanes, context.world)
+        dealt = deal_lanes(lanes, context.world, config.distributed.lane_weights)
+        self._whole = SequentialSource(
+            dataset,
+            f"data to predict ({request.data})",
+            BatchPlan(batch * lanes, lanes),
+            Lanes(tuple(dealt), context.rank),
+            config,
+            pins_memory(config.loader, context.device),
+            task.collate,
+        )
+
+    def run(self, table: Table | None) -> None:
+        """Predict all samples; `table` is rank 0's."""
+        context, samples = self._context, self._whole.plan.samples
+        progress = SampleProgress(samples, context.log, context.is_main)
+        with progress, torch.no_grad(), context.activity.during(COMPUTE):
+            for batches in self._whole.rounds(self._draw_from, context.device):
+                mine = [self._predict(batch) for batch in batches]
+                for rank_said in context.collectives.collect(mine):
+                    for columns in rank_said:
+                        assert table is not None, "only rank 0 is told"
+                        table.add(columns)
+                        progress.add(len(columns[INDEX]))
+
+    def _draw_from(self, number: int) -> None:
+        self._streams.enter(_PREDICTION, at=(number,))
+
+    def _predict(self, batch: LaneBatch) -> dict[str, Column]:
+        with self._precision.forward():
+            said = self._trained.task.predict(self._trained.model, batch)
+        return {INDEX: np.asarray(batch.ids, dtype=np.int64), **columns_of(said, batch)}
+
+
+def columns_of(said: Any, batch: LaneBatch) -> dict[str, Column]:
+    """What a task's `predict` said of a batch, as columns in host memory."""
+    if not isinstance(said, Mapping):
+        said = {_ONLY: said}
+    columns = {}
+    for name, value in said.items():
+        if not isinstance(name, str) or not name or name == INDEX:
+            raise TaskError(
+                f"predict() gave a column the name {name!r}: a name is text, and {INDEX} is taken "
+                "by the sample's place in the dataset"
+            )
+        columns[name] = _column(name, value)
+        if len(columns[name]) != len(batch):
+            raise TaskError(
+                f"predict() gave {len(columns[name])} entries in column {name!r} for the "
+                f"{len(batch)} samples {batch.ids[0]} to {batch.ids[-1]}: give one per sample"
+            )
+    if not columns:
+        raise TaskError("predict() gave no columns: give a tensor, or columns by name")
+    return columns
+
+
+def _column(name: str, value: Any) -> Column:
+    if isinstance(value, Tensor):
+        # Half precision has no place in most files; float32 holds it exactly.
+        value = value.detach()
+        half = value.dtype in (torch.bfloat16, torch.float16)
+        value = (value.float() if half else value).cpu().numpy()
+    if isinstance(value, np.ndarray):
+        if value.ndim == 0:
+            raise TaskError(f"predict() gave one number as column {name!r}: give one per sample")
+        if value.dtype.kind == "f" and value.dtype.itemsize < 4:
+            return value.astype(np.float32)
+        known = value.dtype.kind in "biuf" and value.dtype.itemsize <= 8
+        return value if known else [_plain(name, entry) for entry in value.tolist()]
+    if isinstance(value, (list, tuple)):
+        return [_plain(name, item) for item in value]
+    raise TaskError(
+        f"predict() gave a {type(value).__name__} as column {name!r}: give a tensor, an array or "
+        "a list, with one entry per sample"
+    )
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A value of a list, in types that every file format knows."""
+    # A longdouble has no plain form, and gives itself.
+    if isinstance(value, (Tensor, np.ndarray, np.generic)) and not isinstance(value, np.longdouble):
+        return _plain(name, value.tolist())
+    if isinstance(value, (list, tuple)):
+        return [_plain(name, item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(name, item) for key, item in value.items()}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TaskError(
+        f"predict() gave a {type(value).__name__} in column {name!r}: give numbers, text, or lists "
+        "of them"
+    )

@@ -1,0 +1,83 @@
+"""A trained model, out of a run's directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from samestep.checkpoint.export import pick
+from samestep.checkpoint.format import Manifest, read_model, read_training, verify_checkpoint
+from samestep.checkpoint.state import exported
+from samestep.config import Config
+from samestep.errors import CheckpointError
+from samestep.train.run_dir import config_of
+from samestep.train.task import Task, load_task
+
+WEIGHTS = ("raw", "ema", "swa", "average")
+"""As trained; the run's moving average; its mean over the last part; `samestep average`'s."""
+AVERAGE_FILE = "average.safetensors"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model with its weights, and where they come from."""
+
+    config: Config
+    task: Task
+    model: nn.Module
+    manifest: Manifest
+    weights: str
+
+
+def load_trained(
+    run: Path,
+    which: str = "best",
+    weights: str = "raw",
+    device: torch.device | str = "cpu",
+    overrides: Sequence[str] = (),
+    prepare: Callable[[Task], None] = lambda task: None,
+) -> Trained:
+    """The model of a run at its best, last or n-th checkpoint, in evaluation mode.
+
+    `prepare` is called with the task before it makes its model.
+    """
+    config = config_of(run, overrides)
+    folder = pick(run, which).folder
+    manifest = verify_checkpoint(folder)
+    task = load_task(config)
+    prepare(task)
+    model = task.model()
+    training = read_training(folder)
+    tensors = {**read_model(folder), **_other_weights(run, folder, weights, training["kept"])}
+    try:
+        model.load_state_dict(exported(tensors, training, manifest.epoch)["model_state_dict"])
+    except RuntimeError as error:
+        raise CheckpointError(f"{folder} does not fit the task's model: {error}") from error
+    return Trained(config, task, model.to(device).eval(), manifest, weights)
+
+
+def _other_weights(
+    run: Path, folder: Path, weights: str, kept: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    if weights == "raw":
+        return {}
+    if weights not in WEIGHTS:
+        raise CheckpointError(f"there are no weights {weights!r}: there are {', '.join(WEIGHTS)}")
+    if weights == "average":
+        path = run / AVERAGE_FILE
+        if not path.is_file():
+            raise CheckpointError(f"{run} holds no {AVERAGE_FILE}: samestep average {run} makes it")
+        return load_file(path)
+    if not kept.get(weights, {}).get("model"):
+        raise CheckpointError(
+            f"{folder} holds no {weights} weights: the run had no {weights}: section"
+            + (", or it had not begun" if weights == "swa" else "")
+        )
+    averaged: dict[str, Tensor] = kept[weights]["model"]
+    return averaged

@@ -1,1 +1,0 @@
-"""Starts what `launchers/` describes, and stays with it to its end."""

@@ -1,0 +1,125 @@
+"""Samples -> steps -> lanes -> ranks: pure arithmetic, no torch.
+
+Everything that shapes a run is a function of (seed, step, lane). This module decides which
+samples a lane gets and which lanes a rank drives; `tree` decides the order of additions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+from samestep.errors import PlanError
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How one global batch is cut: `lanes` equal lanes of `lane_batch` samples."""
+
+    global_batch: int
+    lanes: int
+
+    def __post_init__(self) -> None:
+        if self.lanes < 1 or self.global_batch < 1:
+            raise PlanError(
+                f"global_batch {self.global_batch} and lanes {self.lanes} must both be at least 1"
+            )
+        if self.lanes > self.global_batch:
+            raise PlanError(
+                f"lanes is {self.lanes} but global_batch is {self.global_batch}: a lane needs at "
+                f"least one sample. Set lanes to {self.global_batch} or fewer, or global_batch to "
+                f"{self.lanes} or more"
+            )
+        if self.global_batch % self.lanes:
+            below = self.global_batch - self.global_batch % self.lanes
+            raise PlanError(
+                f"global_batch {self.global_batch} cannot be cut into {self.lanes} equal lanes. "
+                f"Nearest batches: {below} or {below + self.lanes}; "
+                f"nearest lanes: {_near_divisors(self.global_batch, self.lanes)}"
+            )
+
+    @cached_property
+    def lane_batch(self) -> int:
+        return self.global_batch // self.lanes
+
+
+def _near_divisors(number: int, near: int) -> str:
+    divisors = [d for d in range(1, number + 1) if number % d == 0]
+    below = max((d for d in divisors if d < near), default=None)
+    above = min((d for d in divisors if d > near), default=None)
+    return " or ".join(str(d) for d in (below, above) if d is not None)
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """Which positions of an epoch's order each lane of each step gets.
+
+    The tail of an epoch fills lanes from the first on, so that all but one lane keep the
+    full lane batch; the rest of that step's lanes are empty. `drop_last` leaves it out.
+    """
+
+    samples: int
+    batch: BatchPlan
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        if self.steps == 0:
+            raise PlanError(
+                f"{self.samples} samples give no step at global_batch {self.batch.global_batch}"
+                + (" with drop_last: true" if self.drop_last and self.samples else "")
+                + ". Use a smaller global_batch, more data, or drop_last: false"
+            )
+
+    @cached_property
+    def steps(self) -> int:
+        """Steps in one epoch."""
+        whole, rest = divmod(self.samples, self.batch.global_batch)
+        return whole + bool(rest and not self.drop_last)
+
+    def positions(self, epoch_step: int, lane: int) -> range:
+        """Positions in the epoch's order that `lane` gets in this step; may be empty."""
+        start = epoch_step * self.batch.global_batch + lane * self.batch.lane_batch
+        stop = start + self.batch.lane_batch
+        return range(min(start, self.samples), min(stop, self.samples))
+
+    def locate(self, step: int) -> tuple[int, int]:
+        """The (epoch, step within the epoch) of a step counted from the run's start."""
+        return divmod(step, self.steps)
+
+
+def deal_lanes(lanes: int, world: int, weights: Sequence[float] | None = None) -> list[range]:
+    """The contiguous lanes of each rank; every rank drives at least one.
+
+    Without weights the lanes are dealt as evenly as they go. With weights (one per rank)
+    they follow them by largest remainder: `[3, 1]` over 8 lanes gives 6 and 2.
+    """
+    if world > lanes:
+        raise PlanError(
+            f"{world} ranks but only {lanes} lanes: every rank drives at least one lane. "
+            f"Start {lanes} ranks or fewer, or set lanes to {world} or more (which is another run)"
+        )
+    shares = [Fraction(1)] * world if weights is None else [Fraction(w) for w in weights]
+    if len(shares) != world:
+        raise PlanError(
+            f"distributed.lane_weights has {len(shares)} entries but the run has {world} ranks: "
+            "give one weight per rank"
+        )
+    if any(share <= 0 for share in shares):
+        raise PlanError(f"distributed.lane_weights {list(weights or ())} must all be above zero")
+    counts = _apportion(lanes, shares)
+    starts = [sum(counts[:rank]) for rank in range(world)]
+    return [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
+
+
+def _apportion(lanes: int, shares: Sequence[Fraction]) -> list[int]:
+    spare, total = lanes - len(shares), sum(shares)
+    exact = [max(Fraction(0), share / total * lanes - 1) for share in shares]
+    scale = Fraction(spare) / sum(exact) if sum(exact) else Fraction(0)
+    exact = [e * scale for e in exact]
+    counts = [1 + int(e) for e in exact]
+    by_remainder = sorted(range(len(shares)), key=lambda r: (int(exact[r]) - exact[r], r))
+    for rank in by_remainder[: lanes - sum(counts)]:
+        counts[rank] += 1
+    return counts

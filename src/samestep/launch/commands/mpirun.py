@@ -1,0 +1,101 @@
+"""Ranks by mpirun: OpenMPI's, or hydra's (MPICH, Intel MPI, MVAPICH). No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from samestep.environment.variables import launch_variables
+from samestep.errors import LaunchError
+from samestep.launch.commands.rank_command import RankCommand, exec_line, shell_script
+from samestep.launch.commands.size import Host
+
+Flavour = Literal["openmpi", "hydra"]
+
+_FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES")
+_FORWARDED_KINDS = ("NCCL_", "GLOO_", "TORCH_", "OMP_", "MKL_", "SAMESTEP_")
+"""Of the launching environment, what the ranks on other machines must have as well."""
+
+
+@dataclass(frozen=True)
+class MpiLaunch:
+    """One mpirun that starts all ranks."""
+
+    rank_command: RankCommand
+    world: int
+    hosts: tuple[Host, ...]
+    argv: tuple[str, ...]
+    variables: Mapping[str, str]
+    """Set for mpirun, which hands them to the ranks by name: values do not show in `ps`."""
+    stops_by: str
+    """The signal that it hands on to its ranks, without a requeue, and does not kill them for."""
+    ends_by: str
+    """The signal that makes an end of mpirun and its ranks at once."""
+
+    def script(self) -> str:
+        comment = "What samestep launch --via mpirun starts."
+        # A name of its own for each time that it is run.
+        variables = {k: v for k, v in self.variables.items() if k not in launch_variables("")}
+        name = [f'export {variable}="mpirun-$HOSTNAME-$$"' for variable in launch_variables("")]
+        command = "\n".join([*name, exec_line(self.argv)])
+        return shell_script(comment, self.rank_command, variables, command)
+
+
+def flavour_of(version: str) -> Flavour:
+    """Which mpirun this is, by what it prints for --version."""
+    if any(name in version for name in ("Open MPI", "OpenRTE", "PRRTE", "prterun")):
+        return "openmpi"
+    if any(name in version for name in ("HYDRA", "Intel(R) MPI", "MPICH", "mvapich", "MVAPICH")):
+        return "hydra"
+    first = next(iter(version.strip().splitlines()), "nothing")
+    raise LaunchError(
+        f"mpirun is neither OpenMPI's nor hydra's (MPICH, Intel MPI, MVAPICH): it says {first!r}. "
+        "Load the one you want, or name it with launch.mpirun"
+    )
+
+
+def mpi_launch(
+    rank_command: RankCommand,
+    flavour: Flavour,
+    world: int,
+    hosts: tuple[Host, ...],
+    name: str,
+    environ: Mapping[str, str],
+    *,
+    cpus: int,
+    as_root: bool,
+) -> MpiLaunch:
+    """The mpirun of a config; `name` is what the ranks of this launch know each other by."""
+    config = rank_command.config
+    variables = {**config.launch.environment, **launch_variables(name)}
+    if hosts:
+        # mpirun fills the hosts in order: rank 0 is on the first one.
+        variables.setdefault("MASTER_ADDR", hosts[0].address)
+    threads = config.distributed.threads_per_rank
+    if threads != "auto":
+        variables.setdefault("OMP_NUM_THREADS", str(threads))
+    command = (rank_command.python, *rank_command.train())
+    mpirun = config.launch.mpirun
+    if flavour == "openmpi":
+        argv = [mpirun, "-np", str(world)]
+        argv += ["--host", ",".join(map(str, hosts))] if hosts else []
+        argv += ["--allow-run-as-root"] if as_root else []
+        argv += ["--oversubscribe"] if not hosts and world > cpus else []
+        # Bound to one core, as it does by itself, a rank's threads would share that core.
+        argv += ["--bind-to", "none"]
+        for variable in [*variables, *_forwarded(environ, variables)]:
+            argv += ["-x", variable]
+    else:
+        argv = [mpirun, "-n", str(world)]
+        argv += ["-hosts", ",".join(map(str, hosts))] if hosts else []
+        argv += ["-bind-to", "none", "-genvall"]
+    # OpenMPI's kills its ranks on SIGTERM, and they outlive it if it is killed itself; hydra's
+    # hands SIGTERM on, does not know SIGUSR2, and its ranks end with it.
+    stops_by, ends_by = ("SIGUSR2", "SIGTERM") if flavour == "openmpi" else ("SIGTERM", "SIGKILL")
+    return MpiLaunch(rank_command, world, hosts, (*argv, *command), variables, stops_by, ends_by)
+
+
+def _forwarded(environ: Mapping[str, str], ours: Iterable[str]) -> list[str]:
+    wanted = {name for name in environ if name in _FORWARDED or name.startswith(_FORWARDED_KINDS)}
+    return sorted(wanted - set(ours))

@@ -1,0 +1,109 @@
+"""What every rank of a launch runs, and text that a shell cannot misread. No torch here."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from samestep.config import Config
+from samestep.errors import LaunchError
+from samestep.lanes.plan import deal_lanes
+
+
+@dataclass(frozen=True)
+class RankCommand:
+    """A config that is to be trained, however its ranks are started."""
+
+    config: Config
+    config_file: Path
+    overrides: tuple[str, ...] = ()
+    record: Path | None = None
+    """Where the ranks keep their exact record."""
+    stop_after: int | None = None
+    folder: Path | None = None
+    """Where the command runs; the working directory unless it is given."""
+
+    @property
+    def python(self) -> str:
+        return self.config.launch.python or sys.executable
+
+    @property
+    def working_folder(self) -> Path:
+        return self.folder or Path.cwd()
+
+    def train(self, *options: str) -> tuple[str, ...]:
+        """The arguments of the interpreter for one rank."""
+        return ("-m", "samestep", "train", *self._what(), *options)
+
+    def launch(self, *options: str) -> tuple[str, ...]:
+        """The arguments of the interpreter for what starts ranks on another machine."""
+        return ("-m", "samestep", "launch", *self._what(), *options)
+
+    def _what(self) -> tuple[str, ...]:
+        file = str(self.config_file)
+        arguments = [f"./{file}" if file.startswith("-") else file, *self.overrides]
+        if self.record is not None:
+            arguments += ["--record", str(self.record)]
+        if self.stop_after is not None:
+            arguments += ["--stop-after", str(self.stop_after)]
+        return tuple(arguments)
+
+
+def check_world(config: Config, world: int, said: str) -> None:
+    """Refuse a number of ranks that contradicts the config, before anything is started."""
+    section = config.distributed
+    if section.world_size not in ("auto", world):
+        raise LaunchError(
+            f"distributed.world_size is {section.world_size} but {said}: make them the same, or set "
+            "world_size: auto"
+        )
+    if section.enabled is False and world > 1:
+        raise LaunchError(
+            f"distributed.enabled is false but {said}: set enabled: auto, or start one rank"
+        )
+    deal_lanes(config.batch_plan(world).lanes, world, section.lane_weights)
+
+
+def quoted(words: Iterable[str]) -> str:
+    """A command as one line of shell, in which no word can become another command."""
+    words = list(words)
+    for word in words:
+        if "\x00" in word:
+            raise LaunchError(f"{word!r} holds a null character, which no command can")
+    return shlex.join(words)
+
+
+def exports(variables: Mapping[str, str]) -> list[str]:
+    """Lines of shell that set variables."""
+    return [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+
+
+def shell_script(
+    comment: str, rank_command: RankCommand, variables: Mapping[str, str], command: str
+) -> str:
+    """A script that does by hand what a launch does."""
+    lines = [
+        "#!/bin/bash",
+        f"# {comment}",
+        "set -eo pipefail",
+        *surroundings(rank_command, variables),
+    ]
+    return "\n".join([*lines, command]) + "\n"
+
+
+def surroundings(rank_command: RankCommand, variables: Mapping[str, str]) -> list[str]:
+    """What goes before the command in every script: folder, modules, variables, commands."""
+    launch = rank_command.config.launch
+    return [
+        quoted(["cd", str(rank_command.working_folder)]),
+        *(quoted(["module", "load", name]) for name in launch.modules),
+        *exports({**launch.environment, **variables}),
+        *launch.before,
+    ]
+
+
+def exec_line(words: Sequence[str]) -> str:
+    return f"exec {quoted(words)}"

@@ -1,0 +1,195 @@
+"""A Slurm job as the text of its sbatch script. No torch here, and nothing is run."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from samestep.errors import LaunchError
+from samestep.launch.commands.rank_command import RankCommand, check_world, quoted, surroundings
+from samestep.launch.commands.size import Size
+
+ARRAY = "{array}"
+"""In an override: the number of the array's task."""
+
+
+def for_the_first_task(overrides: Sequence[str]) -> list[str]:
+    """The overrides as an array's first task gets them: what can be checked beforehand."""
+    return [override.replace(ARRAY, "0") for override in overrides]
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """A job to be submitted."""
+
+    rank_command: RankCommand
+    nodes: Size
+    """With the style torchrun a range: the fewest that are enough to go on."""
+    ranks_per_node: int
+    max_restarts: int = 0
+
+    @property
+    def world(self) -> int:
+        return self.nodes.most * self.ranks_per_node
+
+    @property
+    def folder(self) -> Path:
+        """Where the script, Slurm's output and the job's number lie."""
+        return self.rank_command.working_folder / self.rank_command.config.run_path / "slurm"
+
+    def script(self) -> str:
+        """The whole script. Every value from outside is quoted, or refused if it has lines."""
+        style = self.rank_command.config.launch.slurm.style
+        body = {"srun": _by_srun, "torchrun": _by_agents, "mpirun": _by_mpirun}[style](self)
+        lines = [
+            "#!/bin/bash",
+            "# Written by samestep launch --via slurm. It may be submitted again: the run goes on from",
+            "# its newest checkpoint.",
+            *(f"#SBATCH {line}" for line in directives(self)),
+            "",
+            "set -eo pipefail",  # not -u, which modules and conda do not stand
+            *surroundings(self.rank_command, {}),
+            *body,
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def slurm_job(
+    rank_command: RankCommand, nodes: Size | None, nproc: int | None, max_restarts: int = 0
+) -> SlurmJob:
+    """The job of a config: on each node `nproc` ranks, or one for each GPU asked for, or one."""
+    config, options = rank_command.config, rank_command.config.launch.slurm
+    section = config.distributed
+    if nodes is None:
+        said = 1 if section.num_nodes == "auto" else section.num_nodes
+        nodes = Size(said, said)
+    gpus = options.gpus_per_node
+    if gpus is not None and nproc not in (None, gpus):
+        raise LaunchError(f"--nproc is {nproc} but --gpus-per-node {gpus}: one rank drives one GPU")
+    ranks = nproc or gpus
+    if ranks is None:
+        ranks = 1 if section.num_gpus_per_node == "auto" else section.num_gpus_per_node
+    if options.style != "torchrun":
+        nodes.one("--nodes", f"ranks of the style {options.style} do not come and go")
+        if max_restarts:
+            raise LaunchError(
+                f"--max-restarts is {max_restarts}, but with the style {options.style} it is Slurm "
+                "that starts a job again: leave it out, or take --style torchrun"
+            )
+    if options.array is not None:
+        rank_command = _in_an_array(rank_command)
+    elif any(ARRAY in override for override in rank_command.overrides):
+        raise LaunchError(f"an override has {ARRAY}, but there is no --array")
+    job = SlurmJob(rank_command, nodes, ranks, max_restarts)
+    check_world(config, job.world, f"the job has {job.world} ranks")
+    return job
+
+
+def _in_an_array(rank_command: RankCommand) -> RankCommand:
+    """Every task of an array is a run of its own, in a directory of its own."""
+    said = [o for o in rank_command.overrides if o.partition("=")[0] in ("name", "run_dir")]
+    for text in (*said, str(rank_command.config.run_path)):
+        if ARRAY in text:
+            raise LaunchError(
+                f"{text}: the tasks of an array have directories of their own already, 0 and so on "
+                "in the run's directory"
+            )
+    # As JSON, which is YAML that means nothing but these characters.
+    own = "run_dir=" + json.dumps(f"{rank_command.config.run_path}/{ARRAY}", ensure_ascii=False)
+    others = [o for o in rank_command.overrides if o.partition("=")[0] != "run_dir"]
+    return replace(rank_command, overrides=(*others, own))
+
+
+def directives(job: SlurmJob) -> list[str]:
+    """The options of sbatch, one a line."""
+    config = job.rank_command.config
+    options = config.launch.slurm
+    by_agents = options.style == "torchrun"
+    # One agent on a node starts that node's ranks, and needs the CPUs of all of them.
+    tasks, cpus = job.ranks_per_node, options.cpus_per_task
+    if by_agents:
+        tasks, cpus = 1, cpus and cpus * job.ranks_per_node
+    file = "%A_%a.out" if options.array else "%j.out"
+    found: list[tuple[str, object | None]] = [
+        ("job-name", re.sub(r"[^\w.-]", "_", config.name)),
+        ("nodes", job.nodes.most),
+        ("ntasks-per-node", tasks),
+        ("cpus-per-task", cpus),
+        ("gpus-per-node", options.gpus_per_node),
+        ("partition", options.partition),
+        ("time", options.time),
+        ("account", options.account),
+        ("qos", options.qos),
+        ("mem", options.mem),
+        ("constraint", options.constraint),
+        ("array", options.array),
+        ("mail-user", options.mail_user),
+        ("mail-type", options.mail_type if options.mail_user else None),
+        ("output", str(job.folder).replace("%", "%%") + f"/{file}"),
+        ("open-mode", "append"),
+        ("signal", options.warn_seconds and _signal(options.style, options.warn_seconds)),
+    ]
+    lines = [f"--{name}={_directive(str(value))}" for name, value in found if value is not None]
+    lines.append("--requeue" if options.requeue else "--no-requeue")
+    if by_agents and job.nodes.is_range:
+        lines.append("--no-kill")  # or the loss of one node would be the end of the job
+    return [*lines, *map(_directive, options.extra)]
+
+
+def _signal(style: str, seconds: int) -> str:
+    """To the ranks; mpirun's ranks on its own node are in no step, but it hands signals on."""
+    return f"B:USR1@{seconds}" if style == "mpirun" else f"USR1@{seconds}"
+
+
+def _directive(text: str) -> str:
+    """A value as sbatch reads it from a comment: quoted unless it is harmless."""
+    if any(ord(character) < 32 or ord(character) == 127 for character in text):
+        raise LaunchError(f"{text!r} goes into a line of the job script and must be one line")
+    if re.fullmatch(r"[\w.,:@%+=/\[\]-]*", text, re.ASCII):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _exec(job: SlurmJob, *words: str) -> str:
+    """The last line of the script, with the array task's number where it is asked for."""
+    line = quoted(words)
+    if job.rank_command.config.launch.slurm.array is not None:
+        # Braces are always quoted: this ends the quotes, and begins them again.
+        line = line.replace(ARRAY, """'"$SLURM_ARRAY_TASK_ID"'""")
+    return f"exec {line}"
+
+
+def _by_srun(job: SlurmJob) -> list[str]:
+    cpus = job.rank_command.config.launch.slurm.cpus_per_task
+    # Since Slurm 22.05 a step does not get sbatch's --cpus-per-task by itself.
+    more = [f"--cpus-per-task={cpus}"] if cpus else []
+    srun = ["srun", "--kill-on-bad-exit=1", *more]
+    return [
+        "# One task is one rank, and finds its place in Slurm's variables.",
+        _exec(job, *srun, job.rank_command.python, *job.rank_command.train()),
+    ]
+
+
+def _by_agents(job: SlurmJob) -> list[str]:
+    options = ["--via", "torchrun", "--nproc", str(job.ranks_per_node), "--nodes", str(job.nodes)]
+    options += ["--max-restarts", str(job.max_restarts)] if job.max_restarts else []
+    cpus = job.rank_command.config.launch.slurm.cpus_per_task
+    srun = ["srun", "--kill-on-bad-exit=0" if job.nodes.is_range else "--kill-on-bad-exit=1"]
+    srun += ["--no-kill"] if job.nodes.is_range else []
+    srun += [f"--cpus-per-task={cpus * job.ranks_per_node}"] if cpus else []
+    return [
+        "# An agent on each node starts that node's ranks; they meet on the job's first node.",
+        _exec(job, *srun, job.rank_command.python, *job.rank_command.launch(*options)),
+    ]
+
+
+def _by_mpirun(job: SlurmJob) -> list[str]:
+    options = ["--via", "mpirun", "--nproc", str(job.world)]
+    return [
+        "# mpirun starts the ranks on all nodes of the job.",
+        _exec(job, job.rank_command.python, *job.rank_command.launch(*options)),
+    ]

@@ -1,0 +1,92 @@
+"""An agent on each of several machines, started over ssh. No torch here, and nothing is run."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, replace
+
+from samestep.environment.ports import meeting_ports
+from samestep.launch.commands.rank_command import RankCommand, check_world, quoted, surroundings
+from samestep.launch.commands.size import Host, ranks_of
+
+
+@dataclass(frozen=True)
+class SshLaunch:
+    """One `samestep launch` on each host; the first host has rank 0."""
+
+    rank_command: RankCommand
+    hosts: tuple[Host, ...]
+    port: int
+    """Where the agents meet, on the first host."""
+
+    @property
+    def world(self) -> int | None:
+        """None if some host finds out itself how many ranks it takes."""
+        return ranks_of(self.hosts)
+
+    @property
+    def patience(self) -> float:
+        """Seconds the ranks get to save and stop after a signal."""
+        return max(30.0, self.rank_command.config.distributed.timeout)
+
+    @property
+    def ssh(self) -> tuple[str, ...]:
+        return tuple(shlex.split(self.rank_command.config.launch.ssh))
+
+    def at(self, port: int) -> SshLaunch:
+        """The same, with the agents meeting at another port."""
+        return replace(self, port=port)
+
+    def argv(self, node: int) -> tuple[str, ...]:
+        """What starts the agent of a node."""
+        alive = ("-o", "ServerAliveInterval=15")  # or a host that fell silent never ends its ssh
+        return (*self.ssh, *alive, "--", self.hosts[node].name, self.remote(node, "--attached"))
+
+    def check(self, node: int) -> tuple[str, ...]:
+        """What shows that a node lets us in without a password, and has what the run needs."""
+        command = _in_folder(self.rank_command, [self.rank_command.python, "-c", "import samestep"])
+        options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+        return (*self.ssh, *options, "--", self.hosts[node].name, command)
+
+    def remote(self, node: int, *more: str) -> str:
+        """What a node's login shell gets."""
+        options = ["--via", "torchrun", "--nodes", str(len(self.hosts)), "--node-rank", str(node)]
+        ranks = self.hosts[node].ranks
+        options += [] if ranks is None else ["--nproc", str(ranks)]
+        options += ["--master-addr", self.hosts[0].address, "--master-port", str(self.port)]
+        words = [self.rank_command.python, *self.rank_command.launch(*options, *more)]
+        return _in_folder(self.rank_command, words)
+
+    def script(self) -> str:
+        lines = [
+            "#!/bin/bash",
+            "# What samestep launch --via ssh starts: an agent on each host. samestep also checks the",
+            "# hosts first, and ends all agents when one fails.",
+            "agents=()",
+            *(
+                f"{quoted([*self.ssh, '--', host.name, self.remote(node)])} </dev/null &\n"
+                "agents+=($!)"
+                for node, host in enumerate(self.hosts)
+            ),
+            "code=0",
+            'for agent in "${agents[@]}"; do wait "$agent" || code=$?; done',
+            'exit "$code"',
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def ssh_launch(rank_command: RankCommand, hosts: tuple[Host, ...], name: str) -> SshLaunch:
+    """The agents of a config; `name` tells this launch from any other."""
+    launch = SshLaunch(rank_command, hosts, meeting_ports(name)[0])
+    if launch.world is not None:
+        check_world(rank_command.config, launch.world, f"--hosts take {launch.world} ranks")
+    return launch
+
+
+def _in_folder(rank_command: RankCommand, words: list[str]) -> str:
+    """A command in the working directory, with what the config puts before it.
+
+    By a login bash of its own: the user's shell may be any, and modules are set up there.
+    """
+    lines = ["set -e", *surroundings(rank_command, {}), f"exec {quoted(words)}"]
+    return quoted(["exec", "bash", "-lc", "\n".join(lines)])

@@ -1,0 +1,82 @@
+"""Runs an mpirun, whose ranks' output is on this terminal, and tells how it ended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+
+from samestep.errors import LaunchError, RankFailed, Stopped, code_of_ranks
+from samestep.launch.commands.mpirun import Flavour, MpiLaunch, flavour_of
+from samestep.launch.run.signal_forwarder import SignalForwarder
+
+_SECONDS_TO_ANSWER = 20.0
+
+
+def find_flavour(mpirun: str) -> Flavour:
+    """Which kind of mpirun this is; `LaunchError` says what to do where there is none."""
+    path = shutil.which(mpirun)
+    if path is None:
+        raise LaunchError(
+            f"there is no {mpirun} here: load an MPI (module load openmpi), install one (Debian: "
+            "openmpi-bin or mpich), or name it with launch.mpirun. MPI only starts the ranks: "
+            "without one, --via ssh or --via torchrun does the same"
+        )
+    try:
+        said = subprocess.run(
+            [path, "--version"],
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS_TO_ANSWER,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"{path} --version does not answer: {error}") from None
+    return flavour_of(said.stdout + said.stderr)
+
+
+def run_mpi(launch: MpiLaunch, environ: Mapping[str, str], quiet: bool = False) -> None:
+    """Start it and wait; a failing rank shows its own words on the way."""
+    silent = subprocess.DEVNULL if quiet else None
+    started: list[subprocess.Popen[bytes]] = []
+
+    def stop(number: signal.Signals) -> None:
+        announced = number == signal.SIGUSR1  # which all of them hand on, and Slurm may requeue
+        for process in started:
+            process.send_signal(number if announced else signal.Signals[launch.stops_by])
+
+    def end() -> None:
+        for process in started:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.Signals[launch.ends_by])
+
+    with SignalForwarder(stop, end) as signals:
+        process = subprocess.Popen(
+            launch.argv,
+            env={**environ, **launch.variables},
+            cwd=launch.rank_command.working_folder,
+            stdin=subprocess.DEVNULL,
+            stdout=silent,
+            stderr=silent,
+            start_new_session=True,  # Ctrl-C reaches the ranks by us, once, not as mpirun's end
+        )
+        started.append(process)
+        if signals.received is not None:  # while it was being started
+            end()
+        code = process.wait()
+    if code == 0:
+        return
+    if code == Stopped.exit_code:
+        raise Stopped("the ranks have saved and stopped")
+    if signals.received is not None:
+        name = signals.received.name
+        raise RankFailed(f"stopped by {name} before it could be saved", 128 + signals.received)
+    how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+    logs = launch.rank_command.config.run_path / "logs"
+    raise RankFailed(
+        f"{launch.argv[0]} ended with {how}: the rank that failed says why above, and in {logs}",
+        code_of_ranks(code),
+    )

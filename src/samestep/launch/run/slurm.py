@@ -1,0 +1,281 @@
+"""Talks to Slurm: submits a job, knows a run's jobs, follows, cancels. No torch here."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+from samestep.environment.variables import process_environment
+from samestep.errors import LaunchError, RankFailed, Stopped, code_of_ranks
+from samestep.launch.commands.slurm import SlurmJob
+
+FINAL = frozenset(
+    [
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "TIMEOUT",
+    ]
+)
+"""States that a job does not leave by itself; one that is requeued is soon PENDING again."""
+_SECONDS_TO_ANSWER = 60.0
+_SECONDS_OF_SILENCE = 300.0
+_SECONDS_TO_SAVE = 60.0
+_LONGEST_PAUSE = 15.0
+"""Between two questions to Slurm, which many ask."""
+_JOBS, _SCRIPT = "jobs.jsonl", "job.sh"
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A job of a run, as it was submitted."""
+
+    job: str
+    when: float
+    script: str
+    array: bool = False
+    style: str = "srun"
+
+
+@dataclass(frozen=True)
+class JobState:
+    """What Slurm says of a job."""
+
+    job: str
+    state: str
+    """UNKNOWN once Slurm has forgotten it."""
+    reason: str = ""
+    nodes: str = ""
+    elapsed: str = ""
+    restarts: str = ""
+    exit_code: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in FINAL or self.state == "UNKNOWN"
+
+
+def submit(job: SlurmJob) -> Submitted:
+    """Write the script and submit it; refused while another job of the run is there."""
+    folder = job.folder
+    refuse_second_job(folder.parent)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        script = folder / _SCRIPT
+        script.write_text(job.script(), encoding="utf-8")
+    except OSError as error:
+        raise LaunchError(f"{folder} cannot be written: {error.strerror or error}") from None
+    said = _slurm(["sbatch", "--parsable", str(script)])
+    found = Submitted(
+        said.strip().partition(";")[0],
+        time.time(),
+        str(script),
+        job.rank_command.config.launch.slurm.array is not None,
+        job.rank_command.config.launch.slurm.style,
+    )
+    try:
+        with (folder / _JOBS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(found)) + "\n")
+    except OSError as error:
+        raise LaunchError(
+            f"job {found.job} is submitted, but that cannot be noted in {folder}: "
+            f"{error.strerror or error}. samestep slurm will not know it; scancel {found.job} ends it"
+        ) from None
+    return found
+
+
+def refuse_second_job(run: Path) -> None:
+    """Refuse to start anything in a run's directory while a job of it is there."""
+    for earlier in jobs_of(run):
+        state = state_of(earlier.job)
+        if not state.is_over:
+            raise LaunchError(
+                f"run {run} has job {earlier.job}, which is {state.state}: two jobs must not write "
+                f"to one run. Wait for it, or: samestep slurm cancel {run}"
+            )
+
+
+def jobs_of(run: Path) -> list[Submitted]:
+    """The jobs that were submitted for a run, the newest last."""
+    path = run / "slurm" / _JOBS
+    if not path.exists():
+        return []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return [Submitted(**json.loads(line)) for line in lines]
+    except (OSError, ValueError, TypeError) as error:
+        raise LaunchError(
+            f"{path} cannot be read: {error}. squeue --me shows your jobs; remove the file when none "
+            "of them is of this run"
+        ) from None
+
+
+def newest_job(run: Path) -> Submitted:
+    jobs = jobs_of(run)
+    if not jobs:
+        raise LaunchError(
+            f"{run} has no Slurm job: give the directory of a run that samestep launch --via slurm "
+            "submitted"
+        )
+    return jobs[-1]
+
+
+def state_of(job: str) -> JobState:
+    """What Slurm says of a job, or of the first task of an array that is not over."""
+    try:
+        said = _slurm(["scontrol", "show", "job", "--oneliner", job])
+    except LaunchError as error:
+        if "Invalid job id" in str(error):
+            return JobState(job, "UNKNOWN", "Slurm has forgotten it")
+        raise
+    states = [_read(line) for line in said.splitlines() if line.strip()]
+    going_on = [state for state in states if not state.is_over]
+    failed = [state for state in states if state.state != "COMPLETED"]
+    return next(iter([*going_on, *failed, *states]), JobState(job, "UNKNOWN", "no answer"))
+
+
+def _read(line: str) -> JobState:
+    fields = dict(re.findall(r"(\w+)=(\S*)", line))
+    return JobState(
+        fields.get("JobId", ""),
+        fields.get("JobState", "UNKNOWN"),
+        "" if fields.get("Reason") == "None" else fields.get("Reason", ""),
+        "" if fields.get("NodeList") == "(null)" else fields.get("NodeList", ""),
+        fields.get("RunTime", ""),
+        fields.get("Restarts", ""),
+        fields.get("ExitCode", ""),
+    )
+
+
+def cancel(job: Submitted) -> None:
+    """Cancel a job; its ranks save first."""
+    if job.style == "mpirun":
+        # OpenMPI kills its ranks on the SIGTERM of scancel; this signal it hands on to them.
+        _slurm(["scancel", "--batch", "--signal=USR2", job.job])
+        deadline = time.monotonic() + _SECONDS_TO_SAVE
+        while not state_of(job.job).is_over and time.monotonic() < deadline:
+            time.sleep(1.0)
+    if not state_of(job.job).is_over:
+        _slurm(["scancel", job.job])
+
+
+def logs_of(run: Path, job: Submitted) -> list[Path]:
+    """What the job wrote so far: a file, or one for each task of an array."""
+    pattern = f"{job.job}_*.out" if job.array else f"{job.job}.out"
+    return sorted((run / "slurm").glob(pattern))
+
+
+def follow(run: Path, job: Submitted, tell: Callable[[str], None], show: IO[str] | None) -> None:
+    """Show a job's states and its output until it is over; raises if it failed."""
+    outputs, patience = _Outputs(run, job), _Patience()
+    before, over = "", None
+    state: JobState | None = None
+    pause, ask_at = 0.5, 0.0
+    while True:
+        if state is None or time.monotonic() > ask_at:
+            last, state = state, patience.ask(job.job)
+            if state.state == "UNKNOWN" and last is not None and last.is_over:
+                state = last  # it is forgotten soon after its end
+            pause = min(_LONGEST_PAUSE, 1.2 * pause)
+            ask_at = time.monotonic() + (pause if over is None else 0.0)
+        words = f"job {job.job}: {state.state}{f' ({state.reason})' if state.reason else ''}"
+        if state.nodes:
+            words += f" on {state.nodes}"
+        if words != before:
+            tell(words)
+            before = words
+        for text in outputs.news():
+            if show is not None:
+                print(text, end="", file=show, flush=True)
+        if not state.is_over:
+            over = None  # or it was requeued meanwhile
+        elif over is None:
+            over = time.monotonic()  # what the ranks said last may still be on its way
+        elif time.monotonic() - over > 1.0:
+            break
+        time.sleep(0.25 if over is not None else 0.5)
+    if state.state != "COMPLETED":
+        raise _ended(run, job, state)
+
+
+def _ended(run: Path, job: Submitted, state: JobState) -> Exception:
+    code = int(state.exit_code.partition(":")[0] or 0)
+    if code == Stopped.exit_code:
+        return Stopped(f"job {job.job} was stopped ({state.state}) and has saved")
+    logs = ", ".join(map(str, logs_of(run, job))) or "none"
+    return RankFailed(
+        f"job {job.job} ended as {state.state} with exit code {state.exit_code}; its output: {logs}",
+        code_of_ranks(code),
+    )
+
+
+class _Patience:
+    """A Slurm controller that does not answer for a while is no reason to give up."""
+
+    def __init__(self) -> None:
+        self._silent_since: float | None = None
+
+    def ask(self, job: str) -> JobState:
+        while True:
+            try:
+                state = state_of(job)
+            except LaunchError:
+                self._silent_since = self._silent_since or time.monotonic()
+                if time.monotonic() - self._silent_since > _SECONDS_OF_SILENCE:
+                    raise
+                time.sleep(0.5)
+            else:
+                self._silent_since = None
+                return state
+
+
+class _Outputs:
+    """A job's output files, each read from where it was left."""
+
+    def __init__(self, run: Path, job: Submitted) -> None:
+        self._run, self._job = run, job
+        self._read: dict[Path, int] = {}
+        self._decoders: dict[Path, codecs.IncrementalDecoder] = {}
+
+    def news(self) -> Iterator[str]:
+        for path in logs_of(self._run, self._job):
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                text = file.read()
+                self._read[path] = file.tell()
+            if text:
+                make = codecs.getincrementaldecoder("utf-8")
+                yield self._decoders.setdefault(path, make("replace")).decode(text)
+
+
+def _slurm(argv: Sequence[str]) -> str:
+    # A job that is submitted from inside another one must not inherit that one's place.
+    environ = process_environment()
+    kept = {k: v for k, v in environ.items() if not k.startswith("SLURM_") or k == "SLURM_CONF"}
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=_SECONDS_TO_ANSWER, check=False, env=kept
+        )
+    except OSError as error:
+        raise LaunchError(
+            f"{argv[0]} cannot be started here ({error.strerror}): is this a machine of a Slurm "
+            "cluster? --print shows the script without submitting it"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise LaunchError(f"{argv[0]} did not answer within {_SECONDS_TO_ANSWER:g} s") from None
+    if done.returncode != 0:
+        reason = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
+        raise LaunchError(f"{argv[0]} said: {reason}")
+    return done.stdout

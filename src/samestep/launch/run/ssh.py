@@ -1,0 +1,151 @@
+"""Starts an agent on each host over ssh, shows what they say, and ends all when one fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from samestep.errors import LaunchError, RankFailed, Stopped, code_of_ranks
+from samestep.launch.commands.ssh import SshLaunch
+from samestep.launch.run.signal_forwarder import SignalForwarder
+
+_SECONDS_TO_END = 10.0
+"""What the other agents get once one has failed: their ranks learn it by themselves."""
+_SECONDS_TO_LET_IN = 30.0
+
+
+def check_hosts(launch: SshLaunch) -> None:
+    """Whether every host lets us in without a password and can start a rank; all at once."""
+    with ThreadPoolExecutor(len(launch.hosts)) as pool:
+        found = list(pool.map(lambda node: _refusal(launch, node), range(len(launch.hosts))))
+    wrong = [line for line in found if line]
+    if wrong:
+        raise LaunchError("\n".join(wrong))
+
+
+def _refusal(launch: SshLaunch, node: int) -> str:
+    host, argv = launch.hosts[node].name, launch.check(node)
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS_TO_LET_IN,
+            check=False,
+        )
+    except OSError as error:
+        return f"{argv[0]} cannot be started here ({error.strerror}): install an ssh client"
+    except subprocess.TimeoutExpired:
+        return f"{host} did not answer within {_SECONDS_TO_LET_IN:g} s: look whether it is up"
+    if done.returncode == 0:
+        return ""
+    said = next(reversed(done.stderr.strip().splitlines()), f"exit code {done.returncode}")
+    if done.returncode == 255:  # ssh's own
+        return (
+            f"{host} does not let you in without a password: {said}. Copy a key to it "
+            f"(ssh-copy-id {host}), and try: ssh -o BatchMode=yes {host} true"
+        )
+    return (
+        f"{host} has not what the run needs: {said}. The working directory "
+        f"({launch.rank_command.working_folder}) and the interpreter ({launch.rank_command.python}) must be the same "
+        "there; launch.python names another one"
+    )
+
+
+def run_over_ssh(launch: SshLaunch) -> None:
+    """Start all agents and wait; raises what the first that failed made of it."""
+    check_hosts(launch)
+    agents = [_Agent(launch, node) for node in range(len(launch.hosts))]
+    with SignalForwarder(lambda number: _stop(agents), lambda: _kill(agents)):
+        try:
+            failed = _first_to_fail(agents)
+            if failed is not None:
+                _stop(agents)
+                _wait(agents, _SECONDS_TO_END if failed.was_lost else launch.patience)
+        finally:
+            _kill(agents)
+            for agent in agents:
+                agent.close()
+    if failed is not None:
+        raise _verdict(failed)
+
+
+def _first_to_fail(agents: Sequence[_Agent]) -> _Agent | None:
+    """The first agent that ends with a code; None once all have ended well."""
+    while True:
+        codes = [agent.process.poll() for agent in agents]
+        failed = next((agent for agent, code in zip(agents, codes, strict=True) if code), None)
+        if failed is not None or all(code == 0 for code in codes):
+            return failed
+        time.sleep(0.05)
+
+
+def _wait(agents: Sequence[_Agent], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and any(a.process.poll() is None for a in agents):
+        time.sleep(0.05)
+
+
+def _stop(agents: Sequence[_Agent]) -> None:
+    for agent in agents:
+        agent.stop()
+
+
+def _kill(agents: Sequence[_Agent]) -> None:
+    for agent in agents:
+        agent.process.kill()
+
+
+def _verdict(agent: _Agent) -> Exception:
+    code = agent.process.returncode
+    if code == Stopped.exit_code:
+        return Stopped("the ranks have saved and stopped")
+    return RankFailed(
+        f"the agent on {agent.host} ended with exit code {code}; what its ranks said is above",
+        code_of_ranks(code),
+    )
+
+
+class _Agent:
+    """The ssh to one host, whose lines are shown with the host's name."""
+
+    def __init__(self, launch: SshLaunch, node: int) -> None:
+        self.host = launch.hosts[node].name
+        self.process = subprocess.Popen(
+            launch.argv(node),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._show, name=f"samestep-ssh-{node}", daemon=True)
+        self._reader.start()
+
+    def _show(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            print(f"[{self.host}] {line}", end="", file=sys.stderr, flush=True)
+
+    def stop(self) -> None:
+        """Let the agent stop its ranks: it ends when its standard input does."""
+        if self.process.stdin is not None and not self.process.stdin.closed:
+            self.process.stdin.close()
+
+    @property
+    def was_lost(self) -> bool:
+        """Whether it failed, and did not just stop as it was told."""
+        return self.process.returncode != Stopped.exit_code
+
+    def close(self) -> None:
+        self.stop()
+        self.process.wait()
+        self._reader.join(2.0)
+        if self.process.stdout is not None:
+            self.process.stdout.close()

@@ -1,0 +1,234 @@
+"""Looks for a learning rate: a short run of its own, at ever higher rates."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from samestep.config import Config, load_config
+from samestep.config.editing import preview
+from samestep.config.optim import SpeedConfig
+from samestep.config.schema import CheckpointConfig, PreemptionConfig, ResumeConfig, TrackersConfig
+from samestep.distributed.context import RunContext
+from samestep.errors import ConfigError, NonFiniteLoss, RangeTestError
+from samestep.lr_finder.curve import Curve, RangeTest, suggest, what_is_wrong
+from samestep.step.step_log import StepRecord
+from samestep.train.progress import TrainingProgress
+from samestep.train.run import Run
+from samestep.train.task import Task, load_task
+from samestep.train.task_optim import choose_optimizers
+
+FOLDER = "lr-find"
+"""Where in a run's directory all of this is; the run itself is not touched."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The file that the suggestion is to go into, and the overrides that it is used with."""
+
+    file: Path
+    overrides: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a range test measured, and what it suggests."""
+
+    test: RangeTest
+    rates: Sequence[float]
+    losses: Sequence[float]
+    smoothed: Sequence[float]
+    stopped: str | None
+    """Why it was over before its last step."""
+    suggestions: dict[str, float]
+    """By rule; none if something is wrong."""
+    wrong: str | None
+    """Why there are no suggestions."""
+    key: str | None
+    """The config's key for the rate, if it is known."""
+    rate_now: float
+    """What the config says at present."""
+    folder: Path
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "suggestions": self.suggestions,
+            "wrong": self.wrong,
+            "key": self.key,
+            "rate_now": self.rate_now,
+            "stopped": self.stopped,
+            "test": vars(self.test),
+            "rates": list(self.rates),
+            "losses": list(self.losses),
+            "smoothed": list(self.smoothed),
+        }
+
+
+def find_lr(
+    config: Config,
+    context: RunContext,
+    test: RangeTest,
+    key: str | None = None,
+    target: Target | None = None,
+) -> Found:
+    """Run the test on this process's context; every rank gets the same result.
+
+    With a `target`, whatever would keep the suggestion out of its file is said before the first
+    step. Nothing is written there.
+    """
+    with Run(range_test_config(config, test.steps), context) as run:
+        task = load_task(config)
+        key = key or default_key(config, task)
+        if target is not None:
+            _refuse_unwritable(target, key, task)
+        model, source, rates = _prepare(run, task, key)
+        curve = Curve(test)
+        _measure(run, task, model, source, rates, curve)
+    wrong = what_is_wrong(curve)
+    return Found(
+        test=test,
+        rates=curve.rates,
+        losses=curve.losses,
+        smoothed=curve.smoothed,
+        stopped=curve.stopped,
+        suggestions={} if wrong else suggest(curve),
+        wrong=wrong,
+        key=key,
+        rate_now=rates.base,
+        folder=run.folder,
+    )
+
+
+def range_test_config(config: Config, steps: int) -> Config:
+    """The config of the short run: in its own directory, saving nothing, at the test's rates."""
+    return config.model_copy(
+        update={
+            "run_dir": str(config.run_path / FOLDER),
+            "steps": steps,
+            "epochs": None,
+            "log_every": 1,  # each loss decides whether there is a next step
+            "on_nonfinite": "stop",
+            "checkpoint": CheckpointConfig(enabled=False, every_minutes=None, every_epochs=None),
+            "resume": ResumeConfig(checkpoint="never"),
+            "preemption": PreemptionConfig(requeue=False),
+            "trackers": TrackersConfig(),
+            "early_stopping": None,
+            "schedule": None,
+            "ema": None,
+            "swa": None,
+            "speed": SpeedConfig(),  # a captured step keeps the rate that it was captured with
+        }
+    )
+
+
+def default_key(config: Config, task: Task) -> str | None:
+    """The config's key for the learning rate, as far as it can be told."""
+    if config.optimizer is not None:
+        return "optimizer.lr"
+    takes_it = "lr" in inspect.signature(type(task)).parameters
+    return "params.lr" if takes_it or "lr" in config.params else None
+
+
+class GroupRates:
+    """The rates of all parameter groups, in their ratios to the base rate."""
+
+    def __init__(self, optimizers: Sequence[Optimizer], base: float) -> None:
+        self.base = base
+        self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        self._ratios = [group["lr"] / base for group in self._groups]
+
+    def set(self, base: float) -> None:
+        for group, ratio in zip(self._groups, self._ratios, strict=True):
+            group["lr"] = base * ratio
+
+
+def _prepare(run: Run, task: Task, key: str | None) -> tuple[nn.Module, Any, GroupRates]:
+    run.prepare_once(task.prepare_data)
+    data = task.train_data()
+    modules = [task.model(), *task.extra_modules()]
+    optimizers = choose_optimizers(run, task, modules)
+    source = run.source(data, task.order(data), task.collate)
+    model = run.prepare(*modules, *optimizers)[0]
+    rates = GroupRates(optimizers, base_rate(run.config, task, key, optimizers))
+    return model, source, rates
+
+
+def _measure(
+    run: Run, task: Task, model: nn.Module, source: Any, rates: GroupRates, curve: Curve
+) -> None:
+    test, context = curve.test, run.context
+
+    def take(record: StepRecord) -> None:
+        curve.add(record.loss)
+
+    progress = TrainingProgress(test.steps, run.batch.global_batch, context.log, context.is_main)
+    run.on_record += [progress.record, take]
+    model.train()
+    with progress:
+        try:
+            for step in run.steps(source):
+                rates.set(test.rate(step.index))
+                step.train(lambda batch: task.loss(model, batch))
+                if curve.stopped:
+                    run.stop(curve.stopped)
+        except NonFiniteLoss:
+            # What the test looks for; the ranks have agreed on it, and all end here.
+            curve.stop("the loss or the weights are NaN or infinite")
+
+
+def base_rate(
+    config: Config, task: Task, key: str | None, optimizers: Sequence[Optimizer]
+) -> float:
+    """The rate that the key stands for now; the first group's where that cannot be told."""
+    value = None if key is None else _value_at(config, task, key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        key, value = "the optimizer", optimizers[0].param_groups[0]["lr"]
+    if not value > 0:
+        raise RangeTestError(
+            f"{key} has a learning rate of {value:g}: set one above 0, so that the parameter "
+            "groups can keep their ratios to it"
+        )
+    return float(value)
+
+
+def _value_at(config: Config, task: Task, key: str) -> Any:
+    first, *rest = key.split(".")
+    if first == "params" and len(rest) == 1 and rest[0] not in config.params:
+        parameter = inspect.signature(type(task)).parameters.get(rest[0])
+        return None if parameter is None else parameter.default
+    value: Any = config
+    for name in (first, *rest):
+        value = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+    return value
+
+
+def _refuse_unwritable(target: Target, key: str | None, task: Task) -> None:
+    if key is None:
+        raise RangeTestError(
+            f"--write has no place to put the learning rate: the config has no optimizer section, "
+            f"and {type(task).__name__} takes no lr. Give the key as --key params.NAME, or leave "
+            "--write out"
+        )
+    try:
+        load_config(preview(target.file, key, 0.001), target.overrides)
+    except ConfigError as error:
+        said = "; ".join(f"{mistake.path} {mistake.message}" for mistake in error.mistakes)
+        raise RangeTestError(f"--key is {key}, but {target.file} cannot hold it: {said}") from None
+    first, _, name = key.partition(".")
+    if first == "params" and not _takes(task, name.partition(".")[0]):
+        raise RangeTestError(
+            f"--key is {key}, but {type(task).__name__} takes no {name}: give the name of one of "
+            "its arguments"
+        )
+
+
+def _takes(task: Task, name: str) -> bool:
+    parameters = inspect.signature(type(task)).parameters
+    any_name = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return any_name or name in parameters

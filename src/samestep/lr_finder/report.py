@@ -1,0 +1,119 @@
+"""A range test to look at: a picture, and one self-contained HTML page."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from typing import Any
+
+from samestep.errors import MissingExtraError
+from samestep.lr_finder.range_test import Found
+from samestep.ui.page import page, require_plotly
+
+_RAW, _SMOOTHED, _NOW = "#9db4c8", "#1f5f99", "#6b7580"
+_MARKS = {"steepest": "#c2571a", "valley": "#12703c"}
+_MARGIN = 0.06
+
+
+def write_png(found: Found, title: str, path: Path) -> None:
+    """Draw the curve, with its suggestions marked, into a PNG file."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingExtraError("the PNG plot", "plots") from None
+    # Without pyplot: it needs no display, and no state of the process changes.
+    figure = Figure(figsize=(8, 5), dpi=130, layout="constrained")
+    axes = figure.subplots()
+    axes.plot(found.rates, found.losses, color=_RAW, linewidth=1, alpha=0.6, label="loss")
+    axes.plot(found.rates, found.smoothed, color=_SMOOTHED, linewidth=2.2, label="smoothed loss")
+    if _shows_now(found):
+        now = f"now  {found.rate_now:.3g}"
+        axes.axvline(found.rate_now, color=_NOW, linestyle=":", linewidth=1.2, label=now)
+    for rule, rate in found.suggestions.items():
+        axes.axvline(rate, color=_MARKS[rule], linestyle="--", linewidth=1.2)
+        point = ([rate], [_loss_at(found, rate)])
+        label = f"{rule}  {rate:.3g}"
+        axes.plot(*point, "o", color=_MARKS[rule], markersize=8, label=label, zorder=5)
+    axes.set_xscale("log")
+    axes.set_ylim(*_loss_limits(found))
+    axes.set_xlabel(_rate_title(found))
+    axes.set_ylabel("loss")
+    axes.set_title(title)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def write_html(found: Found, title: str, path: Path) -> None:
+    """Write the page: what was suggested or why nothing was, and the curve to look into."""
+    rows = "\n".join(
+        f'<tr><td>{rule}</td><td class="number">{rate:.3g}</td>'
+        f'<td class="number">{_loss_at(found, rate):.4f}</td></tr>'
+        for rule, rate in found.suggestions.items()
+    )
+    table = (
+        "<table><thead><tr><th>rule</th><th class='number'>learning rate</th>"
+        f"<th class='number'>smoothed loss there</th></tr></thead><tbody>{rows}</tbody></table>"
+    )
+    if found.wrong:
+        table = f'<p class="broken">No suggestion: {html.escape(found.wrong)}.</p>'
+    measured = f"{len(found.losses)} of {found.test.steps} steps"
+    ended = f"{measured}: {found.stopped}" if found.stopped else measured
+    body = f"""<h1>{html.escape(title)}</h1>
+{table}
+<p>Rates from {found.test.min:g} to {found.test.max:g}; {html.escape(ended)}.
+The config's rate is {found.rate_now:.3g} now.</p>
+{_figure(found)}"""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page(title, body), encoding="utf-8")
+
+
+def _figure(found: Found) -> str:
+    go = require_plotly()
+    figure = go.Figure()
+    x = list(found.rates)
+    raw = {"color": _RAW, "width": 1}
+    strong = {"color": _SMOOTHED, "width": 3}
+    figure.add_trace(go.Scatter(x=x, y=list(found.losses), name="loss", line=raw, opacity=0.6))
+    figure.add_trace(go.Scatter(x=x, y=list(found.smoothed), name="smoothed loss", line=strong))
+    # Lines as traces: a mark's label would be placed wrongly on an axis of logarithms.
+    if _shows_now(found):
+        now = {"color": _NOW, "dash": "dot", "width": 1}
+        figure.add_trace(_upright(go, found, found.rate_now, now, f"now {found.rate_now:.3g}"))
+    for rule, rate in found.suggestions.items():
+        dashed = {"color": _MARKS[rule], "dash": "dash", "width": 1}
+        figure.add_trace(_upright(go, found, rate, dashed, f"{rule} {rate:.3g}"))
+        point = {"x": [rate], "y": [_loss_at(found, rate)], "showlegend": False}
+        marker = {"color": _MARKS[rule], "size": 11}
+        figure.add_trace(go.Scatter(**point, mode="markers", marker=marker, name=rule))
+    figure.update_xaxes(type="log", title_text=_rate_title(found), exponentformat="e")
+    figure.update_yaxes(title_text="loss", range=list(_loss_limits(found)))
+    figure.update_layout(template="plotly_white", height=520, margin={"t": 40, "l": 60, "r": 20})
+    html_text: str = figure.to_html(full_html=False, include_plotlyjs=True)
+    return html_text
+
+
+def _upright(go: Any, found: Found, rate: float, line: dict[str, Any], name: str) -> Any:
+    return go.Scatter(x=[rate, rate], y=_loss_limits(found), mode="lines", line=line, name=name)
+
+
+def _rate_title(found: Found) -> str:
+    return f"learning rate ({found.key})" if found.key else "learning rate"
+
+
+def _shows_now(found: Found) -> bool:
+    return bool(found.rates) and found.rates[0] <= found.rate_now <= found.rates[-1]
+
+
+def _loss_at(found: Found, rate: float) -> float:
+    """The smoothed loss at the measured rate that is nearest to a rounded one."""
+    nearest = min(range(len(found.rates)), key=lambda place: abs(found.rates[place] / rate - 1))
+    return found.smoothed[nearest]
+
+
+def _loss_limits(found: Found) -> tuple[float, float]:
+    """What is worth seeing: when it diverges, single losses may be far above the smoothed curve."""
+    low, high = min(found.losses, default=0.0), max(found.smoothed, default=1.0)
+    room = _MARGIN * (high - low) or 0.1
+    return low - room, high + room

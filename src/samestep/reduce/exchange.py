@@ -1,0 +1,172 @@
+"""The upper part of the lane tree: partial sums of all ranks, added in one fixed order.
+
+A library's all-reduce adds in an order that depends on the world, the message and the
+topology. Here every addition is one of the tree's. Three ways:
+
+- one rank: its blocks are added where they lie.
+- two ranks holding one block each: a plain all-reduce, since a + b is b + a.
+- anything else: every rank sends each other rank one slice of its blocks, adds the slices it
+  got in the tree's order, and sends the sum to all. That moves no more bytes than a ring, and
+  point to point it copies nothing on the way, which gloo's all-to-all and all-gather do.
+
+Tensors handed to a collective are attributes, not temporaries: whatever the backend's thread
+is last to hold, it frees there, and at exit that can end the process.
+
+A started exchange is a generator that yields each pending collective, so that a caller can
+start the next buffer while this one is on its way.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from samestep.distributed.collectives import Collectives
+from samestep.lanes.tree import merge_order
+
+Blocks = Sequence[Sequence[tuple[int, int]]]
+"""For each rank, the (start, size) blocks of lanes it holds a partial sum of."""
+
+
+NOTHING = -0.0
+"""What an empty lane adds: x + -0.0 is x to the bit, also where x is -0.0."""
+
+
+class Pending:
+    """Collectives on their way."""
+
+    def __init__(self, works: Sequence[dist.Work]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+
+
+class Exchange(ABC):
+    """One buffer whose blocks the ranks add up, again and again. Allocated once."""
+
+    rows: Tensor
+    """(blocks of this rank, at least numel): bring the partial sums here."""
+    total: Tensor
+    """The sum over all ranks, once the exchange is through; its memory is row 0's."""
+
+    @abstractmethod
+    def start(self) -> Iterator[Pending]:
+        """Add up what all ranks brought; yields what to wait for, one after the other."""
+
+
+def create_exchange(blocks: Blocks, collectives: Collectives, numel: int, like: Tensor) -> Exchange:
+    """The cheapest exchange that adds these blocks in the tree's order."""
+    if len(blocks) == 1:
+        return _LocalSum(blocks[0], numel, like)
+    wire = collectives.wire(like.device)
+    if like.device.type != wire.type:
+        staged = create_exchange(blocks, collectives, numel, like.new_empty(0, device=wire))
+        return _StagedSum(staged, like)
+    if len(blocks) == 2 and all(len(held) == 1 for held in blocks):
+        return _TwoSum(numel, like)
+    return _SliceSum(blocks, collectives.rank, numel, like)
+
+
+class _LocalSum(Exchange):
+    def __init__(self, held: Sequence[tuple[int, int]], numel: int, like: Tensor) -> None:
+        self._additions = merge_order(held)
+        self.rows = like.new_zeros(len(held), numel)
+        self.total = self.rows[0]
+
+    def start(self) -> Iterator[Pending]:
+        for left, right in self._additions:
+            self.rows[left] += self.rows[right]
+        yield from ()
+
+
+class _TwoSum(Exchange):
+    def __init__(self, numel: int, like: Tensor) -> None:
+        self.rows = like.new_zeros(1, numel)
+        self.total = self.rows[0]
+
+    def start(self) -> Iterator[Pending]:
+        yield Pending([_started(dist.all_reduce(self.total, async_op=True))])
+
+
+class _StagedSum(Exchange):
+    """By way of the host: ranks that share a GPU, over gloo."""
+
+    def __init__(self, staged: Exchange, like: Tensor) -> None:
+        self._staged = staged
+        self.rows = like.new_zeros(staged.rows.shape)
+        self.total = self.rows[0]
+
+    def start(self) -> Iterator[Pending]:
+        self._staged.rows.copy_(self.rows)
+        yield from self._staged.start()
+        self.total.copy_(self._staged.total)
+
+
+_ADD_AT_ONCE = 1 << 17
+"""Elements added before going on: small enough for all blocks' parts to stay in the cache."""
+
+
+class _SliceSum(Exchange):
+    def __init__(self, blocks: Blocks, rank: int, numel: int, like: Tensor) -> None:
+        world = len(blocks)
+        size = -(-numel // world)
+        self.rows = like.new_zeros(len(blocks[rank]), size * world)
+        self.total = self.rows[0]
+        self._additions = merge_order([block for held in blocks for block in held])
+        self._incoming = like.new_zeros(sum(map(len, blocks)), size)
+        first = [sum(map(len, blocks[:r])) for r in range(world)]
+        slices = [row.split(size) for row in self.rows]
+        self._mine_out = [parts[rank] for parts in slices]
+        self._mine_in = self._incoming[first[rank] : first[rank] + len(slices)].unbind()
+        self._sum, self._place = self._incoming[0], slices[0][rank]
+        others = [(rank + distance) % world for distance in range(1, world)]
+        self._scatter = [
+            *_receive(
+                (peer, self._incoming[first[peer] + i])
+                for peer in others
+                for i in range(len(blocks[peer]))
+            ),
+            *_send((peer, parts[peer]) for peer in others for parts in slices),
+        ]
+        self._gather = [
+            *_receive((peer, slices[0][peer]) for peer in others),
+            *_send((peer, self._place) for peer in others),
+        ]
+
+    def start(self) -> Iterator[Pending]:
+        pending = _exchange(self._scatter)
+        torch._foreach_copy_(self._mine_in, self._mine_out)
+        yield pending
+        for part in self._incoming.split(_ADD_AT_ONCE, dim=1):
+            for left, right in self._additions:
+                part[left] += part[right]
+        self._place.copy_(self._sum)
+        yield _exchange(self._gather)
+
+
+_Message = tuple[Callable[..., Any], Tensor, int]
+
+
+def _send(parts: Iterable[tuple[int, Tensor]]) -> list[_Message]:
+    return [(dist.isend, tensor, peer) for peer, tensor in parts]
+
+
+def _receive(parts: Iterable[tuple[int, Tensor]]) -> list[_Message]:
+    return [(dist.irecv, tensor, peer) for peer, tensor in parts]
+
+
+def _exchange(messages: Sequence[_Message]) -> Pending:
+    # A P2POp holds the process group, which must end when it is destroyed: made when needed.
+    return Pending(dist.batch_isend_irecv([dist.P2POp(*message) for message in messages]))
+
+
+def _started(work: dist.Work | None) -> dist.Work:
+    assert work is not None, "this rank is not in the group"
+    return work

@@ -1,0 +1,321 @@
+"""What one step measured on all ranks: the lanes' losses and counts, and a note of each rank.
+
+On the device until somebody reads them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from samestep.distributed.collectives import TorchCollectives
+from samestep.distributed.health.activity import Activity
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+
+Pair = tuple[Tensor | float, Tensor | float]
+
+
+@dataclass(slots=True)
+class LaneStats:
+    """A lane's summed loss and what it was summed over; an empty lane has (0, 0)."""
+
+    loss: Tensor | float
+    count: Tensor | float
+
+    @property
+    def pair(self) -> Pair:
+        return self.loss, self.count
+
+
+@dataclass(frozen=True)
+class RankFlags:
+    """What a rank tells all others with every step."""
+
+    flag: float = 0.0
+    """What it wants all ranks to do at the end of this step; 0 for nothing."""
+    busy: float = 0.0
+    """Seconds of work of its own since its last note."""
+
+    @property
+    def pair(self) -> Pair:
+        return self.flag, self.busy
+
+
+EMPTY = LaneStats(0.0, 0.0)
+NOTHING_TO_TELL = RankFlags()
+
+ReadNotes = Callable[[], list[RankFlags]]
+
+
+class LocalStats:
+    """The stats of all lanes, when all lanes are here."""
+
+    def __init__(self, lanes: Sequence[LaneStats], note: RankFlags) -> None:
+        self._lanes = lanes
+        self._note = note
+
+    def count(self) -> Tensor | float:
+        """What the step's losses were summed over in all; never synchronises with a GPU."""
+        total: Tensor | float = 0.0
+        for lane in self._lanes:
+            count = lane.count
+            total = total + (count.double() if isinstance(count, Tensor) else count)
+        return total
+
+    def losses(self) -> list[Tensor | float]:
+        """Numbers that are all finite only if every lane's loss is; never waits for a GPU."""
+        return [lane.loss for lane in self._lanes]
+
+    def values(self) -> list[Tensor | float]:
+        """Each lane's loss and count, one after the other, in lane order."""
+        return [value for lane in self._lanes for value in lane.pair]
+
+    def notes(self) -> ReadNotes:
+        """Begin to read each rank's note; the result waits for the device if it must."""
+        return lambda: [self._note]
+
+    @property
+    def nobody_wants(self) -> bool:
+        """Whether it is known already that no rank wants anything."""
+        return self._note is NOTHING_TO_TELL
+
+    @property
+    def notes_wait(self) -> bool:
+        """Whether reading the notes at once would wait for a GPU. The same on every rank."""
+        return False
+
+
+def stack_stats(lanes: Sequence[LaneStats | RankFlags], device: torch.device) -> Tensor:
+    """Pairs of numbers as float64 rows on the device; never waits for a GPU."""
+    if device.type == "cpu":
+        numbers = [[float(value) for value in stats.pair] for stats in lanes]
+        return torch.tensor(numbers, dtype=torch.float64)
+    rows = torch.zeros(len(lanes), 2, dtype=torch.float64, device=device)
+    for row, stats in zip(rows, lanes, strict=True):
+        for place, value in zip(row, stats.pair, strict=True):
+            if isinstance(value, Tensor):
+                place.copy_(value)
+            elif value:
+                place.fill_(value)
+    return rows
+
+
+PIECES = 3
+"""Numbers of a bucket's type that hold one float64: 24 + 24 + 5 bits are 53."""
+
+
+def cut(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Float64 values as `PIECES` numbers of a narrower type whose sum they are."""
+    if values.device.type == "cpu":
+        return _cut_by_numpy(values.numpy(), np.float32 if dtype == torch.float32 else np.float64)
+    pieces = []
+    for _ in range(PIECES):
+        piece = values.to(dtype)
+        pieces.append(piece)
+        values = torch.where(piece.isfinite(), values - piece, 0.0)
+    return torch.stack(pieces, dim=-1).flatten()
+
+
+def _cut_by_numpy(values: np.ndarray[Any, Any], dtype: type) -> Tensor:
+    """The same, where a call of torch costs more than the few numbers in it."""
+    pieces = np.empty((*values.shape, PIECES), dtype)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for number in range(PIECES):
+            piece = pieces[..., number]
+            piece[...] = values
+            values = np.where(np.isfinite(piece), values - piece, 0.0)
+    return torch.from_numpy(pieces.reshape(-1))
+
+
+class RowStats(LocalStats):
+    """The stats of all lanes and the notes of all ranks as rows of two, once they are here."""
+
+    _rows: Tensor
+    """The lanes' (loss, count)."""
+    _notes: Tensor
+    """The ranks' (flag, busy)."""
+
+    def count(self) -> Tensor | float:
+        counts = self._rows[..., 1]
+        if counts.device.type == "cpu":
+            return float(sum(counts.flatten().tolist()))
+        return counts.sum()
+
+    def losses(self) -> list[Tensor | float]:
+        losses = self._rows[..., 0]
+        if losses.device.type == "cpu":
+            return list(losses.flatten().tolist())
+        return [losses.sum()]
+
+    def values(self) -> list[Tensor | float]:
+        return _numbers(self._rows)
+
+    def notes(self) -> ReadNotes:
+        if not self.notes_wait:
+            return lambda: _as_notes(self._notes)
+        here, copied = _to_host(self._notes)
+
+        def read() -> list[RankFlags]:
+            if copied is not None:
+                copied.synchronize()
+            return _as_notes(here)
+
+        return read
+
+    @property
+    def nobody_wants(self) -> bool:
+        return False
+
+    @property
+    def notes_wait(self) -> bool:
+        return self._notes.device.type != "cpu"
+
+
+def _numbers(rows: Tensor) -> list[Tensor | float]:
+    """One after the other: numbers at once from the host, tensors that nobody has read from a GPU."""
+    flat = rows.flatten()
+    return list(flat.tolist()) if flat.device.type == "cpu" else list(flat.unbind())
+
+
+def _as_notes(rows: Tensor) -> list[RankFlags]:
+    return [RankFlags(flag, busy) for flag, busy in rows.tolist()]
+
+
+class RidingStats(RowStats):
+    """The stats of all lanes, when they travel in a gradient bucket.
+
+    Every lane has numbers of its own there, which all other ranks leave at zero: the
+    bucket's sum holds them to the bit.
+    """
+
+    def __init__(self, lanes: int) -> None:
+        """Nothing has arrived yet."""
+        self._lane_count = lanes
+
+    def arrive(self, pieces: Tensor) -> None:
+        """Take the numbers out of the bucket, whose memory the next step needs."""
+        if pieces.device.type == "cpu":
+            numbers = pieces.numpy().reshape(-1, 2, PIECES)
+            rows = torch.from_numpy(numbers.sum(axis=-1, dtype=np.float64))
+        else:
+            rows = pieces.view(-1, 2, PIECES).to(torch.float64).sum(dim=-1)
+        self._rows, self._notes = rows[: self._lane_count], rows[self._lane_count :]
+
+
+class GatheredStats(RowStats):
+    """The stats of all lanes, on their way from all ranks by a collective of their own."""
+
+    def __init__(
+        self,
+        everyone: Tensor,
+        mine: Tensor,
+        work: dist.Work,
+        counts: Sequence[int],
+        activity: Activity,
+    ) -> None:
+        rows = everyone.view(len(counts), -1, 2)
+        self._rows, self._notes = rows[:, :-1], rows[:, -1]
+        self._in_flight = (everyone, mine)  # see exchange.py on who frees them
+        self._work: dist.Work | None = work
+        self._counts = counts
+        self._activity = activity
+
+    def count(self) -> Tensor | float:
+        self._wait()
+        return super().count()
+
+    def losses(self) -> list[Tensor | float]:
+        self._wait()
+        return super().losses()
+
+    def values(self) -> list[Tensor | float]:
+        self._wait()
+        rows = zip(self._rows, self._counts, strict=True)
+        return [value for held, here in rows for value in _numbers(held[:here])]
+
+    def notes(self) -> ReadNotes:
+        self._wait()
+        return super().notes()
+
+    def _wait(self) -> None:
+        if self._work is not None:
+            with self._activity.waiting("losses"):
+                self._work.wait()
+            self._work = None
+
+
+def gather_stats(
+    collectives: TorchCollectives,
+    lanes: Sequence[LaneStats],
+    note: RankFlags,
+    assignment: Sequence[range],
+) -> GatheredStats:
+    """Start telling all ranks this rank's lanes' losses and its note; does not wait."""
+    most = max(map(len, assignment))
+    padded: list[LaneStats | RankFlags] = [*lanes, *[EMPTY] * (most - len(lanes)), note]
+    mine = stack_stats(padded, collectives.wire(collectives.device)).view(-1)
+    everyone = mine.new_empty(collectives.world * mine.numel())
+    work = collectives.all_gather(everyone, mine, "losses")
+    counts = [len(held) for held in assignment]
+    return GatheredStats(everyone, mine, work, counts, collectives.activity)
+
+
+def inverse(total: Tensor | float, device: torch.device) -> Tensor | float:
+    """1 / total, or 0, in the form that gives the same bits on one process and on many."""
+    if device.type == "cpu":
+        number = float(total)
+        return 1.0 / number if number else 0.0
+    if not isinstance(total, Tensor):
+        return torch.full((), 1.0 / total if total else 0.0, dtype=torch.float32, device=device)
+    return torch.where(total > 0, total.double().reciprocal(), 0.0).to(torch.float32)
+
+
+def read_numbers(values: Sequence[Tensor | float | None]) -> list[float]:
+    """The values as numbers, None as NaN; waits for the device once."""
+    return begin_reading(values)[0]()
+
+
+def begin_reading(
+    values: Sequence[Tensor | float | None],
+) -> tuple[Callable[[], list[float]], bool]:
+    """Begin to bring the values to the host; gives what waits for them, and if it would."""
+    numbers = [math.nan if v is None or isinstance(v, Tensor) else float(v) for v in values]
+    by_type: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for place, value in enumerate(values):
+        if isinstance(value, Tensor):
+            by_type.setdefault((value.dtype, value.device), []).append(place)
+    stacks = [
+        (places, _to_host(torch.stack([values[place] for place in places])))  # type: ignore[misc]
+        for places in by_type.values()
+    ]
+    events = [event for _, (_, event) in stacks if event is not None]
+
+    def read() -> list[float]:
+        for event in events:
+            event.synchronize()
+        for places, (stack, _) in stacks:
+            for place, number in zip(places, stack.tolist(), strict=True):
+                numbers[place] = float(number)
+        return numbers
+
+    return read, bool(events)
+
+
+def _to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """The values in host memory, once the event has happened."""
+    if values.device.type == "cpu":
+        return values, None
+    here = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    here.copy_(values, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+    return here, copied

@@ -1,0 +1,305 @@
+"""The whole lane tree over many ranks: buckets that leave while backward still runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from samestep.distributed.collectives import TorchCollectives
+from samestep.errors import TaskError
+from samestep.lanes.tree import aligned_blocks
+from samestep.reduce.exchange import NOTHING, Pending, create_exchange
+from samestep.reduce.gradients import GradientSum, Grads, LaneBucket, Scaling
+from samestep.reduce.stats import (
+    PIECES,
+    LaneStats,
+    LocalStats,
+    RankFlags,
+    RidingStats,
+    cut,
+    gather_stats,
+    inverse,
+    stack_stats,
+)
+
+FIRST_BUCKET_BYTES = 1 << 20
+BUCKET_BYTES = 25 << 20
+"""As DistributedDataParallel's: a small first bucket starts the exchange early."""
+_ALIGN = 16
+"""Elements a parameter's place in a bucket is rounded up to: one cache line of float32."""
+
+_IN_PIECES = (
+    "a parameter got its gradient in several pieces in one lane. Call step.backward once per "
+    "lane, and checkpoint activations with use_reentrant=False"
+)
+
+
+class TreeSum(GradientSum):
+    """Sums the lanes of all ranks in the tree's order, bucket by bucket.
+
+    Buckets are sent in one fixed order on every rank, each as soon as backward of this
+    rank's last lane has filled it and the ones before it. The only lane of a rank is
+    backpropagated into the buckets themselves: no second copy of the gradients.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[tuple[str, Parameter]],
+        assignment: Sequence[range],
+        collectives: TorchCollectives,
+        find_unused: bool,
+    ) -> None:
+        self._find_unused = find_unused
+        self._usage_agreed = False
+        self._assignment, self._collectives = assignment, collectives
+        self._buckets = [
+            _Bucket(chunk, assignment, collectives) for chunk in _chunks(list(reversed(params)))
+        ]
+        wide = (torch.float32, torch.float64)
+        self._carrier = next((b for b in self._buckets if b.params[0].dtype in wide), None)
+        """The bucket that takes the lanes' losses and counts along: no collective for them."""
+        self._last_lane: int | None = None
+        self._sent = 0
+        self._only_lane = len(assignment[collectives.rank]) == 1
+        for bucket in self._buckets:
+            for place, param in enumerate(bucket.params):
+                param.register_post_accumulate_grad_hook(self._hook(bucket, place))
+
+    def _hook(self, bucket: _Bucket, place: int) -> Callable[[Tensor], None]:
+        def ready(_: Tensor) -> None:
+            if self._last_lane is not None:
+                bucket.reached[place] = True
+                bucket.waiting -= 1
+                if bucket.waiting == 0:
+                    self._send_filled()
+                elif bucket.waiting < 0:
+                    raise TaskError(_IN_PIECES)
+
+        return ready
+
+    def begin(self, ragged: bool) -> None:
+        self._last_lane = None
+        self._sent = 0
+        for bucket in self._buckets:
+            bucket.clear_grads()
+
+    def share(self, lanes: Sequence[LaneStats], note: RankFlags) -> LocalStats:
+        if self._carrier is None:
+            return gather_stats(self._collectives, lanes, note, self._assignment)
+        return self._carrier.take_along(lanes, note)
+
+    def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
+        if not last:
+            loss.backward(self.scaling.start)
+            self.take(lane, last)
+            return
+        for bucket in self._buckets:
+            bucket.expect(self._find_unused, self._only_lane)
+        self._last_lane = lane
+        loss.backward(self.scaling.start)
+
+    def take(self, lane: int, last: bool) -> None:
+        if last:  # it is collected as its bucket leaves
+            self._last_lane = lane
+            return
+        for bucket in self._buckets:
+            bucket.collect(lane, self._find_unused, self.keeps_places)
+
+    def finish(self, stats: LocalStats) -> None:
+        # All of it before the wait: a rank without samples must call in the others' order.
+        while self._sent < len(self._buckets):
+            self._send()
+        with self._collectives.activity.waiting("gradients"):
+            self._buckets[-1].advance()
+            for bucket in self._buckets:
+                bucket.wait()
+            if self._exchange_usage:
+                for bucket in self._buckets:
+                    bucket.agree_on_usage(self._find_unused)
+        self._last_lane = None
+        if self._carrier is not None:
+            self._carrier.deliver_passengers()
+        inverse_count = inverse(stats.count(), self._buckets[0].params[0].device)
+        for bucket in self._buckets:
+            bucket.deliver(self.scaling, inverse_count)
+        self._usage_agreed = True
+
+    @property
+    def _exchange_usage(self) -> bool:
+        """Reading who used what waits for the device: only while it is not known to stay."""
+        return self._find_unused or not self._usage_agreed
+
+    def _send_filled(self) -> None:
+        while self._sent < len(self._buckets) and self._buckets[self._sent].waiting == 0:
+            self._send()
+
+    def _send(self) -> None:
+        bucket = self._buckets[self._sent]
+        if self._last_lane is not None:
+            bucket.collect(self._last_lane, self._find_unused)
+        with self._collectives.activity.waiting("gradient bucket"):
+            bucket.send(self._exchange_usage)
+            # The second half of the bucket before this one: it has had time to arrive.
+            if self._sent:
+                self._buckets[self._sent - 1].advance()
+        self._sent += 1
+
+
+class _Bucket(LaneBucket):
+    """Parameters of one dtype, laid side by side in one exchanged buffer."""
+
+    def __init__(
+        self,
+        named: Sequence[tuple[str, Parameter]],
+        assignment: Sequence[range],
+        collectives: TorchCollectives,
+    ) -> None:
+        params = [param for _, param in named]
+        super().__init__([name for name, _ in named], params, assignment[collectives.rank])
+        self.waiting = -1
+        """Parameters of this bucket that backward has not reached yet."""
+        self.reached = [False] * len(params)
+        """Which ones the last lane's backward has reached."""
+        self._in_row = False
+        """Whether backward adds to the exchanged buffer itself."""
+        offsets = [0]
+        for param in params:
+            offsets.append(offsets[-1] + -(-param.numel() // _ALIGN) * _ALIGN)
+        self._usage = slice(offsets[-1], offsets[-1] + len(params))
+        mine, lanes = assignment[collectives.rank], sum(map(len, assignment))
+        seat, first, world = 2 * PIECES, self._usage.stop, len(assignment)
+        last = first + seat * (lanes + world)
+        self._exchange = create_exchange(
+            [aligned_blocks(lanes) for lanes in assignment], collectives, last, params[0]
+        )
+        self._passengers = self._exchange.total[first:last]
+        """Each lane's loss and count, then each rank's note, while this bucket takes them."""
+        self._my_seats = self._passengers[seat * mine.start : seat * mine.stop]
+        at = seat * (lanes + collectives.rank)
+        self._my_note = self._passengers[at : at + seat]
+        self._lanes_in_all = lanes
+        self._waiting_stats: tuple[Sequence[LaneStats], RankFlags] | None = None
+        self._riding = RidingStats(lanes)
+        self._views = [
+            [_view(row, at, param) for at, param in zip(offsets, params, strict=False)]
+            for row in self._exchange.rows
+        ]
+        self._steps: Iterator[Pending] = iter(())
+        self._pending: Pending | None = None
+
+    def expect(self, find_unused: bool, only_lane: bool) -> None:
+        """Count down to the last gradient of the coming backward pass."""
+        known = self.used is not None and not find_unused
+        self.waiting = sum(self.used) if known and self.used is not None else len(self.params)
+        self.reached = [False] * len(self.params)
+        # Earlier micro-batches of the lane have left gradients of their own.
+        self._in_row = only_lane and all(param.grad is None for param in self.params)
+        if self._in_row:
+            self._exchange.rows[0].fill_(NOTHING)
+            for param, view in zip(self.params, self._views[0], strict=True):
+                param.grad = view
+
+    def collect(self, lane: int, may_vary: bool, in_places: bool = False) -> None:
+        if not self._in_row:
+            super().collect(lane, may_vary, in_places)
+            return
+        self.clear_grads()
+        if self.used is not None and not may_vary:
+            self.check_used(self.reached, f"in lane {lane}")
+        self.used = self.reached
+
+    def take_along(self, stats: Sequence[LaneStats], note: RankFlags) -> RidingStats:
+        """Send these lanes' stats and this rank's note with the bucket, when it goes."""
+        self._waiting_stats = stats, note
+        self._riding = RidingStats(self._lanes_in_all)
+        return self._riding
+
+    def deliver_passengers(self) -> None:
+        self._riding.arrive(self._passengers)
+
+    def send(self, with_usage: bool) -> None:
+        if self._in_row:
+            self._in_row = False
+            if with_usage:
+                row = self._exchange.rows[0]
+                row[self._usage] = torch.tensor(self.reached).to(row)
+        else:
+            self._write_blocks(with_usage)
+        if self._waiting_stats is not None:
+            stats, note = self._waiting_stats
+            self._passengers.zero_()
+            told = cut(stack_stats([*stats, note], self._my_note.device), self._my_note.dtype)
+            self._my_seats.copy_(told[: self._my_seats.numel()])
+            self._my_note.copy_(told[self._my_seats.numel() :])
+            self._waiting_stats = None
+        self._steps = self._exchange.start()
+        self._pending = next(self._steps, None)
+
+    def _write_blocks(self, with_usage: bool) -> None:
+        for row, views, grads in zip(self._exchange.rows, self._views, self.close(), strict=True):
+            self._write(row, views, grads)
+            if with_usage:
+                row[self._usage] = torch.tensor([grad is not None for grad in grads]).to(row)
+
+    def _write(self, row: Tensor, views: list[Tensor], grads: Grads) -> None:
+        present = [(view, g) for view, g in zip(views, grads, strict=True) if g is not None]
+        if len(present) < len(grads):
+            row.fill_(NOTHING)
+        if present:
+            torch._foreach_copy_([view for view, _ in present], [g for _, g in present])
+
+    def advance(self) -> None:
+        """Wait for what is pending and start what follows it."""
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = next(self._steps, None)
+
+    def wait(self) -> None:
+        while self._pending is not None:
+            self.advance()
+
+    def agree_on_usage(self, may_vary: bool) -> None:
+        """Learn which parameters took part in a lane of any rank."""
+        everywhere = [count > 0 for count in self._exchange.total[self._usage].tolist()]
+        if self.used is not None and not may_vary:
+            self.check_used(everywhere, "on another rank")
+        self.used = everywhere
+
+    def deliver(self, scaling: Scaling, inverse_count: Tensor | float) -> None:
+        """Leave the scaled sum in `.grad`, and None where no lane of any rank had a gradient."""
+        assert self.used is not None, "agreed on in the first step"
+        # Without the passengers behind the gradients, which stay as they are until they are sent.
+        scaling.apply([self._exchange.total[: self._usage.start]], inverse_count)
+        for param, view, used in zip(self.params, self._views[0], self.used, strict=True):
+            param.grad = view if used else None
+
+
+def _view(row: Tensor, offset: int, param: Parameter) -> Tensor:
+    """The parameter's place in the row, in the parameter's own memory layout."""
+    place = row[offset : offset + param.numel()]
+    if param.is_contiguous():
+        return place.view(param.shape)
+    return place.as_strided(param.shape, torch.empty_like(param, device="meta").stride())
+
+
+def _chunks(
+    params: Sequence[tuple[str, Parameter]],
+) -> Iterator[list[tuple[str, Parameter]]]:
+    """Cut the parameters into buckets of one dtype and bounded size."""
+    chunk: list[tuple[str, Parameter]] = []
+    size, limit = 0, FIRST_BUCKET_BYTES
+    for name, param in params:
+        other = bool(chunk) and (param.dtype, param.device) != (
+            chunk[0][1].dtype,
+            chunk[0][1].device,
+        )
+        if chunk and (other or size >= limit):
+            yield chunk
+            chunk, size, limit = [], 0, BUCKET_BYTES
+        chunk.append((name, param))
+        size += param.numel() * param.element_size()
+    if chunk:
+        yield chunk

@@ -1,0 +1,208 @@
+"""Steps replayed as CUDA graphs: each lane's forward and backward pass, and the update.
+
+With one lane on one process both are one graph.
+
+A graph is recorded once a shape of batch has been seen a few times, compared with the eager pass
+to the bit, and from then on replayed: its inputs are copied to where it reads them, the generator
+is at the lane's stream as ever, learning rates and scales are read from the device. What does not
+fit a recorded graph runs eagerly, which gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from samestep.config import Config
+from samestep.data.batch import LaneBatch
+from samestep.data.device import is_large
+from samestep.errors import GraphError
+from samestep.optim.device_lr import takes_rate_from_device
+from samestep.pytree import leaves_of
+from samestep.reduce.gradients import OneLaneSum
+from samestep.step.captures import LaneGraph, UpdateGraph, WholeStep
+from samestep.step.micro_batches import keep_buffers
+from samestep.step.step import LossFunction, Step, StepEngine, run_at_once
+
+_UPDATES = 5
+"""Recordings of the update after which it is not recorded again: something changes all the time."""
+_WARM_UP = 3
+"""Eager passes before a recording: libraries set themselves up in the first ones."""
+_RECORDABLE = (Tensor, bool, int, float, type(None))
+_SHAPES = 4
+"""Shapes of batches that are recorded; each costs memory for its activations."""
+
+
+def why_no_graph(
+    config: Config, device: torch.device, optimizers: Sequence[Optimizer]
+) -> str | None:
+    """What keeps this run from CUDA graphs; None if nothing does."""
+    if device.type != "cuda":
+        return f"this rank runs on {device}"
+    if config.same != "bits":
+        return f"same: {config.same} is DistributedDataParallel's, which is not recorded"
+    if config.distributed.find_unused_parameters:
+        return "distributed.find_unused_parameters lets parameters come and go"
+    if config.memory.lane_split != 1:
+        return "memory.lane_split runs lanes in pieces"
+    if config.memory.checkpoint:
+        return "memory.checkpoint reads the state of the generator, which a recording cannot"
+    for optimizer in optimizers:
+        if not takes_rate_from_device(optimizer):
+            name = type(optimizer).__name__
+            return f"{name} reads its learning rate on the host: make it {name}(..., fused=True)"
+    return None
+
+
+class GraphedSteps:
+    """Runs lanes and updates, eagerly at first and then by replay."""
+
+    def __init__(
+        self,
+        engine: StepEngine,
+        modules: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        strict: bool,
+    ) -> None:
+        self._engine, self._modules, self._optimizers = engine, modules, optimizers
+        self._strict = strict
+        """Whether a step that cannot be recorded ends the run."""
+        self._pool = torch.cuda.graph_pool_handle()
+        self._seen: dict[Any, int] = {}
+        self._lanes: dict[Any, LaneGraph] = {}
+        self._generator = torch.cuda.default_generators[engine.context.device.index or 0]
+        self._refused: set[Any] = set()
+        self._update: UpdateGraph | None = None
+        self._updates = 0
+        self._recorded_updates = 0
+        self._whole: WholeStep | None = None
+        self._whole_ran = False
+        engine.reduction.gradients.keeps_places = True
+
+    def run_lane(self, step: Step, batch: LaneBatch, loss: LossFunction) -> None:
+        leaves = list(leaves_of(batch.data))
+        shape = self._key(batch, loss)
+        if self._whole is not None and self._whole.shape == shape and self._whole.fits():
+            self._engine.update.refresh_rates()
+            step.draw_from_lane(on_device_only=True)
+            step.took_backward(self._whole.replay(self._to_copy(step, batch, leaves)), None)
+            self._whole_ran = True
+            return
+        graph = self._lanes.get(shape)
+        if graph is None:
+            step.draw_from_lane()
+            graph = self._record(shape, step.on_device(batch), loss)
+        if graph is None:
+            run_at_once(step, batch, loss)
+            return
+        step.draw_from_lane(on_device_only=True)
+        step.took_backward(graph.replay(self._to_copy(step, batch, leaves)), graph.grads)
+
+    def _to_copy(self, step: Step, batch: LaneBatch, leaves: Sequence[Any]) -> Sequence[Any]:
+        """What a recording's inputs are copied from: large batches are on their way already."""
+        if not is_large(leaves):
+            return leaves
+        return list(leaves_of(step.on_device(batch).data))
+
+    def _key(self, batch: LaneBatch, loss: LossFunction) -> Any:
+        """What one recording is good for: a shape, a loss, and the modules' modes."""
+        code = getattr(loss, "__code__", None) or getattr(loss, "__func__", loss)
+        return _shape_of(batch.data), code, *[module.training for module in self._modules]
+
+    def _record(self, shape: Any, batch: LaneBatch, loss: LossFunction) -> LaneGraph | None:
+        """The graph of batches of this shape, if it is time for one and it can be had."""
+        self._seen[shape] = seen = self._seen.get(shape, 0) + 1
+        if shape in self._refused or seen <= _WARM_UP:
+            return None
+        odd = [leaf for leaf in leaves_of(batch.data) if not isinstance(leaf, _RECORDABLE)]
+        if odd:
+            why = f"a batch holds a {type(odd[0]).__name__}, which a replay would not follow"
+            self._refuse(shape, why, GraphError(why))
+            return None
+        if len(self._lanes) == _SHAPES:
+            self._refuse(shape, f"batches have more than {_SHAPES} shapes")
+            return None
+        spare, seed = self._generator.clone_state(), self._generator.initial_seed()
+        graph = None
+        try:
+            with keep_buffers(self._modules):
+                graph = LaneGraph(self._engine, batch, loss, self._pool, self._generator)
+            self._lanes[shape] = graph
+            self._engine.context.log.main(
+                "speed.graph: batches of a shape are replayed from here on"
+            )
+        except (RuntimeError, GraphError) as error:
+            why = str(error) or type(error).__name__
+            if not isinstance(error, GraphError):
+                why = f"the loss cannot be recorded: {why.splitlines()[0]}"
+            # A recording that failed leaves the generator unusable. Graphs hold on to its state:
+            # with another one the others must be recorded anew.
+            self._generator.graphsafe_set_state(spare)
+            self._lanes.clear()
+            self._whole = self._update = None
+            self._pool = torch.cuda.graph_pool_handle()
+            self._refuse(shape, why, error)
+        self._generator.manual_seed(seed)  # the lane's stream, from its start
+        return graph
+
+    def _refuse(self, shape: Any, why: str, error: Exception | None = None) -> None:
+        self._refused.add(shape)
+        if self._strict and error is not None:
+            raise GraphError(
+                f"speed.graph: true, but {why}. speed.graph: auto goes on without"
+            ) from error
+        self._engine.context.log.main(f"speed.graph: a batch runs without a graph: {why}")
+
+    def run_update(self, change: Callable[[], Tensor | None]) -> Tensor | None:
+        """Run or replay what changes the weights; gives the gradient norms."""
+        if self._whole_ran and self._whole is not None:
+            self._whole_ran = False
+            return self._whole.norms
+        if not self._lanes and self._whole is None:
+            return change()
+        self._updates += 1
+        if self._updates <= _WARM_UP:
+            return change()
+        if self._update is None or not self._update.fits():
+            if self._recorded_updates == _UPDATES:
+                return change()
+            self._recorded_updates += 1
+            if self._recorded_updates == _UPDATES:
+                self._engine.context.log.main(
+                    "speed.graph: updates run without a graph from here on: what an optimizer's "
+                    "groups hold besides the learning rate, such as momentum, changes again and again"
+                )
+            self._update = UpdateGraph(change, self._engine.params, self._optimizers, self._pool)
+        norms = self._update.replay()
+        gradients = self._engine.reduction.gradients
+        # Then nothing lies between the only lane's gradients and the update.
+        if (
+            self._whole is None
+            and isinstance(gradients, OneLaneSum)
+            and not gradients.scaling.checks
+        ):
+            self._merge(change, gradients)
+        return norms
+
+    def _merge(self, change: Callable[[], Tensor | None], gradients: OneLaneSum) -> None:
+        """Record the lane and the update as one graph; what they were recorded as is given up."""
+        shape, lane = next(iter(self._lanes.items()))
+        self._whole = WholeStep(shape, lane, change, self._optimizers, self._pool)
+        gradients.places = self._whole.grads
+        self._lanes.clear()
+        self._update = None
+
+
+def _shape_of(data: Any) -> Any:
+    """What a recording with this batch would hold as it is."""
+    if isinstance(data, Tensor):
+        return data.shape, data.dtype
+    if isinstance(data, Mapping):
+        return tuple([(key, _shape_of(value)) for key, value in data.items()])
+    if isinstance(data, (list, tuple)):
+        return tuple([_shape_of(value) for value in data])
+    return data if data is None or isinstance(data, (bool, int, float)) else type(data)

@@ -1,0 +1,180 @@
+"""What each step measured: kept on the device, read in bulk, written by rank 0."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from samestep.distributed.health.activity import READING, Activity
+from samestep.errors import TaskError
+from samestep.lanes.tree import LaneTree
+from samestep.optim.update import Updated
+from samestep.reduce.stats import LocalStats, begin_reading
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """One step as it was measured."""
+
+    step: int
+    epoch: int
+    loss: float
+    count: float
+    lr: tuple[float, ...]
+    grad_norm: float | tuple[float, ...] | None
+    """Before clipping; one for each parameter group with clip.per_group."""
+    seconds: float
+    """Mean wall time of the steps read together with this one."""
+    bad_lanes: tuple[int, ...] = ()
+    """Lanes whose loss is NaN or infinite."""
+    skipped: bool = False
+    """Whether the step changed nothing, since it was not finite."""
+    loss_scale: float | None = None
+
+    def values(self) -> dict[str, Any]:
+        """The record as a line of metrics.jsonl."""
+        row: dict[str, Any] = {
+            "step": self.step,
+            "epoch": self.epoch,
+            "loss": self.loss,
+            "count": self.count,
+            "lr": self.lr[0] if len(self.lr) == 1 else list(self.lr),
+            "seconds": self.seconds,
+        }
+        if self.grad_norm is not None:
+            several = isinstance(self.grad_norm, tuple)
+            row["grad_norm"] = list(self.grad_norm) if several else self.grad_norm  # type: ignore[arg-type]
+        if self.loss_scale is not None:
+            row["loss_scale"] = self.loss_scale
+        if self.skipped:
+            row["skipped"] = True
+        return row
+
+
+class _Pending(NamedTuple):
+    step: int
+    epoch: int
+    stats: LocalStats
+    updated: Updated
+
+
+class _Reading(NamedTuple):
+    entries: Sequence[_Pending]
+    counts: Sequence[int]
+    numbers: Callable[[], list[float]]
+    on_its_way: bool
+    seconds: float
+
+
+class StepLog:
+    """Collects what steps measured and reads it every `every` steps, all at once.
+
+    On a GPU nothing waits for it: what is asked for after one such period is written after
+    the next, or when `flush` wants everything.
+    """
+
+    def __init__(
+        self, every: int, write: Callable[[Sequence[StepRecord]], None], activity: Activity
+    ) -> None:
+        self._every = every
+        self._write = write
+        self._activity = activity
+        self._pending: list[_Pending] = []
+        self._reading: _Reading | None = None
+        self._since = time.perf_counter()
+
+    def add(self, step: int, epoch: int, stats: LocalStats, updated: Updated) -> None:
+        self._pending.append(_Pending(step, epoch, stats, updated))
+        if len(self._pending) >= self._every:
+            self._write_what_was_asked()
+            self._ask()
+            if self._reading is not None and not self._reading.on_its_way:
+                self._write_what_was_asked()
+
+    def flush(self) -> None:
+        """Read and write everything measured so far. This waits for the device."""
+        self._write_what_was_asked()
+        self._ask()
+        self._write_what_was_asked()
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """Leave what happened since the last step out of the steps' times."""
+        self._since = time.perf_counter()
+
+    def _ask(self) -> None:
+        """Begin to read what is pending."""
+        if not self._pending:
+            return
+        entries, self._pending = self._pending, []
+        seconds = (time.perf_counter() - self._since) / len(entries)
+        self.restart_clock()
+        values = [_measured(entry) for entry in entries]
+        numbers, on_its_way = begin_reading([value for row in values for value in row])
+        self._reading = _Reading(entries, list(map(len, values)), numbers, on_its_way, seconds)
+
+    def _write_what_was_asked(self) -> None:
+        reading, self._reading = self._reading, None
+        if reading is None:
+            return
+        with self._activity.during(READING):
+            numbers = iter(reading.numbers())
+        rows = [[next(numbers) for _ in range(count)] for count in reading.counts]
+        records = [
+            _record(entry, row, reading.seconds)
+            for entry, row in zip(reading.entries, rows, strict=True)
+        ]
+        self._write(records)
+
+
+def _measured(entry: _Pending) -> list[Tensor | float | None]:
+    """The numbers of a step: skipped, scale, norms, and the lanes' losses and counts."""
+    updated = entry.updated
+    skipped = 0.0 if updated.skipped is None else updated.skipped
+    norms = updated.norms
+    if norms is None:
+        return [skipped, updated.scale, *entry.stats.values()]
+    several = norms.unbind() if norms.dim() else (norms,)
+    return [skipped, updated.scale, *several, *entry.stats.values()]
+
+
+def _record(entry: _Pending, row: Sequence[float], seconds: float) -> StepRecord:
+    updated = entry.updated
+    several = 0 if updated.norms is None else updated.norms.numel()
+    norms, values = tuple(row[2 : 2 + several]), row[2 + several :]
+    loss, total = _mean_loss(values)
+    if total == 0:
+        raise TaskError(
+            f"step {entry.step} counted nothing: no lane had samples (is steps_per_epoch "
+            "beyond the data?) or every count was 0"
+        )
+    return StepRecord(
+        step=entry.step,
+        epoch=entry.epoch,
+        loss=loss,
+        count=total,
+        lr=updated.rates,
+        grad_norm=None if not norms else norms if updated.norms.dim() else norms[0],  # type: ignore[union-attr]
+        seconds=seconds,
+        bad_lanes=tuple(i for i, lane in enumerate(values[::2]) if not math.isfinite(lane)),
+        skipped=bool(row[0]),
+        loss_scale=None if updated.scale is None else row[1],
+    )
+
+
+def _mean_loss(values: Sequence[float]) -> tuple[float, float]:
+    """The step's loss per counted thing, summed over the lanes in the tree's order; the count."""
+    if len(values) == 2:
+        loss, total = values
+        return (loss / total if total else 0.0), total
+    tree: LaneTree[float] = LaneTree(lambda left, right: left + right)
+    total = 0.0
+    for lane, (loss, count) in enumerate(zip(values[::2], values[1::2], strict=True)):
+        tree.push(lane, 1, loss)
+        total += count
+    return (tree.close() / total if total else 0.0), total

@@ -1,0 +1,202 @@
+"""Our loop, written on the same steps as anybody's: validation, schedule, saving, stopping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from samestep.config.schema import BestConfig
+from samestep.data.batch import LaneBatch
+from samestep.errors import TaskError
+from samestep.step.step import Step
+from samestep.train.evaluate import Values
+from samestep.train.progress import TrainingProgress
+from samestep.train.run import Run
+from samestep.train.task import Loss, Task
+from samestep.train.task_optim import choose_optimizers, choose_schedules
+from samestep.train.weight_averages import TrainingAverages
+
+
+@dataclass
+class BestSoFar:
+    """Which evaluation was best, and for how many there has been none better."""
+
+    rule: BestConfig
+    value: float | None = None
+    step: int | None = None
+    waited: int = 0
+
+    def offer(self, values: Values, step: int) -> bool:
+        """Whether this evaluation is the best so far."""
+        value = values.get(self.rule.metric)
+        if not isinstance(value, (int, float)):
+            known = ", ".join(k for k, v in values.items() if isinstance(v, (int, float)))
+            raise TaskError(
+                f"best.metric is {self.rule.metric!r}, but the evaluation reports {known or 'nothing'}"
+            )
+        none_yet = self.value is None or math.isnan(self.value)
+        gain = 0.0 if self.value is None else float(value) - self.value
+        better = (
+            gain > self.rule.min_delta if self.rule.mode == "max" else -gain > self.rule.min_delta
+        )
+        if self.value is None or better or (none_yet and not math.isnan(value)):
+            self.value, self.step, self.waited = float(value), step, 0
+            return True
+        self.waited += 1
+        return False
+
+
+@dataclass
+class Outcome:
+    """How far a training is, and how it ended."""
+
+    best: BestSoFar
+    steps: int = 0
+    loss: float | None = None
+    metrics: Values = field(default_factory=dict)
+    stopped: str = "done"
+
+    def state_dict(self) -> dict[str, Any]:
+        best = {"value": self.best.value, "step": self.best.step, "waited": self.best.waited}
+        return {"steps": self.steps, "metrics": self.metrics, "best": best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps, self.metrics = state["steps"], state["metrics"]
+        for name, value in state["best"].items():
+            setattr(self.best, name, value)
+
+
+class Training:
+    """A task's training on a run."""
+
+    def __init__(self, run: Run, task: Task) -> None:
+        self._run, self._task = run, task
+        run.draws_between = False
+        run.prepare_once(task.prepare_data)
+        self._train_data = task.train_data()
+        self._valid_data = task.valid_data()
+        modules = [task.model(), *task.extra_modules()]
+        self._optimizers = choose_optimizers(run, task, modules)
+        self._order = task.order(self._train_data)
+        self._source = run.source(self._train_data, self._order, task.collate)
+        self._total = run.total_steps(self._source)
+        self._schedules = choose_schedules(
+            run, task, self._optimizers, self._source, self._evaluates
+        )
+        per_step = self._schedules_by("step")
+        self.model = run.prepare(*modules, *self._optimizers, *per_step)[0]
+        self._best = BestSoFar(run.config.best)
+        self.outcome = Outcome(self._best)
+        run.keep("training", self.outcome)
+        for every in ("epoch", "evaluation"):
+            for number, schedule in enumerate(self._schedules_by(every)):
+                run.keep(f"{every} schedule {number}", schedule)
+        self.averages = TrainingAverages(run, self._optimizers, self._source, self._total)
+
+    @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        return self._optimizers
+
+    def train(self) -> Outcome:
+        """Train to the end."""
+        run = self._run
+        progress = TrainingProgress(
+            self._total, run.batch.global_batch, run.context.log, run.context.is_main
+        )
+        run.on_record += [progress.record, self._remember_loss]
+        with progress:
+            for _ in self.steps():
+                pass
+        return self.outcome
+
+    def steps(self) -> Iterator[Step]:
+        """Train step by step: each step is yielded when it is through.
+
+        Draw there only from generators of your own: torch's own are at some lane's stream.
+        """
+        self.model.train()
+        for step in self._run.steps(self._source):
+            step.train(self._loss)
+            self.outcome.steps = step.index + 1
+            if step.ends_epoch:
+                self._run.sync_update()
+                for schedule in self._schedules_by("epoch"):
+                    schedule.step()
+            self.averages.end_step(step)
+            values = self._evaluate(step) if self._evaluation_is_due(step) else {}
+            if self._patience_is_over():
+                self.outcome.stopped = (
+                    f"no better {self._best.rule.metric} for {self._best.waited} evaluations"
+                )
+                self._run.context.log.main(f"Stopping early: {self.outcome.stopped}")
+                self._run.stop(self.outcome.stopped)
+            if self._run.ends_with(step, self._total):
+                self._finish(step, values)
+            yield step
+
+    def _loss(self, batch: LaneBatch) -> Loss:
+        return self._task.loss(self.model, batch)
+
+    def _remember_loss(self, record: Any) -> None:
+        self.outcome.loss = record.loss
+
+    def _schedules_by(self, every: str) -> list[LRScheduler]:
+        return [item.scheduler for item in self._schedules if item.every == every]
+
+    @property
+    def _evaluates(self) -> bool:
+        rule = self._run.config.evaluation
+        return self._valid_data is not None and bool(rule.every_epochs or rule.every_steps)
+
+    def _evaluation_is_due(self, step: Step) -> bool:
+        if not self._evaluates:
+            return False
+        rule = self._run.config.evaluation
+        if rule.every_epochs and step.ends_epoch and (step.epoch + 1) % rule.every_epochs == 0:
+            return True
+        return bool(rule.every_steps and (step.index + 1) % rule.every_steps == 0)
+
+    def _evaluate(self, step: Step) -> Values:
+        values = self._measure(step)
+        values |= self.averages.measure(lambda: self._measure(step))
+        self.outcome.metrics = values
+        self._tell(step, values)
+        is_best = self._best.offer(values, step.index)
+        for schedule in self._schedules_by("evaluation"):
+            schedule.step(values[self._best.rule.metric])  # type: ignore[arg-type]  # a plateau's
+        self._run.save(values, best=is_best)
+        return values
+
+    def _measure(self, step: Step) -> Values:
+        if self._valid_data is None:
+            return {}
+        task = self._task
+        return self._run.evaluate(
+            self._valid_data, task.evaluate, task.metrics(), task.collate, step.index
+        )
+
+    def _tell(self, step: Step, values: Values) -> None:
+        self._run.log(step.index, {"epoch": step.epoch, **values})
+        shown = "  ".join(f"{k} {v:.4f}" for k, v in values.items() if isinstance(v, (int, float)))
+        self._run.context.log.main(f"epoch {step.epoch + 1}  step {step.index + 1}  {shown}")
+
+    def _finish(self, step: Step, measured: Values) -> None:
+        """Finish the averages with the run's last step, before it is saved."""
+        task, run = self._task, self._run
+        values = self.averages.finish(
+            lambda: run.measure_batchnorm(self._train_data, task.loss, self._order, task.collate),
+            lambda: self._measure(step),
+        )
+        if values:
+            self._tell(step, values)
+            self.outcome.metrics = {**self.outcome.metrics, **values}
+            run.save({**measured, **values})
+
+    def _patience_is_over(self) -> bool:
+        rule = self._run.config.early_stopping
+        return rule is not None and self._best.waited >= rule.patience

@@ -1,0 +1,99 @@
+"""Whether all ranks hold the same weights, buffers and optimizer states, and which do not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from samestep.distributed.context import RunContext
+from samestep.errors import RanksDiffer
+
+_AT_ONCE = 1 << 22
+_SHOWN = 5
+_MULTIPLIER = 6364136223846793005
+"""Knuth's: odd, so that no position's bits are lost."""
+
+
+def refuse_different_ranks(
+    context: RunContext,
+    step: int,
+    modules: Sequence[nn.Module],
+    optimizers: Sequence[Optimizer],
+    skip_buffers: bool,
+) -> None:
+    """Compare checksums over the ranks; names the tensors that differ, and where."""
+    tensors = _named_tensors(modules, optimizers, skip_buffers)
+    told = context.gather(dict(zip(tensors, _checksums(list(tensors.values())), strict=True)))
+    differing = _differences(told)
+    if differing:
+        more = f"\n  ... and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
+        raise RanksDiffer(
+            f"the ranks are not the same after step {step}:\n  "
+            + "\n  ".join(differing[:_SHOWN])
+            + more
+            + "\nSomething changed them outside step.update, or drew from a generator of its own"
+        )
+
+
+def _named_tensors(
+    modules: Sequence[nn.Module], optimizers: Sequence[Optimizer], skip_buffers: bool
+) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    names: dict[int, str] = {}
+    for number, module in enumerate(modules):
+        prefix = "model" if number == 0 else f"module {number}"
+        for name, param in module.named_parameters():
+            names[id(param)] = f"{prefix}.{name}"
+            found[f"{prefix}.{name}"] = param
+        if not skip_buffers:
+            found.update({f"{prefix}.{name}": value for name, value in module.named_buffers()})
+    for number, optimizer in enumerate(optimizers):
+        for index, (key_param, state) in enumerate(optimizer.state.items()):
+            name = names.get(id(key_param), f"parameter {index}")
+            for key, value in state.items():
+                if isinstance(value, Tensor):
+                    found[f"optimizer {number}.{name}.{key}"] = value
+    return found
+
+
+def _checksums(tensors: Sequence[Tensor]) -> list[int]:
+    """One number a tensor, of its bits and their places; waits for the device once."""
+    sums = [_checksum(tensor.detach()) for tensor in tensors]
+    by_device: dict[torch.device, list[int]] = {}
+    for place, value in enumerate(sums):
+        by_device.setdefault(value.device, []).append(place)
+    numbers = [0] * len(sums)
+    for places in by_device.values():
+        for place, number in zip(
+            places, torch.stack([sums[p] for p in places]).tolist(), strict=True
+        ):
+            numbers[place] = number
+    return numbers
+
+
+def _checksum(tensor: Tensor) -> Tensor:
+    # Integers wrap around and add up in any order: no rounding, the same on every device.
+    bits = tensor.contiguous().view(-1).view(torch.uint8).split(_AT_ONCE)
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for number, part in enumerate(bits):
+        places = torch.arange(1, len(part) + 1, device=part.device) * _MULTIPLIER
+        total += (part.to(torch.int64) * (places ^ (places >> 29))).sum() * (2 * number + 1)
+    return total
+
+
+def _differences(told: Sequence[Mapping[str, int]]) -> list[str]:
+    lines = []
+    for name in sorted(set().union(*told)):
+        values = [rank.get(name) for rank in told]
+        if len(set(values)) > 1:
+            groups: dict[int | None, list[int]] = {}
+            for rank, value in enumerate(values):
+                groups.setdefault(value, []).append(rank)
+            largest = max(groups.values(), key=len)
+            others = [rank for rank in range(len(told)) if rank not in largest]
+            lines.append(f"{name} on rank(s) {', '.join(map(str, others))} is not what it is on "
+                         f"rank(s) {', '.join(map(str, largest))}")  # fmt: skip
+    return lines

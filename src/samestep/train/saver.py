@@ -1,0 +1,201 @@
+"""When a run is saved, and what goes into its checkpoints. All ranks decide the same."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from samestep.checkpoint.format import Best, Manifest, read_model, read_training
+from samestep.checkpoint.resume import ResumePoint
+from samestep.checkpoint.snapshot import Snapshot
+from samestep.checkpoint.state import RunState, Stateful
+from samestep.checkpoint.store import CheckpointStore
+from samestep.config import Config
+from samestep.data.batch import Position
+from samestep.distributed.context import RunContext
+from samestep.distributed.health.activity import SAVE
+from samestep.errors import CheckpointError, StepError
+
+
+class Saver:
+    """Saves a run by the rules of `checkpoint:`, and brings back what was saved."""
+
+    def __init__(
+        self, config: Config, context: RunContext, folder: Path, point: ResumePoint | None
+    ) -> None:
+        self._config, self._rules, self._context = config, config.checkpoint, context
+        self._writes = context.is_main
+        self._activity = context.activity
+        self._point = point
+        self._store = CheckpointStore(
+            folder / "checkpoints", self._rules.keep_last, keep_best=self._rules.keep_best
+        )
+        if point is not None and self._writes:
+            self._store.mend_export(point.manifest)
+        self._snapshot = Snapshot()
+        self._kept: dict[str, Stateful] = {}
+        loaded = {} if point is None else read_training(point.folder)
+        self.position = Position(**loaded["position"]) if loaded else Position()
+        """Where the run goes on."""
+        self._kept_before: dict[str, Any] = loaded.get("kept", {})
+        self._loaded: dict[str, Any] | None = loaded or None
+        """Until the run's objects have taken it: it may be as large as they are."""
+        self._state: RunState | None = None
+        self._clock = time.monotonic()
+        self._asked = False
+        self._told_the_time = False
+        self._saved_step = 0 if point is None else point.manifest.step
+        self._metrics: Mapping[str, Any] = {} if point is None else point.manifest.metrics
+        self._measured = None if point is None else point.manifest.measured
+        self._best: Best | None = None if point is None else point.manifest.best
+
+    # -- what there is to save -------------------------------------------------------------
+
+    def prepare(self, modules: Any, optimizers: Any, schedules: Any) -> None:
+        """Take the run's objects; puts the checkpoint's state into them if there is one."""
+        self._state = RunState(modules, optimizers, schedules, self._kept)
+        if self._point is not None and self._loaded is not None:
+            try:
+                self._state.load(read_model(self._point.folder), self._loaded)
+            except CheckpointError as error:
+                raise CheckpointError(f"{self._point.folder}: {error}") from error
+            self._loaded = None
+
+    def keep(self, name: str, item: Stateful) -> None:
+        """Take one more object whose state belongs to the run; brings its state back."""
+        if not isinstance(item, Stateful):
+            raise StepError(
+                f"run.keep({name!r}) got a {type(item).__name__}: it needs state_dict() and "
+                "load_state_dict()"
+            )
+        if name in self._kept:
+            raise StepError(f"run.keep was called twice for {name!r}: give each a name of its own")
+        self._kept[name] = item
+        if self._point is not None:
+            if name not in self._kept_before:
+                known = ", ".join(self._kept_before) or "nothing"
+                raise CheckpointError(
+                    f"{self._point.folder} has no state of {name!r}; it keeps {known}"
+                )
+            item.load_state_dict(self._kept_before.pop(name))
+
+    def refuse_what_is_left(self) -> None:
+        """Refuse to go on without something that the run had kept."""
+        if self._kept_before and self._point is not None:
+            names = ", ".join(map(repr, self._kept_before))
+            raise CheckpointError(
+                f"{self._point.folder} keeps the state of {names}, which this run does not: call "
+                "run.keep for it before run.steps"
+            )
+
+    @property
+    def ended(self) -> str | None:
+        """Why the run that goes on was over already, unless that was its length."""
+        return None if self._point is None else self._point.manifest.ended
+
+    # -- when ------------------------------------------------------------------------------
+
+    def ask(self, step: int, metrics: Mapping[str, Any], best: bool) -> None:
+        """Remember an evaluation; a new best is saved when its step is over."""
+        self._measured = step
+        self._metrics = {name: _as_json(name, value) for name, value in metrics.items()}
+        if best:
+            metric = self._config.best.metric
+            self._best = Best(step, metric, float(metrics.get(metric, float("nan"))))
+            self._asked = True
+
+    def wants_time(self) -> bool:
+        """Whether to ask for a save: every_minutes have passed on rank 0. Asks once per save."""
+        minutes = self._rules.every_minutes
+        # Only in steps that are timed: the clock is not cheap everywhere.
+        if minutes is None or not self._writes or self._told_the_time or not self._activity.timed:
+            return False
+        # On a GPU the save comes some steps later.
+        self._told_the_time = time.monotonic() - self._clock > 60 * minutes
+        return self._told_the_time
+
+    def is_due(self, steps: int, epochs: int, ends_epoch: bool) -> bool:
+        """Whether the run is to be saved after so many steps, and epochs if one has ended."""
+        rules = self._rules
+        by_steps = rules.every_steps and steps % rules.every_steps == 0
+        by_epochs = rules.every_epochs and ends_epoch and epochs % rules.every_epochs == 0
+        return rules.enabled and (self._asked or bool(by_steps) or bool(by_epochs))
+
+    # -- saving ----------------------------------------------------------------------------
+
+    def save(self, after: Position, plan: Mapping[str, Any], ended: str | None) -> None:
+        """Save the run as it stands after a step; every rank calls this, rank 0 writes."""
+        self._asked = self._told_the_time = False
+        self._clock = time.monotonic()
+        if not self._rules.enabled or after.step == self._saved_step:
+            return
+        self._saved_step = after.step
+        if not self._writes:
+            return
+        with self._context.activity.during(SAVE):
+            assert self._state is not None, "steps come after prepare"
+            training = {**self._state.training(), "position": vars(after)}
+            self._store.wait()  # the buffers are the last write's until it is through
+            copy = self._snapshot.take({"model": self._state.model_tensors(), "training": training})
+            manifest = self._manifest(after, plan, ended)
+            self._store.write(copy["model"], copy["training"], manifest)
+            if not self._rules.asynchronous:
+                self._store.wait()
+
+    def wait(self) -> None:
+        """Wait until what was saved is on the disk."""
+        with self._context.activity.during(SAVE):
+            self._store.wait()
+
+    def finish_write(self) -> None:
+        """Let the write in flight end, whatever comes of it."""
+        self._store.finish()
+
+    def close(self) -> None:
+        """Let the write in flight end; what went wrong with it is an error still."""
+        self._store.wait()
+
+    def _manifest(self, after: Position, plan: Mapping[str, Any], ended: str | None) -> Manifest:
+        return Manifest(
+            step=after.step,
+            epoch=after.epoch,
+            world=self._context.world,
+            saved_at=time.time(),
+            metrics=self._metrics,
+            measured=self._measured,
+            best=self._best,
+            ended=ended,
+            config=self._config.model_dump(mode="json"),
+            plan=plan,
+            versions=versions(),
+        )
+
+
+def _as_json(name: str, value: Any) -> Any:
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError):
+        raise StepError(
+            f"run.save: {name} is a {type(value).__name__}, not a number, text or list of them: give "
+            "a tensor as .item() or .tolist()"
+        ) from None
+
+
+def versions() -> dict[str, str]:
+    """What this process runs on, for what it writes to say."""
+    try:
+        ours = version("samestep")
+    except PackageNotFoundError:  # on the path, but not installed
+        ours = "unknown"
+    return {
+        "samestep": ours,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }

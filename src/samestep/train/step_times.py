@@ -1,0 +1,75 @@
+"""Where a run's time goes: its split over phases, and which rank the others wait for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from samestep.distributed.health.activity import COMPUTE, DATA, EXCHANGE, READING, SAVE, Activity
+from samestep.reduce.stats import RankFlags
+
+_COLUMNS = {
+    "time_data": (DATA,),
+    "time_compute": (COMPUTE, READING),
+    "time_exchange": (EXCHANGE,),
+    "time_save": (SAVE,),
+}
+"""Reading losses waits for the device, which is computing."""
+_ALWAYS = (SAVE, READING)
+"""Timed whenever they happen; the other phases in some steps only."""
+
+
+class StepTimes:
+    """Adds up what steps cost between two readings, on this rank and on all."""
+
+    def __init__(self, activity: Activity, device: torch.device) -> None:
+        self._activity, self._device = activity, device
+        self._seconds = dict(activity.seconds)
+        self._timed = activity.timed_steps
+        self._told = activity.busy
+        self._busy: list[float] = []
+
+    def since_last_note(self) -> float:
+        """Seconds of work of this rank's own since this was last asked."""
+        before, self._told = self._told, self._activity.busy
+        return self._told - before
+
+    def hear(self, notes: Sequence[RankFlags]) -> None:
+        """Take what each rank said of its own work."""
+        if len(self._busy) != len(notes):
+            self._busy = [0.0] * len(notes)
+        for rank, note in enumerate(notes):
+            self._busy[rank] += note.busy
+
+    def row(self, steps: int, seconds: float, samples: int) -> dict[str, Any]:
+        """What the steps since the last row cost, per step; then start over."""
+        activity = self._activity
+        activity.enter(activity.phase)  # the phase we are in counts up to now
+        row: dict[str, Any] = {"samples_per_second": samples / seconds if seconds else 0.0}
+        timed, self._timed = activity.timed_steps - self._timed, activity.timed_steps
+        for column, phases in _COLUMNS.items() if timed else ():
+            spent = {phase: activity.seconds[phase] - self._seconds[phase] for phase in phases}
+            row[column] = sum(s / (steps if p in _ALWAYS else timed) for p, s in spent.items())
+        if len(self._busy) > 1:
+            slowest = max(range(len(self._busy)), key=self._busy.__getitem__)
+            fastest = min(self._busy)
+            row["slowest_rank"] = slowest
+            row["rank_spread"] = self._busy[slowest] / fastest if fastest > 0 else 1.0
+        row["peak_memory_mb"] = peak_memory(self._device) / 2**20
+        self._seconds, self._busy = dict(activity.seconds), []
+        return row
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes at most in use so far: of the GPU, or of this process."""
+    if device.type == "cuda":
+        # What max_memory_allocated reads, without making a table of everything first.
+        stats = torch.cuda.memory_stats_as_nested_dict(device)
+        return int(stats["allocated_bytes"]["all"]["peak"])
+    import resource  # not on Windows, where torch has GPUs all the same
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024

@@ -1,0 +1,171 @@
+"""What a user writes: model, data, loss as a sum and a count, optimizer, metrics."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from samestep.config import Config
+from samestep.data.batch import LaneBatch
+from samestep.data.orders import Order
+from samestep.errors import TaskError
+from samestep.optim.schedules import Schedule
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+Loss = tuple[Tensor, Tensor | float]
+"""A loss summed over a lane's samples (tokens, pixels), and how many that were."""
+
+
+_MARK = "__samestep_task__"
+"""On modules that `load_task` imported: another task file of that name may follow them."""
+
+
+class Task:
+    """One workload. Override `model`, `train_data` and `loss`, and `optimizers` unless the config
+    names them; the rest is optional.
+
+    The config's `params` arrive as keyword arguments of the constructor.
+    """
+
+    def model(self) -> nn.Module:
+        """The model, with its initial weights drawn from the run's seed."""
+        raise TaskError(f"{type(self).__name__} must define model(self)")
+
+    def extra_modules(self) -> Sequence[nn.Module]:
+        """Modules besides the model that train or hold state, such as a loss with weights."""
+        return ()
+
+    def prepare_data(self) -> None:
+        """Download or unpack the data: on one rank of each node, before the others go on."""
+
+    def train_data(self) -> Any:
+        """The training set: map-style, or iterable with lane streams."""
+        raise TaskError(f"{type(self).__name__} must define train_data(self)")
+
+    def valid_data(self) -> Any | None:
+        """The validation set, or None for no evaluation."""
+        return None
+
+    def order(self, dataset: Any) -> Order | None:
+        """The order of training samples; None shuffles them anew each epoch."""
+        return None
+
+    def collate(self, samples: list[Any]) -> Any:
+        """A batch from a list of samples."""
+        from torch.utils.data import default_collate
+
+        return default_collate(samples)
+
+    def optimizers(self, model: nn.Module) -> Optimizer | Sequence[Optimizer]:
+        """One optimizer or several, over the model's and the extra modules' parameters."""
+        raise TaskError(
+            f"{type(self).__name__} must define optimizers(self, model), or the config must name "
+            "one: optimizer: {name: adamw, lr: 0.001}"
+        )
+
+    def schedules(
+        self, optimizers: Sequence[Optimizer], steps: int | None
+    ) -> Schedule | Sequence[Schedule]:
+        """Learning-rate schedules; `steps` is the length of the run, if it is known."""
+        return ()
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> Loss:
+        """The batch's summed loss and what it was summed over."""
+        raise TaskError(f"{type(self).__name__} must define loss(self, model, batch)")
+
+    def metrics(self) -> Mapping[str, Metric]:
+        """What evaluation measures besides the loss, by name."""
+        return {}
+
+    def evaluate(self, model: nn.Module, batch: LaneBatch, metrics: Mapping[str, Metric]) -> Loss:
+        """Update the metrics with one validation batch; returns its loss."""
+        return self.loss(model, batch)
+
+    def model_inputs(self, batch: LaneBatch, method: str = "forward") -> Any:
+        """What the model is called with for a batch: a tensor, or a tuple of them.
+
+        `samestep export` asks for each method that it keeps.
+        """
+        return batch.x if isinstance(batch.data, (tuple, list)) else batch.data
+
+    def export_model(self, model: nn.Module) -> nn.Module:
+        """What `samestep export` writes: the model, or one around it that also normalises."""
+        return model
+
+    def predict_data(self, source: str) -> Any:
+        """What DATA of `samestep predict RUN DATA` names, unless it is `valid` or `train`."""
+        raise TaskError(
+            f"{type(self).__name__} does not say what data {source!r} are: define "
+            "predict_data(self, source), or give valid or train"
+        )
+
+    def predict(self, model: nn.Module, batch: LaneBatch) -> Any:
+        """What to write for a batch: a tensor, or columns by name, one entry per sample."""
+        inputs = self.model_inputs(batch)
+        return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+
+
+def load_task(config: Config) -> Task:
+    """The task that a config names, made with the config's params."""
+    if config.task is None:
+        raise TaskError("the config names no task to train: set task: FILE.py:Class")
+    path_text, _, class_name = config.task.rpartition(":")
+    path = (config.folder / path_text).resolve()
+    if not path.is_file():
+        raise TaskError(f"task: {config.task} names {path}, and there is no such file")
+    module = _import_file(path)
+    task_class = getattr(module, class_name, None)
+    if task_class is None:
+        found = [n for n, v in vars(module).items() if _is_task_class(v)]
+        raise TaskError(
+            f"task: {path} has no class {class_name}"
+            + (f"; it has {', '.join(found)}" if found else " and no subclass of samestep.Task")
+        )
+    if not _is_task_class(task_class):
+        raise TaskError(f"task: {class_name} in {path} is not a subclass of samestep.Task")
+    _check_params(task_class, config.params)
+    task: Task = task_class(**config.params)
+    return task
+
+
+def _import_file(path: Path) -> Any:
+    """Import the file under its own name, so that loader processes can import it too."""
+    name = path.stem
+    known = sys.modules.get(name)
+    if known is not None and not hasattr(known, _MARK):
+        raise TaskError(
+            f"task: {path} has the name of a module that is already imported ({name}): rename it"
+        )
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise TaskError(f"task: {path} is not a Python file")
+    sys.path[:] = [str(path.parent), *(p for p in sys.path if p != str(path.parent))]
+    module = importlib.util.module_from_spec(spec)
+    setattr(module, _MARK, True)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _is_task_class(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Task) and value is not Task
+
+
+def _check_params(task_class: type[Task], params: Mapping[str, Any]) -> None:
+    try:
+        inspect.signature(task_class).bind(**params)
+    except TypeError as error:
+        raise TaskError(f"params: {task_class.__name__} does not take them: {error}") from None

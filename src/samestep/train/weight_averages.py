@@ -1,0 +1,76 @@
+"""The averages that a training's config asks for: kept with the run, measured, and finished."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from samestep.data.batch import Source
+from samestep.data.factory import steps_per_epoch
+from samestep.optim.weight_average import Ema, Swa, WeightAverage
+from samestep.step.step import Step
+from samestep.train.evaluate import Values
+from samestep.train.run import Run
+
+
+class TrainingAverages:
+    """A training's EMA and SWA; nothing of either where the config has no section for it."""
+
+    def __init__(
+        self, run: Run, optimizers: Sequence[Optimizer], source: Source, total: int | None
+    ) -> None:
+        config, epoch = run.config, steps_per_epoch(source, run.config)
+        self._log = run.context.log
+        self._ema = self._swa = None
+        if config.ema is not None:
+            self._ema = Ema(run.model, config.ema, epoch, run.context.collectives)
+        if config.swa is not None:
+            self._swa = Swa(run.model, config.swa, optimizers, total, epoch)
+        named: dict[str, WeightAverage | None] = {"ema": self._ema, "swa": self._swa}
+        self._averages = {name: average for name, average in named.items() if average is not None}
+        for name, average in self._averages.items():
+            run.keep(name, average)
+            run.after_update.append(average.update)
+
+    def end_step(self, step: Step) -> None:
+        """After everything else that moves weights and rates in this step."""
+        if self._swa is not None:
+            self._swa.hold_rate()
+            if step.ends_epoch:
+                self._swa.end_epoch()
+
+    def measure(self, measure: Callable[[], Values]) -> Values:
+        """What an evaluation says of the moving average; nothing if there is none."""
+        if self._ema is None:
+            return {}
+        with self._ema.swapped():
+            return _named("ema", measure())
+
+    def finish(
+        self, measure_batchnorm: Callable[[], bool], measure: Callable[[], Values]
+    ) -> Values:
+        """With the run's last step: the mean gets statistics of its own, and is measured."""
+        if self._swa is None:
+            return {}
+        if not self._swa.updates:
+            self._log.warn("swa averaged nothing: the run ended before it took any weights")
+            return {}
+        with self._swa.swapped():
+            if measure_batchnorm():
+                self._swa.take_statistics()
+            return _named("swa", measure())
+
+    def weights(self) -> dict[str, Tensor]:
+        """All averaged weights, as `ema.NAME` and `swa.NAME`; the same on every rank."""
+        return {
+            f"{kind}.{name}": tensor
+            for kind, average in self._averages.items()
+            if average is self._ema or average.updates
+            for name, tensor in average.weights().items()
+        }
+
+
+def _named(kind: str, values: Values) -> Values:
+    return {f"{kind}_{name}": value for name, value in values.items()}

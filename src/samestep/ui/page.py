@@ -1,0 +1,36 @@
+"""Self-contained HTML pages: one style, and plots that need nothing from elsewhere."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+from samestep.errors import MissingExtraError
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; color: #1d2733 }
+h1 { font-size: 1.4rem } .kept { color: #12703c } .broken { color: #b3261e }
+table { border-collapse: collapse; width: 100%; margin: 1rem 0 }
+th, td { text-align: left; padding: .35rem .7rem; border-bottom: 1px solid #dde3ea }
+.number { text-align: right; font-variant-numeric: tabular-nums }
+code { background: #f1f4f7; padding: .1rem .3rem; border-radius: .2rem }
+"""
+
+
+def require_plotly() -> Any:
+    """Plotly's graph objects, or the error that names the extra."""
+    try:
+        import plotly.graph_objects
+    except ImportError:
+        raise MissingExtraError("the HTML report", "report") from None
+    return plotly.graph_objects
+
+
+def page(title: str, body: str) -> str:
+    """A whole HTML document that needs nothing from elsewhere."""
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>
+<style>{_STYLE}</style></head><body>
+{body}
+</body></html>
+"""

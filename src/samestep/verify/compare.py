@@ -1,0 +1,185 @@
+"""How far two runs are apart: in steps, in tensors, in units of the last place."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from samestep.errors import ConfigError, Mistake
+from samestep.train.record import RunRecord
+
+_BITS = {
+    torch.float64: torch.int64,
+    torch.float32: torch.int32,
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two runs part, and by how much."""
+
+    what: str
+    """samples, loss, state, steps or ranks."""
+    step: int | None = None
+    """The first step that differs; None if only the final state does."""
+    tensor: str | None = None
+    """The tensor of the final state that differs most."""
+    ulp: int | None = None
+    relative: float | None = None
+
+    def __str__(self) -> str:
+        parts = [self.what if self.step is None else f"{self.what} from step {self.step} on"]
+        if self.tensor is not None:
+            parts.append(self.tensor)
+        if self.ulp is not None:
+            parts.append(f"{self.ulp:,} ULP")
+        if self.relative is not None:
+            parts.append(f"{self.relative:.2g} relative")
+        return ", ".join(parts)
+
+
+def ulp_distance(left: Tensor, right: Tensor) -> int:
+    """The largest number of representable values between two tensors' elements."""
+    if not left.numel():
+        return 0
+    a, b = _ordered(_real(left)).flatten(), _ordered(_real(right)).flatten()
+    if bool((_real(left).isnan() != _real(right).isnan()).any()):
+        return 2**63 - 1
+    # The furthest pair by an estimate that cannot overflow, then exactly.
+    furthest = int((a.to(torch.float64) - b.to(torch.float64)).abs().argmax())
+    return abs(int(a[furthest]) - int(b[furthest]))
+
+
+def _real(values: Tensor) -> Tensor:
+    return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
+
+
+def _ordered(values: Tensor) -> Tensor:
+    """Integers in the floats' order: neighbours are one apart, and both zeros are 0."""
+    if values.dtype not in _BITS:
+        return values.to(torch.int64)
+    bits = values.contiguous().view(_BITS[values.dtype]).to(torch.int64)
+    lowest = -(1 << (values.element_size() * 8 - 1))
+    return torch.where(bits < 0, lowest - bits, bits)
+
+
+def relative_distance(left: Tensor, right: Tensor) -> float:
+    """The distance of two tensors over the size of the first."""
+    a, b = _real(left).to(torch.float64), _real(right).to(torch.float64)
+    gap, size = float((a - b).norm()), float(a.norm())
+    if gap == 0.0:
+        return 0.0
+    return gap / size if size else math.inf
+
+
+def same_bits(left: Tensor, right: Tensor) -> bool:
+    if left.dtype != right.dtype or left.shape != right.shape:
+        return False
+    return torch.equal(left.reshape(-1).view(torch.uint8), right.reshape(-1).view(torch.uint8))
+
+
+def furthest_tensor(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Difference | None:
+    """The state's tensor whose bits differ most, in ULP; None if all are the same."""
+    worst: Difference | None = None
+    for name in sorted(left.keys() | right.keys()):
+        if name not in left or name not in right:
+            return Difference("state", tensor=f"{name} (in one run only)")
+        a, b = left[name], right[name]
+        if same_bits(a, b):
+            continue
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return Difference("state", tensor=f"{name} (shape or type)")
+        found = Difference(
+            "state", tensor=name, ulp=ulp_distance(a, b), relative=relative_distance(a, b)
+        )
+        if worst is None or (found.ulp or 0) > (worst.ulp or 0):
+            worst = found
+    return worst
+
+
+def model_distance(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:
+    """The distance of two states' weights and buffers, taken as one vector, over its size.
+
+    As one vector, because a single tensor can be all rounding: the gradient of a bias before
+    BatchNorm is zero but for rounding errors, which Adam then scales up to whole steps.
+    """
+    names = sorted(name for name in left if name.startswith("model."))
+    if names != sorted(name for name in right if name.startswith("model.")):
+        return math.inf
+    flat = [
+        torch.cat([_real(state[name]).to(torch.float64).flatten() for name in names])
+        for state in (left, right)
+    ]
+    return relative_distance(*flat)
+
+
+def first_loss_difference(
+    left: Sequence[float], right: Sequence[float], rtol: float = 0.0
+) -> Difference | None:
+    """The first step whose loss differs by more than `rtol` of the first curve's."""
+    for step, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a == b or (math.isnan(a) and math.isnan(b)):
+            continue
+        relative = abs(a - b) / abs(a) if a else math.inf
+        if not relative <= rtol:
+            pair = torch.tensor([[a], [b]], dtype=torch.float64)
+            return Difference("loss", step, ulp=ulp_distance(pair[0], pair[1]), relative=relative)
+    if len(left) != len(right):
+        return Difference("steps", min(len(left), len(right)))
+    return None
+
+
+def first_sample_difference(left: RunRecord, right: RunRecord) -> Difference | None:
+    """The first step that did not consume the same samples."""
+    start = max(left.start, right.start)
+    pairs = zip(
+        left.samples[start - left.start :], right.samples[start - right.start :], strict=False
+    )
+    for step, (a, b) in enumerate(pairs, start):
+        if a != b:
+            return Difference("samples", step)
+    if left.steps != right.steps:
+        return Difference("steps", min(left.steps, right.steps))
+    return None
+
+
+def read_curve(path: Path) -> list[float]:
+    """The losses of somebody's own run: metrics.jsonl, or a CSV with a `loss` column."""
+
+    def wrong(message: str) -> ConfigError:
+        return ConfigError(str(path), [Mistake("", message)])
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise wrong(f"cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise wrong("is not UTF-8 text") from None
+    try:
+        if path.suffix in (".jsonl", ".json"):
+            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+            curve = [float(row["loss"]) for row in rows if "loss" in row]
+        else:
+            curve = _read_csv(text)
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        raise wrong(f"is not a loss curve: {error}") from None
+    if not curve:
+        raise wrong("holds no losses: give a CSV with a 'loss' column, or JSON lines with 'loss'")
+    return curve
+
+
+def _read_csv(text: str) -> list[float]:
+    rows = [row for row in csv.reader(text.splitlines()) if row]
+    header = [name.strip().lower() for name in rows[0]] if rows else []
+    if "loss" in header:
+        return [float(row[header.index("loss")]) for row in rows[1:]]
+    return [float(row[-1]) for row in rows]

@@ -1,0 +1,83 @@
+"""Sizes at which a run is verified, each started by a launcher of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from samestep.errors import LaunchError
+from samestep.launch.commands.rank_command import RankCommand
+from samestep.launch.commands.size import Host, Size, parse_hosts
+from samestep.launch.run.start import Launch, Request, prepare
+
+Via = Literal["torchrun", "mpirun", "slurm", "ssh"]
+LAUNCHERS: tuple[Via, ...] = ("torchrun", "mpirun", "slurm", "ssh")
+
+
+@dataclass(frozen=True)
+class World:
+    """A number of ranks and what starts them."""
+
+    ranks: int
+    via: Via = "torchrun"
+
+    @property
+    def label(self) -> str:
+        return str(self.ranks) if self.via == "torchrun" else f"{self.ranks} {self.via}"
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Where the ranks of a verification may run besides here."""
+
+    nodes: int = 1
+    """Of a Slurm job, at most."""
+    hosts: tuple[str, ...] = ()
+    """For mpirun and ssh."""
+
+    @classmethod
+    def parse(cls, nodes: int, hosts: str) -> Machines:
+        return cls(nodes, tuple(host.name for host in parse_hosts(hosts, None)) if hosts else ())
+
+    def spread(self, ranks: int) -> str:
+        """The hosts with their shares of the ranks, the first ones with the larger; all if they
+        are not too many."""
+        names = self.hosts[:ranks]
+        shares = [ranks // len(names) + (at < ranks % len(names)) for at in range(len(names))]
+        return ",".join(str(Host(n, share)) for n, share in zip(names, shares, strict=True))
+
+
+def parse_worlds(text: str, via: str = "torchrun") -> list[World]:
+    """From `1,2@mpirun,4@slurm`; `via` starts those that name no launcher."""
+    worlds = []
+    for part in text.split(","):
+        ranks, at, named = part.strip().partition("@")
+        launcher = next((one for one in LAUNCHERS if one == (named if at else via)), None)
+        if not ranks.isdigit() or launcher is None:
+            raise LaunchError(
+                f"--worlds is {text!r}: give numbers of ranks, such as 1,2,4, or with launchers "
+                f"({', '.join(LAUNCHERS)}) as 1,2@mpirun,4@slurm"
+            )
+        worlds.append(World(int(ranks), launcher))
+    if min(world.ranks for world in worlds) < 1 or len(set(worlds)) != len(worlds):
+        raise LaunchError(f"--worlds is {text!r}: give different numbers, each at least 1")
+    return worlds
+
+
+def launch_of(world: World, rank_command: RankCommand, machines: Machines) -> Launch:
+    """The launch of one size; `rank_command` is of a config whose launch_method is the world's."""
+    ranks = Size(world.ranks, world.ranks)
+    if world.via == "slurm":
+        nodes = max(n for n in range(1, machines.nodes + 1) if world.ranks % n == 0)
+        each = world.ranks // nodes
+        return prepare(rank_command, Request(nodes=Size(nodes, nodes), nproc=Size(each, each)))
+    if world.via == "ssh" and not machines.hosts:
+        raise LaunchError("a world @ssh must know the machines: add --hosts a,b")
+    if world.via in ("mpirun", "ssh") and machines.hosts:
+        return prepare(rank_command, Request(hosts=machines.spread(world.ranks)))
+    return prepare(rank_command, Request(nproc=ranks), quiet=True)
+
+
+def labels(worlds: Sequence[World]) -> str:
+    return "→".join(world.label for world in worlds)
