@@ -13,7 +13,7 @@ from samestep.environment.ports import meeting_ports
 from samestep.environment.variables import is_same_launch, launch_names, process_environment
 from samestep.errors import LaunchError
 
-RECORDED = Path(__file__).parents[1] / "fixtures" / "launch"
+RECORDED = Path(__file__).parents[2] / "fixtures" / "launch"
 
 
 def recorded(name):

@@ -32,7 +32,7 @@ from samestep.launch.commands.torchrun import torchrun_script
 from samestep.launch.run.mpirun import find_flavour
 from samestep.launch.run.start import Request, plan_of, prepare, script_of
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 GOOD = {"task": "task.py:Good", "epochs": 1, "global_batch": 8}
 FILE = Path("run.yaml")
 

@@ -11,7 +11,7 @@ from samestep.distributed.placement import Placement, decide_placement
 from samestep.distributed.process_group import _threads
 from samestep.distributed.rendezvous import Introduction
 from samestep.environment.fact import Fact
-from tests.unit.test_placement import launched, machine
+from tests.unit.distributed.test_placement import launched, machine
 
 
 def two_ranks() -> list[Introduction]:
