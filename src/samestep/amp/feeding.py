@@ -23,7 +23,7 @@ from samestep.lanes.plan import BatchPlan
 from samestep.lanes.rng import Streams
 from samestep.optim.loss_scale import LossScale
 from samestep.optim.precision import Precision
-from samestep.pytree import leaves_of
+from samestep.pytree import tensors
 from samestep.reduce.stats import RankFlags
 from samestep.step.engine import build_engine, prepare
 from samestep.step.step import Step
@@ -173,9 +173,9 @@ def samples_in(batch: Any) -> int:
     """How many samples a batch has, by its first tensor; 0 for None."""
     if batch is None:
         return 0
-    for leaf in leaves_of(batch):
-        if isinstance(leaf, Tensor) and leaf.dim() > 0:
-            return len(leaf)
+    for tensor in tensors(batch):
+        if tensor.dim() > 0:
+            return len(tensor)
     raise TaskError(
         f"a batch of {type(batch).__name__} holds no tensor whose length is its number of samples"
     )

@@ -11,13 +11,11 @@ A resumed run starts in the middle of its streams. A stream with `state_dict()` 
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
@@ -29,6 +27,7 @@ from samestep.distributed.signals import outlive_stop_signals
 from samestep.errors import TaskError
 from samestep.lanes.plan import BatchPlan
 from samestep.lanes.rng import DATA, derive, reseed, seed_at
+from samestep.pytree import digest
 
 
 @runtime_checkable
@@ -156,7 +155,7 @@ class _PortionReader(IterableDataset[_Portion]):
     def _portion(self, streams: list[_LaneStream]) -> _Portion:
         want = self._batch.lane_batch
         samples = [sample for stream in streams for sample in stream.take(want)]
-        ids = tuple(_digest(s) if self._digest else "" for s in samples)
+        ids = tuple(digest(s) if self._digest else "" for s in samples)
         full = len(samples) == want * len(streams)
         data = self._collate(samples) if samples else None
         # Copied: the next portion is read before this one's step is over, and may change it.
@@ -294,26 +293,3 @@ class StreamSource(Source):
             worker_init_fn=outlive_stop_signals,
             generator=torch.Generator(),
         )
-
-
-def _digest(sample: Any) -> str:
-    """A short name for a sample's content."""
-    state = hashlib.blake2b(digest_size=8)
-
-    def feed(value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            value = value.detach().cpu().reshape(-1).view(torch.uint8).numpy()
-        if isinstance(value, np.ndarray):
-            state.update(value.tobytes())
-        elif isinstance(value, dict):
-            for key in value:
-                feed(key)
-                feed(value[key])
-        elif isinstance(value, (list, tuple)):
-            for item in value:
-                feed(item)
-        else:
-            state.update(repr(value).encode())
-
-    feed(sample)
-    return state.hexdigest()

@@ -16,12 +16,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, defa
 
 from samestep.config.schema import LoaderConfig
 from samestep.data.batch import Collate, LaneBatch, Lanes, Position, Source, StepData
-from samestep.data.device import pinned
 from samestep.data.orders import Order
 from samestep.distributed.signals import outlive_stop_signals
 from samestep.errors import TaskError
 from samestep.lanes.plan import EpochPlan
 from samestep.lanes.rng import DATA, derive, reseed, seed_at
+from samestep.pytree import pin
 
 
 class LaneRequest(NamedTuple):
@@ -150,7 +150,7 @@ class MapSource(Source):
     def _read_here(self, requests: Iterator[LaneRequest]) -> Iterator[Any]:
         for request in requests:
             data = self._reader[request]
-            yield pinned(data) if self._pin_memory else data
+            yield pin(data) if self._pin_memory else data
 
     def _read_ahead(self, requests: Iterator[LaneRequest]) -> Iterator[Any]:
         return iter(

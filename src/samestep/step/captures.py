@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from samestep.data.batch import LaneBatch
 from samestep.errors import GraphError
-from samestep.pytree import convert, leaves_of
+from samestep.pytree import clone, leaves
 from samestep.reduce.gradients import Grads
 from samestep.reduce.stats import LaneStats
 from samestep.step.step import LossFunction, StepEngine
@@ -45,9 +45,9 @@ class LaneGraph:
         self._engine = engine
         self._loss_function = loss
         self.grads: Grads = []
-        data = convert(batch.data, lambda tensor: tensor.clone())
+        data = clone(batch.data)
         self._batch = _RecordedBatch(batch.lane, data, batch.ids)
-        self._inputs = list(leaves_of(data))
+        self._inputs = list(leaves(data))
         seed = generator.initial_seed()
         eager = self._pass()
         self.clear()
@@ -99,14 +99,14 @@ class LaneGraph:
         self.grads = [param.grad for param in self._params]
         return self.grads
 
-    def refill(self, leaves: Sequence[Any]) -> None:
+    def refill(self, values: Sequence[Any]) -> None:
         """Put what a batch of this shape holds where the recording reads it."""
-        for place, value in zip(self._inputs, leaves, strict=True):
+        for place, value in zip(self._inputs, values, strict=True):
             if isinstance(place, Tensor):
                 place.copy_(value, non_blocking=True)
 
-    def replay(self, leaves: Sequence[Any]) -> LaneStats:
-        self.refill(leaves)
+    def replay(self, values: Sequence[Any]) -> LaneStats:
+        self.refill(values)
         self._graph.replay()
         return _copied(self._loss, self._count)
 
@@ -205,8 +205,8 @@ class WholeStep:
     def fits(self) -> bool:
         return self._optimizers.unchanged
 
-    def replay(self, leaves: Sequence[Any]) -> LaneStats:
-        self._lane.refill(leaves)
+    def replay(self, values: Sequence[Any]) -> LaneStats:
+        self._lane.refill(values)
         self._graph.replay()
         if self._pair is not None and not isinstance(self._count, Tensor):
             loss, self.norms = self._pair.clone().unbind()

@@ -10,7 +10,7 @@ fit a recorded graph runs eagerly, which gives the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from samestep.data.batch import LaneBatch
 from samestep.data.device import is_large
 from samestep.errors import GraphError
 from samestep.optim.device_lr import takes_rate_from_device
-from samestep.pytree import leaves_of
+from samestep.pytree import leaves, signature
 from samestep.reduce.gradients import OneLaneSum
 from samestep.step.captures import LaneGraph, UpdateGraph, WholeStep
 from samestep.step.micro_batches import keep_buffers
@@ -84,12 +84,12 @@ class GraphedSteps:
         engine.reduction.gradients.keeps_places = True
 
     def run_lane(self, step: Step, batch: LaneBatch, loss: LossFunction) -> None:
-        leaves = list(leaves_of(batch.data))
+        values = list(leaves(batch.data))
         shape = self._key(batch, loss)
         if self._whole is not None and self._whole.shape == shape and self._whole.fits():
             self._engine.update.refresh_rates()
             step.draw_from_lane(on_device_only=True)
-            step.took_backward(self._whole.replay(self._to_copy(step, batch, leaves)), None)
+            step.took_backward(self._whole.replay(self._to_copy(step, batch, values)), None)
             self._whole_ran = True
             return
         graph = self._lanes.get(shape)
@@ -100,25 +100,25 @@ class GraphedSteps:
             run_at_once(step, batch, loss)
             return
         step.draw_from_lane(on_device_only=True)
-        step.took_backward(graph.replay(self._to_copy(step, batch, leaves)), graph.grads)
+        step.took_backward(graph.replay(self._to_copy(step, batch, values)), graph.grads)
 
-    def _to_copy(self, step: Step, batch: LaneBatch, leaves: Sequence[Any]) -> Sequence[Any]:
+    def _to_copy(self, step: Step, batch: LaneBatch, values: Sequence[Any]) -> Sequence[Any]:
         """What a recording's inputs are copied from: large batches are on their way already."""
-        if not is_large(leaves):
-            return leaves
-        return list(leaves_of(step.on_device(batch).data))
+        if not is_large(values):
+            return values
+        return list(leaves(step.on_device(batch).data))
 
     def _key(self, batch: LaneBatch, loss: LossFunction) -> Any:
         """What one recording is good for: a shape, a loss, and the modules' modes."""
         code = getattr(loss, "__code__", None) or getattr(loss, "__func__", loss)
-        return _shape_of(batch.data), code, *[module.training for module in self._modules]
+        return signature(batch.data), code, *[module.training for module in self._modules]
 
     def _record(self, shape: Any, batch: LaneBatch, loss: LossFunction) -> LaneGraph | None:
         """The graph of batches of this shape, if it is time for one and it can be had."""
         self._seen[shape] = seen = self._seen.get(shape, 0) + 1
         if shape in self._refused or seen <= _WARM_UP:
             return None
-        odd = [leaf for leaf in leaves_of(batch.data) if not isinstance(leaf, _RECORDABLE)]
+        odd = [leaf for leaf in leaves(batch.data) if not isinstance(leaf, _RECORDABLE)]
         if odd:
             why = f"a batch holds a {type(odd[0]).__name__}, which a replay would not follow"
             self._refuse(shape, why, GraphError(why))
@@ -195,14 +195,3 @@ class GraphedSteps:
         gradients.places = self._whole.grads
         self._lanes.clear()
         self._update = None
-
-
-def _shape_of(data: Any) -> Any:
-    """What a recording with this batch would hold as it is."""
-    if isinstance(data, Tensor):
-        return data.shape, data.dtype
-    if isinstance(data, Mapping):
-        return tuple([(key, _shape_of(value)) for key, value in data.items()])
-    if isinstance(data, (list, tuple)):
-        return tuple([_shape_of(value) for value in data])
-    return data if data is None or isinstance(data, (bool, int, float)) else type(data)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from samestep.data.batch import LaneBatch
 from samestep.distributed.context import RunContext
 from samestep.errors import CheckpointError, OutOfMemory, TaskError
+from samestep.pytree import take_samples
 from samestep.step.step import LossFunction, Step, run_at_once
 
 
@@ -179,38 +180,15 @@ def cut_batch(batch: LaneBatch, size: int) -> list[LaneBatch]:
     whole = len(batch)
     if whole <= size:
         return [batch]
+    starts = range(0, whole, size)
+    try:
+        parts = [take_samples(batch.data, start, start + size, whole) for start in starts]
+    except TaskError as error:
+        raise TaskError(f"memory.lane_split: {error}") from None
     return [
-        LaneBatch(
-            batch.lane, _part(batch.data, whole, start, size), batch.ids[start : start + size]
-        )
-        for start in range(0, whole, size)
+        LaneBatch(batch.lane, part, batch.ids[start : start + size])
+        for start, part in zip(starts, parts, strict=True)
     ]
-
-
-def _part(data: Any, whole: int, start: int, size: int) -> Any:
-    again: Callable[[Any], Any] = partial(_part, whole=whole, start=start, size=size)
-    if isinstance(data, Tensor):
-        if data.dim() and len(data) == whole:
-            return data[start : start + size]
-        raise TaskError(
-            f"memory.lane_split cannot cut a batch: it holds a tensor of shape {tuple(data.shape)}, "
-            f"and {whole} samples. Let every tensor have the samples first"
-        )
-    if isinstance(data, Mapping):
-        return {key: again(value) for key, value in data.items()}
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*map(again, data))
-    if isinstance(data, (list, tuple)):
-        plain = not any(isinstance(item, (Tensor, Mapping, list, tuple)) for item in data)
-        if plain and len(data) == whole:
-            return data[start : start + size]
-        return type(data)(map(again, data))
-    if data is None or isinstance(data, (bool, int, float, str)):
-        return data
-    raise TaskError(
-        f"memory.lane_split cannot cut a {type(data).__name__}: give tensors, lists and dicts in a "
-        "batch"
-    )
 
 
 def out_of_memory(

@@ -13,20 +13,10 @@ from samestep.config import load_config
 from samestep.data.batch import LaneBatch
 from samestep.errors import GraphError
 from samestep.step.captures import _close, _equal, _RecordedBatch
-from samestep.step.graphs import _shape_of, why_no_graph
+from samestep.step.graphs import why_no_graph
 
 GPU = torch.device("cuda", 0)
 PARAMS = [nn.Parameter(torch.ones(2))]
-
-
-def test_batches_that_one_recording_can_hold_have_one_shape() -> None:
-    a, b = torch.zeros(3, 2), torch.ones(3, 2)
-    assert _shape_of((a, b)) == _shape_of([b, a])
-    different: list[Any] = [
-        (a,), (a, torch.zeros(3, 1)), (a, b.long()), {"x": a, "y": b}, {"y": b, "x": a},
-        {"x": a, "y": 1}, {"x": a, "y": 2}, (a, None), (a, "text"),
-    ]  # fmt: skip
-    assert len({_shape_of(data) for data in different}) == len(different)
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,12 @@ def test_a_batch_that_is_small_enough_stays_as_it_is(size: int) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ((torch.zeros(5, 2), torch.zeros(2, 5)), r"tensor of shape \(2, 5\), and 5 samples"),
-        ((torch.zeros(5, 2), torch.tensor(1.0)), r"tensor of shape \(\), and 5 samples"),
-        ({"x": object()}, "cannot cut a object: give tensors, lists and dicts"),
+        (
+            (torch.zeros(5, 2), torch.zeros(2, 5)),
+            r"memory.lane_split: a batch of 5 .* tensor of shape \(2, 5\)",
+        ),
+        ((torch.zeros(5, 2), torch.tensor(1.0)), r"tensor of shape \(\)"),
+        ({"x": object()}, "holds a object. Use tensors, lists and mappings"),
     ],
 )
 def test_what_cannot_be_cut_is_named(data: Any, said: str) -> None:
