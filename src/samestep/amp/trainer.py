@@ -94,7 +94,7 @@ class AMPTrainer:
                     following = next(left, nothing)
                     steps.has_more = following is not nothing
                     yield None if batch is nothing else batch
-                if not steps.somebody_has_more:
+                if not steps.any_rank_has_more:
                     return
         finally:
             steps.has_more = False

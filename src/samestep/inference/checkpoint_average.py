@@ -22,13 +22,12 @@ from samestep.checkpoint.snapshot import Snapshot
 from samestep.checkpoint.state import exported
 from samestep.checkpoint.store import Found, by_value, list_checkpoints
 from samestep.config import Config
-from samestep.data.batch import Lanes
 from samestep.distributed.context import RunContext
 from samestep.errors import CheckpointError
 from samestep.inference.trained_model import AVERAGE_FILE
-from samestep.lanes.plan import deal_lanes
-from samestep.lanes.rng import INIT, Streams
+from samestep.lanes.rng import INIT
 from samestep.optim.weight_average import RunningMean
+from samestep.run_setup import RunSetup
 from samestep.train.batchnorm import measure_batchnorm
 from samestep.train.evaluate import Evaluator, Values
 from samestep.train.task import Task, load_task
@@ -107,17 +106,13 @@ class _Work:
     """The run's model and data, made as the run made them."""
 
     def __init__(self, config: Config, context: RunContext, chosen: Sequence[Found]) -> None:
-        self._config, self._context = config, context
-        self._batch = config.batch_plan(context.world)
-        dealt = deal_lanes(self._batch.lanes, context.world, config.distributed.lane_weights)
-        self._lanes = Lanes(tuple(dealt), context.rank)
-        self._streams = Streams(config.seed, context.device)
+        self._setup = RunSetup.create(config, context)
         self._step = chosen[-1].step - 1
         self._task: Task = load_task(config)
         with context.rank0_first() as first:
             if first:
                 self._task.prepare_data()
-        self._streams.enter(INIT)
+        self._setup.rng.enter(INIT)
         self._train_data, self._valid_data = self._task.train_data(), self._task.valid_data()
         self.model = self._task.model().to(context.device).train()
         self._extra = list(self._task.extra_modules())
@@ -141,22 +136,14 @@ class _Work:
     def measure_batchnorm(self) -> bool:
         task, data = self._task, self._train_data
         return measure_batchnorm(
-            self.model, task.loss, data, task.order(data), task.collate,
-            self._config, self._context, self._lanes, self._streams,
-        )  # fmt: skip
+            self._setup, self.model, task.loss, data, task.order(data), task.collate
+        )
 
     def measure(self) -> Values:
         if self._valid_data is None:
             return {}
-        task, config, context = self._task, self._config, self._context
-        evaluator = Evaluator(
-            config,
-            context,
-            self._batch,
-            self._lanes.assignment,
-            self._streams,
-        )
-        return evaluator.run(
+        task = self._task
+        return Evaluator(self._setup).run(
             self.model, self._valid_data, task.evaluate, task.metrics(), task.collate, self._step
         )
 

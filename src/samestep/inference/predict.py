@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,16 @@ import torch
 from torch import Tensor
 
 from samestep.checkpoint.export import pick
-from samestep.data.batch import LaneBatch, Lanes
-from samestep.data.device import pins_memory
+from samestep.data.batch import LaneBatch
 from samestep.data.sequential import SequentialSource
 from samestep.distributed.context import RunContext
 from samestep.distributed.health.activity import COMPUTE
 from samestep.errors import OutputError, TaskError
 from samestep.inference.tables import Column, Table, format_of, new_table
 from samestep.inference.trained_model import Trained, load_trained
-from samestep.lanes.plan import BatchPlan, deal_lanes
-from samestep.lanes.rng import INIT, Streams
-from samestep.optim.precision import choose_precision
+from samestep.lanes.plan import BatchPlan
+from samestep.lanes.rng import INIT
+from samestep.run_setup import RunSetup
 from samestep.train.progress import SampleProgress
 from samestep.train.run_dir import config_of
 from samestep.train.task import Task
@@ -72,19 +71,19 @@ def predict_once(request: Request, context: RunContext) -> Predicted:
     kind = format_of(request.output, request.format)
     # Once for all ranks: a run that is still training saves, and thins out, meanwhile.
     step = context.broadcast(_begin(request) if context.is_main else 0)
-    streams = Streams(config_of(request.run, request.overrides).seed, context.device)
+    setup = _setup(request, context)
 
     def prepare(task: Task) -> None:
         with context.rank0_first() as first:
             if first:
                 task.prepare_data()
-        streams.enter(INIT)
+        setup.rng.enter(INIT)
 
     trained = load_trained(
         request.run, str(step), request.weights, context.device, request.overrides, prepare
     )
     dataset = _dataset(trained.task, request.data)
-    pass_over = _Pass(trained, context, streams, dataset, request)
+    pass_over = _Pass(setup, trained, dataset, request)
     context.log.main(
         f"Predicting {len(dataset)} samples with the {request.weights} weights of step {step}"
     )
@@ -95,6 +94,16 @@ def predict_once(request: Request, context: RunContext) -> Predicted:
         str(request.output), kind, len(dataset), columns, step, request.weights, context.world
     )
     return context.broadcast(told)  # so no rank ends well before the file is whole
+
+
+def _setup(request: Request, context: RunContext) -> RunSetup:
+    config = config_of(request.run, request.overrides)
+    planned = config.batch_plan(context.world)
+    batch = request.batch or config.evaluation.batch or planned.lane_batch
+    # Lanes only deal out the work here, so there may be as many as it takes.
+    lane_count = max(planned.lanes, context.world)
+    setup = RunSetup.create(config, context, BatchPlan(batch * lane_count, lane_count))
+    return replace(setup, assignment=replace(setup.assignment, fused=False))
 
 
 def _begin(request: Request) -> int:
@@ -120,39 +129,17 @@ def _dataset(task: Task, data: str) -> Any:
 class _Pass:
     """One pass over a dataset, by all ranks."""
 
-    def __init__(
-        self,
-        trained: Trained,
-        context: RunContext,
-        streams: Streams,
-        dataset: Any,
-        request: Request,
-    ) -> None:
-        config, task = trained.config, trained.task
-        self._trained, self._context, self._streams = trained, context, streams
-        self._precision = choose_precision(config.precision, context.device)
-        self._precision.switch_on(same_bits=config.same == "bits")
-        planned = config.batch_plan(context.world)
-        batch = request.batch or config.evaluation.batch or planned.lane_batch
-        # Lanes only deal out the work here, so there may be as many as it takes.
-        lanes = max(planned.lanes, context.world)
-        dealt = deal_lanes(lanes, context.world, config.distributed.lane_weights)
-        self._whole = SequentialSource(
-            dataset,
-            f"data to predict ({request.data})",
-            BatchPlan(batch * lanes, lanes),
-            Lanes(tuple(dealt), context.rank),
-            config,
-            pins_memory(config.loader, context.device),
-            task.collate,
-        )
+    def __init__(self, setup: RunSetup, trained: Trained, dataset: Any, request: Request) -> None:
+        self._setup, self._trained = setup, trained
+        what = f"data to predict ({request.data})"
+        self._source = SequentialSource(setup, dataset, what, trained.task.collate)
 
     def run(self, table: Table | None) -> None:
         """Predict all samples; `table` is rank 0's."""
-        context, samples = self._context, self._whole.plan.samples
+        context, samples = self._setup.context, self._source.plan.samples
         progress = SampleProgress(samples, context.log, context.is_main)
         with progress, torch.no_grad(), context.activity.during(COMPUTE):
-            for batches in self._whole.rounds(self._draw_from, context.device):
+            for batches in self._source.rounds(self._enter_stream):
                 mine = [self._predict(batch) for batch in batches]
                 for rank_said in context.collectives.collect(mine):
                     for columns in rank_said:
@@ -160,11 +147,11 @@ class _Pass:
                         table.add(columns)
                         progress.add(len(columns[INDEX]))
 
-    def _draw_from(self, number: int) -> None:
-        self._streams.enter(_PREDICTION, at=(number,))
+    def _enter_stream(self, number: int) -> None:
+        self._setup.rng.enter(_PREDICTION, at=(number,))
 
     def _predict(self, batch: LaneBatch) -> dict[str, Column]:
-        with self._precision.forward():
+        with self._setup.precision.forward():
             said = self._trained.task.predict(self._trained.model, batch)
         return {INDEX: np.asarray(batch.ids, dtype=np.int64), **columns_of(said, batch)}
 

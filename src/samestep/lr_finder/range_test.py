@@ -19,6 +19,7 @@ from samestep.distributed.context import RunContext
 from samestep.errors import ConfigError, NonFiniteLoss, RangeTestError
 from samestep.lr_finder.curve import Curve, RangeTest, suggest, what_is_wrong
 from samestep.step.step_log import StepRecord
+from samestep.train.listeners import RunListener
 from samestep.train.progress import TrainingProgress
 from samestep.train.run import Run
 from samestep.train.task import Task, load_task
@@ -101,7 +102,7 @@ def find_lr(
         wrong=wrong,
         key=key,
         rate_now=rates.base,
-        folder=run.folder,
+        folder=run.run_dir,
     )
 
 
@@ -159,16 +160,23 @@ def _prepare(run: Run, task: Task, key: str | None) -> tuple[nn.Module, Any, Gro
     return model, source, rates
 
 
+class _CurveListener(RunListener):
+    """Puts every step's loss on the curve."""
+
+    def __init__(self, curve: Curve) -> None:
+        self._curve = curve
+
+    def on_record(self, record: StepRecord) -> None:
+        self._curve.add(record.loss)
+
+
 def _measure(
     run: Run, task: Task, model: nn.Module, source: Any, rates: GroupRates, curve: Curve
 ) -> None:
     test, context = curve.test, run.context
-
-    def take(record: StepRecord) -> None:
-        curve.add(record.loss)
-
     progress = TrainingProgress(test.steps, run.batch.global_batch, context.log, context.is_main)
-    run.on_record += [progress.record, take]
+    run.add_listener(progress)
+    run.add_listener(_CurveListener(curve))
     model.train()
     with progress:
         try:

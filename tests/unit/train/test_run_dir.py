@@ -28,6 +28,7 @@ from samestep.checkpoint.format import (
 from samestep.config import Config, load_config
 from samestep.distributed.context import SingleProcessContext
 from samestep.errors import CheckpointError, RunDirError
+from samestep.run_setup import RunSetup
 from samestep.train.open_run import Opened, open_run
 from samestep.train.run_dir import RunDir
 
@@ -272,12 +273,11 @@ def put(config: Config, *steps: int) -> None:
 @contextmanager
 def opened(config: Config) -> Iterator[Opened]:
     with SingleProcessContext() as context:
-        found = open_run(config, context, config.batch_plan(1))
+        found = open_run(RunSetup.create(config, context))
         try:
             yield found
         finally:
-            assert found.folder is not None
-            found.folder.close()
+            found.close()
 
 
 def config_in(tmp_path: Path, *overrides: str) -> Config:
