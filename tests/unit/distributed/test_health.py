@@ -42,9 +42,9 @@ from samestep.errors import (
     SamestepError,
     Stopped,
 )
-from samestep.launch.commands.local import local_launch
 from samestep.launch.commands.rank_command import RankCommand
 from samestep.launch.commands.size import Size
+from samestep.launch.commands.torchrun import torchrun_command
 from samestep.launch.run.exit_report import ExitReport, read_failures
 from tests.unit.clock import Clock
 
@@ -756,7 +756,7 @@ GOOD = {"task": "task.py:Good", "epochs": 1, "global_batch": 8}
         ([], {"nproc": Size(2, 4)}, "no rank can be left out without a restart"),
         ([], {"nproc": Size(2, 4), "max_restarts": 1, "nodes": Size(1, 2)},
          "--nproc is 2:4 beside --nodes 1:2"),
-        ([], {"nproc": 2, "nodes": Size(1, 2)}, "nothing says where they meet"),
+        ([], {"nproc": 2, "nodes": Size(1, 2)}, "no meeting point is given"),
         ([], {"nproc": 2, "rendezvous": "n1:29500"}, "--rendezvous is for several machines"),
         (["distributed.world_size=4"], {"nproc": Size(2, 4), "max_restarts": 1},
          "world_size is 4 but the number of ranks may change"),
@@ -770,13 +770,13 @@ def test_a_launch_that_contradicts_itself_is_refused(
 ) -> None:
     config = load_config(GOOD, overrides)
     with pytest.raises(SamestepError) as caught:
-        local_launch(RankCommand(config, Path("run.yaml")), **options)
+        torchrun_command(RankCommand(config, Path("run.yaml")), **options)
     assert words in str(caught.value)
 
 
 def test_a_range_of_ranks_starts_the_most_and_knows_the_fewest() -> None:
     config = load_config(GOOD, ())
-    launch = local_launch(RankCommand(config, Path("run.yaml")), Size(2, 4), max_restarts=3)
+    launch = torchrun_command(RankCommand(config, Path("run.yaml")), Size(2, 4), max_restarts=3)
     assert (launch.nproc, launch.min_nproc, launch.max_restarts) == (4, 2, 3)
 
 

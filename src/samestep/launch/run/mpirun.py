@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from samestep.errors import LaunchError, RankFailed, Stopped, code_of_ranks
-from samestep.launch.commands.mpirun import Flavour, MpiLaunch, flavour_of
+from samestep.launch.commands.mpirun import Flavour, MpirunCommand, flavour_of
 from samestep.launch.run.signal_forwarder import SignalForwarder
 
 _SECONDS_TO_ANSWER = 20.0
@@ -38,7 +38,7 @@ def find_flavour(mpirun: str) -> Flavour:
     return flavour_of(said.stdout + said.stderr)
 
 
-def run_mpi(launch: MpiLaunch, environ: Mapping[str, str], quiet: bool = False) -> None:
+def run_mpirun(launch: MpirunCommand, environ: Mapping[str, str], quiet: bool = False) -> None:
     """Start it and wait; a failing rank shows its own words on the way."""
     silent = subprocess.DEVNULL if quiet else None
     started: list[subprocess.Popen[bytes]] = []
