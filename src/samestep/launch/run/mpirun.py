@@ -71,11 +71,15 @@ def run_mpirun(launch: MpirunCommand, environ: Mapping[str, str], quiet: bool = 
         return
     if code == Stopped.exit_code:
         raise Stopped("the ranks have saved and stopped")
-    if signals.received is not None:
-        name = signals.received.name
-        raise RankFailed(f"stopped by {name} before it could be saved", 128 + signals.received)
     how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
     logs = launch.rank_command.config.run_path / "logs"
+    if signals.received is not None:
+        # The ranks may have saved nevertheless: where they requeue their Slurm job, that ends mpirun.
+        raise RankFailed(
+            f"stopped by {signals.received.name}, and {launch.argv[0]} ended with {how} before its "
+            f"ranks reported that they had saved: see {logs}",
+            128 + signals.received,
+        )
     raise RankFailed(
         f"{launch.argv[0]} ended with {how}: the rank that failed says why above, and in {logs}",
         code_of_ranks(code),
