@@ -82,7 +82,7 @@ def is_same(one: RunRecord, other: RunRecord) -> bool:
     )
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 60) -> float:
+def wait_for(what: Callable[[], bool], seconds: float = 120) -> float:
     """Wait until something is so; the seconds it took."""
     start = time.monotonic()
     while not what():

@@ -73,7 +73,7 @@ def test_a_job_comes_back_and_ends_with_the_untouched_runs_bits(
     job = submitted(slurm, training, *(grace if stop is preempt_with_grace else []))
     wait_for(lambda: training.steps_of("run") >= 2)
     stop(slurm, job, tmp_path)
-    assert slurm.wait(job, timeout=120) == "COMPLETED", output_of(training, job)
+    assert slurm.wait(job, timeout=240) == "COMPLETED", output_of(training, job)
     log = log_of_rank_0(training)
     assert slurm.show(job)["Restarts"] == "1"
     assert re.search(r"Resuming from .*now 2 \(Slurm restart 1\)", log)
@@ -103,7 +103,7 @@ def test_a_job_that_is_warned_of_its_end_saves_and_requeues_itself(
     job = submitted(slurm, training, "--style", style)
     wait_for(lambda: training.steps_of("run") >= 2)
     slurm.run(["scancel", *WARNINGS[style], job])
-    assert slurm.wait(job, timeout=120) == "COMPLETED", output_of(training, job)
+    assert slurm.wait(job, timeout=240) == "COMPLETED", output_of(training, job)
     log = log_of_rank_0(training)
     assert re.search(r"SIGUSR1 on rank \d stopped the run after step", log), log
     assert f"Requeuing job {job}\n" in log

@@ -660,14 +660,26 @@ def test_a_quiet_mpirun_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert capfd.readouterr() == ("out\n", "err\n")
 
 
-# Its traps are set before it signals us, and we have waited long enough to be waiting for it.
+# Its traps are set before it signals us, and we are waiting for it by then.
 SIGNALLED = """
 for name in USR1 USR2 TERM INT HUP; do trap "echo $name >> got; {then}" $name; done
-sleep 0.2
+until [ -e waited-for ]; do sleep 0.02; done
 {send}
-n=0; while [ $n -lt 100 ]; do sleep 0.05; n=$((n+1)); done
+n=0; while [ $n -lt 600 ]; do sleep 0.05; n=$((n+1)); done
 exit 9
 """
+
+
+@pytest.fixture
+def waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An mpirun finds the file `waited-for` once its launcher waits for its end."""
+
+    class Popen(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            (tmp_path / "waited-for").touch()
+            return super().wait(timeout)
+
+    monkeypatch.setattr("samestep.launch.run.mpirun.subprocess.Popen", Popen)
 
 
 @pytest.mark.parametrize(
@@ -680,7 +692,7 @@ exit 9
     ],
 )  # fmt: skip
 def test_mpirun_gets_the_signals_that_let_its_ranks_save(
-    tmp_path: Path, missed: list[int], flavour: Flavour, sent: str, arrives: str
+    tmp_path: Path, missed: list[int], waits: None, flavour: Flavour, sent: str, arrives: str
 ) -> None:
     body = SIGNALLED.format(send=f"kill -{sent} $PPID", then="exit 75")
     with pytest.raises(Stopped):
@@ -691,10 +703,10 @@ def test_mpirun_gets_the_signals_that_let_its_ranks_save(
 
 @pytest.mark.parametrize("flavour", ["openmpi", "hydra"])
 def test_a_second_interrupt_ends_mpirun(
-    tmp_path: Path, missed: list[int], flavour: Flavour
+    tmp_path: Path, missed: list[int], waits: None, flavour: Flavour
 ) -> None:
     """One that would take its time, and does not end by the signal that lets its ranks save."""
-    twice = "kill -INT $PPID; sleep 0.2; kill -INT $PPID"
+    twice = "kill -INT $PPID; until [ -s got ]; do sleep 0.02; done; kill -INT $PPID"
     body = SIGNALLED.format(send=twice, then="[ $(wc -l < got) -lt 2 ] || exit 1")
     with pytest.raises(
         RankFailed, match=r"stopped by SIGINT, and .* before its ranks reported"
@@ -707,13 +719,15 @@ def test_a_second_interrupt_ends_mpirun(
 
 
 RANK = """
-trap '' USR1 USR2 TERM
+trap 'echo got >> signalled' USR1 USR2 TERM
 echo $$ >> ranks
 if [ "${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}" = 0 ]; then
     while [ "$(wc -l < ranks)" -lt 2 ]; do sleep 0.05; done
-    kill -INT {parent}; sleep 0.3; kill -INT {parent}
+    kill -INT {parent}
+    until [ -s signalled ]; do sleep 0.02; done
+    kill -INT {parent}
 fi
-n=0; while [ $n -lt 200 ]; do sleep 0.05; n=$((n+1)); done
+n=0; while [ $n -lt 600 ]; do sleep 0.05; n=$((n+1)); done
 """
 
 
@@ -738,9 +752,9 @@ def test_a_second_interrupt_leaves_no_rank_behind(
     ranks = [int(line) for line in (tmp_path / "ranks").read_text().split()]
     assert len(ranks) == 2
     try:
-        deadline = time.monotonic() + 3
+        deadline = time.monotonic() + 20
         while any(map(lives, ranks)):
-            assert time.monotonic() < deadline, "ranks go on without their mpirun"
+            assert time.monotonic() < deadline, "ranks outlive their mpirun"
             time.sleep(0.05)
     finally:
         for number in filter(lives, ranks):
