@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from samestep.cli.app import AsJson, ConfigFile, Overrides, RunDirPath, app, guarded, print_rows
+from samestep.cli.app import (
+    RUNS,
+    TRAINING,
+    AsJson,
+    ConfigFile,
+    Overrides,
+    RunDirPath,
+    app,
+    guarded,
+    print_rows,
+)
 from samestep.distributed.deferred_signals import DeferredSignals
 from samestep.errors import LaunchError
 
@@ -20,7 +30,7 @@ if TYPE_CHECKING:
     from samestep.launch.run.launches import Launch
 
 slurm_app = typer.Typer(help="Look at, or cancel, a run's Slurm job.", no_args_is_help=True)
-app.add_typer(slurm_app, name="slurm")
+app.add_typer(slurm_app, name="slurm", rich_help_panel=RUNS)
 
 
 class Via(str, Enum):
@@ -67,7 +77,7 @@ StopAfter = Annotated[int | None, typer.Option(hidden=True)]
 Attached = Annotated[bool, typer.Option("--attached", hidden=True)]
 
 
-@app.command()
+@app.command(rich_help_panel=TRAINING)
 def launch(
     context: typer.Context,
     config: ConfigFile,
