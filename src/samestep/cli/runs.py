@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from samestep.cli.app import AsJson, RunDirPath, app, guarded, print_rows
+from samestep.cli.app import RUNS, AsJson, RunDirPath, app, guarded, print_rows
 
 if TYPE_CHECKING:
     from samestep.checkpoint.store import Found
@@ -29,7 +29,7 @@ class _ListByDefault(TyperGroup):
 checkpoints_app = typer.Typer(
     help="List a run's checkpoints, or export one.", no_args_is_help=True, cls=_ListByDefault
 )
-app.add_typer(checkpoints_app, name="checkpoints")
+app.add_typer(checkpoints_app, name="checkpoints", rich_help_panel=RUNS)
 
 
 @checkpoints_app.command("list")
@@ -118,7 +118,7 @@ def export(
         typer.echo(f"wrote step {manifest.step} of {run} to {to}")
 
 
-@app.command()
+@app.command(rich_help_panel=RUNS)
 def times(run: RunDirPath, as_json: AsJson = False) -> None:
     """Show where a run's time went, and which rank the others waited for."""
     with guarded():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from samestep.cli.app import (
+    TRAINING,
     AsJson,
     ConfigFile,
     Launched,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from samestep.verify.verify import Verification
 
 
-@app.command()
+@app.command(rich_help_panel=TRAINING)
 def train(
     context: typer.Context,
     config: ConfigFile,
@@ -59,7 +60,7 @@ def train(
                 typer.echo(f"{outcome.steps} steps{loss}; the run is in {loaded.run_path}")
 
 
-@app.command()
+@app.command(rich_help_panel=TRAINING)
 def verify(
     config: ConfigFile,
     overrides: Overrides = None,

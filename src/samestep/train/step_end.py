@@ -130,9 +130,8 @@ class StepEnd:
         message = f"{why} stopped the run after step {done}: {kept}"
         self._context.log.main(message)
         if self._context.is_main and action.signal is not None:
-            requeued = requeue(self._config.preemption, action.signal, process_environment())
-            if requeued:
-                self._context.log.main(requeued)
+            report = self._context.log.main
+            requeue(self._config.preemption, action.signal, process_environment(), report)
         # A launcher ends all ranks when the first one exits: nobody may before rank 0 has saved.
         self._context.barrier()
         raise Stopped(message)

@@ -14,8 +14,8 @@ from torch import Tensor
 from samestep.config import LoadedConfig, read_config
 from samestep.errors import PlanError, Stopped
 from samestep.launch.commands.rank_command import RankCommand
+from samestep.launch.run.launches import Launch
 from samestep.launch.run.slurm import refuse_second_job
-from samestep.launch.run.start import Launch, start
 from samestep.train.record import RunRecord, read_state
 from samestep.verify.compare import (
     Difference,
@@ -176,7 +176,7 @@ class _Bench:
         return launch_of(world, rank_command, self.machines)
 
     def run(self, launch: Launch) -> None:
-        start(launch, self.tell, follows=True, quiet=True)
+        launch.run(self.tell, follow=True, quiet=True)
 
 
 _RULES = ("steps", "minutes", "epochs")

@@ -9,7 +9,8 @@ from typing import Literal
 from samestep.errors import LaunchError
 from samestep.launch.commands.rank_command import RankCommand
 from samestep.launch.commands.size import Host, Size, parse_hosts
-from samestep.launch.run.start import Launch, Request, prepare
+from samestep.launch.run.launches import Launch
+from samestep.launch.run.prepare import Request, prepare
 
 Via = Literal["torchrun", "mpirun", "slurm", "ssh"]
 LAUNCHERS: tuple[Via, ...] = ("torchrun", "mpirun", "slurm", "ssh")
@@ -76,7 +77,7 @@ def launch_of(world: World, rank_command: RankCommand, machines: Machines) -> La
         raise LaunchError("a world @ssh must know the machines: add --hosts a,b")
     if world.via in ("mpirun", "ssh") and machines.hosts:
         return prepare(rank_command, Request(hosts=machines.spread(world.ranks)))
-    return prepare(rank_command, Request(nproc=ranks), quiet=True)
+    return prepare(rank_command, Request(nproc=ranks))
 
 
 def labels(worlds: Sequence[World]) -> str:
