@@ -1,4 +1,10 @@
-"""Puts one value into a YAML or JSON file; every comment and the layout stay as they are."""
+"""Sets one value in a YAML or JSON file; every comment and the layout stay as they are.
+
+The value is spliced into the text at the place where PyYAML reports its node. A round trip with
+ruamel.yaml (0.19) is no substitute: it keeps most comments, but it drops those inside a flow
+mapping of several lines, indents every section alike, joins flow lines, turns CRLF into LF, drops
+`---`, and writes unquoted keys into JSON.
+"""
 
 from __future__ import annotations
 
