@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from typer.testing import CliRunner
 
-from samestep.checkpoint.export import pick
 from samestep.checkpoint.files import Files, sha256_of
 from samestep.checkpoint.format import read_model, read_training, write_checkpoint
+from samestep.checkpoint.listing import select_checkpoint
 from samestep.cli import app
 from samestep.config import load_config
 from samestep.distributed.context import create_run_context
@@ -130,7 +130,7 @@ def test_onnx_takes_batches_of_any_size(run: Path) -> None:
 def test_safetensors_holds_the_weights(run: Path) -> None:
     done = export_run(run, "safetensors")
     saved = load_file(done.path)
-    trained = read_model(pick(run, "best").folder)
+    trained = read_model(select_checkpoint(run, "best").folder)
     assert saved.keys() == trained.keys()
     assert all(torch.equal(saved[name], trained[name]) for name in saved)
     with safe_open(done.path, "pt") as file:
@@ -155,7 +155,7 @@ def test_several_arguments_and_results_keep_their_names(run: Path, form: str) ->
 def test_shared_tensors_stand_under_all_their_names(run: Path) -> None:
     done = export_run(run, "safetensors", overrides=around("Twice"))
     saved = load_file(done.path)
-    assert len(saved) == 2 * len(read_model(pick(run, "best").folder))
+    assert len(saved) == 2 * len(read_model(select_checkpoint(run, "best").folder))
     assert torch.equal(saved["model.last.bias"], saved["again.last.bias"])
 
 
@@ -230,14 +230,14 @@ def test_torchs_farewell_to_torchscript_is_not_shown(
 def averaged(run: Path) -> dict[str, Tensor]:
     return {
         name: tensor * 0.5
-        for name, tensor in read_model(pick(run, "last").folder).items()
+        for name, tensor in read_model(select_checkpoint(run, "last").folder).items()
         if tensor.is_floating_point()
     }
 
 
 @pytest.mark.parametrize("kind", ["ema", "swa"])
 def test_averages_of_a_checkpoint(run: Path, kind: str) -> None:
-    found = pick(run, "last")
+    found = select_checkpoint(run, "last")
     assert found.manifest is not None
     training = read_training(found.folder)
     training["kept"][kind] = {"model": averaged(run)}
@@ -259,7 +259,7 @@ def test_the_average_of_several_checkpoints(run: Path) -> None:
 def test_any_checkpoint_by_its_step(run: Path) -> None:
     done = export_run(run, "safetensors", which="3")
     assert (done.path.name, done.facts["step"]) == ("small-step3.safetensors", 3)
-    first, last = load_file(done.path), read_model(pick(run, "last").folder)
+    first, last = load_file(done.path), read_model(select_checkpoint(run, "last").folder)
     assert not torch.equal(first["last.bias"], last["last.bias"])
 
 
@@ -285,7 +285,7 @@ def test_the_metadata_stand_beside_the_file(run: Path, command: Callable[..., Re
     assert path == run / "elsewhere" / "model.ts"
     assert json.loads((path.parent / "model.ts.json").read_text()) == printed
     assert sorted(file.name for file in path.parent.iterdir()) == ["model.ts", "model.ts.json"]
-    manifest = pick(run, "best").manifest
+    manifest = select_checkpoint(run, "best").manifest
     assert manifest is not None
     assert printed["inputs"] == [{"name": "x", "shape": ["batch", FEATURES], "dtype": "float32"}]
     assert (printed["task"], printed["model"]) == ("tasks.py:Exported", "Net")

@@ -18,9 +18,9 @@ from samestep.checkpoint.format import (
     verify_checkpoint,
     write_safetensors,
 )
+from samestep.checkpoint.listing import FoundCheckpoint, list_checkpoints, rank_by_metric
 from samestep.checkpoint.snapshot import Snapshot
-from samestep.checkpoint.state import exported
-from samestep.checkpoint.store import Found, by_value, list_checkpoints
+from samestep.checkpoint.state import complete_model_state
 from samestep.config import Config
 from samestep.data.batch import Lanes
 from samestep.distributed.context import RunContext
@@ -79,13 +79,16 @@ def average_run(run: Path, config: Config, context: RunContext, count: int, by: 
     return averaged
 
 
-def _choose(run: Path, config: Config, count: int, by: By) -> list[Found]:
+def _choose(run: Path, config: Config, count: int, by: By) -> list[FoundCheckpoint]:
     """The checkpoints to average, by step; every byte of them is as it was written."""
     listed = list_checkpoints(run / "checkpoints", checksums=False)
     usable = [found for found in listed if not found.wrong]
     rule = config.best
     if by == "best":
-        found, which = by_value(usable, rule.model_dump())[:count], f"whose {rule.metric} is known"
+        found, which = (
+            rank_by_metric(usable, rule.model_dump())[:count],
+            f"whose {rule.metric} is known",
+        )
         key = "checkpoint.keep_best"
     else:
         found, which, key = usable[-count:], "that can be used", "checkpoint.keep_last"
@@ -106,7 +109,9 @@ def _choose(run: Path, config: Config, count: int, by: By) -> list[Found]:
 class _Work:
     """The run's model and data, made as the run made them."""
 
-    def __init__(self, config: Config, context: RunContext, chosen: Sequence[Found]) -> None:
+    def __init__(
+        self, config: Config, context: RunContext, chosen: Sequence[FoundCheckpoint]
+    ) -> None:
         self._config, self._context = config, context
         self._batch = config.batch_plan(context.world)
         dealt = deal_lanes(self._batch.lanes, context.world, config.distributed.lane_weights)
@@ -124,10 +129,10 @@ class _Work:
         for module in self._extra:
             module.to(context.device)
 
-    def load(self, found: Found) -> None:
+    def load(self, found: FoundCheckpoint) -> None:
         """Put a checkpoint's weights into the model, and into modules besides it."""
         training = read_training(found.folder)
-        state = exported(read_model(found.folder), training, 0)["model_state_dict"]
+        state = complete_model_state(read_model(found.folder), training)
         pairs: list[tuple[nn.Module, Any]] = [(self.model, state)]
         pairs += zip(self._extra, training["modules"], strict=False)
         for module, saved in pairs:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samestep.checkpoint.export import pick
+from samestep.checkpoint.listing import select_checkpoint
 from samestep.data.batch import LaneBatch, Lanes
 from samestep.data.device import pins_memory
 from samestep.data.sequential import SequentialSource
@@ -103,7 +103,7 @@ def _begin(request: Request) -> int:
         raise OutputError(
             f"{request.output} is there already: --force replaces it, or name another --output"
         )
-    return pick(request.run, request.which).step
+    return select_checkpoint(request.run, request.which).step
 
 
 def _dataset(task: Task, data: str) -> Any:

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from samestep.checkpoint.export import pick
 from samestep.checkpoint.format import Manifest, read_model, read_training, verify_checkpoint
-from samestep.checkpoint.state import exported
+from samestep.checkpoint.listing import select_checkpoint
+from samestep.checkpoint.state import complete_model_state
 from samestep.config import Config
 from samestep.errors import CheckpointError
 from samestep.train.run_dir import config_of
@@ -48,7 +48,7 @@ def load_trained(
     `prepare` is called with the task before it makes its model.
     """
     config = config_of(run, overrides)
-    folder = pick(run, which).folder
+    folder = select_checkpoint(run, which).folder
     manifest = verify_checkpoint(folder)
     task = load_task(config)
     prepare(task)
@@ -56,7 +56,7 @@ def load_trained(
     training = read_training(folder)
     tensors = {**read_model(folder), **_other_weights(run, folder, weights, training["kept"])}
     try:
-        model.load_state_dict(exported(tensors, training, manifest.epoch)["model_state_dict"])
+        model.load_state_dict(complete_model_state(tensors, training))
     except RuntimeError as error:
         raise CheckpointError(f"{folder} does not fit the task's model: {error}") from error
     return Trained(config, task, model.to(device).eval(), manifest, weights)

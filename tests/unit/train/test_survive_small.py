@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 from samestep.checkpoint.format import read_model
-from samestep.checkpoint.store import list_checkpoints
+from samestep.checkpoint.listing import list_checkpoints
 from samestep.config import Config, load_config
 from samestep.config.optim import ClipConfig
 from samestep.config.schema import BestConfig
