@@ -1,4 +1,4 @@
-"""A trained model, out of a run's directory."""
+"""A trained model, loaded from a run's directory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from samestep.train.run_dir import config_of
 from samestep.train.task import Task, load_task
 
 WEIGHTS = ("raw", "ema", "swa", "average")
-"""As trained; the run's moving average; its mean over the last part; `samestep average`'s."""
+"""As trained; the run's EMA; its SWA; the mean that `samestep average` wrote."""
 AVERAGE_FILE = "average.safetensors"
 
 
@@ -43,9 +43,22 @@ def load_trained(
     overrides: Sequence[str] = (),
     prepare: Callable[[Task], None] = lambda task: None,
 ) -> Trained:
-    """The model of a run at its best, last or n-th checkpoint, in evaluation mode.
+    """Load the model of a run, in evaluation mode.
 
-    `prepare` is called with the task before it makes its model.
+    Args:
+        run: the run's directory.
+        which: the checkpoint: best, last or the number of a step.
+        weights: raw, ema, swa or average.
+        device: where to put the model.
+        overrides: `section.key=value` texts for the run's config.
+        prepare: called with the task before it creates its model.
+
+    Raises:
+        CheckpointError: if there is no such checkpoint, or it does not fit the task's model.
+
+    Example:
+        >>> trained = load_trained(Path("runs/digits"), weights="ema")
+        >>> trained.model(batch)
     """
     config = config_of(run, overrides)
     folder = select_checkpoint(run, which).folder
@@ -72,12 +85,14 @@ def _other_weights(
     if weights == "average":
         path = run / AVERAGE_FILE
         if not path.is_file():
-            raise CheckpointError(f"{run} holds no {AVERAGE_FILE}: samestep average {run} makes it")
+            raise CheckpointError(
+                f"{run} holds no {AVERAGE_FILE}: samestep average {run} writes it"
+            )
         return load_file(path)
     if not kept.get(weights, {}).get("model"):
         raise CheckpointError(
             f"{folder} holds no {weights} weights: the run had no {weights}: section"
-            + (", or it had not begun" if weights == "swa" else "")
+            + (", or it had not started" if weights == "swa" else "")
         )
     averaged: dict[str, Tensor] = kept[weights]["model"]
     return averaged
