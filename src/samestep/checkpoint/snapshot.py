@@ -1,4 +1,4 @@
-"""A copy of a state in host memory, taken between two steps and written behind the next ones."""
+"""A copy of a state in host memory, taken between two steps and written during the next ones."""
 
 from __future__ import annotations
 
@@ -19,14 +19,24 @@ _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 class Snapshot:
-    """Host buffers that a state is copied into, again and again. Page-locked beside a GPU."""
+    """Host buffers that a state is copied into at each save. Page-locked if the tensors are on a GPU."""
 
     def __init__(self) -> None:
         self._buffers: dict[Path, tuple[Tensor, tuple[Any, ...]]] = {}
-        """By place in the state, with the layout of what is copied into it."""
+        """By path in the state, with the layout of the tensor that is copied into it."""
 
     def take(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The state with every tensor in it copied to the host; waits for the copies only."""
+        """Copy a state, with every tensor in it on the host; waits only for these copies.
+
+        Args:
+            state: nested dicts, lists and tuples of tensors and plain values.
+
+        Returns:
+            The copy. Its tensors are the buffers: they change with the next `take`.
+
+        Raises:
+            CheckpointError: for a value that could not be read back without running code.
+        """
         on_gpu: set[torch.device] = set()
 
         def copied(path: Path, value: Any) -> Any:
@@ -49,8 +59,8 @@ class Snapshot:
         known, before = self._buffers.get(path, (None, None))
         if known is None or layout != before:
             pinned = like.device.type == "cuda"
-            # In the tensor's own memory layout: which code an optimizer runs, and so its last
-            # bit, can depend on it.
+            # With the same memory layout: which code an optimizer runs, and so its last bit, can
+            # depend on it.
             known = torch.empty_like(like, device="cpu", pin_memory=pinned, requires_grad=False)
             self._buffers[path] = (known, layout)
         return known
@@ -74,7 +84,7 @@ def _plain(path: Path, value: Any) -> Any:
 
 
 def _refuse_unreadable(value: Any, path: Path) -> None:
-    """Refuse what could be written but not read back without running code from it."""
+    """Raise for what could be written, but not read back without running code from it."""
     file = io.BytesIO()
     try:
         if isinstance(value, (Mapping, np.ndarray)):

@@ -24,7 +24,7 @@ from samestep.distributed.deferred_signals import DeferredSignals
 from samestep.errors import PROMISE_NOT_KEPT, SamestepError
 
 if TYPE_CHECKING:
-    from samestep.verify.verify import Verification
+    from samestep.verify.result import Verification
 
 
 @app.command(rich_help_panel=TRAINING)
@@ -108,7 +108,7 @@ def verify(
             resumed=resumed,
             against=against,
             rtol=rtol,
-            tell=lambda line: typer.echo(line, err=True),
+            report=lambda line: typer.echo(line, err=True),
         )
         if as_json:
             typer.echo(json.dumps(result.as_json()))

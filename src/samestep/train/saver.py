@@ -38,7 +38,7 @@ class Saver:
             folder / "checkpoints", self._rules.keep_last, keep_best=self._rules.keep_best
         )
         if point is not None and self._writes:
-            self._store.mend_export(point.manifest)
+            self._store.repair_export(point.manifest)
         self._snapshot = Snapshot()
         self._kept: dict[str, Stateful] = {}
         loaded = {} if point is None else read_training(point.folder)

@@ -1,4 +1,4 @@
-"""Every mistake people make, and the words that tell them what to do.
+"""Every mistake people make, and the message that shows how to fix it.
 
 Each row makes one mistake in a fresh folder; the message must hold every fragment.
 """
@@ -132,7 +132,7 @@ MISTAKES = [
     ("a network variable of another kind", config("distributed.network.PATH=/bin"), ConfigError,
      ["distributed.network", "PATH is none of NCCL_*, GLOO_*, TORCH_*"]),
     ("an environment variable's name", config("launch.environment={a-b: x}"), ConfigError,
-     ["launch.environment", "'a-b' is no name of a variable"]),
+     ["launch.environment", "'a-b' is not a variable's name"]),
     ("two lines where one goes into a script", config('launch.before=["a\\nb"]'), ConfigError,
      ["launch.before"]),
     ("precision fp8", config("precision=fp8"), ConfigError,
@@ -162,7 +162,7 @@ MISTAKES = [
     ("override not yaml", config("seed={1"), ConfigError, ["'{1' is not a YAML value"]),
     # Keys against each other
     ("neither epochs nor steps", config(base=without("epochs")), ConfigError,
-     ["say how long to train with one of them"]),
+     ["neither epochs nor steps is set: set one of them"]),
     ("epochs and steps", config("steps=5"), ConfigError,
      ["you set epochs 1 and steps 5: keep one of them"]),
     ("no batch", config(base=without("global_batch")), ConfigError,

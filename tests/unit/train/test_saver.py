@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import SGD
 
 from samestep.checkpoint.format import read_model
-from samestep.checkpoint.store import list_checkpoints
+from samestep.checkpoint.listing import list_checkpoints
 from samestep.config import Config, load_config
 from samestep.data.batch import Position
 from samestep.distributed.context import SingleProcessContext
