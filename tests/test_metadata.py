@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 from pathlib import Path
 
+import pytest
 import yaml
 
 import samestep
 
 ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")])
 
 
 def test_the_version_is_a_literal_that_a_build_can_read_without_importing_torch() -> None:
@@ -52,3 +55,24 @@ def test_the_citation_file_has_what_its_format_requires() -> None:
     assert citation["title"].startswith("samestep")
     assert citation["authors"] == [{"name": "The samestep authors"}]
     assert citation["license"] == "Apache-2.0"
+
+
+def test_the_oldest_supported_versions_are_stated_for_every_dependency() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "supported_versions.py"))
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    block = re.search(r"(?ms)^dependencies = \[\n(.*?)^\]", text)
+    assert block is not None
+    pins = script["lower_bounds"](re.findall(r'"(.*?)"', block[1]))
+    assert any(pin.startswith("torch==2.") for pin in pins)
+    with pytest.raises(ValueError, match="no lower bound"):
+        script["lower_bounds"](["torch"])
+    assert script["lower_bounds"](["plotly>=5.20; extra == 'report'"]) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_documents_name_exist(page: Path) -> None:
+    named = re.findall(
+        r"(?<![\w/.-])(?:tests|scripts|hpc|benchmarks|examples|recipes|docs)/[\w/.-]+\.(?:py|sh|md|yaml|cpp)\b",
+        page.read_text(encoding="utf-8"),
+    )
+    assert not [name for name in named if not (ROOT / name).exists()]
