@@ -543,7 +543,7 @@ def test_control_characters_in_the_launch_section_are_refused(key: str, text: st
     ],
 )  # fmt: skip
 def test_a_variable_that_no_shell_can_set_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"launch\.environment.*no name of a variable"):
+    with pytest.raises(ConfigError, match=r"launch\.environment.*is not a variable's name"):
         tiny({"launch": {"environment": {name: "x"}}})
 
 
