@@ -24,7 +24,7 @@ def shuffled(samples: int) -> Order:
 
 
 def sequential(samples: int) -> Order:
-    """Every sample once, as they lie."""
+    """Every sample once, in the dataset's order."""
     return lambda seed, epoch: np.arange(samples)
 
 

@@ -45,7 +45,7 @@ class Task:
         return ()
 
     def prepare_data(self) -> None:
-        """Download or unpack the data: on one rank of each node, before the others go on."""
+        """Download or unpack the data: on one rank of each node, before the others continue."""
 
     def train_data(self) -> Any:
         """The training set: map-style, or iterable with lane streams."""
@@ -56,7 +56,7 @@ class Task:
         return None
 
     def order(self, dataset: Any) -> Order | None:
-        """The order of training samples; None shuffles them anew each epoch."""
+        """The order of training samples; None shuffles them again each epoch."""
         return None
 
     def collate(self, samples: list[Any]) -> Any:
@@ -93,7 +93,7 @@ class Task:
     def model_inputs(self, batch: LaneBatch, method: str = "forward") -> Any:
         """What the model is called with for a batch: a tensor, or a tuple of them.
 
-        `samestep export` asks for each method that it keeps.
+        `samestep export` calls it for each method that it keeps.
         """
         return batch.x if isinstance(batch.data, (tuple, list)) else batch.data
 
@@ -104,7 +104,7 @@ class Task:
     def predict_data(self, source: str) -> Any:
         """What DATA of `samestep predict RUN DATA` names, unless it is `valid` or `train`."""
         raise TaskError(
-            f"{type(self).__name__} does not say what data {source!r} are: define "
+            f"{type(self).__name__} does not know the data {source!r}: define "
             "predict_data(self, source), or give valid or train"
         )
 
