@@ -37,7 +37,7 @@ from samestep.errors import InitError, LaunchError, PeerLost, Stopped
 
 # Imported here though unused: its functions take the process group that is open when it is
 # imported as a default argument. The first optimizer imports it, by way of torch._dynamo, and
-# would so keep the group and its threads alive until they fail in the interpreter's exit.
+# would keep the group and its threads alive until they fail at the interpreter's exit.
 assert torch.distributed.nn.functional
 
 T = TypeVar("T")
@@ -87,10 +87,10 @@ class RunContext(ABC):
 
     @contextmanager
     def rank0_first(self, per: Literal["node", "run"] = "node") -> Iterator[bool]:
-        """Let one rank of each node, or of the run, go through a block before the others.
+        """Let one rank of each node, or of the run, execute a block before the others.
 
-        For what should happen once, such as a download: the others then find it done. Gives
-        whether this rank goes first. The others wait however long it takes.
+        For what should happen once, such as a download: the others then find it done. Yields
+        whether this rank is the first. The others wait however long it takes.
         """
         host = self.hosts[self.rank]
         first = self.hosts.index(host) if per == "node" else 0
@@ -115,15 +115,15 @@ class RunContext(ABC):
         self.log.to_file(folder, append)
 
     def before_end(self, finish: Callable[[], None]) -> None:
-        """What must be over before this process may be ended because another rank failed."""
+        """What must be finished before this process may be ended because another rank failed."""
         del finish  # nobody ends a process that is alone
 
     def failed(self, error: BaseException) -> BaseException:
-        """Tell the other ranks that this one fails; returns what the error really means."""
+        """Notify the other ranks that this one fails; returns what the error really means."""
         return error
 
     def close(self) -> None:
-        """Give back what the context opened. Safe to call twice."""
+        """Release what the context opened. Safe to call twice."""
         self.log.close()
 
     def __enter__(self) -> RunContext:
@@ -193,7 +193,7 @@ class DDPContext(RunContext):
         self._heartbeat.wait_for(event, rank)
 
     def failed(self, error: BaseException) -> BaseException:
-        """Tell the other ranks of a failure here; or tell apart why they broke a collective."""
+        """Notify the other ranks of a failure here; or find out why they broke a collective."""
         if self._failed or isinstance(error, (Stopped, SystemExit)):
             return error
         self._failed = True
@@ -202,7 +202,7 @@ class DDPContext(RunContext):
             return error
         meant = self._heartbeat.explain(error)
         if not isinstance(meant, PeerLost):
-            self._heartbeat.announce(meant)  # the rank that hangs is to end, too
+            self._heartbeat.announce(meant)  # so that the rank that hangs ends, too
         return meant
 
     def close(self) -> None:
@@ -210,8 +210,8 @@ class DDPContext(RunContext):
         super().close()
         if self._owned and dist.is_initialized():
             dist.destroy_process_group()
-        # DistributedDataParallel holds the group, in cycles: let it go with its threads now, or
-        # when this is called again by those who held the model meanwhile.
+        # DistributedDataParallel holds the group, in reference cycles: free it and its threads
+        # now, or when this is called again by callers that held the model meanwhile.
         gc.collect()
         if self._failed:
             self._heartbeat.leave()
@@ -290,19 +290,19 @@ def _master(place: Placement) -> str:
 
 def _without_group(section: DistributedConfig, place: Placement, error: InitError) -> RunContext:
     rank, world, master = place.rank.value, place.world.value, _master(place)
-    said = (
+    failure = (
         f"rank {rank} of {world} could not open the process group "
         f"({place.backend.value} at {master}, timeout {section.timeout:g} s): {error}"
     )
     if section.on_init_failure == "fail":
         raise InitError(
-            f"{said}. Look whether all {world} ranks were started and reach {master}; "
-            "distributed.on_init_failure: fallback lets rank 0 go on alone"
+            f"{failure}. Check that all {world} ranks were started and can reach {master}; "
+            "distributed.on_init_failure: fallback lets rank 0 continue alone"
         ) from error
-    # Decided by rank, the same way everywhere: one run goes on, never several.
+    # Decided by rank, the same way everywhere: one run continues, never several.
     if rank != 0:
-        RankLog(rank, world).warn(f"{said}; rank 0 goes on alone")
+        RankLog(rank, world).warn(f"{failure}; rank 0 continues alone")
         sys.exit(0)
     context = SingleProcessContext(place.device.value, place.threads.value)
-    context.log.main(f"{said}. Going on alone, as distributed.on_init_failure: fallback says")
+    context.log.main(f"{failure}. Continuing alone: distributed.on_init_failure is fallback")
     return context

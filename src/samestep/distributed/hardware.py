@@ -36,7 +36,7 @@ def detect_hardware(environ: Mapping[str, str] | None = None) -> Hardware:
 
 
 def gpu_id(index: int) -> str:
-    """What tells a GPU from every other, whatever number it goes by here."""
+    """What distinguishes a GPU from every other, whatever its index is here."""
     properties = torch.cuda.get_device_properties(index)
     return str(getattr(properties, "uuid", f"number {index}"))
 
