@@ -45,7 +45,27 @@ NamedParameters = Sequence[tuple[str, Parameter]]
 
 
 class RunContext(ABC):
-    """One process of a run: its rank, its device, and its way to talk to the others."""
+    """One process of a run: its rank, its device, and its connection to the other ranks.
+
+    `create_run_context` makes one, and `Run.context` is the one of a run. Use it as a context
+    manager: on any error it notifies the other ranks, and closes what it opened.
+
+        with samestep.create_run_context(config, samestep.detect_hardware()) as context:
+            with context.rank0_first():
+                dataset = download()
+            if context.is_main:
+                print(f"training on {context.world} ranks")
+
+    Attributes:
+        rank: This process's number, from 0 to `world - 1`.
+        world: The number of processes of the run.
+        is_main: Whether this is rank 0, which writes what the run writes once.
+        local_rank: This process's number on its machine.
+        device: Where this process computes.
+        threads: Threads of this process, as set in torch.
+        hosts: The host name of every rank.
+        log: Lines for the terminal and for this rank's log file.
+    """
 
     def __init__(
         self, collectives: Collectives, device: torch.device, local_rank: int, threads: int
@@ -65,10 +85,12 @@ class RunContext(ABC):
 
     @property
     def rank(self) -> int:
+        """This process's number, from 0 to `world - 1`."""
         return self.collectives.rank
 
     @property
     def world(self) -> int:
+        """The number of processes of the run."""
         return self.collectives.world
 
     @property
@@ -77,20 +99,34 @@ class RunContext(ABC):
         return self.rank == 0
 
     def barrier(self) -> None:
+        """Wait until every rank has called this."""
         self.collectives.barrier()
 
     def broadcast(self, value: T, source: int = 0) -> T:
+        """The object of the source rank, on every rank; the others' own values are ignored."""
         return self.collectives.broadcast(value, source)
 
     def gather(self, value: T) -> list[T]:
+        """Every rank's object, in rank order, on every rank. Objects are pickled."""
         return self.collectives.gather(value)
 
     @contextmanager
     def rank0_first(self, per: Literal["node", "run"] = "node") -> Iterator[bool]:
         """Let one rank of each node, or of the run, execute a block before the others.
 
-        For what should happen once, such as a download: the others then find it done. Yields
-        whether this rank is the first. The others wait however long it takes.
+        For what should happen once, such as a download: the others then find it done. They wait
+        however long it takes.
+
+            with context.rank0_first(per="run") as first:
+                if first:
+                    prepare_files()
+                dataset = open_files()
+
+        Args:
+            per: Whether the first rank of each `"node"` goes first, or only rank 0 of the `"run"`.
+
+        Yields:
+            Whether this rank is the first.
         """
         host = self.hosts[self.rank]
         first = self.hosts.index(host) if per == "node" else 0
@@ -224,7 +260,25 @@ def create_run_context(
     launch: LaunchFacts | None = None,
     device: torch.device | None = None,
 ) -> RunContext:
-    """This process's context: a single process, or a rank; on `device` if the caller chose one."""
+    """This process's context: a single process, or a rank of the process group that it opens.
+
+    Which one, and where, follows from the config and from the variables that torchrun, mpirun or
+    srun set. A process group that is already open is used, and left open.
+
+        config = samestep.load_config("config.yaml")
+        with samestep.create_run_context(config, samestep.detect_hardware()) as context:
+            samestep.train_once(config, context)
+
+    Args:
+        config: A run's config, or its `distributed` section alone.
+        hardware: What this machine has, from `detect_hardware`.
+        launch: This process's place according to its launcher; by default from the environment.
+        device: Where to compute, instead of what the config and the local rank decide.
+
+    Raises:
+        LaunchError: The config, the launcher and the machine contradict each other.
+        InitError: The process group could not be opened.
+    """
     section = config.distributed if isinstance(config, Config) else config
     if launch is None:
         launch = detect_launch(process_environment())

@@ -24,13 +24,18 @@ class Hardware:
     """What this machine offers to a training run."""
 
     device_count: int
+    """GPUs that torch sees."""
     devices: tuple[str, ...]
+    """Their names."""
     cpus: Fact[int]
     """The number that the ranks here share."""
     backends: tuple[str, ...]
+    """Of nccl and gloo, what this torch is built with."""
     host: str
     platform: Fact[str]
+    """colab, kaggle or local."""
     cuda: Fact[bool]
+    """Whether GPUs can be used."""
     cpu_limit: Fact[int] | None = None
     """What a container or a batch system grants the ranks here, whatever CPUs they see."""
 
