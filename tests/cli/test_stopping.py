@@ -146,7 +146,7 @@ def test_a_lost_rank_shrinks_the_world_and_the_run_goes_on(
         os.kill(ranks_of(config, process.pid)[0], signal.SIGKILL)
         said, _ = process.communicate(timeout=120)
     assert process.returncode == 0, said
-    assert "Starting again on 2 rank(s) from the last checkpoint; 2 restart(s) left" in said
+    assert "Restarting on 2 rank(s) from the last checkpoint; 2 restart(s) left" in said
     assert "at world size 3; now 2" in said
     assert losses(run) == untouched
 
