@@ -16,8 +16,9 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from samestep import __version__ as version
 from samestep.cli import app
-from tests.cli.processes import ROOT, TASKS, samestep
+from tests.cli.processes import TASKS, environment, samestep
 
 
 @pytest.fixture
@@ -50,6 +51,36 @@ def test_help_answers_fast_and_without_torch(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_help_shows_commands_in_the_order_a_person_meets_them(here: Callable[..., Result]) -> None:
+    shown = here("--help").output
+    words = ["╭─ Train ", "train", "launch", "verify", "╭─ Start", "init", "config", "env", "doctor",
+             "╭─ Tune", "lr-find", "predict", "export", "average",
+             "╭─ Look", "checkpoints", "times", "slurm"]  # fmt: skip
+    places = [shown.find(word if word.startswith("╭") else f"\n│ {word} ") for word in words]
+    assert -1 not in places
+    assert places == sorted(places)
+
+
+def test_the_version_is_the_packages_own(here: Callable[..., Result]) -> None:
+    assert here("--version").output == f"samestep {version}\n"
+
+
+def test_bash_completes_commands(tmp_path: Path) -> None:
+    script = (
+        'eval "$(samestep --show-completion)"; COMP_WORDS=(samestep la); COMP_CWORD=1; '
+        '_samestep_completion samestep; echo "${COMPREPLY[@]}"; complete -p samestep'
+    )
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=tmp_path, env={**environment(), "PATH": path}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == [
+        "launch",
+        "complete -o default -F _samestep_completion samestep",
+    ]
 
 
 def test_init_writes_what_trains_and_verifies(tmp_path: Path) -> None:
@@ -108,7 +139,7 @@ def test_train_is_a_rank_under_torchrun_and_the_legacy_launcher(
         done = subprocess.run(
             [sys.executable, "-m", launcher, "--nproc-per-node=2", "--standalone",
              "-m", "samestep", "train", str(config), f"name={name}"],
-            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+            cwd=tmp_path, env=environment(),
             capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

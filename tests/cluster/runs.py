@@ -46,7 +46,8 @@ class Training:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        # Of this checkout, wherever samestep is installed from.
+        return {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
 
     def command(self, name: str, *arguments: str | Path) -> list[str]:
         """`samestep NAME config.yaml ...`."""
@@ -81,7 +82,7 @@ def is_same(one: RunRecord, other: RunRecord) -> bool:
     )
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 60) -> float:
+def wait_for(what: Callable[[], bool], seconds: float = 120) -> float:
     """Wait until something is so; the seconds it took."""
     start = time.monotonic()
     while not what():

@@ -206,7 +206,7 @@ class Slurm(Daemons):
         self.hosts.daemons.add(self._daemons[name])
 
     def _wait_for(self, daemon: str, log: Path, ready: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not ready():
             if self._daemons[daemon].poll() is not None or time.monotonic() > deadline:
                 said = (self._folder / f"{daemon}.err").read_text()
@@ -214,7 +214,7 @@ class Slurm(Daemons):
             time.sleep(0.01)
 
     def _wait_until_idle(self) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while busy := self._nodes_not_idle():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"nodes do not become idle: {busy}\n{self._log_tail()}")

@@ -110,7 +110,7 @@ class Sshd(Daemons):
         self.hosts.daemons.add(self._daemons[host])
 
     def _wait_until_listening(self) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         for host, daemon in self._daemons.items():
             log = self._folder / f"{host}.log"
             while "Server listening" not in log.read_text():

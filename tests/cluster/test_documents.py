@@ -51,7 +51,7 @@ def test_a_command_runs_from_the_first_machine_as_written(
     done = slurm.hosts.run(
         "ctl", ["bash", "-euo", "pipefail", "-c", block],
         env={**environment(folder), **slurm.env, **by_rsh(slurm.hosts)},
-        cwd=folder, light=True, timeout=150,
+        cwd=folder, light=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
 
@@ -67,7 +67,7 @@ def test_commands_run_on_each_machine_as_written(hosts: Hosts, folder: Path, blo
         )
         for command, host in lines
     ]  # fmt: skip
-    said = [process.communicate(timeout=120)[0] for process in started]
+    said = [process.communicate(timeout=240)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], said
 
 

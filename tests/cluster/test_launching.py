@@ -27,7 +27,7 @@ def run_on_ctl(
 ) -> subprocess.CompletedProcess[str]:
     environment = {**training.environment, **by_rsh(hosts), **(env or {})}
     return hosts.run(
-        "ctl", argv, env=environment, cwd=training.folder, light=True, timeout=150
+        "ctl", argv, env=environment, cwd=training.folder, light=True, timeout=300
     )  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def on_both(hosts: Hosts, training: Training, run: str, *options: str) -> list[t
         )
         for node, host in enumerate(("n1", "n2"))
     ]  # fmt: skip
-    said = [agent.communicate(timeout=120)[0] for agent in agents]
+    said = [agent.communicate(timeout=240)[0] for agent in agents]
     return [(agent.returncode, text) for agent, text in zip(agents, said, strict=True)]
 
 
@@ -123,7 +123,7 @@ def test_two_jobs_at_once_on_the_same_nodes(
         done = run_on_ctl(slurm.hosts, training, argv, slurm.env)
         assert done.returncode == 0, done.stderr
         jobs += re.findall(r"submitted job (\d+)", done.stderr)
-    assert [slurm.wait(job, timeout=90) for job in jobs] == ["COMPLETED"] * 2
+    assert [slurm.wait(job, timeout=180) for job in jobs] == ["COMPLETED"] * 2
     assert slurm.show(jobs[0])["NodeList"] == slurm.show(jobs[1])["NodeList"] == "n[1-2]"
     assert is_same(training.record("one"), untouched)
     assert is_same(training.record("two"), untouched)
@@ -200,7 +200,7 @@ def test_mpirun_hands_a_signal_on_and_the_run_goes_on_later(
     )  # fmt: skip
     wait_for(lambda: training.steps_of("run") >= 2)
     process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=120)
     assert process.returncode == 75, said
     assert re.search(r"SIG(USR2|TERM) on rank 0 stopped the run after step", said)
     done = run_on_ctl(hosts, training, training.launch("run", *options))

@@ -26,6 +26,15 @@ def output_of(training: Training, job: str) -> str:
     return (training.folder / "run" / "slurm" / f"{job}.out").read_text()
 
 
+def log_of_rank_0(training: Training) -> str:
+    """What rank 0 logged, before and after the requeue.
+
+    Not Slurm's output: srun and mpirun pass on what ranks print, and are ended with the job by
+    its requeue, so the last lines may be lost there.
+    """
+    return (training.folder / "run" / "logs" / "rank-0.log").read_text()
+
+
 def requeue(slurm: Slurm, job: str, folder: Path) -> None:
     slurm.run(["scontrol", "requeue", job])
 
@@ -64,13 +73,13 @@ def test_a_job_comes_back_and_ends_with_the_untouched_runs_bits(
     job = submitted(slurm, training, *(grace if stop is preempt_with_grace else []))
     wait_for(lambda: training.steps_of("run") >= 2)
     stop(slurm, job, tmp_path)
-    assert slurm.wait(job, timeout=120) == "COMPLETED", output_of(training, job)
-    said = output_of(training, job)
+    assert slurm.wait(job, timeout=240) == "COMPLETED", output_of(training, job)
+    log = log_of_rank_0(training)
     assert slurm.show(job)["Restarts"] == "1"
-    assert re.search(r"Resuming from .*now 2 \(Slurm restart 1\)", said)
+    assert re.search(r"Resuming from .*now 2 \(Slurm restart 1\)", log)
     if stop is not lose_a_node:
         # This cluster announces a preemption by the job's own signal, where there is one.
-        assert re.search(r"SIG(TERM|USR1) on rank 0 stopped the run after step", said), said
+        assert re.search(r"SIG(TERM|USR1) on rank 0 stopped the run after step", log), log
     assert training.record("run").start > 0
     assert is_same(training.record("run"), untouched)
 
@@ -94,9 +103,10 @@ def test_a_job_that_is_warned_of_its_end_saves_and_requeues_itself(
     job = submitted(slurm, training, "--style", style)
     wait_for(lambda: training.steps_of("run") >= 2)
     slurm.run(["scancel", *WARNINGS[style], job])
-    assert slurm.wait(job, timeout=120) == "COMPLETED", output_of(training, job)
-    said = output_of(training, job)
-    assert re.search(r"SIGUSR1 on rank \d stopped the run after step", said), said
-    assert f"Job {job} is requeued" in said
+    assert slurm.wait(job, timeout=240) == "COMPLETED", output_of(training, job)
+    log = log_of_rank_0(training)
+    assert re.search(r"SIGUSR1 on rank \d stopped the run after step", log), log
+    assert f"Requeuing job {job}\n" in log
+    assert "not requeued" not in log
     assert training.record("run").start > 0
     assert is_same(training.record("run"), untouched)

@@ -99,7 +99,7 @@ def test_one_ranks_signal_a_step_earlier_stops_all_at_one_boundary(tmp_path: Pat
     )
     assert [text.strip().splitlines()[-1] for _, text in said] == [
         "samestep.errors.Stopped: SIGUSR2 on rank 2 stopped the run after step 3: it is saved, "
-        "and goes on from there when it is started again"
+        "and resumes from there when it is started again"
     ] * 3
     assert finish(folder, 2).record.state_hash == train(tmp_path, 1).record.state_hash
 
@@ -108,17 +108,17 @@ def _signalled_one_after_another(config: dict[str, Any]) -> None:
     import os
     import signal
 
-    from samestep.step.step import Step
+    from samestep.step.lane_passes import LanePasses
 
-    rank, whole = int(os.environ["RANK"]), Step.update
+    rank, whole = int(os.environ["RANK"]), LanePasses.update
 
-    def update(self: Step, *args: Any) -> None:
+    def update(self: LanePasses, *args: Any) -> None:
         # After the flags of this step have left: it rides on the next one.
         whole(self, *args)
-        if self.index == 3 - rank:
+        if self.data.index == 3 - rank:
             os.kill(os.getpid(), signal.SIGUSR2)
 
-    Step.update = update  # type: ignore[method-assign]
+    LanePasses.update = update  # type: ignore[method-assign]
     _train(config)
 
 

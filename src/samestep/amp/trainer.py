@@ -94,7 +94,7 @@ class AMPTrainer:
                     following = next(left, nothing)
                     steps.has_more = following is not nothing
                     yield None if batch is nothing else batch
-                if not steps.somebody_has_more:
+                if not steps.any_rank_has_more:
                     return
         finally:
             steps.has_more = False
@@ -185,13 +185,13 @@ class AMPTrainer:
                 state[saved.SCHEDULER] = self.scheduler.state_dict()
         state |= {saved.TRAINER: steps.state_dict(), saved.METADATA: dict(metadata or {})}
         self._saves += 1
-        news = f"save {self._saves} of {steps.name}"
+        event = f"save {self._saves} of {steps.name}"
         with steps.context.activity.during(SAVE):
             if steps.context.rank == writer:
                 saved.write(Path(path), state)
-                steps.context.tell(news)
+                steps.context.notify(event)
             else:
-                steps.context.wait_for(news, writer)
+                steps.context.wait_for(event, writer)
 
     def load_checkpoint(self, path: str | Path) -> dict[str, Any]:
         """Go on from a checkpoint, on every rank; gives its metadata."""

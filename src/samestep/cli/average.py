@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from samestep.cli.app import (
+    MODELS,
     AsJson,
     LocalRank,
     Overrides,
@@ -26,7 +27,7 @@ _Last = Annotated[int | None, typer.Option(min=1, help="Average so many newest c
 _Best = Annotated[int | None, typer.Option(min=1, help="Or so many with the best best.metric.")]
 
 
-@app.command()
+@app.command(rich_help_panel=MODELS)
 def average(
     context: typer.Context,
     run: RunDirPath,

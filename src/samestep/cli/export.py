@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from samestep.cli.app import AsJson, Overrides, RunDirPath, app, guarded
+from samestep.cli.app import MODELS, AsJson, Overrides, RunDirPath, app, guarded
 
 if TYPE_CHECKING:
     from samestep.export.export_run import Exported
 
 
-@app.command("export")
+@app.command("export", rich_help_panel=MODELS)
 def export_command(
     run: RunDirPath,
     overrides: Overrides = None,

@@ -10,14 +10,23 @@ from typing import Annotated
 
 import typer
 
-from samestep.cli.app import AsJson, ConfigFile, LocalRank, Overrides, app, guarded, print_rows
+from samestep.cli.app import (
+    STARTING,
+    AsJson,
+    ConfigFile,
+    LocalRank,
+    Overrides,
+    app,
+    guarded,
+    print_rows,
+)
 from samestep.environment.variables import exporting, thread_variables
 
 config_app = typer.Typer(help="Look at a config.", no_args_is_help=True)
-app.add_typer(config_app, name="config")
+app.add_typer(config_app, name="config", rich_help_panel=STARTING)
 
 
-@app.command()
+@app.command(rich_help_panel=STARTING)
 def init(
     folder: Annotated[Path, typer.Argument(help="Where to write; made if it is not there.")],
 ) -> None:
@@ -30,7 +39,7 @@ def init(
         typer.echo(f"now: samestep train {folder / 'config.yaml'}")
 
 
-@app.command()
+@app.command(rich_help_panel=STARTING)
 def env(
     as_json: AsJson = False,
 ) -> None:
@@ -46,7 +55,7 @@ def env(
             print_rows(("fact", "value", "reason"), rows)
 
 
-@app.command()
+@app.command(rich_help_panel=STARTING)
 def doctor(
     config: Annotated[
         Path | None, typer.Argument(help="The run's YAML or JSON file.", metavar="[CONFIG]")

@@ -7,15 +7,30 @@ import sys
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from samestep.cli.app import AsJson, ConfigFile, Overrides, RunDirPath, app, guarded, print_rows
+from samestep.cli.app import (
+    RUNS,
+    TRAINING,
+    AsJson,
+    ConfigFile,
+    Overrides,
+    RunDirPath,
+    app,
+    guarded,
+    print_rows,
+)
 from samestep.distributed.deferred_signals import DeferredSignals
+from samestep.errors import LaunchError
+
+if TYPE_CHECKING:
+    from samestep.launch.commands.rank_command import RankCommand
+    from samestep.launch.run.launches import Launch
 
 slurm_app = typer.Typer(help="Look at, or cancel, a run's Slurm job.", no_args_is_help=True)
-app.add_typer(slurm_app, name="slurm")
+app.add_typer(slurm_app, name="slurm", rich_help_panel=RUNS)
 
 
 class Via(str, Enum):
@@ -62,7 +77,7 @@ StopAfter = Annotated[int | None, typer.Option(hidden=True)]
 Attached = Annotated[bool, typer.Option("--attached", hidden=True)]
 
 
-@app.command()
+@app.command(rich_help_panel=TRAINING)
 def launch(
     context: typer.Context,
     config: ConfigFile,
@@ -98,9 +113,11 @@ def launch(
     """Start the ranks of a run: on this machine, on others, by mpirun, or as a Slurm job."""
     with guarded(), DeferredSignals():
         from samestep.launch.commands.size import Size
-        from samestep.launch.run.start import Request, prepare, start
+        from samestep.launch.run.prepare import Request, prepare
 
-        rank_command = _work(config, overrides or [], via, context.params, record, stop_after)
+        rank_command = _rank_command(
+            config, overrides or [], via, context.params, record, stop_after
+        )
         request = Request(
             nproc=None if nproc is None else Size.parse(nproc, "--nproc"),
             nodes=None if nodes is None else Size.parse(nodes, "--nodes"),
@@ -112,33 +129,32 @@ def launch(
             max_restarts=max_restarts,
         )
         prepared = prepare(rank_command, request)
-        _refuse_to_follow(prepared, follow)
+        if follow and not prepared.is_queued:
+            raise LaunchError("--follow is for Slurm jobs: other launches are followed anyway")
         if show or write is not None:
-            _show(prepared, show, write)
-            return
+            return _show(prepared, show, write)
         if attached:
             from samestep.distributed.signals import stop_with_input
 
             stop_with_input()
-        start(prepared, _tell, follows=follow)
+        prepared.run(_report, follow=follow)
 
 
-def _tell(line: str) -> None:
+def _report(line: str) -> None:
     typer.echo(f"samestep: {line}", err=True)
 
 
-def _work(
+def _rank_command(
     config: Path,
     overrides: list[str],
     via: Via | None,
     params: dict[str, Any],
     record: Path | None,
     stop_after: int | None,
-) -> Any:
+) -> RankCommand:
     """The config as the options make it; Slurm's are overrides of its launch section."""
     from samestep.config import load_config
     from samestep.config.launch import SlurmConfig
-    from samestep.errors import LaunchError
     from samestep.launch.commands.rank_command import RankCommand
     from samestep.launch.commands.slurm import for_the_first_task
 
@@ -160,31 +176,19 @@ def _work(
     )  # ranks need not know how
 
 
-def _refuse_to_follow(prepared: Any, follow: bool) -> None:
-    from samestep.errors import LaunchError
-    from samestep.launch.commands.slurm import SlurmJob
-
-    if follow and not isinstance(prepared, SlurmJob):
-        raise LaunchError("--follow is for Slurm jobs: other launches are followed anyway")
-
-
-def _show(prepared: Any, show: bool, write: Path | None) -> None:
-    from samestep.launch.run.start import plan_of, script_of
-
-    script = script_of(prepared)
+def _show(prepared: Launch, show: bool, write: Path | None) -> None:
+    script = prepared.script()
     if show:
         # The plan beside the script, which may be piped to a file or to sbatch.
-        print_rows(("", "plan"), plan_of(prepared), err=True)
+        print_rows(("", "plan"), prepared.summary(), err=True)
         typer.echo(script, nl=False)
     if write is not None:
-        from samestep.errors import LaunchError
-
         try:
             write.write_text(script, encoding="utf-8")
             write.chmod(0o755)
         except (OSError, UnicodeError) as error:
             raise LaunchError(f"{write} cannot be written: {error}") from None
-        _tell(f"wrote {write}")
+        _report(f"wrote {write}")
 
 
 @slurm_app.command()
@@ -225,12 +229,11 @@ def logs(
 ) -> None:
     """Show what a run's newest Slurm job has written."""
     with guarded():
-        from samestep.launch.run.slurm import follow as follow_job
-        from samestep.launch.run.slurm import logs_of, newest_job
+        from samestep.launch.run.slurm import follow_job, logs_of, newest_job
 
         job = newest_job(run)
         if follow:
-            follow_job(run, job, _tell, sys.stdout)
+            follow_job(run, job, _report, sys.stdout)
             return
         for path in logs_of(run, job):
             typer.echo(path.read_text(encoding="utf-8", errors="replace"), nl=False)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from samestep.cli.app import (
+    MODELS,
     AsJson,
     ConfigFile,
     LocalRank,
@@ -35,7 +36,7 @@ class Rule(str, Enum):
     valley = "valley"
 
 
-@app.command("lr-find")
+@app.command("lr-find", rich_help_panel=MODELS)
 def lr_find(
     context: typer.Context,
     config: ConfigFile,

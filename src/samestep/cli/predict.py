@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from samestep.cli.app import (
+    MODELS,
     AsJson,
     LocalRank,
     Overrides,
@@ -20,7 +21,7 @@ from samestep.cli.app import (
 from samestep.cli.ranks import as_rank
 
 
-@app.command()
+@app.command(rich_help_panel=MODELS)
 def predict(
     context: typer.Context,
     run: RunDirPath,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from samestep.cli.app import (
+    TRAINING,
     AsJson,
     ConfigFile,
     Launched,
@@ -23,10 +24,10 @@ from samestep.distributed.deferred_signals import DeferredSignals
 from samestep.errors import PROMISE_NOT_KEPT, SamestepError
 
 if TYPE_CHECKING:
-    from samestep.verify.verify import Verification
+    from samestep.verify.result import Verification
 
 
-@app.command()
+@app.command(rich_help_panel=TRAINING)
 def train(
     context: typer.Context,
     config: ConfigFile,
@@ -59,7 +60,7 @@ def train(
                 typer.echo(f"{outcome.steps} steps{loss}; the run is in {loaded.run_path}")
 
 
-@app.command()
+@app.command(rich_help_panel=TRAINING)
 def verify(
     config: ConfigFile,
     overrides: Overrides = None,
@@ -107,7 +108,7 @@ def verify(
             resumed=resumed,
             against=against,
             rtol=rtol,
-            tell=lambda line: typer.echo(line, err=True),
+            report=lambda line: typer.echo(line, err=True),
         )
         if as_json:
             typer.echo(json.dumps(result.as_json()))

@@ -95,20 +95,20 @@ class RunContext(ABC):
         host = self.hosts[self.rank]
         first = self.hosts.index(host) if per == "node" else 0
         self._turns += 1
-        news = f"{self._turns} of {host if per == 'node' else 'the run'}"
+        event = f"{self._turns} of {host if per == 'node' else 'the run'}"
         if self.rank != first:
-            self.wait_for(news, first)
+            self.wait_for(event, first)
         yield self.rank == first
         if self.rank == first:
-            self.tell(news)
+            self.notify(event)
 
     @abstractmethod
-    def tell(self, news: str) -> None:
-        """Let ranks that wait for this news go on."""
+    def notify(self, event: str) -> None:
+        """Release the ranks that wait for this event."""
 
     @abstractmethod
-    def wait_for(self, news: str, rank: int) -> None:
-        """Wait until a rank tells this news."""
+    def wait_for(self, event: str, rank: int) -> None:
+        """Wait until a rank notifies the others of this event."""
 
     def log_to(self, folder: Path, append: bool) -> None:
         """From here on also write to this rank's log file in the folder."""
@@ -144,11 +144,11 @@ class SingleProcessContext(RunContext):
             SoloCollectives(Activity()), torch.device(device), 0, threads or torch.get_num_threads()
         )
 
-    def tell(self, news: str) -> None:
-        del news  # nobody waits for it
+    def notify(self, event: str) -> None:
+        del event  # nobody waits for it
 
-    def wait_for(self, news: str, rank: int) -> None:
-        raise AssertionError(f"the only rank goes first, and waits for no {news} of rank {rank}")
+    def wait_for(self, event: str, rank: int) -> None:
+        raise AssertionError(f"a single process cannot wait for {event} of rank {rank}")
 
 
 class DDPContext(RunContext):
@@ -186,11 +186,11 @@ class DDPContext(RunContext):
     def before_end(self, finish: Callable[[], None]) -> None:
         self._heartbeat.before_end(finish)
 
-    def tell(self, news: str) -> None:
-        self._heartbeat.tell(news)
+    def notify(self, event: str) -> None:
+        self._heartbeat.notify(event)
 
-    def wait_for(self, news: str, rank: int) -> None:
-        self._heartbeat.wait_for(news, rank)
+    def wait_for(self, event: str, rank: int) -> None:
+        self._heartbeat.wait_for(event, rank)
 
     def failed(self, error: BaseException) -> BaseException:
         """Tell the other ranks of a failure here; or tell apart why they broke a collective."""

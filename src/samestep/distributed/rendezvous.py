@@ -23,7 +23,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from samestep.errors import InitError
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 _NAME = "samestep/job"
 _SECONDS_TO_ANSWER = 5.0
@@ -63,10 +63,14 @@ def serve_store(ports: Sequence[int], name: str, seconds: float) -> Any:
 
 
 def join_store(
-    address: str, ports: Sequence[int], name: str, seconds: float, tell: Tell = lambda line: None
+    address: str,
+    ports: Sequence[int],
+    name: str,
+    seconds: float,
+    report: Report = lambda line: None,
 ) -> Any:
     """The other ranks' part: the store of the rank 0 that has this job's name."""
-    deadline, patience = time.monotonic() + seconds, _Patience(tell)
+    deadline, patience = time.monotonic() + seconds, _Patience(report)
     foreign: dict[int, str] = {}
     refusals: Counter[int] = Counter()
     while True:
@@ -150,14 +154,14 @@ def _first_line(error: Exception) -> str:
 class _Patience:
     """Says what is waited for, but seldom."""
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
+    def __init__(self, report: Report) -> None:
+        self._report = report
         self._pause = _SECONDS_TO_SPEAK
         self._next = time.monotonic() + self._pause
 
     def say(self, message: str) -> None:
         if time.monotonic() > self._next:
-            self._tell(message)
+            self._report(message)
             self._pause *= 2
             self._next = time.monotonic() + self._pause
 
@@ -188,7 +192,7 @@ class Gathering:
 
 
 def introduce(
-    store: Any, mine: Introduction, world: int, seconds: float, tell: Tell = lambda line: None
+    store: Any, mine: Introduction, world: int, seconds: float, report: Report = lambda line: None
 ) -> Gathering:
     """Everybody's introduction, by rank. Rank 0 collects them, and knows who is missing.
 
@@ -198,7 +202,7 @@ def introduce(
     """
     ours, ticket = PrefixStore("samestep/introductions", store), uuid.uuid4().hex
     ours.set(str(mine.rank), json.dumps({"ticket": ticket, **asdict(mine)}))
-    deadline, patience = time.monotonic() + seconds, _Patience(tell)
+    deadline, patience = time.monotonic() + seconds, _Patience(report)
     while True:
         listed = _make_list(ours, world, deadline, patience) if mine.rank == 0 else _read(ours)
         if listed is not None and ticket in listed["tickets"]:

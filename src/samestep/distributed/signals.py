@@ -18,11 +18,7 @@ from typing import Any
 
 from samestep.distributed.deferred_signals import DeferredSignals
 
-STOPPING = tuple(
-    getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-    if hasattr(signal, name)
-)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 _SAVE = 256
 """Added to a flag whose rank wants a checkpoint; below it is the number of a signal."""
@@ -96,7 +92,7 @@ class StopSignals:
 
 
 def outlive_stop_signals(worker: int) -> None:
-    """For loader processes: a signal to stop is the rank's, which needs them until it has saved.
+    """For loader processes: a stop signal is for the rank, which needs them until it has saved.
 
     Launchers and Ctrl-C signal whole groups of processes. Only the rank itself ends its workers.
     """
@@ -104,6 +100,11 @@ def outlive_stop_signals(worker: int) -> None:
     for number in STOPPING:
         if number != signal.SIGTERM:
             signal.signal(number, signal.SIG_IGN)
+    if not hasattr(signal, "sigwaitinfo"):
+        # macOS does not say who sent a SIGTERM. In a process group of its own a worker gets only
+        # those that are meant for it; batch systems, which signal all groups, do not run there.
+        os.setpgid(0, 0)
+        return
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def end_with_the_rank() -> None:

@@ -58,8 +58,8 @@ def reseed(seed: int, generators: Sequence[torch.Generator] = ()) -> None:
         generator.manual_seed(seed)
 
 
-class Streams:
-    """Puts this process's generators at the start of a stream."""
+class RngStreams:
+    """Puts this process's generators at the start of a stream of random numbers."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._seed = seed

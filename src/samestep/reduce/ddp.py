@@ -16,6 +16,7 @@ from samestep.config import DistributedConfig
 from samestep.distributed.collectives import TorchCollectives
 from samestep.distributed.health.activity import COMPUTE
 from samestep.reduce.gradients import GradientSum
+from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import LaneStats, LocalStats, RankFlags, gather_stats, inverse
 
 
@@ -59,7 +60,9 @@ class DDPSum(GradientSum):
         shared_buffers: Sequence[Tensor],
         assignment: Sequence[range],
         collectives: TorchCollectives,
+        scaling: Scaling,
     ) -> None:
+        super().__init__(scaling)
         self._model = model
         self._assignment, self._collectives = assignment, collectives
         inside = {id(param) for param in model.parameters()}
@@ -77,8 +80,8 @@ class DDPSum(GradientSum):
     def forward_scope(self, last: bool) -> AbstractContextManager[None]:
         return nullcontext() if last and not self._ragged else self._model.no_sync()
 
-    def share(self, lanes: Sequence[LaneStats], note: RankFlags) -> LocalStats:
-        return gather_stats(self._collectives, lanes, note, self._assignment)
+    def share(self, lanes: Sequence[LaneStats], flags: RankFlags) -> LocalStats:
+        return gather_stats(self._collectives, lanes, flags, self._assignment)
 
     def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
         with self._collectives.activity.waiting("gradients in backward", COMPUTE):

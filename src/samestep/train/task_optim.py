@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from samestep.data.batch import Source
-from samestep.data.map_style import MapSource
 from samestep.errors import TaskError
 from samestep.optim.lr_scaling import describe_scaling, lr_factor
 from samestep.optim.optimizers import build_optimizers, describe_optimizer
@@ -45,7 +44,7 @@ def choose_schedules(
         _refuse_wrong_pace(found)
     else:
         _refuse_both(task, "schedules", "schedule")
-        per_epoch = source.plan.steps if isinstance(source, MapSource) else config.steps_per_epoch
+        per_epoch = source.steps_per_epoch
         mode = config.best.mode
         found = build_schedules(config.schedule, optimizers, steps, per_epoch, mode)
         run.context.log.main(f"Schedule: {describe_schedule(config.schedule, found)}")

@@ -1,7 +1,7 @@
 """The launchers as text: their scripts to the letter, their plans, and every mistake's words.
 
-`SAMESTEP_UPDATE_GOLDEN=1 pytest tests/unit/test_launchers.py` writes the scripts in tests/golden/
-anew: read what git says has changed before you commit it.
+`SAMESTEP_UPDATE_GOLDEN=1 pytest tests/unit/launch/test_commands.py` rewrites the scripts in
+tests/golden/: read what git says has changed before you commit it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typer.testing import CliRunner
 from samestep.cli import app
 from samestep.config import Config, load_config
 from samestep.errors import LaunchError, PlanError, UserError
-from samestep.launch.commands.local import LocalLaunch, local_launch
-from samestep.launch.commands.mpirun import MpiLaunch, flavour_of, mpi_launch
+from samestep.launch.commands.mpirun import flavour_of, mpirun_command
 from samestep.launch.commands.rank_command import RankCommand
 from samestep.launch.commands.size import Host, Size, parse_hosts
 from samestep.launch.commands.slurm import directives, slurm_job
-from samestep.launch.commands.ssh import ssh_launch
+from samestep.launch.commands.ssh import ssh_commands
 from samestep.launch.commands.summary import more_processes_may_help, plan_rows
-from samestep.launch.commands.torchrun import torchrun_script
+from samestep.launch.commands.torchrun import torchrun_command
+from samestep.launch.run.launches import Launch, MpirunLaunch, TorchrunLaunch
 from samestep.launch.run.mpirun import find_flavour
-from samestep.launch.run.start import Request, plan_of, prepare, script_of
+from samestep.launch.run.prepare import Request, prepare
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 GOOD = {"task": "task.py:Good", "epochs": 1, "global_batch": 8}
@@ -79,7 +79,7 @@ def everywhere(
 def by_mpi(flavour: Any, hosts: str, **more: Any) -> str:
     found = parse_hosts(hosts, 4) if hosts else ()
     at = {"cpus": 2, "as_root": False, **more}
-    return mpi_launch(everywhere(), flavour, 4, found, "job", ENVIRON, **at).script()
+    return mpirun_command(everywhere(), flavour, 4, found, "job", ENVIRON, **at).script()
 
 
 def by_slurm(nodes: Size | None, restarts: int = 0, **options: Any) -> str:
@@ -100,7 +100,7 @@ def everything() -> str:
 
 
 def here(rank_command: RankCommand, **more: Any) -> str:
-    return torchrun_script(local_launch(rank_command, 4, **more))
+    return torchrun_command(rank_command, 4, **more).script()
 
 
 SCRIPTS: dict[str, Callable[[], str]] = {
@@ -121,8 +121,8 @@ SCRIPTS: dict[str, Callable[[], str]] = {
     "slurm_torchrun": lambda: by_slurm(Size(1, 2), 3, style="torchrun", cpus_per_task=4),
     "slurm_mpirun": lambda: by_slurm(Size(2, 2), style="mpirun"),
     "slurm_everything": everything,
-    "ssh": lambda: ssh_launch(everywhere(), parse_hosts("a:4,b:2", None), "job").script(),
-    "ssh_surrounded": lambda: ssh_launch(
+    "ssh": lambda: ssh_commands(everywhere(), parse_hosts("a:4,b:2", None), "job").script(),
+    "ssh_surrounded": lambda: ssh_commands(
         everywhere({"ssh": "ssh -p 2222", "modules": ["cuda"], "environment": {"A": "it's"},
                     "before": ["ulimit -n 4096"]}),
         parse_hosts("a,b", None), "job",
@@ -164,9 +164,9 @@ def test_shellcheck_has_no_doubt_about_any_script(tmp_path: Path) -> None:
 
 
 def test_the_ranks_of_torch_distributed_launch_get_their_number_as_it_gave_it() -> None:
-    legacy = local_launch(everywhere(launch_method="torch.distributed.launch"), 2)
-    assert legacy.command[-2:] == ("--launched", "--local-rank=${local_rank}")
-    assert local_launch(everywhere(), 2).command[-1] == "--launched"
+    legacy = torchrun_command(everywhere(launch_method="torch.distributed.launch"), 2)
+    assert legacy.rank_argv[-2:] == ("--launched", "--local-rank=${local_rank}")
+    assert torchrun_command(everywhere(), 2).rank_argv[-1] == "--launched"
 
 
 def test_no_mail_is_asked_for_without_an_address() -> None:
@@ -196,7 +196,7 @@ def test_the_ranks_of_a_job_are_the_options_or_the_gpus_or_the_configs() -> None
 def test_variables_of_the_config_are_set_for_mpirun_and_only_named_on_its_command_line() -> None:
     rank_command = everywhere({"environment": {"TOKEN": "secret", "MASTER_ADDR": "n9"}})
     hosts = parse_hosts("a:1,b:1", None)
-    launch = mpi_launch(rank_command, "openmpi", 2, hosts, "job", {}, cpus=8, as_root=False)
+    launch = mpirun_command(rank_command, "openmpi", 2, hosts, "job", {}, cpus=8, as_root=False)
     assert launch.variables["TOKEN"] == "secret"
     assert launch.variables["MASTER_ADDR"] == "n9", "the config's own word wins"
     assert "secret" not in " ".join(launch.argv)
@@ -211,7 +211,7 @@ def test_openmpi_is_told_of_more_ranks_than_cpus_only_where_it_does_not_know_the
     def argv(hosts: str) -> tuple[str, ...]:
         found = parse_hosts(hosts, world) if hosts else ()
         rank_command = everywhere()
-        return mpi_launch(
+        return mpirun_command(
             rank_command, "openmpi", world, found, "j", {}, cpus=4, as_root=False
         ).argv
 
@@ -261,9 +261,9 @@ def test_the_end_of_an_address_is_not_taken_for_a_number_of_ranks(text: str) -> 
 
 def test_the_ranks_meet_at_the_host_and_not_at_its_user() -> None:
     hosts = parse_hosts("me@n1:1,me@n2:1", None)
-    remote = ssh_launch(everywhere(), hosts, "job").remote(1)
+    remote = ssh_commands(everywhere(), hosts, "job").remote(1)
     assert "--master-addr n1 " in remote
-    by_mpi = mpi_launch(everywhere(), "openmpi", 2, hosts, "job", {}, cpus=8, as_root=False)
+    by_mpi = mpirun_command(everywhere(), "openmpi", 2, hosts, "job", {}, cpus=8, as_root=False)
     assert by_mpi.variables["MASTER_ADDR"] == "n1"
 
 
@@ -278,7 +278,7 @@ def hosts(text: str, nproc: int | None = None) -> Callable[[Path], object]:
     return lambda folder: parse_hosts(text, nproc)
 
 
-def asked(via: str, *overrides: str, **request: Any) -> Callable[[Path], object]:
+def asked(via: str, *overrides: str, **request: Any) -> Callable[[Path], Launch]:
     """By prepare(), as the command line does it."""
     for name in ("nproc", "nodes"):
         if name in request:
@@ -433,13 +433,13 @@ MISTAKES = [
      ["add --node-rank"]),
     ("two places to meet",
      asked("torchrun", nproc=2, nodes=2, node_rank=0, master_addr="n0", rendezvous="n1:1"),
-     LaunchError, ["--rendezvous and --master-addr both say where to meet: keep one"]),
+     LaunchError, ["--rendezvous and --master-addr both set the meeting point: keep one"]),
     ("a numbered node of one", asked("torchrun", nproc=2, node_rank=0, master_addr="n0"),
      LaunchError, [ADD_NODES]),
     ("a rendezvous of one", asked("torchrun", nproc=2, rendezvous="n0:1"), LaunchError,
      ["--rendezvous", ADD_NODES]),
     ("nodes that meet nowhere", asked("torchrun", nproc=2, nodes=2), LaunchError,
-     ["nothing says where they meet: add --rendezvous HOST:PORT, or --node-rank N"]),
+     ["no meeting point is given: add --rendezvous HOST:PORT, or --node-rank N"]),
     ("numbered nodes that come and go",
      asked("torchrun", nproc=2, nodes="1:2", node_rank=0, master_addr="n0"), LaunchError,
      ["--nodes is 1:2: with --node-rank the machines do not come and go"]),
@@ -456,9 +456,9 @@ MISTAKES = [
     ("a range with a batch per rank",
      asked("torchrun", "global_batch=null", "batch_per_rank=4", nproc="1:2", max_restarts=1),
      LaunchError, ["batch_per_rank makes the run depend", "set global_batch instead"]),
-    ("elastic nodes that begin anew",
+    ("elastic nodes that never resume",
      asked("torchrun", "resume.checkpoint=never", nproc=2, nodes=2, rendezvous="n0:1"),
-     LaunchError, ["resume: never would begin anew whenever a node comes or goes"]),
+     LaunchError, ["resume: never would start from step 0 whenever a node joins or leaves"]),
     ("nodes against world_size",
      asked("torchrun", "distributed.world_size=2", nproc=2, nodes=2, rendezvous="n0:1"),
      LaunchError, ["world_size is 2 but --nproc is 2 and --nodes 2"]),
@@ -507,20 +507,20 @@ def test_what_the_mistakes_vary_is_itself_right(tmp_path: Path) -> None:
         asked("torchrun", nproc=2, nodes="1:2", rendezvous="n0:1", max_restarts=1),
         asked("torchrun", nproc="1:2", max_restarts=1),
     ):
-        launch: Any = request(tmp_path)
-        assert script_of(launch).startswith("#!/bin/bash\n")
-        assert dict(plan_of(launch))["same"] == "bits"
+        launch = request(tmp_path)
+        assert launch.script().startswith("#!/bin/bash\n")
+        assert dict(launch.summary())["same"] == "bits"
     assert arrayed("seed={array}", array="0-3")(tmp_path)
 
 
 def test_a_launcher_is_asked_for_by_the_config_or_the_option(tmp_path: Path) -> None:
     static = asked("torchrun", nproc=2, nodes=2, node_rank=1, master_addr="n0")(tmp_path)
-    assert isinstance(static, LocalLaunch)
-    assert static.rendezvous == "n0:29500", "torchrun's own port"
+    assert isinstance(static, TorchrunLaunch)
+    assert static.command.rendezvous == "n0:29500", "torchrun's own port"
     path = program(tmp_path / "mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
     by_mpi = asked("mpirun", f"launch.mpirun={path}", nproc=2)(tmp_path)
-    assert isinstance(by_mpi, MpiLaunch)
-    assert by_mpi.argv[:3] == (str(path), "-np", "2")
+    assert isinstance(by_mpi, MpirunLaunch)
+    assert by_mpi.command.argv[:3] == (str(path), "-np", "2")
 
 
 def test_agents_in_a_slurm_job_meet_on_its_first_node(
@@ -529,11 +529,11 @@ def test_agents_in_a_slurm_job_meet_on_its_first_node(
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[3-4]")
     launch = asked("torchrun", nproc=2, nodes="1:2")(tmp_path)
-    assert isinstance(launch, LocalLaunch)
-    host, _, port = launch.rendezvous.partition(":")
+    assert isinstance(launch, TorchrunLaunch)
+    host, _, port = launch.command.rendezvous.partition(":")
     assert host == "n3"
     assert 1024 < int(port) < 65536
-    assert asked("torchrun", nproc=2, nodes="1:2")(tmp_path).rendezvous == launch.rendezvous  # type: ignore[attr-defined]
+    assert asked("torchrun", nproc=2, nodes="1:2")(tmp_path) == launch
 
 
 # The same, as it is typed

@@ -22,17 +22,18 @@ from typer.testing import CliRunner
 from samestep.cli import app
 from samestep.config import load_config
 from samestep.errors import LaunchError, RankFailed, Stopped
-from samestep.launch.commands.mpirun import Flavour, MpiLaunch, mpi_launch
+from samestep.launch.commands.mpirun import Flavour, MpirunCommand, mpirun_command
 from samestep.launch.commands.rank_command import RankCommand
 from samestep.launch.commands.size import parse_hosts
 from samestep.launch.commands.slurm import SlurmJob, slurm_job
-from samestep.launch.commands.ssh import SshLaunch, ssh_launch
+from samestep.launch.commands.ssh import SshCommands, ssh_commands
 from samestep.launch.run import slurm as slurm_jobs
-from samestep.launch.run.mpirun import run_mpi
+from samestep.launch.run.launches import MpirunLaunch, SlurmLaunch
+from samestep.launch.run.mpirun import run_mpirun
 from samestep.launch.run.signal_forwarder import SignalForwarder
 from samestep.launch.run.slurm import (
     Submitted,
-    follow,
+    follow_job,
     jobs_of,
     logs_of,
     newest_job,
@@ -40,7 +41,6 @@ from samestep.launch.run.slurm import (
     submit,
 )
 from samestep.launch.run.ssh import check_hosts, run_over_ssh
-from samestep.launch.run.start import start
 
 GOOD = {"task": "task.py:Good", "epochs": 1, "global_batch": 8, "name": "tiny"}
 
@@ -206,7 +206,7 @@ def test_an_array_has_failed_when_one_task_has(cluster: Cluster, slept: list[flo
     job = submit(cluster.job(array="0-1"))
     cluster.says(f"{shown('COMPLETED', '12')}|{failed}")
     with pytest.raises(RankFailed, match="FAILED"):
-        follow(cluster.run, job, print, None)
+        follow_job(cluster.run, job, print, None)
 
 
 def followed(cluster: Cluster, job: Submitted, *states: str) -> tuple[list[str], str]:
@@ -219,7 +219,7 @@ def followed(cluster: Cluster, job: Submitted, *states: str) -> tuple[list[str],
         told.append(words.removeprefix("job 12: "))
         cluster.writes(f"line {len(told)}\n")
 
-    follow(cluster.run, job, tell, output)
+    follow_job(cluster.run, job, tell, output)
     return told, output.getvalue()
 
 
@@ -251,7 +251,7 @@ def test_following_shows_what_comes_after_the_end(
     clock = SimpleNamespace(sleep=sleep, monotonic=lambda: sum(naps))
     monkeypatch.setattr(slurm_jobs, "time", clock)
     output = io.StringIO()
-    follow(cluster.run, job, lambda words: None, output)
+    follow_job(cluster.run, job, lambda words: None, output)
     assert output.getvalue() == "late words\n"
     assert 1.0 < sum(naps) < 3.0
 
@@ -296,7 +296,7 @@ def followed_until_forgotten(cluster: Cluster, state: str) -> None:
     """Follow a job of which Slurm says this once, and then no more."""
     job = submit(cluster.job())
     cluster.says(state)
-    follow(
+    follow_job(
         cluster.run, job, lambda words: cluster.forgets() if "UNKNOWN" not in words else None, None
     )
 
@@ -374,7 +374,7 @@ def test_a_character_that_is_written_in_two_halves_is_shown_whole(
         with (cluster.run / "slurm" / "12.out").open("ab") as file:
             file.write(halves.pop(0))
 
-    follow(cluster.run, job, tell, output)
+    follow_job(cluster.run, job, tell, output)
     assert output.getvalue() == "ü"
 
 
@@ -425,7 +425,7 @@ def test_a_slurm_that_says_nothing_of_a_job_is_no_accident(cluster: Cluster) -> 
 
 def test_starting_a_job_submits_it_and_leaves_it_alone(cluster: Cluster) -> None:
     told: list[str] = []
-    start(cluster.job(), told.append)
+    SlurmLaunch(cluster.job()).run(told.append)
     [words] = told
     assert "submitted job 12" in words
     assert f"samestep slurm status {cluster.run}" in words
@@ -443,9 +443,24 @@ def test_starting_a_job_can_stay_with_it(
         if "RUNNING" in words:
             cluster.writes("a rank speaks\n")
 
-    start(cluster.job(), tell, follows=True)
+    SlurmLaunch(cluster.job()).run(tell, follow=True)
     assert told[-1] == "job 12: COMPLETED on n[1-2]"
     assert capsys.readouterr().out == "a rank speaks\n"
+
+
+@pytest.mark.parametrize(("quiet", "cancelled"), [(True, ["12"]), (False, [])])
+def test_an_interrupt_cancels_only_a_job_that_nobody_sees(
+    cluster: Cluster, slept: list[float], quiet: bool, cancelled: list[str]
+) -> None:
+    cluster.says(RUNNING)
+
+    def interrupt(line: str) -> None:
+        if "RUNNING" in line:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        SlurmLaunch(cluster.job()).run(interrupt, follow=True, quiet=quiet)
+    assert cluster.asked("scancel") == cancelled
 
 
 # The same, as it is typed
@@ -584,16 +599,16 @@ def test_off_the_main_thread_nothing_is_installed(missed: list[int]) -> None:
 # mpirun
 
 
-def mpirun(folder: Path, body: str, flavour: Flavour = "hydra", **launch: Any) -> MpiLaunch:
+def mpirun(folder: Path, body: str, flavour: Flavour = "hydra", **launch: Any) -> MpirunCommand:
     path = program(folder / "bin" / "mpirun", body)
     where = rank_command(folder, mpirun=str(path), python="/py", **launch)
-    return mpi_launch(where, flavour, 2, (), "job", {}, cpus=8, as_root=False)
+    return mpirun_command(where, flavour, 2, (), "job", {}, cpus=8, as_root=False)
 
 
 def test_mpirun_runs_in_the_folder_with_its_variables(tmp_path: Path) -> None:
     body = 'printf "%s\\n" "$PWD" "$A" "$B" "$*" > said; cat > input'
     launch = mpirun(tmp_path, body, environment={"A": "it's"})
-    run_mpi(launch, {**os.environ, "A": "lost", "B": "kept"})
+    run_mpirun(launch, {**os.environ, "A": "lost", "B": "kept"})
     folder, a, b, words = (tmp_path / "said").read_text().splitlines()
     assert (folder, a, b) == (str(tmp_path), "it's", "kept")
     assert words.split() == list(launch.argv[1:])
@@ -602,7 +617,7 @@ def test_mpirun_runs_in_the_folder_with_its_variables(tmp_path: Path) -> None:
 
 def test_mpirun_that_saved_and_stopped_says_so(tmp_path: Path) -> None:
     with pytest.raises(Stopped, match="the ranks have saved and stopped"):
-        run_mpi(mpirun(tmp_path, "exit 75"), os.environ)
+        run_mpirun(mpirun(tmp_path, "exit 75"), os.environ)
 
 
 @pytest.mark.parametrize(
@@ -617,28 +632,54 @@ def test_mpirun_that_fails_is_told_with_its_code(
     tmp_path: Path, body: str, how: str, code: int
 ) -> None:
     with pytest.raises(RankFailed) as caught:
-        run_mpi(mpirun(tmp_path, body), os.environ)
+        run_mpirun(mpirun(tmp_path, body), os.environ)
     assert f"mpirun ended with {how}: the rank that failed says why above" in str(caught.value)
     assert "runs/tiny/logs" in str(caught.value)
     assert caught.value.exit_code == code
 
 
+@pytest.mark.parametrize(
+    ("setup", "skipped"),
+    [({"before": ["ulimit -n 4096"]}, True), ({"modules": ["cuda"]}, True), ({}, False)],
+)
+def test_setup_lines_that_only_a_script_runs_are_reported(
+    tmp_path: Path, setup: dict[str, Any], skipped: bool
+) -> None:
+    reported: list[str] = []
+    MpirunLaunch(mpirun(tmp_path, "exit 0", **setup)).run(reported.append)
+    assert [line.split(" only apply")[0] for line in reported] == (
+        ["launch.modules and launch.before"] if skipped else []
+    )
+
+
 def test_a_quiet_mpirun_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     launch = mpirun(tmp_path, "echo out; echo err >&2")
-    run_mpi(launch, os.environ, quiet=True)
+    run_mpirun(launch, os.environ, quiet=True)
     assert capfd.readouterr() == ("", "")
-    run_mpi(launch, os.environ)
+    run_mpirun(launch, os.environ)
     assert capfd.readouterr() == ("out\n", "err\n")
 
 
-# Its traps are set before it signals us, and we have waited long enough to be waiting for it.
+# Its traps are set before it signals us, and we are waiting for it by then.
 SIGNALLED = """
 for name in USR1 USR2 TERM INT HUP; do trap "echo $name >> got; {then}" $name; done
-sleep 0.2
+until [ -e waited-for ]; do sleep 0.02; done
 {send}
-n=0; while [ $n -lt 100 ]; do sleep 0.05; n=$((n+1)); done
+n=0; while [ $n -lt 600 ]; do sleep 0.05; n=$((n+1)); done
 exit 9
 """
+
+
+@pytest.fixture
+def waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An mpirun finds the file `waited-for` once its launcher waits for its end."""
+
+    class Popen(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            (tmp_path / "waited-for").touch()
+            return super().wait(timeout)
+
+    monkeypatch.setattr("samestep.launch.run.mpirun.subprocess.Popen", Popen)
 
 
 @pytest.mark.parametrize(
@@ -651,24 +692,26 @@ exit 9
     ],
 )  # fmt: skip
 def test_mpirun_gets_the_signals_that_let_its_ranks_save(
-    tmp_path: Path, missed: list[int], flavour: Flavour, sent: str, arrives: str
+    tmp_path: Path, missed: list[int], waits: None, flavour: Flavour, sent: str, arrives: str
 ) -> None:
     body = SIGNALLED.format(send=f"kill -{sent} $PPID", then="exit 75")
     with pytest.raises(Stopped):
-        run_mpi(mpirun(tmp_path, body, flavour), os.environ)
+        run_mpirun(mpirun(tmp_path, body, flavour), os.environ)
     assert (tmp_path / "got").read_text() == f"{arrives}\n"
     assert missed == []
 
 
 @pytest.mark.parametrize("flavour", ["openmpi", "hydra"])
 def test_a_second_interrupt_ends_mpirun(
-    tmp_path: Path, missed: list[int], flavour: Flavour
+    tmp_path: Path, missed: list[int], waits: None, flavour: Flavour
 ) -> None:
     """One that would take its time, and does not end by the signal that lets its ranks save."""
-    twice = "kill -INT $PPID; sleep 0.2; kill -INT $PPID"
+    twice = "kill -INT $PPID; until [ -s got ]; do sleep 0.02; done; kill -INT $PPID"
     body = SIGNALLED.format(send=twice, then="[ $(wc -l < got) -lt 2 ] || exit 1")
-    with pytest.raises(RankFailed, match="stopped by SIGINT before it could be saved") as caught:
-        run_mpi(mpirun(tmp_path, body, flavour), os.environ)
+    with pytest.raises(
+        RankFailed, match=r"stopped by SIGINT, and .* before its ranks reported"
+    ) as caught:
+        run_mpirun(mpirun(tmp_path, body, flavour), os.environ)
     assert caught.value.exit_code == 128 + signal.SIGINT
     first = (tmp_path / "got").read_text().splitlines()[0]
     assert first == {"openmpi": "USR2", "hydra": "TERM"}[flavour]
@@ -676,13 +719,15 @@ def test_a_second_interrupt_ends_mpirun(
 
 
 RANK = """
-trap '' USR1 USR2 TERM
+trap 'echo got >> signalled' USR1 USR2 TERM
 echo $$ >> ranks
 if [ "${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}" = 0 ]; then
     while [ "$(wc -l < ranks)" -lt 2 ]; do sleep 0.05; done
-    kill -INT {parent}; sleep 0.3; kill -INT {parent}
+    kill -INT {parent}
+    until [ -s signalled ]; do sleep 0.02; done
+    kill -INT {parent}
 fi
-n=0; while [ $n -lt 200 ]; do sleep 0.05; n=$((n+1)); done
+n=0; while [ $n -lt 600 ]; do sleep 0.05; n=$((n+1)); done
 """
 
 
@@ -701,15 +746,15 @@ def test_a_second_interrupt_leaves_no_rank_behind(
     rank = program(tmp_path / "rank", RANK.format(parent=os.getpid()))
     where = rank_command(tmp_path, mpirun=name, python=str(rank))
     as_root = os.geteuid() == 0
-    launch = mpi_launch(where, flavour, 2, (), "job", {}, cpus=1, as_root=as_root)
+    launch = mpirun_command(where, flavour, 2, (), "job", {}, cpus=1, as_root=as_root)
     with pytest.raises(RankFailed):
-        run_mpi(launch, os.environ, quiet=True)
+        run_mpirun(launch, os.environ, quiet=True)
     ranks = [int(line) for line in (tmp_path / "ranks").read_text().split()]
     assert len(ranks) == 2
     try:
-        deadline = time.monotonic() + 3
+        deadline = time.monotonic() + 20
         while any(map(lives, ranks)):
-            assert time.monotonic() < deadline, "ranks go on without their mpirun"
+            assert time.monotonic() < deadline, "ranks outlive their mpirun"
             time.sleep(0.05)
     finally:
         for number in filter(lives, ranks):
@@ -724,16 +769,16 @@ def lives(process: int) -> bool:
 
 
 def test_mpirun_is_not_in_reach_of_the_terminals_interrupt(tmp_path: Path) -> None:
-    run_mpi(mpirun(tmp_path, "ps -o sid= -p $$ > session"), os.environ)
+    run_mpirun(mpirun(tmp_path, "ps -o sid= -p $$ > session"), os.environ)
     assert int((tmp_path / "session").read_text()) != os.getsid(0)
 
 
 # ssh
 
 
-def over_ssh(folder: Path, body: str) -> SshLaunch:
+def over_ssh(folder: Path, body: str) -> SshCommands:
     path = program(folder / "bin" / "ssh", body)
-    return ssh_launch(
+    return ssh_commands(
         rank_command(folder, ssh=str(path), python="/py"), parse_hosts("a:1,b:1", 2), "job"
     )
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +31,7 @@ from samestep.checkpoint.format import (
 from samestep.config import Config, load_config
 from samestep.distributed.context import SingleProcessContext
 from samestep.errors import CheckpointError, RunDirError
+from samestep.run_setup import RunSetup
 from samestep.train.open_run import Opened, open_run
 from samestep.train.run_dir import RunDir
 
@@ -39,8 +43,10 @@ from pathlib import Path
 from samestep.train.run_dir import RunDir
 
 folder = RunDir(Path(sys.argv[1]))
-worker = os.fork() if "worker" in sys.argv else 1  # as a DataLoader starts its own
+worker = os.fork() if {"worker", "worker-closes"} & set(sys.argv) else 1  # as a DataLoader does
 if worker == 0:
+    if "worker-closes" in sys.argv:
+        folder.close()
     time.sleep(60)
     os._exit(0)
 if "close" in sys.argv:
@@ -104,6 +110,36 @@ def test_a_killed_process_lets_go_though_its_workers_are_still_ending(tmp_path: 
 def test_a_closed_directory_is_free_though_workers_are_still_ending(tmp_path: Path) -> None:
     with holder(tmp_path, "worker", "close"):
         RunDir(tmp_path).close()
+
+
+def test_a_worker_that_closes_its_copy_does_not_release_the_directory(tmp_path: Path) -> None:
+    with (
+        holder(tmp_path, "worker-closes") as process,
+        pytest.raises(RunDirError, match=f"in use by process {process.pid} on"),
+    ):
+        RunDir(tmp_path)
+
+
+def test_a_directory_locked_by_one_thread_can_be_released_by_another(tmp_path: Path) -> None:
+    first = RunDir(tmp_path)
+    closing = threading.Thread(target=first.close)
+    closing.start()
+    closing.join()
+    RunDir(tmp_path).close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_without_locks_does_not_stop_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    first, second = RunDir(tmp_path), RunDir(tmp_path)
+    for folder in (first, second, first):
+        folder.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["run.lock"]
 
 
 def test_two_runs_of_one_process_do_not_share_a_directory(tmp_path: Path) -> None:
@@ -272,12 +308,11 @@ def put(config: Config, *steps: int) -> None:
 @contextmanager
 def opened(config: Config) -> Iterator[Opened]:
     with SingleProcessContext() as context:
-        found = open_run(config, context, config.batch_plan(1))
+        found = open_run(RunSetup.create(config, context))
         try:
             yield found
         finally:
-            assert found.folder is not None
-            found.folder.close()
+            found.close()
 
 
 def config_in(tmp_path: Path, *overrides: str) -> Config:

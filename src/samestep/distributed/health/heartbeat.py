@@ -239,17 +239,17 @@ class Heartbeat:
 
     # -- one after the other ---------------------------------------------------------------
 
-    def tell(self, news: str) -> None:
-        """Let those who wait for this news go on."""
-        self._store.set(f"news/{news}", "told")
+    def notify(self, event: str) -> None:
+        """Release the ranks that wait for this event."""
+        self._store.set(f"event/{event}", "happened")
 
-    def wait_for(self, news: str, rank: int) -> None:
-        """Wait until a rank tells this news, however long it takes.
+    def wait_for(self, event: str, rank: int) -> None:
+        """Wait until a rank notifies the others of this event, however long it takes.
 
-        `PeerLost` if any rank fails meanwhile, or this one gives no sign of life any more.
+        `PeerLost` if any rank fails meanwhile, or that rank gives no sign of life any more.
         """
         heard, number = time.monotonic(), None
-        while not self._store.has(f"news/{news}"):
+        while not self._store.has(f"event/{event}"):
             if self._store.is_gone or self._store.has("failed"):
                 raise PeerLost(f"waited for rank {rank} to go first")
             if time.monotonic() - heard > self._lost_after:

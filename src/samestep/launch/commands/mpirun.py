@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from samestep.environment.variables import launch_variables
+from samestep.environment.hardware import owned_cpus
+from samestep.environment.variables import launch_variables, process_environment
 from samestep.errors import LaunchError
 from samestep.launch.commands.rank_command import RankCommand, exec_line, shell_script
 from samestep.launch.commands.size import Host
+from samestep.launch.commands.summary import Rows, plan_rows
 
 Flavour = Literal["openmpi", "hydra"]
 
@@ -19,7 +21,7 @@ _FORWARDED_KINDS = ("NCCL_", "GLOO_", "TORCH_", "OMP_", "MKL_", "SAMESTEP_")
 
 
 @dataclass(frozen=True)
-class MpiLaunch:
+class MpirunCommand:
     """One mpirun that starts all ranks."""
 
     rank_command: RankCommand
@@ -41,6 +43,13 @@ class MpiLaunch:
         command = "\n".join([*name, exec_line(self.argv)])
         return shell_script(comment, self.rank_command, variables, command)
 
+    def summary(self) -> Rows:
+        threads = None
+        if not self.hosts:  # all ranks share the CPUs of this machine
+            threads = max(1, owned_cpus(process_environment()).value // self.world)
+        machines = max(1, len(self.hosts))
+        return plan_rows(self.rank_command.config, self.world, machines, threads)
+
 
 def flavour_of(version: str) -> Flavour:
     """Which mpirun this is, by what it prints for --version."""
@@ -55,7 +64,7 @@ def flavour_of(version: str) -> Flavour:
     )
 
 
-def mpi_launch(
+def mpirun_command(
     rank_command: RankCommand,
     flavour: Flavour,
     world: int,
@@ -65,7 +74,7 @@ def mpi_launch(
     *,
     cpus: int,
     as_root: bool,
-) -> MpiLaunch:
+) -> MpirunCommand:
     """The mpirun of a config; `name` is what the ranks of this launch know each other by."""
     config = rank_command.config
     variables = {**config.launch.environment, **launch_variables(name)}
@@ -93,7 +102,9 @@ def mpi_launch(
     # OpenMPI's kills its ranks on SIGTERM, and they outlive it if it is killed itself; hydra's
     # hands SIGTERM on, does not know SIGUSR2, and its ranks end with it.
     stops_by, ends_by = ("SIGUSR2", "SIGTERM") if flavour == "openmpi" else ("SIGTERM", "SIGKILL")
-    return MpiLaunch(rank_command, world, hosts, (*argv, *command), variables, stops_by, ends_by)
+    return MpirunCommand(
+        rank_command, world, hosts, (*argv, *command), variables, stops_by, ends_by
+    )
 
 
 def _forwarded(environ: Mapping[str, str], ours: Iterable[str]) -> list[str]:

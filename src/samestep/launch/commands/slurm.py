@@ -11,6 +11,7 @@ from pathlib import Path
 from samestep.errors import LaunchError
 from samestep.launch.commands.rank_command import RankCommand, check_world, quoted, surroundings
 from samestep.launch.commands.size import Size
+from samestep.launch.commands.summary import Rows, plan_rows
 
 ARRAY = "{array}"
 """In an override: the number of the array's task."""
@@ -55,6 +56,11 @@ class SlurmJob:
             *body,
         ]
         return "\n".join(lines) + "\n"
+
+    def summary(self) -> Rows:
+        config = self.rank_command.config
+        threads = config.launch.slurm.cpus_per_task
+        return plan_rows(config, self.world, self.nodes.most, threads)
 
 
 def slurm_job(

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from samestep.environment.ports import meeting_ports
 from samestep.launch.commands.rank_command import RankCommand, check_world, quoted, surroundings
 from samestep.launch.commands.size import Host, ranks_of
+from samestep.launch.commands.summary import Rows, plan_rows
 
 
 @dataclass(frozen=True)
-class SshLaunch:
+class SshCommands:
     """One `samestep launch` on each host; the first host has rank 0."""
 
     rank_command: RankCommand
@@ -33,7 +34,7 @@ class SshLaunch:
     def ssh(self) -> tuple[str, ...]:
         return tuple(shlex.split(self.rank_command.config.launch.ssh))
 
-    def at(self, port: int) -> SshLaunch:
+    def at(self, port: int) -> SshCommands:
         """The same, with the agents meeting at another port."""
         return replace(self, port=port)
 
@@ -74,10 +75,13 @@ class SshLaunch:
         ]
         return "\n".join(lines) + "\n"
 
+    def summary(self) -> Rows:
+        return plan_rows(self.rank_command.config, self.world, len(self.hosts), None)
 
-def ssh_launch(rank_command: RankCommand, hosts: tuple[Host, ...], name: str) -> SshLaunch:
+
+def ssh_commands(rank_command: RankCommand, hosts: tuple[Host, ...], name: str) -> SshCommands:
     """The agents of a config; `name` tells this launch from any other."""
-    launch = SshLaunch(rank_command, hosts, meeting_ports(name)[0])
+    launch = SshCommands(rank_command, hosts, meeting_ports(name)[0])
     if launch.world is not None:
         check_world(rank_command.config, launch.world, f"--hosts take {launch.world} ranks")
     return launch

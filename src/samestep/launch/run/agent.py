@@ -26,16 +26,16 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from samestep.environment.interfaces import address_towards, is_loopback
 from samestep.environment.variables import exporting, launch_variables, thread_variables
 from samestep.errors import LaunchError, RankFailed, Stopped
-from samestep.launch.commands.local import LocalLaunch
+from samestep.launch.commands.torchrun import TorchrunCommand
 from samestep.launch.run.exit_report import ExitReport, read_failures, said_by
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 """What the agent hands on to its ranks, which then save and stop."""
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
-def run_ranks(launch: LocalLaunch, tell: Tell = lambda line: None) -> None:
+def run_ranks(launch: TorchrunCommand, report: Report, quiet: bool = False) -> None:
     """Start the ranks and wait; raises `RankFailed` with the first failing rank's own words.
 
     On one machine, ranks that were lost (killed, out of memory, crashed) are left out when
@@ -45,24 +45,24 @@ def run_ranks(launch: LocalLaunch, tell: Tell = lambda line: None) -> None:
     this_launch = uuid.uuid4().hex
     for left in reversed(range(restarts + 1)):
         try:
-            _run_once(launch, this_launch)
+            _run_once(launch, this_launch, quiet)
             return
         except ExitReport as verdict:
             if not left or not verdict.may_pass:
                 raise verdict.error from None
             nproc = max(launch.min_nproc, launch.nproc - len(verdict.lost))
-            tell(
+            report(
                 f"{verdict.headline}. Starting again on {nproc} rank(s) from the last checkpoint; "
                 f"{left} restart(s) left"
             )
             launch = replace(launch, nproc=nproc)
 
 
-def _run_once(launch: LocalLaunch, this_launch: str) -> None:
+def _run_once(launch: TorchrunCommand, this_launch: str, quiet: bool) -> None:
     started = time.time()
     launch.folder.mkdir(parents=True, exist_ok=True)
-    config = _agent_config(launch)
-    interpreter, *arguments = launch.command
+    config = _agent_config(launch, quiet)
+    interpreter, *arguments = launch.rank_argv
     _quiet_agent_logs()
     variables = {
         **launch.rank_command.config.launch.environment,
@@ -92,13 +92,14 @@ def _run_once(launch: LocalLaunch, this_launch: str) -> None:
         ) from error
 
 
-def _meets_again(launch: LocalLaunch) -> bool:
+def _meets_again(launch: TorchrunCommand) -> bool:
     """Whether machines may come and go, and meet again each time."""
     return launch.nodes is not None and launch.node_rank is None
 
 
-def _agent_config(launch: LocalLaunch) -> LaunchConfig:
-    silenced = range(launch.nproc) if launch.quiet else range(1, launch.nproc)
+def _agent_config(launch: TorchrunCommand, quiet: bool) -> LaunchConfig:
+    # Rank 0's output goes to the terminal unless it is quiet, that of the others to files.
+    redirected = range(launch.nproc) if quiet else range(1, launch.nproc)
     known = {field.name for field in fields(LaunchConfig)}
     options: dict[str, Any] = {
         "min_nodes": 1,
@@ -138,7 +139,7 @@ def _agent_config(launch: LocalLaunch) -> LaunchConfig:
         rdzv_backend="c10d" if launch.node_rank is None else "static",
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(
-            log_dir=str(launch.folder), redirects=dict.fromkeys(silenced, Std.ALL)
+            log_dir=str(launch.folder), redirects=dict.fromkeys(redirected, Std.ALL)
         ),
         # Some came with later versions of torch; the environment says the same to the others.
         **{name: value for name, value in options.items() if name in known},

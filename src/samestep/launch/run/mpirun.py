@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from samestep.errors import LaunchError, RankFailed, Stopped, code_of_ranks
-from samestep.launch.commands.mpirun import Flavour, MpiLaunch, flavour_of
+from samestep.launch.commands.mpirun import Flavour, MpirunCommand, flavour_of
 from samestep.launch.run.signal_forwarder import SignalForwarder
 
 _SECONDS_TO_ANSWER = 20.0
@@ -38,7 +38,7 @@ def find_flavour(mpirun: str) -> Flavour:
     return flavour_of(said.stdout + said.stderr)
 
 
-def run_mpi(launch: MpiLaunch, environ: Mapping[str, str], quiet: bool = False) -> None:
+def run_mpirun(launch: MpirunCommand, environ: Mapping[str, str], quiet: bool = False) -> None:
     """Start it and wait; a failing rank shows its own words on the way."""
     silent = subprocess.DEVNULL if quiet else None
     started: list[subprocess.Popen[bytes]] = []
@@ -71,11 +71,15 @@ def run_mpi(launch: MpiLaunch, environ: Mapping[str, str], quiet: bool = False) 
         return
     if code == Stopped.exit_code:
         raise Stopped("the ranks have saved and stopped")
-    if signals.received is not None:
-        name = signals.received.name
-        raise RankFailed(f"stopped by {name} before it could be saved", 128 + signals.received)
     how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
     logs = launch.rank_command.config.run_path / "logs"
+    if signals.received is not None:
+        # The ranks may have saved nevertheless: where they requeue their Slurm job, that ends mpirun.
+        raise RankFailed(
+            f"stopped by {signals.received.name}, and {launch.argv[0]} ended with {how} before its "
+            f"ranks reported that they had saved: see {logs}",
+            128 + signals.received,
+        )
     raise RankFailed(
         f"{launch.argv[0]} ended with {how}: the rank that failed says why above, and in {logs}",
         code_of_ranks(code),

@@ -177,7 +177,9 @@ def logs_of(run: Path, job: Submitted) -> list[Path]:
     return sorted((run / "slurm").glob(pattern))
 
 
-def follow(run: Path, job: Submitted, tell: Callable[[str], None], show: IO[str] | None) -> None:
+def follow_job(
+    run: Path, job: Submitted, report: Callable[[str], None], show: IO[str] | None
+) -> None:
     """Show a job's states and its output until it is over; raises if it failed."""
     outputs, patience = _Outputs(run, job), _Patience()
     before, over = "", None
@@ -194,7 +196,7 @@ def follow(run: Path, job: Submitted, tell: Callable[[str], None], show: IO[str]
         if state.nodes:
             words += f" on {state.nodes}"
         if words != before:
-            tell(words)
+            report(words)
             before = words
         for text in outputs.news():
             if show is not None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from samestep.errors import LaunchError, RankFailed, Stopped, code_of_ranks
-from samestep.launch.commands.ssh import SshLaunch
+from samestep.launch.commands.ssh import SshCommands
 from samestep.launch.run.signal_forwarder import SignalForwarder
 
 _SECONDS_TO_END = 10.0
@@ -18,7 +18,7 @@ _SECONDS_TO_END = 10.0
 _SECONDS_TO_LET_IN = 30.0
 
 
-def check_hosts(launch: SshLaunch) -> None:
+def check_hosts(launch: SshCommands) -> None:
     """Whether every host lets us in without a password and can start a rank; all at once."""
     with ThreadPoolExecutor(len(launch.hosts)) as pool:
         found = list(pool.map(lambda node: _refusal(launch, node), range(len(launch.hosts))))
@@ -27,7 +27,7 @@ def check_hosts(launch: SshLaunch) -> None:
         raise LaunchError("\n".join(wrong))
 
 
-def _refusal(launch: SshLaunch, node: int) -> str:
+def _refusal(launch: SshCommands, node: int) -> str:
     host, argv = launch.hosts[node].name, launch.check(node)
     try:
         done = subprocess.run(
@@ -57,7 +57,7 @@ def _refusal(launch: SshLaunch, node: int) -> str:
     )
 
 
-def run_over_ssh(launch: SshLaunch) -> None:
+def run_over_ssh(launch: SshCommands) -> None:
     """Start all agents and wait; raises what the first that failed made of it."""
     check_hosts(launch)
     agents = [_Agent(launch, node) for node in range(len(launch.hosts))]
@@ -114,7 +114,7 @@ def _verdict(agent: _Agent) -> Exception:
 class _Agent:
     """The ssh to one host, whose lines are shown with the host's name."""
 
-    def __init__(self, launch: SshLaunch, node: int) -> None:
+    def __init__(self, launch: SshCommands, node: int) -> None:
         self.host = launch.hosts[node].name
         self.process = subprocess.Popen(
             launch.argv(node),
