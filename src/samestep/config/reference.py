@@ -38,7 +38,7 @@ def suggest_key(path: str) -> str:
 def accepted_values(key: str) -> str:
     """The types, choices and limits of a key, such as `a whole number (at least 1)`."""
     field = _field_at(key)
-    limits = [_LIMITS[type(m).__name__].format(m) for m in _limits_of(field)]
+    limits = _limits_of(field)
     kinds = " or ".join(dict.fromkeys(_kinds(field.annotation)))
     return kinds + (f" ({', '.join(limits)})" if limits else "")
 
@@ -48,8 +48,11 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
     if get_origin(annotation) is tuple:
         return None
     for candidate in (annotation, *get_args(annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
+        # In Python 3.10 list[str] is an instance of type too, but issubclass refuses it.
+        is_class = isinstance(candidate, type) and get_origin(candidate) is None
+        if is_class and issubclass(candidate, BaseModel):
+            section: type[BaseModel] = candidate
+            return section
     return None
 
 
@@ -72,16 +75,16 @@ def _flatten_schema(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[
 
 
 _LIMITS = {
-    "Ge": "at least {0.ge}",
-    "Gt": "above {0.gt}",
-    "Le": "at most {0.le}",
-    "Lt": "below {0.lt}",
-    "_PydanticGeneralMetadata": "matching {0.pattern}",
+    "ge": "at least {}",
+    "gt": "above {}",
+    "le": "at most {}",
+    "lt": "below {}",
+    "pattern": "matching {}",
 }
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
-def _limits_of(field: Any) -> list[Any]:
+def _limits_of(field: Any) -> list[str]:
     def walk(annotation: Any) -> Iterator[Any]:
         for meta in getattr(annotation, "__metadata__", ()):
             yield from getattr(meta, "metadata", [meta])
@@ -90,7 +93,13 @@ def _limits_of(field: Any) -> list[Any]:
                 yield from walk(inner)
 
     found = [*field.metadata, *walk(field.annotation)]
-    return [meta for meta in found if type(meta).__name__ in _LIMITS]
+    # By attribute: which class holds a limit differs between releases of pydantic.
+    return [
+        text.format(getattr(meta, name))
+        for meta in found
+        for name, text in _LIMITS.items()
+        if getattr(meta, name, None) is not None
+    ]
 
 
 def _kinds(annotation: Any) -> Iterator[str]:

@@ -270,7 +270,12 @@ class PhaseRate:
                 group["lr"] = rate
 
     def state_dict(self) -> dict[str, Any]:
-        schedules = [schedule.state_dict() for schedule in self._schedules]
+        # Older releases of torch have a function there, which a checkpoint cannot hold; SWALR's
+        # constructor sets it.
+        schedules = [
+            {name: value for name, value in schedule.state_dict().items() if name != "anneal_func"}
+            for schedule in self._schedules
+        ]
         return {"schedules": schedules, "rates": self._rates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
