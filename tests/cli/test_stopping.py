@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -15,15 +14,20 @@ import pytest
 from tests.cli.processes import TASKS, children_of, processes_of, samestep, started, wait_for
 
 SAVED = 75
+PATIENCE = 180.0
+"""Seconds that a test waits for something to happen, on a machine that is busy with others."""
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
+    """Of a run that takes half a minute, unless the file `hurry` is written."""
     path = tmp_path / "slow.yaml"
     path.write_text(
         f"task: {TASKS}:Slow\nglobal_batch: 32\nlanes: 8\nsteps: 60\n"
+        f"params: {{seconds: 0.06, hurry: {tmp_path / 'hurry'}}}\n"
         "checkpoint: {every_steps: 3}\nlog_every: 1\n"
-        "distributed: {threads_per_rank: 1, timeout: 60}\n"
+        # Longer than any wait of these tests: what they wait for must not be the timeout.
+        "distributed: {threads_per_rank: 1, timeout: 600}\n"
     )
     return path
 
@@ -65,7 +69,7 @@ def test_a_signal_to_one_process_saves_and_stops_it(
     with started("train", config, "checkpoint.every_steps=50", cwd=tmp_path) as process:
         wait_for(lambda: steps_done(run) >= 2)
         process.send_signal(number)
-        said, _ = process.communicate(timeout=30)
+        said, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == SAVED, said
     assert f"{number.name} stopped the run after step" in said
     assert "Traceback" not in said
@@ -80,7 +84,7 @@ def test_a_signal_to_the_launcher_saves_on_all_ranks_and_the_run_goes_on(
     with started("launch", config, "loader.workers=1", "--nproc", "2", cwd=tmp_path) as process:
         wait_for(lambda: steps_done(run) >= 4)
         process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=40)
+        said, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == SAVED, said
     assert "SIGTERM on rank 0 stopped the run after step" in said
     assert not processes_of(config)
@@ -94,14 +98,14 @@ def test_a_signal_to_the_launcher_saves_on_all_ranks_and_the_run_goes_on(
 
 def test_a_second_interrupt_stops_at_once(config: Path, tmp_path: Path) -> None:
     run = tmp_path / "runs" / "slow"
-    arguments = ("params.seconds=3.0", "checkpoint.every_steps=1000")
+    arguments = ("params.seconds=600", "checkpoint.every_steps=1000")
     with started("launch", config, *arguments, "--nproc", "2", cwd=tmp_path) as process:
         wait_for(lambda: (run / "plan.json").exists())
         process.send_signal(signal.SIGINT)
         with pytest.raises(subprocess.TimeoutExpired):  # the step that it waits for takes long
             process.wait(1.5)
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=15)
+        said, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + signal.SIGINT, said
     assert not processes_of(config)
 
@@ -116,7 +120,7 @@ def test_a_killed_rank_is_named_and_the_others_end(config: Path, tmp_path: Path)
         wait_for(lambda: steps_done(run) >= 2)
         victim = ranks_of(config, process.pid)[0]
         os.kill(victim, signal.SIGKILL)
-        said, _ = process.communicate(timeout=20)
+        said, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     first = next(line for line in said.splitlines() if line.startswith("samestep: rank"))
     assert f"(pid {victim}) failed" in first
@@ -127,12 +131,13 @@ def test_a_killed_rank_is_named_and_the_others_end(config: Path, tmp_path: Path)
 
 def test_a_killed_launcher_leaves_no_rank_behind(config: Path, tmp_path: Path) -> None:
     run = tmp_path / "runs" / "slow"
-    with started("launch", config, "--nproc", "2", cwd=tmp_path) as process:
+    cold = "ranks that ask the kernel to end with a parent that has started them by exec"
+    with started("launch", config, "--nproc", "2", cwd=tmp_path, cold=cold) as process:
         wait_for(lambda: steps_done(run) >= 2)
         assert len(ranks_of(config, process.pid)) == 2
         process.send_signal(signal.SIGKILL)
         process.wait()
-        wait_for(lambda: not processes_of(config), 20)
+        wait_for(lambda: not processes_of(config))
     assert len(checkpoints(run)) >= 1, "they saved before they ended"
 
 
@@ -145,7 +150,8 @@ def test_a_lost_rank_shrinks_the_world_and_the_run_goes_on(
     with started("launch", config, *arguments, cwd=tmp_path) as process:
         wait_for(lambda: steps_done(run) >= 4)
         os.kill(ranks_of(config, process.pid)[0], signal.SIGKILL)
-        said, _ = process.communicate(timeout=120)
+        (tmp_path / "hurry").touch()
+        said, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, said
     assert "Starting again on 2 rank(s) from the last checkpoint; 2 restart(s) left" in said
     assert "at world size 3; now 2" in said
@@ -176,14 +182,23 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def is_served(port: int) -> bool:
+    """Whether somebody listens at a port of this machine; a connection would disturb them."""
+    listening = "0A"
+    tables = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables for line in table]
+    return any(row[1].endswith(f":{port:04X}") and row[3] == listening for row in rows)
+
+
 def test_a_node_is_lost_and_comes_back(
     config: Path, tmp_path: Path, untouched: list[float]
 ) -> None:
     """Two agents on this machine are two nodes; the second is powered off, then started again."""
+    port = free_port()
     run = tmp_path / "runs" / "slow"
     arguments = (
-        "launch", config, "params.seconds=0.03", "--nproc", "1", "--nodes", "1:2",
-        "--rendezvous", f"127.0.0.1:{free_port()}", "--max-restarts", "4",
+        "launch", config, "params.seconds=0.2", "--nproc", "1", "--nodes", "1:2",
+        "--rendezvous", f"127.0.0.1:{port}", "--max-restarts", "4",
     )  # fmt: skip
 
     def log() -> str:
@@ -191,19 +206,20 @@ def test_a_node_is_lost_and_comes_back(
         return path.read_text() if path.exists() else ""
 
     with started(*arguments, cwd=tmp_path) as first:
-        time.sleep(1.0)  # so that the first one serves the rendezvous
+        wait_for(lambda: is_served(port))
         with started(*arguments, cwd=tmp_path) as second:
             wait_for(lambda: "2 rank(s) drive" in log() and steps_done(run) >= 4)
             node = [second.pid, *children_of(second.pid)]
             for pid in node:
                 os.kill(pid, signal.SIGKILL)
             second.wait()
-        wait_for(lambda: "at world size 2; now 1" in log(), 90)
+        wait_for(lambda: "at world size 2; now 1" in log())
         done = steps_done(run)
         wait_for(lambda: steps_done(run) > done + 2)
         with started(*arguments, cwd=tmp_path) as again:
-            wait_for(lambda: "at world size 1; now 2" in log(), 90)
-            said, _ = first.communicate(timeout=120)
-            assert again.wait(30) == 0
+            wait_for(lambda: "at world size 1; now 2" in log())
+            (tmp_path / "hurry").touch()
+            said, _ = first.communicate(timeout=PATIENCE)
+            assert again.wait(PATIENCE) == 0
         assert first.returncode == 0, said
     assert losses(run) == untouched
