@@ -36,7 +36,14 @@ class LaneStreams(Protocol):
     """A dataset that shards itself by lane."""
 
     def lane_stream(self, lane: int, lanes: int, seed: int, epoch: int) -> Iterable[Any]:
-        """The samples of one lane in one epoch; the same ones on every call."""
+        """The samples of one lane in one epoch; the same ones on every call.
+
+        Args:
+            lane: The lane's number, from 0.
+            lanes: How many lanes there are.
+            seed: The run's seed.
+            epoch: The epoch's number, from 0.
+        """
         ...
 
 
@@ -48,10 +55,14 @@ class _Resumable(Protocol):
 
 
 class strided:  # noqa: N801 - reads as a verb where it is used
-    """Every lane takes each `lanes`-th sample of an iterable that anyone can read again.
+    """Every lane takes each n-th sample of an iterable that can be read again, n being the lanes.
 
-    Each lane reads the whole iterable and skips the others' samples. The iterable
-    must give the same samples in the same order every time.
+    Each lane reads the whole iterable and skips the others' samples. The iterable must yield
+    the same samples in the same order every time.
+
+    Example:
+        def train_data(self):
+            return samestep.strided(Lines("corpus.txt"))
     """
 
     def __init__(self, samples: Iterable[Any]) -> None:

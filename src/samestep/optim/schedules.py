@@ -27,6 +27,10 @@ class Schedule:
     """A learning-rate scheduler and when it steps.
 
     After an evaluation it gets the value of `best.metric`, as ReduceLROnPlateau takes it.
+
+    Example:
+        def schedules(self, optimizers, steps):
+            return [Schedule(CosineAnnealingLR(optimizers[0], T_max=steps), every="step")]
     """
 
     scheduler: LRScheduler
