@@ -108,14 +108,14 @@ def test_a_terminal_gets_a_progress_bar_with_lines_above_it(config: Path, tmp_pa
         )  # fmt: skip
         os.close(theirs)
         shown = b""
-        with contextlib.suppress(OSError):  # how a terminal says that the other end is gone
+        with contextlib.suppress(OSError):  # how a terminal signals that the other end is gone
             while piece := terminal.read(4096):
                 shown += piece
     assert process.wait(60) == 0
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
     assert "5/5" in plain
     assert re.search(r"loss \d\.\d+ +[\d,]+ samples/s", plain)
-    assert re.search(r"[\r\n]epoch 1  step 3  val_loss", plain), "a line of its own"
+    assert re.search(r"[\r\n]epoch 1  step 3  val_loss", plain), "on its own line"
 
 
 def test_launch_trains_on_ranks_and_shows_rank_0(config: Path, tmp_path: Path) -> None:
@@ -152,11 +152,11 @@ def test_a_failing_rank_is_shown_first_and_ends_all(config: Path, tmp_path: Path
         "--nproc", "2", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 1
-    said = done.stderr[done.stderr.index("samestep: rank 1") :]
-    assert "ZeroDivisionError: my own bug" in said
-    assert "in loss" in said, "the user's own traceback"
-    others = [line for line in said.splitlines() if line.startswith("rank 0")]
-    assert not others or said.index("my own bug") < said.index(others[0])
+    output = done.stderr[done.stderr.index("samestep: rank 1") :]
+    assert "ZeroDivisionError: my own bug" in output
+    assert "in loss" in output, "the user's own traceback"
+    others = [line for line in output.splitlines() if line.startswith("rank 0")]
+    assert not others or output.index("my own bug") < output.index(others[0])
     assert "ZeroDivisionError" not in done.stderr[: done.stderr.index("samestep: rank 1")]
 
 
@@ -217,7 +217,7 @@ def test_verify_against_a_curve_from_elsewhere(config: Path, tmp_path: Path) -> 
     assert "Against the given curve: loss from step 0 on" in off.stdout
 
 
-def test_config_show_tells_origins_and_check_tells_mistakes(
+def test_config_show_lists_origins_and_check_lists_mistakes(
     config: Path, here: Callable[..., Result]
 ) -> None:
     rows = json.loads(here("config", "show", config, "seed=7", "--json").stdout)
@@ -235,7 +235,7 @@ def test_config_show_tells_origins_and_check_tells_mistakes(
     assert "Traceback" not in wrong.stderr
 
 
-def test_config_show_tells_what_the_launcher_said(
+def test_config_show_lists_what_the_launcher_set(
     config: Path, here: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {

@@ -1,4 +1,4 @@
-"""A Slurm job that is stopped in every way comes back, goes on, and ends as if untouched."""
+"""A Slurm job that is stopped in any way is restarted, resumes, and ends as if untouched."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def preempt(slurm: Slurm, job: str, folder: Path) -> None:
 
 
 def lose_a_node(slurm: Slurm, job: str, folder: Path) -> None:
-    """Without its power a node saves nothing: the job goes on from its last checkpoint."""
+    """Without its power a node saves nothing: the job resumes from its last checkpoint."""
     slurm.hosts.power_off("n2")
     slurm.run(["scontrol", "update", "nodename=n2", "state=down", "reason=lost"])
 
@@ -58,7 +58,7 @@ def preempt_with_grace(slurm: Slurm, job: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("stop", [requeue, preempt, preempt_with_grace, lose_a_node])
-def test_a_job_comes_back_and_ends_with_the_untouched_runs_bits(
+def test_a_restarted_job_ends_with_the_untouched_runs_bits(
     slurm: Slurm,
     tmp_path: Path,
     untouched: RunRecord,
@@ -68,7 +68,7 @@ def test_a_job_comes_back_and_ends_with_the_untouched_runs_bits(
         tmp_path, task=f"{TASKS}:Slow", params={"seconds": 0.06}, loader={"workers": 1},
         checkpoint={"every_steps": 1, "asynchronous": False},
     )  # fmt: skip
-    # Without a signal of its own, a job in a partition with a grace time gets SIGTERM and time.
+    # Without its own --signal, a job in a partition with a grace time gets SIGTERM and time.
     grace = ["--partition", "grace", "launch.slurm.warn_seconds=null"]
     job = submitted(slurm, training, *(grace if stop is preempt_with_grace else []))
     wait_for(lambda: training.steps_of("run") >= 2)

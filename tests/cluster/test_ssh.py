@@ -52,7 +52,7 @@ def test_when_one_machine_fails_all_end_and_its_traceback_is_here(
     assert _processes(sshd, tmp_path) == []
 
 
-def test_ctrl_c_saves_on_all_machines_and_the_run_goes_on_later(
+def test_ctrl_c_saves_on_all_machines_and_the_run_resumes_later(
     sshd: Sshd, tmp_path: Path, untouched: RunRecord
 ) -> None:
     training = Training.write(tmp_path, task=f"{TASKS}:Slow", params={"seconds": 0.06})
@@ -62,9 +62,9 @@ def test_ctrl_c_saves_on_all_machines_and_the_run_goes_on_later(
     )  # fmt: skip
     wait_for(lambda: training.steps_of("run") >= 2)
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=120)
-    assert process.returncode == 75, said
-    assert "SIGTERM on rank 0 stopped the run after step" in said
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 75, output
+    assert "SIGTERM on rank 0 stopped the run after step" in output
     assert _processes(sshd, tmp_path) == []
     done = sshd.hosts.run("ctl", over_ssh(training, sshd), cwd=tmp_path, timeout=180)
     assert done.returncode == 0, done.stderr

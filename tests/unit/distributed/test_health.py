@@ -1,4 +1,4 @@
-"""Who is where, who failed first, and what a signal does: all without a single rank."""
+"""Hang reports, exit reports and signals, without any real rank."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from tests.unit.clock import Clock
 
 def beat(rank: int, phase: str = EXCHANGE, age: float = 0.0, **changes: Any) -> Beat:
     """A rank's last sign; one with an age did not move while we looked."""
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "rank": rank,
         "host": f"n{rank // 2 + 1}",
         "pid": 74 + rank,
@@ -65,7 +65,7 @@ def beat(rank: int, phase: str = EXCHANGE, age: float = 0.0, **changes: Any) -> 
         "time": time.time() - age,
         "silent": age > 0,
     }
-    return Beat(**{**said, **changes})
+    return Beat(**{**fields, **changes})
 
 
 SAME = {rank: [(480, "losses"), (481, "gradients")] for rank in range(4)}
@@ -83,7 +83,7 @@ def test_a_rank_that_others_wait_for_is_named_with_its_place() -> None:
     ]
 
 
-def test_a_silent_rank_is_told_from_a_busy_one() -> None:
+def test_a_silent_rank_is_distinguished_from_a_busy_one() -> None:
     beats = [beat(0), beat(1, COMPUTE, age=9.0), beat(2, age=9.0), beat(3, seconds=5)]
     assert hang_report(beats, {}, {}, 2.5).splitlines() == [
         "a collective waited longer than distributed.timeout (2.5 s)",
@@ -95,7 +95,7 @@ def test_a_silent_rank_is_told_from_a_busy_one() -> None:
     ]
 
 
-def test_ranks_that_wait_in_different_calls_are_told_apart() -> None:
+def test_ranks_that_wait_in_different_calls_are_listed_apart() -> None:
     beats = [beat(0), beat(1, collective="losses", sequence=480), beat(2), beat(3)]
     assert hang_report(beats, {}, {}, 60.0).splitlines()[1:] == [
         "ranks 0, 2-3 wait in gradients #481 for 184 s",
@@ -103,14 +103,14 @@ def test_ranks_that_wait_in_different_calls_are_told_apart() -> None:
     ]
 
 
-def test_the_longest_wait_of_a_group_is_told() -> None:
+def test_the_longest_wait_of_a_group_is_reported() -> None:
     beats = [beat(0, seconds=3.0), beat(1, seconds=61.0)]
     assert hang_report(beats, {}, {}, 60.0).splitlines()[1:] == [
         "ranks 0-1 wait in gradients #481 for 61 s"
     ]
 
 
-def test_different_collectives_are_told_before_anything_else() -> None:
+def test_different_collectives_are_reported_first() -> None:
     beats = [beat(0), beat(1, collective="gather")]
     calls = {0: [(481, "gradients")], 1: [(481, "gather")]}
     stacks = {0: "stack of 0", 1: "stack of 1"}
@@ -136,7 +136,7 @@ def test_stacks_of_those_who_only_wait_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("calls", "words"),
+    ("calls", "message"),
     [
         ({}, None),
         (SAME, None),
@@ -158,9 +158,9 @@ def test_stacks_of_those_who_only_wait_are_left_out() -> None:
     ],
 )
 def test_the_first_call_that_differs_is_named(
-    calls: dict[int, list[tuple[int, str]]], words: str | None
+    calls: dict[int, list[tuple[int, str]]], message: str | None
 ) -> None:
-    assert different_calls(calls) == words
+    assert different_calls(calls) == message
 
 
 # -- heartbeats over a store that lives in this process -------------------------------------------
@@ -176,20 +176,20 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @contextmanager
 def beating(
-    pulses: Sequence[Activity], timeout: float = 0.8, lost_after: float = 60.0
+    activities: Sequence[Activity], timeout: float = 0.8, lost_after: float = 60.0
 ) -> Iterator[list[Heartbeat]]:
     """One heartbeat an activity, as if each were a rank."""
     store = dist.HashStore()  # type: ignore[attr-defined]
-    hearts = [
-        Heartbeat(store, n, len(pulses), activity, timeout, lost_after)
-        for n, activity in enumerate(pulses)
+    heartbeats = [
+        Heartbeat(store, n, len(activities), activity, timeout, lost_after)
+        for n, activity in enumerate(activities)
     ]
     try:
-        until(lambda: store.check([f"samestep/1/beat/{n}" for n in range(len(pulses))]))
-        yield hearts
+        until(lambda: store.check([f"samestep/1/beat/{n}" for n in range(len(activities))]))
+        yield heartbeats
     finally:
-        for heart in hearts:
-            heart.close()
+        for heartbeat in heartbeats:
+            heartbeat.close()
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -199,18 +199,18 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def lost(words: str = "lost another rank: Connection closed by peer") -> PeerLost:
-    return PeerLost(words)
+def lost(message: str = "lost another rank: Connection closed by peer") -> PeerLost:
+    return PeerLost(message)
 
 
 def test_a_rank_that_failed_first_is_named_to_the_others() -> None:
     with beating([Activity(), Activity()]) as (mine, other):
         other.announce(ValueError("boom\nand more"))
-        told = mine.explain(lost())
-    assert isinstance(told, PeerLost)
+        error = mine.explain(lost())
+    assert isinstance(error, PeerLost)
     host = socket.gethostname()
-    words, *trace = str(told).splitlines()
-    assert words == f"rank 0: rank 1 on {host} failed first: ValueError: boom"
+    headline, *trace = str(error).splitlines()
+    assert headline == f"rank 0: rank 1 on {host} failed first: ValueError: boom"
     assert trace == ["ValueError: boom", "and more"], "its traceback travels too"
 
 
@@ -222,61 +222,61 @@ def test_of_two_that_fail_the_first_one_counts() -> None:
 
 
 def test_a_collective_that_timed_out_is_a_hang_with_a_report() -> None:
-    pulses = [Activity(), Activity()]
-    pulses[1].enter(DATA)
-    pulses[1].step = 7
-    with beating(pulses) as (mine, _):
-        told = mine.explain(lost("lost another rank: Timed out waiting 800ms"))
-    assert isinstance(told, RankHung)
-    assert told.exit_code == 7
-    lines = str(told).splitlines()
+    activities = [Activity(), Activity()]
+    activities[1].enter(DATA)
+    activities[1].step = 7
+    with beating(activities) as (mine, _):
+        error = mine.explain(lost("lost another rank: Timed out waiting 800ms"))
+    assert isinstance(error, RankHung)
+    assert error.exit_code == 7
+    lines = str(error).splitlines()
     assert lines[0] == "a collective waited longer than distributed.timeout (0.8 s)"
     assert any(re.fullmatch(r"rank 1 on .* \(pid \d+\) is in data loading at step 7 for 0 s", line)
                for line in lines)  # fmt: skip
 
 
 def test_ranks_that_called_different_collectives_are_out_of_step() -> None:
-    pulses = [Activity(), Activity()]
-    for activity, name in zip(pulses, ("gradients", "gather"), strict=True):
+    activities = [Activity(), Activity()]
+    for activity, name in zip(activities, ("gradients", "gather"), strict=True):
         with activity.waiting("losses"), activity.waiting(name):
             pass
-    with beating(pulses, timeout=1.6) as (mine, _):
-        told = mine.explain(lost())
-    assert isinstance(told, CollectiveMismatch)
-    assert "as #2: rank 0 called gradients; rank 1 called gather" in str(told)
+    with beating(activities, timeout=1.6) as (mine, _):
+        error = mine.explain(lost())
+    assert isinstance(error, CollectiveMismatch)
+    assert "as #2: rank 0 called gradients; rank 1 called gather" in str(error)
 
 
 def test_the_last_sign_of_a_rank_is_as_old_as_it_is() -> None:
-    pulses = [Activity(), Activity()]
-    pulses[1].enter(COMPUTE)
-    with beating(pulses) as (mine, other):
+    activities = [Activity(), Activity()]
+    activities[1].enter(COMPUTE)
+    with beating(activities) as (mine, other):
         other._moved -= 100  # a long step, but it was there a moment ago
         until(lambda: other._now().seconds > 99)
         other._beat()
         other.stop()
-        told = str(mine.explain(lost()))
-    found = re.search(r"gave its last sign of life (\d+) s ago in compute", told)
-    assert found is not None, told
+        error = str(mine.explain(lost()))
+    found = re.search(r"gave its last sign of life (\d+) s ago in compute", error)
+    assert found is not None, error
     assert int(found[1]) < 10
 
 
 def test_a_rank_that_is_gone_is_named_with_a_short_timeout_too() -> None:
-    pulses = [Activity(), Activity()]
-    pulses[1].enter(COMPUTE)
-    with beating(pulses) as (mine, other):
+    activities = [Activity(), Activity()]
+    activities[1].enter(COMPUTE)
+    with beating(activities) as (mine, other):
         other.stop()
-        told = str(mine.explain(lost()))
-    assert "rank 1 on" in told
+        error = str(mine.explain(lost()))
+    assert "rank 1 on" in error
 
 
 def test_a_rank_that_is_stuck_after_another_one_failed_ends_itself(
     ended: list[int], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(heartbeat, "_SECONDS_TO_END", 0.2)
-    pulses = [Activity(), Activity()]
-    pulses[0].enter(COMPUTE)
-    pulses[0].step = 3
-    with beating(pulses) as (_, other):
+    activities = [Activity(), Activity()]
+    activities[0].enter(COMPUTE)
+    activities[0].step = 3
+    with beating(activities) as (_, other):
         other.announce(ValueError("boom"))
         until(lambda: bool(ended))
     assert ended[0] == 1
@@ -295,61 +295,61 @@ def test_a_collective_that_never_comes_back_ends_the_rank(
     phase: str,
 ) -> None:
     monkeypatch.setattr(heartbeat, "_SECONDS_TO_END", 0.2)
-    pulses = [Activity(), Activity()]
-    pulses[1].enter(DATA)
-    pulses[0].waiting("gradients", phase).__enter__()
-    with beating(pulses):
+    activities = [Activity(), Activity()]
+    activities[1].enter(DATA)
+    activities[0].waiting("gradients", phase).__enter__()
+    with beating(activities):
         until(lambda: bool(ended))
     assert ended[0] == 7
-    said_by_it = capfd.readouterr().err
-    assert "samestep: rank 0: a collective waited longer than distributed.timeout" in said_by_it
-    assert re.search(r"rank 1 on .* is in data loading at step 0", said_by_it)
+    printed = capfd.readouterr().err
+    assert "samestep: rank 0: a collective waited longer than distributed.timeout" in printed
+    assert re.search(r"rank 1 on .* is in data loading at step 0", printed)
 
 
-def test_a_rank_without_a_sign_of_life_is_lost_long_before_the_timeout(
+def test_a_silent_rank_is_lost_long_before_the_timeout(
     ended: list[int], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    pulses = [Activity(), Activity(), Activity()]
-    for activity in pulses[1:]:
+    activities = [Activity(), Activity(), Activity()]
+    for activity in activities[1:]:
         activity.enter(COMPUTE)
-    with beating(pulses, timeout=60, lost_after=4) as hearts:
-        mine, _, other = hearts
-        for heart in hearts:
-            heart._interval = 0.2
-        pulses[0].waiting("gradients").__enter__()
-        other.stop()  # its machine is gone, and says nothing; the third rank only takes its time
+    with beating(activities, timeout=60, lost_after=4) as heartbeats:
+        mine, _, other = heartbeats
+        for heartbeat in heartbeats:
+            heartbeat._interval = 0.2
+        activities[0].waiting("gradients").__enter__()
+        other.stop()  # its machine is gone, and silent; the third rank is only slow
         until(lambda: bool(ended))
         assert mine._store.read("failed") is not None, "those who wait for it as well learn of it"
     assert ended[0] == PeerLost.exit_code
-    said_by_it = capfd.readouterr().err
-    assert re.search(r"no sign of life for 4 s: rank 2 on .* in compute", said_by_it)
-    assert "rank 1 on" not in said_by_it
+    printed = capfd.readouterr().err
+    assert re.search(r"no sign of life for 4 s: rank 2 on .* in compute", printed)
+    assert "rank 1 on" not in printed
 
 
 def test_ranks_that_are_busy_for_long_are_not_lost(
     ended: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pulses = [Activity(), Activity()]
-    pulses[1].enter(COMPUTE)
+    activities = [Activity(), Activity()]
+    activities[1].enter(COMPUTE)
     looks: list[int] = []
-    with beating(pulses, timeout=60, lost_after=2) as hearts:
-        waiting, beats_of_all = hearts[0], hearts[0]._beats
+    with beating(activities, timeout=60, lost_after=2) as heartbeats:
+        waiting, beats_of_all = heartbeats[0], heartbeats[0]._beats
         monkeypatch.setattr(waiting, "_beats", lambda: looks.append(1) or beats_of_all())
-        for heart in hearts:
-            heart._interval = 0.2
-        pulses[0].waiting("gradients").__enter__()
+        for heartbeat in heartbeats:
+            heartbeat._interval = 0.2
+        activities[0].waiting("gradients").__enter__()
         until(lambda: len(looks) > 1)  # the second look compares with the first
     assert not ended
 
 
-def test_a_long_step_of_our_own_is_no_hang(ended: list[int]) -> None:
-    pulses = [Activity(), Activity()]
-    for activity in pulses:
+def test_a_long_step_of_this_rank_is_no_hang(ended: list[int]) -> None:
+    activities = [Activity(), Activity()]
+    for activity in activities:
         activity.enter(COMPUTE)
-    with beating(pulses, timeout=0.4) as hearts:
-        for heart in hearts:
-            heart._moved -= 1000
-        until(lambda: min(heart._number for heart in hearts) > 8)
+    with beating(activities, timeout=0.4) as heartbeats:
+        for heartbeat in heartbeats:
+            heartbeat._moved -= 1000
+        until(lambda: min(heartbeat._number for heartbeat in heartbeats) > 8)
     assert not ended
 
 
@@ -498,7 +498,7 @@ def test_the_first_interrupt_asks_and_the_second_one_ends(
 
 
 def test_of_several_signals_the_first_one_counts(handlers: dict[Any, Any]) -> None:
-    """Slurm sends SIGUSR1, which asks for a requeue, and later SIGTERM."""
+    """Slurm sends SIGUSR1, which requests a requeue, and later SIGTERM."""
     with StopSignals() as signals:
         os.kill(os.getpid(), signal.SIGUSR1)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -542,14 +542,14 @@ def test_an_ignored_interrupt_stays_ignored(handlers: dict[Any, Any]) -> None:
         signal.signal(signal.SIGINT, handlers[signal.SIGINT])
 
 
-def test_somebody_elses_handler_wins(handlers: dict[Any, Any]) -> None:
-    heard: list[int] = []
-    signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
+def test_the_users_own_handler_wins(handlers: dict[Any, Any]) -> None:
+    received: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: received.append(number))
     try:
         with StopSignals() as signals:
             os.kill(os.getpid(), signal.SIGUSR1)
             assert signals.flag(save=False) == 0
-        assert heard == [signal.SIGUSR1]
+        assert received == [signal.SIGUSR1]
     finally:
         signal.signal(signal.SIGUSR1, handlers[signal.SIGUSR1])
 
@@ -573,7 +573,7 @@ def test_outside_the_main_thread_signals_do_what_they_did(handlers: dict[Any, An
 TRACE = 'Traceback (most recent call last):\n  File "task.py", line 3, in loss\nValueError: boom\n'
 
 
-def said(
+def failed_with(
     folder: Path, rank: int, message: str, when: int, trace: str = "", code: int = 1
 ) -> ProcessFailure:
     """A rank that could leave its exception to the agent."""
@@ -584,23 +584,25 @@ def said(
 
 
 def silent(rank: int, code: int, when: int = 0) -> ProcessFailure:
-    """A rank that could say nothing."""
+    """A rank that left no error file."""
     failure = ProcessFailure(rank, 500 + rank, code, "<N/A>")
     failure.timestamp = when
     return failure
 
 
-def verdict(folder: Path, *failures: ProcessFailure, ranks: int = 4) -> ExitReport:
+def report_of(folder: Path, *failures: ProcessFailure, ranks: int = 4) -> ExitReport:
     launch = folder / "launch"
     return read_failures({failure.local_rank: failure for failure in failures}, ranks, launch)
 
 
 def test_the_rank_that_failed_by_itself_comes_first(tmp_path: Path) -> None:
-    found = verdict(
+    found = report_of(
         tmp_path,
-        said(tmp_path, 0, "PeerLost: rank 0: rank 2 on n1 failed first: ValueError: boom", 100),
+        failed_with(
+            tmp_path, 0, "PeerLost: rank 0: rank 2 on n1 failed first: ValueError: boom", 100
+        ),
         silent(1, -signal.SIGTERM, 100),
-        said(tmp_path, 2, "ValueError: boom", 101, TRACE),
+        failed_with(tmp_path, 2, "ValueError: boom", 101, TRACE),
     )
     host = socket.gethostname()
     log = tmp_path / "logs" / "rank-2.log"
@@ -620,11 +622,11 @@ def test_the_rank_that_failed_by_itself_comes_first(tmp_path: Path) -> None:
 
 
 def test_of_several_causes_the_earliest_is_the_first(tmp_path: Path) -> None:
-    found = verdict(
+    found = report_of(
         tmp_path,
-        said(tmp_path, 0, "KeyError: 'late'", 300, TRACE),
-        said(tmp_path, 3, "ValueError: early", 100, TRACE),
-        said(tmp_path, 1, "OSError: later", 200, TRACE),
+        failed_with(tmp_path, 0, "KeyError: 'late'", 300, TRACE),
+        failed_with(tmp_path, 3, "ValueError: early", 100, TRACE),
+        failed_with(tmp_path, 1, "OSError: later", 200, TRACE),
     )
     order = [
         int(n) for n in re.findall(r"^rank (\d) (?:on .* failed|\(pid)", str(found.error), re.M)
@@ -633,9 +635,9 @@ def test_of_several_causes_the_earliest_is_the_first(tmp_path: Path) -> None:
 
 
 def test_a_killed_rank_is_the_cause_and_is_lost(tmp_path: Path) -> None:
-    found = verdict(
+    found = report_of(
         tmp_path,
-        said(tmp_path, 0, "PeerLost: lost another rank: Connection closed", 100),
+        failed_with(tmp_path, 0, "PeerLost: lost another rank: Connection closed", 100),
         silent(2, -signal.SIGKILL, 105),
         silent(1, -signal.SIGTERM, 101),
     )
@@ -653,15 +655,15 @@ def test_a_killed_rank_is_the_cause_and_is_lost(tmp_path: Path) -> None:
 def test_crashed_ranks_are_lost_and_ended_ones_are_not(
     tmp_path: Path, code: int, lost_too: bool
 ) -> None:
-    found = verdict(tmp_path, silent(0, -signal.SIGKILL, 1), silent(3, code, 2))
+    found = report_of(tmp_path, silent(0, -signal.SIGKILL, 1), silent(3, code, 2))
     assert found.lost == ((0, 3) if lost_too else (0,))
 
 
 def test_if_all_only_lost_a_peer_the_first_of_them_is_shown(tmp_path: Path) -> None:
-    found = verdict(
+    found = report_of(
         tmp_path,
-        said(tmp_path, 0, "PeerLost: rank 0 lost a peer", 200),
-        said(tmp_path, 1, "PeerLost: rank 1 lost a peer", 100),
+        failed_with(tmp_path, 0, "PeerLost: rank 0 lost a peer", 200),
+        failed_with(tmp_path, 1, "PeerLost: rank 1 lost a peer", 100),
     )
     assert found.headline == "rank 1 (pid 501): rank 1 lost a peer"
 
@@ -680,32 +682,34 @@ def test_if_all_only_lost_a_peer_the_first_of_them_is_shown(tmp_path: Path) -> N
 def test_the_exit_code_is_the_errors_own(
     tmp_path: Path, message: str, code: int, passes: bool
 ) -> None:
-    found = verdict(tmp_path, said(tmp_path, 1, message, 100, TRACE))
+    found = report_of(tmp_path, failed_with(tmp_path, 1, message, 100, TRACE))
     assert (found.error.exit_code, found.may_pass) == (code, passes)
     assert found.headline == f"rank 1 (pid 501): {message.partition(': ')[2]}"
 
 
 def test_an_error_of_ours_needs_no_traceback(tmp_path: Path) -> None:
-    text = str(verdict(tmp_path, said(tmp_path, 1, "NonFiniteLoss: step 3", 1, TRACE)).error)
+    text = str(
+        report_of(tmp_path, failed_with(tmp_path, 1, "NonFiniteLoss: step 3", 1, TRACE)).error
+    )
     assert text.splitlines()[1] == "step 3"
     assert "Traceback" not in text
 
 
 def test_a_stop_is_no_failure_and_is_not_tried_again(tmp_path: Path) -> None:
-    words = "SIGTERM on rank 1 stopped the run after step 6: it is saved"
-    found = verdict(
+    message = "SIGTERM on rank 1 stopped the run after step 6: it is saved"
+    found = report_of(
         tmp_path,
-        said(tmp_path, 1, f"Stopped: {words}", 100, code=75),
-        said(tmp_path, 0, f"Stopped: {words}", 100, code=75),
+        failed_with(tmp_path, 1, f"Stopped: {message}", 100, code=75),
+        failed_with(tmp_path, 0, f"Stopped: {message}", 100, code=75),
     )
     assert isinstance(found.error, Stopped)
-    assert (str(found.error), found.error.exit_code) == (words, 75)
+    assert (str(found.error), found.error.exit_code) == (message, 75)
     assert not found.may_pass
     assert found.lost == ()
 
 
-def test_a_rank_that_left_without_a_word_is_told_by_its_exit_code(tmp_path: Path) -> None:
-    found = verdict(tmp_path, silent(0, 9), ranks=1)
+def test_a_rank_that_ended_silently_is_reported_by_its_exit_code(tmp_path: Path) -> None:
+    found = report_of(tmp_path, silent(0, 9), ranks=1)
     assert str(found.error).splitlines()[1] == "ended with exit code 9 and left no traceback"
     assert isinstance(found.error, SamestepError)
 
@@ -713,7 +717,7 @@ def test_a_rank_that_left_without_a_word_is_told_by_its_exit_code(tmp_path: Path
 def test_a_message_of_one_text_is_read_too(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
     path.write_text(json.dumps({"message": "ValueError: boom", "timestamp": 5}))
-    found = verdict(tmp_path, ProcessFailure(0, 500, 1, str(path)))
+    found = report_of(tmp_path, ProcessFailure(0, 500, 1, str(path)))
     assert found.headline == "rank 0 (pid 500): boom"
 
 
@@ -731,7 +735,7 @@ def test_a_size_is_a_number_or_a_range(text: str, fewest: int, most: int, shown:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("", "--nproc is '': give a number, or a range such as 2:4"),
         ("four", "--nproc is 'four': give a number"),
@@ -746,17 +750,17 @@ def test_a_size_is_a_number_or_a_range(text: str, fewest: int, most: int, shown:
         ("4:2", "--nproc is 4:2: the first number of a range is the smaller one"),
     ],
 )
-def test_a_size_that_is_none_is_refused(text: str, words: str) -> None:
+def test_a_size_that_is_none_is_refused(text: str, message: str) -> None:
     with pytest.raises(LaunchError) as caught:
         Size.parse(text, "--nproc")
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
 GOOD = {"task": "task.py:Good", "epochs": 1, "global_batch": 8}
 
 
 @pytest.mark.parametrize(
-    ("overrides", "options", "words"),
+    ("overrides", "options", "message"),
     [
         ([], {"nproc": Size(2, 4)}, "no rank can be left out without a restart"),
         ([], {"nproc": Size(2, 4), "max_restarts": 1, "nodes": Size(1, 2)},
@@ -771,12 +775,12 @@ GOOD = {"task": "task.py:Good", "epochs": 1, "global_batch": 8}
     ],
 )  # fmt: skip
 def test_a_launch_that_contradicts_itself_is_refused(
-    overrides: list[str], options: dict[str, Any], words: str
+    overrides: list[str], options: dict[str, Any], message: str
 ) -> None:
     config = load_config(GOOD, overrides)
     with pytest.raises(SamestepError) as caught:
         torchrun_command(RankCommand(config, Path("run.yaml")), **options)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_range_of_ranks_starts_the_most_and_knows_the_fewest() -> None:

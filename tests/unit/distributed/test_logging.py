@@ -1,4 +1,4 @@
-"""The log of a rank: terminal, file, and the standard logger that everybody can configure."""
+"""The log of a rank: terminal, file, and the standard logger that users can configure."""
 
 from __future__ import annotations
 

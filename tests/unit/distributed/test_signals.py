@@ -62,7 +62,7 @@ def test_a_worker_ends_when_its_rank_ends_it(system: str) -> None:
         assert process.wait(30) in (0, -signal.SIGTERM)
 
 
-def test_a_worker_outlives_a_sigterm_of_somebody_else() -> None:
+def test_a_worker_outlives_a_sigterm_of_another_process() -> None:
     with worker("linux") as process:
         subprocess.run(["sh", "-c", f"kill -TERM {process.pid}"], check=True)
         assert is_alive(process)

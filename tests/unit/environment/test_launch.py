@@ -126,7 +126,7 @@ MPIRUN_IN_JOB = {"SAMESTEP_LAUNCH_ID": "mpirun-n1-77", "SLURM_JOB_ID": "5"}
         # Of a requeued job, mpirun has another process number and so another name.
         ({"SAMESTEP_LAUNCH_ID": "mpirun-n1-90", "SLURM_JOB_ID": "5", "SLURM_RESTART_COUNT": "1"}, True),
         ({"SAMESTEP_LAUNCH_ID": "mpirun-n1-90", "SLURM_JOB_ID": "6", "SLURM_RESTART_COUNT": "1"}, False),
-        # A second mpirun in the same job is a launch of its own.
+        # A second mpirun in the same job is a separate launch.
         ({"SAMESTEP_LAUNCH_ID": "mpirun-n1-90", "SLURM_JOB_ID": "5"}, False),
         ({"SAMESTEP_LAUNCH_ID": "mpirun-n1-90", "SLURM_JOB_ID": "5", "SLURM_RESTART_COUNT": ""}, False),
         ({"SAMESTEP_LAUNCH_ID": "mpirun-n1-77"}, True),
@@ -134,7 +134,7 @@ MPIRUN_IN_JOB = {"SAMESTEP_LAUNCH_ID": "mpirun-n1-77", "SLURM_JOB_ID": "5"}
         ({}, False),
     ],
 )  # fmt: skip
-def test_an_mpirun_goes_on_when_its_slurm_job_is_requeued(now, same):
+def test_an_mpirun_is_the_same_launch_when_its_slurm_job_is_requeued(now, same):
     assert is_same_launch(now, launch_names(MPIRUN_IN_JOB)) is same
 
 
@@ -331,7 +331,7 @@ def test_hardware_lists_the_gpus_that_torch_sees(monkeypatch):
 @pytest.mark.parametrize(
     ("built_for", "reason"), [(None, "is built without CUDA"), ("12.8", "but sees no GPU")]
 )
-def test_hardware_says_why_there_is_no_gpu(monkeypatch, built_for, reason):
+def test_hardware_explains_why_there_is_no_gpu(monkeypatch, built_for, reason):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", built_for)
     hardware = detect_hardware({})

@@ -371,7 +371,7 @@ def test_the_script_over_ssh_ends_when_its_agents_do(shell: Shell, tmp_path: Pat
     try:
         assert process.wait(3) == 0
     except subprocess.TimeoutExpired:
-        pytest.fail("it goes on after all agents have ended")
+        pytest.fail("it continues after all agents have ended")
     finally:
         with_its_children(process.pid, "KILL")
         process.wait()
@@ -466,7 +466,7 @@ def read_directive(text: str) -> list[str]:
 
 
 def lines_of(script: str) -> list[str]:
-    """The directives, which all stand before the first command, one on a line."""
+    """The directives, which all come before the first command, one on a line."""
     lines = script.split("\n")
     first_command = next(n for n, line in enumerate(lines) if line and not line.startswith("#"))
     marked = [n for n, line in enumerate(lines) if line.startswith("#SBATCH")]
