@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from samestep.config import load_config
+from tests.preloaded.client import ROOT, environment, server
 
-ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")])
 
 
@@ -76,17 +76,24 @@ WITH_COMMANDS = [page for page in PAGES if page.parent.name != "benchmarks" and 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.name)
 def test_every_command_of_a_document_runs_as_written(tmp_path: Path, page: Path) -> None:
-    """In one folder, in the order of reading, with the tools of this environment."""
+    """In one folder, in the order of reading, with the tools of this environment.
+
+    Those of the README are processes that start from nothing, as a reader's are; on the other pages
+    the interpreter is one that has torch imported already.
+    """
     for folder in ("examples", "recipes"):
         (tmp_path / folder).symlink_to(ROOT / folder)
-    scripts = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {**os.environ, "PATH": scripts, "OMP_NUM_THREADS": "1"}
+    is_readme = page.name == "README.md"
+    programs = [Path(sys.executable).parent, os.environ["PATH"]]
+    if not is_readme:
+        programs.insert(0, server().programs)
+    path = os.pathsep.join(map(str, programs))
     # The other pages use what the README has made.
-    before = [] if page.name == "README.md" else ["samestep init mine"]
+    before = [] if is_readme else ["samestep init mine"]
     for block in [*before, *bash_blocks(page)]:
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", block],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
-            check=False,
+            cwd=tmp_path, env={**environment(), "PATH": path}, capture_output=True, text=True,
+            timeout=900, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"

@@ -122,7 +122,7 @@ def tensors(data: Any) -> Iterator[Tensor]:
 
 
 def _moves_itself(node: Any) -> bool:
-    """A packed sequence, say, whose batch sizes must stay on the host. Mappings are walked."""
+    """Such as a packed sequence, whose batch sizes must stay on the host. Mappings are walked."""
     return hasattr(node, "to") and not isinstance(node, (Tensor, Mapping))
 
 
@@ -147,7 +147,7 @@ def pin(data: Any) -> Any:
 
 
 def clone(data: Any) -> Any:
-    """The data with every tensor in memory of its own."""
+    """The data with every tensor cloned."""
     return map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, data)
 
 

@@ -32,7 +32,7 @@ class RunSetup:
         Args:
             config: The run's config.
             context: This process's place in the run.
-            batch: How a global batch is cut, if not as the config says.
+            batch: How a global batch is cut, if not as configured.
         """
         batch = config.batch_plan(context.world) if batch is None else batch
         by_rank = deal_lanes(batch.lanes, context.world, config.distributed.lane_weights)

@@ -1,4 +1,8 @@
-"""Commands in real processes, as a person would start, signal and kill them."""
+"""Commands in real processes, as a person would start, signal and kill them.
+
+They are forked by a server that has torch imported (see `tests.preloaded`), unless a test says why
+its command must be a process that starts from nothing: `cold="..."`.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.preloaded.client import ROOT, Popen, environment
+
 TASKS = ROOT / "tests" / "distributed" / "tasks.py"
 
 
@@ -19,27 +25,40 @@ def command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "samestep", *map(str, arguments)]
 
 
-def environment() -> dict[str, str]:
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-
-
 def samestep(
-    *arguments: str | Path, cwd: Path, seconds: float = 300
+    *arguments: str | Path, cwd: Path, seconds: float = 300, cold: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments),
-        cwd=cwd, env=environment(), capture_output=True, text=True, timeout=seconds, check=False,
-    )  # fmt: skip
+    """Run a command to its end."""
+    return run(command(*arguments), cwd=cwd, seconds=seconds, cold=cold)
+
+
+def torchrun(
+    *arguments: str | Path, cwd: Path, launcher: str = "torch.distributed.run", cold: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end on two ranks that torchrun starts."""
+    start = [sys.executable, "-m", launcher, "--standalone", "--nproc-per-node=2"]
+    return run([*start, "-m", "samestep", *map(str, arguments)], cwd=cwd, cold=cold)
+
+
+def run(
+    argv: Sequence[str], *, cwd: Path, seconds: float = 300, cold: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run any Python program to its end."""
+    with popen(argv, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cold=cold) as process:
+        try:
+            out, err = process.communicate(timeout=seconds)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 @contextmanager
-def started(*arguments: str | Path, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+def started(*arguments: str | Path, cwd: Path, cold: str = "") -> Iterator[subprocess.Popen[str]]:
     """A command that runs on while the test does things to it."""
-    process = subprocess.Popen(
-        command(*arguments),
-        cwd=cwd, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        start_new_session=True,
+    process = popen(
+        command(*arguments), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True, cold=cold,
     )  # fmt: skip
     try:
         yield process
@@ -51,7 +70,14 @@ def started(*arguments: str | Path, cwd: Path) -> Iterator[subprocess.Popen[str]
             process.stdout.close()
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
+def popen(argv: Sequence[str], *, cold: str = "", **options: Any) -> subprocess.Popen[str]:
+    """Start any Python program."""
+    kind = subprocess.Popen if cold else Popen
+    return kind(argv, text=True, **{"env": environment(), **options})
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 180) -> None:
+    """Wait for something to happen; the seconds are for a machine that is busy with others."""
     deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from samestep.config import load_config
-from tests.cli.processes import ROOT, environment, samestep
+from tests.cli.processes import ROOT, samestep, torchrun
 
 
 @pytest.fixture
@@ -25,11 +23,9 @@ def test_under_torchrun_it_writes_what_it_suggests_into_the_config(tmp_path: Pat
     shutil.copytree(ROOT / "recipes" / "digits", tmp_path / "digits")
     config = tmp_path / "digits" / "config.yaml"
     before = config.read_text()
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone",
-         "-m", "samestep", "lr-find", str(config), "--from", "1e-6", "--steps", "60", "--json",
-         "--write", "--suggest", "steepest", "distributed.threads_per_rank=1"],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300, check=False,
+    done = torchrun(
+        "lr-find", config, "--from", "1e-6", "--steps", "60", "--json", "--write",
+        "--suggest", "steepest", "distributed.threads_per_rank=1", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from sklearn.datasets import load_digits
 
-from tests.cli.processes import ROOT, environment, samestep
+from tests.cli.processes import ROOT, samestep, torchrun
 from tests.predicting import finished_run
 
 
@@ -24,11 +22,8 @@ def test_digits_are_predicted_the_same_alone_and_on_two_ranks(tmp_path: Path) ->
     alone = samestep("predict", "runs/digits", "valid", "--output", "alone.csv", cwd=tmp_path)
     assert alone.returncode == 0, alone.stderr
     assert alone.stdout == "360 samples, step 23: alone.csv\n"
-    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = ["predict", "runs/digits", "valid", "--output", "two.csv", "--json"]
-    two = subprocess.run(
-        [*ranks, "-m", "samestep", *command],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300, check=False,
+    two = torchrun(
+        "predict", "runs/digits", "valid", "--output", "two.csv", "--json", cwd=tmp_path
     )  # fmt: skip
     assert two.returncode == 0, two.stderr
     said = json.loads(two.stdout)

@@ -10,17 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.processes import ROOT, TASKS, environment
+from tests.cli.processes import TASKS
+from tests.preloaded.client import ROOT, environment, server
 
 SCRIPTS = sorted((ROOT / "scripts").glob("*.sh"))
 ALL = [*SCRIPTS, *sorted((ROOT / "hpc").glob("*.sh")), ROOT / "tests" / "cluster" / "install.sh"]
 
 
 def run(script: str, *arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    programs = [server().programs, Path(sys.executable).parent, os.environ["PATH"]]
+    path = os.pathsep.join(map(str, programs))
     return subprocess.run(
         [ROOT / "scripts" / script, *arguments], cwd=cwd, env={**environment(), "PATH": path},
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
 

@@ -74,7 +74,7 @@ def test_machines_numbered_by_hand_whose_names_mean_loopback(
     assert [code for code, _ in ended] == [0, 0], ended
     assert "4 processes on 2 machine(s)" in ended[0][1]
     shown = (
-        "GLOO_SOCKET_IFNAME=eth0 on {0}: the name {0} stands for 127.0.1.1, not for 10.77.0.1{1}"
+        "GLOO_SOCKET_IFNAME=eth0 on {0}: the name {0} resolves to 127.0.1.1, not to 10.77.0.1{1}"
     )
     assert shown.format("n1", 1) in ended[0][1]
     assert shown.format("n2", 2) in ended[1][1]

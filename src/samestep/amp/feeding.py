@@ -36,7 +36,7 @@ Loss = Tensor | tuple[Tensor, Tensor | float]
 
 
 class FedSteps:
-    """One batch is one lane; a step is over when every rank has had its accumulation of them."""
+    """One batch is one lane; a step ends when every rank has had its accumulation of them."""
 
     def __init__(
         self,

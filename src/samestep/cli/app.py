@@ -60,7 +60,7 @@ _SECONDS_FOR_THE_CAUSE = 3.0
 
 @contextmanager
 def guarded(launched: bool = False) -> Iterator[None]:
-    """Errors as people want them: mistakes without a traceback, their own code's with it."""
+    """Show errors as users want them: mistakes without a traceback, those of their code with it."""
     try:
         yield
     except Exception as error:
@@ -78,9 +78,9 @@ def guarded(launched: bool = False) -> Iterator[None]:
 
 def _show(error: Exception) -> None:
     if isinstance(error, Stopped):
-        return  # the run has said so in its log
+        return  # the run has logged it
     who = "" if str(error).startswith("rank ") else _which_rank()
-    if isinstance(error, PeerLost):  # whose own words are on this terminal as well
+    if isinstance(error, PeerLost):  # the lost rank's own error is on this terminal as well
         typer.echo(f"samestep: {who}{str(error).splitlines()[0]}", err=True)
     elif isinstance(error, SamestepError):
         typer.echo(f"samestep: {who}{error}", err=True)
@@ -90,7 +90,7 @@ def _show(error: Exception) -> None:
 
 
 def _which_rank() -> str:
-    """Whose words these are, where several ranks speak on one terminal."""
+    """Which rank this is, where several ranks print to one terminal."""
     try:
         launch = detect_launch(process_environment())
     except LaunchError:

@@ -52,7 +52,7 @@ def describe_config(file: Path, overrides: Sequence[str]) -> list[tuple[Any, ...
 
 
 def _origin(key: str, launch: LaunchFacts, place: Placement) -> str:
-    """Whether an `auto` was answered by launch variables or by looking at the machine."""
-    told = ("world_size", "rank", "num_nodes", "node_rank", "num_gpus_per_node", "master_")
-    by_launcher = key.removeprefix("distributed.").startswith(told)
+    """Whether an `auto` was resolved from launch variables or from the machine."""
+    by_launch = ("world_size", "rank", "num_nodes", "node_rank", "num_gpus_per_node", "master_")
+    by_launcher = key.removeprefix("distributed.").startswith(by_launch)
     return "environment" if launch.external and by_launcher else "detected"

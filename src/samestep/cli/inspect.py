@@ -28,7 +28,7 @@ app.add_typer(config_app, name="config", rich_help_panel=STARTING)
 
 @app.command(rich_help_panel=STARTING)
 def init(
-    folder: Annotated[Path, typer.Argument(help="Where to write; made if it is not there.")],
+    folder: Annotated[Path, typer.Argument(help="Where to write; created if missing.")],
 ) -> None:
     """Write a commented config.yaml and task.py to start from."""
     with guarded():
@@ -64,7 +64,7 @@ def doctor(
     as_json: AsJson = False,
     local_rank: LocalRank = None,
 ) -> None:
-    """Say what would go wrong before it does; started as ranks, also between them.
+    """Report what would go wrong before it does; started as ranks, also between them.
 
     Exits 0 if all is well, 5 with warnings, 6 with errors.
     """
@@ -81,7 +81,7 @@ def doctor(
 
         found = examine(loaded, None, show=lambda found: print_examination(found, as_json))
         if found.alone and found.rank:
-            # A launcher ends all ranks when the first one exits: let rank 0 tell its part.
+            # A launcher ends all ranks when the first one exits: let rank 0 print its findings.
             time.sleep(3)
     if found.exit_code:
         raise typer.Exit(found.exit_code)

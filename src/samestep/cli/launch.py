@@ -62,16 +62,16 @@ Nproc = Annotated[
     str | None,
     _option(help="Ranks: on each machine, or all of mpirun's. 2:4 leaves out lost ones."),
 ]
-Nodes = Annotated[str | None, _option(help="Machines; 1:2 goes on with those that are there.")]
+Nodes = Annotated[str | None, _option(help="Machines; 1:2 continues with those that are up.")]
 NodeRank = Annotated[int | None, _option(min=0, help="This machine's number, from 0.")]
 MasterAddr = Annotated[str, _option(metavar="HOST", help="Host of machine 0.")]
 MasterPort = Annotated[int | None, _option(min=1, max=65535, help="A port of machine 0; 29500.")]
-Rendezvous = Annotated[str, _option(metavar="HOST:PORT", help="Where machines meet that may go.")]
+Rendezvous = Annotated[str, _option(metavar="HOST:PORT", help="Where elastic machines meet.")]
 Hosts = Annotated[str, _option(metavar="a:4,b:4", help="For mpirun and ssh: hosts and ranks.")]
-Restarts = Annotated[int, _option(min=0, help="Times that failed ranks are started again.")]
+Restarts = Annotated[int, _option(min=0, help="Times that failed ranks are restarted.")]
 Show = Annotated[bool, _option("--print", help="Show plan and command or script; run nothing.")]
 Write = Annotated[Path | None, _option(metavar="FILE", help="Save the script; run nothing.")]
-Follow = Annotated[bool, _option("--follow", help="Stay with a Slurm job until it ends.")]
+Follow = Annotated[bool, _option("--follow", help="Follow a Slurm job until it ends.")]
 Record = Annotated[Path | None, typer.Option(hidden=True)]
 StopAfter = Annotated[int | None, typer.Option(hidden=True)]
 Attached = Annotated[bool, typer.Option("--attached", hidden=True)]
@@ -152,7 +152,7 @@ def _rank_command(
     record: Path | None,
     stop_after: int | None,
 ) -> RankCommand:
-    """The config as the options make it; Slurm's are overrides of its launch section."""
+    """What the ranks run, with the options applied; Slurm's override the launch section."""
     from samestep.config import load_config
     from samestep.config.launch import SlurmConfig
     from samestep.launch.commands.rank_command import RankCommand
@@ -173,13 +173,13 @@ def _rank_command(
         raise LaunchError(f"{shown} is for Slurm, but the launcher is {method}: add --via slurm")
     return RankCommand(
         loaded, config, tuple(overrides), record, stop_after
-    )  # ranks need not know how
+    )  # how they are started is no option of the ranks
 
 
 def _show(prepared: Launch, show: bool, write: Path | None) -> None:
     script = prepared.script()
     if show:
-        # The plan beside the script, which may be piped to a file or to sbatch.
+        # The plan on stderr: the script may be piped to a file or to sbatch.
         print_rows(("", "plan"), prepared.summary(), err=True)
         typer.echo(script, nl=False)
     if write is not None:
@@ -208,15 +208,15 @@ def status(run: RunDirPath, as_json: AsJson = False) -> None:
 
 @slurm_app.command()
 def cancel(run: RunDirPath) -> None:
-    """Cancel a run's Slurm job; its ranks save first, and the run can go on later."""
+    """Cancel a run's Slurm job; its ranks save first, and the run can be resumed later."""
     with guarded():
         from samestep.launch.run.slurm import cancel as cancel_job
         from samestep.launch.run.slurm import newest_job, state_of
 
         job = newest_job(run)
         state = state_of(job.job)
-        if state.is_over:
-            typer.echo(f"job {job.job} is over already: {state.state}")
+        if state.is_final:
+            typer.echo(f"job {job.job} has already ended: {state.state}")
             return
         cancel_job(job)
         typer.echo(f"job {job.job} is cancelled; it was {state.state}")
@@ -225,7 +225,7 @@ def cancel(run: RunDirPath) -> None:
 @slurm_app.command()
 def logs(
     run: RunDirPath,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Follow until the job ends.")] = False,
 ) -> None:
     """Show what a run's newest Slurm job has written."""
     with guarded():

@@ -1,4 +1,4 @@
-"""The commands that look at a run's directory: checkpoints, times."""
+"""The commands that read a run's directory: checkpoints, times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step's data consists of: lane batches, and where the run stands in its data."""
+"""What a step's data consists of: lane batches, and the run's position in its data."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LaneBatch:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run stands in its data: the next step to run."""
+    """A run's position in its data: the next step to run."""
 
     step: int = 0
     epoch: int = 0
@@ -72,7 +72,7 @@ class StepData:
 
     @property
     def following(self) -> Position:
-        """Where the run stands after this step, as far as this rank knows."""
+        """The position after this step, as far as this rank knows it."""
         if self.ends_epoch:
             return Position(self.index + 1, self.epoch + 1, 0)
         return Position(self.index + 1, self.epoch, self.epoch_step + 1, self.streams)
@@ -82,9 +82,9 @@ class Source(ABC):
     """Where the steps' data comes from."""
 
     samples: int | None
-    """How many samples an epoch has; None if only its end will tell."""
+    """How many samples an epoch has; None if it is known only at its end."""
     steps_per_epoch: int | None
-    """How many steps an epoch has; None if only its end will tell."""
+    """How many steps an epoch has; None if it is known only at its end."""
     has_streams = False
     """Whether positions hold states of streams, which each rank knows only of its own lanes."""
 

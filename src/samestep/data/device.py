@@ -12,8 +12,8 @@ from samestep.pytree import move, tensors
 
 def pins_memory(loader: LoaderConfig, device: torch.device) -> bool:
     """Whether batches for this device are read into page-locked memory."""
-    asked = loader.pin_memory
-    return device.type == "cuda" if asked == "auto" else bool(asked)
+    setting = loader.pin_memory
+    return device.type == "cuda" if setting == "auto" else bool(setting)
 
 
 _WORTH_A_STREAM = 1 << 20

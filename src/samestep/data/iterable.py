@@ -36,7 +36,14 @@ class LaneStreams(Protocol):
     """A dataset that shards itself by lane."""
 
     def lane_stream(self, lane: int, lanes: int, seed: int, epoch: int) -> Iterable[Any]:
-        """The samples of one lane in one epoch; the same ones whenever asked."""
+        """The samples of one lane in one epoch; the same ones on every call.
+
+        Args:
+            lane: The lane's number, from 0.
+            lanes: How many lanes there are.
+            seed: The run's seed.
+            epoch: The epoch's number, from 0.
+        """
         ...
 
 
@@ -48,10 +55,14 @@ class _Resumable(Protocol):
 
 
 class strided:  # noqa: N801 - reads as a verb where it is used
-    """Every lane takes each `lanes`-th sample of an iterable that anyone can read again.
+    """Every lane takes each n-th sample of an iterable that can be read again, n being the lanes.
 
-    Each lane reads the whole iterable and passes over the others' samples. The iterable
-    must give the same samples in the same order every time.
+    Each lane reads the whole iterable and skips the others' samples. The iterable must yield
+    the same samples in the same order every time.
+
+    Example:
+        def train_data(self):
+            return samestep.strided(Lines("corpus.txt"))
     """
 
     def __init__(self, samples: Iterable[Any]) -> None:
@@ -81,7 +92,7 @@ def lane_streams(dataset: Any) -> LaneStreams:
         return _HuggingFace(dataset)
     raise TaskError(
         f"{type(dataset).__name__} has no length, so it is read as lane streams, but it does not "
-        "say how. Give it a method lane_stream(lane, lanes, seed, epoch), use a Hugging Face "
+        "define how. Give it a method lane_stream(lane, lanes, seed, epoch), use a Hugging Face "
         "iterable dataset, or wrap a deterministic iterable in samestep.strided(...)"
     )
 
@@ -98,7 +109,7 @@ class _Portion:
     ids: tuple[str, ...]
     full: bool
     states: Mapping[int, Any]
-    """By lane, the state of its stream after this portion, if it can say one."""
+    """By lane, the state of its stream after this portion, if it has one."""
 
 
 class _PortionReader(IterableDataset[_Portion]):
@@ -154,12 +165,12 @@ class _PortionReader(IterableDataset[_Portion]):
                 stream.take(self._batch.lane_batch)
 
     def _portion(self, streams: list[_LaneStream]) -> _Portion:
-        want = self._batch.lane_batch
-        samples = [sample for stream in streams for sample in stream.take(want)]
+        size = self._batch.lane_batch
+        samples = [sample for stream in streams for sample in stream.take(size)]
         ids = tuple(digest(s) if self._digest else "" for s in samples)
-        full = len(samples) == want * len(streams)
+        full = len(samples) == size * len(streams)
         data = self._collate(samples) if samples else None
-        # Copied: the next portion is read before this one's step is over, and may change it.
+        # Copied: the next portion is read before this one's step ends, and may change it.
         states = {s.lane: copy.deepcopy(s.state()) for s in streams if s.stateful}
         return _Portion(data, ids, full, states)
 
@@ -169,7 +180,7 @@ class _LaneStream:
 
     def __init__(self, lane: int, samples: Iterable[Any], state: Any | None) -> None:
         self.lane = lane
-        # HF datasets say a state too, but lose what is in a shuffle buffer: they are read again.
+        # HF datasets have a state too, but lose what is in a shuffle buffer: they are read again.
         self.stateful = isinstance(samples, _Resumable) and not _is_hugging_face(samples)
         self.placed = self.stateful and state is not None
         if self.placed:
@@ -178,8 +189,8 @@ class _LaneStream:
         self._samples: Any = samples
         self._iterator = iter(samples)
 
-    def take(self, want: int) -> list[Any]:
-        return list(islice(self._iterator, want))
+    def take(self, count: int) -> list[Any]:
+        return list(islice(self._iterator, count))
 
     def state(self) -> Any:
         return self._samples.state_dict()
@@ -237,7 +248,7 @@ class StreamSource(Source):
             yield self._step_data(here, start.epoch, epoch_step, start.step + done, ahead is None)
 
     def _next(self, portions: Iterator[_Portion], epoch_step: int) -> _StepPortions | None:
-        """The next step's portions; None when the epoch is over."""
+        """The next step's portions; None at the end of the epoch."""
         if self.steps_per_epoch is not None and epoch_step >= self.steps_per_epoch:
             return None
         mine = [(unit, next(portions)) for unit in self._units]
@@ -274,7 +285,7 @@ class StreamSource(Source):
             self._streams, setup.batch, setup.assignment, setup.config.seed, start, self._collate,
             self._digest,
         )  # fmt: skip
-        # The loader asks its workers in turn: only a divisor of the units keeps each unit's
+        # The loader polls its workers in turn: only a divisor of the units keeps each unit's
         # stream with one worker.
         units = len(self._units)
         workers = max((n for n in range(1, loader.workers + 1) if units % n == 0), default=0)

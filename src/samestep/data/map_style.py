@@ -168,7 +168,7 @@ class MapSource(Source):
 
 
 def as_it_is(batch: Any) -> Any:
-    """For loaders whose dataset gives whole batches."""
+    """For loaders whose dataset yields whole batches."""
     return batch
 
 

@@ -1,4 +1,4 @@
-"""Rank-aware logging: rank 0 speaks for the run, every rank keeps a file of its own.
+"""Rank-aware logging: rank 0 speaks for the run, every rank has its own file.
 
 Every line also goes to the standard logger `samestep`, so a logging config, a custom handler or
 pytest's caplog get what the terminal shows:

@@ -129,5 +129,5 @@ def _loss_at(found: Found, rate: float) -> float:
 def _loss_limits(found: Found) -> tuple[float, float]:
     """The visible range: in a divergence single losses may be far above the smoothed curve."""
     low, high = min(found.losses, default=0.0), max(found.smoothed, default=1.0)
-    room = _MARGIN * (high - low) or 0.1
-    return low - room, high + room
+    margin = _MARGIN * (high - low) or 0.1
+    return low - margin, high + margin

@@ -26,7 +26,7 @@ from samestep.reduce.stats import LocalStats
 
 @dataclass(slots=True)
 class Updated:
-    """What an update measured; on the device until somebody reads it."""
+    """What an update measured; on the device until it is read."""
 
     rates: tuple[float, ...]
     norms: Tensor | None = None

@@ -52,7 +52,7 @@ def build_reduction(
         params: What the optimizers train, by name.
         assignment: The units of every rank.
         scaling: The last factor of the gradients.
-        keeps_places: Whether the gradients must lie in the same memory in every step.
+        keeps_places: Whether the gradients must be in the same memory in every step.
     """
     collectives.broadcast_tensors(
         [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]

@@ -37,7 +37,7 @@ def _wrap(
         model,
         device_ids=[device] if device.type == "cuda" else None,
         # It would broadcast them in forward, which a rank without samples does not run, and
-        # leave them different for an evaluation. DDPSum does it when the step is over.
+        # leave them different for an evaluation. DDPSum does it at the end of the step.
         broadcast_buffers=False,
         find_unused_parameters=options.find_unused_parameters,
         gradient_as_bucket_view=options.gradient_as_bucket_view,
@@ -88,7 +88,9 @@ class DDPSum(GradientSum):
             loss.backward(self.scaling.start)
 
     def take(self, lane: int, last: bool) -> None:
-        raise AssertionError("a backward pass of its own is DistributedDataParallel's")
+        raise AssertionError(
+            "gradients that were computed elsewhere cannot be handed to DistributedDataParallel"
+        )
 
     def finish(self, stats: LocalStats) -> None:
         inverse_count = inverse(stats.count(), self._inside[0].device)
@@ -98,13 +100,13 @@ class DDPSum(GradientSum):
             _broadcast(self._shared_buffers)
         self.scaling.apply([param.grad for param in by_hand], inverse_count)
         if not self._ragged:
-            # DistributedDataParallel has divided by the world; the sum is what we want.
+            # DistributedDataParallel has divided by the world; we need the sum.
             factor = inverse_count * self._collectives.world
             self.scaling.apply([param.grad for param in self._inside], factor)
 
 
 def _all_reduce(params: Sequence[Parameter]) -> None:
-    """Sum these gradients over the ranks; a parameter nobody used keeps None."""
+    """Sum these gradients over the ranks; a parameter that no rank used keeps None."""
     by_dtype: dict[torch.dtype, list[Parameter]] = {}
     for param in params:
         by_dtype.setdefault(param.dtype, []).append(param)

@@ -34,7 +34,7 @@ class GradientSum(ABC):
     def __init__(self, scaling: Scaling, keeps_places: bool = False) -> None:
         """Args:
         scaling: The last factor of the sum.
-        keeps_places: Whether the sum must lie in the same memory in every step, for a CUDA
+        keeps_places: Whether the sum must be in the same memory in every step, for a CUDA
             graph to find it there.
         """
         self.scaling = scaling
@@ -90,13 +90,13 @@ class LaneBucket:
         self._next = lanes.start
         self._tree: LaneTree[Grads] = LaneTree(_add_grads)
         self._places: list[Grads] = []
-        """With `in_places`: where the tree's open nodes lie, by depth."""
+        """With `in_places`: the memory of the tree's open nodes, by depth."""
 
     def collect(self, lane: int, may_vary: bool, in_places: bool = False) -> None:
         """Take the gradients of a lane's backward pass.
 
-        `in_places` copies what later lanes are added to into memory of its own: the next
-        lane's backward pass overwrites it, and the sum is to lie where it lay before.
+        `in_places` copies what later lanes are added to into separate memory: the next
+        lane's backward pass overwrites it, and the sum must stay at the same address.
         """
         grads: Grads = [param.grad for param in self.params]
         self.clear_grads()

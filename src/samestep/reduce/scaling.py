@@ -18,7 +18,7 @@ class Scaling:
     checks = False
     """Whether `apply` must see all gradients, whatever the factor, and a step may be skipped."""
     found: Tensor | None = None
-    """1 on the device if something in this step is not finite; None if nobody checks."""
+    """1 on the device if something in this step is not finite; None if there is no check."""
     scale: Tensor | None = None
     """The loss scale, if there is one."""
     lowest_scale: float | None = None

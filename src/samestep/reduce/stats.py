@@ -1,6 +1,6 @@
 """What one step measured on all ranks: the lanes' losses and counts, and the flags of each rank.
 
-On the device until somebody reads them.
+They stay on the device until they are read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RankFlags:
     flag: float = 0.0
     """What it requests of all ranks at the end of this step; 0 for nothing."""
     busy: float = 0.0
-    """Seconds of work of its own since its last flags."""
+    """Seconds that this rank itself worked since its last flags."""
 
     @property
     def pair(self) -> Pair:
@@ -181,7 +181,7 @@ class RowStats(LocalStats):
 
 
 def _numbers(rows: Tensor) -> list[Tensor | float]:
-    """One after the other: numbers at once from the host, tensors that nobody has read from a GPU."""
+    """One after the other: numbers from the host at once, unread tensors from a GPU."""
     flat = rows.flatten()
     return list(flat.tolist()) if flat.device.type == "cpu" else list(flat.unbind())
 
@@ -193,7 +193,7 @@ def _as_flags(rows: Tensor) -> list[RankFlags]:
 class RidingStats(RowStats):
     """The stats of all lanes, when they travel in a gradient bucket.
 
-    Every lane has numbers of its own there, which all other ranks leave at zero: the
+    Every lane has its own numbers there, which all other ranks leave at zero: the
     bucket's sum holds them to the bit.
     """
 
@@ -287,7 +287,7 @@ def read_numbers(values: Sequence[Tensor | float | None]) -> list[float]:
 def begin_reading(
     values: Sequence[Tensor | float | None],
 ) -> tuple[Callable[[], list[float]], bool]:
-    """Begin to bring the values to the host; gives what waits for them, and if it would."""
+    """Start copying values to the host; returns what waits for them, and whether it would wait."""
     numbers = [math.nan if v is None or isinstance(v, Tensor) else float(v) for v in values]
     by_type: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for place, value in enumerate(values):

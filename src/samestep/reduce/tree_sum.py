@@ -235,9 +235,9 @@ class _Bucket(LaneBucket):
         if self._waiting_stats is not None:
             stats, flags = self._waiting_stats
             self._passengers.zero_()
-            told = cut(stack_stats([*stats, flags], self._my_flags.device), self._my_flags.dtype)
-            self._my_seats.copy_(told[: self._my_seats.numel()])
-            self._my_flags.copy_(told[self._my_seats.numel() :])
+            numbers = cut(stack_stats([*stats, flags], self._my_flags.device), self._my_flags.dtype)
+            self._my_seats.copy_(numbers[: self._my_seats.numel()])
+            self._my_flags.copy_(numbers[self._my_seats.numel() :])
             self._waiting_stats = None
         self._steps = self._exchange.start()
         self._pending = next(self._steps, None)

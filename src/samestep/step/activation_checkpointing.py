@@ -16,9 +16,9 @@ from samestep.reduce.buffers import keep_buffers
 
 
 def checkpoint_activations(model: nn.Module, patterns: Sequence[str]) -> list[str]:
-    """Let these modules keep no activations for backward but compute them again; gives their names.
+    """Let these modules recompute their activations in backward; returns their names.
 
-    Of modules inside each other only the outermost is told.
+    Of nested modules only the outermost is changed.
     """
     chosen: list[str] = []
     modules = dict(model.named_modules())

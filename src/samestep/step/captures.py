@@ -144,7 +144,7 @@ def _copied(loss: Tensor, count: Tensor | float) -> LaneStats:
 
 
 class _CapturableOptimizers:
-    """Optimizers as torch wants them in a capture, and whether they are still as captured."""
+    """Optimizers as torch needs them in a capture, and whether they are unchanged since."""
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
@@ -159,7 +159,7 @@ class _CapturableOptimizers:
 
     @contextmanager
     def capturable(self) -> Iterator[None]:
-        """Fused optimizers are so anyway, but torch asks for the flag."""
+        """Fused optimizers are capturable anyway, but torch checks the flag."""
         before = [(group, group["capturable"]) for group in self._groups if "capturable" in group]
         for group, _ in before:
             group["capturable"] = True

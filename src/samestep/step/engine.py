@@ -1,4 +1,4 @@
-"""Puts together what all steps of a run share, as the config says."""
+"""Builds what all steps of a run share, as configured."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def _compile(model: nn.Module) -> None:
     def compiled(*args: Any, **kwargs: Any) -> Any:
         return forward(*args, **kwargs)
 
-    # By a function of ours: torch skips a forward of its own, such as nn.Sequential's.
+    # By a function of ours: torch skips its own classes' forward, such as nn.Sequential's.
     model.forward = torch.compile(compiled, dynamic=False)
 
 

@@ -1,4 +1,4 @@
-"""What a person sees while something long goes on: a bar on a terminal, plain lines elsewhere."""
+"""Progress of long work: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

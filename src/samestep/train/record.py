@@ -76,7 +76,7 @@ class Recorder(RunListener):
         context = self._run.context
         state = final_state(model, optimizers, metrics, averages)
         hashes = context.gather(hash_state(state))
-        told = context.gather(self._ids)
+        gathered = context.gather(self._ids)
         if not context.is_main:
             return
         folder.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ class Recorder(RunListener):
             world=context.world,
             steps=len(earlier) + len(self._records),
             losses=[*earlier, *(record.loss for record in self._records)],
-            samples=[_digest(record.step, told) for record in self._records],
+            samples=[_digest(record.step, gathered) for record in self._records],
             state_hash=hashes[0],
             rank_hashes=hashes,
             seconds_per_step=median(settled) if settled else 0.0,
@@ -104,8 +104,8 @@ def _losses_before(metrics: Path, start: int) -> list[float]:
     return [row["loss"] for row in rows if "loss" in row and row["step"] < start]
 
 
-def _digest(step: int, told: Sequence[Mapping[int, list[tuple[int, tuple[Any, ...]]]]]) -> str:
-    units = sorted((unit for rank in told for unit in rank.get(step, [])), key=lambda u: u[0])
+def _digest(step: int, gathered: Sequence[Mapping[int, list[tuple[int, tuple[Any, ...]]]]]) -> str:
+    units = sorted((unit for rank in gathered for unit in rank.get(step, [])), key=lambda u: u[0])
     ids = [sample for _, samples in units for sample in samples]
     return hashlib.blake2b(repr(ids).encode(), digest_size=8).hexdigest()
 

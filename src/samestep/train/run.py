@@ -158,7 +158,7 @@ class Run:
         """Call a function on one rank of each node before the others continue.
 
         Args:
-            prepare: Downloads or unpacks data, say; what it draws at random changes nothing.
+            prepare: Downloads or unpacks data, for example; what it draws at random changes nothing.
         """
         with self.context.rank0_first() as first:
             if first:
@@ -206,7 +206,7 @@ class Run:
         return open_source(self.setup, dataset, order, collate, digest=digest)
 
     def total_steps(self, source: Source) -> int | None:
-        """How many steps the run has; None if only the data's end will tell."""
+        """How many steps the run has; None if it is known only at the data's end."""
         if self.config.steps is not None:
             return self.config.steps
         assert self.config.epochs is not None, "checked when the config was loaded"
@@ -263,7 +263,7 @@ class Run:
             passes = self._passes = LanePasses(engine, data)
             step = Step(passes, engine.runner.needs_function)
             if engine.draws_between:
-                # A place of its own, so that a run resumed here draws as this one does.
+                # A separate position, so that a run resumed here draws as this one does.
                 self.setup.rng.enter(BETWEEN, at=(data.index, 1))
             yield step
             if not passes.updated:

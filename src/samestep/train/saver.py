@@ -43,7 +43,7 @@ class Saver:
         self._kept: dict[str, Stateful] = {}
         loaded = {} if point is None else read_training(point.folder)
         self.position = Position(**loaded["position"]) if loaded else Position()
-        """Where the run goes on."""
+        """Where the run resumes."""
         self._kept_before: dict[str, Any] = loaded.get("kept", {})
         self._loaded: dict[str, Any] | None = loaded or None
         """Until the run's objects have taken it: it may be as large as they are."""
@@ -76,7 +76,7 @@ class Saver:
                 "load_state_dict()"
             )
         if name in self._kept:
-            raise StepError(f"run.keep was called twice for {name!r}: give each a name of its own")
+            raise StepError(f"run.keep was called twice for {name!r}: give each a different name")
         self._kept[name] = item
         if self._point is not None:
             if name not in self._kept_before:
@@ -97,13 +97,13 @@ class Saver:
 
     @property
     def ended(self) -> str | None:
-        """Why the run that goes on was over already, unless that was its length."""
+        """Why the resumed run had already ended, unless that was its length."""
         return None if self._point is None else self._point.manifest.ended
 
     # -- when ------------------------------------------------------------------------------
 
     def remember(self, step: int, metrics: Mapping[str, Any], best: bool) -> None:
-        """Remember an evaluation; a new best is saved when its step is over."""
+        """Remember an evaluation; a new best is saved at the end of its step."""
         self._measured = step
         self.metrics = {name: _as_json(name, value) for name, value in metrics.items()}
         if best:
@@ -112,7 +112,7 @@ class Saver:
             self._requested = True
 
     def wants_time(self) -> bool:
-        """Whether to ask for a save: every_minutes have passed on rank 0. Asks once per save."""
+        """Whether to request a save: every_minutes have passed on rank 0. Requests once per save."""
         minutes = self._rules.every_minutes
         # Only in steps that are timed: the clock is not cheap everywhere.
         if minutes is None or not self._writes or self._timed_out or not self._activity.timed:
@@ -131,7 +131,7 @@ class Saver:
     # -- saving ----------------------------------------------------------------------------
 
     def save(self, after: Position, plan: Mapping[str, Any], ended: str | None) -> bool:
-        """Save the run as it stands after a step; every rank calls this, rank 0 writes.
+        """Save the run after a step; every rank calls this, rank 0 writes.
 
         Returns:
             Whether there was something to save; the same on every rank.
@@ -194,7 +194,7 @@ def _as_json(name: str, value: Any) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """What this process runs on, for what it writes to say."""
+    """The versions that this process runs on, for the files it writes."""
     try:
         ours = version("samestep")
     except PackageNotFoundError:  # on the path, but not installed

@@ -97,7 +97,7 @@ class StepEnd:
         return ended is not None
 
     def _position_after(self, data: StepData, source: Source) -> Position:
-        """Where the run stands after a step, with the states of all ranks' streams."""
+        """The position after a step, with the states of all ranks' streams."""
         after = data.following
         if not source.has_streams:
             return after
@@ -132,6 +132,6 @@ class StepEnd:
         if self._context.is_main and action.signal is not None:
             report = self._context.log.main
             requeue(self._config.preemption, action.signal, process_environment(), report)
-        # A launcher ends all ranks when the first one exits: nobody may before rank 0 has saved.
+        # A launcher ends all ranks when the first one exits: none may before rank 0 has saved.
         self._context.barrier()
         raise Stopped(message)

@@ -20,16 +20,16 @@ from samestep.train.task import Task
 
 def choose_optimizers(run: Run, task: Task, modules: Sequence[nn.Module]) -> list[Optimizer]:
     """The optimizers of a model and extra modules, their rates scaled by `lr_scaling`."""
-    section, say = run.config.optimizer, run.context.log.main
+    section, report = run.config.optimizer, run.context.log.main
     if section is None:
         found = _as_list(task.optimizers(modules[0]), Optimizer, "optimizers")
     else:
         _refuse_both(task, "optimizers", "optimizer")
         found = build_optimizers(section, modules, run.context.device)
-        say("Optimizers: " + "; ".join(map(describe_optimizer, found)))
+        report("Optimizers: " + "; ".join(map(describe_optimizer, found)))
     scaled = describe_scaling(run.config, run.batch.global_batch)
     if scaled is not None:
-        say(scaled)
+        report(scaled)
     _scale_rates(found, lr_factor(run.config, run.batch.global_batch))
     return found
 

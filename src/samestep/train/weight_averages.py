@@ -1,4 +1,4 @@
-"""The averages that a training's config asks for: kept with the run, measured, and finished."""
+"""A training's EMA and SWA, as configured: kept with the run, measured, and finished."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TrainingAverages(RunListener):
     def finish(
         self, measure_batchnorm: Callable[[], bool], measure: Callable[[str], Values]
     ) -> Values:
-        """With the run's last step: the mean gets statistics of its own, and is measured."""
+        """With the run's last step: the mean gets its own BatchNorm statistics, and is measured."""
         if self._swa is None:
             return {}
         if not self._swa.updates:

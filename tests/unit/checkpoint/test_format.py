@@ -161,7 +161,7 @@ def test_a_truncated_manifest_is_detected(tmp_path: Path, length: int) -> None:
 
 
 def rewritten(folder: Path, **changes: Any) -> None:
-    """The manifest with other values and a checksum of its own that is right."""
+    """The manifest with other values, and a checksum that is right."""
     document = json.loads((folder / MANIFEST).read_text())
     del document["sha256"]
     document |= changes
@@ -212,7 +212,7 @@ class Evil:
 
 
 def poisons(touched: Path) -> dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]]:
-    """How each is written, and how somebody careless would read it."""
+    """How each is written, and how a careless program would read it."""
     command = Evil(os.system, f"touch {touched}")
     code = Evil(exec, f"open({str(touched)!r}, 'w').close()")
     good = {"optimizers": [], "position": {"step": 4}}

@@ -162,7 +162,7 @@ class FaultyRaw(io.FileIO):
     def close(self) -> None:
         if self.closed:
             return
-        self.end()  # a close that fails, fails after it let go of the file
+        self.end()  # a close that fails has closed the file all the same
         self._files.call("close", self._path, lambda: None)
 
     def end(self) -> None:
@@ -488,7 +488,7 @@ def test_everything_is_on_the_disk_before_it_gets_its_name(history: Path) -> Non
         assert last_write < closed < files.calls.index(("sync", name)) < named
     entries = files.calls.index(("sync", folder_name(6) + PARTIAL))
     assert files.calls.index(("close", MANIFEST)) < entries < named
-    # The checksums come when what they are of is there.
+    # The checksums are written once the files they cover are on the disk.
     manifest_opened = files.calls.index(("open_new", MANIFEST))
     assert files.calls.index(("sync", TRAINING)) < manifest_opened
 

@@ -42,7 +42,7 @@ def steps_in(folder: Path) -> list[int]:
         (1, [(2, 2), (4, 4), (6, 4)], [4, 6]),
         (1, [(2, 2), (4, 4), (6, 6)], [6]),
         (5, [(2, None), (4, None)], [2, 4]),
-        (1, [(2, None), (4, 3)], [4]),  # a best one that is no longer there
+        (1, [(2, None), (4, 3)], [4]),  # the best one does not exist any more
     ],
 )
 def test_the_last_ones_and_the_best_stay(

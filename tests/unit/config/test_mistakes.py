@@ -236,7 +236,7 @@ MISTAKES = [
      ["RANK=5 does not fit a world of 4 ranks: ranks run from 0 to 3"]),
     ("local rank contradicts",
      lambda folder: check_local_rank(3, detect_launch(RANK_1_OF_4)), LaunchError,
-     ["--local-rank is 3 but environment says 1", "so leave it out"]),
+     ["--local-rank is 3 but 1 according to environment", "so leave it out"]),
     # The machine
     ("nccl on cpus", placed({"backend": "nccl"}, RANK_1_OF_4), LaunchError,
      ["torch sees no GPU", "set backend: gloo or auto"]),

@@ -87,9 +87,9 @@ def test_a_silent_rank_is_told_from_a_busy_one() -> None:
     beats = [beat(0), beat(1, COMPUTE, age=9.0), beat(2, age=9.0), beat(3, seconds=5)]
     assert hang_report(beats, {}, {}, 2.5).splitlines() == [
         "a collective waited longer than distributed.timeout (2.5 s)",
-        "rank 1 on n1 (pid 75) gave its last sign 9 s ago in compute at step 120: it has ended, "
+        "rank 1 on n1 (pid 75) gave its last sign of life 9 s ago in compute at step 120: it has ended, "
         "is stopped, or holds the interpreter",
-        "rank 2 on n2 (pid 76) gave its last sign 9 s ago in gradients #481 at step 120: it has "
+        "rank 2 on n2 (pid 76) gave its last sign of life 9 s ago in gradients #481 at step 120: it has "
         "ended, is stopped, or holds the interpreter",
         "ranks 0, 3 wait in gradients #481 for 184 s",
     ]
@@ -255,7 +255,7 @@ def test_the_last_sign_of_a_rank_is_as_old_as_it_is() -> None:
         other._beat()
         other.stop()
         told = str(mine.explain(lost()))
-    found = re.search(r"gave its last sign (\d+) s ago in compute", told)
+    found = re.search(r"gave its last sign of life (\d+) s ago in compute", told)
     assert found is not None, told
     assert int(found[1]) < 10
 

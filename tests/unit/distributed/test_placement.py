@@ -131,11 +131,14 @@ def test_a_device_id_that_is_not_there_is_refused():
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ({"world_size": 8}, "distributed.world_size is 8 but torchrun says 4"),
-        ({"rank": 0, "world_size": 4}, "distributed.rank is 0 but torchrun says 3"),
-        ({"num_nodes": 4}, "distributed.num_nodes is 4 but torchrun says 2"),
-        ({"node_rank": 0}, "distributed.node_rank is 0 but torchrun says 1"),
-        ({"num_gpus_per_node": 4}, "distributed.num_gpus_per_node is 4 but torchrun says 2"),
+        ({"world_size": 8}, "distributed.world_size is 8 but 4 according to torchrun"),
+        ({"rank": 0, "world_size": 4}, "distributed.rank is 0 but 3 according to torchrun"),
+        ({"num_nodes": 4}, "distributed.num_nodes is 4 but 2 according to torchrun"),
+        ({"node_rank": 0}, "distributed.node_rank is 0 but 1 according to torchrun"),
+        (
+            {"num_gpus_per_node": 4},
+            "distributed.num_gpus_per_node is 4 but 2 according to torchrun",
+        ),
     ],
 )
 def test_a_section_that_contradicts_its_launcher_is_refused(section, said):
@@ -207,7 +210,7 @@ def test_ranks_placed_by_hand_must_be_told_where_rank_0_is():
 def test_a_launcher_that_does_not_say_where_rank_0_is_is_refused():
     launch = launched(0, 4, local_world=2, launcher="mpich", master_addr=None)
     message = refusal({}, machine(), launch)
-    assert "master_addr is auto, but mpich does not say where rank 0 is" in message
+    assert "master_addr is auto, but mpich gave none" in message
     assert "master_port" not in message
 
 

@@ -90,8 +90,10 @@ def test_something_that_is_no_store_is_named_and_not_waited_for(
     assert "does not answer as rank 0 would" in str(caught.value)
 
 
-def test_a_rank_says_what_it_waits_for_and_then_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_SECONDS_TO_SPEAK", 0.1)
+def test_a_rank_reports_what_it_waits_for_and_then_gives_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rendezvous, "_SECONDS_TO_REPORT", 0.1)
     [port] = free_ports(1)
     said: list[str] = []
     with pytest.raises(InitError, match=f"rank 0 does not answer at 127.0.0.1:{port}: .*refused"):
@@ -196,11 +198,11 @@ def test_a_store_that_has_fallen_silent_is_gone_after_a_while() -> None:
     store.close()
 
 
-def test_rank_0_names_the_ranks_that_did_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_SECONDS_TO_SPEAK", 0.1)
+def test_rank_0_names_the_ranks_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_SECONDS_TO_REPORT", 0.1)
     store = serve_store(free_ports(1), "job", 5)
     said: list[str] = []
-    with pytest.raises(InitError, match="of 4 ranks, 3 did not come in time: 1, 2, 3"):
+    with pytest.raises(InitError, match="of 4 ranks, 3 did not arrive in time: 1, 2, 3"):
         introduce(store, rank(0), 4, 0.5, said.append)
     assert "waiting for 3 of 4 ranks: 1, 2, 3" in said
 
@@ -252,7 +254,7 @@ def test_on_one_machine_nothing_is_chosen() -> None:
 def test_a_loopback_name_of_rank_0s_machine_is_mended_by_what_the_others_see() -> None:
     ranks = [rank(0, master=("127.0.1.1",)), rank(1, "b", master=("10.0.0.1",))]
     chosen = choose_interface(ranks[0], ranks, "gloo", [LO, ETH0, ETH1], "127.0.1.1")
-    reason = "the name a stands for 127.0.1.1, not for 10.0.0.1"
+    reason = "the name a resolves to 127.0.1.1, not to 10.0.0.1"
     assert chosen == Chosen("GLOO_SOCKET_IFNAME", "eth0", reason)
 
 

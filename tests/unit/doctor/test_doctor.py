@@ -16,7 +16,7 @@ from samestep.config import Config, load_config
 from samestep.distributed.probe import Reduced
 from samestep.doctor.agreement import check_agreement
 from samestep.doctor.examine import check_launch, examine
-from samestep.doctor.facts import Load, Machine, RankReport, Space, look
+from samestep.doctor.facts import Load, Machine, RankReport, Space, inspect_machine
 from samestep.doctor.findings import Examination, Finding, Place, at, merge, ok, spans
 from samestep.doctor.machine import (
     GB,
@@ -33,13 +33,13 @@ from samestep.doctor.machine import (
     check_shared_memory,
 )
 from samestep.doctor.network import (
-    Meeting,
+    Rendezvous,
     check_interfaces,
-    check_meeting,
     check_names,
     check_network,
     check_own_name,
-    try_meeting,
+    check_rendezvous,
+    try_rendezvous,
 )
 from samestep.doctor.planned import check_lanes, check_task, digest
 from samestep.doctor.ranks import (
@@ -186,7 +186,7 @@ def test_a_rank_that_stayed_alone_says_who_it_is_and_only_what_is_wrong(
     findings = (ok("launcher", "by hand"), Finding("master", "error", "gone", "no run", "mend"))
     print_examination(Examination(findings, world=4, rank=3, alone=True))
     out = capsys.readouterr().out
-    assert out.startswith("Rank 3 of 4 could not talk to the others")
+    assert out.startswith("Rank 3 of 4 could not reach the others")
     assert "gone" in out
     assert "by hand" not in out
     print_examination(Examination(findings, world=4, rank=0, alone=True))
@@ -370,19 +370,21 @@ def test_several_interfaces_and_none_chosen_is_noted_on_several_machines() -> No
 
 
 def test_where_ranks_meet_must_be_found() -> None:
-    assert is_said(check_meeting(Meeting("gone", 29500, (), "nothing"), LOAD), "error", "gone")
-    local = Meeting("localhost", 29500, ("127.0.0.1",), "bind")
-    assert is_said(check_meeting(local, TWO_NODES), "error", "localhost is 127.0.0.1 here")
-    assert is_said(check_meeting(local, LOAD), "ok", "the port is free")
+    assert is_said(
+        check_rendezvous(Rendezvous("gone", 29500, (), "nothing"), LOAD), "error", "gone"
+    )
+    local = Rendezvous("localhost", 29500, ("127.0.0.1",), "bind")
+    assert is_said(check_rendezvous(local, TWO_NODES), "error", "localhost is 127.0.0.1 here")
+    assert is_said(check_rendezvous(local, LOAD), "ok", "the port is free")
     # Debian's name for itself: right on rank 0's machine, wrong on every other.
-    own = Meeting("n1", 29500, ("127.0.1.1",), "bind")
-    assert is_said(check_meeting(own, TWO_NODES), "ok")
-    assert is_said(check_meeting(own, replace(TWO_NODES, node=1)), "error", "n1 is 127.0.1.1")
+    own = Rendezvous("n1", 29500, ("127.0.1.1",), "bind")
+    assert is_said(check_rendezvous(own, TWO_NODES), "ok")
+    assert is_said(check_rendezvous(own, replace(TWO_NODES, node=1)), "error", "n1 is 127.0.1.1")
     busy = replace(own, failure="Address already in use")
-    assert is_said(check_meeting(busy, LOAD), "error", "port 29500", "already in use")
+    assert is_said(check_rendezvous(busy, LOAD), "error", "port 29500", "already in use")
     assert not busy.possible
     silent = replace(own, tried="join", failure="timed out")
-    assert is_said(check_meeting(silent, LOAD), "error", "n1:29500 cannot be joined: timed out")
+    assert is_said(check_rendezvous(silent, LOAD), "error", "n1:29500 cannot be joined: timed out")
 
 
 @pytest.fixture
@@ -395,19 +397,21 @@ def listener() -> Iterator[socket.socket]:
 
 def test_a_port_is_tried_as_the_rank_will_use_it(listener: socket.socket) -> None:
     port = listener.getsockname()[1]
-    taken = try_meeting("127.0.0.1", port, rank=0, served=False, seconds=1)
+    taken = try_rendezvous("127.0.0.1", port, rank=0, served=False, seconds=1)
     assert (taken.tried, taken.failure) == ("bind", "Address already in use")
     listener.close()
-    assert try_meeting("127.0.0.1", port, rank=0, served=False, seconds=1).possible
-    nobody = try_meeting("127.0.0.1", port, rank=1, served=False, seconds=1)
+    assert try_rendezvous("127.0.0.1", port, rank=0, served=False, seconds=1).possible
+    nobody = try_rendezvous("127.0.0.1", port, rank=1, served=False, seconds=1)
     assert (nobody.tried, nobody.failure) == ("join", "Connection refused")
     assert not nobody.possible
-    assert not try_meeting("no.such.host.invalid", port, rank=1, served=False, seconds=1).possible
+    assert not try_rendezvous(
+        "no.such.host.invalid", port, rank=1, served=False, seconds=1
+    ).possible
 
 
 def test_a_stranger_at_the_port_does_not_hold_a_rank_for_ever(listener: socket.socket) -> None:
     start = time.monotonic()
-    stranger = try_meeting("127.0.0.1", listener.getsockname()[1], 1, served=False, seconds=1)
+    stranger = try_rendezvous("127.0.0.1", listener.getsockname()[1], 1, served=False, seconds=1)
     assert time.monotonic() - start < 15
     assert "does not answer as rank 0 would" in stranger.failure
     listener.close()  # lets the thread that still waits end
@@ -480,7 +484,7 @@ def test_bound_ranks_are_judged_by_the_cpus_of_all() -> None:
     assert is_said(finding, "ok", "8 CPUs for 2 ranks, 8 threads")
     idle = check_agreement(reports(*halves, load=replace(LOAD, threads=2)))
     (note,) = [f for f in idle if f.check == "cpus" and f.severity == "note"]
-    assert is_said(note, "note", "bound to 4 CPUs of its own, but uses 2 threads")
+    assert is_said(note, "note", "bound to its own 4 CPUs, but uses 2 threads")
     both = reports(MACHINE, MACHINE, MACHINE)
     assert is_said(named(check_agreement(both), "cpus"), "warning", "12 threads in all on 8 CPUs")
 
@@ -616,7 +620,7 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
 
 
 def test_this_machine_can_be_looked_at() -> None:
-    machine = look({"OMP_NUM_THREADS": "1", "SECRET": "x"})
+    machine = inspect_machine({"OMP_NUM_THREADS": "1", "SECRET": "x"})
     assert machine.variables == {"OMP_NUM_THREADS": "1"}  # nothing else travels
     assert machine.cpus
     assert set(machine.versions) == {"python", "torch", "samestep"}

@@ -9,7 +9,7 @@ from samestep.distributed.hardware import detect_hardware
 from samestep.environment.hardware import detect_platform
 from samestep.environment.launch import check_local_rank, detect_launch
 from samestep.environment.node_lists import expand_counts, expand_hosts
-from samestep.environment.ports import meeting_ports
+from samestep.environment.ports import rendezvous_ports
 from samestep.environment.variables import is_same_launch, launch_names, process_environment
 from samestep.errors import LaunchError
 
@@ -262,7 +262,7 @@ def test_counts_per_node_in_full():
 
 
 def test_jobs_meet_at_their_own_ports_below_the_ephemeral_ones():
-    first, second = meeting_ports("7.0"), meeting_ports("8.0")
+    first, second = rendezvous_ports("7.0"), rendezvous_ports("8.0")
     assert len(set(first)) == len(first) == 8
     assert not set(first) & set(second)
     assert all(20000 <= port < 32000 for port in first + second)
@@ -298,7 +298,7 @@ def test_a_local_rank_argument_must_agree_with_the_launcher():
     launch = detect_launch(recorded("openmpi4.1_rank3"))
     check_local_rank(None, launch)
     check_local_rank(1, launch)
-    with pytest.raises(LaunchError, match="--local-rank is 0 but openmpi says 1"):
+    with pytest.raises(LaunchError, match="--local-rank is 0 but 1 according to openmpi"):
         check_local_rank(0, launch)
 
 

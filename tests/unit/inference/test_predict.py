@@ -224,7 +224,7 @@ def test_data_that_cannot_be_predicted_are_refused(data: str, words: str, tmp_pa
 def test_data_that_the_task_does_not_know_are_refused(tmp_path: Path) -> None:
     from samestep import Task
 
-    with pytest.raises(TaskError, match=r"what data 'mine' are: define predict_data"):
+    with pytest.raises(TaskError, match=r"does not know the data 'mine': define predict_data"):
         Task().predict_data("mine")
 
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from samestep.config import Config, load_config
 from samestep.config.plain_yaml import parse_yaml
-from samestep.environment.ports import meeting_ports
+from samestep.environment.ports import rendezvous_ports
 from samestep.errors import ConfigError, LaunchError
 from samestep.launch.commands.mpirun import mpirun_command
 from samestep.launch.commands.rank_command import RankCommand, quoted
@@ -341,7 +341,7 @@ def test_a_host_gets_through_ssh_what_was_meant(shell: Shell, case: Case) -> Non
         shell.run(ssh_commands(rank_command, parse_hosts("a:2,b:4", None), "job").script()),
         Case(**{**vars(case), "modules": case.modules * 2}),
     )
-    port = meeting_ports("job")[0]
+    port = rendezvous_ports("job")[0]
     for node, (host, nproc) in enumerate([("a", 2), ("b", 4)]):
         [ssh] = [call for call in calls if call.program == "ssh" and call.arguments[-2] == host]
         assert ssh.arguments[:-1] == ["-p", "2222", "-o", "User=some one", "--", host]

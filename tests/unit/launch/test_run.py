@@ -171,7 +171,7 @@ def test_a_run_whose_job_is_forgotten_may_be_submitted_again(cluster: Cluster) -
 
 def test_a_job_that_sbatch_refuses_is_not_remembered(cluster: Cluster) -> None:
     program(cluster.root / "bin" / "sbatch", "echo 'sbatch: error: invalid partition' >&2; exit 1")
-    with pytest.raises(LaunchError, match="sbatch said: sbatch: error: invalid partition"):
+    with pytest.raises(LaunchError, match="sbatch failed: sbatch: error: invalid partition"):
         submit(cluster.job())
     assert jobs_of(cluster.run) == []
 
@@ -411,10 +411,10 @@ def test_a_slurm_that_fails_is_quoted(cluster: Cluster) -> None:
     program(
         cluster.root / "bin" / "scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1"
     )
-    with pytest.raises(LaunchError, match="scontrol said: Unable to contact slurm controller"):
+    with pytest.raises(LaunchError, match="scontrol failed: Unable to contact slurm controller"):
         state_of("12")
     program(cluster.root / "bin" / "scontrol", "exit 3")
-    with pytest.raises(LaunchError, match="scontrol said: exit code 3"):
+    with pytest.raises(LaunchError, match="scontrol failed: exit code 3"):
         state_of("12")
 
 
@@ -503,7 +503,7 @@ def test_a_job_is_cancelled_once(cluster: Cluster) -> None:
     cluster.says(shown("CANCELLED"))
     again = typed("cancel", cluster.run)
     assert again.exit_code == 0
-    assert "job 12 is over already: CANCELLED" in again.output
+    assert "job 12 has already ended: CANCELLED" in again.output
     assert cluster.asked("scancel") == ["12"]
 
 
@@ -633,7 +633,9 @@ def test_mpirun_that_fails_is_told_with_its_code(
 ) -> None:
     with pytest.raises(RankFailed) as caught:
         run_mpirun(mpirun(tmp_path, body), os.environ)
-    assert f"mpirun ended with {how}: the rank that failed says why above" in str(caught.value)
+    assert f"mpirun ended with {how}: the error of the rank that failed is above" in str(
+        caught.value
+    )
     assert "runs/tiny/logs" in str(caught.value)
     assert caught.value.exit_code == code
 
@@ -801,7 +803,7 @@ def test_a_host_without_samestep_is_named(tmp_path: Path) -> None:
     with pytest.raises(LaunchError) as caught:
         check_hosts(over_ssh(tmp_path, body))
     [line] = str(caught.value).splitlines()
-    assert line.startswith("b has not what the run needs: No module named samestep")
+    assert line.startswith("b lacks what the run needs: No module named samestep")
     assert f"({tmp_path}) and the interpreter (/py) must be the same there" in line
 
 

@@ -17,7 +17,7 @@ Flavour = Literal["openmpi", "hydra"]
 
 _FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES")
 _FORWARDED_KINDS = ("NCCL_", "GLOO_", "TORCH_", "OMP_", "MKL_", "SAMESTEP_")
-"""Of the launching environment, what the ranks on other machines must have as well."""
+"""What the ranks on other machines need of the launching environment."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class MpirunCommand:
     hosts: tuple[Host, ...]
     argv: tuple[str, ...]
     variables: Mapping[str, str]
-    """Set for mpirun, which hands them to the ranks by name: values do not show in `ps`."""
+    """Set for mpirun, which passes them to the ranks by name: values do not show in `ps`."""
     stops_by: str
-    """The signal that it hands on to its ranks, without a requeue, and does not kill them for."""
+    """The signal that it forwards to its ranks without killing them, and without a requeue."""
     ends_by: str
-    """The signal that makes an end of mpirun and its ranks at once."""
+    """The signal that ends mpirun and its ranks at once."""
 
     def script(self) -> str:
         comment = "What samestep launch --via mpirun starts."
-        # A name of its own for each time that it is run.
+        # Each time the script runs it is another launch.
         variables = {k: v for k, v in self.variables.items() if k not in launch_variables("")}
         name = [f'export {variable}="mpirun-$HOSTNAME-$$"' for variable in launch_variables("")]
         command = "\n".join([*name, exec_line(self.argv)])
@@ -52,14 +52,14 @@ class MpirunCommand:
 
 
 def flavour_of(version: str) -> Flavour:
-    """Which mpirun this is, by what it prints for --version."""
+    """Which mpirun this is, by the output of --version."""
     if any(name in version for name in ("Open MPI", "OpenRTE", "PRRTE", "prterun")):
         return "openmpi"
     if any(name in version for name in ("HYDRA", "Intel(R) MPI", "MPICH", "mvapich", "MVAPICH")):
         return "hydra"
     first = next(iter(version.strip().splitlines()), "nothing")
     raise LaunchError(
-        f"mpirun is neither OpenMPI's nor hydra's (MPICH, Intel MPI, MVAPICH): it says {first!r}. "
+        f"mpirun is neither OpenMPI's nor hydra's (MPICH, Intel MPI, MVAPICH): it prints {first!r}. "
         "Load the one you want, or name it with launch.mpirun"
     )
 
@@ -75,7 +75,7 @@ def mpirun_command(
     cpus: int,
     as_root: bool,
 ) -> MpirunCommand:
-    """The mpirun of a config; `name` is what the ranks of this launch know each other by."""
+    """The mpirun of a config; `name` is what the ranks of this launch share."""
     config = rank_command.config
     variables = {**config.launch.environment, **launch_variables(name)}
     if hosts:
@@ -91,7 +91,7 @@ def mpirun_command(
         argv += ["--host", ",".join(map(str, hosts))] if hosts else []
         argv += ["--allow-run-as-root"] if as_root else []
         argv += ["--oversubscribe"] if not hosts and world > cpus else []
-        # Bound to one core, as it does by itself, a rank's threads would share that core.
+        # By default it binds a rank to one core, which all its threads would share.
         argv += ["--bind-to", "none"]
         for variable in [*variables, *_forwarded(environ, variables)]:
             argv += ["-x", variable]
@@ -100,7 +100,7 @@ def mpirun_command(
         argv += ["-hosts", ",".join(map(str, hosts))] if hosts else []
         argv += ["-bind-to", "none", "-genvall"]
     # OpenMPI's kills its ranks on SIGTERM, and they outlive it if it is killed itself; hydra's
-    # hands SIGTERM on, does not know SIGUSR2, and its ranks end with it.
+    # forwards SIGTERM, does not know SIGUSR2, and its ranks end with it.
     stops_by, ends_by = ("SIGUSR2", "SIGTERM") if flavour == "openmpi" else ("SIGTERM", "SIGKILL")
     return MpirunCommand(
         rank_command, world, hosts, (*argv, *command), variables, stops_by, ends_by

@@ -1,4 +1,4 @@
-"""Runs an mpirun, whose ranks' output is on this terminal, and tells how it ended."""
+"""Runs an mpirun, whose ranks print to this terminal, and reports how it ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SECONDS_TO_ANSWER = 20.0
 
 
 def find_flavour(mpirun: str) -> Flavour:
-    """Which kind of mpirun this is; `LaunchError` says what to do where there is none."""
+    """Which kind of mpirun this is; `LaunchError` explains what to do where there is none."""
     path = shutil.which(mpirun)
     if path is None:
         raise LaunchError(
@@ -26,7 +26,7 @@ def find_flavour(mpirun: str) -> Flavour:
             "without one, --via ssh or --via torchrun does the same"
         )
     try:
-        said = subprocess.run(
+        printed = subprocess.run(
             [path, "--version"],
             capture_output=True,
             text=True,
@@ -35,16 +35,16 @@ def find_flavour(mpirun: str) -> Flavour:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{path} --version does not answer: {error}") from None
-    return flavour_of(said.stdout + said.stderr)
+    return flavour_of(printed.stdout + printed.stderr)
 
 
 def run_mpirun(launch: MpirunCommand, environ: Mapping[str, str], quiet: bool = False) -> None:
-    """Start it and wait; a failing rank shows its own words on the way."""
+    """Start it and wait; a failing rank prints its own error meanwhile."""
     silent = subprocess.DEVNULL if quiet else None
     started: list[subprocess.Popen[bytes]] = []
 
     def stop(number: signal.Signals) -> None:
-        announced = number == signal.SIGUSR1  # which all of them hand on, and Slurm may requeue
+        announced = number == signal.SIGUSR1  # which every mpirun forwards, and may mean a requeue
         for process in started:
             process.send_signal(number if announced else signal.Signals[launch.stops_by])
 
@@ -61,7 +61,7 @@ def run_mpirun(launch: MpirunCommand, environ: Mapping[str, str], quiet: bool = 
             stdin=subprocess.DEVNULL,
             stdout=silent,
             stderr=silent,
-            start_new_session=True,  # Ctrl-C reaches the ranks by us, once, not as mpirun's end
+            start_new_session=True,  # we forward Ctrl-C to the ranks, once; mpirun would end
         )
         started.append(process)
         if signals.received is not None:  # while it was being started
@@ -81,6 +81,6 @@ def run_mpirun(launch: MpirunCommand, environ: Mapping[str, str], quiet: bool = 
             128 + signals.received,
         )
     raise RankFailed(
-        f"{launch.argv[0]} ended with {how}: the rank that failed says why above, and in {logs}",
+        f"{launch.argv[0]} ended with {how}: the error of the rank that failed is above, and in {logs}",
         code_of_ranks(code),
     )

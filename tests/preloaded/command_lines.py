@@ -1,0 +1,42 @@
+"""Which commands a server can run. Imports next to nothing, for programs that must start fast."""
+
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch")
+
+
+class Command(NamedTuple):
+    """`python [-u] (-m MODULE | SCRIPT.py) ARGUMENTS`."""
+
+    unbuffered: bool
+    module: str | None
+    words: list[str]
+    """What follows the module, or the script and what follows it."""
+
+
+def parse(argv: list[str]) -> Command:
+    words = argv[1:]
+    unbuffered = words[:1] == ["-u"]
+    words = words[1:] if unbuffered else words
+    if words[:1] == ["-m"] and len(words) > 1:
+        return Command(unbuffered, words[1], words[2:])
+    return Command(unbuffered, None, words)
+
+
+def is_known(argv: list[str]) -> bool:
+    """Whether a server can run it: our command line, torch's launchers, or somebody's script."""
+    if not argv or argv[0] != sys.executable:
+        return False
+    command = parse(argv)
+    if command.module is None:
+        return bool(command.words) and command.words[0].endswith(".py")
+    return command.module == "samestep" or command.module in LAUNCHERS
+
+
+def starts_others(argv: list[str]) -> bool:
+    """Whether the command starts ranks."""
+    _, module, words = parse(argv)
+    return module in LAUNCHERS or (module == "samestep" and words[:1] in (["launch"], ["verify"]))

@@ -1,0 +1,156 @@
+"""Forks a process for each command that it is sent; see the package's docstring.
+
+    python -m tests.preloaded.server CHANNEL LISTENER PADDING
+
+CHANNEL and LISTENER are the numbers of sockets that it inherits: of its parent, and for programs
+that stand in for a command. PADDING makes room for the command lines of its children.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from tests.preloaded.command_lines import starts_others
+from tests.preloaded.commands import become, execute
+from tests.preloaded.popen import fork_all
+from tests.preloaded.requests import Request, receive, send_number
+from tests.preloaded.title import set_title
+
+MODULES = (
+    "matplotlib.backends.backend_agg",
+    "plotly.graph_objects",
+    "plotly.io",
+    "plotly.subplots",
+    "sklearn.datasets",
+    "tests.distributed.tasks",
+    "torch._dynamo",
+    "torch.distributed.launcher.api",
+    "torch.utils.tensorboard",
+    "torchmetrics.classification",
+    "samestep.cli",
+    "samestep.doctor.examine",
+    "samestep.export.export_run",
+    "samestep.inference.checkpoint_average",
+    "samestep.inference.predict",
+    "samestep.launch.run.agent",
+    "samestep.lr_finder.range_test",
+    "samestep.lr_finder.report",
+    "samestep.train.train_once",
+    "samestep.verify.report",
+    "samestep.verify.verify",
+)
+"""What commands import, with what the first optimizer and the first metric of a process import."""
+
+_FOR_THE_COMMAND = (
+    signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT,
+)  # fmt: skip
+
+
+def main() -> None:
+    channel, listener = (socket.socket(fileno=int(word)) for word in sys.argv[1:3])
+    for module in MODULES:
+        importlib.import_module(module)
+    # Set apart, so that a collection in a child does not write to every page that they share.
+    gc.collect()
+    gc.freeze()
+    request = serve(channel, listener)
+    while starts_others(request.argv):
+        ours, theirs = socket.socketpair()
+        if os.fork():
+            theirs.close()
+            fork_all(ours)
+            break
+        ours.close()
+        _leave_streams()
+        request = serve(theirs)
+    execute(request.argv)
+
+
+def serve(channel: socket.socket, listener: socket.socket | None = None) -> Request:
+    """Wait for requests until the channel is closed. Returns in a new process for each."""
+    set_title("preloaded by samestep's tests")
+    for number in _FOR_THE_COMMAND:  # of whose process group a server may be
+        signal.signal(number, signal.SIG_IGN)
+    while True:
+        sources = [channel] if listener is None else [channel, listener]
+        ready, _, _ = select.select(sources, [], [])
+        fork = _fork_for_parent if channel in ready else _fork_for_stand_in
+        if (request := fork(ready[0])) is not None:
+            return request
+        _collect_ended()
+
+
+def _fork_for_parent(channel: socket.socket) -> Request | None:
+    """Fork a process and leave it to the one that this server belongs to; see `popen.fork_by`."""
+    received = receive(channel)
+    if received is None:
+        os._exit(0)
+    request, files = received
+    ids_from, ids_to = os.pipe()
+    adopted_from, adopted_to = os.pipe()
+    between = os.fork()
+    if not between:
+        if child := os.fork():
+            os.write(ids_to, str(child).encode())
+            os._exit(0)
+        os.close(adopted_to)
+        os.read(adopted_from, 1)
+        become(request, files)
+        return request
+    os.waitpid(between, 0)
+    send_number(channel, int(os.read(ids_from, 32)))
+    for file in (ids_from, ids_to, adopted_from, adopted_to, *files):
+        os.close(file)
+    return None
+
+
+def _fork_for_stand_in(listener: socket.socket) -> Request | None:
+    """Fork a process, and one that stays with it and reports its end to a stand-in."""
+    connection, _ = listener.accept()
+    if os.fork():
+        connection.close()
+        return None
+    received = receive(connection)
+    if received is None:
+        os._exit(0)
+    request, files = received
+    child = os.fork()
+    if not child:
+        become(request, files)
+        return request
+    for file in files:
+        os.close(file)
+    send_number(connection, child)
+    end = os.pidfd_open(child)
+    ready, _, _ = select.select([end, connection], [], [])
+    if end not in ready:  # the stand-in was killed
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    with suppress(OSError):
+        send_number(connection, os.waitstatus_to_exitcode(status))
+    os._exit(0)
+
+
+def _collect_ended() -> None:
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            continue
+
+
+def _leave_streams() -> None:
+    """Not hold the command's pipes open."""
+    with Path(os.devnull).open("r+b") as nothing:
+        for number in range(3):
+            os.dup2(nothing.fileno(), number)
+
+
+if __name__ == "__main__":
+    main()
