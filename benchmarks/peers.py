@@ -157,15 +157,15 @@ def bare_graph(seat: Seat) -> Steps:
         optimizer.step()
         loss.copy_(now.detach())
 
-    graph, beside = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     for step, batch in enumerate(repeat_forever(contest.loader()), start=1):
         for static, tensor in zip((x, y), batch, strict=True):
             static.copy_(tensor, non_blocking=True)
         if step <= GRAPH_WARM_UP:
-            beside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(beside):
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
                 step_once()
-            torch.cuda.current_stream().wait_stream(beside)
+            torch.cuda.current_stream().wait_stream(side)
         else:
             if step == GRAPH_WARM_UP + 1:
                 with torch.cuda.graph(graph):

@@ -4,8 +4,8 @@
     python scripts/supported_versions.py newest --python python3.13  # `make test-newest`
 
 `oldest` takes the lowest Python of `requires-python` and the lower bound of every dependency,
-`newest` the highest Python among the classifiers and the newest releases that pip finds. Each uses
-a virtual environment of its own, in a temporary directory that is removed afterwards. Not part of
+`newest` the highest Python among the classifiers and the newest releases that pip finds. Each creates
+its own virtual environment, in a temporary directory that is removed afterwards. Not part of
 CI: each downloads several gigabytes, since most torch wheels contain CUDA.
 """
 
