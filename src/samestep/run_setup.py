@@ -35,7 +35,7 @@ class RunSetup:
             batch: How a global batch is cut, if not as configured.
         """
         batch = config.batch_plan(context.world) if batch is None else batch
-        by_rank = deal_lanes(batch.lanes, context.world, config.distributed.lane_weights)
+        by_rank = deal_lanes(batch.lane_count, context.world, config.distributed.lane_weights)
         precision = choose_precision(config.precision, context.device)
         precision.switch_on(same_bits=config.same == "bits")
         return cls(

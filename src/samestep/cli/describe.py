@@ -43,7 +43,7 @@ def describe_config(file: Path, overrides: Sequence[str]) -> list[tuple[Any, ...
             found, reason = resolved[key]
             rows.append((key, found, _origin(key, launch, place), reason))
         elif key == "lanes" and value is None:
-            rows.append((key, batch.lanes, "default", f"{batch.lane_batch} samples a lane"))
+            rows.append((key, batch.lane_count, "default", f"{batch.lane_batch} samples a lane"))
         elif key == "run_dir" and value is None:
             rows.append((key, str(loaded.config.run_path), "default", "runs/<name>"))
         else:

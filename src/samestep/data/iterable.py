@@ -146,7 +146,7 @@ class _PortionReader(IterableDataset[_Portion]):
         reseed(seed_at(derive(self._seed, DATA, unit), self._epoch, epoch_step))
 
     def _open(self, unit: int) -> list[_LaneStream]:
-        lane_count, seed = self._batch.lanes, self._seed
+        lane_count, seed = self._batch.lane_count, self._seed
         return [
             _LaneStream(
                 lane,

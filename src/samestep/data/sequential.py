@@ -57,7 +57,7 @@ class SequentialSource(MapSource):
             yield LaneBatch(unit, copies.to_device(batch.data), batch.ids)
 
     def _number(self, unit: int, epoch_step: int) -> int:
-        return epoch_step * self.plan.batch.lanes + unit
+        return epoch_step * self.plan.batch.lane_count + unit
 
     def _seed_of(self, unit: int, epoch: int, epoch_step: int) -> int:
         root = derive(self._setup.config.seed, DATA, "in order")

@@ -31,7 +31,7 @@ def check_lanes(config: Config, world: int) -> Finding:
     check = "lanes"
     try:
         plan = config.batch_plan(world)
-        assignment = deal_lanes(plan.lanes, world, config.distributed.lane_weights)
+        assignment = deal_lanes(plan.lane_count, world, config.distributed.lane_weights)
     except PlanError as error:
         return Finding(
             check,
@@ -40,7 +40,7 @@ def check_lanes(config: Config, world: int) -> Finding:
             "training refuses to start",
             "change the number of ranks, or the batch and lanes, accordingly",
         )
-    found = f"{plural(plan.lanes, 'lane')} of {plural(plan.lane_batch, 'sample')}"
+    found = f"{plural(plan.lane_count, 'lane')} of {plural(plan.lane_batch, 'sample')}"
     if config.batch_per_rank is not None:
         return Finding(
             check,
@@ -56,7 +56,7 @@ def check_lanes(config: Config, world: int) -> Finding:
             "note",
             f"{found}: {_most(counts)} a rank",
             "the run is the same, but ranks with fewer lanes wait for the others in every step",
-            f"use a number of ranks that divides {plan.lanes}",
+            f"use a number of ranks that divides {plan.lane_count}",
         )
     return ok(check, f"{found}, {_most(counts)} a rank")
 

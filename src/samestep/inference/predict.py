@@ -118,7 +118,7 @@ def _setup(request: Request, context: RunContext) -> RunSetup:
     planned = config.batch_plan(context.world)
     batch = request.batch or config.evaluation.batch or planned.lane_batch
     # Lanes only distribute the work here, so there may be as many as it takes.
-    lane_count = max(planned.lanes, context.world)
+    lane_count = max(planned.lane_count, context.world)
     setup = RunSetup.create(config, context, BatchPlan(batch * lane_count, lane_count))
     return replace(setup, assignment=replace(setup.assignment, fused=False))
 

@@ -30,7 +30,7 @@ class Evaluator:
     """Measures a model on a dataset, sharded by lanes or wholly on rank 0."""
 
     def __init__(self, setup: RunSetup) -> None:
-        config, lane_count = setup.config, setup.batch.lanes
+        config, lane_count = setup.config, setup.batch.lane_count
         lane_batch = config.evaluation.batch or setup.batch.lane_batch
         by_rank = setup.assignment.by_rank
         if config.evaluation.mode == "rank0":

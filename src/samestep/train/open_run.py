@@ -59,7 +59,8 @@ def _prepare_run_dir(
     began_here = is_same_launch(environ, run_dir.started_by())
     point = find_resume_point(config, run_dir.path, began_here, context.log.warn)
     if point is not None:
-        refuse_another_run(config, vars(batch), point)
+        planned = {"global_batch": batch.global_batch, "lanes": batch.lane_count}
+        refuse_another_run(config, planned, point)
     point = _make_ready(run_dir, point, launch_names(environ))
     document = _with_whole_path(config).model_dump_json(indent=2)
     (run_dir.path / "config.json").write_text(document, encoding="utf-8")

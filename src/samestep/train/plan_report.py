@@ -30,7 +30,7 @@ def report_plan(
     plan = {
         "same": config.same,
         "global_batch": batch.global_batch,
-        "lanes": batch.lanes,
+        "lanes": batch.lane_count,
         "lane_batch": batch.lane_batch,
         "world": context.world,
         "lanes_per_rank": shares,
@@ -54,7 +54,7 @@ def report_plan(
         context.log.main(line)
     of_samples = f"{plan['samples']} samples, " if plan["samples"] else ""
     context.log.main(
-        f"Plan: {of_samples}global batch {batch.global_batch} = {batch.lanes} lanes "
+        f"Plan: {of_samples}global batch {batch.global_batch} = {batch.lane_count} lanes "
         f"x {batch.lane_batch}; {context.world} rank(s) drive "
         f"{'+'.join(map(str, shares))} lanes; {total or 'unknown'} steps; same: {config.same}"
     )

@@ -64,7 +64,7 @@ def check_world(config: Config, world: int, source: str) -> None:
         raise LaunchError(
             f"distributed.enabled is false but {source}: set enabled: auto, or start one rank"
         )
-    deal_lanes(config.batch_plan(world).lanes, world, section.lane_weights)
+    deal_lanes(config.batch_plan(world).lane_count, world, section.lane_weights)
 
 
 def quoted(words: Iterable[str]) -> str:

@@ -19,12 +19,12 @@ def plan_rows(config: Config, world: int | None, machines: int, threads: int | N
     ]
     batch = config.batch_plan(1 if world is None else world)
     if world is not None:
-        assignment = deal_lanes(batch.lanes, world, config.distributed.lane_weights)
+        assignment = deal_lanes(batch.lane_count, world, config.distributed.lane_weights)
         counts = sorted({len(lanes) for lanes in assignment})
         shown = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        rows.append(("lanes", f"{batch.lanes}: {shown} for each rank"))
+        rows.append(("lanes", f"{batch.lane_count}: {shown} for each rank"))
     elif config.global_batch is not None:
-        rows.append(("lanes", batch.lanes))
+        rows.append(("lanes", batch.lane_count))
     if world is not None or config.global_batch is not None:
         rows.append(("batch", f"{batch.global_batch} samples a step, {batch.lane_batch} a lane"))
     configured = config.distributed.threads_per_rank
@@ -39,7 +39,7 @@ def plan_rows(config: Config, world: int | None, machines: int, threads: int | N
 
 def more_processes_may_help(config: Config, world: int, threads: int, on_gpu: bool) -> str:
     """A hint for a run in one process on many CPUs; empty for all others."""
-    lane_count = config.batch_plan(1).lanes
+    lane_count = config.batch_plan(1).lane_count
     ranks = max((n for n in range(2, threads // 2 + 1) if lane_count % n == 0), default=1)
     if on_gpu or world > 1 or ranks == 1:
         return ""
