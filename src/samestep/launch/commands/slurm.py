@@ -47,7 +47,7 @@ class SlurmJob:
         body = {"srun": _by_srun, "torchrun": _by_agents, "mpirun": _by_mpirun}[style](self)
         lines = [
             "#!/bin/bash",
-            "# Written by samestep launch --via slurm. It may be submitted again: the run goes on from",
+            "# Written by samestep launch --via slurm. It may be submitted again: the run resumes from",
             "# its newest checkpoint.",
             *(f"#SBATCH {line}" for line in directives(self)),
             "",
