@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.hosts import Hosts, missing_commands
+from tests.cluster.runs import wait_for
 from tests.cluster.slurm import Slurm
 from tests.cluster.sshd import Sshd
 
@@ -59,9 +59,7 @@ def test_a_command_that_does_not_end_is_killed_and_quoted(hosts: Hosts) -> None:
 
 def test_a_host_collects_its_orphans(hosts: Hosts) -> None:
     hosts.run("n1", ["sh", "-c", "(sh -c 'sleep .05 & sleep .05 & exit') & exit"])
-    deadline = time.monotonic() + 5
-    while " sleep" in (table := hosts.run("n1", ["ps", "ax"]).stdout):
-        assert time.monotonic() < deadline, table
+    wait_for(lambda: " sleep" not in hosts.run("n1", ["ps", "ax"]).stdout)
 
 
 def test_a_host_powered_off_loses_its_processes_and_boots_afresh(hosts: Hosts) -> None:
@@ -76,16 +74,16 @@ def test_a_host_powered_off_loses_its_processes_and_boots_afresh(hosts: Hosts) -
     hosts.boot("n2")
     assert "sleep" not in hosts.run("n2", ["ps", "ax"]).stdout
     assert hosts.run("n2", ["ls", "/dev/shm"]).stdout == ""
-    assert _reaches(hosts, "n2", seconds=10)
+    assert _reaches(hosts, "n2", seconds=60)
 
 
 def test_a_host_unplugged_cannot_be_reached_and_comes_back(hosts: Hosts) -> None:
-    assert _reaches(hosts, "n2", seconds=10)
+    assert _reaches(hosts, "n2", seconds=60)
     hosts.plug("n2", False)
     assert not _reaches(hosts, "n2", seconds=1)
     assert hosts.run("n2", ["true"]).returncode == 0
     hosts.plug("n2", True)
-    assert _reaches(hosts, "n2", seconds=10)
+    assert _reaches(hosts, "n2", seconds=60)
 
 
 def test_a_name_can_mean_another_address_on_one_host(hosts: Hosts) -> None:
@@ -102,7 +100,7 @@ def test_a_second_interface_leads_nowhere(hosts: Hosts) -> None:
         shown = hosts.run("n1", ["ip", "-br", "-4", "addr", "show", "eth1", "up"]).stdout.split()
         assert shown[1:] == ["UP", f"{first}/24"]
         assert not _reaches(hosts, second, seconds=1)
-        assert _reaches(hosts, "n2", seconds=10)
+        assert _reaches(hosts, "n2", seconds=60)
     assert hosts.run("n1", ["ip", "link", "show", "eth1"]).returncode == 1
 
 
@@ -130,10 +128,7 @@ def test_waiting_too_long_tells_where_the_job_stands(slurm: Slurm, tmp_path: Pat
 def test_a_requeued_job_knows_that_it_was_restarted(slurm: Slurm, tmp_path: Path) -> None:
     script = _script(tmp_path, '[ "$SLURM_RESTART_COUNT" = 1 ] && exit 0', "touch began; sleep 99")
     job = slurm.submit(script)
-    deadline = time.monotonic() + 10
-    while not (tmp_path / "began").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for((tmp_path / "began").exists)
     assert slurm.run(["scontrol", "requeue", job]).returncode == 0
     assert slurm.wait(job) == "COMPLETED"
     assert slurm.show(job)["Restarts"] == "1"

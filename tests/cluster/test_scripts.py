@@ -47,7 +47,7 @@ def test_a_script_trains_the_same_run(
     assert done.returncode == 0, done.stderr
     job = done.stdout.strip()
     said = (tmp_path / "out.txt")  # fmt: skip
-    assert slurm.wait(job, timeout=90) == "COMPLETED", said.read_text()
+    assert slurm.wait(job) == "COMPLETED", said.read_text()
     assert shown in said.read_text()
     assert is_same(training.record("run"), untouched)
 
