@@ -11,9 +11,11 @@ import pytest
 
 from samestep.train.record import RunRecord
 from tests.cluster import hosts as hosts_module
+from tests.cluster import runs
 from tests.cluster import slurm as slurm_module
 from tests.cluster import sshd as sshd_module
 from tests.cluster.hosts import Hosts
+from tests.cluster.interpreters import Interpreters
 from tests.cluster.runs import Training
 from tests.cluster.slurm import Slurm
 from tests.cluster.sshd import Sshd
@@ -31,8 +33,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def hosts() -> Iterator[Hosts]:
     if reason := hosts_module.why_impossible():
         pytest.skip(reason)
-    with Hosts(4) as started:
+    with Hosts(4) as started, Interpreters(started) as interpreters:
+        runs.interpreter.append(interpreters.python)
         yield started
+        runs.interpreter.clear()
 
 
 @pytest.fixture(scope="session")

@@ -128,6 +128,10 @@ class Hosts(Opened):
         """The address of a host on the network that joins them."""
         return "10.77.0.1" if host == "ctl" else f"10.77.0.{10 + int(host[1:])}"
 
+    def first_process(self, host: str) -> int:
+        """The id, as seen from outside, of the process that lives as long as the host is on."""
+        return self._pid(host)
+
     def start(
         self,
         host: str,
@@ -167,7 +171,7 @@ class Hosts(Opened):
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         light: bool = False,
-        timeout: float = 60.0,
+        timeout: float = 300.0,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on a host to its end; raises TimeoutError, with what it printed."""
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -17,17 +17,29 @@ from samestep.train.record import RunRecord
 ROOT = Path(__file__).parents[2]
 TASKS = ROOT / "tests" / "distributed" / "tasks.py"
 STEPS = 12
+PATIENCE = 300.0
+"""Seconds that tests wait for something to happen, on a machine that is busy with others."""
+
+
+interpreter: list[Path] = []
+"""The preloaded one, where there are hosts."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """A config in a folder that all hosts share."""
+    """A config in a folder that all hosts share, and the interpreter that runs it."""
 
     folder: Path
+    python: str
 
     @classmethod
-    def write(cls, folder: Path, **values: Any) -> Training:
-        """BatchNorm, dropout, augmentation, clipping and an uneven tail: 12 steps of 8 lanes."""
+    def write(cls, folder: Path, *, cold: str = "", **values: Any) -> Training:
+        """BatchNorm, dropout, augmentation, clipping and an uneven tail: 12 steps of 8 lanes.
+
+        Its processes on the hosts are forked by servers that have torch imported, unless there is
+        a reason, `cold`, for interpreters that start from nothing.
+        """
+        python = str(sys.executable if cold or not interpreter else interpreter[0])
         config = {
             "task": f"{TASKS}:Everything",
             "seed": 5,
@@ -41,17 +53,27 @@ class Training:
         }
         section = {"device": "cpu", "threads_per_rank": 1, "timeout": 60.0}
         config["distributed"] = {**section, **values.get("distributed", {})}
+        config["launch"] = {"python": python, **values.get("launch", {})}
         (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-        return cls(folder)
+        return cls(folder, python)
+
+    @classmethod
+    def slow(cls, folder: Path, **values: Any) -> Training:
+        """One that lasts half a minute, until it is told to hurry; it ends as any other."""
+        params = {"seconds": 0.3, "hurry": str(folder / "hurry")}
+        return cls.write(folder, task=f"{TASKS}:Slow", params=params, **values)
+
+    def hurry(self) -> None:
+        """From now on let a slow run take no longer than it must."""
+        (self.folder / "hurry").touch()
 
     @property
     def environment(self) -> dict[str, str]:
-        # Of this checkout, wherever samestep is installed from.
         return {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
 
     def command(self, name: str, *arguments: str | Path) -> list[str]:
         """`samestep NAME config.yaml ...`."""
-        words = [sys.executable, "-m", "samestep", name, self.folder / "config.yaml", *arguments]
+        words = [self.python, "-m", "samestep", name, self.folder / "config.yaml", *arguments]
         return [str(word) for word in words]
 
     def launch(self, run: str, *arguments: str | Path) -> list[str]:
@@ -82,7 +104,7 @@ def is_same(one: RunRecord, other: RunRecord) -> bool:
     )
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 120) -> float:
+def wait_for(what: Callable[[], bool], seconds: float = PATIENCE) -> float:
     """Wait until something is so; the seconds it took."""
     start = time.monotonic()
     while not what():

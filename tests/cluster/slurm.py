@@ -12,6 +12,7 @@ from pathlib import Path
 from samestep.launch.run.slurm import FINAL
 from tests.cluster.daemons import Daemons
 from tests.cluster.hosts import Hosts, missing_commands
+from tests.cluster.runs import PATIENCE
 
 # Short waits all over, so that tests need not wait: cred_expire=5 is the least Slurm takes, and
 # the default of 120 s delays requeued jobs by as much.
@@ -96,7 +97,7 @@ class Slurm(Daemons):
         *,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
-        timeout: float = 60.0,
+        timeout: float = PATIENCE,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on ctl as a user of this Slurm; see `Hosts.run`."""
         return self.hosts.run(
@@ -123,7 +124,7 @@ class Slurm(Daemons):
         """The state of a job, as PENDING, RUNNING or COMPLETED."""
         return self.show(job)["JobState"]
 
-    def wait(self, job: str, *states: str, timeout: float = 60) -> str:
+    def wait(self, job: str, *states: str, timeout: float = PATIENCE) -> str:
         """Wait until a job is in one of the states, by default until it has ended."""
         wanted = states or tuple(FINAL)
         deadline = time.monotonic() + timeout
@@ -206,7 +207,7 @@ class Slurm(Daemons):
         self.hosts.daemons.add(self._daemons[name])
 
     def _wait_for(self, daemon: str, log: Path, ready: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while not ready():
             if self._daemons[daemon].poll() is not None or time.monotonic() > deadline:
                 output = (self._folder / f"{daemon}.err").read_text()
@@ -214,7 +215,7 @@ class Slurm(Daemons):
             time.sleep(0.01)
 
     def _wait_until_idle(self) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while busy := self._nodes_not_idle():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"nodes do not become idle: {busy}\n{self._log_tail()}")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.cluster.daemons import Daemons
 from tests.cluster.hosts import Hosts, missing_commands
+from tests.cluster.runs import PATIENCE
 
 # StrictModes would refuse keys in a folder below /tmp.
 _SERVER = """\
@@ -110,7 +111,7 @@ class Sshd(Daemons):
         self.hosts.daemons.add(self._daemons[host])
 
     def _wait_until_listening(self) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         for host, daemon in self._daemons.items():
             log = self._folder / f"{host}.log"
             while "Server listening" not in log.read_text():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.hosts import Hosts
-from tests.cluster.runs import ROOT
+from tests.cluster.runs import PATIENCE, ROOT, interpreter
 from tests.cluster.slurm import Slurm
 from tests.cluster.sshd import Sshd
 from tests.cluster.test_launching import by_rsh
@@ -28,6 +28,8 @@ def folder(tmp_path: Path, sshd: Sshd) -> Path:
     """A working directory with the starter's files, and an ssh that knows the hosts."""
     samestep = Path(sys.executable).parent / "samestep"
     subprocess.run([samestep, "init", "mine"], cwd=tmp_path, check=True, capture_output=True)
+    with (tmp_path / "mine" / "config.yaml").open("a", encoding="utf-8") as config:
+        config.write(f"launch: {{python: {interpreter[0]}}}\n")
     ssh = tmp_path / "bin" / "ssh"
     ssh.parent.mkdir()
     ssh.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {sshd.config} "$@"\n')
@@ -36,10 +38,10 @@ def folder(tmp_path: Path, sshd: Sshd) -> Path:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    path = [folder / "bin", Path(sys.executable).parent, os.environ["PATH"]]
+    path = [folder / "bin", interpreter[0].parent, Path(sys.executable).parent, os.environ["PATH"]]
     return {
         "PATH": os.pathsep.join(map(str, path)),
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
         "OMP_NUM_THREADS": "1",
     }
 
@@ -51,7 +53,7 @@ def test_a_command_runs_from_the_first_machine_as_written(
     done = slurm.hosts.run(
         "ctl", ["bash", "-euo", "pipefail", "-c", block],
         env={**environment(folder), **slurm.env, **by_rsh(slurm.hosts)},
-        cwd=folder, light=True, timeout=300,
+        cwd=folder, light=True, timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
 
@@ -67,7 +69,7 @@ def test_commands_run_on_each_machine_as_written(hosts: Hosts, folder: Path, blo
         )
         for command, host in lines
     ]  # fmt: skip
-    output = [process.communicate(timeout=240)[0] for process in started]
+    output = [process.communicate(timeout=PATIENCE)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], output
 
 

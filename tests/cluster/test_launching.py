@@ -13,7 +13,7 @@ import pytest
 
 from samestep.train.record import RunRecord
 from tests.cluster.hosts import Hosts
-from tests.cluster.runs import TASKS, Training, is_same, wait_for
+from tests.cluster.runs import PATIENCE, TASKS, Training, is_same, wait_for
 from tests.cluster.slurm import Slurm
 
 
@@ -27,7 +27,7 @@ def run_on_ctl(
 ) -> subprocess.CompletedProcess[str]:
     environment = {**training.environment, **by_rsh(hosts), **(env or {})}
     return hosts.run(
-        "ctl", argv, env=environment, cwd=training.folder, light=True, timeout=300
+        "ctl", argv, env=environment, cwd=training.folder, light=True, timeout=PATIENCE
     )  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def on_both(hosts: Hosts, training: Training, run: str, *options: str) -> list[t
         )
         for node, host in enumerate(("n1", "n2"))
     ]  # fmt: skip
-    output = [agent.communicate(timeout=240)[0] for agent in agents]
+    output = [agent.communicate(timeout=PATIENCE)[0] for agent in agents]
     return [(agent.returncode, text) for agent, text in zip(agents, output, strict=True)]
 
 
@@ -123,7 +123,7 @@ def test_two_jobs_at_once_on_the_same_nodes(
         done = run_on_ctl(slurm.hosts, training, argv, slurm.env)
         assert done.returncode == 0, done.stderr
         jobs += re.findall(r"submitted job (\d+)", done.stderr)
-    assert [slurm.wait(job, timeout=180) for job in jobs] == ["COMPLETED"] * 2
+    assert [slurm.wait(job) for job in jobs] == ["COMPLETED"] * 2
     assert slurm.show(jobs[0])["NodeList"] == slurm.show(jobs[1])["NodeList"] == "n[1-2]"
     assert is_same(training.record("one"), untouched)
     assert is_same(training.record("two"), untouched)
@@ -132,7 +132,7 @@ def test_two_jobs_at_once_on_the_same_nodes(
 def test_a_run_has_one_job_at_a_time_which_can_be_looked_at_and_cancelled(
     slurm: Slurm, tmp_path: Path
 ) -> None:
-    training = Training.write(tmp_path, task=f"{TASKS}:Slow", params={"seconds": 0.1})
+    training = Training.write(tmp_path, task=f"{TASKS}:Slow", params={"seconds": 0.1}, epochs=400)
     argv = training.launch("run", "--via", "slurm", "--nproc", "1")
     done = run_on_ctl(slurm.hosts, training, argv, slurm.env)
     [job] = re.findall(r"submitted job (\d+)", done.stderr)
@@ -151,7 +151,7 @@ def test_a_run_has_one_job_at_a_time_which_can_be_looked_at_and_cancelled(
     assert "One process on cpu" in slurm_command("logs")
     assert f"job {job} is cancelled; it was RUNNING" in slurm_command("cancel")
     assert slurm.wait(job) == "CANCELLED"
-    wait_for(lambda: "SIGTERM stopped the run" in slurm_command("logs"), 20)
+    wait_for(lambda: "SIGTERM stopped the run" in slurm_command("logs"))
     assert list((tmp_path / "run" / "checkpoints").glob("step-*")), "it saved before it went"
 
 
@@ -187,7 +187,7 @@ def test_names_with_everything_in_them_reach_the_ranks_by_a_real_sbatch(
 def test_mpirun_forwards_a_signal_and_the_run_resumes_later(
     hosts: Hosts, tmp_path: Path, untouched: RunRecord, flavour: str
 ) -> None:
-    training = Training.write(tmp_path, task=f"{TASKS}:Slow", params={"seconds": 0.05})
+    training = Training.slow(tmp_path)
     options = ["--via", "mpirun", "--nproc", "2"]
     if flavour == "hydra":
         options += ["launch.mpirun=mpiexec.hydra"]
@@ -200,8 +200,9 @@ def test_mpirun_forwards_a_signal_and_the_run_resumes_later(
     )  # fmt: skip
     wait_for(lambda: training.steps_of("run") >= 2)
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 75, output
+    training.hurry()
     assert re.search(r"SIG(USR2|TERM) on rank 0 stopped the run after step", output)
     done = run_on_ctl(hosts, training, training.launch("run", *options))
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ import pytest
 
 from samestep.train.record import RunRecord
 from tests.cluster.hosts import Hosts
-from tests.cluster.runs import TASKS, Training, is_same, wait_for
+from tests.cluster.runs import PATIENCE, Training, is_same, wait_for
 
 
 def power_off(hosts: Hosts) -> None:
@@ -26,10 +26,9 @@ def pull_the_cable(hosts: Hosts) -> None:
 def test_a_lost_machine_is_left_out_and_the_run_is_the_same(
     hosts: Hosts, tmp_path: Path, untouched: RunRecord, lose: Callable[[Hosts], None]
 ) -> None:
-    training = Training.write(
-        tmp_path, task=f"{TASKS}:Slow", params={"seconds": 0.06}, distributed={"timeout": 120.0, "lost_after": 6.0},
-        checkpoint={"every_steps": 1},
-    )  # fmt: skip
+    training = Training.slow(
+        tmp_path, distributed={"timeout": 120.0, "lost_after": 6.0}, checkpoint={"every_steps": 1}
+    )
     argv = training.launch(
         "run", "--nproc", "1", "--nodes", "1:2", "--rendezvous", "n1:29400", "--max-restarts", "3"
     )
@@ -45,8 +44,9 @@ def test_a_lost_machine_is_left_out_and_the_run_is_the_same(
         wait_for(lambda: training.steps_of("run") >= 2)
         lost = time.monotonic()
         lose(hosts)
-        took = wait_for(lambda: "now 1" in log.read_text(), 60)
-        assert agents[0].wait(90) == 0, log.read_text()
+        took = wait_for(lambda: "now 1" in log.read_text())
+        training.hurry()
+        assert agents[0].wait(PATIENCE) == 0, log.read_text()
     print(
         f"{lose.__name__}: continued after {took:.1f} s, ended after {time.monotonic() - lost:.1f} s"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from samestep.train.record import RunRecord
-from tests.cluster.runs import TASKS, Training, is_same, wait_for
+from tests.cluster.runs import Training, is_same, wait_for
 from tests.cluster.slurm import Slurm
 from tests.cluster.test_launching import run_on_ctl
 
@@ -64,16 +64,17 @@ def test_a_restarted_job_ends_with_the_untouched_runs_bits(
     untouched: RunRecord,
     stop: Callable[[Slurm, str, Path], None],
 ) -> None:
-    training = Training.write(
-        tmp_path, task=f"{TASKS}:Slow", params={"seconds": 0.06}, loader={"workers": 1},
-        checkpoint={"every_steps": 1, "asynchronous": False},
-    )  # fmt: skip
+    training = Training.slow(
+        tmp_path, loader={"workers": 1}, checkpoint={"every_steps": 1, "asynchronous": False}
+    )
     # Without its own --signal, a job in a partition with a grace time gets SIGTERM and time.
     grace = ["--partition", "grace", "launch.slurm.warn_seconds=null"]
     job = submitted(slurm, training, *(grace if stop is preempt_with_grace else []))
     wait_for(lambda: training.steps_of("run") >= 2)
     stop(slurm, job, tmp_path)
-    assert slurm.wait(job, timeout=240) == "COMPLETED", output_of(training, job)
+    wait_for(lambda: slurm.show(job)["Restarts"] == "1")
+    training.hurry()
+    assert slurm.wait(job) == "COMPLETED", output_of(training, job)
     log = log_of_rank_0(training)
     assert slurm.show(job)["Restarts"] == "1"
     assert re.search(r"Resuming from .*now 2 \(Slurm restart 1\)", log)
@@ -96,14 +97,13 @@ WARNINGS = {
 def test_a_job_that_is_warned_of_its_end_saves_and_requeues_itself(
     slurm: Slurm, tmp_path: Path, untouched: RunRecord, style: str
 ) -> None:
-    training = Training.write(
-        tmp_path, task=f"{TASKS}:Slow", params={"seconds": 0.06},
-        checkpoint={"every_minutes": None, "every_epochs": None},
-    )  # fmt: skip
+    training = Training.slow(tmp_path, checkpoint={"every_minutes": None, "every_epochs": None})
     job = submitted(slurm, training, "--style", style)
     wait_for(lambda: training.steps_of("run") >= 2)
     slurm.run(["scancel", *WARNINGS[style], job])
-    assert slurm.wait(job, timeout=240) == "COMPLETED", output_of(training, job)
+    wait_for(lambda: slurm.show(job)["Restarts"] == "1")
+    training.hurry()
+    assert slurm.wait(job) == "COMPLETED", output_of(training, job)
     log = log_of_rank_0(training)
     assert re.search(r"SIGUSR1 on rank \d stopped the run after step", log), log
     assert f"Requeuing job {job}\n" in log

@@ -47,7 +47,7 @@ def test_a_script_trains_the_same_run(
     assert done.returncode == 0, done.stderr
     job = done.stdout.strip()
     output = (tmp_path / "out.txt")  # fmt: skip
-    assert slurm.wait(job, timeout=180) == "COMPLETED", output.read_text()
+    assert slurm.wait(job) == "COMPLETED", output.read_text()
     assert shown in output.read_text()
     assert is_same(training.record("run"), untouched)
 

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from samestep.train.record import RunRecord
-from tests.cluster.runs import TASKS, Training, is_same, wait_for
+from tests.cluster.runs import PATIENCE, TASKS, Training, is_same, wait_for
 from tests.cluster.sshd import Sshd
 
 
@@ -21,7 +21,7 @@ def over_ssh(training: Training, sshd: Sshd, run: str = "run") -> list[str]:
 
 def test_a_run_on_two_machines(sshd: Sshd, tmp_path: Path, untouched: RunRecord) -> None:
     training = Training.write(tmp_path)
-    done = sshd.hosts.run("ctl", over_ssh(training, sshd), cwd=tmp_path, timeout=180)
+    done = sshd.hosts.run("ctl", over_ssh(training, sshd), cwd=tmp_path, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert "[n1] [Rank 0] Distributed training initialized" in done.stderr
     assert "2 processes on 2 machine(s)" in done.stderr
@@ -33,7 +33,7 @@ def test_a_machine_that_lets_nobody_in_is_named_before_anything_starts(
 ) -> None:
     training = Training.write(tmp_path)
     with sshd.lock_out("n2"):
-        done = sshd.hosts.run("ctl", over_ssh(training, sshd), cwd=tmp_path, timeout=180)
+        done = sshd.hosts.run("ctl", over_ssh(training, sshd), cwd=tmp_path, timeout=PATIENCE)
     assert done.returncode == 2
     assert "n2 does not let you in without a password" in done.stderr
     assert "ssh-copy-id n2" in done.stderr
@@ -45,7 +45,7 @@ def test_when_one_machine_fails_all_end_and_its_traceback_is_here(
     sshd: Sshd, tmp_path: Path
 ) -> None:
     training = Training.write(tmp_path, task=f"{TASKS}:Broken")
-    done = sshd.hosts.run("ctl", over_ssh(training, sshd), cwd=tmp_path, timeout=180)
+    done = sshd.hosts.run("ctl", over_ssh(training, sshd), cwd=tmp_path, timeout=PATIENCE)
     assert done.returncode == 1
     assert "[n2] samestep: rank 1 on n2" in done.stderr
     assert "ZeroDivisionError: my own bug" in done.stderr
@@ -55,24 +55,25 @@ def test_when_one_machine_fails_all_end_and_its_traceback_is_here(
 def test_ctrl_c_saves_on_all_machines_and_the_run_resumes_later(
     sshd: Sshd, tmp_path: Path, untouched: RunRecord
 ) -> None:
-    training = Training.write(tmp_path, task=f"{TASKS}:Slow", params={"seconds": 0.06})
+    training = Training.slow(tmp_path)
     process = sshd.hosts.start(
         "ctl", over_ssh(training, sshd), cwd=tmp_path,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     wait_for(lambda: training.steps_of("run") >= 2)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 75, output
+    training.hurry()
     assert "SIGTERM on rank 0 stopped the run after step" in output
     assert _processes(sshd, tmp_path) == []
-    done = sshd.hosts.run("ctl", over_ssh(training, sshd), cwd=tmp_path, timeout=180)
+    done = sshd.hosts.run("ctl", over_ssh(training, sshd), cwd=tmp_path, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert is_same(training.record("run"), untouched)
 
 
 def test_a_launcher_that_is_killed_leaves_nothing_behind(sshd: Sshd, tmp_path: Path) -> None:
-    training = Training.write(tmp_path, task=f"{TASKS}:Slow", params={"seconds": 0.06})
+    training = Training.slow(tmp_path)
     process = sshd.hosts.start(
         "ctl", over_ssh(training, sshd), cwd=tmp_path,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -80,7 +81,7 @@ def test_a_launcher_that_is_killed_leaves_nothing_behind(sshd: Sshd, tmp_path: P
     wait_for(lambda: training.steps_of("run") >= 2)
     process.kill()
     process.wait()
-    wait_for(lambda: _processes(sshd, tmp_path) == [], 30)
+    wait_for(lambda: _processes(sshd, tmp_path) == [])
 
 
 def _processes(sshd: Sshd, folder: Path) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -13,7 +14,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.preloaded.popen import fork_instead
+from tests.preloaded.command_lines import STAND_IN
+from tests.preloaded.namespaces import SERVE_INSIDE
+from tests.preloaded.popen import fork_by, fork_instead
+from tests.preloaded.requests import Request
 from tests.preloaded.title import PADDING
 
 ROOT = Path(__file__).parents[2]
@@ -25,26 +29,45 @@ class Server:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="samestep-preloaded-"))
         self.channel, theirs = socket.socketpair()
-        path = self.folder / "socket"
-        with theirs, socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(path))
-            listener.listen()
+        with theirs, self._listen_for(socket.gethostname()) as listener:
             files = [theirs.fileno(), listener.fileno()]
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.preloaded.server", *map(str, files), PADDING],
                 cwd=ROOT, env=environment(), pass_fds=files,
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             )  # fmt: skip
-        self.programs = self.folder / "bin"
+        self.python = Path(f"{self.folder}{STAND_IN}")
+        self.programs = self.python.parent
+        """For a shell's PATH."""
         self.programs.mkdir()
         for name in ("samestep", "torchrun", "python"):
-            self._write_stand_in(self.programs / name, path)
+            self._write_stand_in(self.programs / name)
 
-    def _write_stand_in(self, program: Path, socket_path: Path) -> None:
-        stand_in = Path(__file__).with_name("stand_in.py")
-        program.write_text(
-            f'#!/bin/sh\nexec "{sys.executable}" -IS "{stand_in}" "{socket_path}" {program.name} "$@"\n'
-        )
+    def serve_on(self, host: str, process: int) -> None:
+        """Have stand-ins served on a host too, which is known by one of its processes.
+
+        Where a host has no server, a stand-in is replaced by the interpreter itself.
+        """
+        (self.folder / host).unlink(missing_ok=True)
+        with self._listen_for(host) as listener, Path(os.devnull).open("r+b") as nothing:
+            request = Request(
+                argv=[SERVE_INSIDE, str(process)], environment=environment(), folder=str(ROOT),
+                files=[0, 1, 2, 3], new_session=True, ignored=[],
+            )  # fmt: skip
+            files = [*[nothing.fileno()] * 3, listener.fileno()]
+            _, status = os.waitpid(fork_by(self.channel, request, files), 0)
+        assert status == 0, f"there is no preloaded interpreter on {host}"
+
+    def _listen_for(self, host: str) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(self.folder / host))
+        listener.listen()
+        return listener
+
+    def _write_stand_in(self, program: Path) -> None:
+        words = [sys.executable, "-IS", str(Path(__file__).with_name("stand_in.py"))]
+        line = shlex.join([*words, str(self.folder), program.name])
+        program.write_text(f'#!/bin/sh\nexec {line} "$@"\n')
         program.chmod(0o755)
 
     def close(self) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 from typing import NamedTuple
 
+STAND_IN = "/of-samesteps-tests/python"
+"""How the path of a program ends that stands in for the interpreter."""
+
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch")
 
 
@@ -28,7 +31,7 @@ def parse(argv: list[str]) -> Command:
 
 def is_known(argv: list[str]) -> bool:
     """Whether a server can run it: our command line, torch's launchers, or somebody's script."""
-    if not argv or argv[0] != sys.executable:
+    if not argv or not (argv[0] == sys.executable or argv[0].endswith(STAND_IN)):
         return False
     command = parse(argv)
     if command.module is None:

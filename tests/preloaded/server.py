@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tests.preloaded.command_lines import starts_others
 from tests.preloaded.commands import become, execute
+from tests.preloaded.namespaces import SERVE_INSIDE, enter_namespaces
 from tests.preloaded.popen import fork_all
 from tests.preloaded.requests import Request, receive, send_number
 from tests.preloaded.title import set_title
@@ -62,6 +63,9 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     request = serve(channel, listener)
+    if request.argv[0] == SERVE_INSIDE:
+        enter_namespaces(int(request.argv[1]))
+        request = serve(None, socket.socket(fileno=request.files[-1]))
     while starts_others(request.argv):
         ours, theirs = socket.socketpair()
         if os.fork():
@@ -70,18 +74,17 @@ def main() -> None:
             break
         ours.close()
         _leave_streams()
-        request = serve(theirs)
+        request = serve(theirs, None)
     execute(request.argv)
 
 
-def serve(channel: socket.socket, listener: socket.socket | None = None) -> Request:
+def serve(channel: socket.socket | None, listener: socket.socket | None) -> Request:
     """Wait for requests until the channel is closed. Returns in a new process for each."""
     set_title("preloaded by samestep's tests")
     for number in _FOR_THE_COMMAND:  # of whose process group a server may be
         signal.signal(number, signal.SIG_IGN)
     while True:
-        sources = [channel] if listener is None else [channel, listener]
-        ready, _, _ = select.select(sources, [], [])
+        ready, _, _ = select.select([source for source in (channel, listener) if source], [], [])
         fork = _fork_for_parent if channel in ready else _fork_for_stand_in
         if (request := fork(ready[0])) is not None:
             return request
