@@ -49,7 +49,6 @@ from samestep.doctor.ranks import (
     check_sharing,
 )
 from samestep.doctor.show import print_examination, summary
-from samestep.environment.cgroups import Limits, read_limits
 from samestep.environment.fact import Fact
 from samestep.environment.hardware import Hardware
 from samestep.environment.interfaces import Interface, resolve
@@ -306,31 +305,6 @@ def test_a_folder_must_be_writable_and_have_room() -> None:
     refused = check_disk("runs", Space(GB, GB), "Read-only file system")
     assert is_reported(refused, "error", "Read-only file system")
     assert is_reported(check_disk("runs", Space(9 * GB, 9 * GB), ""), "ok", "9 GB free")
-
-
-def test_limits_of_groups_of_both_versions_are_found(tmp_path: Path) -> None:
-    def write(path: str, text: str) -> None:
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
-
-    def limits(membership: str) -> Limits:
-        write("membership", membership)
-        return read_limits(tmp_path / "groups", tmp_path / "membership")
-
-    write("groups/job/step/cpu.max", "max 100000\n")
-    write("groups/job/step/memory.max", "max\n")
-    assert limits("0::/job/step") == Limits(None, None)
-    write("groups/job/cpu.max", "250000 100000\n")  # of the group around it
-    write("groups/job/memory.max", "1000\n")
-    assert limits("0::/job/step") == Limits(2.5, 1000)
-    assert limits("0::/") == Limits(None, None)
-    write("groups/cpu/old/cpu.cfs_quota_us", "200000\n")
-    write("groups/cpu/old/cpu.cfs_period_us", "100000\n")
-    write("groups/memory/old/memory.limit_in_bytes", "2000\n")
-    assert limits("4:cpu,cpuacct:/old\n3:memory:/old\n") == Limits(2.0, 2000)
-    write("groups/cpu/old/cpu.cfs_quota_us", "-1\n")
-    assert limits("4:cpu,cpuacct:/old\n") == Limits(None, None)
-    assert read_limits(tmp_path / "none", tmp_path / "none") == Limits(None, None)
 
 
 # -- names, addresses, interfaces ------------------------------------------------------------

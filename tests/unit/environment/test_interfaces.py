@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import socket
+import threading
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
 from samestep.environment.interfaces import (
     Interface,
+    address_towards,
     is_loopback,
     list_interfaces,
     outward,
     own_address,
+    resolve,
 )
 
 
@@ -66,3 +70,47 @@ def test_loopback_addresses_are_recognised(address: str, expected: bool) -> None
 def test_only_a_local_address_can_be_bound_to() -> None:
     assert own_address("127.0.0.1") == "127.0.0.1"
     assert own_address("203.0.113.1") is None
+
+
+def test_an_address_resolves_to_itself_once() -> None:
+    assert resolve("127.0.0.1") == ("127.0.0.1",)
+
+
+@pytest.mark.parametrize("name", ["", "no such host", "a" * 300])
+def test_a_name_that_means_nothing_resolves_to_nothing(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def fail(host: str, *options: Any, **more: Any) -> Any:
+        if len(host) > 63:
+            raise UnicodeError("label too long")
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    assert resolve(name) == ()
+
+
+def test_a_name_server_that_does_not_answer_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answer, threads = threading.Event(), []
+
+    def hang(host: str, *options: Any, **more: Any) -> Any:
+        threads.append(threading.current_thread())
+        answer.wait(60)
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    assert resolve("slow", seconds=0.01) == ()
+    answer.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_the_way_to_this_machine_is_its_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert address_towards("127.0.0.1") == "127.0.0.1"
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda *given, **more: [(0, 0, 0, "", ("127.0.0.1", 0))] * 2
+    )
+    assert address_towards("head") == "127.0.0.1"
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **more: [])
+    assert address_towards("nowhere") is None

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch._dynamo  # the first optimizer imports it, and it sets an environment variable
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import TensorDataset

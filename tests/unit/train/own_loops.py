@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # the first optimizer imports it, and it sets an environment variable
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import Dataset
@@ -91,9 +90,14 @@ def squares(model: nn.Module) -> Callable[[samestep.LaneBatch], tuple[Tensor, in
 
 
 def train(
-    run: Run, dataset: Any = None, each: Callable[[Step], None] = lambda step: None
+    run: Run,
+    dataset: Any = None,
+    each: Callable[[Step], None] = lambda step: None,
+    listener: samestep.RunListener | None = None,
 ) -> dict[str, Tensor]:
     """Run a loop to its end, calling `each` after every update; returns the final state."""
+    if listener is not None:
+        run.add_listener(listener)
     model, optimizer = prepared(run)
     for step in run.steps(Noisy() if dataset is None else dataset):
         step.train(squares(model))
@@ -103,11 +107,16 @@ def train(
     return {name: value.clone() for name, value in {**model.state_dict(), **momenta}.items()}
 
 
-def train_part(config: dict[str, Any], steps: int, dataset: Any = None) -> None:
+def train_part(
+    config: dict[str, Any],
+    steps: int,
+    dataset: Any = None,
+    listener: samestep.RunListener | None = None,
+) -> None:
     """Run a loop that is stopped after so many steps, as by a signal."""
     with samestep.start(config) as run:
         run.pause_after(steps)
-        train(run, dataset)
+        train(run, dataset, listener=listener)
 
 
 def rows(run_dir: Path, key: str) -> list[dict[str, Any]]:
