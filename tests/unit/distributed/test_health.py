@@ -1,26 +1,19 @@
-"""Hang reports, exit reports and signals, without any real rank."""
+"""Heartbeats, hang reports and activities, without any real rank."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from samestep.config import load_config
-from samestep.distributed.deferred_signals import DeferredSignals
-from samestep.distributed.health import heartbeat
+from samestep.distributed.health import heartbeat as heartbeat_module
 from samestep.distributed.health.activity import (
     COMPUTE,
     DATA,
@@ -32,20 +25,11 @@ from samestep.distributed.health.activity import (
 )
 from samestep.distributed.health.hang_report import Beat, different_calls, hang_report
 from samestep.distributed.health.heartbeat import Heartbeat
-from samestep.distributed.signals import STOPPING, AgreedAction, StopSignals
 from samestep.errors import (
     CollectiveMismatch,
-    LaunchError,
     PeerLost,
-    RankFailed,
     RankHung,
-    SamestepError,
-    Stopped,
 )
-from samestep.launch.commands.rank_command import RankCommand
-from samestep.launch.commands.size import Size
-from samestep.launch.commands.torchrun import torchrun_command
-from samestep.launch.run.exit_report import ExitReport, read_failures
 from tests.unit.clock import Clock
 
 # -- a hang ---------------------------------------------------------------------------------------
@@ -272,7 +256,7 @@ def test_a_rank_that_is_gone_is_named_with_a_short_timeout_too() -> None:
 def test_a_rank_that_is_stuck_after_another_one_failed_ends_itself(
     ended: list[int], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(heartbeat, "_SECONDS_TO_END", 0.2)
+    monkeypatch.setattr(heartbeat_module, "_SECONDS_TO_END", 0.2)
     activities = [Activity(), Activity()]
     activities[0].enter(COMPUTE)
     activities[0].step = 3
@@ -294,7 +278,7 @@ def test_a_collective_that_never_comes_back_ends_the_rank(
     capfd: pytest.CaptureFixture[str],
     phase: str,
 ) -> None:
-    monkeypatch.setattr(heartbeat, "_SECONDS_TO_END", 0.2)
+    monkeypatch.setattr(heartbeat_module, "_SECONDS_TO_END", 0.2)
     activities = [Activity(), Activity()]
     activities[1].enter(DATA)
     activities[0].waiting("gradients", phase).__enter__()
@@ -444,358 +428,3 @@ def test_an_error_of_our_own_in_a_collective_stays_itself(error: Exception) -> N
     with pytest.raises(type(error)) as caught, Activity().waiting("losses"):
         raise error
     assert caught.value is error
-
-
-# -- signals --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("flags", "action"),
-    [
-        ([0, 0], AgreedAction()),
-        ([0, 256], AgreedAction(save=True)),
-        ([0, float(signal.SIGTERM)], AgreedAction(signal="SIGTERM", rank=1)),
-        ([float(signal.SIGUSR1), float(signal.SIGTERM)], AgreedAction(signal="SIGUSR1", rank=0)),
-        ([0, 256.0 + signal.SIGUSR2, 0], AgreedAction(save=True, signal="SIGUSR2", rank=1)),
-        ([256.0, float(signal.SIGINT)], AgreedAction(save=True, signal="SIGINT", rank=1)),
-    ],
-)
-def test_the_ranks_flags_become_one_action(flags: list[float], action: AgreedAction) -> None:
-    assert AgreedAction.of(flags) == action
-
-
-@pytest.fixture
-def handlers() -> Iterator[dict[signal.Signals, Any]]:
-    """The handlers before, which must be there again after."""
-    before = {number: signal.getsignal(number) for number in STOPPING}
-    yield before
-    after = {number: signal.getsignal(number) for number in STOPPING}
-    for number, handler in before.items():
-        signal.signal(number, handler)
-    assert after == before
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP])
-def test_a_signal_only_sets_a_flag(number: signal.Signals, handlers: dict[Any, Any]) -> None:
-    with StopSignals() as signals:
-        assert signals.flag(save=False) == 0
-        os.kill(os.getpid(), number)
-        assert signals.flag(save=False) == number
-        assert signals.flag(save=True) == number + 256
-        os.kill(os.getpid(), number)  # again and again
-        assert AgreedAction.of([signals.flag(save=False)]).signal == number.name
-
-
-def test_the_first_interrupt_asks_and_the_second_one_ends(
-    handlers: dict[Any, Any], capfd: pytest.CaptureFixture[str]
-) -> None:
-    with StopSignals() as signals:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert signals.flag(save=False) == signal.SIGINT
-        assert "press Ctrl-C again to stop at once" in capfd.readouterr().err
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_of_several_signals_the_first_one_counts(handlers: dict[Any, Any]) -> None:
-    """Slurm sends SIGUSR1, which requests a requeue, and later SIGTERM."""
-    with StopSignals() as signals:
-        os.kill(os.getpid(), signal.SIGUSR1)
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGINT)
-        assert signals.flag(save=False) == signal.SIGUSR1
-
-
-def test_a_save_alone_is_no_signal(handlers: dict[Any, Any]) -> None:
-    with StopSignals() as signals:
-        assert AgreedAction.of([signals.flag(save=True)]) == AgreedAction(save=True)
-
-
-def test_handlers_are_what_they_were_also_after_an_error(handlers: dict[Any, Any]) -> None:
-    signals = StopSignals()
-    with pytest.raises(KeyError), signals:
-        raise KeyError
-    assert {number: signal.getsignal(number) for number in STOPPING} == handlers
-    with signals:  # and it can be entered again
-        assert signal.getsignal(signal.SIGTERM) != handlers[signal.SIGTERM]
-
-
-def test_a_signal_that_is_ignored_stays_ignored(handlers: dict[Any, Any]) -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
-    try:
-        with StopSignals() as signals:
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-            assert signals.flag(save=False) == 0
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, handlers[signal.SIGHUP])
-
-
-def test_an_ignored_interrupt_stays_ignored(handlers: dict[Any, Any]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for `command &` in a script
-    try:
-        with StopSignals() as signals:
-            os.kill(os.getpid(), signal.SIGINT)
-            assert signals.flag(save=False) == 0
-    finally:
-        signal.signal(signal.SIGINT, handlers[signal.SIGINT])
-
-
-def test_the_users_own_handler_wins(handlers: dict[Any, Any]) -> None:
-    received: list[int] = []
-    signal.signal(signal.SIGUSR1, lambda number, frame: received.append(number))
-    try:
-        with StopSignals() as signals:
-            os.kill(os.getpid(), signal.SIGUSR1)
-            assert signals.flag(save=False) == 0
-        assert received == [signal.SIGUSR1]
-    finally:
-        signal.signal(signal.SIGUSR1, handlers[signal.SIGUSR1])
-
-
-def test_outside_the_main_thread_signals_do_what_they_did(handlers: dict[Any, Any]) -> None:
-    seen: list[bool] = []
-
-    def elsewhere() -> None:
-        with StopSignals() as signals:
-            seen.append({n: signal.getsignal(n) for n in STOPPING} == handlers)
-            seen.append(signals.flag(save=False) == 0)
-
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
-    assert seen == [True, True]
-
-
-# -- the verdict ----------------------------------------------------------------------------------
-
-TRACE = 'Traceback (most recent call last):\n  File "task.py", line 3, in loss\nValueError: boom\n'
-
-
-def failed_with(
-    folder: Path, rank: int, message: str, when: int, trace: str = "", code: int = 1
-) -> ProcessFailure:
-    """A rank that could leave its exception to the agent."""
-    path = folder / f"error-{rank}.json"
-    extra = {"py_callstack": trace, "timestamp": str(when)}
-    path.write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}))
-    return ProcessFailure(rank, 500 + rank, code, str(path))
-
-
-def silent(rank: int, code: int, when: int = 0) -> ProcessFailure:
-    """A rank that left no error file."""
-    failure = ProcessFailure(rank, 500 + rank, code, "<N/A>")
-    failure.timestamp = when
-    return failure
-
-
-def report_of(folder: Path, *failures: ProcessFailure, ranks: int = 4) -> ExitReport:
-    launch = folder / "launch"
-    return read_failures({failure.local_rank: failure for failure in failures}, ranks, launch)
-
-
-def test_the_rank_that_failed_by_itself_comes_first(tmp_path: Path) -> None:
-    found = report_of(
-        tmp_path,
-        failed_with(
-            tmp_path, 0, "PeerLost: rank 0: rank 2 on n1 failed first: ValueError: boom", 100
-        ),
-        silent(1, -signal.SIGTERM, 100),
-        failed_with(tmp_path, 2, "ValueError: boom", 101, TRACE),
-    )
-    host = socket.gethostname()
-    log = tmp_path / "logs" / "rank-2.log"
-    assert str(found.error).splitlines() == [
-        f"rank 2 on {host} (pid 502) failed; its log: {log}; output of the ranks: "
-        f"{tmp_path / 'launch'}",
-        *TRACE.splitlines(),
-        "rank 0 (pid 500): rank 0: rank 2 on n1 failed first: ValueError: boom",
-        "rank 1 (pid 501): ended by SIGTERM",
-        "rank 3: ended by the launcher",
-    ]
-    assert isinstance(found.error, RankFailed)
-    assert found.error.exit_code == 1
-    assert found.headline == "rank 2 (pid 502): boom"
-    assert found.lost == ()
-    assert found.may_pass
-
-
-def test_of_several_causes_the_earliest_is_the_first(tmp_path: Path) -> None:
-    found = report_of(
-        tmp_path,
-        failed_with(tmp_path, 0, "KeyError: 'late'", 300, TRACE),
-        failed_with(tmp_path, 3, "ValueError: early", 100, TRACE),
-        failed_with(tmp_path, 1, "OSError: later", 200, TRACE),
-    )
-    order = [
-        int(n) for n in re.findall(r"^rank (\d) (?:on .* failed|\(pid)", str(found.error), re.M)
-    ]
-    assert order == [3, 1, 0]
-
-
-def test_a_killed_rank_is_the_cause_and_is_lost(tmp_path: Path) -> None:
-    found = report_of(
-        tmp_path,
-        failed_with(tmp_path, 0, "PeerLost: lost another rank: Connection closed", 100),
-        silent(2, -signal.SIGKILL, 105),
-        silent(1, -signal.SIGTERM, 101),
-    )
-    assert found.headline == "rank 2 (pid 502): ended by SIGKILL"
-    assert "ended by SIGKILL" in str(found.error).splitlines()[1]
-    assert found.lost == (2,)
-    assert found.error.exit_code == 1
-    assert found.may_pass
-
-
-@pytest.mark.parametrize(
-    ("code", "lost_too"),
-    [(-signal.SIGSEGV, True), (-signal.SIGABRT, True), (-signal.SIGTERM, False), (1, False)],
-)
-def test_crashed_ranks_are_lost_and_ended_ones_are_not(
-    tmp_path: Path, code: int, lost_too: bool
-) -> None:
-    found = report_of(tmp_path, silent(0, -signal.SIGKILL, 1), silent(3, code, 2))
-    assert found.lost == ((0, 3) if lost_too else (0,))
-
-
-def test_if_all_only_lost_a_peer_the_first_of_them_is_shown(tmp_path: Path) -> None:
-    found = report_of(
-        tmp_path,
-        failed_with(tmp_path, 0, "PeerLost: rank 0 lost a peer", 200),
-        failed_with(tmp_path, 1, "PeerLost: rank 1 lost a peer", 100),
-    )
-    assert found.headline == "rank 1 (pid 501): rank 1 lost a peer"
-
-
-@pytest.mark.parametrize(
-    ("message", "code", "passes"),
-    [
-        ("ValueError: boom", 1, True),
-        ("RankHung: a collective waited", 7, True),
-        ("RanksDiffer: the ranks are not the same", 4, True),
-        ("InitError: rank 0 of 2 could not open", 3, True),
-        ("ConfigError: run.yaml has 1 mistake", 2, False),
-        ("CheckpointError: no room", 2, False),
-    ],
-)
-def test_the_exit_code_is_the_errors_own(
-    tmp_path: Path, message: str, code: int, passes: bool
-) -> None:
-    found = report_of(tmp_path, failed_with(tmp_path, 1, message, 100, TRACE))
-    assert (found.error.exit_code, found.may_pass) == (code, passes)
-    assert found.headline == f"rank 1 (pid 501): {message.partition(': ')[2]}"
-
-
-def test_an_error_of_ours_needs_no_traceback(tmp_path: Path) -> None:
-    text = str(
-        report_of(tmp_path, failed_with(tmp_path, 1, "NonFiniteLoss: step 3", 1, TRACE)).error
-    )
-    assert text.splitlines()[1] == "step 3"
-    assert "Traceback" not in text
-
-
-def test_a_stop_is_no_failure_and_is_not_tried_again(tmp_path: Path) -> None:
-    message = "SIGTERM on rank 1 stopped the run after step 6: it is saved"
-    found = report_of(
-        tmp_path,
-        failed_with(tmp_path, 1, f"Stopped: {message}", 100, code=75),
-        failed_with(tmp_path, 0, f"Stopped: {message}", 100, code=75),
-    )
-    assert isinstance(found.error, Stopped)
-    assert (str(found.error), found.error.exit_code) == (message, 75)
-    assert not found.may_pass
-    assert found.lost == ()
-
-
-def test_a_rank_that_ended_silently_is_reported_by_its_exit_code(tmp_path: Path) -> None:
-    found = report_of(tmp_path, silent(0, 9), ranks=1)
-    assert str(found.error).splitlines()[1] == "ended with exit code 9 and left no traceback"
-    assert isinstance(found.error, SamestepError)
-
-
-def test_a_message_of_one_text_is_read_too(tmp_path: Path) -> None:
-    path = tmp_path / "error.json"
-    path.write_text(json.dumps({"message": "ValueError: boom", "timestamp": 5}))
-    found = report_of(tmp_path, ProcessFailure(0, 500, 1, str(path)))
-    assert found.headline == "rank 0 (pid 500): boom"
-
-
-# -- how many to start ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "fewest", "most", "shown"),
-    [("4", 4, 4, "4"), ("2:4", 2, 4, "2:4"), ("3:3", 3, 3, "3")],
-)
-def test_a_size_is_a_number_or_a_range(text: str, fewest: int, most: int, shown: str) -> None:
-    size = Size.parse(text, "--nproc")
-    assert (size.fewest, size.most, str(size)) == (fewest, most, shown)
-    assert size.is_range is (fewest != most)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "--nproc is '': give a number, or a range such as 2:4"),
-        ("four", "--nproc is 'four': give a number"),
-        ("2.5", "give a number, or a range"),
-        ("2:", "give a number, or a range"),
-        (":4", "give a number, or a range"),
-        ("1:2:3", "give a number, or a range"),
-        ("2-4", "give a number, or a range"),
-        ("0", "--nproc is 0: it must be at least 1"),
-        ("0:4", "--nproc is 0:4: it must be at least 1"),
-        ("-1", "--nproc is -1: it must be at least 1"),
-        ("4:2", "--nproc is 4:2: the first number of a range is the smaller one"),
-    ],
-)
-def test_a_size_that_is_none_is_refused(text: str, message: str) -> None:
-    with pytest.raises(LaunchError) as caught:
-        Size.parse(text, "--nproc")
-    assert message in str(caught.value)
-
-
-GOOD = {"task": "task.py:Good", "epochs": 1, "global_batch": 8}
-
-
-@pytest.mark.parametrize(
-    ("overrides", "options", "message"),
-    [
-        ([], {"nproc": Size(2, 4)}, "no rank can be left out without a restart"),
-        ([], {"nproc": Size(2, 4), "max_restarts": 1, "nodes": Size(1, 2)},
-         "--nproc is 2:4 beside --nodes 1:2"),
-        ([], {"nproc": 2, "nodes": Size(1, 2)}, "no meeting point is given"),
-        ([], {"nproc": 2, "rendezvous": "n1:29500"}, "--rendezvous is for several machines"),
-        (["distributed.world_size=4"], {"nproc": Size(2, 4), "max_restarts": 1},
-         "world_size is 4 but the number of ranks may change"),
-        (["distributed.enabled=false"], {"nproc": 2}, "enabled is false but --nproc is 2"),
-        ([], {"nproc": 9}, "lanes"),
-        ([], {"nproc": 5, "nodes": Size(1, 2), "rendezvous": "n1:29500"}, "lanes"),
-    ],
-)  # fmt: skip
-def test_a_launch_that_contradicts_itself_is_refused(
-    overrides: list[str], options: dict[str, Any], message: str
-) -> None:
-    config = load_config(GOOD, overrides)
-    with pytest.raises(SamestepError) as caught:
-        torchrun_command(RankCommand(config, Path("run.yaml")), **options)
-    assert message in str(caught.value)
-
-
-def test_a_range_of_ranks_starts_the_most_and_knows_the_fewest() -> None:
-    config = load_config(GOOD, ())
-    launch = torchrun_command(RankCommand(config, Path("run.yaml")), Size(2, 4), max_restarts=3)
-    assert (launch.nproc, launch.min_nproc, launch.max_restarts) == (4, 2, 3)
-
-
-def test_a_signal_before_the_run_has_begun_is_not_lost() -> None:
-    with DeferredSignals():
-        os.kill(os.getpid(), signal.SIGUSR1)
-        with StopSignals() as signals:
-            assert signals.flag(save=False) == signal.SIGUSR1
-            os.kill(os.getpid(), signal.SIGUSR2)
-            assert signals.flag(save=False) == signal.SIGUSR1, "the first one counts"
-        with StopSignals() as again:
-            assert again.flag(save=False) == signal.SIGUSR1
-    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
