@@ -1,4 +1,4 @@
-"""Stop signals: flags that ranks agree on, and loader processes that outlive them."""
+"""Stop signals: of a rank, and of its loader processes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
+from samestep.distributed.deferred_signals import DeferredSignals
 from samestep.distributed.signals import STOPPING, AgreedAction, StopSignals
-
-# -- of a rank -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -55,7 +54,7 @@ def test_a_signal_only_sets_a_flag(number: signal.Signals, handlers: dict[Any, A
         assert AgreedAction.of([signals.flag(save=False)]).signal == number.name
 
 
-def test_the_first_interrupt_requests_a_stop_and_the_second_one_ends(
+def test_the_first_interrupt_asks_and_the_second_one_ends(
     handlers: dict[Any, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
     with StopSignals() as signals:
@@ -67,7 +66,7 @@ def test_the_first_interrupt_requests_a_stop_and_the_second_one_ends(
 
 
 def test_of_several_signals_the_first_one_counts(handlers: dict[Any, Any]) -> None:
-    """Slurm sends SIGUSR1, which asks for a requeue, and later SIGTERM."""
+    """Slurm sends SIGUSR1, which requests a requeue, and later SIGTERM."""
     with StopSignals() as signals:
         os.kill(os.getpid(), signal.SIGUSR1)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -111,14 +110,14 @@ def test_an_ignored_interrupt_stays_ignored(handlers: dict[Any, Any]) -> None:
         signal.signal(signal.SIGINT, handlers[signal.SIGINT])
 
 
-def test_somebody_elses_handler_wins(handlers: dict[Any, Any]) -> None:
-    heard: list[int] = []
-    signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
+def test_the_users_own_handler_wins(handlers: dict[Any, Any]) -> None:
+    received: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: received.append(number))
     try:
         with StopSignals() as signals:
             os.kill(os.getpid(), signal.SIGUSR1)
             assert signals.flag(save=False) == 0
-        assert heard == [signal.SIGUSR1]
+        assert received == [signal.SIGUSR1]
     finally:
         signal.signal(signal.SIGUSR1, handlers[signal.SIGUSR1])
 
@@ -137,7 +136,19 @@ def test_outside_the_main_thread_signals_do_what_they_did(handlers: dict[Any, An
     assert seen == [True, True]
 
 
-# -- of loader processes, on systems that know a signal's sender and on those that do not ---------
+def test_a_signal_before_the_run_has_begun_is_not_lost() -> None:
+    with DeferredSignals():
+        os.kill(os.getpid(), signal.SIGUSR1)
+        with StopSignals() as signals:
+            assert signals.flag(save=False) == signal.SIGUSR1
+            os.kill(os.getpid(), signal.SIGUSR2)
+            assert signals.flag(save=False) == signal.SIGUSR1, "the first one counts"
+        with StopSignals() as again:
+            assert again.flag(save=False) == signal.SIGUSR1
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+
+# Loader processes, on systems that know a signal's sender and on macOS, which does not
 
 WORKER = """
 import signal, sys, time

@@ -35,71 +35,71 @@ _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 Report = Callable[[str], None]
 
 
-def run_ranks(launch: TorchrunCommand, report: Report, quiet: bool = False) -> None:
+def run_ranks(command: TorchrunCommand, report: Report, quiet: bool = False) -> None:
     """Start the ranks and wait; raises `RankFailed` with the first failing rank's own message.
 
     On one machine, ranks that were lost (killed, out of memory, crashed) are left out when
     the others are restarted. Over several nodes torch's rendezvous decides who takes part.
     """
-    restarts = launch.max_restarts if launch.nodes is None else 0
+    restarts = command.max_restarts if command.nodes is None else 0
     this_launch = uuid.uuid4().hex
     for left in reversed(range(restarts + 1)):
         try:
-            _run_once(launch, this_launch, quiet)
+            _run_once(command, this_launch, quiet)
             return
         except ExitReport as ended:
             if not left or not ended.may_pass:
                 raise ended.error from None
-            nproc = max(launch.min_nproc, launch.nproc - len(ended.lost))
+            nproc = max(command.min_nproc, command.nproc - len(ended.lost))
             report(
                 f"{ended.headline}. Restarting on {nproc} rank(s) from the last checkpoint; "
                 f"{left} restart(s) left"
             )
-            launch = replace(launch, nproc=nproc)
+            command = replace(command, nproc=nproc)
 
 
-def _run_once(launch: TorchrunCommand, this_launch: str, quiet: bool) -> None:
+def _run_once(command: TorchrunCommand, this_launch: str, quiet: bool) -> None:
     started = time.time()
-    launch.folder.mkdir(parents=True, exist_ok=True)
-    config = _agent_config(launch, quiet)
-    interpreter, *arguments = launch.rank_argv
+    command.folder.mkdir(parents=True, exist_ok=True)
+    config = _agent_config(command, quiet)
+    interpreter, *arguments = command.rank_argv
     _quiet_agent_logs()
     variables = {
-        **launch.rank_command.config.launch.environment,
-        **thread_variables(launch.threads),
+        **command.rank_command.config.launch.environment,
+        **thread_variables(command.threads),
         # Restarted ranks must not read the addresses of the ones before.
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1" if _meets_again(launch) else "0",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1" if _meets_again(command) else "0",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": _SIGNALS,
     }
-    if launch.nodes is None:
+    if command.nodes is None:
         variables |= launch_variables(this_launch)
     try:
         with exporting(variables), _SecondInterrupt():
             elastic_launch(config, entrypoint=interpreter)(*arguments)
     except ChildFailedError as error:
-        raise read_failures(error.failures, launch.nproc, launch.folder) from None
+        raise read_failures(error.failures, command.nproc, command.folder) from None
     except SignalException as error:
-        files = launch.folder.glob(f"{config.run_id}_*/attempt_*/*/error.json")
+        files = command.folder.glob(f"{config.run_id}_*/attempt_*/*/error.json")
         ours = [path for path in files if path.stat().st_mtime >= started]
         raise _on_signal(error.sigval, ours) from None
     except (RuntimeError, OSError) as error:
-        if launch.nodes is None:
+        if command.nodes is None:
             raise
-        what = "--rendezvous" if launch.node_rank is None else "--master-addr and --master-port"
+        what = "--rendezvous" if command.node_rank is None else "--master-addr and --master-port"
         raise LaunchError(
-            f"the nodes could not meet at {launch.rendezvous}: {error}. Start the command on every "
+            f"the nodes could not meet at {command.rendezvous}: {error}. Start the command on every "
             f"node, with the same {what}, of a node that all of them reach"
         ) from error
 
 
-def _meets_again(launch: TorchrunCommand) -> bool:
+def _meets_again(command: TorchrunCommand) -> bool:
     """Whether machines may join and leave, and meet again each time."""
-    return launch.nodes is not None and launch.node_rank is None
+    return command.nodes is not None and command.node_rank is None
 
 
-def _agent_config(launch: TorchrunCommand, quiet: bool) -> LaunchConfig:
+def _agent_config(command: TorchrunCommand, quiet: bool) -> LaunchConfig:
     # Rank 0's output goes to the terminal unless it is quiet, that of the others to files.
-    redirected = range(launch.nproc) if quiet else range(1, launch.nproc)
+    redirected = range(command.nproc) if quiet else range(1, command.nproc)
     known = {field.name for field in fields(LaunchConfig)}
     options: dict[str, Any] = {
         "min_nodes": 1,
@@ -109,23 +109,23 @@ def _agent_config(launch: TorchrunCommand, quiet: bool) -> LaunchConfig:
         "local_addr": "127.0.0.1",
         "max_restarts": 0,
         # Ranks save before they stop; a hang is noticed after the timeout.
-        "shutdown_timeout": int(launch.patience),
+        "shutdown_timeout": int(command.patience),
         "signals_to_handle": _SIGNALS,
     }
-    if launch.nodes is not None:
+    if command.nodes is not None:
         options |= {
-            "min_nodes": launch.nodes.fewest,
-            "max_nodes": launch.nodes.most,
-            "run_id": launch.run_id,
-            "rdzv_endpoint": launch.rendezvous,
-            "local_addr": _address_for_others(launch.rendezvous),
+            "min_nodes": command.nodes.fewest,
+            "max_nodes": command.nodes.most,
+            "run_id": command.run_id,
+            "rdzv_endpoint": command.rendezvous,
+            "local_addr": _address_for_others(command.rendezvous),
         }
-    if launch.node_rank is not None:
-        seconds = int(launch.rank_command.config.distributed.timeout)
-        options["rdzv_configs"] = {"rank": launch.node_rank, "timeout": max(1, seconds)}
-    elif launch.nodes is not None:
+    if command.node_rank is not None:
+        seconds = int(command.rank_command.config.distributed.timeout)
+        options["rdzv_configs"] = {"rank": command.node_rank, "timeout": max(1, seconds)}
+    elif command.nodes is not None:
         options |= {
-            "max_restarts": launch.max_restarts,
+            "max_restarts": command.max_restarts,
             # A node that is gone is left out after 16 s; less, and clocks that are some seconds
             # apart would make a node seem dead, since torch compares their times.
             "rdzv_configs": {
@@ -135,11 +135,11 @@ def _agent_config(launch: TorchrunCommand, quiet: bool) -> LaunchConfig:
             },
         }
     return LaunchConfig(
-        nproc_per_node=launch.nproc,
-        rdzv_backend="c10d" if launch.node_rank is None else "static",
+        nproc_per_node=command.nproc,
+        rdzv_backend="c10d" if command.node_rank is None else "static",
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(
-            log_dir=str(launch.folder), redirects=dict.fromkeys(redirected, Std.ALL)
+            log_dir=str(command.folder), redirects=dict.fromkeys(redirected, Std.ALL)
         ),
         # Older versions of torch lack some of these; they read the same from the environment.
         **{name: value for name, value in options.items() if name in known},

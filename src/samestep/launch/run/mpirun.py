@@ -38,7 +38,7 @@ def find_flavour(mpirun: str) -> Flavour:
     return flavour_of(printed.stdout + printed.stderr)
 
 
-def run_mpirun(launch: MpirunCommand, environ: Mapping[str, str], quiet: bool = False) -> None:
+def run_mpirun(command: MpirunCommand, environ: Mapping[str, str], quiet: bool = False) -> None:
     """Start it and wait; a failing rank prints its own error meanwhile."""
     silent = subprocess.DEVNULL if quiet else None
     started: list[subprocess.Popen[bytes]] = []
@@ -46,18 +46,18 @@ def run_mpirun(launch: MpirunCommand, environ: Mapping[str, str], quiet: bool = 
     def stop(number: signal.Signals) -> None:
         announced = number == signal.SIGUSR1  # which every mpirun forwards, and may mean a requeue
         for process in started:
-            process.send_signal(number if announced else signal.Signals[launch.stops_by])
+            process.send_signal(number if announced else signal.Signals[command.stops_by])
 
     def end() -> None:
         for process in started:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.Signals[launch.ends_by])
+                os.killpg(process.pid, signal.Signals[command.ends_by])
 
     with SignalForwarder(stop, end) as signals:
         process = subprocess.Popen(
-            launch.argv,
-            env={**environ, **launch.variables},
-            cwd=launch.rank_command.working_folder,
+            command.argv,
+            env={**environ, **command.variables},
+            cwd=command.rank_command.working_folder,
             stdin=subprocess.DEVNULL,
             stdout=silent,
             stderr=silent,
@@ -72,15 +72,15 @@ def run_mpirun(launch: MpirunCommand, environ: Mapping[str, str], quiet: bool = 
     if code == Stopped.exit_code:
         raise Stopped("the ranks have saved and stopped")
     how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-    logs = launch.rank_command.config.run_path / "logs"
+    logs = command.rank_command.config.run_path / "logs"
     if signals.received is not None:
         # The ranks may have saved nevertheless: where they requeue their Slurm job, that ends mpirun.
         raise RankFailed(
-            f"stopped by {signals.received.name}, and {launch.argv[0]} ended with {how} before its "
+            f"stopped by {signals.received.name}, and {command.argv[0]} ended with {how} before its "
             f"ranks reported that they had saved: see {logs}",
             128 + signals.received,
         )
     raise RankFailed(
-        f"{launch.argv[0]} ended with {how}: the error of the rank that failed is above, and in {logs}",
+        f"{command.argv[0]} ended with {how}: the error of the rank that failed is above, and in {logs}",
         code_of_ranks(code),
     )

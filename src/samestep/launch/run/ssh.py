@@ -18,17 +18,17 @@ _SECONDS_TO_END = 10.0
 _SECONDS_TO_CONNECT = 30.0
 
 
-def check_hosts(launch: SshCommands) -> None:
+def check_hosts(command: SshCommands) -> None:
     """Check that every host accepts our login and can start a rank; reports all failures at once."""
-    with ThreadPoolExecutor(len(launch.hosts)) as pool:
-        found = list(pool.map(lambda node: _refusal(launch, node), range(len(launch.hosts))))
+    with ThreadPoolExecutor(len(command.hosts)) as pool:
+        found = list(pool.map(lambda node: _refusal(command, node), range(len(command.hosts))))
     refusals = [line for line in found if line]
     if refusals:
         raise LaunchError("\n".join(refusals))
 
 
-def _refusal(launch: SshCommands, node: int) -> str:
-    host, argv = launch.hosts[node].name, launch.check(node)
+def _refusal(command: SshCommands, node: int) -> str:
+    host, argv = command.hosts[node].name, command.check(node)
     try:
         done = subprocess.run(
             argv,
@@ -52,21 +52,21 @@ def _refusal(launch: SshCommands, node: int) -> str:
         )
     return (
         f"{host} lacks what the run needs: {reason}. The working directory "
-        f"({launch.rank_command.working_folder}) and the interpreter ({launch.rank_command.python}) must be the same "
+        f"({command.rank_command.working_folder}) and the interpreter ({command.rank_command.python}) must be the same "
         "there; launch.python names another one"
     )
 
 
-def run_over_ssh(launch: SshCommands) -> None:
+def run_over_ssh(command: SshCommands) -> None:
     """Start all agents and wait; raises what the exit code of the first that failed means."""
-    check_hosts(launch)
-    agents = [_Agent(launch, node) for node in range(len(launch.hosts))]
+    check_hosts(command)
+    agents = [_Agent(command, node) for node in range(len(command.hosts))]
     with SignalForwarder(lambda number: _stop(agents), lambda: _kill(agents)):
         try:
             failed = _first_to_fail(agents)
             if failed is not None:
                 _stop(agents)
-                _wait(agents, _SECONDS_TO_END if failed.was_lost else launch.patience)
+                _wait(agents, _SECONDS_TO_END if failed.was_lost else command.patience)
         finally:
             _kill(agents)
             for agent in agents:
@@ -114,10 +114,10 @@ def _failure_of(agent: _Agent) -> Exception:
 class _Agent:
     """The ssh to one host, whose lines are shown with the host's name."""
 
-    def __init__(self, launch: SshCommands, node: int) -> None:
-        self.host = launch.hosts[node].name
+    def __init__(self, command: SshCommands, node: int) -> None:
+        self.host = command.hosts[node].name
         self.process = subprocess.Popen(
-            launch.argv(node),
+            command.argv(node),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
