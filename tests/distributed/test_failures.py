@@ -153,7 +153,7 @@ def test_a_disk_that_is_full_ends_the_run_and_loses_nothing(tmp_path: Path) -> N
     said = answers_of_ranks(_with_little_disk, 2, config, seconds=60)
     assert "CheckpointError: checkpoint " in said[0][1]
     assert "step-00000003 could not be written: File too large" in said[0][1]
-    assert "The checkpoints before it are whole" in said[0][1]
+    assert "The checkpoints before it are intact" in said[0][1]
     assert finish(folder, 1).record.state_hash == train(tmp_path, 1).record.state_hash
 
 
