@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
@@ -120,6 +121,19 @@ class Drawing:
             yield torch.rand(()) + lane
 
 
+class Shuffled:
+    """Streams through a buffer: what is drawn in one step decides what a later one gives."""
+
+    def lane_stream(self, lane: int, lanes: int, seed: int, epoch: int) -> Iterator[int]:
+        buffer: list[int] = []
+        for number in range(7):
+            buffer.append(100 * lane + number)
+            if len(buffer) == 4:
+                yield buffer.pop(random.randrange(4))
+        while buffer:
+            yield buffer.pop(random.randrange(len(buffer)))
+
+
 class Counting:
     """Streams with a state, which note how far they are read."""
 
@@ -150,7 +164,7 @@ class _Counter:
 
 
 @pytest.mark.parametrize("after", range(6))
-@pytest.mark.parametrize("make", [Drawing, Counting])
+@pytest.mark.parametrize("make", [Drawing, Shuffled, Counting])
 def test_a_resumed_stream_gives_what_is_left(make: Any, after: int) -> None:
     """Seven samples a lane in steps of two: four steps an epoch, the last of them half full."""
     source = open_source(setup_of(lanes=2), make())

@@ -56,6 +56,17 @@ def test_draws_follow_from_the_step_that_is_measured() -> None:
     assert evaluate(setup_of(), step=3) != evaluate(setup_of(), step=4)
 
 
+def test_no_batch_draws_what_another_does() -> None:
+    drawn: list[float] = []
+
+    def measure(model: nn.Module, batch: LaneBatch, metrics: Any) -> tuple[Tensor, int]:
+        drawn.append(torch.rand(()).item())
+        return batch.x.sum(), len(batch)
+
+    Evaluator(setup_of()).run(Model(), TensorDataset(SAMPLES), measure, {}, None, 0)
+    assert len(set(drawn)) == len(drawn) == 13
+
+
 class Sharing(Rank):
     """A rank that gathers what the ranks before it gave, and its own."""
 
