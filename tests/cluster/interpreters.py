@@ -19,14 +19,14 @@ class Interpreters(Opened):
         """The interpreter to start on any host; where there is no server, it is the real one."""
 
     def open(self) -> None:
-        self.mend()
-        self._hosts.menders.append(self.mend)
+        self.repair()
+        self._hosts.repairs.append(self.repair)
 
     def close(self) -> None:
-        if self.mend in self._hosts.menders:
-            self._hosts.menders.remove(self.mend)
+        if self.repair in self._hosts.repairs:
+            self._hosts.repairs.remove(self.repair)
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Start a server on each host that was booted since."""
         for host in self._hosts.names:
             process = self._hosts.first_process(host)
