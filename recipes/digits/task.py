@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,10 +13,11 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import Dataset
-from torchmetrics import Metric
-from torchmetrics.classification import MulticlassAccuracy
 
 from samestep import LaneBatch, Schedule, Task
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
 
 CLASSES = 10
 
@@ -88,6 +90,9 @@ class Digits(Task):
         return F.cross_entropy(model(batch.x), batch.y, reduction="sum"), len(batch)
 
     def metrics(self) -> Mapping[str, Metric]:
+        # Imported when the first evaluation is due: it takes seconds, and the first step need not wait.
+        from torchmetrics.classification import MulticlassAccuracy
+
         return {"accuracy": MulticlassAccuracy(CLASSES, average="micro")}
 
     def evaluate(
