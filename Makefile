@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test cluster chaos lint setup clean
+.PHONY: demo test test-oldest test-newest cluster chaos lint setup clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -20,6 +20,11 @@ demo: $(STAMP)
 # Most of a test's time it waits for other processes: three at once keep two cores busy.
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 4
+
+# The oldest and newest supported Python and packages: by hand, several gigabytes each.
+# INTERPRETER=/path/to/python3.10 where the right one is not on the PATH.
+test-oldest test-newest: test-%: $(STAMP)
+	$(BIN)/python scripts/supported_versions.py $* $(if $(INTERPRETER),--python $(INTERPRETER))
 
 cluster:
 	tests/cluster/install.sh

@@ -1,13 +1,13 @@
-"""How long a save blocks the training, against a plain synchronous `torch.save`.
+"""How long a save blocks the training, compared with a plain synchronous `torch.save`.
 
     python benchmarks/checkpoint.py [--megabytes 500] [--rounds 7] [--device cpu|cuda]
                                     [--json FILE]
 
 The state is a model and its AdamW moments. The contestants take turns on the same state and
-the same disk: `torch.save` of the whole state (no checksums, no fsync: the least that a
-person would write), samestep's save as it is by default, and samestep's with
-`asynchronous: false`. For each the time until training could go on is measured. Then steps
-are run while a save is being written, against steps while nothing is.
+the same disk: `torch.save` of the whole state (no checksums, no fsync: the minimum that a
+person would write), samestep's save with its defaults, and samestep's with
+`asynchronous: false`. For each, the time until training could continue is measured. Then the
+speed of steps during a write is compared with that of steps without one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WIDTH = 2048
 
 
 class Contest:
-    """One state, saved in several ways."""
+    """One state that is saved in several ways."""
 
     def __init__(self, folder: Path, megabytes: int, device: str) -> None:
         self.folder = folder
@@ -68,7 +68,7 @@ class Contest:
         return saver
 
     def step(self) -> None:
-        """A small one: what a save disturbs."""
+        """A small training step, to see how much a write slows it down."""
         x = torch.randn(8, WIDTH, device=self.device)
         self.optimizer.zero_grad()
         self.model(x).square().mean().backward()
@@ -89,7 +89,7 @@ class Contest:
         self.savers[asynchronous].save(Position(step=self.saves), {}, None)
 
     def blocked(self, save: Callable[[], None]) -> float:
-        """Seconds until training could go on; nothing else is being written meanwhile."""
+        """Seconds until training could continue; nothing else is being written meanwhile."""
         self.wait_for_device()
         started = time.perf_counter()
         save()
@@ -109,7 +109,7 @@ class Contest:
 
 
 def measure(contest: Contest, rounds: int) -> dict[str, Any]:
-    """Seconds blocked by each way to save, round by round; and steps beside a write."""
+    """Seconds blocked by each way to save, and the slowdown of steps during a write."""
     ways: dict[str, Callable[[], None]] = {
         "torch.save": contest.torch_save,
         "samestep": lambda: contest.samestep_save(True),
@@ -123,7 +123,7 @@ def measure(contest: Contest, rounds: int) -> dict[str, Any]:
         contest.samestep_save(True)
         together = contest.steps_per_second(1.0)
         contest.savers[True].wait()
-        if number:  # the first round allocates, and warms up
+        if number:  # the first round allocates and warms up
             for name, seconds in taken.items():
                 times[name].append(seconds)
             beside.append(alone / together)

@@ -1,9 +1,9 @@
-"""The contest of peers.py: two workloads, and what every contestant is given of them.
+"""The comparison of peers.py: two workloads, and what every contestant gets of them.
 
 An MLP of 4 layers, 256 wide, at batch 128 in fp32; and a GPT of 12 layers, 768 wide, at 16x512
 tokens in bf16 by autocast, with torch's scaled_dot_product_attention, a vocabulary of 8192 and a
-head of its own (not tied to the embedding). There is something to learn in both, so that one can
-see whether all learned the same.
+separate head (not tied to the embedding). Both can be learned, so that the losses show whether all
+contestants trained the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CLIP = 1.0
 
 
 class HostData(Dataset[Any]):
-    """Tensors in host memory that give a whole batch at once: loading costs all the same."""
+    """Tensors in host memory that return a whole batch at once: loading costs the same for all."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self.tensors = tensors
@@ -43,13 +43,13 @@ class HostData(Dataset[Any]):
         return tuple(tensor.index_select(0, picked) for tensor in self.tensors)
 
 
-def as_it_is(batch: Any) -> Any:
-    """How a batch that is already collated is collated."""
+def collate_nothing(batch: Any) -> Any:
+    """A collate function for batches that are already collated."""
     return batch
 
 
 class Learner(nn.Module):
-    """A network with its loss inside, as the HF Trainer wants it; so all do the same work."""
+    """A network with its loss inside, as the HF Trainer needs it; all contestants use it."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class GPTSize:
 
 
 class Block(nn.Module):
-    """One layer of the GPT: attention, then a perceptron, both behind a norm."""
+    """One layer of the GPT: attention, then an MLP, each after a norm."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A causal language model in the manner of GPT-2."""
+    """A causal language model like GPT-2."""
 
     def __init__(self, size: GPTSize, dropout: float) -> None:
         super().__init__()
@@ -125,13 +125,13 @@ class Workload:
     name: str
     batch: int
     steps: int
-    """Steps in a round: a multiple of LOG_EVERY."""
+    """Steps in a round; must be a multiple of LOG_EVERY."""
     epoch_steps: int
     precision: str
     rate: float
     graph_goal: float
     network: Callable[[float], nn.Module]
-    """Takes the chance of dropout."""
+    """Takes the dropout probability."""
     data: Callable[[int], HostData]
     """Takes the number of samples."""
 
@@ -155,7 +155,7 @@ def gpt_workload(quick: bool) -> Workload:
     size = GPTSize(2, 16, 2, 2, 8, 64) if quick else GPTSize(12, 768, 12, 16, 512, 8192)
 
     def texts(samples: int) -> HostData:
-        # Low numbers come more often than high ones: that much can be learned quickly.
+        # Low numbers are more frequent than high ones, which a model can learn quickly.
         text = (torch.rand(samples, size.tokens + 1) ** 4 * size.vocabulary).long()
         return HostData(text[:, :-1].contiguous(), text[:, 1:].contiguous())
 
@@ -168,7 +168,7 @@ def gpt_workload(quick: bool) -> Workload:
 
 @dataclass(frozen=True)
 class Contest:
-    """What all contestants are given."""
+    """What all contestants share."""
 
     workload: Workload
     device: torch.device
@@ -186,7 +186,7 @@ class Contest:
         return DataLoader(
             self.dataset,
             batch_size=self.workload.batch,
-            collate_fn=as_it_is,
+            collate_fn=collate_nothing,
             pin_memory=self.on_gpu,
             drop_last=True,
         )

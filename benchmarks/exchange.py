@@ -1,13 +1,13 @@
-"""What adding in the lane tree's fixed order costs against the library's all-reduce.
+"""What adding in the lane tree's fixed order costs, compared with the backend's all-reduce.
 
     python benchmarks/exchange.py [--quick] [--rounds N] [--json FILE]
 
-First the exchange alone: one buffer, one lane a rank, against `all_reduce` of the same size,
-both in memory that was allocated before. Then a whole step at `same: bits` against one at
-`same: rounding`, where most of the exchange hides behind the backward pass. All on gloo, one
-thread a rank, and measured as in overhead.py: by turns, medians of the rounds' ratios.
+First the exchange alone: one buffer, one lane per rank, against `all_reduce` of the same size,
+both in preallocated memory. Then a whole step with `same: bits` against one with
+`same: rounding`, where most of the exchange overlaps the backward pass. All on gloo, one
+thread per rank, and measured as in overhead.py: in turns, medians of the rounds' ratios.
 
-With more ranks than CPUs, `ms` is what the machine takes to play all the ranks.
+With more ranks than CPUs, `ms` is the time for all ranks sharing the CPUs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MEGABYTES = (1, 25, 100)
 CPU = torch.device("cpu")
 ALL_REDUCE, CONTROL, TREE = "all-reduce", "all-reduce, again", "lane tree"
 TURNS = {1: 10, 25: 1, 100: 1}
-"""Exchanges of each kind in a round: a small one is over too soon to be timed once."""
+"""Exchanges of each kind in a round: a small one is too short to be timed alone."""
 
 STEP_WORKLOAD = Workload(
     "MLP 4x1024, batch 64", 64, 5, 2, lambda: mlp(5, 1024), lambda samples: vectors(samples, 1024)
@@ -54,7 +54,7 @@ def measure_exchange(megabytes: int, rounds: int) -> list[Result]:
     numel = (megabytes << 20) // 4
     blocks = [[(r, 1)] for r in range(world)]
     exchange = create_exchange(blocks, TorchCollectives(CPU, Activity()), numel, torch.empty(0))
-    # Written to, not only promised: each buffer has its own memory from the start.
+    # Filled, since pages that were only allocated would be mapped during the measurement.
     plain, other = torch.zeros(2, numel).fill_(0.0)
     check_sum(exchange, rank, world)
     contestants = {
@@ -73,10 +73,10 @@ def run_exchange(exchange: Exchange) -> None:
 
 
 def check_sum(exchange: Exchange, rank: int, world: int) -> None:
-    """See that it adds; then leave zeros, which stay what they are however often added."""
+    """Check that it adds; then leave zeros, which stay zero however often they are added."""
     exchange.rows.fill_(rank + 1)
     run_exchange(exchange)
-    assert (exchange.total == world * (world + 1) / 2).all(), "the exchange added up wrongly"
+    assert (exchange.total == world * (world + 1) / 2).all(), "the exchange gave a wrong sum"
     exchange.rows.zero_()
 
 
@@ -93,7 +93,9 @@ def measure_step(rounds: int) -> list[Result]:
 
 
 def main() -> None:
-    options = common_options("What the lane tree costs against all-reduce.", ROUNDS).parse_args()
+    options = common_options(
+        "What the lane tree costs, compared with all-reduce.", ROUNDS
+    ).parse_args()
     rounds = rounds_of(options, ROUNDS)
     cpus = os.cpu_count() or 1
     exchanges: list[Result] = []

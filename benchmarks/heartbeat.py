@@ -1,10 +1,10 @@
-"""What the activity and the heartbeat cost a step of about one millisecond.
+"""What activity tracking and the heartbeat add to a step of about one millisecond.
 
     python benchmarks/heartbeat.py [--rounds 30] [--json FILE]
 
-A step of small matrix products runs in turns: bare; with every call that a step of four
-lanes on a rank makes to its activity (ten changes of phase, four collectives); and with the heartbeat's
-thread beside it, which tells a store about once a second. The bare step runs twice, to show
+A step of small matrix products runs in turns: bare; with every call that a step of four lanes on
+a rank makes to its `Activity` (ten changes of phase, four collectives); and with the heartbeat
+thread running, which reports to a store about once a second. The bare step runs twice, to show
 how far the ratios can be trusted.
 """
 
@@ -28,11 +28,11 @@ from samestep.distributed.health.heartbeat import Heartbeat
 GOAL = 1.01
 LANES, COLLECTIVES = 4, 4
 SECONDS = 0.5
-"""One turn."""
+"""The length of one turn."""
 
 
 def calibrated() -> Callable[[], None]:
-    """RankCommand of about a millisecond."""
+    """Work of about a millisecond."""
     a = torch.randn(64, 64)
     started = time.perf_counter()
     for _ in range(500):
@@ -46,7 +46,7 @@ def calibrated() -> Callable[[], None]:
     return work
 
 
-def with_pulse(work: Callable[[], None], activity: Activity) -> Callable[[], None]:
+def with_activity(work: Callable[[], None], activity: Activity) -> Callable[[], None]:
     def step() -> None:
         activity.begin_step(activity.step + 1)
         for _ in range(LANES):
@@ -75,7 +75,7 @@ def measure(rounds: int) -> dict[str, float]:
     store = TCPStore("127.0.0.1", 0, world_size=1, is_master=True)
     taken: dict[str, list[float]] = {}
     for number in range(rounds + 1):
-        turns = {"bare": work, "bare, again": work, "activity": with_pulse(work, activity)}
+        turns = {"bare": work, "bare, again": work, "activity": with_activity(work, activity)}
         times = {name: seconds_per_step(step) for name, step in turns.items()}
         heartbeat = Heartbeat(store, 0, 1, activity, timeout=600.0)
         times["activity and heartbeat"] = seconds_per_step(turns["activity"])

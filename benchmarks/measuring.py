@@ -1,8 +1,8 @@
 """What the benchmarks share: taking turns, medians of ratios, ranks, tables.
 
-Contestants take short turns, in an order that rotates, and some turns of each are a round.
-What disturbs the machine for longer than a turn disturbs all of them; the median over the
-rounds' ratios drops the rest.
+Contestants take short turns in rotating order, and some turns of each are a round. A disturbance
+of the machine that lasts longer than a turn affects all of them; the median over the rounds'
+ratios removes the rest.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ THREADS = 1
 QUICK_ROUNDS = 3
 
 Contestant = Generator[None, None, None]
-"""Makes one step whenever it is advanced."""
+"""Runs one training step for each `next()`."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One contestant beside the one it is compared with."""
+    """One contestant, compared with the reference."""
 
     workload: str
     world: int
@@ -102,7 +102,7 @@ def over_ranks(table: Tensor) -> Tensor:
 
 
 def turns_of(contestants: Mapping[str, Contestant], steps: int) -> dict[str, Callable[[], None]]:
-    """What each contestant does when it is its turn."""
+    """A function for each contestant that runs its turn."""
 
     def turn_of(contestant: Contestant) -> Callable[[], None]:
         def work() -> None:
@@ -117,7 +117,7 @@ def turns_of(contestants: Mapping[str, Contestant], steps: int) -> dict[str, Cal
 def compare(
     workload: str, world: int, spent: Mapping[str, Tensor], steps: int, goals: Mapping[str, float]
 ) -> list[Result]:
-    """Every contestant beside the first; `steps` is how many a round has."""
+    """Compare every contestant with the first; `steps` is the number of steps in a round."""
     reference = next(iter(spent.values()))
     results = []
     for name, table in spent.items():
@@ -140,12 +140,12 @@ def compare(
 
 
 def milliseconds(table: Tensor, steps: int) -> float:
-    """A step's wall time in the median round."""
+    """The wall time of a step in the median round."""
     return float(1e3 * statistics.median(table[:, 0].tolist()) / steps)
 
 
 def ratio_to(reference: Tensor, table: Tensor) -> tuple[float, float, float]:
-    """The median of the rounds' ratios of wall time, and the range it lies in."""
+    """The median of the rounds' ratios of wall time, and its confidence range."""
     ratios = sorted((table / reference)[:, 0].tolist())
     return statistics.median(ratios), *range_of_median(ratios)
 
@@ -156,20 +156,20 @@ def cpu_ratio_to(reference: Tensor, table: Tensor) -> float:
 
 
 def range_of_median(ordered: Sequence[float]) -> tuple[float, float]:
-    """Between which of the ordered values the median lies, with about 95 % confidence."""
+    """The values between which the median lies, with about 95 % confidence."""
     middle, reach = (len(ordered) - 1) / 2, 0.98 * math.sqrt(len(ordered))
     low, high = math.floor(middle - reach), math.ceil(middle + reach)
     return ordered[max(0, low)], ordered[min(len(ordered) - 1, high)]
 
 
-# -- loops of other makers ------------------------------------------------------------------
+# -- loops of other libraries ----------------------------------------------------------------
 
 Advance = Callable[[int], None]
-"""Makes so many steps."""
+"""Runs this number of training steps."""
 
 
 def in_turns(steps: Generator[Any, None, None], stack: ExitStack) -> Advance:
-    """For a loop that is a generator."""
+    """Advance a loop that is a generator."""
     stack.callback(steps.close)
 
     def advance(number: int) -> None:
@@ -180,11 +180,11 @@ def in_turns(steps: Generator[Any, None, None], stack: ExitStack) -> Advance:
 
 
 class Left(BaseException):
-    """Raised inside a loop that nobody waits for any more."""
+    """Raised inside a loop to end it when the comparison is finished."""
 
 
 class InThread:
-    """For a loop that cannot be left: it runs in a thread, and only while it is let go."""
+    """Advance a loop that cannot be suspended: it runs in a thread, which waits between turns."""
 
     def __init__(self, train: Callable[[Callable[[], None]], None], stack: ExitStack) -> None:
         self._train = train
@@ -203,8 +203,8 @@ class InThread:
         if self._error is not None:
             raise self._error
 
-    def step_is_over(self) -> None:
-        """Call it in the loop after every step."""
+    def end_step(self) -> None:
+        """To be called by the loop after every step."""
         self._left -= 1
         if self._left == 0:
             self._done.release()
@@ -218,8 +218,8 @@ class InThread:
     def _run(self) -> None:
         try:
             self._wait()
-            self._train(self.step_is_over)
-            self._error = RuntimeError("the loop ended before it was asked to")
+            self._train(self.end_step)
+            self._error = RuntimeError("the loop ended before the benchmark did")
         except Left:
             return
         except BaseException as error:
@@ -236,9 +236,9 @@ class InThread:
 
 
 def on_ranks(world: int, work: Callable[..., Any], *args: Any) -> Any:
-    """What `work(*args)` gives on rank 0 of so many new processes, or in one without a group."""
-    # torch.set_num_threads alone does not bind every library that torch calls, and this
-    # variable is read when torch is imported: hence a new process also for a world of one.
+    """The result of `work(*args)` on rank 0 of new processes; with one there is no process group."""
+    # torch.set_num_threads alone does not affect every library that torch calls, and this
+    # variable is read when torch is imported: hence a new process even for a single rank.
     os.environ["OMP_NUM_THREADS"] = str(THREADS)
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.pt"
@@ -322,8 +322,8 @@ def show(
     tables: Sequence[Table], facts: Mapping[str, Any], rounds: int, notes: Sequence[str] = ()
 ) -> None:
     console = Console(width=None if sys.stdout.isatty() else 140)
-    said = ", ".join(f"{name} {value}" for name, value in facts.items())
-    console.print(f"{said}; {rounds} rounds after warming up", highlight=False)
+    shown = ", ".join(f"{name} {value}" for name, value in facts.items())
+    console.print(f"{shown}; {rounds} rounds after a warm-up", highlight=False)
     for table in tables:
         console.print(table)
     for note in notes:
@@ -333,7 +333,7 @@ def show(
 def write_json(
     path: Path | None, facts: Mapping[str, Any], results: Sequence[Any], **more: Any
 ) -> None:
-    """The results, each a dataclass, for a program to read."""
+    """Write the results, each a dataclass, as JSON."""
     if path is not None:
         rows = [asdict(result) for result in results]
         document = {"machine": dict(facts), **more, "results": rows}
@@ -342,16 +342,18 @@ def write_json(
 
 def common_options(description: str, rounds: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--rounds", type=int, help=f"rounds that count (default: {rounds})")
+    parser.add_argument("--rounds", type=int, help=f"number of rounds (default: {rounds})")
     parser.add_argument(
-        "--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds: does it run at all?"
+        "--quick", action="store_true", help=f"only {QUICK_ROUNDS} rounds, to check that it works"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write the results to this file"
+    )
     return parser
 
 
 def rounds_of(options: argparse.Namespace, rounds: int) -> int:
-    """The rounds asked for; else few if it is to be quick, and `rounds` if not."""
+    """The number of rounds: `--rounds` if given, a few with `--quick`, otherwise the default."""
     return int(options.rounds or (QUICK_ROUNDS if options.quick else rounds))
 
 

@@ -1,17 +1,17 @@
-"""What a step driven by samestep costs against the hand-written loop.
+"""What a step of samestep costs, compared with the hand-written loop.
 
     python benchmarks/overhead.py [--quick] [--rounds N] [--worlds 1,2] [--device cpu|cuda]
                                   [--json FILE]
 
-Every contestant has its own model, optimizer and loader, and all live in the same process (at
-two ranks: in the same two processes, on the same process group). They take short turns, in an
-order that rotates, and some turns of each are a round. What disturbs the machine for longer
-than a turn disturbs all of them; the median over the rounds' ratios drops the rest. The first
-round warms up and is not counted. The hand-written loop runs twice: the ratio of the second
-to the first, which should be 1, shows how far the others can be trusted.
+Every contestant has its own model, optimizer and loader, and all run in the same process (with
+two ranks: in the same two processes, on the same process group). They take short turns in rotating
+order, and some turns of each are a round. A disturbance of the machine that lasts longer than a
+turn affects all of them; the median over the rounds' ratios removes the rest. The first round is a
+warm-up and is not counted. The hand-written loop runs twice: the ratio of the second to the first,
+which should be 1, shows how far the others can be trusted.
 
 Two ratios are shown. `time` is wall time, what a user waits for. `CPU` is processor time,
-summed over threads and ranks: other programs on the machine hardly disturb it, but it sees
+summed over threads and ranks: other programs on the machine hardly change it, but it includes
 neither waiting nor the GPU.
 """
 
@@ -55,22 +55,22 @@ import samestep
 GOAL = 1.03
 ROUNDS = 12
 READ_EVERY = 10
-"""Steps between two readings of the loss, in every contestant."""
+"""Steps between two reads of the loss, in every contestant."""
 EPOCH_STEPS = 200
 GPU_STEPS = 100
-"""Steps in a turn on a GPU: many, since each turn ends with waiting for the device."""
+"""Steps in a turn on a GPU: many, since each turn ends with a wait for the device."""
 HAND_WRITTEN = "hand-written"
 CONTROL = "hand-written, again"
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A model with its data; `batch` is what one rank gets in one step."""
+    """A model with its data; `batch` is the number of samples per rank and step."""
 
     name: str
     batch: int
     turns: int
-    """How often it is each contestant's turn in one round (on a GPU: once)."""
+    """Turns of each contestant in one round (on a GPU: one)."""
     steps: int
     """Steps in a turn. A round's steps are a multiple of READ_EVERY."""
     model: Callable[[], nn.Module]
@@ -148,7 +148,7 @@ class Place:
 
 
 def hand_written(workload: Workload, dataset: TensorDataset, place: Place) -> Contestant:
-    """What a person writes without samestep; on several ranks, with torch's own tools."""
+    """The loop that people write without samestep; on several ranks, with torch's own tools."""
     model = workload.model().to(place.device)
     if place.world > 1:
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -189,7 +189,7 @@ def hand_written_loader(
 
 
 def driven_by_samestep(run: samestep.Run, workload: Workload, dataset: TensorDataset) -> Contestant:
-    """The same loop in a run of samestep."""
+    """The same loop on samestep's steps."""
     model = workload.model()
     model, optimizer = run.prepare(model, optimizer_of(model))
     for step in run.steps(dataset):
@@ -204,7 +204,7 @@ def open_run(workload: Workload, place: Place, same: str, folder: Path) -> sames
     """A run of one lane per rank that is longer than any benchmark."""
     return samestep.start(
         {
-            "task": "none.py:None",  # a run needs one; our own loop never asks for it
+            "task": "none.py:None",  # required, but a custom loop never loads it
             "run_dir": str(folder),
             "steps": 10**9,
             "global_batch": workload.batch * place.world,
@@ -212,7 +212,7 @@ def open_run(workload: Workload, place: Place, same: str, folder: Path) -> sames
             "same": same,
             "drop_last": True,
             "log_every": READ_EVERY,
-            "checkpoint": {"enabled": False},  # saving has a benchmark of its own
+            "checkpoint": {"enabled": False},  # checkpoint.py measures saving
             "loader": {"workers": 0},
             "distributed": {"device": place.device.type, "threads_per_rank": THREADS},
         }
@@ -228,7 +228,7 @@ def open_contestants(
     contestants = {name: hand_written(workload, dataset, place) for name in by_hand}
     folder = [stack.enter_context(tempfile.TemporaryDirectory(prefix="samestep-benchmark-"))]
     if place.world > 1:
-        dist.broadcast_object_list(folder)  # all ranks of a run have one folder: rank 0's
+        dist.broadcast_object_list(folder)  # all ranks of a run share rank 0's directory
     for same in levels:
         name = f"samestep, {same}"
         run = stack.enter_context(open_run(workload, place, same, Path(folder[0]) / same))
@@ -252,7 +252,7 @@ def measure(workload: Workload, place: Place, rounds: int) -> list[Result]:
 def race(
     workload: Workload, place: Place, by_hand: Sequence[str], levels: Sequence[str], rounds: int
 ) -> tuple[dict[str, Tensor], int]:
-    """What each contestant spent in each round, and how many steps a round had."""
+    """The time of each contestant in each round, and the number of steps in a round."""
     on_gpu = place.device.type == "cuda"
     turns, steps = (1, GPU_STEPS) if on_gpu else (workload.turns, workload.steps)
     with ExitStack() as stack:
@@ -266,7 +266,7 @@ def measure_all(place: Place, rounds: int) -> list[Result]:
 
 
 def main() -> None:
-    parser = common_options("What a step costs with samestep and without.", ROUNDS)
+    parser = common_options("What a step costs with and without samestep.", ROUNDS)
     add_device_option(parser)
     parser.add_argument("--worlds", default="1,2", help="numbers of ranks; on a GPU only 1 runs")
     options = parser.parse_args()
@@ -278,7 +278,9 @@ def main() -> None:
     for world in worlds:
         results += on_ranks(world, measure_all, Place(world, device), rounds)
     facts = machine(device)
-    show([result_table("A step, by hand and by samestep", "ms/step", results)], facts, rounds)
+    show(
+        [result_table("A step, hand-written and with samestep", "ms/step", results)], facts, rounds
+    )
     write_json(options.json, facts, results)
 
 

@@ -1,4 +1,4 @@
-"""What a training step costs with samestep and with its peers.
+"""What a training step costs with samestep and with other libraries.
 
     python benchmarks/peers.py [--workload mlp|gpt|both] [--contestants a,b] [--rounds N]
                                [--optimizer fused|default] [--dropout P] [--device cpu|cuda]
@@ -6,14 +6,14 @@
 
 Every contestant trains the same model from the same weights on the same batches (contest.py):
 AdamW, gradients clipped at norm 1, the loss logged every 10 steps by the contestant's own logger,
-no evaluation, no checkpoints, no progress bar. All live in one process and take turns: a round is
-some steps of each, from a synchronized device to a synchronized device. Trainers that own their
-loop run it in a thread, which is let go for a round's steps; so does the hand-written loop once
-more, and its ratio, which should be 1, shows what that costs and how far to trust the rest.
+no evaluation, no checkpoints, no progress bar. All run in one process and take turns: a round is
+some steps of each, and the device is synchronized before and after. Trainers that own their loop
+run it in a thread, which is released for a round's steps; a second hand-written loop does so too,
+and its ratio, which should be 1, shows what that costs and how far to trust the rest.
 
-Without dropout all must have learned the same after the first round. The loss that each reached is
-shown, and one that trained something else is named: its time means nothing. `--quick` takes fewer
-steps and a tiny GPT.
+Without dropout all must have learned the same after the first round. The table shows each loss, and
+a contestant that trained something else is reported, since its time means nothing. `--quick` runs
+fewer steps and a tiny GPT.
 """
 
 from __future__ import annotations
@@ -35,7 +35,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from contest import CLIP, LOG_EVERY, SEED, Contest, HostData, as_it_is, open_contest, workload_of
+from contest import (
+    CLIP,
+    LOG_EVERY,
+    SEED,
+    Contest,
+    HostData,
+    collate_nothing,
+    open_contest,
+    workload_of,
+)
 from measuring import (
     THREADS,
     Advance,
@@ -65,10 +74,10 @@ from samestep.train.loop import Training
 
 ROUNDS = 20
 GRAPH_WARM_UP = 3
-"""Steps before the bare graph is captured, as torch's documentation advises."""
-FOR_EVER = 10**9
+"""Steps before the bare graph is captured, as torch's documentation recommends."""
+ENDLESS = 10**9
 TOLERANCE = 0.01
-"""How far a loss may be from the hand-written loop's, as a share of how far that one fell."""
+"""Largest difference from the hand-written loop's loss, relative to the decrease of that loss."""
 
 HAND_WRITTEN, CONTROL = "hand-written", "hand-written, in a thread"
 EAGER, GRAPH, BARE_GRAPH = "samestep", "samestep-graph", "bare-graph"
@@ -78,7 +87,7 @@ Steps = Generator[None, None, None]
 
 @dataclass(frozen=True)
 class Seat:
-    """What one contestant is given: the contest, its own model and folder, and when to close."""
+    """What one contestant gets: the contest, its own model, a directory, and a stack to close."""
 
     contest: Contest
     model: nn.Module
@@ -86,13 +95,13 @@ class Seat:
     stack: ExitStack
 
     def log(self) -> Callable[[Mapping[str, Any]], None]:
-        """Writes rows to a file, as a person would."""
+        """A function that writes rows to a file, as in a hand-written loop."""
         path = self.folder / "losses.jsonl"
         file = self.stack.enter_context(path.open("w", buffering=1, encoding="utf-8"))
         return lambda row: print(json.dumps(row), file=file)
 
 
-def for_ever(loader: Iterable[Any]) -> Iterator[Any]:
+def repeat_forever(loader: Iterable[Any]) -> Iterator[Any]:
     while True:
         yield from loader
 
@@ -101,10 +110,10 @@ def for_ever(loader: Iterable[Any]) -> Iterator[Any]:
 
 
 def hand_written(seat: Seat) -> Steps:
-    """What a person writes who wants no library."""
+    """The loop that people write without a library."""
     contest, model, log = seat.contest, seat.model, seat.log()
     optimizer = contest.optimizer(model)
-    for step, batch in enumerate(for_ever(contest.loader()), start=1):
+    for step, batch in enumerate(repeat_forever(contest.loader()), start=1):
         x, y = (tensor.to(contest.device, non_blocking=True) for tensor in batch)
         optimizer.zero_grad(set_to_none=True)
         with contest.autocast():
@@ -122,15 +131,15 @@ def open_hand_written(seat: Seat) -> Advance:
 
 
 def open_control(seat: Seat) -> Advance:
-    def train(step_is_over: Callable[[], None]) -> None:
+    def train(end_step: Callable[[], None]) -> None:
         for _ in hand_written(seat):
-            step_is_over()
+            end_step()
 
     return InThread(train, seat.stack)
 
 
 def bare_graph(seat: Seat) -> Steps:
-    """The limit: the whole step is one captured graph, and there is nothing else."""
+    """The lower limit: the whole step is one captured graph, without anything else."""
     contest, model, log = seat.contest, seat.model, seat.log()
     optimizer = contest.optimizer(model)
     for group in optimizer.param_groups:
@@ -148,15 +157,15 @@ def bare_graph(seat: Seat) -> Steps:
         optimizer.step()
         loss.copy_(now.detach())
 
-    graph, beside = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    for step, batch in enumerate(for_ever(contest.loader()), start=1):
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    for step, batch in enumerate(repeat_forever(contest.loader()), start=1):
         for static, tensor in zip((x, y), batch, strict=True):
             static.copy_(tensor, non_blocking=True)
         if step <= GRAPH_WARM_UP:
-            beside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(beside):
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
                 step_once()
-            torch.cuda.current_stream().wait_stream(beside)
+            torch.cuda.current_stream().wait_stream(side)
         else:
             if step == GRAPH_WARM_UP + 1:
                 with torch.cuda.graph(graph):
@@ -184,10 +193,10 @@ class PeersTask(samestep.Task):
         return self._seat.contest.dataset
 
     def order(self, dataset: HostData) -> Any:
-        return samestep.data.orders.sequential(len(dataset))
+        return samestep.orders.sequential(len(dataset))
 
     def collate(self, samples: Any) -> Any:
-        return as_it_is(samples)
+        return collate_nothing(samples)
 
     def optimizers(self, model: nn.Module) -> Optimizer:
         return self._seat.contest.optimizer(model)
@@ -197,12 +206,12 @@ class PeersTask(samestep.Task):
 
 
 def open_samestep(seat: Seat, graph: bool) -> Advance:
-    """Our own loop, in one lane."""
+    """samestep's own loop, with one lane."""
     workload, device = seat.contest.workload, seat.contest.device
     config = {
         "run_dir": str(seat.folder),
         "seed": SEED,
-        "steps": FOR_EVER,
+        "steps": ENDLESS,
         "global_batch": workload.batch,
         "lanes": 1,
         "precision": workload.precision,
@@ -256,7 +265,7 @@ def open_accelerate(seat: Seat) -> Advance:
         wrapped, optimizer, loader = accelerator.prepare(
             model, contest.optimizer(model), contest.loader()
         )
-        for step, (x, y) in enumerate(for_ever(loader), start=1):
+        for step, (x, y) in enumerate(repeat_forever(loader), start=1):
             optimizer.zero_grad()
             loss = wrapped(x, y)
             accelerator.backward(loss)
@@ -270,7 +279,7 @@ def open_accelerate(seat: Seat) -> Advance:
 
 
 def for_lightning(contest: Contest) -> dict[str, Any]:
-    """Where and how Fabric and the Lightning Trainer run."""
+    """Device and precision of Fabric and the Lightning Trainer."""
     return {
         "accelerator": "gpu" if contest.on_gpu else "cpu",
         "devices": 1,
@@ -288,11 +297,11 @@ def open_fabric(seat: Seat) -> Advance:
     def steps() -> Steps:
         fabric.launch()
         wrapped, optimizer = fabric.setup(model, contest.optimizer(model))
-        for step, (x, y) in enumerate(for_ever(fabric.setup_dataloaders(contest.loader()))):
+        for step, (x, y) in enumerate(repeat_forever(fabric.setup_dataloaders(contest.loader()))):
             optimizer.zero_grad()
             loss = wrapped(x, y)
             fabric.backward(loss)
-            # Its check for NaN would wait for the device in every step; no other makes one so.
+            # Its NaN check would wait for the device in every step; no other contestant does that.
             fabric.clip_gradients(wrapped, optimizer, max_norm=CLIP, error_if_nonfinite=False)
             optimizer.step()
             if (step + 1) % LOG_EVERY == 0:
@@ -309,9 +318,9 @@ def open_lightning(seat: Seat) -> Advance:
     contest, model = seat.contest, seat.model
 
     class Module(LightningModule):
-        def __init__(self, step_is_over: Callable[[], None]) -> None:
+        def __init__(self, end_step: Callable[[], None]) -> None:
             super().__init__()
-            self.learner, self.step_is_over = model, step_is_over
+            self.learner, self.end_step = model, end_step
 
         def training_step(self, batch: Any, index: int) -> Tensor:
             loss: Tensor = self.learner(*batch)
@@ -322,11 +331,11 @@ def open_lightning(seat: Seat) -> Advance:
             return contest.optimizer(self.learner)
 
         def configure_gradient_clipping(self, *_: Any, gradient_clip_val: Any, **__: Any) -> None:
-            # Its own clipping refuses a fused optimizer in bf16, though only fp16 needs that.
+            # Its built-in clipping refuses a fused optimizer in bf16, though only fp16 needs that.
             clip_grad_norm_(self.parameters(), gradient_clip_val)
 
         def on_train_batch_end(self, *_: Any) -> None:
-            self.step_is_over()
+            self.end_step()
 
     trainer = Trainer(
         **for_lightning(contest),
@@ -338,7 +347,7 @@ def open_lightning(seat: Seat) -> Advance:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    return InThread(lambda over: trainer.fit(Module(over), contest.loader()), seat.stack)
+    return InThread(lambda end_step: trainer.fit(Module(end_step), contest.loader()), seat.stack)
 
 
 def open_hf_trainer(seat: Seat) -> Advance:
@@ -347,11 +356,11 @@ def open_hf_trainer(seat: Seat) -> Advance:
     contest, model, log = seat.contest, seat.model, seat.log()
 
     class Callback(TrainerCallback):
-        def __init__(self, step_is_over: Callable[[], None]) -> None:
-            self.step_is_over = step_is_over
+        def __init__(self, end_step: Callable[[], None]) -> None:
+            self.end_step = end_step
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            self.step_is_over()
+            self.end_step()
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any, **_: Any) -> None:
             log({"step": state.global_step, **logs})
@@ -367,7 +376,7 @@ def open_hf_trainer(seat: Seat) -> Advance:
         use_cpu=not contest.on_gpu,
         bf16=contest.workload.precision == "bf16",
         per_device_train_batch_size=contest.workload.batch,
-        max_steps=FOR_EVER,
+        max_steps=ENDLESS,
         max_grad_norm=CLIP,
         lr_scheduler_type="constant",
         logging_steps=LOG_EVERY,
@@ -389,8 +398,8 @@ def open_hf_trainer(seat: Seat) -> Advance:
     )
     trainer.remove_callback(PrinterCallback)
 
-    def train(step_is_over: Callable[[], None]) -> None:
-        trainer.add_callback(Callback(step_is_over))
+    def train(end_step: Callable[[], None]) -> None:
+        trainer.add_callback(Callback(end_step))
         trainer.train()
 
     return InThread(train, seat.stack)
@@ -398,7 +407,7 @@ def open_hf_trainer(seat: Seat) -> Advance:
 
 @dataclass(frozen=True)
 class Entry:
-    """How a contestant is opened, and what it needs."""
+    """How a contestant is opened, and what it requires."""
 
     open: Callable[[Seat], Advance]
     packages: tuple[str, ...] = ()
@@ -423,7 +432,7 @@ ENTRIES = {
     BARE_GRAPH: Entry(open_bare_graph, gpu=True),
 }
 ALWAYS = (HAND_WRITTEN, CONTROL)
-"""What all others are compared with, and what shows how good the comparison is."""
+"""The reference of all others, and the control that shows how good the comparison is."""
 
 
 # -- measuring -----------------------------------------------------------------------------
@@ -431,7 +440,7 @@ ALWAYS = (HAND_WRITTEN, CONTROL)
 
 @dataclass(frozen=True)
 class Settings:
-    """What a measuring process is told."""
+    """The settings of a measuring process."""
 
     workload: str
     quick: bool
@@ -444,7 +453,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Result:
-    """One contestant beside the hand-written loop and the bare graph."""
+    """One contestant, compared with the hand-written loop and the bare graph."""
 
     workload: str
     contestant: str
@@ -456,7 +465,7 @@ class Result:
     graph_ratio: float | None
     graph_low: float | None
     graph_high: float | None
-    """The same against the bare graph, where that ran."""
+    """The same compared with the bare graph, if that ran."""
     cpu_ratio: float
     rounds: int
     goal: float | None
@@ -465,12 +474,12 @@ class Result:
     loss: float
     """On one batch, before the first round and after it."""
     apart: float
-    """Distance of its weights from the hand-written loop's, relative to the way those went."""
+    """Distance of its weights from the hand-written loop's, relative to how far those moved."""
     agrees: bool
 
 
 def measure(settings: Settings) -> tuple[list[Result], dict[str, str]]:
-    """All contestants of one workload, in this process; and which of them failed, and why."""
+    """Measure all contestants of one workload in this process; report which failed, and why."""
     quieten()
     workload = workload_of(settings.workload, settings.quick)
     contest = open_contest(workload, settings.device, settings.fused, settings.dropout)
@@ -491,9 +500,9 @@ def measure(settings: Settings) -> tuple[list[Result], dict[str, str]]:
                 traceback.print_exc()
                 failed[name] = f"on {workload.name}: {type(error).__name__}: {error}"
             else:
-                # Now: later, rounding alone will have led them apart.
+                # Compared now: after more steps, rounding alone makes them differ.
                 turns[name], reached[name] = turn, reached_by(contest, seat.model)
-        # Else a sweep over all that the libraries made falls into somebody's round.
+        # Otherwise a collection of everything the libraries allocated falls into someone's round.
         gc.collect()
         gc.freeze()
         spent = time_rounds(turns, settings.rounds, 1, settings.device)
@@ -506,7 +515,7 @@ def turn_of(advance: Advance, steps: int) -> Callable[[], None]:
 
 
 def quieten() -> None:
-    """Advice on data workers and the like is not for us."""
+    """Silence advice on data workers and the like, which does not apply here."""
     warnings.filterwarnings("ignore", module="lightning")
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 
@@ -518,7 +527,7 @@ class Reached:
 
 
 def reached_by(contest: Contest, model: nn.Module) -> Reached:
-    """Where a training is; asked of a copy, since libraries wrap what they are given."""
+    """The loss and weights of a training, from a copy, since libraries wrap the model."""
     if contest.on_gpu:
         torch.cuda.synchronize(contest.device)  # it may have trained on another stream
     probe = contest.model().eval()
@@ -533,17 +542,17 @@ def reached_by(contest: Contest, model: nn.Module) -> Reached:
 def results_of(
     contest: Contest, spent: Mapping[str, Tensor], reached: Mapping[str, Reached], drops: bool
 ) -> list[Result]:
-    """A row for each; with dropout everybody draws its own, and no two agree."""
+    """A row for each; with dropout each draws its own masks, and no two agree."""
     workload, start = contest.workload, reached_by(contest, contest.initial)
     goals = {EAGER: (1.02, HAND_WRITTEN), GRAPH: (workload.graph_goal, BARE_GRAPH)}
-    model_answer = reached[HAND_WRITTEN]
-    way, fall = (model_answer.weights - start.weights).norm(), start.loss - model_answer.loss
+    expected = reached[HAND_WRITTEN]
+    moved, fall = (expected.weights - start.weights).norm(), start.loss - expected.loss
     results = []
     for name, table in spent.items():
         ratio, low, high = ratio_to(spent[HAND_WRITTEN], table)
         to_graph = ratio_to(spent[BARE_GRAPH], table) if BARE_GRAPH in spent else (None,) * 3
         goal, against = goals.get(name, (None, None))
-        off = abs(reached[name].loss - model_answer.loss)
+        off = abs(reached[name].loss - expected.loss)
         results.append(
             Result(
                 workload=workload.name,
@@ -561,7 +570,7 @@ def results_of(
                 goal_against=against,
                 loss_before=start.loss,
                 loss=reached[name].loss,
-                apart=((reached[name].weights - model_answer.weights).norm() / way).item(),
+                apart=((reached[name].weights - expected.weights).norm() / moved).item(),
                 agrees=drops or off <= TOLERANCE * abs(fall),
             )
         )
@@ -596,13 +605,13 @@ def notes_on(results: Sequence[Result], left_out: Mapping[str, str]) -> list[str
     notes = [f"left out: {name} ({why})" for name, why in left_out.items()]
     for workload, before in {result.workload: result.loss_before for result in results}.items():
         notes.append(
-            f"{workload}: the loss was {before:.4f} before the first round; shown is what it was after "
-            "it, and how far apart the weights were then"
+            f"{workload}: the loss was {before:.4f} before the first round; the table shows the loss "
+            "and the distance of the weights after it"
         )
     for result in disagreeing(results):
         notes.append(
             f"[red]{result.contestant} trained something else[/] on {result.workload}: its loss is "
-            f"{result.loss:.6f}. Its time means nothing until that is mended"
+            f"{result.loss:.6f}. Its time means nothing until that is fixed"
         )
     return notes
 
@@ -622,7 +631,7 @@ def facts_of(device: torch.device, options: Namespace) -> dict[str, Any]:
 
 
 def options_of(arguments: Sequence[str] | None = None) -> Namespace:
-    parser = common_options("What a step costs with samestep and with its peers.", ROUNDS)
+    parser = common_options("What a step costs with samestep and with other libraries.", ROUNDS)
     add_device_option(parser)
     choices = [name for name in ENTRIES if name not in ALWAYS]
     parser.add_argument("--workload", choices=("mlp", "gpt", "both"), default="both")
@@ -645,13 +654,13 @@ def options_of(arguments: Sequence[str] | None = None) -> Namespace:
 def main() -> None:
     options = options_of()
     rounds, device = rounds_of(options, ROUNDS), device_of(options)
-    # The HF Trainer would spread its batches over all GPUs that it sees.
+    # The HF Trainer would split its batches over all visible GPUs.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[0]
-    asked = [name for name in ENTRIES if name in options.contestants]
-    lacks = {name: ENTRIES[name].lacks(device) for name in asked}
+    requested = [name for name in ENTRIES if name in options.contestants]
+    lacks = {name: ENTRIES[name].lacks(device) for name in requested}
     left_out = {name: why for name, why in lacks.items() if why is not None}
-    running = tuple(name for name in asked if name not in left_out)
+    running = tuple(name for name in requested if name not in left_out)
     facts, fused = facts_of(device, options), options.optimizer == "fused"
 
     every: list[Result] = []

@@ -1,4 +1,4 @@
-"""One class around a training in mixed precision. The same training on 1, 2 or 4 ranks, to the bit.
+"""Mixed-precision training with one class: the same training on 1, 2 or 4 ranks, to the bit.
 
 python examples/amp_trainer.py                                  # one process
 torchrun --standalone --nproc-per-node 2 examples/amp_trainer.py             # two ranks, the same training
@@ -18,7 +18,7 @@ rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1
 
 
 def batch_of(step, lane):
-    """Points in two rings; every third step is short of samples in its last lane."""
+    """Points in two rings; in every third step the last lane has fewer samples."""
     generator = torch.Generator().manual_seed(1000 * step + lane)
     samples = 3 if lane == LANES - 1 and step % 3 == 2 else 16
     ring = torch.randint(2, (samples,), generator=generator)

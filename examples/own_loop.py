@@ -1,4 +1,4 @@
-"""The digits recipe as a loop of one's own, on samestep's steps. The same run, to the bit.
+"""The digits recipe as a custom loop on samestep's steps: the same run, to the bit.
 
 python examples/own_loop.py                                     # one process
 torchrun --nproc-per-node 4 examples/own_loop.py                # four ranks, the same run
@@ -15,7 +15,7 @@ import samestep
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "digits"
 sys.path.insert(0, str(RECIPE))
-from task import Digits  # noqa: E402  (the model and the data are the recipe's)
+from task import Digits  # noqa: E402  (the recipe's model and data)
 
 
 def measure(model, batch, metrics):

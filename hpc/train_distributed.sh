@@ -4,9 +4,9 @@
 # Usage: sbatch [SBATCH OPTIONS] hpc/train_distributed.sh CONFIG [key=value ...]
 #
 # 2 nodes x 1 process x 40 threads = 80 cores.
-# Options given to sbatch win over those below, such as sbatch --cpus-per-task=64 hpc/train_distributed.sh config.yaml
-# Two minutes before its time is over, or when it is preempted, the run saves itself and its job comes
-# back by itself; started again by hand it goes on as well.
+# Options given to sbatch override those below, for example sbatch --cpus-per-task=64 hpc/train_distributed.sh config.yaml
+# Two minutes before the time limit, or when it is preempted, the run saves and its job is requeued; a job
+# that is submitted again by hand resumes as well.
 #SBATCH --job-name=samestep
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1

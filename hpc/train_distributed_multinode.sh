@@ -4,9 +4,9 @@
 # Usage: sbatch [SBATCH OPTIONS] hpc/train_distributed_multinode.sh CONFIG [key=value ...]
 #
 # 4 nodes x 1 process x 40 threads = 160 cores.
-# Options given to sbatch win over those below, such as sbatch --nodes=8 hpc/train_distributed_multinode.sh config.yaml
-# Two minutes before its time is over, or when it is preempted, the run saves itself and its job comes
-# back by itself; started again by hand it goes on as well.
+# Options given to sbatch override those below, for example sbatch --nodes=8 hpc/train_distributed_multinode.sh config.yaml
+# Two minutes before the time limit, or when it is preempted, the run saves and its job is requeued; a job
+# that is submitted again by hand resumes as well.
 #SBATCH --job-name=samestep
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1

@@ -4,9 +4,9 @@
 # Usage: sbatch [SBATCH OPTIONS] hpc/train_mpirun.sh CONFIG [key=value ...]
 #
 # 2 nodes x 4 GPUs = 8 ranks. Load the site's MPI first, or below: module load openmpi/4.1.0
-# Options given to sbatch win over those below, such as sbatch --nodes=4 hpc/train_mpirun.sh config.yaml
-# Two minutes before its time is over, or when it is preempted, the run saves itself and its job comes
-# back by itself; started again by hand it goes on as well.
+# Options given to sbatch override those below, for example sbatch --nodes=4 hpc/train_mpirun.sh config.yaml
+# Two minutes before the time limit, or when it is preempted, the run saves and its job is requeued; a job
+# that is submitted again by hand resumes as well.
 #SBATCH --job-name=samestep
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from samestep.config.aliases import ALIASES
-from samestep.config.loading import describe_key, schema_keys
+from samestep.config.reference import describe_key, schema_keys
 
 TARGET = Path(__file__).parents[1] / "docs" / "config.md"
 

@@ -1,12 +1,12 @@
 #!/bin/bash
-# Train on the GPUs (or CPUs) of this machine, as the legacy torch.distributed.launch starts ranks.
+# Train on the GPUs (or CPUs) of this machine, with ranks as the legacy torch.distributed.launch starts them.
 #
 # Usage: scripts/train_dist_launch.sh --config FILE [--num_gpus N] [key=value ...] [-- OPTIONS]
 #
 #   --config FILE   the run's config
-#   --num_gpus N    ranks on this machine, one for each GPU; all GPUs if it is left out
+#   --num_gpus N    ranks on this machine, one per GPU; default: all GPUs
 #   key=value       config values, such as seed=3 or params.lr=0.01
-#   -- OPTIONS      more options of samestep launch, such as --max-restarts 3 or --print
+#   -- OPTIONS      further options of samestep launch, such as --max-restarts 3 or --print
 #   -h, --help      this text
 #
 # Example: scripts/train_dist_launch.sh --num_gpus 4 --config config.yaml epochs=20

@@ -4,14 +4,14 @@
 # Usage: scripts/train_multinode.sh --config FILE --nnodes N --node_rank R --master_addr HOST
 #            [--master_port PORT] [--num_gpus N] [key=value ...] [-- OPTIONS]
 #
-#   --config FILE        the run's config, by the same path on all machines
-#   --nnodes N           how many machines there are
+#   --config FILE        the run's config, under the same path on all machines
+#   --nnodes N           the number of machines
 #   --node_rank R        this machine's number, from 0; machine 0 has rank 0
-#   --master_addr HOST   machine 0, by a name or address that all machines reach
-#   --master_port PORT   a free port there; 29500 if it is left out
-#   --num_gpus N         ranks on this machine, one for each GPU; all GPUs if it is left out
+#   --master_addr HOST   machine 0, by a name or address that all machines can reach
+#   --master_port PORT   a free port there; default: 29500
+#   --num_gpus N         ranks on this machine, one per GPU; default: all GPUs
 #   key=value            config values, the same on all machines
-#   -- OPTIONS           more options of samestep launch, such as --print
+#   -- OPTIONS           further options of samestep launch, such as --print
 #   -h, --help           this text
 #
 # Example, on the second of two machines:
@@ -21,7 +21,7 @@ set -euo pipefail
 usage() { sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; }
 fail() { echo "$(basename "$0"): $1; see --help" >&2; exit 2; }
 
-# The names of samestep launch for the options that are usual here.
+# The options of samestep launch for the names that are usual here.
 declare -A names=(
     [--num_gpus]=--nproc [--nproc_per_node]=--nproc [--nnodes]=--nodes
     [--node_rank]=--node-rank [--master_addr]=--master-addr [--master_port]=--master-port

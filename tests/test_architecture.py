@@ -13,13 +13,14 @@ SOURCE = Path(samestep.__file__).parent
 
 # A package imports only from the layers listed before its own.
 LAYERS: list[set[str]] = [
-    {"errors", "pytree"},
-    {"lanes", "environment", "ui"},
+    {"errors"},
+    {"pytree", "lanes", "environment", "ui"},
     {"config"},
     {"checkpoint", "distributed"},
     {"reduce", "launch"},
-    {"data"},
     {"optim"},
+    {"run_setup"},
+    {"data"},
     {"step"},
     {"train"},
     {"amp", "inference", "lr_finder"},
@@ -202,8 +203,8 @@ def test_no_module_is_called_utils() -> None:
 
 def test_the_public_names_are_these() -> None:
     assert samestep.__all__ == [
-        "Config", "DistributedConfig", "LaneBatch", "Order", "Run", "RunContext", "SamestepError",
-        "Schedule", "Step", "StepRecord", "Task", "UserError", "create_run_context",
+        "Config", "DistributedConfig", "LaneBatch", "Order", "Run", "RunContext", "RunListener",
+        "SamestepError", "Schedule", "Step", "StepRecord", "Task", "UserError", "create_run_context",
         "detect_hardware", "errors", "load_config", "orders", "start", "strided", "train_once",
     ]  # fmt: skip
     for name in samestep.__all__:

@@ -1,4 +1,4 @@
-"""Sea ice from the air and the water: trained here, run and differentiated in C++."""
+"""Sea ice from air and water temperature: trained here, run and differentiated in C++."""
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ INPUTS = ["sst", "tair", "hi"]
 
 
 def observations(samples, seed):
-    """Sea and air temperature and ice thickness; how much of the sea is covered by ice."""
+    """Inputs (sea and air temperature, ice thickness) and target (fraction of the sea under ice)."""
     draws = torch.randn(samples, 3, generator=torch.Generator().manual_seed(seed))
     x = draws * torch.tensor([8.0, 15.0, 1.2]) + torch.tensor([14.0, -10.0, 1.5])
     covered = 0.7 * ((10 - x[:, 1]) / 30).clamp(min=0) + 0.3 * x[:, 2] / 5
@@ -19,7 +19,7 @@ def observations(samples, seed):
 
 
 class Net(nn.Module):
-    """Physical values in and out; TorchScript keeps its methods and its names."""
+    """Takes and returns physical values; TorchScript keeps its methods and its attributes."""
 
     input_names: list[str]
     output_names: list[str]
@@ -40,13 +40,13 @@ class Net(nn.Module):
 
     @torch.jit.export
     def jacobian(self, x):
-        """d output / d input of each sample: [batch, outputs, inputs]."""
+        """d output / d input for each sample: [batch, outputs, inputs]."""
         x = x.detach().requires_grad_(True)
         y = self.forward(x)
         rows: list[torch.Tensor] = []
         for output in range(y.size(1)):
             (row,) = torch.autograd.grad([y[:, output].sum()], [x], retain_graph=True)
-            assert row is not None  # for the compiler: it may be None for all it knows
+            assert row is not None  # for the compiler, which cannot rule out None
             rows.append(row)
         return torch.stack(rows, 1)
 

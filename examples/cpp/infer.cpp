@@ -1,4 +1,4 @@
-// Runs methods of a TorchScript file that `samestep export` wrote, on numbers:
+// Runs methods of a TorchScript file written by `samestep export` on numbers:
 //
 //   infer FILE SHAPE METHODS NUMBER...
 //   infer emulator.ts 2x3 forward,normalise,jacobian 14 -10 1.5 3 -25 2.5

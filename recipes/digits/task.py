@@ -23,7 +23,7 @@ CLASSES = 10
 
 
 class DigitImages(Dataset[tuple[Tensor, int]]):
-    """8x8 images; `augment` shifts each by up to a pixel and adds noise, anew every time."""
+    """8x8 images; `augment` shifts each by up to a pixel and adds noise, different each time."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, augment: bool) -> None:
         self._images = torch.from_numpy(images.astype(np.float32) / 16.0).unsqueeze(1)
@@ -65,7 +65,7 @@ class Digits(Task):
     def __init__(self, width: int = 16, dropout: float = 0.25, lr: float = 8e-3) -> None:
         self.width, self.dropout, self.lr = width, dropout, lr
         digits = load_digits()
-        # Every fifth sample validates: a fixed split, no draw.
+        # Every fifth sample is for validation: a fixed split without a random draw.
         held_out = np.arange(len(digits.images)) % 5 == 0
         self._train = digits.images[~held_out], digits.target[~held_out]
         self._valid = digits.images[held_out], digits.target[held_out]
@@ -83,14 +83,14 @@ class Digits(Task):
         return AdamW(model.parameters(), lr=self.lr, weight_decay=0.01)
 
     def schedules(self, optimizers: Sequence[Optimizer], steps: int | None) -> Schedule:
-        assert steps is not None, "digits have a length"
+        assert steps is not None, "the digits dataset has a length"
         return Schedule(CosineAnnealingLR(optimizers[0], T_max=steps))
 
     def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
         return F.cross_entropy(model(batch.x), batch.y, reduction="sum"), len(batch)
 
     def metrics(self) -> Mapping[str, Metric]:
-        # Imported when the first evaluation is due: it takes seconds, and the first step need not wait.
+        # Imported when it is first evaluated: torchmetrics takes seconds to import.
         from torchmetrics.classification import MulticlassAccuracy
 
         return {"accuracy": MulticlassAccuracy(CLASSES, average="micro")}

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from samestep.optim.schedules import Schedule as Schedule
     from samestep.step.step import Step as Step
     from samestep.step.step_log import StepRecord as StepRecord
+    from samestep.train.listeners import RunListener as RunListener
     from samestep.train.run import Run as Run
-    from samestep.train.run import start as start
+    from samestep.train.start import start as start
     from samestep.train.task import Task as Task
     from samestep.train.train_once import train_once as train_once
 
@@ -48,6 +49,7 @@ _MODULES = {
     "Order": "samestep.data.orders",
     "Run": "samestep.train.run",
     "RunContext": "samestep.distributed.context",
+    "RunListener": "samestep.train.listeners",
     "SamestepError": "samestep.errors",
     "Schedule": "samestep.optim.schedules",
     "Step": "samestep.step.step",
@@ -59,7 +61,7 @@ _MODULES = {
     "errors": "samestep",
     "load_config": "samestep.config",
     "orders": "samestep.data",
-    "start": "samestep.train.run",
+    "start": "samestep.train.start",
     "strided": "samestep.data.iterable",
     "train_once": "samestep.train.train_once",
 }

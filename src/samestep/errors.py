@@ -1,7 +1,7 @@
 """Every error samestep raises on purpose.
 
     SamestepError                 exit code 1
-    ├── UserError               exit code 2: something the user set, and can mend
+    ├── UserError                 exit code 2: something the user set, and can fix
     │   ├── ConfigError           every mistake of one config, at once
     │   ├── PlanError             numbers that cannot be split: batch, lanes, ranks
     │   ├── LaunchError           the launch contradicts itself, the config or the machine
@@ -14,7 +14,7 @@
     │   ├── OutOfMemory           a lane that does not fit into the device's memory
     │   ├── ExportError           a model that cannot be written in a format
     │   ├── OutputError           a file to write that is there already, or cannot be written
-    │   ├── RangeTestError        a search for a learning rate that cannot be made as asked
+    │   ├── RangeTestError        a search for a learning rate that cannot be made as requested
     │   ├── EditError             a config file that a value cannot be put into safely
     │   └── MissingExtraError     a feature whose optional packages are not installed
     ├── InitError                 exit code 3: the process group could not be opened
@@ -23,11 +23,11 @@
     ├── CollectiveMismatch                 exit code 1: the ranks called different collectives
     ├── NonFiniteLoss             exit code 1: a loss was NaN or infinite
     ├── RanksDiffer               exit code 4: the ranks' weights or states are not the same
-    ├── ExportDiffers             exit code 4: a file does not give what the model gives
+    ├── ExportDiffers             exit code 4: a file and the model compute different outputs
     ├── RankHung                  exit code 7: a collective waited for a rank in vain
-    └── Stopped                   exit code 75: a signal asked the run to stop, and it is saved
+    └── Stopped                   exit code 75: a signal requested a stop, and the run is saved
 
-A message says what was set, what was found and what to do. A `UserError` is shown on
+A message names what was set, what was found and what to do. A `UserError` is shown on
 the command line without a traceback. An exception from the user's own code is never
 wrapped: they see their own traceback.
 """
@@ -53,14 +53,14 @@ class SamestepError(Exception):
 
 
 class UserError(SamestepError):
-    """Something the user set, and can mend."""
+    """Something the user set, and can fix."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """One thing wrong in a config: where it stands and what to do about it."""
+    """One thing wrong in a config: where it is and what to do about it."""
 
     path: str
     message: str
@@ -127,7 +127,7 @@ class OutputError(UserError):
 
 
 class RangeTestError(UserError):
-    """A search for a learning rate that cannot be made as asked."""
+    """A search for a learning rate that cannot be made as requested."""
 
 
 class EditError(UserError):
@@ -176,13 +176,13 @@ class RanksDiffer(SamestepError):
 
 
 class ExportDiffers(SamestepError):
-    """An exported file does not give what the model gives."""
+    """An exported file and its model compute different outputs."""
 
     exit_code = PROMISE_NOT_KEPT
 
 
 class RankHung(SamestepError):
-    """A collective waited longer than distributed.timeout; the message says who is where."""
+    """A collective waited longer than distributed.timeout; the message lists where every rank is."""
 
     exit_code = 7
 
@@ -193,7 +193,7 @@ def code_of_ranks(code: int) -> int:
 
 
 class Stopped(SamestepError, SystemExit):
-    """A signal asked the run to stop; it is saved and goes on when it is started again.
+    """A signal requested a stop; the run is saved and resumes when it is started again.
 
     A script that does not catch it ends with its exit code, and without a traceback.
     """

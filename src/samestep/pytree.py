@@ -1,36 +1,229 @@
-"""Nested batches and states: moved, cut, described and copied by one set of rules."""
+"""Nested batches and states, walked by one set of rules: moved, pinned, cut, described, copied.
+
+Containers are mappings, lists, tuples, named tuples and dataclasses; all else is a leaf.
+torch.utils._pytree would serve for the first four, but takes what is not in its process-wide
+registry for a leaf: a dataclass, or a Hugging Face BatchEncoding, would stay on the host.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import copy
+import dataclasses
+import hashlib
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
+
+from samestep.errors import TaskError
+
+Path = tuple[Any, ...]
+"""The keys and indices that lead to a leaf."""
+IsLeaf = Callable[[Any], bool]
 
 
-def convert(data: Any, change: Callable[[Any], Any]) -> Any:
-    """The batch with every tensor in it changed."""
-    if isinstance(data, torch.Tensor):
-        return change(data)
-    if isinstance(data, dict):
-        return {key: convert(value, change) for key, value in data.items()}
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(convert(value, change) for value in data))
-    if isinstance(data, (list, tuple)):
-        return type(data)([convert(value, change) for value in data])
-    # Batches of other libraries (a transformers BatchEncoding, a packed sequence) move themselves.
-    return change(data) if hasattr(data, "to") and hasattr(data, "pin_memory") else data
+def _never(node: Any) -> bool:
+    return False
 
 
-def leaves_of(data: Any) -> Iterator[Any]:
-    """What a batch holds, one after the other."""
-    if isinstance(data, torch.Tensor):  # first, since it is what most leaves are
-        yield data
-    elif isinstance(data, (list, tuple)):
-        for value in data:
-            yield from leaves_of(value)
-    elif isinstance(data, Mapping):
-        for value in data.values():
-            yield from leaves_of(value)
+def _same_key(key: Any) -> Any:
+    return key
+
+
+def _children(node: Any) -> list[tuple[Any, Any]] | None:
+    """What a container holds, by key or index; None for a leaf."""
+    if isinstance(node, Tensor):  # first, since most nodes are
+        return None
+    if isinstance(node, (list, tuple)):
+        return list(enumerate(node))
+    if isinstance(node, Mapping):
+        return list(node.items())
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        return [(field.name, getattr(node, field.name)) for field in dataclasses.fields(node)]
+    return None
+
+
+def _rebuild(node: Any, children: Sequence[tuple[Any, Any]]) -> Any:
+    """A container like this one with other children."""
+    kind = type(node)
+    if kind in (dict, OrderedDict):
+        return dict(children)
+    if kind is Counter:
+        return Counter(dict(children))
+    if isinstance(node, (list, tuple)):
+        values = [value for _, value in children]
+        return kind(*values) if hasattr(node, "_fields") else kind(values)
+    if isinstance(node, Mapping) and not isinstance(node, MutableMapping):
+        return dict(children)
+    # A copy, so that what the object holds besides its items stays with it.
+    other = copy.copy(node)
+    if isinstance(node, MutableMapping):
+        for key, value in children:
+            other[key] = value
     else:
+        for name, value in children:
+            object.__setattr__(other, name, value)  # also of a frozen dataclass
+    return other
+
+
+def map_with_path(
+    change: Callable[[Path, Any], Any],
+    data: Any,
+    is_leaf: IsLeaf = _never,
+    key: Callable[[Any], Any] = _same_key,
+    path: Path = (),
+) -> Any:
+    """The same containers with every leaf changed.
+
+    Args:
+        change: Called with the path and the value of each leaf.
+        data: What to walk; it stays as it is.
+        is_leaf: Containers that are taken for leaves.
+        key: Changes the keys of mappings.
+        path: Where `data` is, if it is a part of something.
+    """
+    children = None if is_leaf(data) else _children(data)
+    if children is None:
+        return change(path, data)
+    changed = [
+        (key(name), map_with_path(change, value, is_leaf, key, (*path, name)))
+        for name, value in children
+    ]
+    return _rebuild(data, changed)
+
+
+def map_leaves(change: Callable[[Any], Any], data: Any, is_leaf: IsLeaf = _never) -> Any:
+    """The same containers with every leaf changed."""
+    children = None if is_leaf(data) else _children(data)
+    if children is None:
+        return change(data)
+    return _rebuild(data, [(key, map_leaves(change, value, is_leaf)) for key, value in children])
+
+
+def leaves(data: Any) -> Iterator[Any]:
+    """Every leaf, in the order of the containers."""
+    children = _children(data)
+    if children is None:
         yield data
+        return
+    for _, value in children:
+        yield from leaves(value)
+
+
+def tensors(data: Any) -> Iterator[Tensor]:
+    """Every tensor, in the order of the containers."""
+    return (leaf for leaf in leaves(data) if isinstance(leaf, Tensor))
+
+
+# -- to a device ---------------------------------------------------------------------------
+
+
+def _moves_itself(node: Any) -> bool:
+    """Such as a packed sequence, whose batch sizes must stay on the host. Mappings are walked."""
+    return hasattr(node, "to") and not isinstance(node, (Tensor, Mapping))
+
+
+def move(data: Any, device: torch.device) -> Any:
+    """The data with every tensor on the device; copies from pinned memory do not wait."""
+
+    def to_device(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.to(device, non_blocking=True)
+        return leaf.to(device) if _moves_itself(leaf) else leaf
+
+    return map_leaves(to_device, data, _moves_itself)
+
+
+def pin(data: Any) -> Any:
+    """The data with every tensor in page-locked memory."""
+
+    def to_pinned(leaf: Any) -> Any:
+        return leaf.pin_memory() if hasattr(leaf, "pin_memory") else leaf
+
+    return map_leaves(to_pinned, data, _moves_itself)
+
+
+def clone(data: Any) -> Any:
+    """The data with every tensor cloned."""
+    return map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, data)
+
+
+# -- parts and descriptions ----------------------------------------------------------------
+
+
+def take_samples(data: Any, start: int, stop: int, samples: int) -> Any:
+    """Some samples of a batch: the first dimension of tensors, and lists with one entry each.
+
+    Args:
+        data: A batch.
+        start: The first sample to take.
+        stop: The sample after the last one.
+        samples: How many the whole batch has.
+    """
+
+    def is_column(node: Any) -> bool:
+        """A list with an entry for each sample, such as their texts."""
+        if not isinstance(node, (list, tuple)) or hasattr(node, "_fields"):
+            return False
+        return (
+            len(node) == samples
+            and all(_children(entry) is None for entry in node)
+            and not any(isinstance(entry, Tensor) for entry in node)
+        )
+
+    def cut(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            if leaf.dim() and len(leaf) == samples:
+                return leaf[start:stop]
+            raise TaskError(
+                f"a batch of {samples} samples cannot be cut: it holds a tensor of shape "
+                f"{tuple(leaf.shape)}. Let every tensor have the samples as its first dimension"
+            )
+        if is_column(leaf):
+            return leaf[start:stop]
+        if leaf is None or isinstance(leaf, (bool, int, float, str)):
+            return leaf
+        raise TaskError(
+            f"a batch of {samples} samples cannot be cut: it holds a {type(leaf).__name__}. Use "
+            "tensors, lists and mappings"
+        )
+
+    return map_leaves(cut, data, is_column)
+
+
+def signature(data: Any) -> Any:
+    """A hashable description: shapes and types of tensors, values of numbers, types of all else."""
+    if isinstance(data, Tensor):
+        return data.shape, data.dtype
+    children = _children(data)
+    if children is not None:
+        named = not isinstance(data, (list, tuple))
+        return tuple([(k, signature(v)) if named else signature(v) for k, v in children])
+    return data if data is None or isinstance(data, (bool, int, float)) else type(data)
+
+
+def digest(data: Any) -> str:
+    """A short name for the content."""
+    state = hashlib.blake2b(digest_size=8)
+    _feed(data, state)
+    return state.hexdigest()
+
+
+def _feed(data: Any, state: hashlib.blake2b) -> None:
+    if isinstance(data, Tensor):
+        data = data.detach().cpu().reshape(-1).view(torch.uint8).numpy()
+    if isinstance(data, np.ndarray):
+        state.update(data.tobytes())
+        return
+    children = _children(data)
+    if children is None:
+        state.update(repr(data).encode())
+        return
+    named = not isinstance(data, (list, tuple))
+    for key, value in children:
+        if named:
+            _feed(key, state)
+        _feed(value, state)

@@ -26,7 +26,7 @@ from typing import Any
 
 import yaml
 
-from samestep.checkpoint.store import list_checkpoints
+from samestep.checkpoint.listing import list_checkpoints
 from samestep.config import load_config
 from samestep.train.record import RunRecord
 from tests.cli.processes import command, popen, processes_of

@@ -11,7 +11,7 @@ from samestep.cli import app
 from tests.cli.processes import TASKS, samestep
 
 
-def test_it_says_what_it_averaged_and_what_is_wrong(tmp_path: Path) -> None:
+def test_it_reports_what_it_averaged_and_what_is_wrong(tmp_path: Path) -> None:
     config = tmp_path / "small.yaml"
     config.write_text(
         f"task: {TASKS}:Everything\nglobal_batch: 32\nlanes: 8\nepochs: 3\n"
@@ -21,9 +21,9 @@ def test_it_says_what_it_averaged_and_what_is_wrong(tmp_path: Path) -> None:
     assert trained.returncode == 0, trained.stderr
     made = samestep("average", "run", "--json", cwd=tmp_path)
     assert made.returncode == 0, made.stderr
-    said = json.loads(made.stdout)
-    assert [row["step"] for row in said["checkpoints"]] == [6, 9]
-    assert said["average"]["value"] == said["average"]["metrics"]["val_loss"]
+    printed = json.loads(made.stdout)
+    assert [row["step"] for row in printed["checkpoints"]] == [6, 9]
+    assert printed["average"]["value"] == printed["average"]["metrics"]["val_loss"]
     assert (tmp_path / "run" / "average.safetensors").is_file()
     shown = samestep("average", "run", "--best", "1", "best.metric=f1", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
@@ -36,7 +36,7 @@ def test_it_says_what_it_averaged_and_what_is_wrong(tmp_path: Path) -> None:
     assert "checkpoint.keep_last=5" in few.stderr
 
 
-def test_mistakes_are_told_before_anything_is_read(tmp_path: Path) -> None:
+def test_mistakes_are_reported_before_anything_is_read(tmp_path: Path) -> None:
     call = CliRunner().invoke
     nowhere = call(app, ["average", str(tmp_path)])
     assert nowhere.exit_code == 2

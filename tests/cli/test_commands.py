@@ -15,6 +15,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from samestep import __version__ as version
 from samestep.cli import app
 from tests.cli.processes import TASKS, command, environment, popen, samestep, torchrun
 
@@ -51,6 +52,36 @@ def test_help_answers_fast_and_without_torch(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_help_shows_commands_in_the_order_a_person_meets_them(here: Callable[..., Result]) -> None:
+    shown = here("--help").output
+    words = ["╭─ Train ", "train", "launch", "verify", "╭─ Start", "init", "config", "env", "doctor",
+             "╭─ Tune", "lr-find", "predict", "export", "average",
+             "╭─ Look", "checkpoints", "times", "slurm"]  # fmt: skip
+    places = [shown.find(word if word.startswith("╭") else f"\n│ {word} ") for word in words]
+    assert -1 not in places
+    assert places == sorted(places)
+
+
+def test_the_version_is_the_packages_own(here: Callable[..., Result]) -> None:
+    assert here("--version").output == f"samestep {version}\n"
+
+
+def test_bash_completes_commands(tmp_path: Path) -> None:
+    script = (
+        'eval "$(samestep --show-completion)"; COMP_WORDS=(samestep la); COMP_CWORD=1; '
+        '_samestep_completion samestep; echo "${COMPREPLY[@]}"; complete -p samestep'
+    )
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=tmp_path, env={**environment(), "PATH": path}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == [
+        "launch",
+        "complete -o default -F _samestep_completion samestep",
+    ]
+
+
 def test_init_writes_what_trains_and_verifies(tmp_path: Path) -> None:
     assert samestep("init", "mine", cwd=tmp_path).returncode == 0
     trained = samestep("train", "mine/config.yaml", cwd=tmp_path)
@@ -77,14 +108,14 @@ def test_a_terminal_gets_a_progress_bar_with_lines_above_it(config: Path, tmp_pa
         )  # fmt: skip
         os.close(theirs)
         shown = b""
-        with contextlib.suppress(OSError):  # how a terminal says that the other end is gone
+        with contextlib.suppress(OSError):  # how a terminal signals that the other end is gone
             while piece := terminal.read(4096):
                 shown += piece
     assert process.wait(60) == 0
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
     assert "5/5" in plain
     assert re.search(r"loss \d\.\d+ +[\d,]+ samples/s", plain)
-    assert re.search(r"[\r\n]epoch 1  step 3  val_loss", plain), "a line of its own"
+    assert re.search(r"[\r\n]epoch 1  step 3  val_loss", plain), "on its own line"
 
 
 def test_launch_trains_on_ranks_and_shows_rank_0(config: Path, tmp_path: Path) -> None:
@@ -121,11 +152,11 @@ def test_a_failing_rank_is_shown_first_and_ends_all(config: Path, tmp_path: Path
         "--nproc", "2", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 1
-    said = done.stderr[done.stderr.index("samestep: rank 1") :]
-    assert "ZeroDivisionError: my own bug" in said
-    assert "in loss" in said, "the user's own traceback"
-    others = [line for line in said.splitlines() if line.startswith("rank 0")]
-    assert not others or said.index("my own bug") < said.index(others[0])
+    output = done.stderr[done.stderr.index("samestep: rank 1") :]
+    assert "ZeroDivisionError: my own bug" in output
+    assert "in loss" in output, "the user's own traceback"
+    others = [line for line in output.splitlines() if line.startswith("rank 0")]
+    assert not others or output.index("my own bug") < output.index(others[0])
     assert "ZeroDivisionError" not in done.stderr[: done.stderr.index("samestep: rank 1")]
 
 
@@ -186,7 +217,7 @@ def test_verify_against_a_curve_from_elsewhere(config: Path, tmp_path: Path) -> 
     assert "Against the given curve: loss from step 0 on" in off.stdout
 
 
-def test_config_show_tells_origins_and_check_tells_mistakes(
+def test_config_show_lists_origins_and_check_lists_mistakes(
     config: Path, here: Callable[..., Result]
 ) -> None:
     rows = json.loads(here("config", "show", config, "seed=7", "--json").stdout)
@@ -204,7 +235,7 @@ def test_config_show_tells_origins_and_check_tells_mistakes(
     assert "Traceback" not in wrong.stderr
 
 
-def test_config_show_tells_what_the_launcher_said(
+def test_config_show_lists_what_the_launcher_set(
     config: Path, here: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {

@@ -28,14 +28,14 @@ def test_under_torchrun_it_writes_what_it_suggests_into_the_config(tmp_path: Pat
         "--suggest", "steepest", "distributed.threads_per_rank=1", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    rate = told["suggestions"]["steepest"]
+    printed = json.loads(done.stdout)
+    rate = printed["suggestions"]["steepest"]
     assert 1e-4 < rate < 0.5
-    assert told["written"]["value"] == rate
+    assert printed["written"]["value"] == rate
     assert config.read_text() == f"{before}params:\n  lr: {rate}\n"
     assert load_config(config).params == {"lr": rate}
     folder = tmp_path / "runs" / "digits" / "lr-find"
-    assert json.loads((folder / "lr-find.json").read_text()) == told
+    assert json.loads((folder / "lr-find.json").read_text()) == printed
     assert (folder / "lr-find.png").read_bytes().startswith(b"\x89PNG")
     assert "2 rank(s) drive 4+4 lanes" in (folder / "logs" / "rank-1.log").read_text()
     assert sorted(p.name for p in folder.parent.iterdir()) == ["lr-find"]
@@ -71,7 +71,7 @@ def test_losses_that_suggest_nothing_exit_8_and_write_nothing(
     assert (tmp_path / "runs" / "mine" / "lr-find" / "lr-find.png").is_file()
 
 
-def test_a_mistake_is_told_without_a_traceback(starter: Path, tmp_path: Path) -> None:
+def test_a_mistake_is_reported_without_a_traceback(starter: Path, tmp_path: Path) -> None:
     done = samestep("lr-find", starter, "--from", "1", "--to", "0.1", cwd=tmp_path)
     assert done.returncode == 2
     assert "give a --from above 0 and a larger --to" in done.stderr

@@ -26,8 +26,12 @@ def test_digits_are_predicted_the_same_alone_and_on_two_ranks(tmp_path: Path) ->
         "predict", "runs/digits", "valid", "--output", "two.csv", "--json", cwd=tmp_path
     )  # fmt: skip
     assert two.returncode == 0, two.stderr
-    said = json.loads(two.stdout)
-    assert (said["world"], said["samples"], said["columns"]) == (2, 360, ["index", "output"])
+    printed = json.loads(two.stdout)
+    assert (printed["world"], printed["samples"], printed["columns"]) == (
+        2,
+        360,
+        ["index", "output"],
+    )
     assert (tmp_path / "alone.csv").read_bytes() == (tmp_path / "two.csv").read_bytes()
     assert accuracy(tmp_path / "two.csv") == pytest.approx(evaluated(tmp_path / "runs/digits"))
 
@@ -49,7 +53,7 @@ def evaluated(run: Path) -> float:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["run", "valid", "--which", "7"], "--which is '7': run has best, last and the steps 3"),
         (["run", "valid", "seeds=1"], "seeds (override): is not a key of this config"),
@@ -57,11 +61,11 @@ def evaluated(run: Path) -> float:
     ],
 )
 def test_mistakes_end_with_2_and_without_a_traceback(
-    arguments: list[str], words: str, tmp_path: Path
+    arguments: list[str], message: str, tmp_path: Path
 ) -> None:
     finished_run(tmp_path / "run")
     done = samestep("predict", *arguments, "--output", "x.csv", cwd=tmp_path)
     assert done.returncode == 2
-    assert words in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.glob("x.csv*"))

@@ -56,7 +56,7 @@ def test_help_is_the_comment_at_the_top(script: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "arguments", "words"),
+    ("script", "arguments", "message"),
     [
         ("train_dist_torchrun.sh", [], "--config is missing"),
         ("train_dist_torchrun.sh", ["--num_gpus"], "--num_gpus needs a value"),
@@ -69,12 +69,12 @@ def test_help_is_the_comment_at_the_top(script: Path, tmp_path: Path) -> None:
         ("train_dist_torchrun.sh", ["--config", "{config}", "--num_gpus", "x"], "--nproc is 'x'"),
     ],
 )
-def test_a_mistake_is_told_in_a_line(
-    script: str, arguments: list[str], words: str, tmp_path: Path, config: Path
+def test_a_mistake_is_reported_in_a_line(
+    script: str, arguments: list[str], message: str, tmp_path: Path, config: Path
 ) -> None:
     done = run(script, *(word.format(config=config) for word in arguments), cwd=tmp_path)
     assert done.returncode == 2
-    assert words in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -75,4 +75,4 @@ def whole_cluster(request: pytest.FixtureRequest) -> Iterator[None]:
     hosts: Hosts = request.getfixturevalue("hosts")
     running = hosts.running()
     yield
-    hosts.mend(keep=running)
+    hosts.repair(keep=running)

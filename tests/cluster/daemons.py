@@ -10,20 +10,20 @@ from tests.cluster.opened import Opened
 
 
 class Daemons(Opened):
-    """Programs that serve on the hosts, and are mended after each test."""
+    """Programs that serve on the hosts, and are repaired after each test."""
 
     def __init__(self, hosts: Hosts) -> None:
         self.hosts = hosts
         self._daemons: dict[str, subprocess.Popen[str]] = {}
 
     @abstractmethod
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Start again what a test has ended."""
 
     def close(self) -> None:
         """End the daemons; what they have started lives on until its host is closed."""
-        if self.mend in self.hosts.menders:
-            self.hosts.menders.remove(self.mend)
+        if self.repair in self.hosts.repairs:
+            self.hosts.repairs.remove(self.repair)
         for daemon in self._daemons.values():
             daemon.kill()
             daemon.wait()

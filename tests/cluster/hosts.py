@@ -1,7 +1,7 @@
 """Several hosts on one machine, out of Linux namespaces.
 
-Each host has a network interface, a host name, a process table, a /dev/shm, a /run and an
-/etc/hosts of its own. All other files are shared, as on a cluster with a network file system.
+Each host has its own network interface, host name, process table, /dev/shm, /run and
+/etc/hosts. All other files are shared, as on a cluster with a network file system.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CLONE_NEWPID = 0x20000000
 _NAMESPACES = Path("/run/netns")
 _PREFIX = "samestep-"
 
-# The first process of a host. It tells its process id as seen from outside, which only the old
+# The first process of a host. It prints its process id as seen from outside, which only the old
 # /proc knows, and it lives until its input ends: so the host dies with the tests, even if they
 # are killed. bash collects the orphans of the host, as a first process must.
 _FIRST_PROCESS = """
@@ -107,7 +107,7 @@ class Hosts(Opened):
         self.rsh = self.folder / "rsh"
         # Of the services that run on the hosts: their processes, and how each is made whole.
         self.daemons: set[subprocess.Popen[str]] = set()
-        self.menders: list[Callable[[], None]] = []
+        self.repairs: list[Callable[[], None]] = []
         self._first: dict[str, subprocess.Popen[str]] = {}
         self._pids: dict[str, int] = {}
         self._processes: dict[str, list[subprocess.Popen[str]]] = {}
@@ -218,16 +218,16 @@ class Hosts(Opened):
             start_new_session=True,  # Ctrl-C is for the tests, which then close the hosts
         )
         assert first.stdout is not None
-        said = first.stdout.readline().strip()
-        if not said.isdigit():
+        pid = first.stdout.readline().strip()
+        if not pid.isdigit():
             first.wait()
-            raise RuntimeError(f"{host} does not start: {said}")
-        self._first[host], self._pids[host], self._processes[host] = first, int(said), []
-        (state / "pid").write_text(said)
+            raise RuntimeError(f"{host} does not start: {pid}")
+        self._first[host], self._pids[host], self._processes[host] = first, int(pid), []
+        (state / "pid").write_text(pid)
         self.plug(host, True)
 
     def plug(self, host: str, connected: bool) -> None:
-        """Plug the network cable of a host in, or pull it: nobody is told, packets are lost."""
+        """Plug the network cable of a host in, or pull it: packets are silently lost."""
         _ip("-n", self._namespace("switch"), "link", "set", host, "up" if connected else "down")
 
     @contextmanager
@@ -261,10 +261,10 @@ class Hosts(Opened):
         started = {process for processes in self._processes.values() for process in processes}
         return {process for process in started - self.daemons if process.poll() is None}
 
-    def mend(self, keep: Collection[subprocess.Popen[str]]) -> None:
+    def repair(self, keep: Collection[subprocess.Popen[str]]) -> None:
         """Make the cluster whole for the next test: all on, plugged in, services running.
 
-        A host on which something else runs than `keep` is booted anew: a process killed alone
+        A host on which something else runs than `keep` is booted again: a process killed alone
         could leave its children.
         """
         left = self.running().difference(keep)
@@ -274,8 +274,8 @@ class Hosts(Opened):
             if host not in self._first:
                 self.boot(host)
             self.plug(host, True)
-        for mender in self.menders:
-            mender()
+        for repair in self.repairs:
+            repair()
 
     def _make(self) -> None:
         self.rsh.write_text(_RSH.format(folder=self.folder))

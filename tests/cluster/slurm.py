@@ -68,7 +68,7 @@ PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMo
 
 
 def why_impossible() -> str | None:
-    """Why Slurm cannot run here, or None; asks only for what it needs on top of hosts."""
+    """Why Slurm cannot run here, or None; checks only what it needs on top of hosts."""
     return missing_commands("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
 
 
@@ -89,7 +89,7 @@ class Slurm(Daemons):
         self._configure()
         self._start_all()
         self._wait_until_idle()
-        self.hosts.menders.append(self.mend)
+        self.hosts.repairs.append(self.repair)
 
     def run(
         self,
@@ -105,14 +105,14 @@ class Slurm(Daemons):
         )
 
     def submit(self, script: Path, *options: str) -> str:
-        """Hand a script to sbatch, from the folder it lies in; gives the job's id."""
+        """Submit a script by sbatch, from its own folder; returns the job's id."""
         answer = self.run(["sbatch", "--parsable", *options, script], cwd=script.parent)
         if answer.returncode:
             raise RuntimeError(f"sbatch refuses {script}: {answer.stderr.strip()}")
         return answer.stdout.strip()
 
     def show(self, job: str) -> dict[str, str]:
-        """What scontrol tells of a job; name a task of an array as ID_INDEX."""
+        """What scontrol shows of a job; name a task of an array as ID_INDEX."""
         answer = self.run(["scontrol", "show", "job", "-o", job])
         if answer.returncode:
             raise RuntimeError(f"scontrol knows no job {job}: {answer.stderr.strip()}")
@@ -143,7 +143,7 @@ class Slurm(Daemons):
             (self._folder / host / name).mkdir(exist_ok=True)
         self._start(host, host, ["slurmd", "-D", "-N", host])
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Cancel all jobs and have every node idle again, for the next test."""
         dead = [name for name, daemon in self._daemons.items() if daemon.poll() is not None]
         if "munged" in dead or "slurmctld" in dead:
@@ -210,8 +210,8 @@ class Slurm(Daemons):
         deadline = time.monotonic() + PATIENCE
         while not ready():
             if self._daemons[daemon].poll() is not None or time.monotonic() > deadline:
-                said = (self._folder / f"{daemon}.err").read_text()
-                raise RuntimeError(f"{daemon} does not start: {said}{_tail(log)}")
+                output = (self._folder / f"{daemon}.err").read_text()
+                raise RuntimeError(f"{daemon} does not start: {output}{_tail(log)}")
             time.sleep(0.01)
 
     def _wait_until_idle(self) -> None:

@@ -1,4 +1,4 @@
-"""A real sshd on every host but ctl, with keys of its own."""
+"""A real sshd on every host but ctl, with its own keys."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _SHADOW = "root:*:19000:0:99999:7:::\n"
 
 
 def why_impossible() -> str | None:
-    """Why sshd cannot run here, or None; asks only for what it needs on top of hosts."""
+    """Why sshd cannot run here, or None; checks only what it needs on top of hosts."""
     return missing_commands("sshd", "ssh", "ssh-keygen")
 
 
@@ -58,7 +58,7 @@ class Sshd(Daemons):
         for host in self.hosts.names:
             self._start(host)
         self._wait_until_listening()
-        self.hosts.menders.append(self.mend)
+        self.hosts.repairs.append(self.repair)
 
     def restart_node(self, host: str) -> None:
         """Start sshd on a host, after a boot."""
@@ -74,7 +74,7 @@ class Sshd(Daemons):
         finally:
             shutil.copy(self._folder / "client.pub", self._authorized(host))
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Start sshd where it has ended, for the next test."""
         for host, daemon in list(self._daemons.items()):
             if daemon.poll() is not None:

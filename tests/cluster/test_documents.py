@@ -69,8 +69,8 @@ def test_commands_run_on_each_machine_as_written(hosts: Hosts, folder: Path, blo
         )
         for command, host in lines
     ]  # fmt: skip
-    said = [process.communicate(timeout=PATIENCE)[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0], said
+    output = [process.communicate(timeout=PATIENCE)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], output
 
 
 def test_there_are_such_commands() -> None:

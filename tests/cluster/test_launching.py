@@ -1,4 +1,4 @@
-"""One config, started by every launcher on hosts of their own: always the same run."""
+"""One config, started by every launcher on separate hosts: always the same run."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def on_both(hosts: Hosts, training: Training, run: str, *options: str) -> list[t
         )
         for node, host in enumerate(("n1", "n2"))
     ]  # fmt: skip
-    said = [agent.communicate(timeout=PATIENCE)[0] for agent in agents]
-    return [(agent.returncode, text) for agent, text in zip(agents, said, strict=True)]
+    output = [agent.communicate(timeout=PATIENCE)[0] for agent in agents]
+    return [(agent.returncode, text) for agent, text in zip(agents, output, strict=True)]
 
 
 def test_one_machine_mpirun_on_two_hosts_and_slurm_on_two_nodes_are_one_run(
@@ -74,7 +74,7 @@ def test_machines_numbered_by_hand_whose_names_mean_loopback(
     assert [code for code, _ in ended] == [0, 0], ended
     assert "4 processes on 2 machine(s)" in ended[0][1]
     shown = (
-        "GLOO_SOCKET_IFNAME=eth0 on {0}: the name {0} stands for 127.0.1.1, not for 10.77.0.1{1}"
+        "GLOO_SOCKET_IFNAME=eth0 on {0}: the name {0} resolves to 127.0.1.1, not to 10.77.0.1{1}"
     )
     assert shown.format("n1", 1) in ended[0][1]
     assert shown.format("n2", 2) in ended[1][1]
@@ -85,10 +85,10 @@ def test_a_rank_that_fails_on_another_machine_is_shown_at_the_first_one(
     hosts: Hosts, tmp_path: Path
 ) -> None:
     training = Training.write(tmp_path, task=f"{TASKS}:Broken")
-    (code, said), _ = on_both(hosts, training, "run", "--nproc", "1", "--master-addr", "n1")
+    (code, output), _ = on_both(hosts, training, "run", "--nproc", "1", "--master-addr", "n1")
     assert code == 1
-    assert "rank 1 on n2 failed first: ZeroDivisionError" in said
-    assert 'tasks.py", line' in said, "with its traceback"
+    assert "rank 1 on n2 failed first: ZeroDivisionError" in output
+    assert 'tasks.py", line' in output, "with its traceback"
 
 
 def test_a_rank_that_fails_under_mpirun_is_shown_here(hosts: Hosts, tmp_path: Path) -> None:
@@ -162,10 +162,10 @@ def test_a_job_that_fails_is_shown_with_host_rank_and_traceback(
     argv = training.launch("run", "--via", "slurm", "--nodes", "2", "--nproc", "1", "--follow")
     done = run_on_ctl(slurm.hosts, training, argv, slurm.env)
     assert done.returncode == 1
-    said = done.stdout
-    assert "samestep: rank 1 on n2 failed:" in said
-    assert "ZeroDivisionError" in said
-    assert "samestep: rank 0" not in said.partition("rank 1 on n2 failed")[0]
+    output = done.stdout
+    assert "samestep: rank 1 on n2 failed:" in output
+    assert "ZeroDivisionError" in output
+    assert "samestep: rank 0" not in output.partition("rank 1 on n2 failed")[0]
     assert "ended as FAILED" in done.stderr
 
 
@@ -184,7 +184,7 @@ def test_names_with_everything_in_them_reach_the_ranks_by_a_real_sbatch(
 
 
 @pytest.mark.parametrize("flavour", ["openmpi", "hydra"])
-def test_mpirun_hands_a_signal_on_and_the_run_goes_on_later(
+def test_mpirun_forwards_a_signal_and_the_run_resumes_later(
     hosts: Hosts, tmp_path: Path, untouched: RunRecord, flavour: str
 ) -> None:
     training = Training.slow(tmp_path)
@@ -200,10 +200,10 @@ def test_mpirun_hands_a_signal_on_and_the_run_goes_on_later(
     )  # fmt: skip
     wait_for(lambda: training.steps_of("run") >= 2)
     process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 75, said
+    output, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 75, output
     training.hurry()
-    assert re.search(r"SIG(USR2|TERM) on rank 0 stopped the run after step", said)
+    assert re.search(r"SIG(USR2|TERM) on rank 0 stopped the run after step", output)
     done = run_on_ctl(hosts, training, training.launch("run", *options))
     assert done.returncode == 0, done.stderr
     assert "Resuming from" in done.stderr

@@ -1,4 +1,4 @@
-"""Elastic launches on hosts that lose their power or their network: the run goes on without."""
+"""Elastic launches on hosts that lose their power or their network: the run continues without them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_lost_machine_is_left_out_and_the_run_is_the_same(
         training.hurry()
         assert agents[0].wait(PATIENCE) == 0, log.read_text()
     print(
-        f"{lose.__name__}: went on after {took:.1f} s, ended after {time.monotonic() - lost:.1f} s"
+        f"{lose.__name__}: continued after {took:.1f} s, ended after {time.monotonic() - lost:.1f} s"
     )
     assert training.record("run").world == 1
     assert training.record("run").start > 0

@@ -1,4 +1,4 @@
-"""What real launchers tell their ranks, and what is made of it."""
+"""What real launchers set for their ranks, and what is detected from it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def places(facts: list[Facts]) -> list[Facts]:
 
 
 def shared(facts: list[Facts], *keys: str) -> Facts:
-    """What all ranks say alike."""
+    """What all ranks have in common."""
     for key in keys:
         assert len({one[key] for one in facts}) == 1, (key, facts)
     return {key: facts[0][key] for key in keys}
@@ -52,9 +52,9 @@ def under_srun(slurm: Slurm, *options: str) -> list[Facts]:
 def test_srun(slurm: Slurm) -> None:
     found = under_srun(slurm, "-N2", "--ntasks-per-node=2", "--cpus-per-task=2")
     assert places(found) == TWO_BY_TWO
-    told = shared(found, "launcher", "world", "local_world", "nodes", "master", "cpus", "port")
-    assert told.pop("port") is not None
-    assert told == {
+    facts = shared(found, "launcher", "world", "local_world", "nodes", "master", "cpus", "port")
+    assert facts.pop("port") is not None
+    assert facts == {
         "launcher": "slurm", "world": 4, "local_world": 2, "nodes": 2, "master": "n1", "cpus": 2,
     }  # fmt: skip
     assert all(one["cpus_here"] == min(4, len(os.sched_getaffinity(0))) for one in found)
@@ -113,8 +113,8 @@ def test_openmpi_inside_a_batch_script(slurm: Slurm, tmp_path: Path) -> None:
     mpirun = "mpirun --allow-run-as-root --bind-to none -x PYTHONPATH"
     found = batch(slurm, tmp_path, f"{mpirun} {' '.join(WHOAMI)}")
     assert places(found) == TWO_BY_TWO
-    told = shared(found, "launcher", "world", "master", "port")
-    assert (told["launcher"], told["world"], told["master"]) == ("openmpi", 4, "n1")
+    facts = shared(found, "launcher", "world", "master", "port")
+    assert (facts["launcher"], facts["world"], facts["master"]) == ("openmpi", 4, "n1")
 
 
 def test_the_variables_of_torchrun_win_inside_a_step(slurm: Slurm) -> None:
@@ -143,9 +143,9 @@ def test_mpi_over_two_hosts(hosts: Hosts, launcher: str, argv: list[str]) -> Non
     assert done.returncode == 0, done.stderr
     found = facts_in(done.stdout)
     assert places(found) == TWO_BY_TWO
-    told = shared(found, "launcher", "world", "local_world", "nodes", "master", "port")
-    assert told.pop("port") is None or launcher == "openmpi"
-    assert told == {
+    facts = shared(found, "launcher", "world", "local_world", "nodes", "master", "port")
+    assert facts.pop("port") is None or launcher == "openmpi"
+    assert facts == {
         "launcher": launcher, "world": 4, "local_world": 2, "nodes": 2, "master": "n1",
     }  # fmt: skip
 

@@ -46,13 +46,13 @@ def test_a_script_trains_the_same_run(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     job = done.stdout.strip()
-    said = (tmp_path / "out.txt")  # fmt: skip
-    assert slurm.wait(job) == "COMPLETED", said.read_text()
-    assert shown in said.read_text()
+    output = (tmp_path / "out.txt")  # fmt: skip
+    assert slurm.wait(job) == "COMPLETED", output.read_text()
+    assert shown in output.read_text()
     assert is_same(training.record("run"), untouched)
 
 
-def test_a_script_without_a_config_says_how_it_is_used(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_script_without_a_config_prints_its_usage(slurm: Slurm, tmp_path: Path) -> None:
     done = slurm.run(
         ["sbatch", "--parsable", "--output=out.txt", "--cpus-per-task=1",
          str(ROOT / "hpc" / "train.sh")],

@@ -52,7 +52,7 @@ def test_when_one_machine_fails_all_end_and_its_traceback_is_here(
     assert _processes(sshd, tmp_path) == []
 
 
-def test_ctrl_c_saves_on_all_machines_and_the_run_goes_on_later(
+def test_ctrl_c_saves_on_all_machines_and_the_run_resumes_later(
     sshd: Sshd, tmp_path: Path, untouched: RunRecord
 ) -> None:
     training = Training.slow(tmp_path)
@@ -62,10 +62,10 @@ def test_ctrl_c_saves_on_all_machines_and_the_run_goes_on_later(
     )  # fmt: skip
     wait_for(lambda: training.steps_of("run") >= 2)
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 75, said
+    output, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 75, output
     training.hurry()
-    assert "SIGTERM on rank 0 stopped the run after step" in said
+    assert "SIGTERM on rank 0 stopped the run after step" in output
     assert _processes(sshd, tmp_path) == []
     done = sshd.hosts.run("ctl", over_ssh(training, sshd), cwd=tmp_path, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr

@@ -29,18 +29,18 @@ def train_and_end(config: dict[str, Any], record: str, at: int, rank: int, how: 
     """Train; on one rank, something happens in the middle of one step. Returns the steps."""
     from samestep.distributed.context import create_run_context
     from samestep.distributed.hardware import detect_hardware
-    from samestep.step.step import Step
+    from samestep.step.lane_passes import LanePasses
     from samestep.train.train_once import train_once
 
     if int(os.environ.get("RANK", "0")) == rank and how:
-        whole = Step._leave_lane
+        whole = LanePasses._close_lane
 
-        def leave_lane(self: Step, *args: Any) -> Any:
-            if self.index == at:
+        def close_lane(self: LanePasses, *args: Any) -> Any:
+            if self.data.index == at:
                 HOW[how]()
             return whole(self, *args)
 
-        Step._leave_lane = leave_lane  # type: ignore[method-assign]
+        LanePasses._close_lane = close_lane  # type: ignore[method-assign]
     loaded = load_config(config)
     with create_run_context(loaded, detect_hardware()) as context:
         return train_once(loaded, context, Path(record)).steps

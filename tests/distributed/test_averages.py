@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from samestep.checkpoint.format import read_model, read_training, verify_checkpoint
-from samestep.checkpoint.store import list_checkpoints
+from samestep.checkpoint.listing import list_checkpoints
 from samestep.inference.trained_model import load_trained
 from tests.distributed.interrupting import finish, go_on
 from tests.distributed.running import assert_same, settings, train
@@ -155,23 +155,19 @@ def test_iterable_data_is_measured_too(tmp_path: Path) -> None:
 
 def _sync_batchnorm(config: dict[str, Any]) -> list[float]:
     from samestep.config import load_config
-    from samestep.data.batch import Lanes
     from samestep.distributed.context import create_run_context
     from samestep.distributed.hardware import detect_hardware
-    from samestep.lanes.plan import deal_lanes
-    from samestep.lanes.rng import Streams
+    from samestep.run_setup import RunSetup
     from samestep.train.batchnorm import measure_batchnorm
     from tests.distributed.tasks import points
 
     loaded = load_config(config)
     with create_run_context(loaded, detect_hardware()) as context:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm2d(1))
-        lanes = Lanes(tuple(deal_lanes(8, context.world)), context.rank, fused=True)
         data = torch.utils.data.TensorDataset(*points(70))
-        streams = Streams(0, context.device)
-        measure_batchnorm(
-            model, lambda m, batch: m(batch.x), data, None, None, loaded, context, lanes, streams
-        )
+        setup = RunSetup.create(loaded, context)
+        assert setup.assignment.fused
+        measure_batchnorm(setup, model, lambda m, batch: m(batch.x), data, None, None)
         return [model.running_mean.item(), model.running_var.item()]
 
 

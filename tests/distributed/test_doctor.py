@@ -16,7 +16,7 @@ from samestep import DistributedConfig, create_run_context, detect_hardware
 from samestep.config import Config, load_config
 from samestep.distributed.probe import SIZES, call_in_order, try_all_reduce
 from samestep.doctor.examine import examine
-from samestep.doctor.facts import Machine, Space, look
+from samestep.doctor.facts import Machine, Space, inspect_machine
 from samestep.doctor.findings import Examination, Finding
 from samestep.doctor.machine import GB
 from samestep.doctor.ranks import check_order, read_clocks
@@ -32,7 +32,7 @@ def _config(**changes: Any) -> Config:
 
 def _roomy() -> Machine:
     """This machine, with all that four ranks want: the tests' machine may have less."""
-    seen = look(process_environment())
+    seen = inspect_machine(process_environment())
     variables = {**seen.variables, "OMP_NUM_THREADS": "1"}
     return replace(
         seen,

@@ -92,7 +92,7 @@ def test_one_ranks_signal_a_step_earlier_stops_all_at_one_boundary(tmp_path: Pat
     said = answers_of_ranks(_signalled_one_after_another, 3, settings("Everything", folder))
     assert [text.strip().splitlines()[-1] for _, text in said] == [
         "samestep.errors.Stopped: SIGUSR2 on rank 2 stopped the run after step 3: it is saved, "
-        "and goes on from there when it is started again"
+        "and resumes from there when it is started again"
     ] * 3
     assert finish(folder, 2).record.state_hash == train(tmp_path, 1).record.state_hash
 
@@ -101,17 +101,17 @@ def _signalled_one_after_another(config: dict[str, Any]) -> None:
     import os
     import signal
 
-    from samestep.step.step import Step
+    from samestep.step.lane_passes import LanePasses
 
-    rank, whole = int(os.environ["RANK"]), Step.update
+    rank, whole = int(os.environ["RANK"]), LanePasses.update
 
-    def update(self: Step, *args: Any) -> None:
+    def update(self: LanePasses, *args: Any) -> None:
         # After the flags of this step have left: it rides on the next one.
         whole(self, *args)
-        if self.index == 3 - rank:
+        if self.data.index == 3 - rank:
             os.kill(os.getpid(), signal.SIGUSR2)
 
-    Step.update = update  # type: ignore[method-assign]
+    LanePasses.update = update  # type: ignore[method-assign]
     _train(config)
 
 
@@ -146,7 +146,7 @@ def test_a_disk_that_is_full_ends_the_run_and_loses_nothing(tmp_path: Path) -> N
     said = answers_of_ranks(_with_little_disk, 2, config)
     assert "CheckpointError: checkpoint " in said[0][1]
     assert "step-00000003 could not be written: File too large" in said[0][1]
-    assert "The checkpoints before it are whole" in said[0][1]
+    assert "The checkpoints before it are intact" in said[0][1]
     assert finish(folder, 1).record.state_hash == train(tmp_path, 1).record.state_hash
 
 

@@ -136,7 +136,7 @@ def test_an_own_loop_asks_for_a_scaled_rate(tmp_path: Path) -> None:
         (
             "NamedStreamed",
             {"optimizer": {}, "schedule": {"name": "cosine"}},
-            "cosine needs the run's length, which these data do not tell: set steps",
+            "cosine needs the run's length, which is not known for this data: set steps",
         ),
         (
             "NamedStreamed",

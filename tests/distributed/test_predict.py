@@ -64,7 +64,7 @@ def test_a_mistake_on_one_rank_ends_all_and_leaves_no_file(tmp_path: Path) -> No
     run = finished_run(tmp_path / "run", params={"gives": "short", "fails_at": 31})
     said = answers_of_ranks(_predict, 2, str(run), str(tmp_path), "valid", ["csv"], [])
     assert not any(ok for ok, _ in said)
-    assert "for the 4 samples 28 to 31: give one per sample" in said[1][1]
+    assert "for the 4 samples 28 to 31: return one per sample" in said[1][1]
     assert "rank 1 on " in said[0][1]
     assert "TaskError" in said[0][1]
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

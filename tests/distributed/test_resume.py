@@ -165,7 +165,7 @@ def test_never_sets_the_run_aside_and_a_path_starts_a_branch(tmp_path: Path) -> 
     assert ended.record.start == 4, "an interrupted branch goes on from its own checkpoint"
     assert ended.record.state_hash == untouched.record.state_hash
     said = go_on(tmp_path / "x", 1, resume=str(tmp_path / "nowhere"))
-    assert "is not a whole checkpoint" in said[0][1]
+    assert "is not a valid checkpoint" in said[0][1]
     shutil.rmtree(branch)
     whole = finish(branch, 1, resume=str(folder)).record
     assert whole.start == 6, "a run directory will do"

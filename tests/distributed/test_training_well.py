@@ -80,13 +80,13 @@ def test_all_ranks_skip_the_step_in_which_one_lane_overflows(tmp_path: Path) -> 
     assert "a gradient of step" in said
 
 
-def test_an_overflow_at_the_least_scale_ends_the_run_on_all_ranks(tmp_path: Path) -> None:
+def test_an_overflow_at_the_lowest_scale_ends_the_run_on_all_ranks(tmp_path: Path) -> None:
     scale = {"init": 2.0, "min": 1.0, "interval": 100}
     values = {"precision": "fp16", "loss_scale": scale, "epochs": 4}
     said = go_on(tmp_path / "run", 2, "Overflowing", **values)
     for ok, text in said:
         assert not ok
-        assert "at the least loss scale of 1 (loss_scale.min)" in text
+        assert "at the lowest loss scale of 1 (loss_scale.min)" in text
 
 
 def test_micro_batches_that_were_found_are_those_that_are_asked_for(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""One trained model, and exports of it that work, or go wrong, each in its own way."""
+"""One trained model, and models around it whose export works, or fails, each in its own way."""
 
 # Without annotations of the future: TorchScript reads the annotations of attributes.
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ class Around(nn.Module):
 
 
 class Differentiated(Around):
-    """Normalises, and gives its own derivative; one method is not marked for TorchScript."""
+    """Normalises, and computes its derivative; one method is not marked for TorchScript."""
 
     names: list[str]
 
@@ -120,7 +120,7 @@ class Twice(Around):
 
 
 class Forgetful(Around):
-    """What makes it what it is does not stand in its state."""
+    """A part of it is missing from its state_dict."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
@@ -187,7 +187,7 @@ class Exported(Task):
 
 
 class Forgotten(Exported):
-    """Does not say what `scale` is called with."""
+    """Does not define what `scale` is called with."""
 
     def model_inputs(self, batch: LaneBatch, method: str = "forward") -> Any:
         return batch.x

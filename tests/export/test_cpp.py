@@ -32,7 +32,7 @@ def build(folder: Path) -> Path:
     if not (Path(torch.__file__).parent / "include" / "torch" / "script.h").exists():
         pytest.skip("this torch came without its headers")
     program = folder / "infer"
-    # The script asks `python` for its torch: that must be this one.
+    # The script uses the torch of `python`: that must be this one.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
         [EXAMPLE / "build.sh", program], env={**os.environ, "PATH": path},

@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from typer.testing import CliRunner
 
-from samestep.checkpoint.export import pick
 from samestep.checkpoint.files import Files, sha256_of
 from samestep.checkpoint.format import read_model, read_training, write_checkpoint
+from samestep.checkpoint.listing import select_checkpoint
 from samestep.cli import app
 from samestep.config import load_config
 from samestep.distributed.context import create_run_context
@@ -33,7 +33,8 @@ from samestep.errors import (
     MissingExtraError,
     TaskError,
 )
-from samestep.export.export_run import FORMATS, config_hash, export_run
+from samestep.export.export_run import config_hash, export_run
+from samestep.export.formats import FORMATS
 from samestep.inference.trained_model import load_trained
 from samestep.train.train_once import train_once
 from tests.export.tasks import CLASSES, FEATURES
@@ -91,14 +92,18 @@ def expected(run: Path, x: Tensor, which: str = "best", weights: str = "raw") ->
 # -- every format ---------------------------------------------------------------------------------
 
 
-def test_torchscript_runs_without_our_code_and_says_what_it_is(run: Path) -> None:
+def test_torchscript_runs_without_our_code_and_holds_its_metadata(run: Path) -> None:
     done = export_run(run, "torchscript")
     assert done.path == run / "export" / "small.ts"
     inside = {"samestep.json": ""}
     module = loaded(done.path, inside)
     assert torch.equal(module(a_batch()), expected(run, a_batch()))
-    said = json.loads(inside["samestep.json"])
-    assert (said["format"], said["how"], said["methods"]) == ("torchscript", "scripted", {})
+    metadata = json.loads(inside["samestep.json"])
+    assert (metadata["format"], metadata["how"], metadata["methods"]) == (
+        "torchscript",
+        "scripted",
+        {},
+    )
     assert done.facts["compared"]["exact"] is True
     assert done.notes == ()
 
@@ -122,15 +127,17 @@ def test_onnx_takes_batches_of_any_size(run: Path) -> None:
     for size in (1, 2, 50):
         (found,) = session.run(None, {"x": a_batch(size).numpy()})
         torch.testing.assert_close(torch.tensor(found), expected(run, a_batch(size)))
-    said = json.loads(session.get_modelmeta().custom_metadata_map["samestep"])
-    assert said["outputs"] == [{"name": "output", "shape": ["batch", CLASSES], "dtype": "float32"}]
+    metadata = json.loads(session.get_modelmeta().custom_metadata_map["samestep"])
+    assert metadata["outputs"] == [
+        {"name": "output", "shape": ["batch", CLASSES], "dtype": "float32"}
+    ]
     assert 0 <= done.facts["compared"]["largest_difference"] < 1e-5
 
 
 def test_safetensors_holds_the_weights(run: Path) -> None:
     done = export_run(run, "safetensors")
     saved = load_file(done.path)
-    trained = read_model(pick(run, "best").folder)
+    trained = read_model(select_checkpoint(run, "best").folder)
     assert saved.keys() == trained.keys()
     assert all(torch.equal(saved[name], trained[name]) for name in saved)
     with safe_open(done.path, "pt") as file:
@@ -152,10 +159,10 @@ def test_several_arguments_and_results_keep_their_names(run: Path, form: str) ->
     ]  # fmt: skip
 
 
-def test_shared_tensors_stand_under_all_their_names(run: Path) -> None:
+def test_shared_tensors_are_under_all_their_names(run: Path) -> None:
     done = export_run(run, "safetensors", overrides=around("Twice"))
     saved = load_file(done.path)
-    assert len(saved) == 2 * len(read_model(pick(run, "best").folder))
+    assert len(saved) == 2 * len(read_model(select_checkpoint(run, "best").folder))
     assert torch.equal(saved["model.last.bias"], saved["again.last.bias"])
 
 
@@ -180,7 +187,7 @@ def test_marked_methods_are_kept_and_compared(run: Path) -> None:
     assert not hasattr(module, "probabilities")
 
 
-def test_a_method_that_was_asked_for_is_kept_without_a_mark(
+def test_a_requested_method_is_kept_without_a_mark(
     run: Path, command: Callable[..., Result]
 ) -> None:
     done = command(*around("Differentiated"), "--methods", "probabilities,jacobian", "--json")
@@ -190,14 +197,14 @@ def test_a_method_that_was_asked_for_is_kept_without_a_mark(
     torch.testing.assert_close(module.probabilities(x), module(x).softmax(1))
 
 
-def test_other_formats_say_that_they_leave_methods_out(run: Path) -> None:
+def test_other_formats_note_that_they_leave_methods_out(run: Path) -> None:
     done = export_run(run, "pt2", overrides=around("Differentiated"))
     assert "jacobian, normalise" in done.notes[0]
     assert "need torchscript" in done.notes[0]
     assert done.facts["methods"] == {}
 
 
-def test_what_cannot_be_scripted_is_traced_and_says_so(
+def test_what_cannot_be_scripted_is_traced_with_a_note(
     run: Path, command: Callable[..., Result]
 ) -> None:
     done = command(*around("Unscriptable"))
@@ -210,13 +217,13 @@ def test_what_cannot_be_scripted_is_traced_and_says_so(
     assert torch.equal(module(a_batch()), expected(run, a_batch()))
 
 
-def test_a_method_that_can_be_kept_in_no_way_is_an_error(run: Path) -> None:
+def test_a_method_that_cannot_be_kept_is_an_error(run: Path) -> None:
     with pytest.raises(ExportError, match=r"neither scripted nor traced with its methods twice"):
         export_run(run, "torchscript", overrides=around("Unkept"))
     assert not (run / "export").exists()
 
 
-def test_torchs_farewell_to_torchscript_is_not_shown(
+def test_the_deprecation_of_torchscript_is_not_shown(
     run: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     export_run(run, "torchscript")
@@ -230,14 +237,14 @@ def test_torchs_farewell_to_torchscript_is_not_shown(
 def averaged(run: Path) -> dict[str, Tensor]:
     return {
         name: tensor * 0.5
-        for name, tensor in read_model(pick(run, "last").folder).items()
+        for name, tensor in read_model(select_checkpoint(run, "last").folder).items()
         if tensor.is_floating_point()
     }
 
 
 @pytest.mark.parametrize("kind", ["ema", "swa"])
 def test_averages_of_a_checkpoint(run: Path, kind: str) -> None:
-    found = pick(run, "last")
+    found = select_checkpoint(run, "last")
     assert found.manifest is not None
     training = read_training(found.folder)
     training["kept"][kind] = {"model": averaged(run)}
@@ -259,7 +266,7 @@ def test_the_average_of_several_checkpoints(run: Path) -> None:
 def test_any_checkpoint_by_its_step(run: Path) -> None:
     done = export_run(run, "safetensors", which="3")
     assert (done.path.name, done.facts["step"]) == ("small-step3.safetensors", 3)
-    first, last = load_file(done.path), read_model(pick(run, "last").folder)
+    first, last = load_file(done.path), read_model(select_checkpoint(run, "last").folder)
     assert not torch.equal(first["last.bias"], last["last.bias"])
 
 
@@ -267,16 +274,18 @@ def test_any_checkpoint_by_its_step(run: Path) -> None:
 
 
 @pytest.mark.parametrize("data", ["none", "stream"])
-def test_without_a_validation_set_it_is_tried_on_training_data(run: Path, data: str) -> None:
+def test_without_a_validation_set_it_is_compared_on_training_data(run: Path, data: str) -> None:
     done = export_run(run, "torchscript", overrides=[f"params.data={data}"])
     assert done.facts["compared"]["data"] == "training"
     assert done.facts["compared"]["batches"] == [4, 3, 1]
 
 
-# -- what the file says ---------------------------------------------------------------------------
+# -- the metadata ---------------------------------------------------------------------------------
 
 
-def test_the_metadata_stand_beside_the_file(run: Path, command: Callable[..., Result]) -> None:
+def test_the_metadata_are_written_beside_the_file(
+    run: Path, command: Callable[..., Result]
+) -> None:
     done = command("--output", run / "elsewhere" / "model.ts", "--json")
     assert done.exit_code == 0, done.output
     printed = json.loads(done.stdout)
@@ -285,7 +294,7 @@ def test_the_metadata_stand_beside_the_file(run: Path, command: Callable[..., Re
     assert path == run / "elsewhere" / "model.ts"
     assert json.loads((path.parent / "model.ts.json").read_text()) == printed
     assert sorted(file.name for file in path.parent.iterdir()) == ["model.ts", "model.ts.json"]
-    manifest = pick(run, "best").manifest
+    manifest = select_checkpoint(run, "best").manifest
     assert manifest is not None
     assert printed["inputs"] == [{"name": "x", "shape": ["batch", FEATURES], "dtype": "float32"}]
     assert (printed["task"], printed["model"]) == ("tasks.py:Exported", "Net")
@@ -296,7 +305,7 @@ def test_the_metadata_stand_beside_the_file(run: Path, command: Callable[..., Re
     assert printed["metrics"] == manifest.metrics
 
 
-def test_the_configs_hash_tells_configs_apart_and_not_their_order() -> None:
+def test_the_configs_hash_depends_on_values_and_not_on_their_order() -> None:
     assert config_hash({"a": 1, "b": [2]}) == config_hash({"b": [2], "a": 1})
     assert config_hash({"a": 1}) != config_hash({"a": 2})
 
@@ -304,7 +313,7 @@ def test_the_configs_hash_tells_configs_apart_and_not_their_order() -> None:
 # -- what must not pass ---------------------------------------------------------------------------
 
 
-def test_a_file_that_differs_is_not_there_and_what_was_there_stays(
+def test_a_file_that_differs_is_not_written_and_the_earlier_one_stays(
     run: Path, command: Callable[..., Result]
 ) -> None:
     assert command().exit_code == 0
@@ -320,7 +329,7 @@ def test_a_file_that_differs_is_not_there_and_what_was_there_stays(
     assert names == ["small.ts", "small.ts.json"]
 
 
-def test_a_file_for_one_size_of_batch_is_found_out(run: Path) -> None:
+def test_a_file_for_one_size_of_batch_is_detected(run: Path) -> None:
     with (
         pytest.warns(torch.jit.TracerWarning),
         pytest.raises(ExportDiffers, match=r"(?s)the file fails in forward on a batch of 3: "),
@@ -329,7 +338,7 @@ def test_a_file_for_one_size_of_batch_is_found_out(run: Path) -> None:
     assert not list((run / "export").iterdir())
 
 
-def test_weights_that_are_not_the_whole_model_are_found_out(run: Path) -> None:
+def test_weights_that_are_not_the_complete_model_are_detected(run: Path) -> None:
     with pytest.raises(ExportDiffers, match="forward on a batch of 4"):
         export_run(run, "safetensors", overrides=around("Forgetful"))
 
@@ -338,12 +347,12 @@ def test_weights_that_are_not_the_whole_model_are_found_out(run: Path) -> None:
 def test_a_model_that_is_no_graph_is_refused(run: Path, form: str) -> None:
     if form == "onnx":
         pytest.importorskip("onnxruntime")
-    with pytest.raises(ExportError, match=r"Branching cannot be exported, torch\.export says: \w+"):
+    with pytest.raises(ExportError, match=r"Branching cannot be exported by torch\.export: \w+"):
         export_run(run, form, overrides=around("Branching"))
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda out: out * (1 + 1e-3), "forward on a batch of 4, output, at"),
         (lambda out: out * torch.nan, "the file gives nan"),
@@ -356,8 +365,8 @@ def test_a_model_that_is_no_graph_is_refused(run: Path, form: str) -> None:
         (lambda out: "text", "the file fails in forward on a batch of 4"),
     ],
 )
-def test_every_kind_of_difference_is_told(
-    run: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any], said: str
+def test_every_kind_of_difference_is_reported(
+    run: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any], message: str
 ) -> None:
     form = FORMATS["torchscript"]
 
@@ -366,11 +375,11 @@ def test_every_kind_of_difference_is_told(
         return lambda method, inputs: change(honest(method, inputs))
 
     monkeypatch.setitem(FORMATS, "torchscript", replace(form, load=load))
-    with pytest.raises(ExportDiffers, match=said):
+    with pytest.raises(ExportDiffers, match=message):
         export_run(run, "torchscript")
 
 
-def test_rounding_is_allowed_and_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounding_is_allowed_and_reported(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     form = FORMATS["torchscript"]
 
     def load(path: Path, subject: Any) -> Any:
@@ -383,7 +392,7 @@ def test_rounding_is_allowed_and_told(run: Path, monkeypatch: pytest.MonkeyPatch
     assert 0 < compared["largest_difference"] < 1e-5
 
 
-def test_a_file_that_cannot_be_loaded_is_found_out(
+def test_a_file_that_cannot_be_loaded_is_detected(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     form = FORMATS["pt2"]
@@ -402,53 +411,56 @@ def test_a_file_that_cannot_be_loaded_is_found_out(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--to", "coreml"], "--to is 'coreml': it takes torchscript, pt2, onnx, safetensors"),
         (["--to", "pt2", "--methods", "jacobian"], "pt2 keeps no methods: use --to torchscript"),
-        (["--methods", "jacobian"], "--methods names jacobian, which Net has not: it has none"),
+        (
+            ["--methods", "jacobian"],
+            "--methods names jacobian, which Net does not have: it has none",
+        ),
         (
             ["--methods", "jac,normalise", *around("Differentiated")],
-            "names jac, which Differentiated has not: it has jacobian, normalise, probabilities",
+            "names jac, which Differentiated does not have: it has jacobian, normalise, probabilities",
         ),
         (["--which", "77"], "--which is '77'"),
         (["--weights", "ema"], "holds no ema weights"),
         (["--weights", "best"], "there are no weights 'best'"),
         (["--device", "tpu9"], "--device is 'tpu9', which cannot be used here"),
-        (around("text"), "Exported.export_model gave a str: it must return a torch.nn.Module"),
-        (["params.data=names"], "model_inputs gave dict for forward"),
+        (around("text"), "Exported.export_model returned a str: it must return a torch.nn.Module"),
+        (["params.data=names"], "model_inputs returned dict for forward"),
     ],
 )
-def test_a_mistake_is_told_without_a_traceback(
-    run: Path, command: Callable[..., Result], arguments: list[str], said: str
+def test_a_mistake_is_reported_without_a_traceback(
+    run: Path, command: Callable[..., Result], arguments: list[str], message: str
 ) -> None:
     done = command(*arguments)
     assert done.exit_code == 2, done.output
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not (run / "export").exists()
 
 
-def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is not a run's directory"):
         export_run(tmp_path, "torchscript")
 
 
-def test_a_method_without_its_own_arguments_is_told_where_to_name_them(run: Path) -> None:
+def test_a_method_that_needs_other_arguments_gets_a_hint_where_to_name_them(run: Path) -> None:
     config = run / "config.json"
     config.write_text(config.read_text().replace("tasks.py:Exported", "tasks.py:Forgotten"))
     with pytest.raises(TaskError, match=r"scale failed on .*override model_inputs\(self, batch"):
         export_run(run, "torchscript", overrides=around("Differentiated"))
 
 
-def test_a_wrong_number_of_arguments_is_told(run: Path) -> None:
+def test_a_wrong_number_of_arguments_is_reported(run: Path) -> None:
     config = run / "config.json"
     config.write_text(config.read_text().replace("tasks.py:Exported", "tasks.py:Forgotten"))
     with pytest.raises(TaskError, match=r"Several\.forward does not take .* 1 argument.*'right'"):
         export_run(run, "torchscript", overrides=around("Several"))
 
 
-def test_a_place_that_cannot_be_written_is_told(run: Path, tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_reported(run: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ExportError, match=r"model\.ts cannot be written: "):
         export_run(run, "torchscript", output=tmp_path / "file" / "model.ts")

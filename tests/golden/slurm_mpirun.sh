@@ -1,5 +1,5 @@
 #!/bin/bash
-# Written by samestep launch --via slurm. It may be submitted again: the run goes on from
+# Written by samestep launch --via slurm. It may be submitted again: the run resumes from
 # its newest checkpoint.
 #SBATCH --job-name=tiny
 #SBATCH --nodes=2

@@ -95,7 +95,12 @@ def _refusals(config: dict[str, Any], kind: str) -> str:
 
     import samestep
     from samestep.errors import GraphError
-    from samestep.step.step_log import StepRecord
+
+    class Counter(samestep.RunListener):
+        steps = 0
+
+        def on_record(self, record: samestep.StepRecord) -> None:
+            self.steps += 1
 
     task = Everything()
     calls = [0]
@@ -116,8 +121,8 @@ def _refusals(config: dict[str, Any], kind: str) -> str:
 
     try:
         with samestep.start(config) as run:
-            said: list[StepRecord] = []
-            run.on_record.append(said.append)
+            seen = Counter()
+            run.add_listener(seen)
             model = task.model()
             optimizer = torch.optim.AdamW(model.parameters(), fused=True)
             model, optimizer = run.prepare(model, optimizer)
@@ -125,11 +130,11 @@ def _refusals(config: dict[str, Any], kind: str) -> str:
                 step.train(loss)
     except GraphError as error:
         return str(error)
-    return f"{len(said)} steps"
+    return f"{seen.steps} steps"
 
 
 WORDS = {
-    "reads the device": "cannot be recorded",
+    "reads the device": "cannot be captured",
     "draws on the host": "draws random numbers on the host",
     "reads the samples": "reads batch.ids",
     "changes in Python": "gives other numbers than the eager one",
@@ -137,7 +142,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("kind", WORDS)
-def test_what_cannot_be_recorded_is_refused_or_runs_eagerly(kind: str, tmp_path: Path) -> None:
+def test_what_cannot_be_captured_is_refused_or_runs_eagerly(kind: str, tmp_path: Path) -> None:
     device = {"device": "cuda"}
     for graph, expected in ((True, WORDS[kind]), ("auto", "12 steps")):
         config = settings(

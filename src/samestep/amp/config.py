@@ -79,13 +79,13 @@ class AMPConfig:
         """The config that the step engine takes; `ConfigError` names our fields, all wrong ones."""
         values: dict[str, Any] = {key: getattr(self, name) for name, key in _KEYS.items()}
         values |= {f"distributed.{name}": value for name, value in (distributed or {}).items()}
-        # A batch's size and the end are the caller's: one sample a lane and one step say nothing.
+        # The batch size and the end are the caller's: one sample a lane and one step are placeholders.
         values |= {"global_batch": lanes, "lanes": lanes, "steps": 1, "on_nonfinite": "skip"}
         mistakes: list[Mistake] = []
         strategy = self.gradient_clip_strategy
         if strategy not in _STRATEGIES:
-            said = f"{strategy!r} is none of {', '.join(_STRATEGIES)}"
-            mistakes.append(Mistake("gradient_clip_strategy", said))
+            message = f"{strategy!r} is none of {', '.join(_STRATEGIES)}"
+            mistakes.append(Mistake("gradient_clip_strategy", message))
         elif self.gradient_clip_max_norm is not None:
             values[f"clip.{strategy}"] = self.gradient_clip_max_norm
         config = None

@@ -7,6 +7,7 @@ import random
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -19,14 +20,15 @@ from samestep.amp.config import AMPConfig
 from samestep.data.batch import LaneBatch, StepData
 from samestep.distributed.context import RunContext
 from samestep.errors import TaskError
+from samestep.lanes.assignment import LaneAssignment
 from samestep.lanes.plan import BatchPlan
-from samestep.lanes.rng import Streams
-from samestep.optim.loss_scale import LossScale
+from samestep.lanes.rng import RngStreams
 from samestep.optim.precision import Precision
-from samestep.pytree import leaves_of
+from samestep.pytree import tensors
 from samestep.reduce.stats import RankFlags
+from samestep.run_setup import RunSetup
 from samestep.step.engine import build_engine, prepare
-from samestep.step.step import Step
+from samestep.step.lane_passes import LanePasses
 from samestep.step.step_log import StepLog, StepRecord
 
 Loss = Tensor | tuple[Tensor, Tensor | float]
@@ -34,7 +36,7 @@ Loss = Tensor | tuple[Tensor, Tensor | float]
 
 
 class FedSteps:
-    """One batch is one lane; a step is over when every rank has had its accumulation of them."""
+    """One batch is one lane; a step ends when every rank has had its accumulation of them."""
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class FedSteps:
         accumulation: int,
     ) -> None:
         ends = list(accumulate(context.gather(accumulation)))
-        units = [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        by_rank = [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
         config = rules.for_run(lanes=ends[-1])
         self.context, self._precision = context, precision
         self.name = context.broadcast(uuid.uuid4().hex)
@@ -54,29 +56,33 @@ class FedSteps:
         """Steps so far, and those of them that changed nothing."""
         self.norm: float | None = None
         """The gradient's, before it was last clipped."""
-        self.has_more = self.somebody_has_more = False
+        self.has_more = self.any_rank_has_more = False
         """Whether this rank has batches after the open step; whether any rank had, at the last."""
-        self._draws = _OwnDraws(context.device)
-        self._plan = BatchPlan(ends[-1], ends[-1])
+        self._rng_state = _CallersRngState(context.device)
+        setup = RunSetup(
+            config=config,
+            context=context,
+            batch=BatchPlan(ends[-1], ends[-1]),
+            assignment=LaneAssignment(tuple(by_rank), context.rank),
+            rng=RngStreams(config.seed, context.device),
+            precision=precision,
+        )
+        self._lane_count, self._my_lanes = ends[-1], by_rank[context.rank]
         self._prepared = prepare(
-            config, context, precision, objects, units, self._plan,
-            restore=lambda modules, optimizers, schedules: None,
-        )  # fmt: skip
+            setup, objects, restore=lambda modules, optimizers, schedules: None
+        )
         self.model = self._prepared.reduction.model
         self._step_log = StepLog(1, self._read, context.activity)
+        # Between two batches the engine is inside a lane: autocast is entered here instead,
+        # or it would stay on in the caller's own code.
+        outside = Precision("fp32", "autocast is entered for each batch", context.device)
         self._engine = build_engine(
-            config, context,
-            # Between two batches the engine is inside a lane: autocast is entered here instead,
-            # or it would stay on in the caller's own code.
-            Precision("fp32", "autocast is entered for each batch", context.device),
-            Streams(config.seed, context.device),
-            self._step_log, self._prepared,
-            followers=(),
-            note=lambda: RankFlags(flag=float(self.has_more)),
-            lanes=units[context.rank],
-            on_batch=None,
-        )  # fmt: skip
-        self._step: Step | None = None
+            replace(setup, precision=outside),
+            self._prepared,
+            self._step_log,
+            flags=lambda: RankFlags(flag=float(self.has_more)),
+        )
+        self._step: LanePasses | None = None
         self._lanes: Iterator[LaneBatch]
         self._waiting: LaneBatch
         """The batch that the open step is to read next."""
@@ -86,8 +92,8 @@ class FedSteps:
     @property
     def scale(self) -> float | None:
         """The loss scale of the next step, if there is one."""
-        check = self._prepared.check
-        return float(check.scale) if isinstance(check, LossScale) else None
+        scale = self._prepared.scaling.scale
+        return None if scale is None else float(scale)
 
     def take(self, batch: Any, loss_of: Callable[[Any], Loss]) -> float:
         """Run a batch's lane, and with the last of them the step; gives the batch's mean loss.
@@ -96,40 +102,41 @@ class FedSteps:
         generators are left as they were.
         """
         samples = samples_in(batch)
-        with self._draws.entered():
+        with self._rng_state.set_aside():
             step = self._step or self._begin(samples)
-            lane = self._engine.lanes[self.taken]
+            lane = self._my_lanes[self.taken]
             self._waiting = LaneBatch(lane, batch if samples else None, ("",) * samples)
             given = next(self._lanes)
             mean = self._backward(step, given, loss_of) if samples else None
             self.taken += 1
-            if self.taken == len(self._engine.lanes):
+            if self.taken == len(self._my_lanes):
                 self._finish(step)
             return math.nan if mean is None else float(mean)
 
-    def _begin(self, samples: int) -> Step:
+    def _begin(self, samples: int) -> LanePasses:
         """Open a step, whose batches are not here yet; some may never be."""
-        engine, check = self._engine, self._prepared.check
         self.context.activity.begin_step(self.done)
         if self.done == 0:
             # Lane 0 is rank 0's first batch, however many ranks there are.
             first = self.context.broadcast(samples)
-            if isinstance(check, LossScale) and first:
-                check.expect(first * self._plan.lanes)
+            if first:
+                self._prepared.scaling.expect(first * self._lane_count)
         data = StepData(
             index=self.done,
             epoch=0,
             epoch_step=self.done,
             ends_epoch=False,
-            lanes=tuple(engine.lanes),
+            units=tuple(self._my_lanes),
             ragged=False,
             read=lambda: self._waiting,
         )
-        self._step = Step(engine, data)
-        self._lanes = self._step.lanes
+        self._step = LanePasses(self._engine, data)
+        self._lanes = self._step.lanes()
         return self._step
 
-    def _backward(self, step: Step, given: LaneBatch, loss_of: Callable[[Any], Loss]) -> Tensor:
+    def _backward(
+        self, step: LanePasses, given: LaneBatch, loss_of: Callable[[Any], Loss]
+    ) -> Tensor:
         with self._precision.forward():
             loss = loss_of(given.data)
         loss_sum, count = (
@@ -138,13 +145,13 @@ class FedSteps:
         step.backward(loss_sum, count)
         return loss_sum.detach() / count
 
-    def _finish(self, step: Step) -> None:
+    def _finish(self, step: LanePasses) -> None:
         step.update()
-        # All ranks at once: what is asked for later may be asked by one of them alone.
+        # All ranks at once: what is read later may be read by one of them alone.
         self._engine.update.sync_update()
         self._step_log.flush()
         self.context.activity.end_step()
-        self.somebody_has_more = any(note.flag for note in step.stats.notes()())
+        self.any_rank_has_more = any(rank.flag for rank in step.stats.flags()())
         self._step, self.taken = None, 0
         self.done += 1
 
@@ -165,7 +172,7 @@ class FedSteps:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.done, self.skipped = state["steps"], state["skipped steps"]
         for name, item in self._prepared.states().items():
-            if name in state["kept"]:  # a training may go on in another precision
+            if name in state["kept"]:  # a training may resume in another precision
                 item.load_state_dict(state["kept"][name])
 
 
@@ -173,9 +180,9 @@ def samples_in(batch: Any) -> int:
     """How many samples a batch has, by its first tensor; 0 for None."""
     if batch is None:
         return 0
-    for leaf in leaves_of(batch):
-        if isinstance(leaf, Tensor) and leaf.dim() > 0:
-            return len(leaf)
+    for tensor in tensors(batch):
+        if tensor.dim() > 0:
+            return len(tensor)
     raise TaskError(
         f"a batch of {type(batch).__name__} holds no tensor whose length is its number of samples"
     )
@@ -192,15 +199,15 @@ def _as_sum(mean: Any, samples: int) -> Tensor:
     return (mean if mean.dtype == torch.float64 else mean.float()) * samples
 
 
-class _OwnDraws:
-    """While entered, generators are the trainer's; what a caller draws goes on where it was."""
+class _CallersRngState:
+    """Set aside while the trainer draws: what the caller draws continues where it was."""
 
     def __init__(self, device: torch.device) -> None:
         self._devices = [device] if device.type == "cuda" else []
         self._numpy = np.random.MT19937()
 
     @contextmanager
-    def entered(self) -> Iterator[None]:
+    def set_aside(self) -> Iterator[None]:
         # Reading and setting numpy's state would take a hundred times as long as this exchange.
         python, numpy = random.getstate(), get_bit_generator()
         set_bit_generator(self._numpy)

@@ -24,7 +24,7 @@ TRAINER, METADATA = "trainer", "metadata"
 
 def write(path: Path, state: Mapping[str, Any]) -> None:
     """Write a copy of the state under another name, and give it its name when it is on the disk."""
-    # Ranks that are all told to write get names of their own, and write the same.
+    # Ranks that all write get separate temporary names, and write the same.
     files, partial = Files(), path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

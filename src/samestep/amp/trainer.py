@@ -50,7 +50,7 @@ class AMPTrainer:
         """`loss_fn(model(input), target)` gives a batch's mean loss, or its sum and its count.
 
         Without one the model gives the loss. `scheduler` moves on after every step that counts.
-        Every rank writes a log of its own into `log_dir`.
+        Every rank writes its own log into `log_dir`.
         """
         if optimizer is not None and learning_rate is not None:
             raise UserError("learning_rate is for the trainer's own optimizer, and you gave one")
@@ -94,7 +94,7 @@ class AMPTrainer:
                     following = next(left, nothing)
                     steps.has_more = following is not nothing
                     yield None if batch is nothing else batch
-                if not steps.somebody_has_more:
+                if not steps.any_rank_has_more:
                     return
         finally:
             steps.has_more = False
@@ -166,7 +166,7 @@ class AMPTrainer:
         include_optimizer: bool = True,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write everything that the training needs to go on, after a whole step."""
+        """Write everything that the training needs to resume, after a whole step."""
         self._save(path, 0, include_optimizer, metadata)
 
     def _save(
@@ -185,13 +185,13 @@ class AMPTrainer:
                 state[saved.SCHEDULER] = self.scheduler.state_dict()
         state |= {saved.TRAINER: steps.state_dict(), saved.METADATA: dict(metadata or {})}
         self._saves += 1
-        news = f"save {self._saves} of {steps.name}"
+        event = f"save {self._saves} of {steps.name}"
         with steps.context.activity.during(SAVE):
             if steps.context.rank == writer:
                 saved.write(Path(path), state)
-                steps.context.tell(news)
+                steps.context.notify(event)
             else:
-                steps.context.wait_for(news, writer)
+                steps.context.wait_for(event, writer)
 
     def load_checkpoint(self, path: str | Path) -> dict[str, Any]:
         """Go on from a checkpoint, on every rank; gives its metadata."""
@@ -245,7 +245,7 @@ class AMPTrainer:
         return self._known_precision
 
     def _steps(self) -> FedSteps:
-        """The steps of all ranks, to begin or to go on with. All ranks call this together."""
+        """The steps of all ranks, to begin or continue. All ranks call this together."""
         context = self._open()
         if self._fed is None:
             objects = [self.model, self.optimizer, *([self.scheduler] if self.scheduler else [])]

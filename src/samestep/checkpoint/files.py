@@ -1,4 +1,4 @@
-"""What saving does to the disk, call by call. A class, so that a test can make any call fail."""
+"""The file operations of a save. A class, so that a test can make any of them fail."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from typing import IO
 
 
 class Files:
-    """Plain file operations; `sync` is what makes them outlast a crash of the machine."""
+    """Plain file operations; `sync` makes them survive a crash of the machine."""
 
     def make_folder(self, path: Path) -> None:
+        """Create a directory; it must not exist yet."""
         path.mkdir(parents=True)
 
     def open_new(self, path: Path) -> IO[bytes]:
-        return path.open("wb", buffering=0)  # what is written is on its way, not in a buffer
+        """A new unbuffered file: what is written has left this process."""
+        return path.open("wb", buffering=0)
 
     def sync(self, path: Path) -> None:
-        """Wait until a file's content, or a folder's entries, are on the disk."""
+        """Wait until a file's content, or a directory's entries, are on the disk."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -27,14 +29,15 @@ class Files:
             os.close(descriptor)
 
     def replace(self, source: Path, target: Path) -> None:
+        """Rename atomically; an existing target is replaced."""
         os.replace(source, target)
 
     def copy(self, source: Path, target: Path) -> None:
-        """Not a second name: what a user does to the copy must not reach the checkpoint."""
+        """Copy a file, and not as a hard link: a change to the copy must not reach the checkpoint."""
         shutil.copyfile(source, target)
 
     def remove(self, path: Path) -> None:
-        """Remove a file or a folder, if it is there."""
+        """Remove a file or a directory, if it exists."""
         if path.is_dir():
             shutil.rmtree(path)
         else:
@@ -42,21 +45,22 @@ class Files:
 
 
 class DigestedFile:
-    """A new file that knows the checksum and the size of what was written to it."""
+    """A new file that computes the checksum and size of what is written to it."""
 
     def __init__(self, files: Files, path: Path) -> None:
         self._file = files.open_new(path)
         self._digest = hashlib.sha256()
         self.size = 0
         self.error: OSError | None = None
-        """What went wrong in a write, for callers whose writer replaces it by its own error."""
+        """The error of a write, for callers whose writer replaces it by another one."""
 
     def write(self, data: bytes | memoryview) -> int:
+        """Write all of the data; returns its size in bytes."""
         rest = memoryview(data).cast("B")
         written = len(rest)
         self._digest.update(rest)
         try:
-            while rest:  # one call may write less than it was given
+            while rest:  # one call may write only a part
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
             self.error = error
@@ -65,10 +69,11 @@ class DigestedFile:
         return written
 
     def flush(self) -> None:
-        """Nothing is buffered here; zip writers ask anyway."""
+        """Nothing is buffered; zip writers call it anyway."""
 
     @property
     def sha256(self) -> str:
+        """The checksum of what was written so far."""
         return self._digest.hexdigest()
 
     def __enter__(self) -> DigestedFile:
@@ -79,6 +84,7 @@ class DigestedFile:
 
 
 def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(1 << 20):

@@ -1,7 +1,7 @@
-"""One checkpoint on disk: a directory that is whole or not there. No rank in any name or key.
+"""One checkpoint on disk: a directory that is complete or absent. No rank in any name or key.
 
     step-00000120/model.safetensors    the weights, readable without samestep
-                  training.pt          optimizers, schedules, position and all else
+                  training.pt          optimizers, schedules, position and everything else
                   manifest.json        what it is, and the checksums of the others; written last
 
 Reading runs no code from the files: safetensors, JSON, and torch.load(weights_only=True).
@@ -33,7 +33,7 @@ PARTIAL = ".partial"
 
 @dataclass(frozen=True)
 class Best:
-    """Which step's evaluation is the best so far."""
+    """The step with the best evaluation so far."""
 
     step: int
     metric: str
@@ -42,47 +42,48 @@ class Best:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint is."""
+    """What a checkpoint holds, and how it came about."""
 
     step: int
-    """Steps that are done."""
+    """Completed steps."""
     epoch: int
-    """Epochs that are done."""
+    """Completed epochs."""
     world: int
-    """Ranks that the run had when this was written; any other number can go on from it."""
+    """Ranks of the run when this was written; any other number can resume from it."""
     saved_at: float
     """Seconds since 1970."""
     metrics: Mapping[str, Any]
     """The last evaluation's values."""
     best: Best | None
     ended: str | None
-    """Why the run was over with this step; None if it was not."""
+    """Why the run ended with this step; None if it did not."""
     config: Mapping[str, Any]
     plan: Mapping[str, Any]
     versions: Mapping[str, str]
     files: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     """Checksum and size of each file."""
     measured: int | None = None
-    """The step whose weights the metrics are of; None if nothing was measured yet."""
+    """The step whose weights the metrics are of; None if nothing was evaluated yet."""
 
     def value_of(self, metric: str) -> float | None:
-        """What these very weights were measured at; None if they were not."""
+        """The value of a metric for these very weights; None if they were not evaluated."""
         value = self.metrics.get(metric) if self.measured == self.step else None
         usable = isinstance(value, (int, float)) and not math.isnan(value)
         return float(value) if usable else None  # type: ignore[arg-type]
 
     def text(self) -> str:
-        # By way of JSON, which makes text of a mapping's keys: the digest is of what is read.
+        """The content of `manifest.json`, with its own checksum."""
+        # Through JSON first, which turns keys into text: the digest must match what is read.
         document = json.loads(json.dumps({"format": FORMAT, **asdict(self)}))
         return json.dumps({"sha256": _digest(document), **document}, indent=1)
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """The manifest of a checkpoint; `CheckpointError` says what is wrong with it."""
+        """The manifest of a checkpoint; raises a `CheckpointError` with what is wrong with it."""
         try:
             document = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-            said = document.pop("sha256")
-            if said != _digest(document):
+            expected = document.pop("sha256")
+            if expected != _digest(document):
                 raise CheckpointError(f"{MANIFEST} is not what was written")
             number = document.pop("format")
             if number != FORMAT:
@@ -106,6 +107,7 @@ def _digest(document: Mapping[str, Any]) -> str:
 
 
 def folder_name(step: int) -> str:
+    """The name of a step's directory: `step-00000120`."""
     return f"step-{step:08d}"
 
 
@@ -116,7 +118,15 @@ def write_checkpoint(
     training: Mapping[str, Any],
     manifest: Manifest,
 ) -> None:
-    """Write a checkpoint under a temporary name, and give it its name when it is on the disk."""
+    """Write a checkpoint under a temporary name, and rename it once it is on the disk.
+
+    Args:
+        files: the file operations.
+        folder: the checkpoint's directory, named by `folder_name`.
+        model: the model's tensors, in host memory.
+        training: everything else that the run needs to resume.
+        manifest: what the checkpoint is; checksums are added.
+    """
     partial = folder.with_name(folder.name + PARTIAL)
     files.remove(partial)
     files.make_folder(partial)
@@ -128,7 +138,7 @@ def write_checkpoint(
         try:
             torch.save(dict(training), file)  # type: ignore[arg-type]
         except RuntimeError:
-            if file.error is not None:  # torch's zip writer loses what really happened
+            if file.error is not None:  # torch's zip writer hides the real error
                 raise file.error from None
             raise
     sums[TRAINING] = (file.sha256, file.size)
@@ -139,14 +149,14 @@ def write_checkpoint(
         file.write(text.encode())
     files.sync(partial / MANIFEST)
     files.sync(partial)
-    # Only a run that goes through this step again finds it taken, by a checkpoint that was not
-    # whole; the older one it came from is still there.
+    # Only a run that repeats this step finds the name taken, by a damaged checkpoint; the older
+    # one that it resumed from is still there.
     files.remove(folder)
     files.replace(partial, folder)
     files.sync(folder.parent)
 
 
-# Torch's types by the names that the safetensors format gives them.
+# Torch's types, with their names in the safetensors format.
 _TYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
@@ -157,16 +167,27 @@ _TYPES = {
 
 
 def write_safetensors(
-    file: DigestedFile, tensors: Mapping[str, Tensor], said: Mapping[str, str] | None = None
+    file: DigestedFile, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """The safetensors format, tensor by tensor: its library would copy all of them first."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(said or {})}}
+    """Write tensors in the safetensors format, one by one: its library would copy all of them first.
+
+    Args:
+        file: the file to write to.
+        tensors: by name, in host memory.
+        metadata: texts to keep in the file's header.
+
+    Raises:
+        CheckpointError: for a type of tensor that the format does not have.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     end = 0
-    # As the library orders them: wide types first keeps every tensor aligned.
+    # In the library's order: wide types first keeps every tensor aligned.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     for name, tensor in ordered:
         if tensor.dtype not in _TYPES:
-            raise CheckpointError(f"{name} is of type {tensor.dtype}, which safetensors has not")
+            raise CheckpointError(
+                f"{name} is of type {tensor.dtype}, which safetensors does not have"
+            )
         start, end = end, end + tensor.numel() * tensor.element_size()
         header[name] = {
             "dtype": _TYPES[tensor.dtype],
@@ -183,7 +204,18 @@ def write_safetensors(
 
 
 def verify_checkpoint(folder: Path, *, checksums: bool = True) -> Manifest:
-    """The manifest of a whole checkpoint; `CheckpointError` if anything is not as written."""
+    """Check that a checkpoint is complete and unchanged.
+
+    Args:
+        folder: the checkpoint's directory.
+        checksums: whether to read every byte; otherwise only the sizes are compared.
+
+    Returns:
+        Its manifest.
+
+    Raises:
+        CheckpointError: if anything is not as it was written.
+    """
     manifest = Manifest.read(folder)
     for name, (digest, size) in manifest.files.items():
         path = folder / name
@@ -199,7 +231,7 @@ def verify_checkpoint(folder: Path, *, checksums: bool = True) -> Manifest:
 
 
 def read_model(folder: Path) -> dict[str, Tensor]:
-    """The weights of a checkpoint, on the host."""
+    """The model's tensors in a checkpoint, in host memory."""
     try:
         return load_file(folder / MODEL)
     except (OSError, SafetensorError) as error:
@@ -207,12 +239,12 @@ def read_model(folder: Path) -> dict[str, Tensor]:
 
 
 def read_training(folder: Path) -> dict[str, Any]:
-    """Everything else in a checkpoint, on the host."""
+    """Everything but the model's tensors in a checkpoint, in host memory; runs no code from it."""
     path = folder / TRAINING
     try:
         state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
         return state
-    except Exception as error:  # an unpickler fails on bad bytes in more ways than one can list
+    except Exception as error:  # an unpickler fails on bad bytes in too many ways to list
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise CheckpointError(
             f"{path} cannot be read without running code from it, which is never done: {reason}"

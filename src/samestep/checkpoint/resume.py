@@ -1,4 +1,4 @@
-"""Where a run goes on from, and whether its config still describes the same run."""
+"""Which checkpoint a run resumes from, and whether its config still describes the same run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from samestep.checkpoint.format import Manifest, verify_checkpoint
-from samestep.checkpoint.store import newest_valid
+from samestep.checkpoint.listing import newest_valid
 from samestep.config import Config
 from samestep.config.schema import PLANNED_KEYS, SHAPING_KEYS
 from samestep.errors import CheckpointError
@@ -19,59 +19,69 @@ from samestep.errors import CheckpointError
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """The checkpoint that a run goes on from."""
+    """The checkpoint that a run resumes from."""
 
     folder: Path
     manifest: Manifest
     branches: bool = False
-    """Whether another run begins here, and not the one goes on that is in the directory."""
+    """Whether a new run branches off here, rather than the run in the directory resuming."""
 
 
 def find_resume_point(
     config: Config, folder: Path, began_here: bool, warn: Callable[[str], None]
 ) -> ResumePoint | None:
-    """The checkpoint to go on from as the config says; None for a run from the beginning.
+    """The checkpoint to resume from; None for a run that starts from the beginning.
 
-    `began_here` says that this very launch began the run that is in the folder, and is now
-    restarted: then it goes on, also with `never`.
+    Args:
+        config: its `resume.checkpoint` is auto, never or a path.
+        folder: the run's directory.
+        began_here: whether this very launch started the run in the folder and is now restarted:
+            then it resumes, even with `never`.
+        warn: called with a line about each checkpoint that cannot be used.
+
+    Raises:
+        CheckpointError: if the requested checkpoint is missing or damaged.
     """
-    asked = config.resume.checkpoint
+    requested = config.resume.checkpoint
     own = folder / "checkpoints"
-    if asked == "never" and not began_here:
+    if requested == "never" and not began_here:
         return None
-    if asked in ("auto", "never"):
-        return _point(own, warn)
-    # A run that was started from a path, and interrupted, goes on from its own checkpoints.
-    newest = _own_point(own, warn)
-    if newest is not None and newest.manifest.config.get("resume", {}).get("checkpoint") == asked:
+    if requested in ("auto", "never"):
+        return _newest_point(own, warn)
+    # A run that was started from a path and interrupted resumes from its own checkpoints.
+    newest = _newest_or_warn(own, warn)
+    if (
+        newest is not None
+        and newest.manifest.config.get("resume", {}).get("checkpoint") == requested
+    ):
         return newest
-    path = Path(asked)
+    path = Path(requested)
     if newest is not None and path.resolve() == newest.folder.resolve():
         return newest
     if (path / "checkpoints").is_dir():
-        found = _point(path / "checkpoints", warn)
+        found = _newest_point(path / "checkpoints", warn)
         if found is None:
-            raise CheckpointError(f"resume.checkpoint: {path} holds no whole checkpoint")
+            raise CheckpointError(f"resume.checkpoint: {path} holds no valid checkpoint")
         return replace(found, branches=True)
     try:
         return ResumePoint(path, verify_checkpoint(path), branches=True)
     except CheckpointError as error:
         raise CheckpointError(
-            f"resume.checkpoint: {path} is not a whole checkpoint: {error}. Give a directory such "
+            f"resume.checkpoint: {path} is not a valid checkpoint: {error}. Give a directory such "
             "as runs/NAME/checkpoints/step-00000120, a run directory, auto or never"
         ) from None
 
 
-def _own_point(folder: Path, warn: Callable[[str], None]) -> ResumePoint | None:
-    """Like `_point` where another checkpoint was asked for: damaged ones here do not matter."""
+def _newest_or_warn(folder: Path, warn: Callable[[str], None]) -> ResumePoint | None:
+    """Like `_newest_point`, when another checkpoint is requested: damaged ones do not matter."""
     try:
-        return _point(folder, warn)
+        return _newest_point(folder, warn)
     except CheckpointError as error:
         warn(str(error))
         return None
 
 
-def _point(folder: Path, warn: Callable[[str], None]) -> ResumePoint | None:
+def _newest_point(folder: Path, warn: Callable[[str], None]) -> ResumePoint | None:
     found = newest_valid(folder, warn)
     if found is None or found.manifest is None:
         return None
@@ -79,7 +89,16 @@ def _point(folder: Path, warn: Callable[[str], None]) -> ResumePoint | None:
 
 
 def refuse_another_run(config: Config, plan: Mapping[str, Any], point: ResumePoint) -> None:
-    """Refuse to go on with a config that would make it another run; names each difference."""
+    """Refuse to resume with a config that describes another run.
+
+    Args:
+        config: the config of this start.
+        plan: the numbers that follow from it: batch, lanes, samples.
+        point: where the run would resume from.
+
+    Raises:
+        CheckpointError: with each difference, and how to resume nevertheless.
+    """
     now, saved = config.model_dump(mode="json"), point.manifest.config
     different = [
         difference
@@ -100,15 +119,15 @@ def refuse_another_run(config: Config, plan: Mapping[str, Any], point: ResumePoi
     raise CheckpointError(
         f"{point.folder} was written by another run than this config describes:\n  - "
         + "\n  - ".join(different)
-        + f"\nTo go on all the same: resume.allow=[{keys}]. To begin anew, setting the earlier run "
-        "aside: resume=never. To keep both: another name or run_dir"
+        + f"\nTo resume nevertheless: resume.allow=[{keys}]. To start from the beginning and set the "
+        "earlier run aside: resume=never. To keep both: another name or run_dir"
     )
 
 
 def warn_of_other_bits(
-    plan: Mapping[str, Any], point: ResumePoint, tell: Callable[[str], None]
+    plan: Mapping[str, Any], point: ResumePoint, report: Callable[[str], None]
 ) -> None:
-    """Say what is not the same machine any more, where the last bit can depend on it."""
+    """Report what has changed about the machine, if the last bit can depend on it."""
     changed = [
         f"{key} was {point.manifest.plan[key]}, is {plan[key]}"
         for key in ("device", "precision", "compiled", "threads_per_rank")
@@ -118,12 +137,12 @@ def warn_of_other_bits(
     if point.manifest.versions.get("torch", version) != version:
         changed.append(f"torch was {point.manifest.versions['torch']}, is {version}")
     if changed:
-        tell(f"The same run, but perhaps not to the last bit: {'; '.join(changed)}")
+        report(f"The same run, but perhaps not to the last bit: {'; '.join(changed)}")
 
 
 def _same(key: str, now: Any, saved: Any) -> bool:
     if key == "task" and isinstance(now, str) and isinstance(saved, str):
-        # The file may be named from another folder; which class it is counts.
+        # The file may be given relative to another folder: the class counts.
         return now.rpartition(":")[2] == saved.rpartition(":")[2]
     return bool(now == saved)
 

@@ -1,4 +1,4 @@
-"""A copy of a state in host memory, taken between two steps and written behind the next ones."""
+"""A copy of a state in host memory, taken between two steps and written during the next ones."""
 
 from __future__ import annotations
 
@@ -13,62 +13,78 @@ import torch
 from torch import Tensor
 
 from samestep.errors import CheckpointError
+from samestep.pytree import Path, map_with_path
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
-Path = tuple[Any, ...]
 
 
 class Snapshot:
-    """Host buffers that a state is copied into, again and again. Page-locked beside a GPU."""
+    """Host buffers that a state is copied into at each save. Page-locked if the tensors are on a GPU."""
 
     def __init__(self) -> None:
         self._buffers: dict[Path, tuple[Tensor, tuple[Any, ...]]] = {}
-        """By place in the state, with the layout of what is copied into it."""
+        """By path in the state, with the layout of the tensor that is copied into it."""
 
     def take(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The state with every tensor in it copied to the host; waits for the copies only."""
-        on_gpu: list[torch.device] = []
-        copy: dict[str, Any] = self._copy(state, (), on_gpu)
-        for device in set(on_gpu):
+        """Copy a state, with every tensor in it on the host; waits only for these copies.
+
+        Args:
+            state: nested dicts, lists and tuples of tensors and plain values.
+
+        Returns:
+            The copy. Its tensors are the buffers: they change with the next `take`.
+
+        Raises:
+            CheckpointError: for a value that could not be read back without running code.
+        """
+        on_gpu: set[torch.device] = set()
+
+        def copied(path: Path, value: Any) -> Any:
+            if isinstance(value, Tensor):
+                if value.device.type == "cuda":
+                    on_gpu.add(value.device)
+                return self._buffer(path, value).copy_(value.detach(), non_blocking=True)
+            return _plain(path, value)
+
+        def plain_key(key: Any) -> Any:
+            return _plain((), key)
+
+        copy: dict[str, Any] = map_with_path(copied, state, _is_leaf, plain_key)
+        for device in on_gpu:
             torch.cuda.current_stream(device).synchronize()
         return copy
-
-    def _copy(self, value: Any, path: Path, on_gpu: list[torch.device]) -> Any:
-        kind = type(value)
-        if isinstance(value, Tensor):
-            if value.device.type == "cuda":
-                on_gpu.append(value.device)
-            return self._buffer(path, value).copy_(value.detach(), non_blocking=True)
-        if kind in _PLAIN:
-            return value
-        if kind in (dict, OrderedDict, Counter):
-            items = {
-                self._copy(key, path, on_gpu): self._copy(v, (*path, key), on_gpu)
-                for key, v in value.items()
-            }
-            # MultiStepLR's milestones are a Counter and must stay one.
-            return Counter(items) if kind is Counter else items
-        if kind in (list, tuple, set):
-            return kind(self._copy(v, (*path, i), on_gpu) for i, v in enumerate(value))
-        if isinstance(value, np.generic):
-            return value.item()
-        _refuse_unreadable(value, path)
-        return value
 
     def _buffer(self, path: Path, like: Tensor) -> Tensor:
         layout = (like.shape, like.dtype, like.stride())
         known, before = self._buffers.get(path, (None, None))
         if known is None or layout != before:
             pinned = like.device.type == "cuda"
-            # In the tensor's own memory layout: which code an optimizer runs, and so its last
-            # bit, can depend on it.
+            # With the same memory layout: which code an optimizer runs, and so its last bit, can
+            # depend on it.
             known = torch.empty_like(like, device="cpu", pin_memory=pinned, requires_grad=False)
             self._buffers[path] = (known, layout)
         return known
 
 
+def _is_leaf(node: Any) -> bool:
+    """All but the containers that a checkpoint may hold."""
+    return type(node) not in (dict, OrderedDict, Counter, list, tuple)
+
+
+def _plain(path: Path, value: Any) -> Any:
+    """The value as one that can be read back without running code from it."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) is set:
+        return {_plain(path, entry) for entry in value}
+    _refuse_unreadable(value, path)
+    return value
+
+
 def _refuse_unreadable(value: Any, path: Path) -> None:
-    """Refuse what could be written but not read back without running code from it."""
+    """Raise for what could be written, but not read back without running code from it."""
     file = io.BytesIO()
     try:
         if isinstance(value, (Mapping, np.ndarray)):

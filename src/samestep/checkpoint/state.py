@@ -1,4 +1,4 @@
-"""What a run's state consists of, and how it goes into a checkpoint and back."""
+"""What a run's state consists of, and how it is put into a checkpoint and loaded back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHOWN = 8
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Anything whose state a run can keep."""
+    """Anything whose state a run can save: it has `state_dict` and `load_state_dict`."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -24,7 +24,14 @@ class Stateful(Protocol):
 
 
 class RunState:
-    """The objects whose state a run keeps: model, other modules, optimizers, and what was added."""
+    """The objects whose state a run saves.
+
+    Args:
+        modules: the model first, then the other modules.
+        optimizers: in the order in which they were prepared.
+        schedules: likewise.
+        kept: further objects by name, which the user or the config added.
+    """
 
     def __init__(
         self,
@@ -38,7 +45,7 @@ class RunState:
         self._kept = kept
 
     def model_tensors(self) -> dict[str, Tensor]:
-        """The model's tensors by name, a shared one once."""
+        """The model's tensors by name; a shared one only once."""
         return stored_once(self._model.state_dict())
 
     def training(self) -> dict[str, Any]:
@@ -46,7 +53,7 @@ class RunState:
         state = self._model.state_dict()
         return {
             "model": {k: v for k, v in state.items() if not isinstance(v, Tensor)},
-            "shared": _once(state)[1],
+            "shared": _without_shared(state)[1],
             "modules": [module.state_dict() for module in self._others],
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "schedules": [schedule.state_dict() for schedule in self._schedules],
@@ -54,9 +61,17 @@ class RunState:
         }
 
     def load(self, tensors: Mapping[str, Tensor], training: Mapping[str, Any]) -> None:
-        """Put a checkpoint's state into these objects; says everything that does not fit."""
+        """Load a checkpoint's state into these objects.
+
+        Args:
+            tensors: what `read_model` returns.
+            training: what `read_training` returns.
+
+        Raises:
+            CheckpointError: with everything that does not fit.
+        """
         mistakes = [*_shape_mistakes(self._model, tensors, training["model"])]
-        shared = _once(self._model.state_dict())[1]
+        shared = _without_shared(self._model.state_dict())[1]
         if shared != training["shared"]:
             mistakes.append(
                 f"tensors that share their memory: {shared or 'none'} here, "
@@ -85,12 +100,12 @@ class RunState:
 
 
 def stored_once(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """A state's tensors by name; of those that share all their memory, the first."""
-    return _once(state)[0]
+    """The tensors of a state by name; of those that share all their memory, only the first."""
+    return _without_shared(state)[0]
 
 
-def _once(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors by name, of those that share all their memory the first; and the others' firsts."""
+def _without_shared(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors by name, one of those that share all their memory; and for each other one its name."""
     seen: dict[tuple[Any, ...], str] = {}
     found: dict[str, Tensor] = {}
     shared: dict[str, str] = {}
@@ -106,14 +121,14 @@ def _once(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _shape_mistakes(
-    model: nn.Module, tensors: Mapping[str, Tensor], odd: Mapping[str, Any]
+    model: nn.Module, tensors: Mapping[str, Tensor], extra: Mapping[str, Any]
 ) -> list[str]:
     everything = model.state_dict()
     here = stored_once(everything)
     without_tensor = {k for k, v in everything.items() if not isinstance(v, Tensor)}
-    missing = (here.keys() - tensors.keys()) | (without_tensor - odd.keys())
+    missing = (here.keys() - tensors.keys()) | (without_tensor - extra.keys())
     mistakes = [f"{name} is not in the checkpoint" for name in sorted(missing)]
-    unknown = (tensors.keys() | odd.keys()) - everything.keys()
+    unknown = (tensors.keys() | extra.keys()) - everything.keys()
     mistakes += [f"{name} is only in the checkpoint" for name in sorted(unknown)]
     for name in sorted(here.keys() & tensors.keys()):
         now, saved = here[name], tensors[name]
@@ -138,7 +153,7 @@ def _load(what: str, target: Stateful, state: dict[str, Any]) -> None:
 
 
 def _keep_types(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Undo the cast of state to the parameter's type: float32 moments of bf16 weights stay so."""
+    """Undo the cast of state to the parameter's type: moments of bf16 weights stay float32."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     for index, entries in saved["state"].items():
         for key, value in entries.items():
@@ -147,12 +162,14 @@ def _keep_types(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
                 optimizer.state[params[index]][key] = value.to(loaded.device)
 
 
-def exported(tensors: Mapping[str, Tensor], training: Mapping[str, Any], epoch: int) -> Any:
-    """The layout that other projects read: one optimizer as itself, several as a list."""
-    optimizers = training["optimizers"]
+def complete_model_state(
+    tensors: Mapping[str, Tensor], training: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The model's state_dict out of a checkpoint: shared tensors under each of their names.
+
+    Args:
+        tensors: what `read_model` returns.
+        training: what `read_training` returns.
+    """
     shared = {name: tensors[first] for name, first in training["shared"].items()}
-    return {
-        "model_state_dict": {**tensors, **shared, **training["model"]},
-        "optimizer_state_dict": optimizers[0] if len(optimizers) == 1 else optimizers,
-        "epoch": epoch,
-    }
+    return {**tensors, **shared, **training["model"]}

@@ -1,100 +1,29 @@
-"""The checkpoints of one run: found, written behind the training, thinned out. Rank 0 writes."""
+"""Writes a run's checkpoints behind the training and removes those not kept. Rank 0 only."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from samestep.checkpoint.files import Files
-from samestep.checkpoint.format import (
-    MODEL,
-    PARTIAL,
-    Manifest,
-    folder_name,
-    verify_checkpoint,
-    write_checkpoint,
-)
+from samestep.checkpoint.format import MODEL, PARTIAL, Manifest, folder_name, write_checkpoint
+from samestep.checkpoint.listing import FoundCheckpoint, list_checkpoints, rank_by_metric
 from samestep.errors import CheckpointError
 
 
-@dataclass(frozen=True)
-class Found:
-    """A directory that is, or looks like, a checkpoint."""
-
-    folder: Path
-    manifest: Manifest | None
-    wrong: str = ""
-    """Why it cannot be used; empty if it can."""
-
-    @property
-    def step(self) -> int:
-        return int(self.folder.name.removeprefix("step-"))
-
-    @property
-    def size(self) -> int:
-        """Bytes; 0 if it is being removed meanwhile."""
-        try:
-            return sum(path.stat().st_size for path in self.folder.iterdir() if path.is_file())
-        except FileNotFoundError:
-            return 0
-
-
-def list_checkpoints(folder: Path, *, checksums: bool) -> list[Found]:
-    """Every checkpoint in a folder by step; those that cannot be used say why."""
-    found = []
-    for path in folder.glob("step-*"):
-        if not path.name.removeprefix("step-").isdigit() or not path.is_dir():
-            continue  # a save that never ended, or nothing of ours
-        try:
-            found.append(Found(path, verify_checkpoint(path, checksums=checksums)))
-        except CheckpointError as error:
-            if path.exists():  # else it was removed while we looked
-                found.append(Found(path, None, str(error)))
-    return sorted(found, key=lambda item: item.step)
-
-
-def by_value(found: Sequence[Found], rule: Mapping[str, Any]) -> list[Found]:
-    """Checkpoints whose own weights were measured, the best first, by the rule of `best:`."""
-    sign = -1 if rule.get("mode") == "max" else 1
-    values = [
-        (sign * value, item.step, item)
-        for item in found
-        if item.manifest is not None
-        and (value := item.manifest.value_of(rule.get("metric", "val_loss"))) is not None
-    ]
-    return [item for _, _, item in sorted(values, key=lambda entry: entry[:2])]
-
-
-def newest_valid(folder: Path, warn: Callable[[str], None]) -> Found | None:
-    """The newest checkpoint whose every byte is as it was written; names those that are not.
-
-    If there are some and none of them can be used, that is an error: a run must not begin
-    anew because a disk did not answer.
-    """
-    candidates = list_checkpoints(folder, checksums=False)
-    for candidate in reversed(candidates):
-        wrong = candidate.wrong
-        if not wrong:
-            try:
-                return Found(candidate.folder, verify_checkpoint(candidate.folder))
-            except CheckpointError as error:
-                wrong = str(error)
-        warn(f"checkpoint {candidate.folder} is not used: {wrong}")
-    if candidates:
-        raise CheckpointError(
-            f"none of the {len(candidates)} checkpoint(s) in {folder} can be used; the newest: {wrong}. "
-            "Mend them, or begin anew with resume=never, which sets them aside"
-        )
-    return None
-
-
 class CheckpointStore:
-    """Writes a run's checkpoints one at a time, in a thread, and removes those not kept."""
+    """Writes a run's checkpoints one at a time, in a thread, and removes those not kept.
+
+    Args:
+        folder: where the checkpoints are, usually `<run>/checkpoints`.
+        keep_last: how many of the newest stay.
+        files: the file operations; tests pass failing ones.
+        keep_best: how many of the best stay besides those.
+    """
 
     def __init__(
         self, folder: Path, keep_last: int, files: Files | None = None, keep_best: int = 1
@@ -107,47 +36,47 @@ class CheckpointStore:
         self._writing = ""
         self._written = False
         self._exported: int | None = None
-        """The step whose weights lie beside the checkpoints, if this process put them there."""
+        """The step whose weights were exported beside the checkpoints by this process."""
 
     def write(
         self, model: Mapping[str, Tensor], training: Mapping[str, Any], manifest: Manifest
     ) -> None:
-        """Begin to write a checkpoint. What is given must stay as it is until `wait`."""
+        """Start writing a checkpoint. The arguments must not change until `wait`."""
         self.wait()
         self._writing = folder_name(manifest.step)
         self._thread = threading.Thread(
-            target=self._work, args=(model, training, manifest), name="samestep-save"
+            target=self._write_in_thread, args=(model, training, manifest), name="samestep-save"
         )
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for the write in flight; raises what went wrong with it."""
+        """Wait for the write in flight; raises its error, once."""
         self.finish()
         error, self._error = self._error, None
         if error is None:
             return
         if isinstance(error, OSError):
             folder = self._folder / self._writing
-            what, whole = (
+            what, intact = (
                 f"checkpoint {folder} could not be written",
                 "The checkpoints before it are",
             )
             if self._written:
-                what, whole = f"the files beside {folder} could not be tidied", "It is"
+                what, intact = f"the files beside {folder} could not be cleaned up", "It is"
             raise CheckpointError(
-                f"{what}: {error.strerror or error}. {whole} whole: make room or mend the disk, and "
-                "start the run again to go on from the newest"
+                f"{what}: {error.strerror or error}. {intact} intact: free space or fix the disk, "
+                "and start the run again to resume from the newest"
             ) from error
         raise error
 
     def finish(self) -> None:
-        """Wait for the write in flight, whatever comes of it. From any thread."""
+        """Wait for the write in flight, whether it succeeds or fails. From any thread."""
         thread = self._thread
         if thread is not None:
             thread.join()
             self._thread = None
 
-    def _work(
+    def _write_in_thread(
         self, model: Mapping[str, Tensor], training: Mapping[str, Any], manifest: Manifest
     ) -> None:
         try:
@@ -164,7 +93,7 @@ class CheckpointStore:
         write_checkpoint(self._files, folder, model, training, manifest)
         self._written = True
         self.export_best(manifest)
-        self._thin_out(manifest)
+        self._remove_old(manifest)
 
     def export_best(self, manifest: Manifest) -> None:
         """Keep `model.safetensors` of the best step, or the last, beside the checkpoints."""
@@ -181,8 +110,8 @@ class CheckpointStore:
         self._files.replace(partial, target)
         self._exported = step
 
-    def mend_export(self, manifest: Manifest) -> None:
-        """Export what a kill between a checkpoint and its export left undone."""
+    def repair_export(self, manifest: Manifest) -> None:
+        """Export the weights again, in case the run was killed between a checkpoint and its export."""
         try:
             self.export_best(manifest)
         except OSError as error:
@@ -190,24 +119,24 @@ class CheckpointStore:
                 f"{self._folder.parent / MODEL} could not be written: {error.strerror or error}"
             ) from error
 
-    def _best(self, manifest: Manifest, found: Sequence[Found]) -> set[str]:
-        """The best so far, and after it those with the best values, up to so many."""
+    def _best(self, manifest: Manifest, found: Sequence[FoundCheckpoint]) -> set[str]:
+        """The names of the best so far and of those with the next best values, `keep_best` in all."""
         first = [] if manifest.best is None else [folder_name(manifest.best.step)]
-        others = [c.folder.name for c in by_value(found, manifest.config.get("best", {}))]
+        others = [c.folder.name for c in rank_by_metric(found, manifest.config.get("best", {}))]
         return set([*first, *(name for name in others if name not in first)][: self._keep_best])
 
-    def _thin_out(self, manifest: Manifest) -> None:
-        """Remove all but the last and best ones; the one just written is always among them."""
+    def _remove_old(self, manifest: Manifest) -> None:
+        """Remove all but the last and best ones; the one just written always stays."""
         usable = [c for c in list_checkpoints(self._folder, checksums=False) if not c.wrong]
         found = [c for c in usable if c.step <= manifest.step]
         here = [c.folder for c in found]
         kept = {folder.name for folder in here[-self._keep_last :]} | self._best(manifest, found)
         for folder in here:
             if folder.name not in kept:
-                # Under another name first: half a removal must not look like a checkpoint.
+                # Renamed first: a half-removed one must not look like a checkpoint.
                 doomed = folder.with_name(folder.name + PARTIAL)
                 self._files.remove(doomed)
                 self._files.replace(folder, doomed)
                 self._files.remove(doomed)
-        for left in self._folder.glob(f"*{PARTIAL}"):
-            self._files.remove(left)
+        for leftover in self._folder.glob(f"*{PARTIAL}"):
+            self._files.remove(leftover)

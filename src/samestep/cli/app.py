@@ -9,22 +9,39 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+import samestep
 from samestep.environment.launch import detect_launch
 from samestep.environment.variables import has_agent, process_environment
 from samestep.errors import LaunchError, PeerLost, SamestepError, Stopped
 
-if TYPE_CHECKING:
-    pass
+TRAINING, STARTING, MODELS, RUNS = (
+    "Train", "Start and check", "Tune and use a model", "Look at runs",
+)  # fmt: skip
+"""Where --help shows a command."""
+
+_ORDER = (
+    "train", "launch", "verify", "init", "config", "env", "doctor", "lr-find", "predict", "export",
+    "average", "checkpoints", "times", "slurm",
+)  # fmt: skip
+
+
+class _InOrder(TyperGroup):
+    """The commands as a person meets them, whatever module registers them first."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(self.commands, key=_ORDER.index)
+
 
 app = typer.Typer(
     name="samestep",
+    cls=_InOrder,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 
 ConfigFile = Annotated[Path, typer.Argument(help="The run's YAML or JSON file.", metavar="CONFIG")]
@@ -43,7 +60,7 @@ _SECONDS_FOR_THE_CAUSE = 3.0
 
 @contextmanager
 def guarded(launched: bool = False) -> Iterator[None]:
-    """Errors as people want them: mistakes without a traceback, their own code's with it."""
+    """Show errors as users want them: mistakes without a traceback, those of their code with it."""
     try:
         yield
     except Exception as error:
@@ -61,9 +78,9 @@ def guarded(launched: bool = False) -> Iterator[None]:
 
 def _show(error: Exception) -> None:
     if isinstance(error, Stopped):
-        return  # the run has said so in its log
+        return  # the run has logged it
     who = "" if str(error).startswith("rank ") else _which_rank()
-    if isinstance(error, PeerLost):  # whose own words are on this terminal as well
+    if isinstance(error, PeerLost):  # the lost rank's own error is on this terminal as well
         typer.echo(f"samestep: {who}{str(error).splitlines()[0]}", err=True)
     elif isinstance(error, SamestepError):
         typer.echo(f"samestep: {who}{error}", err=True)
@@ -73,7 +90,7 @@ def _show(error: Exception) -> None:
 
 
 def _which_rank() -> str:
-    """Whose words these are, where several ranks speak on one terminal."""
+    """Which rank this is, where several ranks print to one terminal."""
     try:
         launch = detect_launch(process_environment())
     except LaunchError:
@@ -95,7 +112,22 @@ def print_rows(
     Console(width=None if terminal else 140, stderr=err).print(table)
 
 
+def _print_version(requested: bool) -> None:
+    if requested:
+        typer.echo(f"samestep {samestep.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def root(context: typer.Context, local_rank: LocalRank = None) -> None:
+def root(
+    context: typer.Context,
+    local_rank: LocalRank = None,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
     """Distributed PyTorch training that is the same run at any size."""
     context.obj = local_rank

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from samestep.cli.app import (
+    MODELS,
     AsJson,
     LocalRank,
     Overrides,
@@ -22,11 +23,11 @@ from samestep.errors import LaunchError
 if TYPE_CHECKING:
     from samestep.inference.checkpoint_average import Averaged
 
-_Last = Annotated[int | None, typer.Option(min=1, help="Average so many newest checkpoints.")]
-_Best = Annotated[int | None, typer.Option(min=1, help="Or so many with the best best.metric.")]
+_Last = Annotated[int | None, typer.Option(min=1, help="Average this many newest checkpoints.")]
+_Best = Annotated[int | None, typer.Option(min=1, help="Or this many with the best best.metric.")]
 
 
-@app.command()
+@app.command(rich_help_panel=MODELS)
 def average(
     context: typer.Context,
     run: RunDirPath,
@@ -38,8 +39,8 @@ def average(
 ) -> None:
     """Average a run's last or best checkpoints, measure the mean and write average.safetensors.
 
-    Alone, or as a rank of whatever launcher started it. Without --last and --best: the
-    checkpoint.keep_last newest.
+    Alone, or as a rank of any launcher. Without --last and --best: the checkpoint.keep_last
+    newest.
     """
     with guarded():
         from samestep.train.run_dir import config_of

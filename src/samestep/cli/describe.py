@@ -43,7 +43,7 @@ def describe_config(file: Path, overrides: Sequence[str]) -> list[tuple[Any, ...
             found, reason = resolved[key]
             rows.append((key, found, _origin(key, launch, place), reason))
         elif key == "lanes" and value is None:
-            rows.append((key, batch.lanes, "default", f"{batch.lane_batch} samples a lane"))
+            rows.append((key, batch.lane_count, "default", f"{batch.lane_batch} samples a lane"))
         elif key == "run_dir" and value is None:
             rows.append((key, str(loaded.config.run_path), "default", "runs/<name>"))
         else:
@@ -52,7 +52,7 @@ def describe_config(file: Path, overrides: Sequence[str]) -> list[tuple[Any, ...
 
 
 def _origin(key: str, launch: LaunchFacts, place: Placement) -> str:
-    """Whether an `auto` was answered by launch variables or by looking at the machine."""
-    told = ("world_size", "rank", "num_nodes", "node_rank", "num_gpus_per_node", "master_")
-    by_launcher = key.removeprefix("distributed.").startswith(told)
+    """Whether an `auto` was resolved from launch variables or from the machine."""
+    by_launch = ("world_size", "rank", "num_nodes", "node_rank", "num_gpus_per_node", "master_")
+    by_launcher = key.removeprefix("distributed.").startswith(by_launch)
     return "environment" if launch.external and by_launcher else "detected"

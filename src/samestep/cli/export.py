@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from samestep.cli.app import AsJson, Overrides, RunDirPath, app, guarded
+from samestep.cli.app import MODELS, AsJson, Overrides, RunDirPath, app, guarded
 
 if TYPE_CHECKING:
     from samestep.export.export_run import Exported
 
 
-@app.command("export")
+@app.command("export", rich_help_panel=MODELS)
 def export_command(
     run: RunDirPath,
     overrides: Overrides = None,
@@ -32,8 +32,8 @@ def export_command(
 ) -> None:
     """Write a run's model for other programs, and compare the file with the model.
 
-    The file is there only if it gives what the model gives on real batches; else the exit
-    code is 4.
+    The file is kept only if it gives the model's own outputs on real batches; otherwise the
+    exit code is 4.
     """
     with guarded():
         from samestep.export.export_run import export_run

@@ -10,16 +10,25 @@ from typing import Annotated
 
 import typer
 
-from samestep.cli.app import AsJson, ConfigFile, LocalRank, Overrides, app, guarded, print_rows
+from samestep.cli.app import (
+    STARTING,
+    AsJson,
+    ConfigFile,
+    LocalRank,
+    Overrides,
+    app,
+    guarded,
+    print_rows,
+)
 from samestep.environment.variables import exporting, thread_variables
 
 config_app = typer.Typer(help="Look at a config.", no_args_is_help=True)
-app.add_typer(config_app, name="config")
+app.add_typer(config_app, name="config", rich_help_panel=STARTING)
 
 
-@app.command()
+@app.command(rich_help_panel=STARTING)
 def init(
-    folder: Annotated[Path, typer.Argument(help="Where to write; made if it is not there.")],
+    folder: Annotated[Path, typer.Argument(help="Where to write; created if missing.")],
 ) -> None:
     """Write a commented config.yaml and task.py to start from."""
     with guarded():
@@ -30,7 +39,7 @@ def init(
         typer.echo(f"now: samestep train {folder / 'config.yaml'}")
 
 
-@app.command()
+@app.command(rich_help_panel=STARTING)
 def env(
     as_json: AsJson = False,
 ) -> None:
@@ -46,7 +55,7 @@ def env(
             print_rows(("fact", "value", "reason"), rows)
 
 
-@app.command()
+@app.command(rich_help_panel=STARTING)
 def doctor(
     config: Annotated[
         Path | None, typer.Argument(help="The run's YAML or JSON file.", metavar="[CONFIG]")
@@ -55,7 +64,7 @@ def doctor(
     as_json: AsJson = False,
     local_rank: LocalRank = None,
 ) -> None:
-    """Say what would go wrong before it does; started as ranks, also between them.
+    """Report what would go wrong before it does; started as ranks, also between them.
 
     Exits 0 if all is well, 5 with warnings, 6 with errors.
     """
@@ -72,7 +81,7 @@ def doctor(
 
         found = examine(loaded, None, show=lambda found: print_examination(found, as_json))
         if found.alone and found.rank:
-            # A launcher ends all ranks when the first one exits: let rank 0 tell its part.
+            # A launcher ends all ranks when the first one exits: let rank 0 print its findings.
             time.sleep(3)
     if found.exit_code:
         raise typer.Exit(found.exit_code)

@@ -7,15 +7,30 @@ import sys
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from samestep.cli.app import AsJson, ConfigFile, Overrides, RunDirPath, app, guarded, print_rows
+from samestep.cli.app import (
+    RUNS,
+    TRAINING,
+    AsJson,
+    ConfigFile,
+    Overrides,
+    RunDirPath,
+    app,
+    guarded,
+    print_rows,
+)
 from samestep.distributed.deferred_signals import DeferredSignals
+from samestep.errors import LaunchError
+
+if TYPE_CHECKING:
+    from samestep.launch.commands.rank_command import RankCommand
+    from samestep.launch.run.launches import Launch
 
 slurm_app = typer.Typer(help="Look at, or cancel, a run's Slurm job.", no_args_is_help=True)
-app.add_typer(slurm_app, name="slurm")
+app.add_typer(slurm_app, name="slurm", rich_help_panel=RUNS)
 
 
 class Via(str, Enum):
@@ -47,22 +62,22 @@ Nproc = Annotated[
     str | None,
     _option(help="Ranks: on each machine, or all of mpirun's. 2:4 leaves out lost ones."),
 ]
-Nodes = Annotated[str | None, _option(help="Machines; 1:2 goes on with those that are there.")]
+Nodes = Annotated[str | None, _option(help="Machines; 1:2 continues with those that are up.")]
 NodeRank = Annotated[int | None, _option(min=0, help="This machine's number, from 0.")]
 MasterAddr = Annotated[str, _option(metavar="HOST", help="Host of machine 0.")]
 MasterPort = Annotated[int | None, _option(min=1, max=65535, help="A port of machine 0; 29500.")]
-Rendezvous = Annotated[str, _option(metavar="HOST:PORT", help="Where machines meet that may go.")]
+Rendezvous = Annotated[str, _option(metavar="HOST:PORT", help="Where elastic machines meet.")]
 Hosts = Annotated[str, _option(metavar="a:4,b:4", help="For mpirun and ssh: hosts and ranks.")]
-Restarts = Annotated[int, _option(min=0, help="Times that failed ranks are started again.")]
+Restarts = Annotated[int, _option(min=0, help="Times that failed ranks are restarted.")]
 Show = Annotated[bool, _option("--print", help="Show plan and command or script; run nothing.")]
 Write = Annotated[Path | None, _option(metavar="FILE", help="Save the script; run nothing.")]
-Follow = Annotated[bool, _option("--follow", help="Stay with a Slurm job until it ends.")]
+Follow = Annotated[bool, _option("--follow", help="Follow a Slurm job until it ends.")]
 Record = Annotated[Path | None, typer.Option(hidden=True)]
 StopAfter = Annotated[int | None, typer.Option(hidden=True)]
 Attached = Annotated[bool, typer.Option("--attached", hidden=True)]
 
 
-@app.command()
+@app.command(rich_help_panel=TRAINING)
 def launch(
     context: typer.Context,
     config: ConfigFile,
@@ -98,9 +113,11 @@ def launch(
     """Start the ranks of a run: on this machine, on others, by mpirun, or as a Slurm job."""
     with guarded(), DeferredSignals():
         from samestep.launch.commands.size import Size
-        from samestep.launch.run.start import Request, prepare, start
+        from samestep.launch.run.prepare import Request, prepare
 
-        rank_command = _work(config, overrides or [], via, context.params, record, stop_after)
+        rank_command = _rank_command(
+            config, overrides or [], via, context.params, record, stop_after
+        )
         request = Request(
             nproc=None if nproc is None else Size.parse(nproc, "--nproc"),
             nodes=None if nodes is None else Size.parse(nodes, "--nodes"),
@@ -112,33 +129,32 @@ def launch(
             max_restarts=max_restarts,
         )
         prepared = prepare(rank_command, request)
-        _refuse_to_follow(prepared, follow)
+        if follow and not prepared.is_queued:
+            raise LaunchError("--follow is for Slurm jobs: other launches are followed anyway")
         if show or write is not None:
-            _show(prepared, show, write)
-            return
+            return _show(prepared, show, write)
         if attached:
             from samestep.distributed.signals import stop_with_input
 
             stop_with_input()
-        start(prepared, _tell, follows=follow)
+        prepared.run(_report, follow=follow)
 
 
-def _tell(line: str) -> None:
+def _report(line: str) -> None:
     typer.echo(f"samestep: {line}", err=True)
 
 
-def _work(
+def _rank_command(
     config: Path,
     overrides: list[str],
     via: Via | None,
     params: dict[str, Any],
     record: Path | None,
     stop_after: int | None,
-) -> Any:
-    """The config as the options make it; Slurm's are overrides of its launch section."""
+) -> RankCommand:
+    """What the ranks run, with the options applied; Slurm's override the launch section."""
     from samestep.config import load_config
     from samestep.config.launch import SlurmConfig
-    from samestep.errors import LaunchError
     from samestep.launch.commands.rank_command import RankCommand
     from samestep.launch.commands.slurm import for_the_first_task
 
@@ -157,34 +173,22 @@ def _work(
         raise LaunchError(f"{shown} is for Slurm, but the launcher is {method}: add --via slurm")
     return RankCommand(
         loaded, config, tuple(overrides), record, stop_after
-    )  # ranks need not know how
+    )  # how they are started is no option of the ranks
 
 
-def _refuse_to_follow(prepared: Any, follow: bool) -> None:
-    from samestep.errors import LaunchError
-    from samestep.launch.commands.slurm import SlurmJob
-
-    if follow and not isinstance(prepared, SlurmJob):
-        raise LaunchError("--follow is for Slurm jobs: other launches are followed anyway")
-
-
-def _show(prepared: Any, show: bool, write: Path | None) -> None:
-    from samestep.launch.run.start import plan_of, script_of
-
-    script = script_of(prepared)
+def _show(prepared: Launch, show: bool, write: Path | None) -> None:
+    script = prepared.script()
     if show:
-        # The plan beside the script, which may be piped to a file or to sbatch.
-        print_rows(("", "plan"), plan_of(prepared), err=True)
+        # The plan on stderr: the script may be piped to a file or to sbatch.
+        print_rows(("", "plan"), prepared.summary(), err=True)
         typer.echo(script, nl=False)
     if write is not None:
-        from samestep.errors import LaunchError
-
         try:
             write.write_text(script, encoding="utf-8")
             write.chmod(0o755)
         except (OSError, UnicodeError) as error:
             raise LaunchError(f"{write} cannot be written: {error}") from None
-        _tell(f"wrote {write}")
+        _report(f"wrote {write}")
 
 
 @slurm_app.command()
@@ -204,15 +208,15 @@ def status(run: RunDirPath, as_json: AsJson = False) -> None:
 
 @slurm_app.command()
 def cancel(run: RunDirPath) -> None:
-    """Cancel a run's Slurm job; its ranks save first, and the run can go on later."""
+    """Cancel a run's Slurm job; its ranks save first, and the run can be resumed later."""
     with guarded():
         from samestep.launch.run.slurm import cancel as cancel_job
         from samestep.launch.run.slurm import newest_job, state_of
 
         job = newest_job(run)
         state = state_of(job.job)
-        if state.is_over:
-            typer.echo(f"job {job.job} is over already: {state.state}")
+        if state.is_final:
+            typer.echo(f"job {job.job} has already ended: {state.state}")
             return
         cancel_job(job)
         typer.echo(f"job {job.job} is cancelled; it was {state.state}")
@@ -221,16 +225,15 @@ def cancel(run: RunDirPath) -> None:
 @slurm_app.command()
 def logs(
     run: RunDirPath,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Follow until the job ends.")] = False,
 ) -> None:
     """Show what a run's newest Slurm job has written."""
     with guarded():
-        from samestep.launch.run.slurm import follow as follow_job
-        from samestep.launch.run.slurm import logs_of, newest_job
+        from samestep.launch.run.slurm import follow_job, logs_of, newest_job
 
         job = newest_job(run)
         if follow:
-            follow_job(run, job, _tell, sys.stdout)
+            follow_job(run, job, _report, sys.stdout)
             return
         for path in logs_of(run, job):
             typer.echo(path.read_text(encoding="utf-8", errors="replace"), nl=False)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from samestep.cli.app import (
+    MODELS,
     AsJson,
     ConfigFile,
     LocalRank,
@@ -35,7 +36,7 @@ class Rule(str, Enum):
     valley = "valley"
 
 
-@app.command("lr-find")
+@app.command("lr-find", rich_help_panel=MODELS)
 def lr_find(
     context: typer.Context,
     config: ConfigFile,
@@ -47,7 +48,7 @@ def lr_find(
         float, typer.Option(help="Share of the newest loss in the smoothed one.")
     ] = 0.05,
     stop_factor: Annotated[
-        float, typer.Option(help="Stop at so many times the lowest smoothed loss.")
+        float, typer.Option(help="Stop at this many times the lowest smoothed loss.")
     ] = 4.0,
     suggest: Annotated[Rule, typer.Option(help="The suggestion to write.")] = Rule.valley,
     write: Annotated[bool, typer.Option("--write", help="Put it into the config file.")] = False,
@@ -58,7 +59,7 @@ def lr_find(
     report: Annotated[Path | None, typer.Option(help="Where the HTML page goes.")] = None,
     local_rank: LocalRank = None,
 ) -> None:
-    """Look for a learning rate: alone, or as a rank of whatever launcher started it.
+    """Find a learning rate; alone, or as a rank of any launcher.
 
     Exits 8 if the losses suggest none.
     """
@@ -78,7 +79,7 @@ def lr_find(
             target = Target(config, overrides or []) if write else None
             found = find_lr(loaded, place, test, key, target)
         if not place.is_main:
-            # Were its exit code not 0, a launcher would end rank 0 in the middle of what follows.
+            # With another exit code than 0, a launcher would end rank 0 in the middle of the rest.
             return
         written = _write(found, config, suggest.value) if write and not found.wrong else None
         _show(found, written, as_json)
@@ -92,7 +93,7 @@ def lr_find(
 def _write(found: Found, file: Path, rule: str) -> dict[str, Any]:
     from samestep.config.editing import set_value
 
-    assert found.key is not None, "looked at before the first step"
+    assert found.key is not None, "checked before the first step"
     rate = found.suggestions[rule]
     set_value(file, found.key, rate)
     return {"file": str(file), "key": found.key, "rule": rule, "value": rate}
@@ -102,7 +103,7 @@ def _remind_of_groups(found: Found, config: Config, rate: float) -> None:
     groups = [] if config.optimizer is None else config.optimizer.groups
     if found.key == "optimizer.lr" and any(group.lr is not None for group in groups):
         typer.echo(
-            "optimizer.groups have rates of their own, which kept their ratio to optimizer.lr in "
+            "optimizer.groups have their own rates, which kept their ratio to optimizer.lr in "
             f"the test: multiply them by {rate / found.rate_now:.3g} to keep it",
             err=True,
         )
@@ -125,19 +126,19 @@ def _show(found: Found, written: dict[str, Any] | None, as_json: bool) -> None:
 
 
 def _keep(found: Found, config: Config, written: dict[str, Any] | None, page: Path | None) -> None:
-    """Leave the numbers and the plots in the test's directory."""
+    """Write the numbers and the plots to the test's directory."""
     from samestep.lr_finder.report import write_html, write_png
 
     title = f"{config.name}: loss over learning rate"
     document = json.dumps({**found.as_json(), "written": written}, indent=1)
     numbers, picture = found.folder / "lr-find.json", found.folder / "lr-find.png"
     page = page or found.folder / "lr-find.html"
-    _leave("Numbers", numbers, lambda: numbers.write_text(document, encoding="utf-8"))
-    _leave("Plot", picture, lambda: write_png(found, title, picture))
-    _leave("Page", page, lambda: write_html(found, title, page))
+    _write_file("Numbers", numbers, lambda: numbers.write_text(document, encoding="utf-8"))
+    _write_file("Plot", picture, lambda: write_png(found, title, picture))
+    _write_file("Page", page, lambda: write_html(found, title, page))
 
 
-def _leave(name: str, path: Path, write: Callable[[], object]) -> None:
+def _write_file(name: str, path: Path, write: Callable[[], object]) -> None:
     try:
         write()
         typer.echo(f"{name}: {path}", err=True)

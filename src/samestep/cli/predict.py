@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from samestep.cli.app import (
+    MODELS,
     AsJson,
     LocalRank,
     Overrides,
@@ -20,13 +21,15 @@ from samestep.cli.app import (
 from samestep.cli.ranks import as_rank
 
 
-@app.command()
+@app.command(rich_help_panel=MODELS)
 def predict(
     context: typer.Context,
     run: RunDirPath,
     data: Annotated[
         str,
-        typer.Argument(help="valid, train, or what the task's predict_data knows.", metavar="DATA"),
+        typer.Argument(
+            help="valid, train, or a name that the task's predict_data knows.", metavar="DATA"
+        ),
     ],
     output: Annotated[Path, typer.Option(help="The file: .csv, .jsonl or .parquet.")],
     overrides: Overrides = None,
@@ -38,11 +41,11 @@ def predict(
     batch: Annotated[
         int | None, typer.Option(min=1, help="Samples in one forward pass; as in evaluation.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     as_json: AsJson = False,
     local_rank: LocalRank = None,
 ) -> None:
-    """Write what a trained model says of every sample, in order: alone, or as one of many ranks."""
+    """Write a trained model's predictions for every sample, in order; alone, or as a rank."""
     with guarded():
         from samestep.train.run_dir import config_of
 

@@ -1,4 +1,4 @@
-"""Commands that are a rank: alone, or of whatever launcher started them."""
+"""Commands that run as a rank: alone, or under any launcher."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def as_rank(config: Config, command: typer.Context, local_rank: int | None) -> I
 def _threads_before_torch(
     section: DistributedConfig, launch: LaunchFacts
 ) -> AbstractContextManager[None]:
-    """Tell the libraries under torch their threads: some read them when torch is imported.
+    """Set the threads of the libraries under torch: some read them when torch is imported.
 
-    Whatever torchrun has put there, which is 1 where nobody said anything.
+    This replaces torchrun's value, which is 1 unless the user set one.
     """
     from samestep.distributed.placement import threads_of_a_rank
     from samestep.environment.hardware import owned_cpus

@@ -1,4 +1,4 @@
-"""The commands that look at a run's directory: checkpoints, times."""
+"""The commands that read a run's directory: checkpoints, times."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from samestep.cli.app import AsJson, RunDirPath, app, guarded, print_rows
+from samestep.cli.app import RUNS, AsJson, RunDirPath, app, guarded, print_rows
 
 if TYPE_CHECKING:
-    from samestep.checkpoint.store import Found
+    from samestep.checkpoint.listing import FoundCheckpoint
 
 
 class _ListByDefault(TyperGroup):
@@ -29,7 +29,7 @@ class _ListByDefault(TyperGroup):
 checkpoints_app = typer.Typer(
     help="List a run's checkpoints, or export one.", no_args_is_help=True, cls=_ListByDefault
 )
-app.add_typer(checkpoints_app, name="checkpoints")
+app.add_typer(checkpoints_app, name="checkpoints", rich_help_panel=RUNS)
 
 
 @checkpoints_app.command("list")
@@ -43,7 +43,7 @@ def list_command(
     `samestep checkpoints RUN` is short for this.
     """
     with guarded():
-        from samestep.checkpoint.store import list_checkpoints
+        from samestep.checkpoint.listing import list_checkpoints
         from samestep.errors import CheckpointError
 
         folder = run / "checkpoints"
@@ -60,7 +60,7 @@ def list_command(
         raise typer.Exit(1)
 
 
-def _marks(found: list[Found]) -> dict[int, str]:
+def _marks(found: list[FoundCheckpoint]) -> dict[int, str]:
     """Which steps are the last, and the best, of those that can be used."""
     usable = [item for item in found if item.manifest is not None]
     if not usable:
@@ -73,7 +73,7 @@ def _marks(found: list[Found]) -> dict[int, str]:
     return marks
 
 
-def _row(item: Found, marks: dict[int, str], verified: bool) -> tuple[Any, ...]:
+def _row(item: FoundCheckpoint, marks: dict[int, str], verified: bool) -> tuple[Any, ...]:
     size = f"{item.size / 1e6:.3g}"
     if item.manifest is None:
         return (item.step, "", "", "", size, "", "", f"NOT valid: {item.wrong}")
@@ -89,7 +89,7 @@ def _row(item: Found, marks: dict[int, str], verified: bool) -> tuple[Any, ...]:
     return (item.step, manifest.epoch, written, manifest.world, size, metrics, mark, state)
 
 
-def _as_json(item: Found, marks: dict[int, str]) -> dict[str, Any]:
+def _as_json(item: FoundCheckpoint, marks: dict[int, str]) -> dict[str, Any]:
     mark = marks.get(item.step, "")
     known = {} if item.manifest is None else asdict(item.manifest)
     return {
@@ -112,13 +112,13 @@ def export(
 ) -> None:
     """Write {"model_state_dict", "optimizer_state_dict", "epoch"} for other projects to read."""
     with guarded():
-        from samestep.checkpoint.export import export_checkpoint
+        from samestep.checkpoint.torch_file import write_torch_file
 
-        manifest = export_checkpoint(run, which, to)
+        manifest = write_torch_file(run, which, to)
         typer.echo(f"wrote step {manifest.step} of {run} to {to}")
 
 
-@app.command()
+@app.command(rich_help_panel=RUNS)
 def times(run: RunDirPath, as_json: AsJson = False) -> None:
     """Show where a run's time went, and which rank the others waited for."""
     with guarded():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from samestep.cli.app import (
+    TRAINING,
     AsJson,
     ConfigFile,
     Launched,
@@ -23,16 +24,16 @@ from samestep.distributed.deferred_signals import DeferredSignals
 from samestep.errors import PROMISE_NOT_KEPT, SamestepError
 
 if TYPE_CHECKING:
-    from samestep.verify.verify import Verification
+    from samestep.verify.result import Verification
 
 
-@app.command()
+@app.command(rich_help_panel=TRAINING)
 def train(
     context: typer.Context,
     config: ConfigFile,
     overrides: Overrides = None,
     record: Annotated[
-        Path | None, typer.Option(help="Keep the exact losses, samples and final state here.")
+        Path | None, typer.Option(help="Write the exact losses, samples and final state here.")
     ] = None,
     stop_after: Annotated[
         int | None, typer.Option(min=1, help="Save and stop after this step; exits 75.")
@@ -40,7 +41,7 @@ def train(
     local_rank: LocalRank = None,
     launched: Launched = False,
 ) -> None:
-    """Train on this process: alone, or as a rank of whatever launcher started it."""
+    """Train in this process: alone, or as a rank of any launcher."""
     with guarded(launched), DeferredSignals():
         from samestep.config import load_config
 
@@ -59,22 +60,24 @@ def train(
                 typer.echo(f"{outcome.steps} steps{loss}; the run is in {loaded.run_path}")
 
 
-@app.command()
+@app.command(rich_help_panel=TRAINING)
 def verify(
     config: ConfigFile,
     overrides: Overrides = None,
     worlds: Annotated[
-        str, typer.Option(help="World sizes, the first is compared with; 4@slurm starts it so.")
+        str, typer.Option(help="World sizes, compared with the first; 4@slurm names the launcher.")
     ] = "1,2,4",
     via: Annotated[
         str, typer.Option(help="What starts them: torchrun, mpirun, slurm or ssh.")
     ] = "torchrun",
     nodes: Annotated[int, typer.Option(min=1, help="Machines of a Slurm job.")] = 1,
     hosts: Annotated[str, typer.Option(metavar="a,b", help="Machines for mpirun and ssh.")] = "",
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps to run; as the config.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps to run; by default the config's.")
+    ] = None,
     resumed: Annotated[
         bool,
-        typer.Option("--resumed", help="Also stop the run at each size and go on at the next."),
+        typer.Option("--resumed", help="Also stop the run at each size and resume it at the next."),
     ] = False,
     against: Annotated[
         Path | None, typer.Option(help="Also compare with this loss curve (.csv or .jsonl).")
@@ -107,7 +110,7 @@ def verify(
             resumed=resumed,
             against=against,
             rtol=rtol,
-            tell=lambda line: typer.echo(line, err=True),
+            report=lambda line: typer.echo(line, err=True),
         )
         if as_json:
             typer.echo(json.dumps(result.as_json()))
@@ -137,13 +140,13 @@ def _print_verification(result: Verification) -> None:
     table = Table("ranks", "steps", "ms per step", "state", "result")
     for world in result.worlds:
         record = world.record
-        words = "identical" if world.difference is None else str(world.difference)
+        result_text = "identical" if world.difference is None else str(world.difference)
         table.add_row(
             world.label,
             str(record.steps),
             f"{record.seconds_per_step * 1e3:.1f}",
             record.state_hash,
-            words,
+            result_text,
             style=None if world.kept else "red",
         )
     console = Console(width=None if sys.stdout.isatty() else 120)

@@ -1,4 +1,4 @@
-"""Other projects' names for our keys. Accepted, reported, and never beside the real key."""
+"""Other projects' names for our keys: accepted, reported, and refused beside the real key."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import Any
 
 from samestep.errors import Mistake
 
-Path = tuple[str, ...]
-
 
 @dataclass(frozen=True)
 class Alias:
-    """Another name for a key, and what to make of its value."""
+    """The key that another name stands for, and how to convert its value."""
 
     key: str
     convert: Callable[[Any], Any] = lambda value: value
@@ -58,19 +56,27 @@ ALIASES: dict[str, Alias] = {
 def apply_aliases(
     values: dict[str, Any], origins: dict[str, str]
 ) -> tuple[dict[str, Any], dict[str, str], list[Mistake]]:
-    """The same flat values under our own names; a key set by two names is a mistake."""
+    """Rename aliases to our keys; a key that is set by two names is a mistake.
+
+    Args:
+        values: flat values, by dotted key.
+        origins: where each value comes from.
+
+    Returns:
+        The values and origins under our names, and the mistakes.
+    """
     renamed: dict[str, Any] = {}
-    whence: dict[str, str] = {}
+    renamed_origins: dict[str, str] = {}
     mistakes: list[Mistake] = []
     for path, value in values.items():
         alias = ALIASES.get(path)
         key = alias.key if alias else path
         if key in renamed:
-            other = whence[key]
+            other = renamed_origins[key]
             mistakes.append(
                 Mistake(path, f"{key} is already set ({other}): keep one of them", origins[path])
             )
             continue
         renamed[key] = alias.convert(value) if alias else value
-        whence[key] = f"{origins[path]} as {path}" if alias else origins[path]
-    return renamed, whence, mistakes
+        renamed_origins[key] = f"{origins[path]} as {path}" if alias else origins[path]
+    return renamed, renamed_origins, mistakes

@@ -34,7 +34,7 @@ _STANDARD_NAMES = {
 
 @dataclass(frozen=True)
 class Validation:
-    """True when nothing is wrong; `reasons` says everything that is."""
+    """True if nothing is wrong; `reasons` lists everything that is."""
 
     reasons: tuple[str, ...]
 
@@ -43,7 +43,7 @@ class Validation:
 
 
 class DistributedConfig(BaseModel):
-    """How the ranks of a run find and treat each other. `auto` asks the launcher or machine."""
+    """How the ranks of a run find and treat each other. `auto`: from the launcher or the machine."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
 
@@ -64,25 +64,26 @@ class DistributedConfig(BaseModel):
         600.0, description="seconds a collective may wait"
     )
     lost_after: Annotated[float, Field(ge=5, allow_inf_nan=False)] = Field(
-        120.0, description="seconds of silence after which a rank that others wait for is lost"
+        120.0,
+        description="seconds of silence after which a rank that others wait for is lost",
     )
     on_init_failure: Literal["fail", "fallback"] = Field(
-        "fail", description="fallback: rank 0 goes on alone, the others exit 0"
+        "fail", description="fallback: rank 0 continues alone, the others exit 0"
     )
     launch_method: LaunchMethod = Field(
-        "torchrun", description="how samestep launch starts the ranks, unless --via says"
+        "torchrun", description="how samestep launch starts the ranks, unless --via is given"
     )
     threads_per_rank: Positive | Auto = Field(
         "auto", description="auto: the CPUs this machine gives each rank"
     )
     network: dict[str, str] = Field(
-        {}, description="NCCL_*, GLOO_* and TORCH_* variables; those that are set already win"
+        {}, description="NCCL_*, GLOO_* and TORCH_* variables; the environment takes precedence"
     )
     lane_weights: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] | None = Field(
         None, description="share of the lanes per rank, for uneven machines"
     )
     find_unused_parameters: bool = Field(
-        False, description="parameters may take part in some steps or lanes and not in others"
+        False, description="some parameters are not used in every step or lane"
     )
     sync_batchnorm: bool = Field(
         False, description="SyncBatchNorm over the ranks (same: samples, on GPUs)"
@@ -98,62 +99,68 @@ class DistributedConfig(BaseModel):
     )
 
     def validate(self) -> Validation:  # type: ignore[override]
-        """Everything in this section that contradicts itself, not only the first thing."""
+        """Check this section for contradictions; reports all of them, not only the first.
+
+        Example:
+            >>> validation = DistributedConfig(rank=4, world_size=4).validate()
+            >>> bool(validation), validation.reasons
+            (False, ('distributed.rank: rank 4 does not fit world_size 4: ranks run from 0 to 3',))
+        """
         return Validation(tuple(str(mistake) for mistake in self.mistakes()))
 
     def mistakes(self) -> list[Mistake]:
         """The contradictions within this section."""
         found: list[Mistake] = []
 
-        def say(path: str, message: str) -> None:
+        def add(path: str, message: str) -> None:
             found.append(Mistake(f"distributed.{path}", message))
 
         if self.rank != "auto":
             if self.world_size == "auto":
-                say("rank", f"you set rank {self.rank} without world_size: set both")
+                add("rank", f"you set rank {self.rank} without world_size: set both")
             elif self.rank >= self.world_size:
-                say(
+                add(
                     "rank",
                     f"rank {self.rank} does not fit world_size {self.world_size}: "
                     f"ranks run from 0 to {self.world_size - 1}",
                 )
         node, nodes = self.node_rank, self.num_nodes
         if node != "auto" and nodes != "auto" and node >= nodes:
-            say(
+            add(
                 "node_rank",
                 f"node_rank {node} does not fit num_nodes {nodes}: nodes run from 0 to {nodes - 1}",
             )
         if nodes != "auto" and self.world_size != "auto" and nodes > self.world_size:
-            say("num_nodes", f"{nodes} nodes for world_size {self.world_size}: one rank a node")
+            add("num_nodes", f"{nodes} nodes for world_size {self.world_size}: one rank a node")
         elif "auto" not in (self.world_size, self.num_nodes, self.num_gpus_per_node):
             ranks = int(self.num_nodes) * int(self.num_gpus_per_node)
             if ranks != self.world_size:
-                say(
+                add(
                     "world_size",
                     f"you set world_size {self.world_size}, but {self.num_nodes} "
                     f"nodes x {self.num_gpus_per_node} ranks are {ranks}",
                 )
         if self.enabled is False and self.world_size not in ("auto", 1):
-            say(
+            add(
                 "enabled",
                 f"false contradicts world_size {self.world_size}: "
                 "set enabled: true, or world_size: 1",
             )
         if self.device == "cpu" and self.backend == "nccl":
-            say("backend", "nccl needs GPUs but device is cpu: set backend: gloo or device: auto")
+            add("backend", "nccl needs GPUs but device is cpu: set backend: gloo or device: auto")
         if self.device_ids is not None:
             if len(set(self.device_ids)) != len(self.device_ids):
-                say("device_ids", f"{list(self.device_ids)} names a GPU twice: one GPU per rank")
+                add("device_ids", f"{list(self.device_ids)} names a GPU twice: one GPU per rank")
             if self.device == "cpu":
-                say("device_ids", "names GPUs but device is cpu: remove one of the two")
+                add("device_ids", "names GPUs but device is cpu: remove one of the two")
         for name in self.network:
             if not name.startswith(_NETWORK):
-                say("network", f"{name} is none of {', '.join(p + '*' for p in _NETWORK)}")
+                add("network", f"{name} is none of {', '.join(p + '*' for p in _NETWORK)}")
         if self.lane_weights is not None and self.world_size not in (
             "auto",
             len(self.lane_weights),
         ):
-            say(
+            add(
                 "lane_weights",
                 f"{len(self.lane_weights)} weights for world_size "
                 f"{self.world_size}: give one weight per rank",
@@ -161,10 +168,10 @@ class DistributedConfig(BaseModel):
         return found
 
     def to_env_dict(self) -> dict[str, str]:
-        """Environment variables from which `from_env` makes this object again.
+        """Environment variables from which `from_env` builds this object again.
 
-        Launch facts go by the names every launcher knows (RANK, WORLD_SIZE, MASTER_ADDR
-        ...), so that any PyTorch program can be started with them; the rest by ours.
+        Launch facts use the names every launcher knows (RANK, WORLD_SIZE, MASTER_ADDR ...), so
+        that any PyTorch program can be started with them; the rest use ours.
         """
         variables: dict[str, str] = {}
         for name, value in self.model_dump(exclude_defaults=True, mode="json").items():
@@ -174,7 +181,14 @@ class DistributedConfig(BaseModel):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> DistributedConfig:
-        """The section as the environment tells it; the process's own unless one is given."""
+        """The section that environment variables describe.
+
+        Args:
+            environ: the variables; by default those of this process.
+
+        Raises:
+            ConfigError: if a variable has an invalid value.
+        """
         environ = process_environment() if environ is None else environ
         values: dict[str, Any] = {}
         for name, field in cls.model_fields.items():

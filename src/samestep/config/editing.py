@@ -1,4 +1,10 @@
-"""Puts one value into a YAML or JSON file; every comment and the layout stay as they are."""
+"""Sets one value in a YAML or JSON file; every comment and the layout stay as they are.
+
+The value is spliced into the text at the place where PyYAML reports its node. A round trip with
+ruamel.yaml (0.19) is no substitute: it keeps most comments, but it drops those inside a flow
+mapping of several lines, indents every section alike, joins flow lines, turns CRLF into LF, drops
+`---`, and writes unquoted keys into JSON.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +26,21 @@ _INDENT = 2
 
 
 def set_value(path: Path, key: str, value: Scalar) -> None:
-    """Set `section.key` in a config file: wholly, or not at all."""
-    text, _ = _edited(path, key, value)
-    target = path.resolve()  # what a link leads to is replaced, not the link
+    """Set one value in a config file. The file is replaced atomically, or left as it is.
+
+    Args:
+        path: a YAML or JSON file.
+        key: the dotted key, such as `optimizer.lr`; missing sections are added.
+        value: the new value.
+
+    Raises:
+        EditError: if the key cannot be set without changing anything else, with the reason.
+
+    Example:
+        >>> set_value(Path("config.yaml"), "optimizer.lr", 3e-4)
+    """
+    text, _ = _edit(path, key, value)
+    target = path.resolve()  # replaces the file that a link points to, not the link
     partial = target.with_name(target.name + ".partial")
     try:
         with partial.open("w", encoding="utf-8", newline="") as file:
@@ -37,11 +55,11 @@ def set_value(path: Path, key: str, value: Scalar) -> None:
 
 
 def preview(path: Path, key: str, value: Scalar) -> dict[str, Any]:
-    """What the file would hold with `section.key` set; refuses what `set_value` would refuse."""
-    return _edited(path, key, value)[1]
+    """The content of the file with `section.key` set; raises what `set_value` would raise."""
+    return _edit(path, key, value)[1]
 
 
-def _edited(path: Path, key: str, value: Scalar) -> tuple[str, dict[str, Any]]:
+def _edit(path: Path, key: str, value: Scalar) -> tuple[str, dict[str, Any]]:
     try:
         text = path.read_bytes().decode("utf-8")
     except OSError as error:
@@ -57,7 +75,17 @@ def _edited(path: Path, key: str, value: Scalar) -> tuple[str, dict[str, Any]]:
 
 
 def with_value(text: str, key: str, value: Scalar, is_json: bool = False) -> str:
-    """The YAML or JSON text with `section.key` set and nothing else changed, or an EditError."""
+    """The text with one value set and nothing else changed.
+
+    Args:
+        text: the content of a YAML or JSON file.
+        key: the dotted key.
+        value: the new value.
+        is_json: whether the text must stay JSON.
+
+    Raises:
+        EditError: if that is not possible.
+    """
     keys = key.split(".")
     readable = _readable(text, is_json)
     try:
@@ -68,20 +96,20 @@ def with_value(text: str, key: str, value: Scalar, is_json: bool = False) -> str
         raise EditError(f"it is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(root, yaml.MappingNode):
         raise EditError("it holds no keys")
-    expected = _changed(before, keys, value)
-    edited = _Splicer(text, root, is_json).spliced(keys, value)
+    expected = _with_change(before, keys, value)
+    edited = _Splicer(text, root, is_json).splice(keys, value)
     try:
         # Types and order count as well: 1 is not true, and a key keeps its place.
-        done = repr(parse_yaml(_readable(edited, is_json))) == repr(expected)
+        is_exact = repr(parse_yaml(_readable(edited, is_json))) == repr(expected)
     except yaml.YAMLError:
-        done = False
-    if not done:
+        is_exact = False
+    if not is_exact:
         raise EditError(f"{key} cannot be set without changing anything else")
     return edited
 
 
 def _readable(text: str, is_json: bool) -> str:
-    """As a config is loaded: JSON may be indented with tabs. Every place stays where it is."""
+    """The text as a config is loaded: JSON may be indented with tabs. All positions stay."""
     return text.replace("\t", " ") if is_json else text
 
 
@@ -90,23 +118,23 @@ def _refuse_anchors(text: str) -> None:
         if isinstance(token, (yaml.AnchorToken, yaml.AliasToken)):
             line = token.start_mark.line + 1
             raise EditError(
-                f"line {line} holds an anchor or an alias (& or *): a value may stand for several"
+                f"line {line} holds an anchor or an alias (& or *): one value may be used in several places"
             )
 
 
-def _changed(document: Any, keys: Sequence[str], value: Scalar) -> Any:
+def _with_change(document: Any, keys: Sequence[str], value: Scalar) -> Any:
     first, *rest = keys
     document = {} if document is None else document
     if not isinstance(document, dict):
         raise EditError(f"{first} cannot be set inside {document!r}")
     if not rest and isinstance(document.get(first), (dict, list)):
         raise EditError(f"{first} is a section or a list, not a value")
-    inner = _changed(document.get(first), rest, value) if rest else value
+    inner = _with_change(document.get(first), rest, value) if rest else value
     return {**document, first: inner}
 
 
 def _written(value: Scalar) -> str:
-    """The value in words that YAML and JSON read alike; 1e-05 is text to other YAML readers."""
+    """The value as text that YAML and JSON both read; 1e-05 is a string to other YAML readers."""
     text = json.dumps(value, ensure_ascii=False)
     if isinstance(value, float) and "." not in text:
         return text.replace("e", ".0e")
@@ -114,17 +142,17 @@ def _written(value: Scalar) -> str:
 
 
 class _Splicer:
-    """Finds where a value stands in a text, or could, and puts another there."""
+    """Finds where a value is in a text, or belongs, and puts another one there."""
 
     def __init__(self, text: str, root: yaml.MappingNode, quotes_keys: bool) -> None:
         self._text, self._root = text, root
         self._newline = "\r\n" if "\r\n" in text else "\n"
         self._quotes_keys = quotes_keys
 
-    def spliced(self, keys: Sequence[str], value: Scalar) -> str:
+    def splice(self, keys: Sequence[str], value: Scalar) -> str:
         node: yaml.Node = self._root
         for depth, key in enumerate(keys):
-            if not isinstance(node, yaml.MappingNode):  # a section that is empty: `params:`
+            if not isinstance(node, yaml.MappingNode):  # an empty section: `params:`
                 return self._replace(node, self._in_one_line(keys[depth:], value))
             inner = next((v for k, v in node.value if k.value == key), None)
             if inner is None:
@@ -134,7 +162,7 @@ class _Splicer:
 
     def _replace(self, node: yaml.Node, text: str) -> str:
         start, end = node.start_mark.index, node.end_mark.index
-        space = " " if start == end and node.tag == _NULL else ""  # else right behind the colon
+        space = " " if start == end and node.tag == _NULL else ""  # nothing after the colon yet
         return self._text[:start] + space + text + self._text[end:]
 
     def _insert(self, node: yaml.MappingNode, keys: Sequence[str], value: Scalar) -> str:
@@ -148,7 +176,7 @@ class _Splicer:
         place = max(key.end_mark.index, last.end_mark.index)
         start: int = key.start_mark.index
         indent = self._text[start - key.start_mark.column : start]
-        # A remark behind the last entry would go over to the new one.
+        # A comment after the last entry would move to the new one.
         ends_line = not self._text[place:].partition("\n")[0].strip()
         separator = f",{self._newline}{indent}" if ends_line and not indent.strip() else ", "
         return self._at(place, separator + entry)
@@ -162,17 +190,17 @@ class _Splicer:
         ]
         indent = " " * (column + _INDENT * len(sections))
         lines.append(f"{indent}{self._key(last)}: {_written(value)}")
-        place = self._line_behind(node)
+        place = self._line_after(node)
         missing = "" if self._text[:place].endswith("\n") else self._newline
         return self._at(place, missing + "".join(line + self._newline for line in lines))
 
-    def _line_behind(self, node: yaml.Node) -> int:
-        """Where the line starts that follows what a block holds."""
+    def _line_after(self, node: yaml.Node) -> int:
+        """Where the line after a block's content starts."""
         while isinstance(node, yaml.CollectionNode) and node.value and not node.flow_style:
             last = node.value[-1]
             node = last[1] if isinstance(last, tuple) else last
         end: int = node.end_mark.index
-        if end and self._text[end - 1] == "\n":  # a block of text ends with its line
+        if end and self._text[end - 1] == "\n":  # a block scalar ends with its line
             return end
         return self._text.find("\n", end) + 1 or len(self._text)
 

@@ -12,7 +12,7 @@ from samestep.config.distributed import Positive
 from samestep.errors import Mistake
 
 Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
-"""Of one line: what goes into a script must not become another line of it."""
+"""Text of one line: a value in a script must not become another line of it."""
 
 MaybeLine = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$")]
 
@@ -20,7 +20,7 @@ Style = Literal["srun", "torchrun", "mpirun"]
 
 
 class SlurmConfig(BaseModel):
-    """A Slurm job's options, as sbatch knows them."""
+    """A Slurm job's options, under sbatch's names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
 
@@ -44,7 +44,7 @@ class SlurmConfig(BaseModel):
         120, description="seconds before the time limit at which the run saves and is requeued"
     )
     requeue: bool = Field(True, description="let Slurm start the job again after a preemption")
-    extra: tuple[Line, ...] = Field((), description="more options of sbatch, such as --nice=100")
+    extra: tuple[Line, ...] = Field((), description="more sbatch options, such as --nice=100")
 
 
 class LaunchConfig(BaseModel):
@@ -52,7 +52,9 @@ class LaunchConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
 
-    python: Line | None = Field(None, description="the ranks' interpreter; the launching one")
+    python: Line | None = Field(
+        None, description="the ranks' interpreter; the launcher's if not set"
+    )
     modules: tuple[Line, ...] = Field((), description="module load, in a job script")
     environment: dict[str, MaybeLine] = Field({}, description="variables that every rank gets")
     before: tuple[Line, ...] = Field((), description="shell commands before the ranks, in a script")
@@ -61,14 +63,14 @@ class LaunchConfig(BaseModel):
     slurm: SlurmConfig = SlurmConfig()
 
     def mistakes(self) -> list[Mistake]:
-        """What is wrong with this section beyond its types."""
+        """What is wrong in this section beyond its types."""
         odd = [
             name for name in self.environment if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII)
         ]
         path = "launch.environment"
-        found = [Mistake(path, f"{name!r} is no name of a variable") for name in odd]
+        found = [Mistake(path, f"{name!r} is not a variable's name") for name in odd]
         try:
             shlex.split(self.ssh)
         except ValueError as error:
-            found.append(Mistake("launch.ssh", f"{self.ssh!r} is no command: {error}"))
+            found.append(Mistake("launch.ssh", f"{self.ssh!r} is not a command: {error}"))
         return found

@@ -15,6 +15,8 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
+    """A part of the config: immutable, and unknown keys are refused."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -29,6 +31,13 @@ class LossScaleConfig(Section):
     max: Above0 = Field(2.0**24, description="it grows no further")
     hysteresis: Positive = Field(1, description="overflows in a row before it shrinks")
 
+    def mistakes(self) -> list[Mistake]:
+        """The contradictions within this section."""
+        if self.min <= self.init <= self.max:
+            return []
+        message = f"{self.init:g} is not between min {self.min:g} and max {self.max:g}"
+        return [Mistake("loss_scale.init", message)]
+
 
 class ClipConfig(Section):
     """Limits on the gradient, after the sum over all lanes; at most one of the three."""
@@ -36,28 +45,38 @@ class ClipConfig(Section):
     norm: Above0 | None = Field(None, description="largest norm")
     value: Above0 | None = Field(None, description="largest absolute value")
     adaptive: Above0 | None = Field(None, description="largest multiple of the running norm")
-    memory: Share = Field(0.98, description="how much of the running norm stays each step")
+    memory: Share = Field(0.98, description="share of the running norm that is kept each step")
     per_group: bool = Field(False, description="each parameter group by its own norm")
 
     @property
     def is_on(self) -> bool:
+        """Whether any limit is set."""
         return (self.norm, self.value, self.adaptive) != (None, None, None)
+
+    def mistakes(self) -> list[Mistake]:
+        """The contradictions within this section."""
+        given = [key for key in ("norm", "value", "adaptive") if getattr(self, key) is not None]
+        if len(given) > 1:
+            return [Mistake(f"clip.{given[1]}", f"clip.{given[0]} is set too: keep one of them")]
+        if self.per_group and given in ([], ["value"]):
+            return [Mistake("clip.per_group", "is about norms: set clip.norm or clip.adaptive")]
+        return []
 
 
 class GroupConfig(Section):
-    """Parameters that are treated differently; the first group that matches a name has it."""
+    """Parameters with their own settings; the first group that matches a name applies."""
 
     match: tuple[str, ...] = Field(
         min_length=1, description="patterns of parameter names, such as head.*"
     )
     name: str | None = Field(None, description="another optimizer for this group")
-    lr: From0 | None = Field(None, description="its own learning rate")
-    weight_decay: From0 | None = Field(None, description="its own weight decay")
+    lr: From0 | None = Field(None, description="learning rate of this group")
+    weight_decay: From0 | None = Field(None, description="weight decay of this group")
     args: dict[str, Any] = Field({}, description="further arguments of the optimizer")
 
 
 class OptimizerConfig(Section):
-    """Optimizers by name, instead of the task's own."""
+    """Optimizers by name, in place of the task's."""
 
     name: str = Field("adamw", description="a class of torch.optim, such as adamw or sgd")
     lr: From0 = Field(1e-3, description="learning rate")
@@ -66,14 +85,14 @@ class OptimizerConfig(Section):
         ("bias", "norm"), description="no weight decay for: bias, norm, or patterns of names"
     )
     args: dict[str, Any] = Field({}, description="further arguments of the optimizer")
-    groups: tuple[GroupConfig, ...] = Field((), description="parameters treated differently")
+    groups: tuple[GroupConfig, ...] = Field((), description="parameters with their own settings")
     implementation: Literal["auto", "fused", "foreach", "plain"] = Field(
         "auto", description="auto: fused where torch has it, else foreach on GPUs, else plain"
     )
 
 
 class ScheduleConfig(Section):
-    """The learning rate over the run, instead of the task's own schedules."""
+    """The learning rate over the run, in place of the task's schedules."""
 
     name: str = Field(
         "constant",
@@ -90,7 +109,7 @@ class ScheduleConfig(Section):
     )
     every: Literal["auto", "step", "epoch"] = Field(
         "auto",
-        description="when it moves on; auto: epoch for step and most of torch's, else step; "
+        description="when it advances; auto: epoch for step and most of torch's, else step; "
         "plateau: every evaluation",
     )
     args: dict[str, Any] = Field({}, description="further arguments of the scheduler")
@@ -99,12 +118,12 @@ class ScheduleConfig(Section):
 class EmaConfig(Section):
     """An exponential moving average of the weights, validated and saved beside them."""
 
-    decay: Share = Field(0.999, description="how much of the average stays")
+    decay: Share = Field(0.999, description="share of the average that is kept in each update")
     per: Literal["step", "epoch"] = Field(
-        "step", description="whether decay is meant per step or per epoch"
+        "step", description="whether decay applies per step or per epoch"
     )
     every: Positive = Field(1, description="steps between two updates of the average")
-    warmup: bool = Field(True, description="average little at first: (1 + n) / (10 + n) at most")
+    warmup: bool = Field(True, description="average less at first: (1 + n) / (10 + n) at most")
     policy: Literal["per_rank", "rank0"] = Field(
         "per_rank", description="every rank holds the average, or only rank 0"
     )
@@ -113,17 +132,27 @@ class EmaConfig(Section):
 class SwaConfig(Section):
     """Stochastic weight averaging: the mean of weights over the last part of the run."""
 
-    start: Share | Positive = Field(0.75, description="share of the run, or step, it begins at")
+    start: Share | Positive = Field(
+        0.75, description="share of the run, or step, at which it starts"
+    )
     every: Positive | Literal["epoch"] = Field("epoch", description="steps between two samples")
-    lr: From0 | None = Field(None, description="constant rate in this phase; the schedule's")
+    lr: From0 | None = Field(
+        None, description="constant rate in this phase; the schedule's if not set"
+    )
     anneal: FromZero = Field(0, description="steps from the schedule's rate to lr")
+
+    def mistakes(self) -> list[Mistake]:
+        """The contradictions within this section."""
+        if self.lr is not None or self.anneal == 0:
+            return []
+        return [Mistake("swa.anneal", "leads to a rate that is not set: set swa.lr, or remove it")]
 
 
 class MemoryConfig(Section):
-    """How a lane fits into the device."""
+    """How a lane fits into the device's memory."""
 
     checkpoint: tuple[str, ...] = Field(
-        (), description="patterns of modules whose activations are computed again in backward"
+        (), description="patterns of modules whose activations are recomputed in backward"
     )
     lane_split: Positive | Auto = Field(
         1, description="micro-batches per lane; auto: as few as fit (changes BatchNorm and draws)"
@@ -137,25 +166,3 @@ class SpeedConfig(Section):
     graph: bool | Auto = Field(
         False, description="replay steps as CUDA graphs; auto: where that is possible"
     )
-
-
-def loss_scale_mistakes(scale: LossScaleConfig) -> list[Mistake]:
-    if scale.min <= scale.init <= scale.max:
-        return []
-    message = f"{scale.init:g} is not between min {scale.min:g} and max {scale.max:g}"
-    return [Mistake("loss_scale.init", message)]
-
-
-def clip_mistakes(clip: ClipConfig) -> list[Mistake]:
-    given = [key for key in ("norm", "value", "adaptive") if getattr(clip, key) is not None]
-    if len(given) > 1:
-        return [Mistake(f"clip.{given[1]}", f"clip.{given[0]} is set too: keep one of them")]
-    if clip.per_group and given in ([], ["value"]):
-        return [Mistake("clip.per_group", "is about norms: set clip.norm or clip.adaptive")]
-    return []
-
-
-def swa_mistakes(swa: SwaConfig | None) -> list[Mistake]:
-    if swa is None or swa.lr is not None or swa.anneal == 0:
-        return []
-    return [Mistake("swa.anneal", "goes to a rate that is not set: set swa.lr, or remove it")]

@@ -1,4 +1,4 @@
-"""YAML as people mean it: no number where they wrote a time, and none missed."""
+"""YAML as people mean it: a time is not a number, and every number is one."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ PlainLoader.add_implicit_resolver(
 
 
 def parse_yaml(text: str) -> Any:
-    """The value that a text stands for; runs no code from it."""
+    """The value of a YAML text, by safe loading: no code in it is run."""
     return yaml.load(text, Loader=PlainLoader)

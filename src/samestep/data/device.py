@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from samestep.config.schema import LoaderConfig
-from samestep.pytree import convert, leaves_of
+from samestep.pytree import move, tensors
 
 
 def pins_memory(loader: LoaderConfig, device: torch.device) -> bool:
     """Whether batches for this device are read into page-locked memory."""
-    asked = loader.pin_memory
-    return device.type == "cuda" if asked == "auto" else bool(asked)
+    setting = loader.pin_memory
+    return device.type == "cuda" if setting == "auto" else bool(setting)
 
 
 _WORTH_A_STREAM = 1 << 20
@@ -22,9 +22,7 @@ _WORTH_A_STREAM = 1 << 20
 
 def is_large(data: Any) -> bool:
     """Whether a batch should be copied beside what the device computes."""
-    return any(
-        isinstance(leaf, torch.Tensor) and leaf.nbytes > _WORTH_A_STREAM for leaf in leaves_of(data)
-    )
+    return any(tensor.nbytes > _WORTH_A_STREAM for tensor in tensors(data))
 
 
 class DeviceCopies:
@@ -35,26 +33,17 @@ class DeviceCopies:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def to_device(self, data: Any) -> Any:
-        """The batch with every tensor in it on the device; copies from pinned memory do not wait."""
+        """The batch with every tensor in it on the device."""
         if self._stream is None:
             return data
         if not is_large(data):
-            return convert(data, lambda tensor: tensor.to(self._device, non_blocking=True))
+            return move(data, self._device)
         here = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
-            copy = convert(data, lambda tensor: tensor.to(self._device, non_blocking=True))
+            copy = move(data, self._device)
         here.wait_stream(self._stream)
         # Else the allocator would give its memory to the next copy while it is still in use.
-        convert(copy, lambda tensor: _used_on(tensor, here))
+        for tensor in tensors(copy):
+            if tensor.is_cuda:
+                tensor.record_stream(here)
         return copy
-
-
-def _used_on(tensor: Any, stream: torch.cuda.Stream) -> Any:
-    if isinstance(tensor, torch.Tensor):
-        tensor.record_stream(stream)
-    return tensor
-
-
-def pinned(data: Any) -> Any:
-    """The batch with every tensor in it in page-locked memory."""
-    return convert(data, lambda tensor: tensor.pin_memory())

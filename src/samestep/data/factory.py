@@ -1,68 +1,58 @@
-"""Where a run's batches come from: a dataset with a length, or lane streams."""
+"""Opens a dataset as a source of steps: one with a length, or lane streams."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from samestep.config import Config
-from samestep.data.batch import Collate, LaneBatch, Lanes, Position, Source
-from samestep.data.device import DeviceCopies, pins_memory
+from samestep.data.batch import Collate, LaneBatch, Position, Source
+from samestep.data.device import DeviceCopies
 from samestep.data.iterable import StreamSource
 from samestep.data.map_style import MapSource, is_map_style
 from samestep.data.orders import Order, shuffled
-from samestep.distributed.context import RunContext
 from samestep.lanes.plan import EpochPlan
-from samestep.lanes.rng import Streams
+from samestep.run_setup import RunSetup
 
 
 def open_source(
-    config: Config,
-    context: RunContext,
-    lanes: Lanes,
+    setup: RunSetup,
     dataset: Any,
-    order: Order | None,
-    collate: Collate | None,
+    order: Order | None = None,
+    collate: Collate | None = None,
     *,
     digest: bool = False,
 ) -> Source:
-    """The steps of a dataset; `digest` names the samples of data that have no index."""
-    batch, pin = config.batch_plan(context.world), pins_memory(config.loader, context.device)
+    """The steps of a dataset.
+
+    Args:
+        setup: The run's setup.
+        dataset: Map-style, or iterable with lane streams.
+        order: In which order a map-style dataset is visited; shuffled unless given.
+        collate: Makes a batch of a list of samples; torch's default unless given.
+        digest: Whether samples of iterable data get digests as their ids.
+    """
     if not is_map_style(dataset):
-        return StreamSource(
-            dataset,
-            batch,
-            lanes,
-            config.seed,
-            config.loader,
-            pin,
-            context.collectives,
-            config.steps_per_epoch,
-            config.drop_last,
-            digest=digest,
-            always_agree=config.same != "bits",
-            collate=collate,
-        )
+        return StreamSource(setup, dataset, collate, digest=digest)
+    config = setup.config
     order = shuffled(len(dataset)) if order is None else order
-    plan = EpochPlan(len(order(config.seed, 0)), batch, config.drop_last)
-    return MapSource(dataset, order, plan, lanes, config.seed, config.loader, pin, collate)
+    plan = EpochPlan(len(order(config.seed, 0)), setup.batch, config.drop_last)
+    return MapSource(setup, dataset, order, plan, collate)
 
 
-def steps_per_epoch(source: Source, config: Config) -> int | None:
-    """How many steps an epoch has; None if that shows only at its end."""
-    return source.plan.steps if isinstance(source, MapSource) else config.steps_per_epoch
+def first_epoch(source: Source, setup: RunSetup, stream: str) -> Iterator[LaneBatch]:
+    """This rank's batches of a run's first epoch, each with random numbers of its lane and place.
 
-
-def first_epoch(
-    source: Source, config: Config, context: RunContext, streams: Streams, draws: str
-) -> Iterator[LaneBatch]:
-    """This rank's batches of a run's first epoch, each with the draws of its lane and place."""
-    copies = DeviceCopies(context.device)
+    Args:
+        source: The steps' data.
+        setup: The run's setup.
+        stream: The name of the RNG stream that forward passes draw from.
+    """
+    copies = DeviceCopies(setup.context.device)
     # Streams that never end are read as far as the run goes.
-    for data in source.steps(Position(), steps_per_epoch(source, config) or config.steps):
-        for lane in data.lanes:
+    for data in source.steps(Position(), source.steps_per_epoch or setup.config.steps):
+        for unit in data.units:
             batch = data.read()
-            streams.enter(draws, lane, at=(data.epoch_step,))
-            yield LaneBatch(lane, copies.to_device(batch.data), batch.ids)
+            setup.rng.enter(stream, unit, at=(data.epoch_step,))
+            yield LaneBatch(unit, copies.to_device(batch.data), batch.ids)
         if data.ends_epoch:
             return

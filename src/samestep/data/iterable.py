@@ -11,24 +11,24 @@ A resumed run starts in the middle of its streams. A stream with `state_dict()` 
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
-from samestep.config.schema import LoaderConfig
-from samestep.data.batch import Collate, LaneBatch, Lanes, Position, Source, StepData
+from samestep.data.batch import Collate, LaneBatch, Position, Source, StepData
+from samestep.data.device import pins_memory
 from samestep.data.map_style import as_it_is
-from samestep.distributed.collectives import Collectives
 from samestep.distributed.signals import outlive_stop_signals
 from samestep.errors import TaskError
+from samestep.lanes.assignment import LaneAssignment
 from samestep.lanes.plan import BatchPlan
 from samestep.lanes.rng import DATA, derive, reseed, seed_at
+from samestep.pytree import digest
+from samestep.run_setup import RunSetup
 
 
 @runtime_checkable
@@ -36,7 +36,14 @@ class LaneStreams(Protocol):
     """A dataset that shards itself by lane."""
 
     def lane_stream(self, lane: int, lanes: int, seed: int, epoch: int) -> Iterable[Any]:
-        """The samples of one lane in one epoch; the same ones whenever asked."""
+        """The samples of one lane in one epoch; the same ones on every call.
+
+        Args:
+            lane: The lane's number, from 0.
+            lanes: How many lanes there are.
+            seed: The run's seed.
+            epoch: The epoch's number, from 0.
+        """
         ...
 
 
@@ -48,10 +55,14 @@ class _Resumable(Protocol):
 
 
 class strided:  # noqa: N801 - reads as a verb where it is used
-    """Every lane takes each `lanes`-th sample of an iterable that anyone can read again.
+    """Every lane takes each n-th sample of an iterable that can be read again, n being the lanes.
 
-    Each lane reads the whole iterable and passes over the others' samples. The iterable
-    must give the same samples in the same order every time.
+    Each lane reads the whole iterable and skips the others' samples. The iterable must yield
+    the same samples in the same order every time.
+
+    Example:
+        def train_data(self):
+            return samestep.strided(Lines("corpus.txt"))
     """
 
     def __init__(self, samples: Iterable[Any]) -> None:
@@ -81,7 +92,7 @@ def lane_streams(dataset: Any) -> LaneStreams:
         return _HuggingFace(dataset)
     raise TaskError(
         f"{type(dataset).__name__} has no length, so it is read as lane streams, but it does not "
-        "say how. Give it a method lane_stream(lane, lanes, seed, epoch), use a Hugging Face "
+        "define how. Give it a method lane_stream(lane, lanes, seed, epoch), use a Hugging Face "
         "iterable dataset, or wrap a deterministic iterable in samestep.strided(...)"
     )
 
@@ -98,7 +109,7 @@ class _Portion:
     ids: tuple[str, ...]
     full: bool
     states: Mapping[int, Any]
-    """By lane, the state of its stream after this portion, if it can say one."""
+    """By lane, the state of its stream after this portion, if it has one."""
 
 
 class _PortionReader(IterableDataset[_Portion]):
@@ -108,19 +119,19 @@ class _PortionReader(IterableDataset[_Portion]):
         self,
         streams: LaneStreams,
         batch: BatchPlan,
-        lanes: Lanes,
+        assignment: LaneAssignment,
         seed: int,
         start: Position,
         collate: Collate,
         digest: bool,
     ) -> None:
-        self._streams, self._batch, self._lanes = streams, batch, lanes
+        self._streams, self._batch, self._assignment = streams, batch, assignment
         self._seed, self._epoch, self._start = seed, start.epoch, start
         self._collate, self._digest = collate, digest
 
     def __iter__(self) -> Iterator[_Portion]:
         worker = get_worker_info()
-        units = list(self._lanes.mine)
+        units = list(self._assignment.my_units)
         if worker is not None:
             units = units[worker.id :: worker.num_workers]
         opened = {unit: self._open(unit) for unit in units}
@@ -135,14 +146,14 @@ class _PortionReader(IterableDataset[_Portion]):
         reseed(seed_at(derive(self._seed, DATA, unit), self._epoch, epoch_step))
 
     def _open(self, unit: int) -> list[_LaneStream]:
-        lanes, seed = self._batch.lanes, self._seed
+        lane_count, seed = self._batch.lane_count, self._seed
         return [
             _LaneStream(
                 lane,
-                self._streams.lane_stream(lane, lanes, seed, self._epoch),
+                self._streams.lane_stream(lane, lane_count, seed, self._epoch),
                 self._start.streams.get(lane),
             )
-            for lane in self._lanes.plan_lanes(unit)
+            for lane in self._assignment.lanes_of(unit)
         ]
 
     def _read_again(self, unit: int, streams: list[_LaneStream]) -> None:
@@ -154,12 +165,12 @@ class _PortionReader(IterableDataset[_Portion]):
                 stream.take(self._batch.lane_batch)
 
     def _portion(self, streams: list[_LaneStream]) -> _Portion:
-        want = self._batch.lane_batch
-        samples = [sample for stream in streams for sample in stream.take(want)]
-        ids = tuple(_digest(s) if self._digest else "" for s in samples)
-        full = len(samples) == want * len(streams)
+        size = self._batch.lane_batch
+        samples = [sample for stream in streams for sample in stream.take(size)]
+        ids = tuple(digest(s) if self._digest else "" for s in samples)
+        full = len(samples) == size * len(streams)
         data = self._collate(samples) if samples else None
-        # Copied: the next portion is read before this one's step is over, and may change it.
+        # Copied: the next portion is read before this one's step ends, and may change it.
         states = {s.lane: copy.deepcopy(s.state()) for s in streams if s.stateful}
         return _Portion(data, ids, full, states)
 
@@ -169,7 +180,7 @@ class _LaneStream:
 
     def __init__(self, lane: int, samples: Iterable[Any], state: Any | None) -> None:
         self.lane = lane
-        # HF datasets say a state too, but lose what is in a shuffle buffer: they are read again.
+        # HF datasets have a state too, but lose what is in a shuffle buffer: they are read again.
         self.stateful = isinstance(samples, _Resumable) and not _is_hugging_face(samples)
         self.placed = self.stateful and state is not None
         if self.placed:
@@ -178,8 +189,8 @@ class _LaneStream:
         self._samples: Any = samples
         self._iterator = iter(samples)
 
-    def take(self, want: int) -> list[Any]:
-        return list(islice(self._iterator, want))
+    def take(self, count: int) -> list[Any]:
+        return list(islice(self._iterator, count))
 
     def state(self) -> Any:
         return self._samples.state_dict()
@@ -201,29 +212,17 @@ class StreamSource(Source):
 
     has_streams = True
 
+    samples = None
+
     def __init__(
-        self,
-        dataset: Any,
-        batch: BatchPlan,
-        lanes: Lanes,
-        seed: int,
-        loader: LoaderConfig,
-        pin_memory: bool,
-        collectives: Collectives,
-        steps_per_epoch: int | None,
-        drop_last: bool,
-        digest: bool,
-        always_agree: bool,
-        collate: Collate | None = None,
+        self, setup: RunSetup, dataset: Any, collate: Collate | None = None, *, digest: bool = False
     ) -> None:
+        config = setup.config
+        self.steps_per_epoch = config.steps_per_epoch
+        self._setup, self._units = setup, setup.assignment.my_units
         self._streams = lane_streams(dataset)
-        self._batch, self._lanes, self._seed = batch, lanes, seed
-        self._loader, self._pin_memory = loader, pin_memory
-        self._collectives = collectives
-        self._steps_per_epoch, self._drop_last = steps_per_epoch, drop_last
-        self._digest = digest
-        self._agree = always_agree or steps_per_epoch is None
-        self._collate = collate or default_collate
+        self._collate, self._digest = collate or default_collate, digest
+        self._agree = config.same != "bits" or config.steps_per_epoch is None
 
     def steps(self, start: Position, stop: int | None) -> Iterator[StepData]:
         step = start.step
@@ -249,18 +248,22 @@ class StreamSource(Source):
             yield self._step_data(here, start.epoch, epoch_step, start.step + done, ahead is None)
 
     def _next(self, portions: Iterator[_Portion], epoch_step: int) -> _StepPortions | None:
-        """The next step's portions; None when the epoch is over."""
-        if self._steps_per_epoch is not None and epoch_step >= self._steps_per_epoch:
+        """The next step's portions; None at the end of the epoch."""
+        if self.steps_per_epoch is not None and epoch_step >= self.steps_per_epoch:
             return None
-        mine = [(unit, next(portions)) for unit in self._lanes.mine]
+        mine = [(unit, next(portions)) for unit in self._units]
         filled = [(unit, portion) for unit, portion in mine if portion.ids]
         if not self._agree:
             return _StepPortions(mine, filled, ragged=False)
         # One small collective a step: the price of data that does not know its length.
-        states = self._collectives.gather((bool(filled), all(p.full for _, p in mine)))
-        goes_on = all(full for _, full in states) if self._drop_last else any(s for s, _ in states)
+        states = self._setup.context.gather((bool(filled), all(p.full for _, p in mine)))
+        continues = (
+            all(full for _, full in states)
+            if self._setup.config.drop_last
+            else any(s for s, _ in states)
+        )
         ragged = not all(some for some, _ in states)
-        return _StepPortions(mine, filled, ragged) if goes_on else None
+        return _StepPortions(mine, filled, ragged) if continues else None
 
     def _step_data(
         self,
@@ -272,48 +275,27 @@ class StreamSource(Source):
     ) -> StepData:
         batches = iter(LaneBatch(unit, portion.data, portion.ids) for unit, portion in here.filled)
         read: Callable[[], LaneBatch] = lambda: next(batches)  # noqa: E731
-        lanes = tuple(unit for unit, _ in here.filled)
+        units = tuple(unit for unit, _ in here.filled)
         streams = {lane: state for _, p in here.mine for lane, state in p.states.items()}
-        return StepData(index, epoch, epoch_step, ends_epoch, lanes, here.ragged, read, streams)
+        return StepData(index, epoch, epoch_step, ends_epoch, units, here.ragged, read, streams)
 
     def _data_loader(self, start: Position) -> DataLoader[_Portion]:
+        setup, loader = self._setup, self._setup.config.loader
         reader = _PortionReader(
-            self._streams, self._batch, self._lanes, self._seed, start, self._collate, self._digest
-        )
-        # The loader asks its workers in turn: only a divisor of the units keeps each unit's
+            self._streams, setup.batch, setup.assignment, setup.config.seed, start, self._collate,
+            self._digest,
+        )  # fmt: skip
+        # The loader polls its workers in turn: only a divisor of the units keeps each unit's
         # stream with one worker.
-        units = len(self._lanes.mine)
-        workers = max((n for n in range(1, self._loader.workers + 1) if units % n == 0), default=0)
+        units = len(self._units)
+        workers = max((n for n in range(1, loader.workers + 1) if units % n == 0), default=0)
         return DataLoader(
             reader,
             batch_size=None,
             collate_fn=as_it_is,
             num_workers=workers,
-            prefetch_factor=self._loader.prefetch if workers else None,
-            pin_memory=self._pin_memory,
+            prefetch_factor=loader.prefetch if workers else None,
+            pin_memory=pins_memory(loader, setup.context.device),
             worker_init_fn=outlive_stop_signals,
             generator=torch.Generator(),
         )
-
-
-def _digest(sample: Any) -> str:
-    """A short name for a sample's content."""
-    state = hashlib.blake2b(digest_size=8)
-
-    def feed(value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            value = value.detach().cpu().reshape(-1).view(torch.uint8).numpy()
-        if isinstance(value, np.ndarray):
-            state.update(value.tobytes())
-        elif isinstance(value, dict):
-            for key in value:
-                feed(key)
-                feed(value[key])
-        elif isinstance(value, (list, tuple)):
-            for item in value:
-                feed(item)
-        else:
-            state.update(repr(value).encode())
-
-    feed(sample)
-    return state.hexdigest()

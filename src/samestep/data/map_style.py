@@ -14,14 +14,15 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
-from samestep.config.schema import LoaderConfig
-from samestep.data.batch import Collate, LaneBatch, Lanes, Position, Source, StepData
-from samestep.data.device import pinned
+from samestep.data.batch import Collate, LaneBatch, Position, Source, StepData
+from samestep.data.device import pins_memory
 from samestep.data.orders import Order
 from samestep.distributed.signals import outlive_stop_signals
 from samestep.errors import TaskError
 from samestep.lanes.plan import EpochPlan
 from samestep.lanes.rng import DATA, derive, reseed, seed_at
+from samestep.pytree import pin
+from samestep.run_setup import RunSetup
 
 
 class LaneRequest(NamedTuple):
@@ -58,22 +59,19 @@ class MapSource(Source):
 
     def __init__(
         self,
+        setup: RunSetup,
         dataset: Any,
         order: Order,
         plan: EpochPlan,
-        lanes: Lanes,
-        seed: int,
-        loader: LoaderConfig,
-        pin_memory: bool,
         collate: Collate | None = None,
     ) -> None:
         self.plan = plan
+        self.samples, self.steps_per_epoch = plan.samples, plan.steps
+        self._setup, self._assignment = setup, setup.assignment
+        self._loader = setup.config.loader
+        self._pins = pins_memory(self._loader, setup.context.device)
         self._reader = _LaneReader(dataset, collate or default_collate)
         self._order = order
-        self._lanes = lanes
-        self._seed = seed
-        self._loader = loader
-        self._pin_memory = pin_memory
         self._ordered: tuple[int, Sequence[int]] = (-1, ())
 
     def steps(self, start: Position, stop: int | None) -> Iterator[StepData]:
@@ -89,30 +87,30 @@ class MapSource(Source):
         step = start.step
         while stop is None or step < stop:
             epoch, epoch_step = self.plan.locate(step)
-            lanes, ragged = self._filled(epoch_step)
+            units, ragged = self._filled(epoch_step)
             yield StepData(
                 index=step,
                 epoch=epoch,
                 epoch_step=epoch_step,
                 ends_epoch=epoch_step == self.plan.steps - 1,
-                lanes=lanes,
+                units=units,
                 ragged=ragged,
                 read=read,
             )
             step += 1
 
     def _filled(self, epoch_step: int) -> tuple[tuple[int, ...], bool]:
-        """This rank's lanes with samples, and whether some rank has none."""
+        """This rank's units with samples, and whether some rank has none."""
         if (epoch_step + 1) * self.plan.batch.global_batch <= self.plan.samples:
-            return tuple(self._lanes.mine), False
+            return tuple(self._assignment.my_units), False
         filled = [
             tuple(unit for unit in units if self._positions(epoch_step, unit))
-            for units in self._lanes.units
+            for units in self._assignment.units
         ]
-        return filled[self._lanes.rank], not all(filled)
+        return filled[self._assignment.rank], not all(filled)
 
     def _positions(self, epoch_step: int, unit: int) -> list[range]:
-        cut = [self.plan.positions(epoch_step, lane) for lane in self._lanes.plan_lanes(unit)]
+        cut = [self.plan.positions(epoch_step, lane) for lane in self._assignment.lanes_of(unit)]
         return [positions for positions in cut if positions]
 
     def _requests(
@@ -121,24 +119,24 @@ class MapSource(Source):
         step = start
         while stop is None or step < stop:
             epoch, epoch_step = self.plan.locate(step)
-            for unit in self._lanes.mine:
+            for unit in self._assignment.my_units:
                 positions = self._positions(epoch_step, unit)
                 if positions:
                     order = self._epoch_order(epoch)
                     picked = order[positions[0].start : positions[-1].stop]
-                    seed = self._draws_from(unit, epoch, epoch_step)
+                    seed = self._seed_of(unit, epoch, epoch_step)
                     request = LaneRequest(unit, tuple(np.asarray(picked).tolist()), seed)
                     issued.append(request)
                     yield request
             step += 1
 
-    def _draws_from(self, unit: int, epoch: int, epoch_step: int) -> int:
+    def _seed_of(self, unit: int, epoch: int, epoch_step: int) -> int:
         """The seed of what is drawn while a batch is read."""
-        return seed_at(derive(self._seed, DATA, unit), epoch, epoch_step)
+        return seed_at(derive(self._setup.config.seed, DATA, unit), epoch, epoch_step)
 
     def _epoch_order(self, epoch: int) -> Sequence[int]:
         if self._ordered[0] != epoch:
-            order = self._order(self._seed, epoch)
+            order = self._order(self._setup.config.seed, epoch)
             if len(order) != self.plan.samples:
                 raise TaskError(
                     f"the order gave {len(order)} samples in epoch {epoch} but "
@@ -150,7 +148,7 @@ class MapSource(Source):
     def _read_here(self, requests: Iterator[LaneRequest]) -> Iterator[Any]:
         for request in requests:
             data = self._reader[request]
-            yield pinned(data) if self._pin_memory else data
+            yield pin(data) if self._pins else data
 
     def _read_ahead(self, requests: Iterator[LaneRequest]) -> Iterator[Any]:
         return iter(
@@ -161,7 +159,7 @@ class MapSource(Source):
                 collate_fn=as_it_is,
                 num_workers=self._loader.workers,
                 prefetch_factor=self._loader.prefetch,
-                pin_memory=self._pin_memory,
+                pin_memory=self._pins,
                 worker_init_fn=outlive_stop_signals,
                 # Its own generator: the loader draws a base seed, and must not draw it from ours.
                 generator=torch.Generator(),
@@ -170,7 +168,7 @@ class MapSource(Source):
 
 
 def as_it_is(batch: Any) -> Any:
-    """For loaders whose dataset gives whole batches."""
+    """For loaders whose dataset yields whole batches."""
     return batch
 
 

@@ -1,7 +1,11 @@
-"""In which order an epoch visits the samples: pure functions of (seed, epoch).
+"""The order in which an epoch visits the samples: pure functions of (seed, epoch).
 
-An order is any callable `order(seed, epoch) -> sequence of sample indices`. It must give
+An order is any callable `order(seed, epoch) -> sequence of sample indices`. It must return
 the same number of indices in every epoch; it may repeat or leave out samples.
+
+    class Mine(samestep.Task):
+        def order(self, dataset):
+            return samestep.orders.class_balanced(dataset.labels)
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from samestep.lanes.rng import order_rng
 
 Indices = NDArray[np.int64]
 Order = Callable[[int, int], Sequence[int] | Indices]
+"""`order(seed, epoch)` returns the indices of an epoch's samples, in order."""
 
 
 def shuffled(samples: int) -> Order:
@@ -24,12 +29,17 @@ def shuffled(samples: int) -> Order:
 
 
 def sequential(samples: int) -> Order:
-    """Every sample once, as they lie."""
+    """Every sample once, in the dataset's order."""
     return lambda seed, epoch: np.arange(samples)
 
 
 def weighted(weights: Sequence[float], samples: int | None = None) -> Order:
-    """Draws with replacement, each sample in proportion to its weight."""
+    """Draws with replacement, each sample in proportion to its weight.
+
+    Args:
+        weights: One per sample of the dataset.
+        samples: How many an epoch draws; as many as there are weights unless given.
+    """
     shares = np.asarray(weights, dtype=np.float64)
     if shares.ndim != 1 or (shares < 0).any() or not shares.sum() > 0:
         raise TaskError("weighted() needs one weight per sample, none negative, not all zero")
@@ -44,14 +54,23 @@ def weighted(weights: Sequence[float], samples: int | None = None) -> Order:
 
 
 def class_balanced(labels: Sequence[Hashable], samples: int | None = None) -> Order:
-    """Draws with replacement, every class equally often in expectation."""
+    """Draws with replacement, every class equally often in expectation.
+
+    Args:
+        labels: The class of each sample of the dataset.
+        samples: How many an epoch draws; as many as there are labels unless given.
+    """
     codes = _codes(labels)
     counts = np.bincount(codes)
     return weighted((1.0 / counts)[codes].tolist(), samples)
 
 
 def grouped(groups: Sequence[Hashable]) -> Order:
-    """Every sample once; samples of one group stay together, groups and insides shuffled."""
+    """Every sample once; samples of one group stay together, groups and insides shuffled.
+
+    Args:
+        groups: The group of each sample of the dataset.
+    """
     codes = _codes(groups)
     members = np.split(np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1])
 

@@ -1,38 +1,33 @@
-"""A dataset gone through once, in its own order, every sample exactly once."""
+"""A dataset read once, in its own order, every sample exactly once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-
-from samestep.config import Config
-from samestep.data.batch import Collate, LaneBatch, Lanes, Position, StepData
+from samestep.data.batch import Collate, LaneBatch, Position, StepData
 from samestep.data.device import DeviceCopies
 from samestep.data.map_style import MapSource, is_map_style
 from samestep.data.orders import sequential
 from samestep.errors import TaskError
-from samestep.lanes.plan import BatchPlan, EpochPlan
+from samestep.lanes.plan import EpochPlan
 from samestep.lanes.rng import DATA, derive, seed_at
+from samestep.run_setup import RunSetup
 
 
 class SequentialSource(MapSource):
-    """Numbered batches, dealt out to lanes; what is drawn for one follows from its number.
+    """Numbered batches, dealt out to lanes; a batch's random numbers follow from its number.
 
-    So the lanes and ranks that it is cut into change nothing but who does the work.
+    So the lanes and ranks that share the work do not change its result.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        what: str,
-        batch: BatchPlan,
-        lanes: Lanes,
-        config: Config,
-        pin_memory: bool,
-        collate: Collate | None,
-    ) -> None:
+    def __init__(self, setup: RunSetup, dataset: Any, what: str, collate: Collate | None) -> None:
+        """Args:
+        setup: A setup whose batch plan and assignment deal out the work.
+        dataset: What to read; it needs a length and indices.
+        what: What the dataset is, for error messages.
+        collate: Makes a batch of a list of samples; torch's default unless given.
+        """
         if not is_map_style(dataset):
             raise TaskError(
                 f"{what} must have a length and be indexable, unlike {type(dataset).__name__}: "
@@ -40,32 +35,30 @@ class SequentialSource(MapSource):
             )
         if not len(dataset):
             raise TaskError(f"{what} holds no samples: its length is 0")
-        order, plan = sequential(len(dataset)), EpochPlan(len(dataset), batch)
-        super().__init__(
-            dataset, order, plan, lanes, config.seed, config.loader, pin_memory, collate
-        )
+        order, plan = sequential(len(dataset)), EpochPlan(len(dataset), setup.batch)
+        super().__init__(setup, dataset, order, plan, collate)
 
-    def rounds(
-        self, draw_from: Callable[[int], None], device: torch.device
-    ) -> Iterator[Iterator[LaneBatch]]:
-        """This rank's batches of each round, to be read before the next: one per filled lane.
+    def rounds(self, enter_stream: Callable[[int], None]) -> Iterator[Iterator[LaneBatch]]:
+        """This rank's batches of each round, one per lane with samples.
 
-        `draw_from` is called with a batch's number before it is given out.
+        Args:
+            enter_stream: Called with a batch's number before the batch is yielded.
         """
-        copies = DeviceCopies(device)
+        copies = DeviceCopies(self._setup.context.device)
         for data in self.steps(Position(), self.plan.steps):
-            yield self._round(data, draw_from, copies)
+            yield self._round(data, enter_stream, copies)
 
     def _round(
-        self, data: StepData, draw_from: Callable[[int], None], copies: DeviceCopies
+        self, data: StepData, enter_stream: Callable[[int], None], copies: DeviceCopies
     ) -> Iterator[LaneBatch]:
-        for lane in data.lanes:
+        for unit in data.units:
             batch = data.read()
-            draw_from(self._number(lane, data.epoch_step))
-            yield LaneBatch(lane, copies.to_device(batch.data), batch.ids)
+            enter_stream(self._number(unit, data.epoch_step))
+            yield LaneBatch(unit, copies.to_device(batch.data), batch.ids)
 
-    def _number(self, lane: int, epoch_step: int) -> int:
-        return epoch_step * self.plan.batch.lanes + lane
+    def _number(self, unit: int, epoch_step: int) -> int:
+        return epoch_step * self.plan.batch.lane_count + unit
 
-    def _draws_from(self, unit: int, epoch: int, epoch_step: int) -> int:
-        return seed_at(derive(self._seed, DATA, "in order"), self._number(unit, epoch_step))
+    def _seed_of(self, unit: int, epoch: int, epoch_step: int) -> int:
+        root = derive(self._setup.config.seed, DATA, "in order")
+        return seed_at(root, self._number(unit, epoch_step))

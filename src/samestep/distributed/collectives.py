@@ -1,7 +1,7 @@
-"""What ranks say to each other: one contract, two implementations.
+"""How ranks exchange values: one interface, two implementations.
 
-`SoloCollectives` is a world of one: nothing is sent, and nothing above needs to ask how
-many ranks there are. `TorchCollectives` speaks over the default process group.
+`SoloCollectives` is a world of one: nothing is sent, and no caller needs to check how many
+ranks there are. `TorchCollectives` uses the default process group.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Collectives(ABC):
         """Overwrite the tensors with rank 0's."""
 
     def wire(self, device: torch.device) -> torch.device:
-        """Where tensors of this device must lie to be sent."""
+        """The device from which tensors of this device can be sent."""
         return device
 
 
@@ -76,7 +76,7 @@ class SoloCollectives(Collectives):
 
 
 def group_is_open() -> bool:
-    """Whether this process is a rank of a process group, whoever opened it."""
+    """Whether this process is a rank of a process group, opened by us or by the caller."""
     return dist.is_available() and dist.is_initialized()
 
 
@@ -122,7 +122,7 @@ class TorchCollectives(Collectives):
 
     def all_gather(self, output: Tensor, piece: Tensor, name: str) -> dist.Work:
         """Start bringing every rank's piece into one tensor, in rank order; does not wait."""
-        # torch's call of this name, which before 2.13 had another.
+        # torch renamed this call in 2.13.
         call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         with self.activity.waiting(name):
             work: dist.Work | None = call(output, piece, async_op=True)

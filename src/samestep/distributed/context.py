@@ -37,7 +37,7 @@ from samestep.errors import InitError, LaunchError, PeerLost, Stopped
 
 # Imported here though unused: its functions take the process group that is open when it is
 # imported as a default argument. The first optimizer imports it, by way of torch._dynamo, and
-# would so keep the group and its threads alive until they fail in the interpreter's exit.
+# would keep the group and its threads alive until they fail at the interpreter's exit.
 assert torch.distributed.nn.functional
 
 T = TypeVar("T")
@@ -45,7 +45,27 @@ NamedParameters = Sequence[tuple[str, Parameter]]
 
 
 class RunContext(ABC):
-    """One process of a run: its rank, its device, and its way to talk to the others."""
+    """One process of a run: its rank, its device, and its connection to the other ranks.
+
+    `create_run_context` makes one, and `Run.context` is the one of a run. Use it as a context
+    manager: on any error it notifies the other ranks, and closes what it opened.
+
+        with samestep.create_run_context(config, samestep.detect_hardware()) as context:
+            with context.rank0_first():
+                dataset = download()
+            if context.is_main:
+                print(f"training on {context.world} ranks")
+
+    Attributes:
+        rank: This process's number, from 0 to `world - 1`.
+        world: The number of processes of the run.
+        is_main: Whether this is rank 0, which writes what the run writes once.
+        local_rank: This process's number on its machine.
+        device: Where this process computes.
+        threads: Threads of this process, as set in torch.
+        hosts: The host name of every rank.
+        log: Lines for the terminal and for this rank's log file.
+    """
 
     def __init__(
         self, collectives: Collectives, device: torch.device, local_rank: int, threads: int
@@ -65,10 +85,12 @@ class RunContext(ABC):
 
     @property
     def rank(self) -> int:
+        """This process's number, from 0 to `world - 1`."""
         return self.collectives.rank
 
     @property
     def world(self) -> int:
+        """The number of processes of the run."""
         return self.collectives.world
 
     @property
@@ -77,53 +99,67 @@ class RunContext(ABC):
         return self.rank == 0
 
     def barrier(self) -> None:
+        """Wait until every rank has called this."""
         self.collectives.barrier()
 
     def broadcast(self, value: T, source: int = 0) -> T:
+        """The object of the source rank, on every rank; the others' own values are ignored."""
         return self.collectives.broadcast(value, source)
 
     def gather(self, value: T) -> list[T]:
+        """Every rank's object, in rank order, on every rank. Objects are pickled."""
         return self.collectives.gather(value)
 
     @contextmanager
     def rank0_first(self, per: Literal["node", "run"] = "node") -> Iterator[bool]:
-        """Let one rank of each node, or of the run, go through a block before the others.
+        """Let one rank of each node, or of the run, execute a block before the others.
 
-        For what should happen once, such as a download: the others then find it done. Gives
-        whether this rank goes first. The others wait however long it takes.
+        For what should happen once, such as a download: the others then find it done. They wait
+        however long it takes.
+
+            with context.rank0_first(per="run") as first:
+                if first:
+                    prepare_files()
+                dataset = open_files()
+
+        Args:
+            per: Whether the first rank of each `"node"` goes first, or only rank 0 of the `"run"`.
+
+        Yields:
+            Whether this rank is the first.
         """
         host = self.hosts[self.rank]
         first = self.hosts.index(host) if per == "node" else 0
         self._turns += 1
-        news = f"{self._turns} of {host if per == 'node' else 'the run'}"
+        event = f"{self._turns} of {host if per == 'node' else 'the run'}"
         if self.rank != first:
-            self.wait_for(news, first)
+            self.wait_for(event, first)
         yield self.rank == first
         if self.rank == first:
-            self.tell(news)
+            self.notify(event)
 
     @abstractmethod
-    def tell(self, news: str) -> None:
-        """Let ranks that wait for this news go on."""
+    def notify(self, event: str) -> None:
+        """Release the ranks that wait for this event."""
 
     @abstractmethod
-    def wait_for(self, news: str, rank: int) -> None:
-        """Wait until a rank tells this news."""
+    def wait_for(self, event: str, rank: int) -> None:
+        """Wait until a rank notifies the others of this event."""
 
     def log_to(self, folder: Path, append: bool) -> None:
         """From here on also write to this rank's log file in the folder."""
         self.log.to_file(folder, append)
 
     def before_end(self, finish: Callable[[], None]) -> None:
-        """What must be over before this process may be ended because another rank failed."""
+        """What must be finished before this process may be ended because another rank failed."""
         del finish  # nobody ends a process that is alone
 
     def failed(self, error: BaseException) -> BaseException:
-        """Tell the other ranks that this one fails; returns what the error really means."""
+        """Notify the other ranks that this one fails; returns what the error really means."""
         return error
 
     def close(self) -> None:
-        """Give back what the context opened. Safe to call twice."""
+        """Release what the context opened. Safe to call twice."""
         self.log.close()
 
     def __enter__(self) -> RunContext:
@@ -144,11 +180,11 @@ class SingleProcessContext(RunContext):
             SoloCollectives(Activity()), torch.device(device), 0, threads or torch.get_num_threads()
         )
 
-    def tell(self, news: str) -> None:
-        del news  # nobody waits for it
+    def notify(self, event: str) -> None:
+        del event  # nobody waits for it
 
-    def wait_for(self, news: str, rank: int) -> None:
-        raise AssertionError(f"the only rank goes first, and waits for no {news} of rank {rank}")
+    def wait_for(self, event: str, rank: int) -> None:
+        raise AssertionError(f"a single process cannot wait for {event} of rank {rank}")
 
 
 class DDPContext(RunContext):
@@ -186,14 +222,14 @@ class DDPContext(RunContext):
     def before_end(self, finish: Callable[[], None]) -> None:
         self._heartbeat.before_end(finish)
 
-    def tell(self, news: str) -> None:
-        self._heartbeat.tell(news)
+    def notify(self, event: str) -> None:
+        self._heartbeat.notify(event)
 
-    def wait_for(self, news: str, rank: int) -> None:
-        self._heartbeat.wait_for(news, rank)
+    def wait_for(self, event: str, rank: int) -> None:
+        self._heartbeat.wait_for(event, rank)
 
     def failed(self, error: BaseException) -> BaseException:
-        """Tell the other ranks of a failure here; or tell apart why they broke a collective."""
+        """Notify the other ranks of a failure here; or find out why they broke a collective."""
         if self._failed or isinstance(error, (Stopped, SystemExit)):
             return error
         self._failed = True
@@ -202,7 +238,7 @@ class DDPContext(RunContext):
             return error
         meant = self._heartbeat.explain(error)
         if not isinstance(meant, PeerLost):
-            self._heartbeat.announce(meant)  # the rank that hangs is to end, too
+            self._heartbeat.announce(meant)  # so that the rank that hangs ends, too
         return meant
 
     def close(self) -> None:
@@ -210,8 +246,8 @@ class DDPContext(RunContext):
         super().close()
         if self._owned and dist.is_initialized():
             dist.destroy_process_group()
-        # DistributedDataParallel holds the group, in cycles: let it go with its threads now, or
-        # when this is called again by those who held the model meanwhile.
+        # DistributedDataParallel holds the group, in reference cycles: free it and its threads
+        # now, or when this is called again by callers that held the model meanwhile.
         gc.collect()
         if self._failed:
             self._heartbeat.leave()
@@ -224,7 +260,25 @@ def create_run_context(
     launch: LaunchFacts | None = None,
     device: torch.device | None = None,
 ) -> RunContext:
-    """This process's context: a single process, or a rank; on `device` if the caller chose one."""
+    """This process's context: a single process, or a rank of the process group that it opens.
+
+    Which one, and where, follows from the config and from the variables that torchrun, mpirun or
+    srun set. A process group that is already open is used, and left open.
+
+        config = samestep.load_config("config.yaml")
+        with samestep.create_run_context(config, samestep.detect_hardware()) as context:
+            samestep.train_once(config, context)
+
+    Args:
+        config: A run's config, or its `distributed` section alone.
+        hardware: What this machine has, from `detect_hardware`.
+        launch: This process's place according to its launcher; by default from the environment.
+        device: Where to compute, instead of what the config and the local rank decide.
+
+    Raises:
+        LaunchError: The config, the launcher and the machine contradict each other.
+        InitError: The process group could not be opened.
+    """
     section = config.distributed if isinstance(config, Config) else config
     if launch is None:
         launch = detect_launch(process_environment())
@@ -290,19 +344,19 @@ def _master(place: Placement) -> str:
 
 def _without_group(section: DistributedConfig, place: Placement, error: InitError) -> RunContext:
     rank, world, master = place.rank.value, place.world.value, _master(place)
-    said = (
+    failure = (
         f"rank {rank} of {world} could not open the process group "
         f"({place.backend.value} at {master}, timeout {section.timeout:g} s): {error}"
     )
     if section.on_init_failure == "fail":
         raise InitError(
-            f"{said}. Look whether all {world} ranks were started and reach {master}; "
-            "distributed.on_init_failure: fallback lets rank 0 go on alone"
+            f"{failure}. Check that all {world} ranks were started and can reach {master}; "
+            "distributed.on_init_failure: fallback lets rank 0 continue alone"
         ) from error
-    # Decided by rank, the same way everywhere: one run goes on, never several.
+    # Decided by rank, the same way everywhere: one run continues, never several.
     if rank != 0:
-        RankLog(rank, world).warn(f"{said}; rank 0 goes on alone")
+        RankLog(rank, world).warn(f"{failure}; rank 0 continues alone")
         sys.exit(0)
     context = SingleProcessContext(place.device.value, place.threads.value)
-    context.log.main(f"{said}. Going on alone, as distributed.on_init_failure: fallback says")
+    context.log.main(f"{failure}. Continuing alone: distributed.on_init_failure is fallback")
     return context

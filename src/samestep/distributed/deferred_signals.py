@@ -1,4 +1,4 @@
-"""Signals that come before a run has begun: remembered until it can act on them. No torch here."""
+"""Signals that arrive before a run has begun: kept until it can act on them. No torch here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class DeferredSignals:
     """While entered, SIGUSR1 and SIGUSR2 do not kill a process that is still importing.
 
     Slurm may announce the end of a short job at once. A rank that dies of it takes the job with
-    it; one that remembers it saves after its first step and has the job requeued.
+    it; one that keeps it saves after its first step and has the job requeued.
     """
 
     def __init__(self) -> None:

@@ -14,7 +14,17 @@ from samestep.environment.variables import process_environment
 
 
 def detect_hardware(environ: Mapping[str, str] | None = None) -> Hardware:
-    """Look at this machine: GPUs, CPUs, communication backends, platform."""
+    """What this machine has: GPUs, CPUs, communication backends, platform.
+
+    Values that a limit or a variable decides carry their reason:
+
+        hardware = samestep.detect_hardware()
+        print(hardware.cpus.value, hardware.cpus.reason)   # 4 CPUs this process may run on
+        print(hardware.device_count, hardware.devices)     # 1 ('NVIDIA H200',)
+
+    Args:
+        environ: Environment variables to read instead of this process's own.
+    """
     environ = process_environment() if environ is None else environ
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count:
@@ -36,7 +46,7 @@ def detect_hardware(environ: Mapping[str, str] | None = None) -> Hardware:
 
 
 def gpu_id(index: int) -> str:
-    """What tells a GPU from every other, whatever number it goes by here."""
+    """What distinguishes a GPU from every other, whatever its index is here."""
     properties = torch.cuda.get_device_properties(index)
     return str(getattr(properties, "uuid", f"number {index}"))
 

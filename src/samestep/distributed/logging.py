@@ -1,11 +1,24 @@
-"""Rank-aware logging: rank 0 speaks for the run, every rank keeps a file of its own."""
+"""Rank-aware logging: rank 0 speaks for the run, every rank has its own file.
+
+Every line also goes to the standard logger `samestep`, so a logging config, a custom handler or
+pytest's caplog get what the terminal shows:
+
+    logging.getLogger("samestep").setLevel(logging.WARNING)
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
+
+LOGGER = logging.getLogger("samestep")
+# Without a NullHandler, Python would print warnings a second time where nobody configured logging.
+LOGGER.addHandler(logging.NullHandler())
+if LOGGER.level == logging.NOTSET:  # else it was configured before samestep was imported
+    LOGGER.setLevel(logging.INFO)
 
 
 class _Terminal(logging.Handler):
@@ -16,32 +29,56 @@ class _Terminal(logging.Handler):
 
 
 class RankLog:
-    """Lines on the terminal, with `[Rank n]` where there are several, and in rank-N.log."""
+    """Lines on the terminal, with `[Rank n]` where there are several, and in rank-N.log.
+
+    Its terminal and its file are not handlers of the logger: two runs in one process share that,
+    and must not write into each other's files.
+    """
 
     def __init__(self, rank: int, world: int) -> None:
         self._rank = rank
+        self._prefix = f"[Rank {rank}] " if world > 1 else ""
+        self._terminal: logging.Handler | None = _Terminal()
         self._file: logging.FileHandler | None = None
-        # A logger of its own: two runs in one process must not write each other's lines.
-        self._logger = logging.Logger("samestep", logging.INFO)
-        prefix = f"[Rank {rank}] " if world > 1 else ""
-        self._console = _Terminal()
-        self._console.setFormatter(logging.Formatter(f"{prefix}%(message)s"))
-        self._console.addFilter(self._speaks)
-        self._logger.addHandler(self._console)
-
-    def _speaks(self, record: logging.LogRecord) -> bool:
-        return self._rank == 0 or getattr(record, "everyone", record.levelno > logging.INFO)
 
     def main(self, message: str) -> None:
         """A line for the run: rank 0's terminal, every rank's file."""
-        self._logger.info(message)
+        self._write(logging.INFO, message, shown=self._rank == 0)
 
     def everyone(self, message: str) -> None:
         """A line that every rank shows."""
-        self._logger.info(message, extra={"everyone": True})
+        self._write(logging.INFO, message, shown=True)
 
     def warn(self, message: str) -> None:
-        self._logger.warning(message)
+        """A warning, which every rank shows."""
+        self._write(logging.WARNING, message, shown=True)
+
+    def _write(self, level: int, message: str, shown: bool) -> None:
+        if not LOGGER.isEnabledFor(level):
+            return
+        if self._file is not None:
+            self._file.handle(self._record(level, message))
+        if shown:
+            record = self._record(level, self._prefix + message)
+            if self._terminal is not None and not _is_shown_by_others(record):
+                self._terminal.handle(record)
+            # It propagates, or caplog and handlers of the root logger would not get it. What only
+            # rank 0 shows does not come here on other ranks: each handler would repeat it.
+            LOGGER.handle(record)
+
+    def _record(self, level: int, message: str) -> logging.LogRecord:
+        caller = sys._getframe(3)  # of main(), everyone() or warn()
+        return LOGGER.makeRecord(
+            LOGGER.name,
+            level,
+            caller.f_code.co_filename,
+            caller.f_lineno,
+            message,
+            (),
+            None,
+            caller.f_code.co_name,
+            {"rank": self._rank},
+        )
 
     @property
     def stream(self) -> IO[str] | None:
@@ -54,11 +91,32 @@ class RankLog:
         mode = "a" if append else "w"
         self._file = logging.FileHandler(folder / f"rank-{self._rank}.log", mode=mode)
         self._file.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-        self._logger.addHandler(self._file)
 
     def close(self) -> None:
-        self._logger.removeHandler(self._console)
-        if self._file is not None:
-            self._logger.removeHandler(self._file)
-            self._file.close()
-            self._file = None
+        """Leave the terminal and close the file. Safe to call twice."""
+        for handler in (self._terminal, self._file):
+            if handler is not None:
+                handler.close()
+        self._terminal = self._file = None
+
+
+def _is_shown_by_others(record: logging.LogRecord) -> bool:
+    """Whether a handler of the user's, such as logging.basicConfig's, prints it to the terminal.
+
+    Then ours must not: every line would be there twice.
+    """
+    terminals = [sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__]
+    for handler in _handlers():
+        console = getattr(handler, "console", None)  # rich's
+        stream = getattr(handler, "stream", None) or getattr(console, "file", None)
+        if stream is not None and stream in terminals and handler.level <= record.levelno:
+            return True
+    return False
+
+
+def _handlers() -> Iterator[logging.Handler]:
+    """All that get what goes to our logger."""
+    logger: logging.Logger | None = LOGGER
+    while logger is not None:
+        yield from logger.handlers
+        logger = logger.parent if logger.propagate else None

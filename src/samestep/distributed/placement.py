@@ -1,4 +1,4 @@
-"""Where this process stands and what it runs on: decided once, every value with its reason."""
+"""This process's place in the run and its device: decided once, every value with its reason."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Placement:
     more_ports: tuple[int, ...] = ()
     """Where rank 0 listens if the first port is taken."""
     job: str | None = None
-    """What the ranks of this launch know each other by."""
+    """The name that the ranks of this launch share."""
     cpus_per_rank: Fact[int] | None = None
-    """That the launcher set apart for each rank."""
+    """CPUs that the launcher reserved for each rank."""
     thread_limit: int | None = None
     """Threads that a container or a batch system leaves to each rank."""
 
@@ -44,7 +44,7 @@ class Placement:
         return (self.master_port.value, *self.more_ports)
 
     def rows(self) -> list[tuple[str, Any, str]]:
-        """(config key, value, reason) for everything that `auto` stood for."""
+        """(config key, value, reason) for everything that `auto` was resolved to."""
         return [
             ("distributed.world_size", self.world.value, self.world.reason),
             ("distributed.rank", self.rank.value, self.rank.reason),
@@ -62,7 +62,7 @@ class Placement:
 def threads_of_a_rank(
     config: DistributedConfig, cpus: Fact[int], given: Fact[int] | None, local_world: int
 ) -> Fact[int]:
-    """A rank's threads, as far as it can tell before it has met the others. Needs no torch."""
+    """A rank's threads, as far as it knows before it has met the others. Needs no torch."""
     if config.threads_per_rank != "auto":
         return Fact(config.threads_per_rank, "set in the config")
     if given is not None:
@@ -149,10 +149,10 @@ class _Decision:
         names = ("world", "rank", "local_rank", "local_world", "nodes", "node_rank")
         return tuple(Fact(getattr(launch, name), launch.reasons[name]) for name in names)
 
-    def _agree(self, key: str, said: int | str, found: int) -> None:
-        if said not in ("auto", found):
+    def _agree(self, key: str, configured: int | str, found: int) -> None:
+        if configured not in ("auto", found):
             self.mistakes.append(
-                f"distributed.{key} is {said} but {self.launch.launcher} says {found}: "
+                f"distributed.{key} is {configured} but {found} according to {self.launch.launcher}: "
                 f"set {key}: auto, or launch accordingly"
             )
 
@@ -166,7 +166,7 @@ class _Decision:
             return Fact("cpu", "set in the config" if wanted == "cpu" else hardware.cuda.reason)
         ids = self.config.device_ids
         if ids is None:
-            # More ranks than GPUs: the backend decides whether that can be (see _backend).
+            # More ranks than GPUs: the backend decides whether that is possible (see _backend).
             index = local_rank % hardware.device_count
             return Fact(f"cuda:{index}", f"local rank {local_rank}, {hardware.cuda.reason}")
         if len(ids) < local_world:
@@ -199,7 +199,7 @@ class _Decision:
                     "distributed.backend is nccl but this torch is built without it: set gloo"
                 )
             return Fact("gloo", "this torch is built without nccl")
-        # Slurm and MPI may show each rank a GPU of its own: ranks look when they have met.
+        # Slurm and MPI may show each rank only its own GPU: ranks compare once they have met.
         masked = self.launch.launcher not in ("none", "environment", "torchrun")
         masked = masked or (self.launch.external and self.launch.local_world_is_guessed)
         if local_world > hardware.device_count and not masked:
@@ -227,7 +227,7 @@ class _Decision:
                 if fact.value is None:
                     how = "ranks started by hand" if by_hand else self.launch.launcher
                     self.mistakes.append(
-                        f"distributed.{key} is auto, but {how} does not say where rank 0 is: "
+                        f"distributed.{key} is auto, but {how} gave none: "
                         f"set {key.upper()} or distributed.{key} to the same on every rank"
                     )
         return address, port

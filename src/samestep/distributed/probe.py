@@ -1,4 +1,4 @@
-"""Trying out a process group: whether it adds right, how fast, and in step."""
+"""Probing a process group: whether its sums are right, how fast, and in the same order."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ class Reduced:
 def try_all_reduce(
     collectives: Collectives, device: torch.device, sizes: Sequence[int] = SIZES
 ) -> list[Reduced]:
-    """All-reduce every size a few times; sizes that a slow network leaves no time for are left
-    out. All ranks decide so alike, by the slowest rank's time.
+    """All-reduce every size a few times; skips sizes that a slow network leaves no time for.
+
+    All ranks decide the same, by the slowest rank's time.
     """
     wire = torch.device("cpu") if dist.get_backend() == "gloo" else device
     found: list[Reduced] = []
@@ -45,9 +46,9 @@ def try_all_reduce(
     for size in sizes:
         tensor, expected = _whole_numbers(size // 4, collectives.rank, world, wire)
         first = _timed(tensor, collectives.activity)
-        heard = collectives.gather((first, torch.equal(tensor, expected)))
-        wrong = tuple(rank for rank, (_, right) in enumerate(heard) if not right)
-        slowest = max(seconds for seconds, _ in heard)
+        results = collectives.gather((first, torch.equal(tensor, expected)))
+        wrong = tuple(rank for rank, (_, right) in enumerate(results) if not right)
+        slowest = max(seconds for seconds, _ in results)
         tensor.zero_()
         # The first one opens connections and touches new memory: it counts only where it must.
         times = min(_MOST_TIMES, int(_SECONDS_PER_SIZE / slowest))
@@ -86,17 +87,17 @@ _KINDS = ("barrier", "broadcast", "gather")
 
 
 def call_in_order(collectives: Collectives, first: int = 0, times: int = 9) -> list[list[Call]]:
-    """Make numbered collectives of all kinds, and tell before each which one comes.
+    """Make numbered collectives of all kinds; the ranks announce each one before they make it.
 
-    What all ranks told, per call, in rank order; ends with the first on which they are not
-    one, since going on would wait for ever.
+    Returns what all ranks announced, per call, in rank order; ends with the first on which they
+    disagree, since the next collective would wait forever.
     """
-    heard: list[list[Call]] = []
+    announced: list[list[Call]] = []
     for number in range(first, first + times):
         kind = _KINDS[number % len(_KINDS)]
-        told = collectives.gather((kind, number))
-        heard.append(told)
-        if len(set(told)) > 1:
+        calls = collectives.gather((kind, number))
+        announced.append(calls)
+        if len(set(calls)) > 1:
             break
         if kind == "barrier":
             collectives.barrier()
@@ -104,4 +105,4 @@ def call_in_order(collectives: Collectives, first: int = 0, times: int = 9) -> l
             collectives.broadcast(number)
         else:
             collectives.gather(number)
-    return heard
+    return announced

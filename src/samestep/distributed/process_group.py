@@ -1,4 +1,4 @@
-"""From a placement to an open process group: meet, introduce, sync_update, open."""
+"""From a placement to an open process group: meet, introduce, agree, open."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Joined:
 
 
 def open_process_group(section: DistributedConfig, place: Placement) -> Joined:
-    """Open the process group of a placement; `InitError` says who or what was missing."""
+    """Open the process group of a placement; `InitError` names who or what was missing."""
     log = RankLog(place.rank.value, place.world.value)
     try:
         _export_network(section, log)
@@ -83,7 +83,7 @@ def _threads(
 def _store(section: DistributedConfig, place: Placement, log: RankLog) -> Any:
     rank, world, seconds = place.rank.value, place.world.value, section.timeout
     if place.launcher.value == "torchrun":
-        # Its agent serves a store, or says that rank 0 is to.
+        # Its agent serves a store, or sets variables that make rank 0 serve one.
         return next(rendezvous("env://", rank, world, timeout=timedelta(seconds=seconds)))[0]
     name = f"{place.job or 'by hand'} of {world} ranks"
     if rank == 0:
@@ -92,11 +92,11 @@ def _store(section: DistributedConfig, place: Placement, log: RankLog) -> Any:
 
 
 def _export_network(section: DistributedConfig, log: RankLog) -> None:
-    """Set what nccl and gloo read; a machine's own environment may know better."""
+    """Set what nccl and gloo read; what a machine's own environment sets takes precedence."""
     environ = process_environment()
     for name, value in section.network.items():
         if environ.get(name, value) != value:
-            log.main(f"{name}={environ[name]} was set already, and is not made {value}")
+            log.main(f"{name}={environ[name]} was set already, and is not changed to {value}")
     export({name: value for name, value in section.network.items() if name not in environ})
 
 
@@ -118,7 +118,7 @@ def _choose_interface(
 ) -> None:
     backend, environ = place.backend.value, process_environment()
     if f"{backend.upper()}_SOCKET_IFNAME" in environ:
-        return  # somebody chose
+        return  # the user chose
     found = choose_interface(mine, ranks, backend, list_interfaces(), own_address(mine.host))
     if found is None:
         return
@@ -129,7 +129,7 @@ def _choose_interface(
 
 def _open(section: DistributedConfig, place: Placement, store: Any) -> None:
     nccl = place.backend.value == "nccl"
-    # nccl's watchdog would abort the process before the heartbeat can say who hangs.
+    # nccl's watchdog would abort the process before the heartbeat can report who hangs.
     seconds = section.timeout + (60.0 if nccl else 0.0)
     dist.init_process_group(
         place.backend.value,

@@ -1,8 +1,8 @@
-"""Where the ranks of a run find each other: rank 0 listens, the others join, all say who they are.
+"""Where the ranks of a run find each other: rank 0 listens, the others join, all introduce themselves.
 
 The port is chosen without a race: rank 0 takes the first of the job's ports that it can bind,
 and puts the job's name there; a rank that finds another name, or something that is no store
-at all, goes on to the job's next port.
+at all, tries the job's next port.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from samestep.errors import InitError
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 _NAME = "samestep/job"
 _SECONDS_TO_ANSWER = 5.0
-"""What a store that listens gets to answer; anything else that listens never will."""
+"""How long a listening store gets to answer; anything else that listens never will."""
 _SECONDS_TO_AGREE = 2.0
-"""What ranks get to go by a list of all ranks, before rank 0 makes another one."""
+"""How long ranks get to accept a list of all ranks, before rank 0 makes another one."""
 _MOST_REFUSALS = 3
-"""After so many a port is not tried again."""
-_SECONDS_TO_SPEAK = 15.0
-"""After so long a rank says what it is waiting for, and again after twice as long."""
+"""After that many, a port is not tried again."""
+_SECONDS_TO_REPORT = 15.0
+"""After that long, a rank reports what it is waiting for, and again after twice as long."""
 
 
 def serve_store(ports: Sequence[int], name: str, seconds: float) -> Any:
@@ -41,7 +41,7 @@ def serve_store(ports: Sequence[int], name: str, seconds: float) -> Any:
     taken = ""
     for port in ports:
         try:
-            # Its own connection goes by loopback, whatever its name means here.
+            # Its own connection uses loopback, whatever its name resolves to here.
             store = dist.TCPStore(  # type: ignore[attr-defined]
                 "127.0.0.1",
                 port,
@@ -57,16 +57,20 @@ def serve_store(ports: Sequence[int], name: str, seconds: float) -> Any:
     shown = ", ".join(map(str, ports))
     raise InitError(
         f"rank 0 cannot listen at port {shown} of {socket.gethostname()}: {taken}. Something else "
-        "has it, often a run that did not end (`ss -ltnp` shows it): end that, or set another "
+        "uses it, often a run that did not end (`ss -ltnp` shows it): end that, or set another "
         "MASTER_PORT"
     )
 
 
 def join_store(
-    address: str, ports: Sequence[int], name: str, seconds: float, tell: Tell = lambda line: None
+    address: str,
+    ports: Sequence[int],
+    name: str,
+    seconds: float,
+    report: Report = lambda line: None,
 ) -> Any:
     """The other ranks' part: the store of the rank 0 that has this job's name."""
-    deadline, patience = time.monotonic() + seconds, _Patience(tell)
+    deadline, patience = time.monotonic() + seconds, _Patience(report)
     foreign: dict[int, str] = {}
     refusals: Counter[int] = Counter()
     while True:
@@ -92,12 +96,12 @@ def join_store(
         nowhere = all(refusals[port] >= _MOST_REFUSALS for port in ports)
         if time.monotonic() > deadline or nowhere:
             raise InitError(f"rank 0 does not answer at {where}: {seen}")
-        patience.say(f"waiting for rank 0 at {where}: {seen}")
+        patience.report(f"waiting for rank 0 at {where}: {seen}")
         time.sleep(0.05)
 
 
 def knock(address: str, port: int, seconds: float) -> str:
-    """Why nobody listens there; nothing if somebody does. Torch is loud about a closed port."""
+    """Why nothing listens there; empty if something does. Torch is loud about a closed port."""
     try:
         socket.create_connection((address, port), timeout=seconds).close()
     except OSError as error:
@@ -106,9 +110,9 @@ def knock(address: str, port: int, seconds: float) -> str:
 
 
 def connect(address: str, port: int, seconds: float) -> Any:
-    """A store that listens there, or in words why it is none.
+    """The store that listens there, or a message why there is none.
 
-    On a thread of its own: where something else listens, torch waits for its answer for ever,
+    On a separate thread: where something else listens, torch waits for its answer forever,
     whatever the timeout.
     """
     outcome: list[Any] = []
@@ -148,23 +152,23 @@ def _first_line(error: Exception) -> str:
 
 
 class _Patience:
-    """Says what is waited for, but seldom."""
+    """Reports what is waited for, but seldom."""
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
-        self._pause = _SECONDS_TO_SPEAK
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._pause = _SECONDS_TO_REPORT
         self._next = time.monotonic() + self._pause
 
-    def say(self, message: str) -> None:
+    def report(self, message: str) -> None:
         if time.monotonic() > self._next:
-            self._tell(message)
+            self._report(message)
             self._pause *= 2
             self._next = time.monotonic() + self._pause
 
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a rank tells all others before the process group is opened."""
+    """What a rank sends to all others before the process group is opened."""
 
     rank: int
     local_rank: int
@@ -172,11 +176,11 @@ class Introduction:
     cpus: tuple[int, ...]
     """Numbers of the CPUs that it may run on."""
     gpu: str | None
-    """What tells its GPU from every other one."""
+    """What distinguishes its GPU from every other one."""
     address: str | None
-    """Its machine's own address on the way to rank 0."""
+    """Its machine's own address towards rank 0."""
     master: tuple[str, ...]
-    """What the master's name stands for on its machine."""
+    """What the master's name resolves to on its machine."""
 
 
 @dataclass(frozen=True)
@@ -188,17 +192,17 @@ class Gathering:
 
 
 def introduce(
-    store: Any, mine: Introduction, world: int, seconds: float, tell: Tell = lambda line: None
+    store: Any, mine: Introduction, world: int, seconds: float, report: Report = lambda line: None
 ) -> Gathering:
-    """Everybody's introduction, by rank. Rank 0 collects them, and knows who is missing.
+    """All ranks' introductions, by rank. Rank 0 collects them, and knows who is missing.
 
-    A launcher that starts ranks again may keep its store, with what the ranks before them said:
-    so each rank brings a number of its own, goes by a list only if that is in it, and rank 0
-    makes a new list until all ranks go by the same one.
+    A launcher that restarts ranks may keep its store, with the introductions of the ranks before
+    them: so each rank draws a ticket, accepts a list only if its ticket is in it, and rank 0
+    makes new lists until all ranks accept the same one.
     """
     ours, ticket = PrefixStore("samestep/introductions", store), uuid.uuid4().hex
     ours.set(str(mine.rank), json.dumps({"ticket": ticket, **asdict(mine)}))
-    deadline, patience = time.monotonic() + seconds, _Patience(tell)
+    deadline, patience = time.monotonic() + seconds, _Patience(report)
     while True:
         listed = _make_list(ours, world, deadline, patience) if mine.rank == 0 else _read(ours)
         if listed is not None and ticket in listed["tickets"]:
@@ -213,9 +217,11 @@ def introduce(
                 ]
                 return Gathering(name, tuple(ranks))
         if time.monotonic() > deadline:
-            raise InitError(f"not all ranks came within {seconds:g} s")
+            raise InitError(f"not all ranks arrived within {seconds:g} s")
         if mine.rank != 0:
-            patience.say("waiting until all ranks have come; rank 0 says which ones have not")
+            patience.report(
+                "waiting until all ranks have arrived; rank 0 reports which are missing"
+            )
 
 
 def _make_list(store: Any, world: int, deadline: float, patience: _Patience) -> dict[str, Any]:
@@ -238,7 +244,7 @@ def _read(store: Any) -> dict[str, Any] | None:
 
 
 def _all_agree(store: Any, name: str, rank: int, world: int) -> bool:
-    """Whether all ranks go by this list; rank 0 says so to the others."""
+    """Whether all ranks accept this list; rank 0 notifies the others."""
     if rank == 0:
         names = [f"{name}/{other}" for other in range(world)]
         pause, deadline = 0.002, time.monotonic() + _SECONDS_TO_AGREE
@@ -264,7 +270,7 @@ def _wait_for_all(store: Any, world: int, deadline: float, patience: _Patience) 
             return
         shown = ", ".join(map(str, missing[:16])) + (", ..." if len(missing) > 16 else "")
         if time.monotonic() > deadline:
-            raise InitError(f"of {world} ranks, {len(missing)} did not come in time: {shown}")
-        patience.say(f"waiting for {len(missing)} of {world} ranks: {shown}")
+            raise InitError(f"of {world} ranks, {len(missing)} did not arrive in time: {shown}")
+        patience.report(f"waiting for {len(missing)} of {world} ranks: {shown}")
         time.sleep(pause)
         pause = min(0.2, 1.5 * pause)

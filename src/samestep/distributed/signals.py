@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: a handler only sets a flag, which rides on the next step.
+"""Signals that stop a run: a handler only sets a flag, which travels with the next step.
 
 Nothing is saved or sent inside a handler. All ranks learn of the flag with the step's own
 reduction and act at the same step boundary, so one rank's signal is enough.
@@ -18,14 +18,10 @@ from typing import Any
 
 from samestep.distributed.deferred_signals import DeferredSignals
 
-STOPPING = tuple(
-    getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-    if hasattr(signal, name)
-)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 _SAVE = 256
-"""Added to a flag whose rank wants a checkpoint; below it is the number of a signal."""
+"""Added to the flag of a rank that requests a checkpoint; below it is the number of a signal."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,7 @@ class AgreedAction:
 
     save: bool = False
     signal: str | None = None
-    """The signal that asks the run to stop."""
+    """The signal that stops the run."""
     rank: int = 0
     """The lowest rank that got one."""
 
@@ -55,7 +51,7 @@ NO_ACTION = AgreedAction()
 
 
 class StopSignals:
-    """While entered, a stop signal is remembered instead of ending the process."""
+    """While entered, a stop signal is recorded instead of ending the process."""
 
     def __init__(self) -> None:
         self._received = 0
@@ -63,7 +59,7 @@ class StopSignals:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopSignals:
-        # Python lets only the main thread install handlers; elsewhere signals do what they did.
+        # Python lets only the main thread install handlers; elsewhere signals keep theirs.
         if threading.current_thread() is threading.main_thread():
             for number in STOPPING:
                 handler = signal.getsignal(number)
@@ -71,8 +67,8 @@ class StopSignals:
                 if isinstance(early, DeferredSignals):
                     self._received = self._received or early.received
                 elif handler not in (signal.SIG_DFL, signal.default_int_handler):
-                    continue  # somebody else's, or ignored on purpose: theirs wins
-                self._before[number] = signal.signal(number, self._remember)
+                    continue  # the user's own, or ignored on purpose: that wins
+                self._before[number] = signal.signal(number, self._record)
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -80,14 +76,14 @@ class StopSignals:
             signal.signal(number, handler)
         self._before.clear()
 
-    def _remember(self, number: int, frame: FrameType | None) -> None:
+    def _record(self, number: int, frame: FrameType | None) -> None:
         self._interrupts += number == signal.SIGINT
         if self._interrupts > 1:
             raise KeyboardInterrupt
         if number == signal.SIGINT:
             os.write(2, b"\nStopping after this step; press Ctrl-C again to stop at once.\n")
-        # The first one counts: Slurm's SIGUSR1, which asks for a requeue, may be followed by
-        # its SIGTERM before the step is over.
+        # The first one counts: Slurm's SIGUSR1, which requests a requeue, may be followed by
+        # its SIGTERM before the step ends.
         self._received = self._received or number
 
     def flag(self, save: bool) -> float:
@@ -96,7 +92,7 @@ class StopSignals:
 
 
 def outlive_stop_signals(worker: int) -> None:
-    """For loader processes: a signal to stop is the rank's, which needs them until it has saved.
+    """For loader processes: a stop signal is for the rank, which needs them until it has saved.
 
     Launchers and Ctrl-C signal whole groups of processes. Only the rank itself ends its workers.
     """
@@ -104,6 +100,11 @@ def outlive_stop_signals(worker: int) -> None:
     for number in STOPPING:
         if number != signal.SIGTERM:
             signal.signal(number, signal.SIG_IGN)
+    if not hasattr(signal, "sigwaitinfo"):
+        # macOS does not tell who sent a SIGTERM. In its own process group a worker gets only
+        # those that are meant for it; batch systems, which signal all groups, do not run there.
+        os.setpgid(0, 0)
+        return
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def end_with_the_rank() -> None:
@@ -115,7 +116,7 @@ def outlive_stop_signals(worker: int) -> None:
 
 
 def stop_with_input() -> None:
-    """Get SIGTERM when standard input ends: whoever started this process elsewhere is gone."""
+    """Get SIGTERM when standard input ends: the launcher on another machine is gone."""
 
     def wait() -> None:
         while os.read(0, 4096):
@@ -129,11 +130,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def stop_with_parent() -> None:
-    """Get SIGTERM when the launcher ends, however it ends: its ranks must not go on alone.
+    """Get SIGTERM when the launcher ends, however it ends: its ranks must not outlive it.
 
     Linux only; elsewhere a launcher that is killed leaves its ranks running.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() == 1:  # it ended before we asked
+        if os.getppid() == 1:  # it ended before the call
             os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What follows for a rank from where the others are: its share of CPUs, GPUs, the network."""
+"""What a rank derives from where the others run: its share of CPUs, GPUs, the network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FAST = ("ib", "hsn", "mlx", "efa")
 
 
 def share_of_cpus(mine: Introduction, ranks: Ranks) -> int:
-    """The CPUs that are this rank's: those it may run on, each shared with whoever else may.
+    """This rank's CPUs: those it may run on, each shared with the other ranks that may, too.
 
     A launcher may have bound every rank to its own CPUs, to its socket, or to nothing.
     """
@@ -24,7 +24,7 @@ def share_of_cpus(mine: Introduction, ranks: Ranks) -> int:
 
 
 def ranks_on_one_gpu(ranks: Ranks) -> str:
-    """In words, which ranks have the same GPU; nothing if each has its own."""
+    """Which ranks have the same GPU, as text; empty if each has its own."""
     by_gpu: dict[tuple[str, str], list[int]] = {}
     for rank in ranks:
         if rank.gpu is not None:
@@ -38,7 +38,7 @@ def ranks_on_one_gpu(ranks: Ranks) -> str:
 
 @dataclass(frozen=True)
 class Chosen:
-    """An interface for the ranks to talk by, and why it was not left to the backend."""
+    """A network interface for the ranks, and why it was not left to the backend."""
 
     variable: str
     value: str
@@ -52,24 +52,24 @@ def choose_interface(
     interfaces: Sequence[Interface],
     named_address: str | None,
 ) -> Chosen | None:
-    """The interface on the way between the machines, where the backend would take another.
+    """The interface between the machines, where the backend would take another.
 
     gloo takes the address of the host's own name (`named_address`), which may be loopback or
-    lead elsewhere; nccl takes the first interface it finds. None: what they take is right.
+    of another network; nccl takes the first interface it finds. None: what they take is right.
     """
     way = _address_between(mine, ranks, interfaces)
     interface = next((i for i in interfaces if i.address == way), None)
     if way is None or interface is None:
         return None
     if backend == "nccl":
-        # Where there is a fast network, nccl knows it better than the way to rank 0 tells.
+        # Where there is a fast network, nccl finds it better than the route to rank 0 shows.
         fast = any(i.name.startswith(_FAST) for i in interfaces)
         several = len(outward(interfaces)) > 1 and not fast
-        reason = f"there are several interfaces, and {way} is on the way to the other machines"
+        reason = f"there are several interfaces, and {way} leads to the other machines"
         return Chosen("NCCL_SOCKET_IFNAME", f"={interface.name}", reason) if several else None
     if named_address == way:
         return None
-    reason = f"the name {mine.host} stands for {named_address}, not for {way}"
+    reason = f"the name {mine.host} resolves to {named_address}, not to {way}"
     return Chosen("GLOO_SOCKET_IFNAME", interface.name, reason)
 
 
@@ -83,5 +83,5 @@ def _address_between(
     if mine.host != ranks[0].host:
         return mine.address
     own = {interface.address for interface in interfaces}
-    # Rank 0's machine cannot tell from itself how the others reach it.
+    # Rank 0's machine cannot know by itself how the others reach it.
     return next((address for rank in away for address in rank.master if address in own), None)

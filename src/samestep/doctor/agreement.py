@@ -15,7 +15,7 @@ Reports = Sequence[RankReport]
 
 
 def check_agreement(reports: Reports) -> list[Finding]:
-    """Everything that ranks must have in common, or must share out among them."""
+    """Everything that ranks must have in common, or must divide among them."""
     found = share_cpus(reports)
     if len(reports) > 1:
         found += [
@@ -35,7 +35,7 @@ def _groups(reports: Reports, key: Callable[[RankReport], T]) -> dict[T, list[Ra
     return groups
 
 
-def _told(groups: dict[str, list[RankReport]]) -> str:
+def _describe(groups: dict[str, list[RankReport]]) -> str:
     """'2.6 on ranks 0-2, 2.7 on rank 3'."""
     parts = []
     for value, members in groups.items():
@@ -57,7 +57,7 @@ def _same(
     groups = _groups(reports, value)
     if len(groups) == 1:
         return ok(check, f"{next(iter(groups))} on all ranks")
-    return Finding(check, severity, _told(groups), why, advice)
+    return Finding(check, severity, _describe(groups), why, advice)
 
 
 def same_versions(reports: Reports) -> list[Finding]:
@@ -66,8 +66,8 @@ def same_versions(reports: Reports) -> list[Finding]:
     whys = {
         "python": "data code may behave differently from rank to rank",
         "torch": "other versions have other kernels and another protocol: ranks hang, or add up "
-        "what does not belong together",
-        "samestep": "ranks that do not make the same collectives wait for each other for ever",
+        "values that do not belong together",
+        "samestep": "ranks that do not make the same collectives wait for each other forever",
     }
     different = []
     for name, severity in severities.items():
@@ -108,21 +108,21 @@ def _processor(report: RankReport) -> str:
 
 
 def same_threads(reports: Reports) -> Finding:
-    """The number of threads decides how sums are cut up, and so their last bits."""
+    """The number of threads decides how sums are split, and so their last bits."""
     return _same(
         "same threads",
         reports,
         _threads,
         "warning",
-        "how a sum is cut up among threads decides its last bits: identical bits need the same "
+        "how a sum is split among threads decides its last bits: identical bits need the same "
         "number on every rank, in every run",
         "set distributed.threads_per_rank, and export the same OMP_NUM_THREADS on every machine",
     )
 
 
 def _threads(report: RankReport) -> str:
-    told = report.machine.variables.get("OMP_NUM_THREADS")
-    omp = "no OMP_NUM_THREADS" if told is None else f"OMP_NUM_THREADS={told}"
+    value = report.machine.variables.get("OMP_NUM_THREADS")
+    omp = "no OMP_NUM_THREADS" if value is None else f"OMP_NUM_THREADS={value}"
     return f"{plural(report.load.threads, 'thread')} and {omp}"
 
 
@@ -150,16 +150,16 @@ def own_gpus(reports: Reports) -> Finding:
     groups = _groups(on_gpu, lambda report: (report.place.host, _gpu(report.machine, report)))
     shared = [members for members in groups.values() if len(members) > 1]
     if not shared:
-        return ok(check, "every rank has a GPU of its own")
+        return ok(check, "every rank has its own GPU")
     nccl = any(report.load.backend == "nccl" for report in on_gpu)
-    told = "; ".join(
+    places = "; ".join(
         f"ranks {spans([member.place.rank for member in members])} on {members[0].place.host}"
         for members in shared
     )
     return Finding(
         check,
         "error" if nccl else "warning",
-        f"one GPU for {told}",
+        f"one GPU for {places}",
         "nccl refuses two ranks on one GPU" if nccl else "they take turns and share its memory",
         "start one rank per GPU; under Slurm let every rank see all GPUs of its machine "
         "(--gpus-per-node instead of --gpus-per-task)",
@@ -198,9 +198,9 @@ def _idle(members: Reports, cpus: int) -> Finding:
     return Finding(
         "cpus",
         "note",
-        f"every rank is bound to {plural(cpus, 'CPU')} of its own, but uses "
+        f"every rank is bound to its own {plural(cpus, 'CPU')}, but uses "
         f"{plural(threads, 'thread')}",
-        "threads_per_rank: auto shares a machine's CPUs out among its ranks; here the launcher "
+        "threads_per_rank: auto divides a machine's CPUs among its ranks; here the launcher "
         "already did, so most of them stay idle",
         f"set distributed.threads_per_rank: {cpus}",
     )

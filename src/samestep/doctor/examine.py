@@ -1,4 +1,4 @@
-"""One examination: look at this machine, join the other ranks, compare and try out."""
+"""One examination: inspect this machine, join the other ranks, compare and test."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ from samestep.config import Config, DistributedConfig
 from samestep.distributed.context import RunContext, create_run_context
 from samestep.distributed.placement import Placement, decide_placement
 from samestep.doctor.agreement import check_agreement
-from samestep.doctor.facts import Load, Machine, RankReport, load_of, look, space_of
+from samestep.doctor.facts import Load, Machine, RankReport, inspect_machine, load_of, space_of
 from samestep.doctor.findings import Examination, Finding, Place, at, merge, ok, plural
 from samestep.doctor.machine import check_cpus, check_disk, check_machine
-from samestep.doctor.network import check_meeting, check_names, check_network, try_meeting
+from samestep.doctor.network import (
+    check_names,
+    check_network,
+    check_rendezvous,
+    try_rendezvous,
+)
 from samestep.doctor.planned import check_plan, digest
 from samestep.doctor.ranks import try_ranks
 from samestep.environment.interfaces import resolve
@@ -31,12 +36,12 @@ from samestep.errors import (
 )
 
 _SECONDS = 30.0
-"""The longest wait for another rank: a doctor must not hang where a run would."""
+"""The longest wait for another rank: the doctor must not hang where a run would."""
 _MOST_NAMES = 32
-"""Host names that every rank resolves: enough to see a difference."""
+"""Host names that every rank resolves: enough to notice a difference."""
 
-_FEARS = ("host name", "master", "interfaces")
-"""Checks of what only keeps the process group from opening."""
+_GROUP_CHECKS = ("host name", "master", "interfaces")
+"""Checks of what would only keep the process group from opening."""
 
 Show = Callable[[Examination], None]
 
@@ -50,12 +55,12 @@ def examine(
 ) -> Examination:
     """Everything that would go wrong with a run started like this process.
 
-    `show` is called once where the result is to be printed: on rank 0, while the others wait,
-    since a launcher ends all ranks when one of them exits with a code; or on each rank, where
-    they could not join. `machine` is what this rank sees, unless it is given.
+    `show` is called where the result is to be printed: on rank 0, while the others wait, since a
+    launcher ends all ranks when one of them fails; or on each rank, where they could not join.
+    `machine` replaces what this rank sees.
     """
     environ = process_environment()
-    machine = look(environ) if machine is None else machine
+    machine = inspect_machine(environ) if machine is None else machine
     section = _bounded(config)
     folder = (Path("runs") if config is None else config.run_path) if folder is None else folder
     launch: LaunchFacts | None = None
@@ -66,26 +71,26 @@ def examine(
         report = _look_here(machine, config, folder, launch, None)
         return _alone(report, launch, _contradictions(error), show)
     report = _look_here(machine, config, folder, launch, place)
-    meeting, possible = _meet(place, environ, section.timeout)
+    met, possible = _meet(place, environ, section.timeout)
     if not possible:
-        return _alone(report, launch, meeting, show)
+        return _alone(report, launch, met, show)
     try:
         context = create_run_context(section, machine.hardware, launch)
     except (InitError, LaunchError) as error:
-        return _alone(report, launch, [*meeting, _not_opened(error)], show)
+        return _alone(report, launch, [*met, _not_opened(error)], show)
     try:
-        with context:  # which says of a broken exchange why it broke
-            examination = _together(context, report, meeting, place.master_addr.value, folder)
+        with context:  # which explains why an exchange broke
+            examination = _together(context, report, met, place.master_addr.value, folder)
             if context.is_main:
                 show(examination)
             _wait_until_shown(context)
     except (PeerLost, CollectiveMismatch, RankHung) as error:
-        return _alone(report, launch, [*meeting, _lost(error)], show)
+        return _alone(report, launch, [*met, _lost(error)], show)
     return examination
 
 
 def _wait_until_shown(context: RunContext) -> None:
-    """A rank that is gone by now has said all it had to say."""
+    """A rank that is gone by now has reported everything it found."""
     try:
         context.barrier()
     except PeerLost as error:
@@ -93,7 +98,7 @@ def _wait_until_shown(context: RunContext) -> None:
 
 
 def _bounded(config: Config | None) -> DistributedConfig:
-    """The config's section, with waits a person sits through, and no going on alone."""
+    """The config's section, with waits short enough for a person, and no fallback to one rank."""
     section = DistributedConfig() if config is None else config.distributed
     changes = {"timeout": min(section.timeout, _SECONDS), "on_init_failure": "fail"}
     return section.model_copy(update=changes)
@@ -128,7 +133,7 @@ def _look_here(
 
 def check_launch(launch: LaunchFacts | None, machine: Machine) -> list[Finding]:
     """Who started this process, as what."""
-    if launch is None:  # contradictory, which is a finding of its own
+    if launch is None:  # contradictory, which is a separate finding
         return []
     if launch.external:
         machines = plural(launch.nodes, "machine")
@@ -148,12 +153,12 @@ def check_launch(launch: LaunchFacts | None, machine: Machine) -> list[Finding]:
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest thing above it that is there."""
+    """The folder, or the nearest existing one above it."""
     return next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
 
 
 def _refusal(folder: Path) -> str:
-    """What the system says to a file in this folder; nothing where it may be written."""
+    """Why no file can be written to this folder; empty where it can."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"samestep")
@@ -165,28 +170,32 @@ def _refusal(folder: Path) -> str:
 def _meet(
     place: Placement, environ: Mapping[str, str], seconds: float
 ) -> tuple[list[Finding], bool]:
-    """What this rank finds where the ranks meet, and whether the group can be opened there."""
+    """What this rank finds at the rendezvous, and whether the group can be opened there."""
     address, port = place.master_addr.value, place.master_port.value
-    # With ports of the job's own to choose from, opening the group finds the right one.
+    # With several ports of the job to choose from, opening the group finds the right one.
     if place.world.value == 1 or address is None or port is None or place.more_ports:
         return [], True
     served = agent_serves_store(environ)
-    meeting = try_meeting(address, port, place.rank.value, served, seconds)
-    return [check_meeting(meeting, load_of(place, None))], meeting.possible
+    found = try_rendezvous(address, port, place.rank.value, served, seconds)
+    return [check_rendezvous(found, load_of(place, None))], found.possible
 
 
 def _together(
     context: RunContext,
     report: RankReport,
-    meeting: list[Finding],
+    met: list[Finding],
     master: str | None,
     folder: Path,
 ) -> Examination:
     """What all ranks found, and what they find between them: the same on every rank."""
-    said = context.gather((report, tuple(meeting)))
-    reports = [theirs for theirs, _ in said]
+    gathered = context.gather((report, tuple(met)))
+    reports = [theirs for theirs, _ in gathered]
     places = [theirs.place for theirs in reports]
-    found = [f for r, met in said for f in at(map(_disproved, (*r.findings, *met)), [r.place])]
+    found = [
+        finding
+        for theirs, their_met in gathered
+        for finding in at(map(_disproved, (*theirs.findings, *their_met)), [theirs.place])
+    ]
     found += at(check_agreement(reports), places)
     if context.world == 1:
         found += at([_only_one()], places)
@@ -197,8 +206,8 @@ def _together(
 
 
 def _disproved(finding: Finding) -> Finding:
-    """A fear for the process group is at most a note once the group is open."""
-    if finding.check in _FEARS and finding.severity == "error":
+    """What could keep the process group from opening is at most a note once it is open."""
+    if finding.check in _GROUP_CHECKS and finding.severity == "error":
         return replace(
             finding, severity="note", why=f"this time ranks could connect; but {finding.why}"
         )
@@ -212,14 +221,14 @@ def _compare_names(context: RunContext, places: list[Place], master: str | None)
     names = [name for name in (master, *hosts[:_MOST_NAMES]) if name]
     # Within the collectives' timeout even where no name server answers.
     patience = min(4.0, _SECONDS / 3 / len(names))
-    heard = context.gather({name: resolve(name, patience) for name in names})
-    return check_names(places, heard)
+    resolved = context.gather({name: resolve(name, patience) for name in names})
+    return check_names(places, resolved)
 
 
 def _alone(
     report: RankReport, launch: LaunchFacts | None, wrong: list[Finding], show: Show
 ) -> Examination:
-    """What this rank found by itself, since it cannot talk to the others."""
+    """What this rank found by itself, since it cannot reach the others."""
     rank, world = (None, 1) if launch is None else (launch.rank, launch.world)
     found = [*wrong, *report.findings, _cpus_of_this_rank(report)]
     places = [Place(rank or 0, report.machine.host)]
@@ -240,7 +249,7 @@ def _only_one() -> Finding:
     return Finding(
         "ranks",
         "note",
-        "one process: nothing between ranks was looked at",
+        "one process: nothing between ranks was checked",
         "most of what goes wrong in a distributed run goes wrong between ranks",
         "start this command as you start the run, such as torchrun --nproc-per-node 2 -m samestep "
         "doctor, or srun samestep doctor",
@@ -254,7 +263,7 @@ def _contradictions(error: LaunchError) -> list[Finding]:
             "error",
             line,
             "a run started like this refuses to start",
-            "change the launch or the config, as said",
+            "change the launch or the config accordingly",
         )
         for line in str(error).splitlines()
     ]
@@ -265,20 +274,20 @@ def _not_opened(error: Exception) -> Finding:
         "process group",
         "error",
         str(error),
-        "no rank can go on without the others",
+        "no rank can continue without the others",
         "look at the findings of every rank; most often a rank was not started, MASTER_ADDR "
         "leads elsewhere, a firewall is between the machines, or GLOO_SOCKET_IFNAME is missing",
     )
 
 
 def _lost(error: SamestepError) -> Finding:
-    # The stacks of a report on a hang are the doctor's own, and tell nothing of the cause.
+    # The stacks in a hang report are the doctor's own, and show nothing of the cause.
     lines = takewhile(lambda line: "Python stack" not in line, str(error).splitlines())
     return Finding(
         "process group",
         "error",
         "it was opened, but then: " + "\n".join(lines),
         "a run would end in the same way at its first exchange",
-        "look at the output of the other ranks; where all are still there, a firewall passes "
+        "look at the output of the other ranks; where all are still running, a firewall passes "
         "the master's port but not those between the ranks",
     )

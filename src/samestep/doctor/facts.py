@@ -1,4 +1,4 @@
-"""What one process sees of its machine: plain values, which all checks are functions of."""
+"""What one process sees of its machine: plain values, the input of all checks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import resource
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
+import samestep
 from samestep.config import Config
 from samestep.distributed.hardware import detect_hardware, gpu_id
 from samestep.distributed.placement import Placement
@@ -30,7 +30,7 @@ _VARIABLES = (
     "SLURM_STEP_ID",
     "TORCHELASTIC_RUN_ID",
 )
-"""Only these travel: an environment holds secrets."""
+"""Only these are sent: an environment holds secrets."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Machine:
     cpus: tuple[int, ...]
     """Numbers of the CPUs this process may run on."""
     numa: tuple[tuple[int, ...], ...]
-    """The CPUs of each part of the machine that has memory of its own."""
+    """The CPUs of each part of the machine that has its own memory."""
     cpu_quota: float | None
-    """CPUs that the container's limit comes to."""
+    """CPUs of the container's limit."""
     memory: Space | None
     shared_memory: Space | None
     open_files: tuple[int, int]
@@ -63,10 +63,10 @@ class Machine:
     nvidia_devices: int
     """Under /dev, whether or not torch sees them."""
     gpu_ids: tuple[str, ...]
-    """What tells a GPU from every other, whatever number it goes by here."""
+    """What distinguishes a GPU from every other, whatever its index is here."""
     interfaces: tuple[Interface, ...]
     own_address: str | None
-    """What gloo binds to: the first address of this host's name that is one of its own."""
+    """What gloo binds to: the first address of this host's name that this machine has."""
     variables: Mapping[str, str]
 
     @property
@@ -94,7 +94,7 @@ class Load:
 
 @dataclass(frozen=True)
 class RankReport:
-    """What a rank tells the others."""
+    """What a rank sends to the others."""
 
     place: Place
     machine: Machine
@@ -126,15 +126,15 @@ def load_of(place: Placement | None, config: Config | None) -> Load:
     )
 
 
-def look(environ: Mapping[str, str]) -> Machine:
-    """Look at this machine."""
+def inspect_machine(environ: Mapping[str, str]) -> Machine:
+    """What this process sees of its machine."""
     hardware, limits = detect_hardware(environ), read_limits()
     return Machine(
         hardware=hardware,
         versions={
             "python": platform.python_version(),
             "torch": str(torch.__version__),
-            "samestep": version("samestep"),
+            "samestep": samestep.__version__,
         },
         processor=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         cpus=allowed_cpus(),
@@ -180,6 +180,6 @@ def _memory(limit: int | None) -> Space | None:
     sizes = {name: int(number) * 1024 for name, number in lines}
     if len(sizes) != 2:
         return None
-    # What a group uses of its limit includes files that it may forget: that tells nothing.
+    # A group's usage includes file caches that it may drop, so it shows nothing.
     most = sizes["MemTotal"] if limit is None else min(sizes["MemTotal"], limit)
     return Space(most, min(most, sizes["MemAvailable"]))

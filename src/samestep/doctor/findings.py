@@ -1,4 +1,4 @@
-"""What a check found: plain values that travel between ranks, and become rows or JSON."""
+"""What a check found: plain values that ranks exchange, and that become rows or JSON."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ EXIT_CODES: dict[Severity, int] = {"ok": 0, "note": 0, "warning": 5, "error": 6}
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Without ranks it holds for all of them. Ranks that found the same share one finding, so
-    `what` says nothing that differs from rank to rank by design.
+    `what` contains nothing that differs from rank to rank by design.
     """
 
     check: str
@@ -43,12 +43,12 @@ class Place:
 
 
 def ok(check: str, what: str) -> Finding:
-    """Looked at, and fine."""
+    """Checked, and fine."""
     return Finding(check, "ok", what)
 
 
 def at(findings: Iterable[Finding], places: Sequence[Place]) -> list[Finding]:
-    """The findings with the ranks and hosts they hold for, where they do not say so already."""
+    """The findings with the ranks and hosts they hold for, unless they already have them."""
     ranks = tuple(place.rank for place in places)
     hosts = tuple(sorted({place.host for place in places}))
     return [f if f.ranks else replace(f, ranks=ranks, hosts=hosts) for f in findings]
@@ -80,7 +80,7 @@ class Examination:
     rank: int | None = None
     """Only for a rank that stayed alone: its number. The findings are then its own."""
     alone: bool = False
-    """Whether the ranks could not talk, so that each has its own examination."""
+    """Whether the ranks could not reach each other, so that each has its own examination."""
 
     @property
     def worst(self) -> Severity:
@@ -116,7 +116,7 @@ class Examination:
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Sorted numbers with their runs drawn together: '0-2, 5'."""
+    """Sorted numbers with consecutive ones joined: '0-2, 5'."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][-1] == number - 1:
@@ -126,8 +126,8 @@ def spans(numbers: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-def memory_words(size: float) -> str:
-    """Bytes as people say them: '64 MB'."""
+def format_bytes(size: float) -> str:
+    """Bytes as people write them: '64 MB'."""
     for unit in ("bytes", "KB", "MB", "GB"):
         if size < 1000:
             return f"{size:.3g} {unit}"
@@ -135,7 +135,7 @@ def memory_words(size: float) -> str:
     return f"{size:.3g} TB"
 
 
-def seconds_words(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """'0.32 ms', '1.5 s'."""
     return f"{seconds * 1e3:.3g} ms" if seconds < 0.1 else f"{seconds:.3g} s"
 

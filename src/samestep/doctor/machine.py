@@ -1,22 +1,22 @@
-"""Checks of one machine: pure functions of what was seen there and what the run puts on it."""
+"""Checks of one machine: pure functions of what it has and what the run needs of it."""
 
 from __future__ import annotations
 
 from samestep.doctor.facts import Load, Machine, Space
-from samestep.doctor.findings import Finding, memory_words, ok, plural
+from samestep.doctor.findings import Finding, format_bytes, ok, plural
 
 MB = 1024 * 1024
 GB = 1024 * MB
 
 _CONTAINER_DEFAULT = 64 * MB
-"""The /dev/shm that Docker gives a container which asks for nothing."""
+"""The /dev/shm that Docker gives a container by default."""
 _LOW_MEMORY = GB
 """Per rank: torch and its libraries alone take half of it."""
 _LOW_DISK = GB
 
 
 def check_machine(machine: Machine, load: Load) -> list[Finding]:
-    """Everything about this machine that other ranks have no part in."""
+    """Everything about this machine that does not depend on other ranks."""
     return [
         check_versions(machine),
         check_gpus(machine, load),
@@ -30,25 +30,25 @@ def check_machine(machine: Machine, load: Load) -> list[Finding]:
 
 
 def check_versions(machine: Machine) -> Finding:
-    """Whether the ranks agree is another check: this one shows what they run."""
+    """What is installed; whether the ranks agree is another check."""
     found = ", ".join(f"{name} {number}" for name, number in machine.versions.items())
     return ok("versions", f"{found}; {machine.processor}")
 
 
 def check_gpus(machine: Machine, load: Load) -> Finding:
-    """Whether torch sees the GPUs that are there."""
+    """Whether torch sees the GPUs of this machine."""
     check, hardware = "gpus", machine.hardware
     named = machine.variables.get("CUDA_VISIBLE_DEVICES")
     hidden = f"CUDA_VISIBLE_DEVICES={named}"
     if hardware.device_count:
-        asked = 0 if named is None else len([part for part in named.split(",") if part.strip()])
-        if asked > hardware.device_count:
+        requested = len([part for part in (named or "").split(",") if part.strip()])
+        if requested > hardware.device_count:
             return Finding(
                 check,
                 "warning",
-                f"{hidden} names {asked} GPUs but torch sees {hardware.device_count}",
-                "CUDA stops reading the list at the first GPU that is not there, and ranks are "
-                "given the GPUs that are left",
+                f"{hidden} names {requested} GPUs but torch sees {hardware.device_count}",
+                "CUDA stops reading the list at the first GPU that does not exist, and ranks are "
+                "given the GPUs before it",
                 "name only GPUs that nvidia-smi -L lists",
             )
         used = load.device if load.device == "cpu" else "one per rank"
@@ -63,7 +63,7 @@ def check_gpus(machine: Machine, load: Load) -> Finding:
             f"{there}, but {hardware.cuda.reason}",
             "training will run on the CPUs, and take many times as long",
             "install the CUDA build of torch (pytorch.org/get-started), or set "
-            "distributed.device: cpu to say that this is meant",
+            "distributed.device: cpu if that is intended",
         )
     if named is not None and (not named.strip() or named.strip().startswith("-")):
         return Finding(
@@ -80,12 +80,12 @@ def check_gpus(machine: Machine, load: Load) -> Finding:
         "training will run on the CPUs: the driver is too old for this torch, the container was "
         "started without its GPUs, or the job was given none",
         "compare nvidia-smi's CUDA version with torch.version.cuda; with Docker pass --gpus all, "
-        "with Slurm ask for --gpus",
+        "with Slurm request --gpus",
     )
 
 
 def check_backend(machine: Machine, load: Load) -> Finding:
-    """Whether this torch has the backend that the ranks would talk over."""
+    """Whether this torch has the backend that the ranks would use."""
     check, built = "backend", ", ".join(machine.hardware.backends) or "none"
     if load.world > 1 and load.backend not in machine.hardware.backends:
         return Finding(
@@ -100,37 +100,37 @@ def check_backend(machine: Machine, load: Load) -> Finding:
 
 def check_omp(machine: Machine, load: Load) -> Finding:
     """Whether OMP_NUM_THREADS contradicts the threads that a run gives each rank."""
-    check, told = "omp threads", machine.variables.get("OMP_NUM_THREADS", "")
+    check, value = "omp threads", machine.variables.get("OMP_NUM_THREADS", "")
     threads = f"{plural(load.threads, 'thread')} per rank"
-    if not told.isdigit():
+    if not value.isdigit():
         return ok(check, f"OMP_NUM_THREADS is not set; {threads}")
-    if int(told) == load.threads:
-        return ok(check, f"OMP_NUM_THREADS={told}, {threads}")
+    if int(value) == load.threads:
+        return ok(check, f"OMP_NUM_THREADS={value}, {threads}")
     by = ""
-    if told == "1" and "TORCHELASTIC_RUN_ID" in machine.variables:
+    if value == "1" and "TORCHELASTIC_RUN_ID" in machine.variables:
         by = " (torchrun sets 1 where nothing else was set)"
-    mends = (
+    advice = (
         f"export OMP_NUM_THREADS={load.threads} before the launch, or set "
         "distributed.threads_per_rank: the run then sets both"
     )
-    if int(told) * load.ranks_here > len(machine.cpus):
+    if int(value) * load.ranks_here > len(machine.cpus):
         return Finding(
             check,
             "warning",
-            f"OMP_NUM_THREADS={told} for {plural(load.ranks_here, 'rank')} on "
+            f"OMP_NUM_THREADS={value} for {plural(load.ranks_here, 'rank')} on "
             f"{plural(len(machine.cpus), 'CPU')}, but {threads}",
             "libraries that read it when they are loaded start more threads than there are CPUs",
-            mends,
+            advice,
         )
     arm = machine.processor.startswith(("aarch64", "arm"))
     whose = ": on ARM torch's linear is one of them, and its bits depend on it" if arm else ""
     return Finding(
         check,
         "note",
-        f"OMP_NUM_THREADS={told}{by}, but {threads}",
-        "samestep train sets it before torch is loaded; in a script of your own, libraries that "
-        f"read it when they are loaded stay at {told}{whose}",
-        mends,
+        f"OMP_NUM_THREADS={value}{by}, but {threads}",
+        "samestep train sets it before torch is loaded; in your own script, libraries that read it "
+        f"when they are loaded stay at {value}{whose}",
+        advice,
     )
 
 
@@ -147,8 +147,8 @@ def check_numa(machine: Machine, load: Load) -> Finding:
         check,
         "note",
         found,
-        "a rank that moves to another part of the machine reads its memory, and its GPU's, from afar",
-        "bind ranks to parts: srun --cpu-bind=ldoms (or cores), mpirun --map-by numa --bind-to numa, "
+        "a rank that moves to another NUMA node reads its memory, and its GPU's, from a distance",
+        "bind ranks to nodes: srun --cpu-bind=ldoms (or cores), mpirun --map-by numa --bind-to numa, "
         "or numactl --cpunodebind around samestep train",
     )
 
@@ -166,7 +166,7 @@ def check_cpus(cpus: int, quota: float | None, ranks: int, threads: int, workers
             "warning",
             f"{plural(ranks, 'rank')} on {have}",
             "ranks take turns, and every exchange waits for the one whose turn is last",
-            f"start at most {max(1, int(usable))} here, or ask for more CPUs (sbatch "
+            f"start at most {max(1, int(usable))} here, or request more CPUs (sbatch "
             "--cpus-per-task, docker --cpus)",
         )
     if threads > usable:
@@ -194,14 +194,14 @@ def check_shared_memory(shared: Space | None, load: Load) -> Finding:
     check, workers = "/dev/shm", load.workers * load.ranks_here
     if shared is None:
         return ok(check, "this machine has none")
-    found = f"{memory_words(shared.free)} free of {memory_words(shared.total)}"
+    found = f"{format_bytes(shared.free)} free of {format_bytes(shared.total)}"
     advice = "docker run --shm-size=8g (or --ipc=host), or loader.workers: 0"
     if workers and shared.free <= _CONTAINER_DEFAULT:
         return Finding(
             check,
             "error" if workers >= 4 else "warning",
             f"{found} for {plural(workers, 'loader worker')}",
-            "batches of loader workers lie there: when it is full, workers die of bus errors",
+            "loader workers keep their batches there: when it is full, they die of bus errors",
             advice,
         )
     if load.backend == "nccl" and load.ranks_here > 1 and shared.free <= _CONTAINER_DEFAULT:
@@ -225,7 +225,7 @@ def check_shared_memory(shared: Space | None, load: Load) -> Finding:
 
 
 def check_memory(memory: Space | None, load: Load) -> Finding:
-    """Whether the ranks of this machine have room to start in."""
+    """Whether the ranks of this machine have enough memory to start."""
     check = "memory"
     if memory is None:
         return ok(check, "unknown here")
@@ -233,13 +233,13 @@ def check_memory(memory: Space | None, load: Load) -> Finding:
         return Finding(
             check,
             "warning",
-            f"{memory_words(memory.free)} free of {memory_words(memory.total)} for "
+            f"{format_bytes(memory.free)} free of {format_bytes(memory.total)} for "
             f"{plural(load.ranks_here, 'rank')}",
-            "a rank takes half a gigabyte before it has a model; the kernel kills what does not "
-            "fit, without a message",
-            "start fewer ranks here, or ask for more memory (sbatch --mem, docker --memory)",
+            "a rank takes half a gigabyte before it has a model; the kernel silently kills what "
+            "does not fit",
+            "start fewer ranks here, or request more memory (sbatch --mem, docker --memory)",
         )
-    return ok(check, f"{memory_words(memory.total)} for {plural(load.ranks_here, 'rank')}")
+    return ok(check, f"{format_bytes(memory.total)} for {plural(load.ranks_here, 'rank')}")
 
 
 def check_open_files(limits: tuple[int, int], load: Load) -> Finding:
@@ -264,23 +264,23 @@ def check_open_files(limits: tuple[int, int], load: Load) -> Finding:
 
 
 def check_disk(folder: str, space: Space | None, refusal: str) -> Finding:
-    """Whether a run could write to its folder; `refusal` is what the system said when tried."""
+    """Whether a run could write to its folder; `refusal` is the error of the attempt."""
     check = "run folder"
     if refusal:
         return Finding(
             check,
             "error",
             f"{folder} cannot be written to: {refusal}",
-            "every rank keeps its log there, and rank 0 the checkpoints",
+            "every rank writes its log there, and rank 0 the checkpoints",
             "set run_dir to a folder that you may write to",
         )
     if space is not None and space.free < _LOW_DISK:
         return Finding(
             check,
             "warning",
-            f"{memory_words(space.free)} free at {folder}",
+            f"{format_bytes(space.free)} free at {folder}",
             "a checkpoint that does not fit ends the run",
             "make room, or set run_dir to another file system",
         )
-    free = "" if space is None else f", {memory_words(space.free)} free"
+    free = "" if space is None else f", {format_bytes(space.free)} free"
     return ok(check, f"{folder} can be written to{free}")

@@ -1,4 +1,4 @@
-"""Checks of names, addresses, interfaces and the port that ranks meet at."""
+"""Checks of names, addresses, interfaces and the rendezvous port."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """Where the ranks meet, and how it went when this rank tried."""
+class Rendezvous:
+    """Where the ranks meet, and whether this rank could use it."""
 
     address: str
     port: int
@@ -33,7 +33,7 @@ class Meeting:
         return bool(self.addresses) and not self.failure
 
 
-def try_meeting(address: str, port: int, rank: int, served: bool, seconds: float) -> Meeting:
+def try_rendezvous(address: str, port: int, rank: int, served: bool, seconds: float) -> Rendezvous:
     """Try the port as this rank will use it; `served`: a launcher already listens there.
 
     Otherwise rank 0 will listen, so that the port must be free there, and the others wait for
@@ -41,18 +41,18 @@ def try_meeting(address: str, port: int, rank: int, served: bool, seconds: float
     """
     found = resolve(address)
     if not found:
-        return Meeting(address, port, (), "nothing")
+        return Rendezvous(address, port, (), "nothing")
     if rank == 0 and not served:
-        return Meeting(address, port, found, "bind", _bind(port))
+        return Rendezvous(address, port, found, "bind", _bind(port))
     failure = _wait_for(address, port, seconds)
     if not failure:
         answer = connect(address, port, seconds)
         failure = answer if isinstance(answer, str) else ""
-    return Meeting(address, port, found, "join", failure)
+    return Rendezvous(address, port, found, "join", failure)
 
 
 def _wait_for(address: str, port: int, seconds: float) -> str:
-    """Why nobody listens there, after waiting for it; nothing once somebody does."""
+    """Why nothing listens there, after waiting for it; empty once something does."""
     deadline = time.monotonic() + seconds
     while (why := knock(address, port, seconds)) and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -61,63 +61,63 @@ def _wait_for(address: str, port: int, seconds: float) -> str:
 
 def _bind(port: int) -> str:
     with socket.socket() as probe:
-        # As torch does: a port in its wait after a run that ended is free.
+        # As torch does: a port in TIME_WAIT, after a run that ended, is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            # Not listened at: a rank that is ahead must find rank 0's store here, not this.
+            # Without listen(): a rank that is ahead must find rank 0's store here, not this.
             probe.bind(("", port))
         except OSError as error:
             return error.strerror or str(error)
     return ""
 
 
-def check_meeting(meeting: Meeting, load: Load) -> Finding:
-    """Whether this rank can get to where the ranks meet."""
-    check, where = "master", f"{meeting.address}:{meeting.port}"
-    if not meeting.addresses:
+def check_rendezvous(rendezvous: Rendezvous, load: Load) -> Finding:
+    """Whether this rank can reach the rendezvous."""
+    check, where = "master", f"{rendezvous.address}:{rendezvous.port}"
+    if not rendezvous.addresses:
         return Finding(
             check,
             "error",
-            f"the name {meeting.address} cannot be resolved on this machine",
+            f"the name {rendezvous.address} cannot be resolved on this machine",
             "this rank does not find rank 0, and all wait until the timeout",
             "set MASTER_ADDR to an address that every machine reaches, or add the name to "
             "/etc/hosts",
         )
     # Rank 0's own machine may well call itself 127.0.1.1: its store listens everywhere.
-    local = meeting.address == "localhost" or meeting.addresses == (meeting.address,)
-    if load.nodes > 1 and all(map(is_loopback, meeting.addresses)) and (load.node or local):
+    local = rendezvous.address == "localhost" or rendezvous.addresses == (rendezvous.address,)
+    if load.nodes > 1 and all(map(is_loopback, rendezvous.addresses)) and (load.node or local):
         return Finding(
             check,
             "error",
-            f"{meeting.address} is {meeting.addresses[0]} here, in a run on {load.nodes} machines",
+            f"{rendezvous.address} is {rendezvous.addresses[0]} here, in a run on {load.nodes} machines",
             "a loopback address is this machine itself: ranks of other machines never meet rank 0",
             "set MASTER_ADDR to rank 0's address in the network between the machines",
         )
-    if meeting.failure and meeting.tried == "bind":
+    if rendezvous.failure and rendezvous.tried == "bind":
         return Finding(
             check,
             "error",
-            f"port {meeting.port} cannot be listened at: {meeting.failure}",
-            "rank 0 waits for the others there; something else already has it, often a run that "
+            f"port {rendezvous.port} cannot be listened at: {rendezvous.failure}",
+            "rank 0 waits for the others there; something else already uses it, often a run that "
             "did not end",
             "set MASTER_PORT to another port, or end what `ss -ltnp` shows there",
         )
-    if meeting.failure:
+    if rendezvous.failure:
         return Finding(
             check,
             "error",
-            f"{where} cannot be joined: {meeting.failure}",
+            f"{where} cannot be joined: {rendezvous.failure}",
             "rank 0, or its launcher, listens there, and ranks find each other through it",
-            "look whether rank 0 was started and says what is wrong; otherwise let the firewalls "
+            "check that rank 0 was started, and its output; otherwise let the firewalls "
             "between the machines pass this port, or set MASTER_ADDR (torchrun: --rdzv-endpoint) "
             "to an address that every machine reaches",
         )
-    how = {"bind": ", the port is free", "join": ", answers", "nothing": ""}[meeting.tried]
+    how = {"bind": ", the port is free", "join": ", answers", "nothing": ""}[rendezvous.tried]
     return ok(check, f"{where}{how}")
 
 
 def check_network(machine: Machine, load: Load) -> list[Finding]:
-    """What a rank needs of its own machine's network."""
+    """What a rank needs from its own machine's network."""
     return [check_own_name(machine, load), check_interfaces(machine, load)]
 
 
@@ -190,15 +190,15 @@ def _matches(named: str, there: Sequence[str], exact: bool) -> bool:
 
 
 def check_names(
-    places: Sequence[Place], heard: Sequence[Mapping[str, tuple[str, ...]]]
+    places: Sequence[Place], resolved: Sequence[Mapping[str, tuple[str, ...]]]
 ) -> list[Finding]:
-    """Whether every name means the same machine to every rank; `heard` is by rank."""
+    """Whether every name means the same machine to every rank; `resolved` is by rank."""
     found = []
-    for name in sorted({name for names in heard for name in names}):
-        # A machine may call itself what it likes, often 127.0.1.1.
+    for name in sorted({name for names in resolved for name in names}):
+        # A machine may resolve its own name to anything, often 127.0.1.1.
         others = [
             (place, names.get(name, ()))
-            for place, names in zip(places, heard, strict=True)
+            for place, names in zip(places, resolved, strict=True)
             if place.host != name
         ]
         known = [set(addresses) for _, addresses in others if addresses]
@@ -217,13 +217,13 @@ def _different(name: str, others: Sequence[tuple[Place, tuple[str, ...]]]) -> Fi
     by_address: dict[str, list[int]] = {}
     for place, addresses in others:
         by_address.setdefault(" and ".join(addresses) or "unknown", []).append(place.rank)
-    told = "; ".join(f"{key} to ranks {spans(ranks)}" for key, ranks in by_address.items())
+    meanings = "; ".join(f"{key} to ranks {spans(ranks)}" for key, ranks in by_address.items())
     return Finding(
         "names",
         "warning",
-        f"{name} is {told}",
+        f"{name} is {meanings}",
         "ranks that take a name for different machines do not meet, or by different networks",
-        "make /etc/hosts or the name server say the same on every machine",
+        "make /etc/hosts or the name server agree on every machine",
     )
 
 

@@ -16,7 +16,7 @@ _OF_ONE_RANK = {"distributed": {"rank", "node_rank", "device_ids"}}
 
 
 def digest(config: Config) -> str:
-    """What tells two configs apart, whatever files they came from."""
+    """What distinguishes two configs, whatever files they came from."""
     text = config.model_dump_json(exclude=_OF_ONE_RANK)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -31,16 +31,16 @@ def check_lanes(config: Config, world: int) -> Finding:
     check = "lanes"
     try:
         plan = config.batch_plan(world)
-        dealt = deal_lanes(plan.lanes, world, config.distributed.lane_weights)
+        assignment = deal_lanes(plan.lane_count, world, config.distributed.lane_weights)
     except PlanError as error:
         return Finding(
             check,
             "error",
             str(error),
             "training refuses to start",
-            "change the number of ranks, or the batch and lanes, as said",
+            "change the number of ranks, or the batch and lanes, accordingly",
         )
-    found = f"{plural(plan.lanes, 'lane')} of {plural(plan.lane_batch, 'sample')}"
+    found = f"{plural(plan.lane_count, 'lane')} of {plural(plan.lane_batch, 'sample')}"
     if config.batch_per_rank is not None:
         return Finding(
             check,
@@ -49,14 +49,14 @@ def check_lanes(config: Config, world: int) -> Finding:
             "batch_per_rank makes the batch, and so the run, depend on the number of ranks",
             f"set global_batch: {plan.global_batch} to keep this run at any size",
         )
-    counts = [len(lanes) for lanes in dealt]
+    counts = [len(lanes) for lanes in assignment]
     if config.distributed.lane_weights is None and min(counts) < max(counts):
         return Finding(
             check,
             "note",
             f"{found}: {_most(counts)} a rank",
             "the run is the same, but ranks with fewer lanes wait for the others in every step",
-            f"use a number of ranks that divides {plan.lanes}",
+            f"use a number of ranks that divides {plan.lane_count}",
         )
     return ok(check, f"{found}, {_most(counts)} a rank")
 
@@ -70,7 +70,7 @@ def check_task(config: Config) -> Finding:
     """Whether the task's file is there and is Python; it is not run."""
     check = "task"
     if config.task is None:
-        return ok(check, "none: a loop of your own")
+        return ok(check, "none: your own loop")
     name, _, wanted = config.task.rpartition(":")
     path = (config.folder / name).resolve()
     why = "training cannot start without its task"
@@ -84,7 +84,7 @@ def check_task(config: Config) -> Finding:
         return Finding(check, "error", f"{path}: {reason}", why, advice)
     except SyntaxError as error:
         return Finding(
-            check, "error", f"{path}, line {error.lineno}: {error.msg}", why, "mend that line"
+            check, "error", f"{path}, line {error.lineno}: {error.msg}", why, "fix that line"
         )
     classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
     if wanted not in classes:

@@ -1,4 +1,4 @@
-"""Experiments that need several ranks: every rank calls each, and gets the same findings."""
+"""Checks that need several ranks: every rank calls each, and gets the same findings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from samestep.distributed.context import RunContext
 from samestep.distributed.probe import Call, Reduced, call_in_order, try_all_reduce
-from samestep.doctor.findings import Finding, Place, memory_words, ok, seconds_words, spans
+from samestep.doctor.findings import Finding, Place, format_bytes, format_seconds, ok, spans
 
 _SKEW_ALLOWED = 1.0
 _SECONDS_TO_SEE_A_FILE = 5.0
@@ -21,7 +21,7 @@ Places = Sequence[Place]
 
 
 def try_ranks(context: RunContext, places: Places, folder: Path) -> list[Finding]:
-    """All experiments, in one order on all ranks."""
+    """All checks, in one order on all ranks."""
     order = check_order(call_in_order(context.collectives))
     if order.severity == "error":  # the next collective would be the wrong one
         return [order]
@@ -33,21 +33,21 @@ def try_ranks(context: RunContext, places: Places, folder: Path) -> list[Finding
     ]
 
 
-def check_order(heard: Sequence[Sequence[Call]]) -> Finding:
-    """Whether all ranks made the same collectives; `heard` is what they told before each."""
-    check, last = "order of calls", heard[-1]
+def check_order(announced: Sequence[Sequence[Call]]) -> Finding:
+    """Whether all ranks made the same collectives, by what they announced before each."""
+    check, last = "order of calls", announced[-1]
     if len(set(last)) == 1:
-        return ok(check, f"{len(heard)} numbered collectives, the same on all ranks")
+        return ok(check, f"{len(announced)} numbered collectives, the same on all ranks")
     # Most ranks are right; among equals rank 0 is.
     usual = max(dict.fromkeys(last), key=last.count)
     odd = tuple(rank for rank, call in enumerate(last) if call != usual)
-    told = ", ".join(f"rank {rank} at {last[rank][0]} {last[rank][1]}" for rank in odd[:4])
+    others = ", ".join(f"rank {rank} at {last[rank][0]} {last[rank][1]}" for rank in odd[:4])
     return Finding(
         check,
         "error",
-        f"most ranks are at {usual[0]} {usual[1]}, but {told}",
-        "a rank that makes another collective than the others waits for ever, or adds up what "
-        "does not belong together",
+        f"most ranks are at {usual[0]} {usual[1]}, but {others}",
+        "a rank that makes another collective than the others waits forever, or adds up values "
+        "that do not belong together",
         "look for collectives that only some ranks make, such as under `if rank == 0`",
         ranks=odd,
     )
@@ -58,7 +58,7 @@ Clock = tuple[float, float]
 
 
 def read_clocks(context: RunContext, times: int = 5) -> list[list[Clock]]:
-    """Every rank's clock, read when a barrier lets go, a few times."""
+    """Every rank's clock, read when a barrier releases the ranks, a few times."""
     rounds: list[list[Clock]] = []
     for _ in range(times):
         start = time.perf_counter()
@@ -78,7 +78,7 @@ def check_clocks(rounds: Sequence[Sequence[Clock]], places: Places) -> Finding:
     if skew - doubt <= _SKEW_ALLOWED:
         return ok(
             check,
-            f"within {seconds_words(skew)}, as an exchange of {seconds_words(doubt)} can tell",
+            f"within {format_seconds(skew)}, measured by an exchange of {format_seconds(doubt)}",
         )
     middle = sorted(times)[len(times) // 2]
     odd = tuple(r for r, now in enumerate(times) if abs(now - middle) > _SKEW_ALLOWED)
@@ -88,7 +88,7 @@ def check_clocks(rounds: Sequence[Sequence[Clock]], places: Places) -> Finding:
         "warning",
         f"{skew:.1f} s apart, by up to {max(abs(t - middle) for t in times):.1f} s on "
         f"ranks {spans(odd)}",
-        "logs of different ranks cannot be put in one order, and shared file systems take new "
+        "logs of different ranks cannot be put in one order, and shared file systems mistake new "
         "files for old ones",
         "run chrony or ntpd on these machines",
         ranks=odd,
@@ -118,13 +118,13 @@ def share_folder(context: RunContext, places: Places, folder: Path) -> list[Find
     found = [check_sharing(where, waits, places, refusal)]
     if left:
         found.append(
-            Finding("shared folder", "note", left, "the check leaves nothing", "remove it")
+            Finding("shared folder", "note", left, "the check should leave nothing", "remove it")
         )
     return found
 
 
 def _make(folder: Path) -> list[Path]:
-    """Make the folder, and say which folders are new, the innermost first."""
+    """Make the folder; returns which folders are new, the innermost first."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     return missing
@@ -142,7 +142,7 @@ def _wait_for(path: Path, text: str) -> float | None:
 
 def _holds(path: Path, text: str) -> bool:
     try:
-        # Network file systems answer from memory; reading the folder makes them look again.
+        # Network file systems answer from their cache; listing the folder makes them look again.
         there = any(found.name == path.name for found in path.parent.iterdir())
         return there and path.read_text(encoding="utf-8") == text
     except OSError:
@@ -150,7 +150,7 @@ def _holds(path: Path, text: str) -> bool:
 
 
 def _remove(folder: Path, name: str, made: Sequence[Path]) -> str:
-    """Leave the folder as it was; says what could not be removed."""
+    """Restore the folder; returns what could not be removed."""
     try:
         for path in (folder / f"{name}.tmp", folder / name):
             path.unlink(missing_ok=True)
@@ -185,7 +185,7 @@ def check_sharing(
             "error",
             f"rank 0's file in {folder} was not seen by ranks {spans(blind)} on "
             f"{', '.join(hosts)} within {_SECONDS_TO_SEE_A_FILE:g} s",
-            "a run that goes on from a checkpoint needs it on every rank: these ranks would not "
+            "a run that resumes from a checkpoint needs it on every rank: these ranks would not "
             "find it",
             "set run_dir to a folder on a file system that all machines share, by the same path",
             ranks=blind,
@@ -193,7 +193,7 @@ def check_sharing(
         )
     slowest = max(waited for waited in waits if waited is not None)
     return ok(
-        check, f"all ranks see what rank 0 writes to {folder}, after {seconds_words(slowest)}"
+        check, f"all ranks see what rank 0 writes to {folder}, after {format_seconds(slowest)}"
     )
 
 
@@ -201,8 +201,8 @@ def check_all_reduce(results: Sequence[Reduced], places: Places) -> list[Finding
     """Whether sums are right, and a row of time and bandwidth per size."""
     found = []
     for result in results:
-        size = memory_words(result.size)
-        speed = f"{seconds_words(result.seconds)}, {memory_words(result.bus_bytes)}/s per rank"
+        size = format_bytes(result.size)
+        speed = f"{format_seconds(result.seconds)}, {format_bytes(result.bus_bytes)}/s per rank"
         if result.wrong:
             hosts = tuple(sorted({places[rank].host for rank in result.wrong}))
             found.append(
@@ -210,7 +210,7 @@ def check_all_reduce(results: Sequence[Reduced], places: Places) -> list[Finding
                     "all-reduce",
                     "error",
                     f"{size}: a wrong sum on ranks {spans(result.wrong)} ({speed})",
-                    "gradients would be wrong without any message",
+                    "gradients would be silently wrong",
                     "compare torch and driver versions; for nccl try NCCL_P2P_DISABLE=1 and "
                     "NCCL_IB_DISABLE=1 to find the transport that is broken",
                     ranks=result.wrong,
@@ -225,8 +225,8 @@ def check_all_reduce(results: Sequence[Reduced], places: Places) -> list[Finding
             Finding(
                 "all-reduce",
                 "note",
-                f"{memory_words(largest.bus_bytes)}/s between machines at "
-                f"{memory_words(largest.size)}",
+                f"{format_bytes(largest.bus_bytes)}/s between machines at "
+                f"{format_bytes(largest.size)}",
                 "that is what a 1 Gbit network gives: gradients of 100 million parameters take "
                 "seconds a step",
                 "if there is a faster network, choose its interface with GLOO_SOCKET_IFNAME or "

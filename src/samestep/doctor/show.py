@@ -17,7 +17,7 @@ _STYLES: dict[Severity, str] = {
 
 
 def print_examination(examination: Examination, as_json: bool = False) -> None:
-    """Print it all, and let it out at once: a launcher may end this process any time now."""
+    """Print it all, and flush: a launcher may end this process any time now."""
     if as_json:
         print(json.dumps(examination.as_json()), flush=True)
         return
@@ -31,7 +31,7 @@ def print_examination(examination: Examination, as_json: bool = False) -> None:
     several = examination.world > 1 and not examination.alone
     table = Table("check", "result", "found", *(["ranks"] if several else []))
     for check, severity, what, where in examination.rows():
-        # A rank that is not 0 and stayed alone tells only what is wrong: rank 0 tells the rest.
+        # A rank other than 0 that stayed alone prints only what is wrong: rank 0 prints the rest.
         if severity != "ok" or not examination.rank:
             style = next(_STYLES[s] for s in SEVERITIES if s == severity)
             cells = (Text(check), Text(severity, style), Text(what))
@@ -47,7 +47,7 @@ def print_examination(examination: Examination, as_json: bool = False) -> None:
 
 def _heading(examination: Examination) -> str:
     who = "This process" if examination.rank is None else f"Rank {examination.rank}"
-    return f"{who} of {examination.world} could not talk to the others; what it found by itself:"
+    return f"{who} of {examination.world} could not reach the others; what it found by itself:"
 
 
 def _lines(examination: Examination, finding: Finding) -> list[tuple[str, str]]:

@@ -31,7 +31,7 @@ def read_limits(
 
 
 def read_text(path: Path) -> str | None:
-    """A file of the kernel's; None where this kernel or container has none."""
+    """A file of the kernel; None where this kernel or container has none."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:
@@ -39,7 +39,7 @@ def read_text(path: Path) -> str | None:
 
 
 def _groups(root: Path, membership: str) -> Iterator[Path]:
-    """The folders of lines such as '0::/job/step' and, of old, '4:cpu,cpuacct:/job'."""
+    """The folders of lines such as '0::/job/step' and, in version 1, '4:cpu,cpuacct:/job'."""
     for line in membership.splitlines():
         _, kinds, path = line.split(":", 2)
         own = Path(path.lstrip("/"))
@@ -48,7 +48,7 @@ def _groups(root: Path, membership: str) -> Iterator[Path]:
 
 
 def _numbers(folder: Path, name: str) -> list[int]:
-    """A file's numbers; none if it is not there, or says 'max' or -1, which is no limit."""
+    """A file's numbers; none if it is not there, or holds 'max' or -1, which is no limit."""
     words = (read_text(folder / name) or "").split()
     return [int(word) for word in words] if all(map(str.isdigit, words)) else []
 

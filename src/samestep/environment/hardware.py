@@ -24,15 +24,20 @@ class Hardware:
     """What this machine offers to a training run."""
 
     device_count: int
+    """GPUs that torch sees."""
     devices: tuple[str, ...]
+    """Their names."""
     cpus: Fact[int]
-    """That the ranks here have together."""
+    """The number that the ranks here share."""
     backends: tuple[str, ...]
+    """Of nccl and gloo, what this torch is built with."""
     host: str
     platform: Fact[str]
+    """colab, kaggle or local."""
     cuda: Fact[bool]
+    """Whether GPUs can be used."""
     cpu_limit: Fact[int] | None = None
-    """What a container or a batch system allows the ranks here, whatever CPUs they see."""
+    """What a container or a batch system grants the ranks here, whatever CPUs they see."""
 
     @property
     def cuda_available(self) -> bool:
@@ -47,17 +52,17 @@ def allowed_cpus() -> tuple[int, ...]:
 
 
 def owned_cpus(environ: Mapping[str, str]) -> Fact[int]:
-    """How many CPUs the ranks here have together, by the tightest of all limits."""
+    """How many CPUs the ranks here share, by the tightest of all limits."""
     seen, limit = Fact(len(allowed_cpus()), "CPUs this process may run on"), cpu_limit(environ)
     return limit if limit is not None and limit.value < seen.value else seen
 
 
 def cpu_limit(environ: Mapping[str, str]) -> Fact[int] | None:
-    """What a container or a batch system allows the ranks here; None if nothing limits them."""
+    """What a container or a batch system grants the ranks here; None if nothing limits them."""
     found: list[Fact[int]] = []
     quota = read_limits().cpus
     if quota is not None:
-        found.append(Fact(max(1, int(quota)), "CPUs that the container's limit comes to"))
+        found.append(Fact(max(1, int(quota)), "CPUs of the container's limit"))
     given = environ.get("SLURM_CPUS_ON_NODE", "")
     # Where mpirun starts its daemons by a Slurm step, that step is not what the job was given.
     if given.isdigit() and "OMPI_COMM_WORLD_RANK" not in environ:

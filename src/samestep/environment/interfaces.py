@@ -1,87 +1,87 @@
-"""Names, addresses and network interfaces, as this machine knows them. No torch here."""
+"""Host names, addresses and network interfaces as seen from this machine. Imports no torch."""
 
 from __future__ import annotations
 
-import fcntl
 import ipaddress
 import socket
-import struct
-import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 _VIRTUAL = ("lo", "docker", "veth", "br-", "virbr", "cni", "flannel", "cali", "lxc")
-"""Interfaces that lead to no other machine."""
+"""Prefixes of interfaces that reach no other machine."""
 
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface and its IPv4 address."""
+    """A network interface and its IPv4 address, None if it has none."""
 
     name: str
     address: str | None
 
 
 def list_interfaces() -> tuple[Interface, ...]:
-    """The interfaces of this machine."""
+    """The network interfaces of this machine, in the kernel's order, each with its first address.
+
+    Their names come from the kernel's own list: psutil also lists aliases such as `eth0:1`, which
+    are a second address of an interface and not another interface.
+    """
+    import psutil
+
+    first_address: dict[str, str] = {}
+    for name, entries in psutil.net_if_addrs().items():
+        for entry in entries:
+            if entry.family == socket.AF_INET:
+                first_address.setdefault(name, entry.address)
     names = [name for _, name in socket.if_nameindex()]
-    return tuple(Interface(name, _address_of(name)) for name in names)
-
-
-_SIOCGIFADDR = 0x8915
-"""Linux's question for the IPv4 address of an interface."""
-
-
-def _address_of(interface: str) -> str | None:
-    if sys.platform != "linux":
-        return None
-    question = struct.pack("256s", interface.encode()[:15])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, question)
-        except OSError:
-            return None
-    return socket.inet_ntoa(answer[20:24])
+    return tuple(Interface(name, first_address.get(name)) for name in names)
 
 
 def outward(interfaces: Sequence[Interface]) -> list[Interface]:
-    """Those that can lead to another machine."""
+    """The interfaces that can reach another machine."""
     return [i for i in interfaces if i.address and not i.name.startswith(_VIRTUAL)]
 
 
 def is_loopback(address: str) -> bool:
+    """Whether an IPv4 or IPv6 address (a zone such as `%eth0` may follow) is a loopback address."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def resolve(name: str, seconds: float = 4.0) -> tuple[str, ...]:
-    """The addresses of a host name here; none if it has none, or nobody answers in time.
+    """The addresses that a host name resolves to on this machine.
 
-    On a thread of its own: a name server that does not answer would hold the ranks up until
-    their collectives time out.
+    The lookup runs in its own thread: an unresponsive name server would otherwise block the ranks
+    until their collectives time out.
+
+    Args:
+        name: a host name or an address.
+        seconds: how long to wait for an answer.
+
+    Returns:
+        The addresses in the resolver's order; empty if there are none or the lookup timed out.
     """
     found: list[str] = []
 
-    def ask() -> None:
+    def look_up() -> None:
         try:
             answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
             return
         found.extend(str(address[0]) for *_, address in answers)
 
-    asking = threading.Thread(target=ask, name="samestep-resolve", daemon=True)
-    asking.start()
-    asking.join(seconds)
+    lookup = threading.Thread(target=look_up, name="samestep-resolve", daemon=True)
+    lookup.start()
+    lookup.join(seconds)
     return tuple(dict.fromkeys(found))
 
 
 def own_address(host: str) -> str | None:
-    """What gloo binds to: the first address of this host's name that is one of its own."""
-    return next((address for address in resolve(host) if _is_here(address)), None)
+    """The address gloo binds to: the first one of `host` (this machine's name) that is local."""
+    return next((address for address in resolve(host) if _is_local(address)), None)
 
 
-def _is_here(address: str) -> bool:
-    """Whether an address is one of this machine's: only those can be bound to."""
+def _is_local(address: str) -> bool:
+    """Whether an address belongs to this machine: only those can be bound to."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -92,9 +92,9 @@ def _is_here(address: str) -> bool:
 
 
 def address_towards(host: str) -> str | None:
-    """This machine's own address on the way to a host; None if it cannot be told.
+    """This machine's source address on the route to a host; None if there is no route.
 
-    If the host is this machine itself, the address that its name stands for here.
+    If the host is this machine itself, the address that its name resolves to.
     """
     for address in resolve(host):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -1,4 +1,4 @@
-"""This process's place in the run, from the variables of whatever launched it.
+"""This process's place in the run, from the variables of its launcher.
 
 A mapping goes in, frozen facts come out, each with its reason.
 """
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from samestep.environment.fact import Fact
 from samestep.environment.node_lists import expand_counts, expand_hosts
-from samestep.environment.ports import meeting_ports
+from samestep.environment.ports import rendezvous_ports
 from samestep.environment.variables import LAUNCH_ID
 from samestep.errors import LaunchError
 
 
 @dataclass(frozen=True)
 class _Launcher:
-    """The variables in which one launcher tells a process its place; first one set counts."""
+    """The variables in which one launcher gives a process its place; the first one set counts."""
 
     name: str
     rank: str
@@ -61,7 +61,7 @@ _LAUNCHERS = (
         local_world=("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
     ),
     # An sbatch script or salloc shell already has SLURM_NTASKS and SLURM_PROCID; only a
-    # process that srun started has a step. Without one, waiting for ranks waits for ever.
+    # process that srun started has a step. Without one, waiting for ranks would never end.
     _Launcher(
         "slurm",
         rank="SLURM_PROCID",
@@ -76,7 +76,7 @@ _LAUNCHERS = (
 
 @dataclass(frozen=True)
 class LaunchFacts:
-    """This process's place in the run, as its launcher told it."""
+    """This process's place in the run, as its launcher set it."""
 
     launcher: str
     rank: int
@@ -91,13 +91,13 @@ class LaunchFacts:
     more_ports: tuple[int, ...] = ()
     """Where rank 0 listens if the first port is taken."""
     job: str | None = None
-    """What all ranks of one launch share, and no two launches do; None if nothing says."""
+    """What all ranks of one launch share, and no two launches do; None if nothing is set."""
     cpus_per_rank: Fact[int] | None = None
-    """The CPUs that the launcher set apart for each rank, if it said so."""
+    """The CPUs that the launcher reserved for each rank, if it set that."""
 
     @property
     def local_world_is_guessed(self) -> bool:
-        """Whether nothing says how many ranks are on this machine."""
+        """Whether no variable gives the number of ranks on this machine."""
         return self.reasons["local_world"] == _GUESSED
 
     @property
@@ -122,8 +122,8 @@ def detect_launch(environ: Mapping[str, str]) -> LaunchFacts:
 def _refuse_world_without_rank(environ: Mapping[str, str], launcher: _Launcher) -> None:
     if environ.get("PMIX_RANK", "0") != "0":
         raise LaunchError(
-            f"PMIX_RANK={environ['PMIX_RANK']} says this is one of several ranks, but nothing says "
-            "of how many: start with srun, mpirun or torchrun, or set RANK and WORLD_SIZE"
+            f"PMIX_RANK={environ['PMIX_RANK']} means that this is one of several ranks, but their "
+            "number is not set: start with srun, mpirun or torchrun, or set RANK and WORLD_SIZE"
         )
     world = environ.get(launcher.world[0])
     if world not in (None, "", "1"):
@@ -134,7 +134,7 @@ def _refuse_world_without_rank(environ: Mapping[str, str], launcher: _Launcher) 
         )
 
 
-_GUESSED = "nothing says how many are here: all, it seems"
+_GUESSED = "no variable gives it: assumed to be all ranks"
 
 
 class _Reader:
@@ -192,7 +192,7 @@ class _Reader:
 
     def _local_world(self, world: int, nodes: int) -> int:
         default, why = (-(-world // nodes), "ranks over nodes") if nodes else (world, _GUESSED)
-        # srun's PMI plugin tells a task its rank but not how many share its node.
+        # srun's PMI plugin gives a task its rank but not how many share its node.
         if "SLURM_STEP_ID" in self.environ and self.launcher.name in ("slurm", "mpich"):
             tasks = _slurm_tasks_here(self.environ)
             if tasks is not None:
@@ -245,7 +245,7 @@ class _Reader:
         if job is None:
             return address, ()
         self.reasons["master_port"] = f"derived from the job ({job})"
-        return address, meeting_ports(job)
+        return address, rendezvous_ports(job)
 
     def _nodelist(self) -> str | None:
         """The hosts that Slurm started the ranks on, the one of rank 0 first."""
@@ -287,6 +287,6 @@ def check_local_rank(passed: int | None, launch: LaunchFacts) -> None:
     """Refuse a `--local-rank` that contradicts the launcher's variables."""
     if passed is not None and launch.external and passed != launch.local_rank:
         raise LaunchError(
-            f"--local-rank is {passed} but {launch.launcher} says {launch.local_rank}: "
+            f"--local-rank is {passed} but {launch.local_rank} according to {launch.launcher}: "
             "torch.distributed.launch passes it by itself, so leave it out"
         )

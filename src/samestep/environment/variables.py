@@ -33,7 +33,7 @@ def exporting(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def thread_variables(threads: int) -> dict[str, str]:
-    """What tells every library of a new process its number of threads.
+    """What sets the number of threads for every library of a new process.
 
     `torch.set_num_threads` does not reach all of them: on ARM, the one behind `linear` reads
     the variable once, when torch is imported.
@@ -42,7 +42,7 @@ def thread_variables(threads: int) -> dict[str, str]:
 
 
 def has_agent(environ: Mapping[str, str]) -> bool:
-    """Whether torch's elastic agent started this process and will ask how it failed."""
+    """Whether torch's elastic agent started this process and will look up how it failed."""
     return "TORCHELASTIC_ERROR_FILE" in environ
 
 
@@ -55,12 +55,12 @@ LAUNCH_ID = "SAMESTEP_LAUNCH_ID"
 
 
 def launch_variables(name: str) -> dict[str, str]:
-    """What tells ranks which launch they belong to, though they are started again."""
+    """What identifies the launch that ranks belong to, also when they are restarted."""
     return {LAUNCH_ID: name}
 
 
 def launch_names(environ: Mapping[str, str]) -> list[str]:
-    """What stays the same when a launch, or a Slurm job, is started again."""
+    """What stays the same when a launch, or a Slurm job, is restarted."""
     names = [environ[LAUNCH_ID]] if LAUNCH_ID in environ else []
     if "SLURM_JOB_ID" in environ:
         job = environ.get("SLURM_ARRAY_JOB_ID", environ["SLURM_JOB_ID"])
@@ -69,10 +69,10 @@ def launch_names(environ: Mapping[str, str]) -> list[str]:
 
 
 def is_same_launch(environ: Mapping[str, str], before: Sequence[str]) -> bool:
-    """Whether this is the launch of those names, started again.
+    """Whether this is the launch of those names, restarted.
 
     One job may hold several launches: it is the same one only if the job was requeued, or if no
-    launcher of ours says anything else.
+    launcher of ours set another name.
     """
     names = launch_names(environ)
     if LAUNCH_ID in environ and not environ.get("SLURM_RESTART_COUNT"):

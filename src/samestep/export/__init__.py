@@ -1,1 +1,1 @@
-"""A trained model as a file for programs that know nothing of samestep."""
+"""A trained model as a file for programs that do not use samestep."""

@@ -1,4 +1,4 @@
-"""Whether a file gives what the model gives, on real batches."""
+"""Whether a file's outputs match the model's, on real batches."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TOLERANCES = {
     torch.float32: 1e-4, torch.complex64: 1e-4,
     torch.float16: 1e-2, torch.bfloat16: 1e-2,
 }  # fmt: skip
-"""How far a value may be off, as a part of the largest value of its tensor; other types: not."""
+"""How far a value may be off, relative to the largest value of its tensor; other types: not at all."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How close a file came to the model."""
+    """How close a file's outputs are to the model's."""
 
     exact: bool
     """Whether every value was equal."""
@@ -32,7 +32,15 @@ class Agreement:
 
 
 def check(run: Runner, subject: Subject) -> Agreement:
-    """Compare every method on every batch; `ExportDiffers` says where the file differs."""
+    """Compare every method on every batch.
+
+    Args:
+        run: calls a method of the loaded file.
+        subject: the model, with its batches and its outputs on them.
+
+    Raises:
+        ExportDiffers: with the first place where the file differs.
+    """
     methods = {}
     for method, batches in subject.outputs.items():
         inputs = subject.examples.inputs[method]
@@ -50,7 +58,7 @@ def check(run: Runner, subject: Subject) -> Agreement:
 def _run(run: Runner, method: str, inputs: Inputs, size: int) -> list[Tensor]:
     try:
         return list(outputs_of(run, method, inputs).values())
-    except Exception as error:  # whatever runs the file has errors of its own
+    except Exception as error:  # each runtime has its own errors
         raise ExportDiffers(f"the file fails in {method} on a batch of {size}: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""What a model is called with: real batches of the task's data, of several sizes."""
+"""Example inputs: real batches of the task's data, of several sizes."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from samestep.train.task import Task
 
 FORWARD = "forward"
 _LARGEST = 32
-"""Samples that are enough to compare two models on."""
+"""Samples per batch, at most: enough to compare two models."""
 
 Inputs = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Batches of three sizes: an exported model must take any."""
+    """Batches of three sizes: an exported model must accept any."""
 
     source: str
-    """Which of the task's data they are of."""
+    """Which of the task's datasets they are from."""
     sizes: tuple[int, ...]
     inputs: Mapping[str, tuple[Inputs, ...]]
     """By method, its arguments for each of the batches."""
 
     def dynamic_axes(self, method: str = FORWARD) -> list[set[int]]:
-        """Of each argument, the axes whose length is not the same in all batches."""
+        """For each argument, the axes whose length is not the same in all batches."""
         return varying_axes(self.inputs[method])
 
 
 def varying_axes(batches: Sequence[Sequence[Tensor]]) -> list[set[int]]:
-    """Of the n-th tensor of each batch, the axes that differ in length; of each n."""
+    """For each n, the axes in which the n-th tensors of the batches differ in length."""
     return [_varying([tensor.shape for tensor in same]) for same in zip(*batches, strict=True)]
 
 
@@ -55,13 +55,20 @@ def _varying(shapes: Sequence[torch.Size]) -> set[int]:
 def read_examples(
     task: Task, config: Config, methods: Sequence[str], device: torch.device
 ) -> Examples:
-    """Samples of the validation set, or else of the training set, as arguments of the methods."""
+    """Batches of the validation set, or else of the training set, as arguments of the methods.
+
+    Args:
+        task: the task whose data and `model_inputs` are used.
+        config: the run's config.
+        methods: the methods that will be called.
+        device: where the batches are placed.
+    """
     task.prepare_data()
     source, dataset = "validation", task.valid_data()
     if dataset is None:
         source, dataset = "training", task.train_data()
     largest = max(3, min(config.batch_plan(world=1).lane_batch, _LARGEST))
-    # The last has the size that a deployed model sees most often, and graphs treat as special.
+    # The last has the size that a deployed model sees most often, and that graphs specialise on.
     sizes = (largest, largest // 2 + 1, 1)
     reseed(derive(config.seed, DATA, "export"))
     read = _sample_reader(dataset, sum(sizes), config)
@@ -79,7 +86,7 @@ def read_examples(
 
 
 def _sample_reader(dataset: Any, count: int, config: Config) -> Callable[[range], list[Any]]:
-    """Samples by their numbers, which start again at the end of a short dataset."""
+    """Reads samples by number; numbers wrap around at the end of a short dataset."""
     if is_map_style(dataset):
         fetch_many = getattr(dataset, "__getitems__", None)
         length = len(dataset)
@@ -87,7 +94,7 @@ def _sample_reader(dataset: Any, count: int, config: Config) -> Callable[[range]
         samples = list(islice(_stream(dataset, config), count))
         dataset, fetch_many, length = samples, None, len(samples)
     if not length:
-        raise TaskError("the data hold no sample to try the exported model on")
+        raise TaskError("the data hold no sample to test the exported model with")
 
     def read(numbers: range) -> list[Any]:
         indices = [number % length for number in numbers]
@@ -99,20 +106,20 @@ def _sample_reader(dataset: Any, count: int, config: Config) -> Callable[[range]
 
 
 def _stream(dataset: Any, config: Config) -> Iterator[Any]:
-    lanes = config.batch_plan(world=1).lanes
-    return iter(lane_streams(dataset).lane_stream(0, lanes, config.seed, 0))
+    lane_count = config.batch_plan(world=1).lane_count
+    return iter(lane_streams(dataset).lane_stream(0, lane_count, config.seed, 0))
 
 
 def _arguments(task: Task, batch: LaneBatch, method: str) -> Inputs:
     given = task.model_inputs(batch, method)
     inputs = tuple(given) if isinstance(given, (tuple, list)) else (given,)
-    odd = [type(value).__name__ for value in inputs if not isinstance(value, Tensor)]
-    if odd or not inputs:
+    others = [type(value).__name__ for value in inputs if not isinstance(value, Tensor)]
+    if others or not inputs:
         raise TaskError(
-            f"{type(task).__name__}.model_inputs gave {', '.join(odd) or 'nothing'} for {method}, "
-            "and an exported model takes tensors: override model_inputs(self, batch, method) to "
+            f"{type(task).__name__}.model_inputs returned {', '.join(others) or 'nothing'} for "
+            f"{method}, and an exported model takes tensors: override model_inputs(self, batch, method) to "
             "return a tensor or a tuple of tensors, and export_model(self, model) if the model "
             "is called otherwise"
         )
-    # Of their own memory: arguments that are parts of one tensor mean something to exporters.
+    # With separate memory: exporters treat arguments that share one tensor as related.
     return tuple(value.clone() for value in inputs)

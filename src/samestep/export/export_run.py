@@ -1,4 +1,4 @@
-"""From a run to a file that other programs load: written, loaded again, and compared."""
+"""From a run to a file that other programs load: written, loaded again and compared."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,10 +17,10 @@ from torch import nn
 
 from samestep.checkpoint.files import Files, sha256_of
 from samestep.errors import ExportDiffers, ExportError, TaskError
-from samestep.export import graph, torchscript, weights
+from samestep.export.built import Built
 from samestep.export.check import Agreement, check
 from samestep.export.examples import FORWARD, read_examples
-from samestep.export.formats import Built
+from samestep.export.formats import FORMATS, Format
 from samestep.export.subject import Runner, Subject, live_outputs, methods_to_keep
 from samestep.inference.trained_model import Trained, load_trained
 from samestep.lanes.rng import INIT, derive, reseed
@@ -28,25 +28,8 @@ from samestep.train.saver import versions
 
 
 @dataclass(frozen=True)
-class Format:
-    """A kind of file: its name's end, how a model becomes one, and how it is run from one."""
-
-    suffix: str
-    build: Callable[[Subject], Built]
-    load: Callable[[Path, Subject], Runner]
-
-
-FORMATS = {
-    "torchscript": Format(torchscript.SUFFIX, torchscript.build, torchscript.load),
-    "pt2": Format(graph.PT2_SUFFIX, graph.build_pt2, graph.load_pt2),
-    "onnx": Format(graph.ONNX_SUFFIX, graph.build_onnx, graph.load_onnx),
-    "safetensors": Format(weights.SUFFIX, weights.build, weights.load),
-}
-
-
-@dataclass(frozen=True)
 class Exported:
-    """A file that was written, and what stands in the JSON file beside it."""
+    """A file that was written, and the content of the JSON file beside it."""
 
     path: Path
     notes: tuple[str, ...]
@@ -64,9 +47,25 @@ def export_run(
     device: str = "cpu",
     overrides: Sequence[str] = (),
 ) -> Exported:
-    """Write a run's model in a format; it is there only if it gives what the model gives.
+    """Export a run's model; the file is written only if its outputs match the model's.
 
-    `which` names the checkpoint, `of` the weights: raw, ema, swa or average.
+    Args:
+        run: the run's directory.
+        to: the format: torchscript, pt2, onnx or safetensors.
+        which: the checkpoint: best, last or the number of a step.
+        of: the weights: raw, ema, swa or average.
+        output: the file; by default in `<run>/export`, named after the run.
+        methods: methods besides forward that a torchscript file must have.
+        device: where the exported model is placed.
+        overrides: `section.key=value` texts for the run's config.
+
+    Raises:
+        ExportError: if the model cannot be written in this format.
+        ExportDiffers: if the file's outputs differ from the model's.
+
+    Example:
+        >>> export_run(Path("runs/digits"), "onnx", of="ema").path
+        PosixPath('runs/digits/export/digits-ema.onnx')
     """
     form = _format(to, methods)
     trained = load_trained(run, which, of, _device(device), overrides)
@@ -76,7 +75,7 @@ def export_run(
     metadata = {**_metadata(trained, subject), "format": to, "how": built.how}
     with _staged(path) as staged:
         _save(built, staged, path, metadata)
-        agreement = _checked(form, staged, path, subject, built)
+        agreement = _check(form, staged, path, subject, built)
         facts = {**metadata, **_facts(staged, subject, agreement)}
         _beside(staged).write_text(json.dumps(facts, indent=1), encoding="utf-8")
     return Exported(path, built.notes, facts)
@@ -102,33 +101,33 @@ def _device(name: str) -> torch.device:
 
 
 def _name(trained: Trained, which: str) -> str:
-    """Of its own for each choice of checkpoint and weights, and the same whenever asked."""
+    """A name for each choice of checkpoint and weights, always the same for the same choice."""
     chosen = [] if which == "best" else ["last" if which == "last" else f"step{which}"]
     averaged = [] if trained.weights == "raw" else [trained.weights]
     return "-".join([trained.config.name, *chosen, *averaged])
 
 
 def _subject(
-    trained: Trained, asked: Sequence[str], *, keep: bool, device: torch.device
+    trained: Trained, requested: Sequence[str], *, keep: bool, device: torch.device
 ) -> Subject:
     def exportable(model: nn.Module) -> nn.Module:
         made: Any = trained.task.export_model(model)
         if not isinstance(made, nn.Module):
             raise TaskError(
-                f"{type(trained.task).__name__}.export_model gave a {type(made).__name__}: it must "
-                "return a torch.nn.Module"
+                f"{type(trained.task).__name__}.export_model returned a {type(made).__name__}: it "
+                "must return a torch.nn.Module"
             )
         return made.to(device).eval()
 
     def fresh() -> nn.Module:
-        # Other draws than the trained one's: what a file leaves out must not be right by chance.
+        # Initialised from another seed: what a file leaves out must not be right by chance.
         reseed(derive(trained.config.seed, INIT, "export"))
         return exportable(trained.task.model())
 
     model = exportable(trained.model)
-    methods = methods_to_keep(model, asked)
-    tried = (FORWARD, *methods) if keep else (FORWARD,)
-    examples = read_examples(trained.task, trained.config, tried, device)
+    methods = methods_to_keep(model, requested)
+    called = (FORWARD, *methods) if keep else (FORWARD,)
+    examples = read_examples(trained.task, trained.config, called, device)
     return Subject(
         model=model,
         fresh=fresh,
@@ -140,7 +139,7 @@ def _subject(
 
 
 def _metadata(trained: Trained, subject: Subject) -> dict[str, Any]:
-    """What the file says about itself."""
+    """The metadata inside the file."""
     manifest = trained.manifest
     return {
         "task": Path(trained.config.task or "").name,
@@ -170,23 +169,23 @@ def _save(built: Built, staged: Path, path: Path, metadata: dict[str, Any]) -> N
         raise ExportError(f"{path} could not be written: {error}") from error
 
 
-def _checked(form: Format, staged: Path, path: Path, subject: Subject, built: Built) -> Agreement:
+def _check(form: Format, staged: Path, path: Path, subject: Subject, built: Built) -> Agreement:
     try:
-        return check(_loaded(form, staged, subject), subject)
+        return check(_load(form, staged, subject), subject)
     except ExportDiffers as error:
-        told = "".join(f"\nNote: {note}" for note in built.notes)
-        raise ExportDiffers(f"{path} was not written: {error}{told}") from error
+        notes = "".join(f"\nNote: {note}" for note in built.notes)
+        raise ExportDiffers(f"{path} was not written: {error}{notes}") from error
 
 
-def _loaded(form: Format, staged: Path, subject: Subject) -> Runner:
+def _load(form: Format, staged: Path, subject: Subject) -> Runner:
     try:
         return form.load(staged, subject)
-    except Exception as error:  # each library has errors of its own
+    except Exception as error:  # each library has its own errors
         raise ExportDiffers(f"the file cannot be loaded again: {error}") from error
 
 
 def _facts(staged: Path, subject: Subject, agreement: Agreement) -> dict[str, Any]:
-    """What is known only when the file is there and compared."""
+    """What is known only once the file is written and compared."""
     compared = {
         **asdict(agreement),
         "data": subject.examples.source,
@@ -201,7 +200,7 @@ def _beside(path: Path) -> Path:
 
 @contextmanager
 def _staged(path: Path) -> Iterator[Path]:
-    """A place with the file's own name; what is there at the end gets its place, else nothing."""
+    """A temporary path with the same name; what is written there is moved to `path` on success."""
     files = Files()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -211,13 +210,13 @@ def _staged(path: Path) -> Iterator[Path]:
     try:
         staged = folder / path.name
         yield staged
-        # The model last: whoever waits for it finds what belongs to it.
-        made = sorted(folder.iterdir(), key=lambda file: file == staged)
-        for file in made:
-            # The safetensors library lets nobody else read what it writes.
+        # The model last: a program that waits for it then finds its metadata.
+        written = sorted(folder.iterdir(), key=lambda file: file == staged)
+        for file in written:
+            # The safetensors library writes files that only their owner can read.
             shutil.copymode(_beside(staged), file)
             files.sync(file)
-        for file in made:
+        for file in written:
             files.replace(file, path.parent / file.name)
         files.sync(path.parent)
     except OSError as error:

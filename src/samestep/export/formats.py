@@ -1,4 +1,4 @@
-"""What every format of an exported model offers."""
+"""The formats of an exported model. A new one is a module like torchscript.py and a row here."""
 
 from __future__ import annotations
 
@@ -6,26 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-METADATA_FILE = "samestep.json"
-"""The metadata's name inside of files that hold other files."""
-METADATA_KEY = "samestep"
-"""The metadata's name inside of files that hold pairs of text."""
+from samestep.export import graph, torchscript, weights
+from samestep.export.built import Built
+from samestep.export.subject import Runner, Subject
 
 
 @dataclass(frozen=True)
-class Built:
-    """A model that is ready to be written."""
+class Format:
+    """A kind of file: its suffix, how a model is built for it, and how it is loaded and run."""
 
-    how: str
-    notes: tuple[str, ...]
-    """What a person should know about it."""
-    save: Callable[[Path, str], None]
-    """Writes it to a path, with the metadata's text inside."""
+    suffix: str
+    build: Callable[[Subject], Built]
+    load: Callable[[Path, Subject], Runner]
 
 
-def reason(error: Exception) -> str:
-    """The first line that says something, of the error at the root."""
-    while isinstance(error.__cause__, Exception):
-        error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines()]
-    return next((line for line in lines if line), type(error).__name__).rstrip(".:")
+FORMATS = {
+    "torchscript": Format(torchscript.SUFFIX, torchscript.build, torchscript.load),
+    "pt2": Format(graph.PT2_SUFFIX, graph.build_pt2, graph.load_pt2),
+    "onnx": Format(graph.ONNX_SUFFIX, graph.build_onnx, graph.load_onnx),
+    "safetensors": Format(weights.SUFFIX, weights.build, weights.load),
+}

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 
 from samestep.errors import ExportError, MissingExtraError
+from samestep.export.built import METADATA_FILE, METADATA_KEY, Built, reason
 from samestep.export.examples import FORWARD, Inputs
-from samestep.export.formats import METADATA_FILE, METADATA_KEY, Built, reason
 from samestep.export.subject import Runner, Subject, axis_name
 
 PT2_SUFFIX, ONNX_SUFFIX = ".pt2", ".onnx"
 
 
 def build_pt2(subject: Subject) -> Built:
-    """A program of torch.export."""
+    """Export the model with torch.export."""
     program = _program(subject)
 
     def save(path: Path, metadata: str) -> None:
@@ -30,7 +30,7 @@ def build_pt2(subject: Subject) -> Built:
 
 
 def load_pt2(path: Path, subject: Subject) -> Runner:
-    """The program in a file."""
+    """Load the program in a file."""
     with _quiet():
         module = torch.export.load(path).module()
 
@@ -41,8 +41,8 @@ def load_pt2(path: Path, subject: Subject) -> Runner:
 
 
 def build_onnx(subject: Subject) -> Built:
-    """An ONNX model, by way of torch.export."""
-    _need_onnx()
+    """Export the model to ONNX, through torch.export."""
+    _require_onnx()
     program = _program(subject)
     names = [f"{name}_in" if name in _output_names(subject) else name for name in subject.names]
     with _quiet():
@@ -56,7 +56,7 @@ def build_onnx(subject: Subject) -> Built:
                 dynamic_shapes=_named_axes(subject, names),
             )
         except Exception as error:
-            raise _refused(subject, "ONNX", error) from error
+            raise _export_error(subject, "ONNX", error) from error
     assert made is not None, "what dynamo=True returns"
 
     def save(path: Path, metadata: str) -> None:
@@ -67,7 +67,7 @@ def build_onnx(subject: Subject) -> Built:
 
 
 def load_onnx(path: Path, subject: Subject) -> Runner:
-    """The model in a file, on onnxruntime."""
+    """Load the model in a file with onnxruntime."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -91,14 +91,14 @@ def _program(subject: Subject) -> torch.export.ExportedProgram:
         try:
             inputs = subject.examples.inputs[FORWARD][0]
             return torch.export.export(subject.model, inputs, dynamic_shapes=shapes)
-        except Exception as error:  # tracers refuse Python in more ways than one can list
-            raise _refused(subject, "torch.export", error) from error
+        except Exception as error:  # tracers refuse Python in too many ways to list
+            raise _export_error(subject, "torch.export", error) from error
 
 
-def _refused(subject: Subject, by: str, error: Exception) -> ExportError:
+def _export_error(subject: Subject, by: str, error: Exception) -> ExportError:
     return ExportError(
-        f"{type(subject.model).__name__} cannot be exported, {by} says: {reason(error)}. Change "
-        "the model, or give another one in the task's export_model(self, model)"
+        f"{type(subject.model).__name__} cannot be exported by {by}: {reason(error)}. Change the "
+        "model, or return another one from the task's export_model(self, model)"
     )
 
 
@@ -113,7 +113,7 @@ def _output_names(subject: Subject) -> list[str]:
 
 
 def _named_axes(subject: Subject, names: list[str]) -> tuple[dict[int, str] | None, ...]:
-    """The axes of any length as ONNX shows them: batch, or the argument and the axis."""
+    """The names of dynamic axes in ONNX: batch, or the argument and the axis."""
     named: list[dict[int, str] | None] = []
     first = subject.examples.inputs[FORWARD][0]
     for name, tensor, axes in zip(names, first, subject.examples.dynamic_axes(), strict=True):
@@ -124,7 +124,7 @@ def _named_axes(subject: Subject, names: list[str]) -> tuple[dict[int, str] | No
     return tuple(named)
 
 
-def _need_onnx() -> None:
+def _require_onnx() -> None:
     try:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
@@ -135,12 +135,12 @@ def _need_onnx() -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch's exporters say to those who work on them."""
+    """Without the log messages and warnings meant for developers of torch's exporters."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)  # "torchvision is not installed", graphs of failed attempts
     try:
         with warnings.catch_warnings():
-            # torch's own use of its own old names, and one name for axes of one length.
+            # torch uses its own deprecated names, and has one name for axes of one length.
             warnings.filterwarnings("ignore", r".*LeafSpec.* is deprecated", FutureWarning)
             warnings.filterwarnings("ignore", r"# The axis name: .* will not be used", UserWarning)
             yield

@@ -1,4 +1,4 @@
-"""The model that is exported: its methods, its names, and what it gives on real batches."""
+"""The model to export: its methods, its argument names, and its outputs on real batches."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from samestep.export.examples import FORWARD, Examples, Inputs, varying_axes
 from samestep.lanes.rng import reseed
 
 Outputs = dict[str, Tensor]
-"""What a method gave, flat: its tensors by name."""
+"""The outputs of a method, flat: its tensors by name."""
 Runner = Callable[[str, Inputs], Any]
 """Calls a method of a model."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model in evaluation mode, with real batches and what it gives on them."""
+    """A model in evaluation mode, with real batches and its outputs on them."""
 
     model: nn.Module
     fresh: Callable[[], nn.Module]
-    """Another one, as it is before training."""
+    """Creates another one, as it is before training."""
     methods: tuple[str, ...]
-    """Those besides forward that are to be kept."""
+    """Those besides forward that are to be exported."""
     device: torch.device
     examples: Examples
     outputs: Mapping[str, tuple[Outputs, ...]]
-    """By method, what it gives on each of the batches."""
+    """By method, its outputs on each of the batches."""
 
     @property
     def names(self) -> list[str]:
@@ -46,11 +46,11 @@ class Subject:
         names = argument_names(self.model, method, len(inputs[0]))
         flat = [list(batch.values()) for batch in outputs]
         return {
-            "inputs": self._described(names, inputs),
-            "outputs": self._described(list(outputs[0]), flat),
+            "inputs": self._describe(names, inputs),
+            "outputs": self._describe(list(outputs[0]), flat),
         }
 
-    def _described(
+    def _describe(
         self, names: Sequence[str], batches: Sequence[Sequence[Tensor]]
     ) -> list[dict[str, Any]]:
         varying = varying_axes(batches)
@@ -68,12 +68,12 @@ class Subject:
 
 
 def axis_name(examples: Examples, tensor: Tensor, axis: int) -> str:
-    """What an axis of varying length is called; the tensor is of the first batch."""
+    """The name of an axis of varying length: batch or any; the tensor is of the first batch."""
     return "batch" if tensor.shape[axis] == examples.sizes[0] else "any"
 
 
 def argument_names(model: nn.Module, method: str, count: int) -> list[str]:
-    """The names of a method's first arguments, as its definition gives them."""
+    """The names of a method's first `count` arguments, from its definition."""
     names: list[str] = []
     for parameter in inspect.signature(getattr(model, method)).parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -83,32 +83,32 @@ def argument_names(model: nn.Module, method: str, count: int) -> list[str]:
     return names[:count]
 
 
-def methods_to_keep(model: nn.Module, asked: Sequence[str]) -> tuple[str, ...]:
-    """The methods marked with @torch.jit.export, and those asked for, which must be there."""
+def methods_to_keep(model: nn.Module, requested: Sequence[str]) -> tuple[str, ...]:
+    """The methods marked with @torch.jit.export, and the requested ones, which must exist."""
     here = {
         name: function
         for name, function in inspect.getmembers(type(model), inspect.isfunction)
         if not hasattr(nn.Module, name) and not name.startswith("__")
     }
-    unknown = [name for name in asked if name not in here and name != FORWARD]
+    unknown = [name for name in requested if name not in here and name != FORWARD]
     if unknown:
         raise ExportError(
-            f"--methods names {', '.join(unknown)}, which {type(model).__name__} has not: "
+            f"--methods names {', '.join(unknown)}, which {type(model).__name__} does not have: "
             + (f"it has {', '.join(here)}" if here else "it has none besides forward")
-            + ". A task's export_model(self, model) can give a model that has them"
+            + ". A task's export_model(self, model) can return a model that has them"
         )
     marked = [
         name
         for name, function in here.items()
         if getattr(function, "_torchscript_modifier", None) == FunctionModifiers.EXPORT
     ]
-    return tuple(sorted({*marked, *asked} - {FORWARD}))
+    return tuple(sorted({*marked, *requested} - {FORWARD}))
 
 
 def outputs_of(run: Runner, method: str, inputs: Inputs) -> Outputs:
-    """What a method gives, flat; with the same draws whenever it is asked."""
+    """The outputs of a method, flat; with the same random draws in every call."""
     reseed(0)
-    # A method may differentiate; forward alone has nothing to gain from a graph.
+    # A method may differentiate; forward alone needs no autograd graph.
     with torch.set_grad_enabled(method != FORWARD):
         value = run(method, tuple(tensor.clone() for tensor in inputs))
     return {name: tensor.detach() for name, tensor in _leaves(value, "")}
@@ -127,20 +127,20 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
         yield name or "output", torch.tensor(value)
     elif value is not None:
         raise TaskError(
-            f"the exported model gave a {type(value).__name__}: it can give tensors, and tuples, "
+            f"the exported model returned a {type(value).__name__}: it can return tensors, and tuples, "
             "lists and dictionaries of them. Override export_model(self, model) to change that"
         )
 
 
 def live_outputs(model: nn.Module, examples: Examples) -> dict[str, tuple[Outputs, ...]]:
-    """What each method of a model gives on each of the batches."""
+    """The outputs of each method of a model on each of the batches."""
 
     def run(method: str, inputs: Inputs) -> Any:
         try:
             inspect.signature(getattr(model, method)).bind(*inputs)
         except TypeError as error:
             raise TaskError(
-                f"{type(model).__name__}.{method} does not take what model_inputs gives, "
+                f"{type(model).__name__}.{method} does not take what model_inputs returns, "
                 f"{len(inputs)} argument(s): {error}. Override model_inputs(self, batch, method)"
             ) from None
         try:
@@ -149,8 +149,8 @@ def live_outputs(model: nn.Module, examples: Examples) -> dict[str, tuple[Output
             if method == FORWARD:
                 raise
             raise TaskError(
-                f"{type(model).__name__}.{method} failed on what model_inputs gives for it: "
-                f"{error}. If it takes something else than forward does, override "
+                f"{type(model).__name__}.{method} failed on what model_inputs returns for it: "
+                f"{error}. If it takes other arguments than forward, override "
                 "model_inputs(self, batch, method)"
             ) from error
 
@@ -161,8 +161,8 @@ def live_outputs(model: nn.Module, examples: Examples) -> dict[str, tuple[Output
     for method, batches in found.items():
         if len({tuple(batch) for batch in batches}) > 1:
             raise TaskError(
-                f"{type(model).__name__}.{method} gives other tensors on other batches, "
+                f"{type(model).__name__}.{method} returns different tensors on different batches, "
                 + ", ".join(str(list(batch)) for batch in batches)
-                + ": an exported model always gives the same ones"
+                + ": an exported model always returns the same ones"
             )
     return found

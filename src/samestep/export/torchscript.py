@@ -1,4 +1,4 @@
-"""TorchScript: a model that C++ runs, with methods besides forward."""
+"""TorchScript: a model that C++ can run, with methods besides forward."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any
 import torch
 
 from samestep.errors import ExportError
+from samestep.export.built import METADATA_FILE, Built, reason
 from samestep.export.examples import FORWARD, Inputs
-from samestep.export.formats import METADATA_FILE, Built, reason
 from samestep.export.subject import Runner, Subject
 
 SUFFIX = ".ts"
 
 
 def build(subject: Subject) -> Built:
-    """Script the model, which keeps its branches and methods; or else trace it, and say so."""
+    """Script the model, which keeps its branches and methods; or else trace it, with a note."""
     for name in subject.methods:
         torch.jit.export(getattr(type(subject.model), name))
-    with _without_farewell():
+    with _without_deprecation():
         try:
             return _built(torch.jit.script(subject.model), "scripted", ())
-        except Exception as error:  # the compiler refuses Python in more ways than one can list
+        except Exception as error:  # the compiler refuses Python in too many ways to list
             why = reason(error)
-        traced = _traced(subject, why)
+        traced = _trace(subject, why)
     note = (
         f"it could not be scripted ({why}), so it was traced: the file holds the path that one "
         "batch takes, without branches"
@@ -35,32 +35,32 @@ def build(subject: Subject) -> Built:
     return _built(traced, "traced", (note,))
 
 
-def _traced(subject: Subject, why: str) -> Any:
+def _trace(subject: Subject, why: str) -> Any:
     inputs = subject.examples.inputs[FORWARD][0]
     try:
         with torch.no_grad():
-            # We compare by ourselves, on other batches too.
+            # We compare it ourselves, on other batches too.
             return torch.jit.trace(subject.model, inputs, check_trace=False, strict=False)
     except Exception as error:
         kept = f" with its methods {', '.join(subject.methods)}" if subject.methods else ""
         raise ExportError(
             f"{type(subject.model).__name__} can be neither scripted nor traced{kept}. "
-            f"Scripting: {why}. Tracing: {reason(error)}. Change the model, or give another one "
-            "in the task's export_model(self, model)"
+            f"Scripting: {why}. Tracing: {reason(error)}. Change the model, or return another "
+            "one from the task's export_model(self, model)"
         ) from error
 
 
 def _built(module: Any, how: str, notes: tuple[str, ...]) -> Built:
     def save(path: Path, metadata: str) -> None:
-        with _without_farewell():
+        with _without_deprecation():
             torch.jit.save(module, str(path), _extra_files={METADATA_FILE: metadata})
 
     return Built(how, notes, save)
 
 
 def load(path: Path, subject: Subject) -> Runner:
-    """The model in a file."""
-    with _without_farewell():
+    """Load the model in a file."""
+    with _without_deprecation():
         module: Any = torch.jit.load(str(path), map_location=subject.device)
 
     def run(method: str, inputs: Inputs) -> Any:
@@ -70,8 +70,8 @@ def load(path: Path, subject: Subject) -> Runner:
 
 
 @contextmanager
-def _without_farewell() -> Iterator[None]:
-    """Without torch's advice to leave torch.jit: C++ with methods has no other way yet."""
+def _without_deprecation() -> Iterator[None]:
+    """Without torch.jit's deprecation warnings: nothing else exports methods for C++ yet."""
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", r"`torch\.jit\.\w+` is (deprecated|not supported)", DeprecationWarning

@@ -1,4 +1,4 @@
-"""safetensors: the weights alone, for whoever has the model's code."""
+"""safetensors: the weights alone, for programs that have the model's code."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from samestep.errors import ExportError
+from samestep.export.built import METADATA_KEY, Built
 from samestep.export.examples import Inputs
-from samestep.export.formats import METADATA_KEY, Built
 from samestep.export.subject import Runner, Subject
 
 SUFFIX = ".safetensors"
@@ -19,15 +19,15 @@ SUFFIX = ".safetensors"
 def build(subject: Subject) -> Built:
     """The model's state under its own names, for a plain load_state_dict."""
     state = subject.model.state_dict()
-    odd = [name for name, value in state.items() if not isinstance(value, Tensor)]
-    if odd:
+    others = [name for name, value in state.items() if not isinstance(value, Tensor)]
+    if others:
         raise ExportError(
-            f"the state of {type(subject.model).__name__} holds {', '.join(odd)}, which are no "
-            "tensors: safetensors has nothing else. Use --to torchscript or pt2"
+            f"the state of {type(subject.model).__name__} holds {', '.join(others)}, which are not "
+            "tensors: safetensors holds nothing else. Use --to torchscript or pt2"
         )
 
     def save(path: Path, metadata: str) -> None:
-        # A tensor under two names is written twice: without a loader that knows, it is needed so.
+        # A shared tensor is written under each name: a plain load_state_dict needs that.
         copies = {name: tensor.clone().contiguous() for name, tensor in state.items()}
         save_file(copies, path, {"format": "pt", METADATA_KEY: metadata})
 
@@ -35,7 +35,7 @@ def build(subject: Subject) -> Built:
 
 
 def load(path: Path, subject: Subject) -> Runner:
-    """A new model of the task with the weights of a file."""
+    """Load the weights of a file into a new model of the task."""
     model = subject.fresh()
     model.load_state_dict(load_file(path, device=str(subject.device)))
 

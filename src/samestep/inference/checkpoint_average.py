@@ -1,4 +1,4 @@
-"""The mean of a run's checkpoints, which `samestep average` makes, measures and writes."""
+"""Checkpoint averaging: the mean of a run's checkpoints, evaluated and written to one file."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from samestep.checkpoint.format import (
     verify_checkpoint,
     write_safetensors,
 )
+from samestep.checkpoint.listing import FoundCheckpoint, list_checkpoints, rank_by_metric
 from samestep.checkpoint.snapshot import Snapshot
-from samestep.checkpoint.state import exported
-from samestep.checkpoint.store import Found, by_value, list_checkpoints
+from samestep.checkpoint.state import complete_model_state
 from samestep.config import Config
-from samestep.data.batch import Lanes
 from samestep.distributed.context import RunContext
 from samestep.errors import CheckpointError
 from samestep.inference.trained_model import AVERAGE_FILE
-from samestep.lanes.plan import deal_lanes
-from samestep.lanes.rng import INIT, Streams
+from samestep.lanes.rng import INIT
 from samestep.optim.weight_average import RunningMean
+from samestep.run_setup import RunSetup
 from samestep.train.batchnorm import measure_batchnorm
 from samestep.train.evaluate import Evaluator, Values
 from samestep.train.task import Task, load_task
@@ -38,38 +37,48 @@ By = Literal["last", "best"]
 
 @dataclass(frozen=True)
 class Averaged:
-    """What came out of averaging."""
+    """The result of averaging: what was averaged, how good the mean is, and where it is."""
 
     metric: str
-    """The one they are compared by: best.metric, of weights as they were trained."""
+    """The metric they are compared by: best.metric, of the raw weights."""
     checkpoints: dict[int, float | None]
-    """By step, what each of them was measured at in its run; None if it was not."""
+    """By step, the value of each of them in its run; None if it was not evaluated."""
     values: Values
-    """What the mean is measured at; empty without a validation set."""
+    """The evaluation of the mean; empty without a validation set."""
     path: Path
 
     @property
     def value(self) -> float | None:
-        """The mean's value of that metric."""
+        """The mean's value of that metric; None if it has none."""
         value = self.values.get(self.metric)
         return float(value) if isinstance(value, (int, float)) else None
 
 
 def average_run(run: Path, config: Config, context: RunContext, count: int, by: By) -> Averaged:
-    """Average a run's last or best checkpoints into one file; every rank of the context calls it.
+    """Average a run's last or best checkpoints into one file; every rank calls this.
 
-    BatchNorm's statistics are measured anew for the mean, over the training set.
+    BatchNorm's statistics are estimated again for the mean, over the training set.
+
+    Args:
+        run: the run's directory.
+        config: its config.
+        context: this process's place in the run.
+        count: how many checkpoints to average.
+        by: `last` for the newest ones, `best` for those with the best values of best.metric.
+
+    Raises:
+        CheckpointError: if there are not so many, one is damaged, or the file cannot be written.
     """
     chosen = context.broadcast(_choose(run, config, count, by) if context.is_main else [])
-    work = _Work(config, context, chosen)
-    mean = RunningMean(work.model)
+    rebuilt = _RebuiltRun(config, context, chosen)
+    mean = RunningMean(rebuilt.model)
     for found in chosen:
-        work.load(found)
+        rebuilt.load(found)
         mean.update()
     with mean.swapped():
-        if work.measure_batchnorm():
+        if rebuilt.measure_batchnorm():
             mean.take_statistics()
-        values = work.measure()
+        values = rebuilt.evaluate()
     metric = config.best.metric.removeprefix("ema_").removeprefix("swa_")
     measured = {c.step: c.manifest.value_of(metric) for c in chosen if c.manifest is not None}
     averaged = Averaged(metric, measured, values, run / AVERAGE_FILE)
@@ -79,13 +88,16 @@ def average_run(run: Path, config: Config, context: RunContext, count: int, by: 
     return averaged
 
 
-def _choose(run: Path, config: Config, count: int, by: By) -> list[Found]:
-    """The checkpoints to average, by step; every byte of them is as it was written."""
+def _choose(run: Path, config: Config, count: int, by: By) -> list[FoundCheckpoint]:
+    """The checkpoints to average, by step; every byte of them is verified."""
     listed = list_checkpoints(run / "checkpoints", checksums=False)
     usable = [found for found in listed if not found.wrong]
     rule = config.best
     if by == "best":
-        found, which = by_value(usable, rule.model_dump())[:count], f"whose {rule.metric} is known"
+        found, which = (
+            rank_by_metric(usable, rule.model_dump())[:count],
+            f"whose {rule.metric} is known",
+        )
         key = "checkpoint.keep_best"
     else:
         found, which, key = usable[-count:], "that can be used", "checkpoint.keep_last"
@@ -93,7 +105,7 @@ def _choose(run: Path, config: Config, count: int, by: By) -> list[Found]:
         steps = ", ".join(str(item.step) for item in found) or "none"
         raise CheckpointError(
             f"--{by} is {count}, but {run} has {len(found)} checkpoint(s) {which} (steps: {steps}). "
-            f"Ask for fewer, or let the run keep more: {key}={count}"
+            f"Request fewer, or let the run keep more: {key}={count}"
         )
     for item in found:
         try:
@@ -103,31 +115,29 @@ def _choose(run: Path, config: Config, count: int, by: By) -> list[Found]:
     return sorted(found, key=lambda item: item.step)
 
 
-class _Work:
-    """The run's model and data, made as the run made them."""
+class _RebuiltRun:
+    """The run's model and data, created as the run creates them."""
 
-    def __init__(self, config: Config, context: RunContext, chosen: Sequence[Found]) -> None:
-        self._config, self._context = config, context
-        self._batch = config.batch_plan(context.world)
-        dealt = deal_lanes(self._batch.lanes, context.world, config.distributed.lane_weights)
-        self._lanes = Lanes(tuple(dealt), context.rank)
-        self._streams = Streams(config.seed, context.device)
+    def __init__(
+        self, config: Config, context: RunContext, chosen: Sequence[FoundCheckpoint]
+    ) -> None:
+        self._setup = RunSetup.create(config, context)
         self._step = chosen[-1].step - 1
         self._task: Task = load_task(config)
         with context.rank0_first() as first:
             if first:
                 self._task.prepare_data()
-        self._streams.enter(INIT)
+        self._setup.rng.enter(INIT)
         self._train_data, self._valid_data = self._task.train_data(), self._task.valid_data()
         self.model = self._task.model().to(context.device).train()
         self._extra = list(self._task.extra_modules())
         for module in self._extra:
             module.to(context.device)
 
-    def load(self, found: Found) -> None:
-        """Put a checkpoint's weights into the model, and into modules besides it."""
+    def load(self, found: FoundCheckpoint) -> None:
+        """Load a checkpoint's weights into the model and the other modules."""
         training = read_training(found.folder)
-        state = exported(read_model(found.folder), training, 0)["model_state_dict"]
+        state = complete_model_state(read_model(found.folder), training)
         pairs: list[tuple[nn.Module, Any]] = [(self.model, state)]
         pairs += zip(self._extra, training["modules"], strict=False)
         for module, saved in pairs:
@@ -139,31 +149,25 @@ class _Work:
                 ) from None
 
     def measure_batchnorm(self) -> bool:
+        """Estimate BatchNorm's statistics; False if the model has none."""
         task, data = self._task, self._train_data
         return measure_batchnorm(
-            self.model, task.loss, data, task.order(data), task.collate,
-            self._config, self._context, self._lanes, self._streams,
-        )  # fmt: skip
+            self._setup, self.model, task.loss, data, task.order(data), task.collate
+        )
 
-    def measure(self) -> Values:
+    def evaluate(self) -> Values:
+        """The values of the model on the validation set, if there is one."""
         if self._valid_data is None:
             return {}
-        task, config, context = self._task, self._config, self._context
-        evaluator = Evaluator(
-            config,
-            context,
-            self._batch,
-            self._lanes.assignment,
-            self._streams,
-        )
-        return evaluator.run(
+        task = self._task
+        return Evaluator(self._setup).run(
             self.model, self._valid_data, task.evaluate, task.metrics(), task.collate, self._step
         )
 
 
 def _write(averaged: Averaged, model: dict[str, Tensor]) -> None:
-    """Write the mean under a temporary name, and give it its name when it is on the disk."""
-    said = {
+    """Write the mean under a temporary name, and rename it once it is on the disk."""
+    metadata = {
         "steps": json.dumps(list(averaged.checkpoints)),
         "metrics": json.dumps(averaged.values),
     }
@@ -172,7 +176,7 @@ def _write(averaged: Averaged, model: dict[str, Tensor]) -> None:
     try:
         files.remove(partial)
         with DigestedFile(files, partial) as file:
-            write_safetensors(file, tensors, said)
+            write_safetensors(file, tensors, metadata)
         files.sync(partial)
         files.replace(partial, averaged.path)
         files.sync(averaged.path.parent)

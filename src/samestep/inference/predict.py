@@ -1,7 +1,7 @@
-"""What a trained model says of every sample of a dataset, in the dataset's order, in one file.
+"""The predictions of a trained model for every sample of a dataset, in order, in one file.
 
-Batches are numbered and dealt out to the ranks; everything drawn for one follows from its
-number. Each round's results go to rank 0, which writes them: the file is the same to the bit
+Batches are numbered and distributed over the ranks; everything random about one follows from its
+number. Each round's results are sent to rank 0, which writes them: the file is the same to the bit
 at any number of ranks, and no rank ever holds more than one round of it.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,31 +17,42 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samestep.checkpoint.export import pick
-from samestep.data.batch import LaneBatch, Lanes
-from samestep.data.device import pins_memory
+from samestep.checkpoint.listing import select_checkpoint
+from samestep.data.batch import LaneBatch
 from samestep.data.sequential import SequentialSource
 from samestep.distributed.context import RunContext
 from samestep.distributed.health.activity import COMPUTE
 from samestep.errors import OutputError, TaskError
 from samestep.inference.tables import Column, Table, format_of, new_table
 from samestep.inference.trained_model import Trained, load_trained
-from samestep.lanes.plan import BatchPlan, deal_lanes
-from samestep.lanes.rng import INIT, Streams
-from samestep.optim.precision import choose_precision
+from samestep.lanes.plan import BatchPlan
+from samestep.lanes.rng import INIT
+from samestep.run_setup import RunSetup
 from samestep.train.progress import SampleProgress
 from samestep.train.run_dir import config_of
 from samestep.train.task import Task
 
 INDEX = "index"
-"""The first column: the sample's place in the dataset."""
+"""The first column: the sample's index in the dataset."""
 _ONLY = "output"
 _PREDICTION = "prediction"
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be predicted, and where it goes."""
+    """What to predict, and where to write it.
+
+    Args:
+        run: the run's directory.
+        data: `valid`, `train`, or a name that the task's `predict_data` takes.
+        output: the file to write.
+        format: csv, jsonl or parquet; by default from the file's suffix.
+        which: the checkpoint: best, last or the number of a step.
+        weights: raw, ema, swa or average.
+        batch: samples per batch; by default as in evaluation or training.
+        force: whether an existing file is replaced.
+        overrides: `section.key=value` texts for the run's config.
+    """
 
     run: Path
     data: str
@@ -68,42 +79,57 @@ class Predicted:
 
 
 def predict_once(request: Request, context: RunContext) -> Predicted:
-    """Predict on this process's context; every rank calls this, rank 0 writes."""
+    """Predict with the model of a run; every rank calls this, rank 0 writes.
+
+    Args:
+        request: what to predict, and where to write it.
+        context: this process's place in the run.
+    """
     kind = format_of(request.output, request.format)
-    # Once for all ranks: a run that is still training saves, and thins out, meanwhile.
-    step = context.broadcast(_begin(request) if context.is_main else 0)
-    streams = Streams(config_of(request.run, request.overrides).seed, context.device)
+    # Chosen once for all ranks: a run that is still training saves and removes checkpoints.
+    step = context.broadcast(_choose_step(request) if context.is_main else 0)
+    setup = _setup(request, context)
 
     def prepare(task: Task) -> None:
         with context.rank0_first() as first:
             if first:
                 task.prepare_data()
-        streams.enter(INIT)
+        setup.rng.enter(INIT)
 
     trained = load_trained(
         request.run, str(step), request.weights, context.device, request.overrides, prepare
     )
     dataset = _dataset(trained.task, request.data)
-    pass_over = _Pass(trained, context, streams, dataset, request)
+    prediction = _Prediction(setup, trained, dataset, request)
     context.log.main(
         f"Predicting {len(dataset)} samples with the {request.weights} weights of step {step}"
     )
     with new_table(request.output, kind) if context.is_main else nullcontext() as table:
-        pass_over.run(table)
+        prediction.run(table)
         columns = () if table is None else table.names
-    told = Predicted(
+    predicted = Predicted(
         str(request.output), kind, len(dataset), columns, step, request.weights, context.world
     )
-    return context.broadcast(told)  # so no rank ends well before the file is whole
+    return context.broadcast(predicted)  # no rank succeeds before the file is complete
 
 
-def _begin(request: Request) -> int:
-    """The step whose weights are taken; refuses what could not be written in the end."""
+def _setup(request: Request, context: RunContext) -> RunSetup:
+    config = config_of(request.run, request.overrides)
+    planned = config.batch_plan(context.world)
+    batch = request.batch or config.evaluation.batch or planned.lane_batch
+    # Lanes only distribute the work here, so there may be as many as it takes.
+    lane_count = max(planned.lane_count, context.world)
+    setup = RunSetup.create(config, context, BatchPlan(batch * lane_count, lane_count))
+    return replace(setup, assignment=replace(setup.assignment, fused=False))
+
+
+def _choose_step(request: Request) -> int:
+    """The step whose weights are used; raises now if the output could not be written later."""
     if request.output.exists() and not request.force:
         raise OutputError(
-            f"{request.output} is there already: --force replaces it, or name another --output"
+            f"{request.output} exists already: --force replaces it, or name another --output"
         )
-    return pick(request.run, request.which).step
+    return select_checkpoint(request.run, request.which).step
 
 
 def _dataset(task: Task, data: str) -> Any:
@@ -113,93 +139,81 @@ def _dataset(task: Task, data: str) -> Any:
         return task.predict_data(data)
     dataset = task.valid_data()
     if dataset is None:
-        raise TaskError(f"{type(task).__name__} has no validation data: valid_data() gives None")
+        raise TaskError(f"{type(task).__name__} has no validation data: valid_data() returns None")
     return dataset
 
 
-class _Pass:
+class _Prediction:
     """One pass over a dataset, by all ranks."""
 
-    def __init__(
-        self,
-        trained: Trained,
-        context: RunContext,
-        streams: Streams,
-        dataset: Any,
-        request: Request,
-    ) -> None:
-        config, task = trained.config, trained.task
-        self._trained, self._context, self._streams = trained, context, streams
-        self._precision = choose_precision(config.precision, context.device)
-        self._precision.switch_on(same_bits=config.same == "bits")
-        planned = config.batch_plan(context.world)
-        batch = request.batch or config.evaluation.batch or planned.lane_batch
-        # Lanes only deal out the work here, so there may be as many as it takes.
-        lanes = max(planned.lanes, context.world)
-        dealt = deal_lanes(lanes, context.world, config.distributed.lane_weights)
-        self._whole = SequentialSource(
-            dataset,
-            f"data to predict ({request.data})",
-            BatchPlan(batch * lanes, lanes),
-            Lanes(tuple(dealt), context.rank),
-            config,
-            pins_memory(config.loader, context.device),
-            task.collate,
-        )
+    def __init__(self, setup: RunSetup, trained: Trained, dataset: Any, request: Request) -> None:
+        self._setup, self._trained = setup, trained
+        what = f"data to predict ({request.data})"
+        self._source = SequentialSource(setup, dataset, what, trained.task.collate)
 
     def run(self, table: Table | None) -> None:
         """Predict all samples; `table` is rank 0's."""
-        context, samples = self._context, self._whole.plan.samples
+        context, samples = self._setup.context, self._source.plan.samples
         progress = SampleProgress(samples, context.log, context.is_main)
         with progress, torch.no_grad(), context.activity.during(COMPUTE):
-            for batches in self._whole.rounds(self._draw_from, context.device):
+            for batches in self._source.rounds(self._enter_stream):
                 mine = [self._predict(batch) for batch in batches]
-                for rank_said in context.collectives.collect(mine):
-                    for columns in rank_said:
-                        assert table is not None, "only rank 0 is told"
+                for rank_results in context.collectives.collect(mine):
+                    for columns in rank_results:
+                        assert table is not None, "only rank 0 receives results"
                         table.add(columns)
                         progress.add(len(columns[INDEX]))
 
-    def _draw_from(self, number: int) -> None:
-        self._streams.enter(_PREDICTION, at=(number,))
+    def _enter_stream(self, number: int) -> None:
+        self._setup.rng.enter(_PREDICTION, at=(number,))
 
     def _predict(self, batch: LaneBatch) -> dict[str, Column]:
-        with self._precision.forward():
-            said = self._trained.task.predict(self._trained.model, batch)
-        return {INDEX: np.asarray(batch.ids, dtype=np.int64), **columns_of(said, batch)}
+        with self._setup.precision.forward():
+            outputs = self._trained.task.predict(self._trained.model, batch)
+        return {INDEX: np.asarray(batch.ids, dtype=np.int64), **columns_of(outputs, batch)}
 
 
-def columns_of(said: Any, batch: LaneBatch) -> dict[str, Column]:
-    """What a task's `predict` said of a batch, as columns in host memory."""
-    if not isinstance(said, Mapping):
-        said = {_ONLY: said}
+def columns_of(outputs: Any, batch: LaneBatch) -> dict[str, Column]:
+    """What a task's `predict` returned for a batch, as columns in host memory.
+
+    Args:
+        outputs: a tensor, an array or a list with one entry per sample; or several, by name.
+        batch: the batch they are for.
+
+    Raises:
+        TaskError: if there is not one entry per sample, or of a type that no file can hold.
+    """
+    if not isinstance(outputs, Mapping):
+        outputs = {_ONLY: outputs}
     columns = {}
-    for name, value in said.items():
+    for name, value in outputs.items():
         if not isinstance(name, str) or not name or name == INDEX:
             raise TaskError(
-                f"predict() gave a column the name {name!r}: a name is text, and {INDEX} is taken "
-                "by the sample's place in the dataset"
+                f"predict() named a column {name!r}: a name is text, and {INDEX} is taken by the "
+                "sample's index in the dataset"
             )
         columns[name] = _column(name, value)
         if len(columns[name]) != len(batch):
             raise TaskError(
-                f"predict() gave {len(columns[name])} entries in column {name!r} for the "
-                f"{len(batch)} samples {batch.ids[0]} to {batch.ids[-1]}: give one per sample"
+                f"predict() returned {len(columns[name])} entries in column {name!r} for the "
+                f"{len(batch)} samples {batch.ids[0]} to {batch.ids[-1]}: return one per sample"
             )
     if not columns:
-        raise TaskError("predict() gave no columns: give a tensor, or columns by name")
+        raise TaskError("predict() returned no columns: return a tensor, or columns by name")
     return columns
 
 
 def _column(name: str, value: Any) -> Column:
     if isinstance(value, Tensor):
-        # Half precision has no place in most files; float32 holds it exactly.
+        # Most file formats have no half precision; float32 holds it exactly.
         value = value.detach()
         half = value.dtype in (torch.bfloat16, torch.float16)
         value = (value.float() if half else value).cpu().numpy()
     if isinstance(value, np.ndarray):
         if value.ndim == 0:
-            raise TaskError(f"predict() gave one number as column {name!r}: give one per sample")
+            raise TaskError(
+                f"predict() returned one number as column {name!r}: return one per sample"
+            )
         if value.dtype.kind == "f" and value.dtype.itemsize < 4:
             return value.astype(np.float32)
         known = value.dtype.kind in "biuf" and value.dtype.itemsize <= 8
@@ -207,14 +221,14 @@ def _column(name: str, value: Any) -> Column:
     if isinstance(value, (list, tuple)):
         return [_plain(name, item) for item in value]
     raise TaskError(
-        f"predict() gave a {type(value).__name__} as column {name!r}: give a tensor, an array or "
-        "a list, with one entry per sample"
+        f"predict() returned a {type(value).__name__} as column {name!r}: return a tensor, an array "
+        "or a list, with one entry per sample"
     )
 
 
 def _plain(name: str, value: Any) -> Any:
     """A value of a list, in types that every file format knows."""
-    # A longdouble has no plain form, and gives itself.
+    # A longdouble has no plain form: its tolist() is itself.
     if isinstance(value, (Tensor, np.ndarray, np.generic)) and not isinstance(value, np.longdouble):
         return _plain(name, value.tolist())
     if isinstance(value, (list, tuple)):
@@ -224,6 +238,6 @@ def _plain(name: str, value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TaskError(
-        f"predict() gave a {type(value).__name__} in column {name!r}: give numbers, text, or lists "
-        "of them"
+        f"predict() returned a {type(value).__name__} in column {name!r}: return numbers, text, or "
+        "lists of them"
     )

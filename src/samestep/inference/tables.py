@@ -1,4 +1,4 @@
-"""Tables written batch by batch, as CSV, JSON lines or Parquet; under their name only when whole."""
+"""Tables written batch by batch, as CSV, JSON lines or Parquet; renamed once complete."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ROW_GROUP_BYTES = 64 << 20
 
 
 class Table(ABC):
-    """Takes rows, some at a time, each time in the same columns."""
+    """A file that rows are appended to, several at a time, always with the same columns."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -31,15 +31,15 @@ class Table(ABC):
         self.rows = 0
 
     def add(self, columns: Mapping[str, Column]) -> None:
-        """Append rows."""
+        """Append rows: one entry per row in each column, which must be the same ones every time."""
         names = tuple(columns)
         if self.names and names != self.names:
             raise TaskError(
                 f"the columns were {', '.join(self.names)}, and from row {self.rows} on they are "
-                f"{', '.join(names)}: give the same ones in every batch"
+                f"{', '.join(names)}: return the same ones in every batch"
             )
         self.names = names
-        with _naming(self._path):
+        with _naming_errors(self._path):
             self._write(columns)
         self.rows += len(next(iter(columns.values())))
 
@@ -47,7 +47,8 @@ class Table(ABC):
     def _write(self, columns: Mapping[str, Column]) -> None: ...
 
     @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Write what is buffered and close the file."""
 
 
 class CsvTable(Table):
@@ -56,7 +57,7 @@ class CsvTable(Table):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._file = path.open("w", encoding="utf-8", newline="")
-        # It writes floats by repr, which reads back to the bit.
+        # It writes floats by repr, which is read back to the bit.
         self._rows = csv.writer(self._file, lineterminator="\n")
         self._header: list[str] = []
 
@@ -86,7 +87,7 @@ def _cells(name: str, column: Column) -> Iterator[tuple[str, list[Any]]]:
     for place, values in zip(np.ndindex(array.shape[1:]), flat, strict=True):
         if any(isinstance(value, (list, dict)) for value in values):
             raise TaskError(
-                f"column {name!r} holds lists of different lengths or mappings, which are no "
+                f"column {name!r} holds lists of different lengths or mappings, which are not "
                 "cells of a CSV file: write .jsonl or .parquet, or pad them"
             )
         yield "_".join([name, *map(str, place)]), values
@@ -97,7 +98,7 @@ def _shortened(names: list[str]) -> str:
 
 
 class JsonLinesTable(Table):
-    """One JSON object a line; floats in full, so that they read back to the bit."""
+    """One JSON object per line; floats in full, so that they are read back to the bit."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -124,7 +125,7 @@ class ParquetTable(Table):
         except ImportError:
             raise MissingExtraError("writing Parquet", "parquet") from None
         self._arrow = pyarrow
-        path.touch()  # whether it can be written shows now, and not when the first batch is through
+        path.touch()  # fails now if it cannot be written, and not after the first batch
         self._writer: Any = None
         self._schema: Any = None
         self._waiting: list[Any] = []
@@ -136,7 +137,7 @@ class ParquetTable(Table):
             self._schema = part.schema
             self._writer = self._arrow.parquet.ParquetWriter(self._path, part.schema)
         self._waiting.append(part)
-        # Cut by what was written so far, and not by how many batches came at once.
+        # By the bytes so far, and not by how many batches arrived at once.
         if sum(waiting.nbytes for waiting in self._waiting) >= _ROW_GROUP_BYTES:
             self._flush()
 
@@ -149,13 +150,13 @@ class ParquetTable(Table):
         except (self._arrow.ArrowInvalid, self._arrow.ArrowTypeError, OverflowError) as error:
             before = "" if wanted is None else f" of {wanted}, as in the rows before"
             raise TaskError(
-                f"column {name!r} is not one of one type{before}: {error}. Parquet needs that; "
+                f"column {name!r} is not of one type{before}: {error}. Parquet needs that; "
                 ".jsonl does not"
             ) from None
         if wanted is not None and array.type != wanted:
             raise TaskError(
                 f"column {name!r} was of {wanted} and is of {array.type} from row {self.rows} on: "
-                "give one type in every batch"
+                "return one type in every batch"
             )
         return array
 
@@ -186,37 +187,46 @@ FORMATS: dict[str, type[CsvTable] | type[JsonLinesTable] | type[ParquetTable]] =
 }
 
 
-def format_of(path: Path, asked: str | None) -> str:
-    """The format that was asked for, or that a file's suffix means."""
-    given = path.suffix.removeprefix(".").lower() if asked is None else asked
+def format_of(path: Path, requested: str | None) -> str:
+    """The format of a file: the requested one, or else by its suffix."""
+    given = path.suffix.removeprefix(".").lower() if requested is None else requested
     if given in FORMATS:
         return given
-    wrong = f"the name {path} says no format" if asked is None else f"--format is {asked!r}"
+    no_suffix = f"the name {path} has no known suffix"
+    wrong = no_suffix if requested is None else f"--format is {requested!r}"
     raise OutputError(f"{wrong}: end the name in, or give --format, {' or '.join(FORMATS)}")
 
 
 @contextmanager
 def new_table(path: Path, kind: str) -> Iterator[Table]:
-    """A table that gets its name when the block is over; if it fails, nothing is left."""
+    """A table that is renamed to `path` when the block ends; if it fails, no file remains.
+
+    Args:
+        path: the file.
+        kind: one of `FORMATS`.
+
+    Raises:
+        OutputError: if the file cannot be written.
+    """
     files, partial = Files(), path.with_name(path.name + ".partial")
-    with _naming(path):
+    with _naming_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         table = FORMATS[kind](partial)
     try:
         yield table
-        with _naming(path):
+        with _naming_errors(path):
             table.close()
             files.sync(partial)
             files.replace(partial, path)
     except BaseException:
-        with contextlib.suppress(Exception):  # what went wrong first is what is told
+        with contextlib.suppress(Exception):  # the first error is the one to report
             table.close()
         partial.unlink(missing_ok=True)
         raise
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def _naming_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

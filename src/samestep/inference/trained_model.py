@@ -1,4 +1,4 @@
-"""A trained model, out of a run's directory."""
+"""A trained model, loaded from a run's directory."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from samestep.checkpoint.export import pick
 from samestep.checkpoint.format import Manifest, read_model, read_training, verify_checkpoint
-from samestep.checkpoint.state import exported
+from samestep.checkpoint.listing import select_checkpoint
+from samestep.checkpoint.state import complete_model_state
 from samestep.config import Config
 from samestep.errors import CheckpointError
 from samestep.train.run_dir import config_of
 from samestep.train.task import Task, load_task
 
 WEIGHTS = ("raw", "ema", "swa", "average")
-"""As trained; the run's moving average; its mean over the last part; `samestep average`'s."""
+"""As trained; the run's EMA; its SWA; the mean that `samestep average` wrote."""
 AVERAGE_FILE = "average.safetensors"
 
 
@@ -43,12 +43,25 @@ def load_trained(
     overrides: Sequence[str] = (),
     prepare: Callable[[Task], None] = lambda task: None,
 ) -> Trained:
-    """The model of a run at its best, last or n-th checkpoint, in evaluation mode.
+    """Load the model of a run, in evaluation mode.
 
-    `prepare` is called with the task before it makes its model.
+    Args:
+        run: the run's directory.
+        which: the checkpoint: best, last or the number of a step.
+        weights: raw, ema, swa or average.
+        device: where to put the model.
+        overrides: `section.key=value` texts for the run's config.
+        prepare: called with the task before it creates its model.
+
+    Raises:
+        CheckpointError: if there is no such checkpoint, or it does not fit the task's model.
+
+    Example:
+        >>> trained = load_trained(Path("runs/digits"), weights="ema")
+        >>> trained.model(batch)
     """
     config = config_of(run, overrides)
-    folder = pick(run, which).folder
+    folder = select_checkpoint(run, which).folder
     manifest = verify_checkpoint(folder)
     task = load_task(config)
     prepare(task)
@@ -56,7 +69,7 @@ def load_trained(
     training = read_training(folder)
     tensors = {**read_model(folder), **_other_weights(run, folder, weights, training["kept"])}
     try:
-        model.load_state_dict(exported(tensors, training, manifest.epoch)["model_state_dict"])
+        model.load_state_dict(complete_model_state(tensors, training))
     except RuntimeError as error:
         raise CheckpointError(f"{folder} does not fit the task's model: {error}") from error
     return Trained(config, task, model.to(device).eval(), manifest, weights)
@@ -72,12 +85,14 @@ def _other_weights(
     if weights == "average":
         path = run / AVERAGE_FILE
         if not path.is_file():
-            raise CheckpointError(f"{run} holds no {AVERAGE_FILE}: samestep average {run} makes it")
+            raise CheckpointError(
+                f"{run} holds no {AVERAGE_FILE}: samestep average {run} writes it"
+            )
         return load_file(path)
     if not kept.get(weights, {}).get("model"):
         raise CheckpointError(
             f"{folder} holds no {weights} weights: the run had no {weights}: section"
-            + (", or it had not begun" if weights == "swa" else "")
+            + (", or it had not started" if weights == "swa" else "")
         )
     averaged: dict[str, Tensor] = kept[weights]["model"]
     return averaged

@@ -16,33 +16,33 @@ from samestep.errors import PlanError
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How one global batch is cut: `lanes` equal lanes of `lane_batch` samples."""
+    """How one global batch is cut: `lane_count` equal lanes of `lane_batch` samples."""
 
     global_batch: int
-    lanes: int
+    lane_count: int
 
     def __post_init__(self) -> None:
-        if self.lanes < 1 or self.global_batch < 1:
+        if self.lane_count < 1 or self.global_batch < 1:
             raise PlanError(
-                f"global_batch {self.global_batch} and lanes {self.lanes} must both be at least 1"
+                f"global_batch {self.global_batch} and lanes {self.lane_count} must both be at least 1"
             )
-        if self.lanes > self.global_batch:
+        if self.lane_count > self.global_batch:
             raise PlanError(
-                f"lanes is {self.lanes} but global_batch is {self.global_batch}: a lane needs at "
+                f"lanes is {self.lane_count} but global_batch is {self.global_batch}: a lane needs at "
                 f"least one sample. Set lanes to {self.global_batch} or fewer, or global_batch to "
-                f"{self.lanes} or more"
+                f"{self.lane_count} or more"
             )
-        if self.global_batch % self.lanes:
-            below = self.global_batch - self.global_batch % self.lanes
+        if self.global_batch % self.lane_count:
+            below = self.global_batch - self.global_batch % self.lane_count
             raise PlanError(
-                f"global_batch {self.global_batch} cannot be cut into {self.lanes} equal lanes. "
-                f"Nearest batches: {below} or {below + self.lanes}; "
-                f"nearest lanes: {_near_divisors(self.global_batch, self.lanes)}"
+                f"global_batch {self.global_batch} cannot be cut into {self.lane_count} equal lanes. "
+                f"Nearest batches: {below} or {below + self.lane_count}; "
+                f"nearest lanes: {_near_divisors(self.global_batch, self.lane_count)}"
             )
 
     @cached_property
     def lane_batch(self) -> int:
-        return self.global_batch // self.lanes
+        return self.global_batch // self.lane_count
 
 
 def _near_divisors(number: int, near: int) -> str:
@@ -89,16 +89,16 @@ class EpochPlan:
         return divmod(step, self.steps)
 
 
-def deal_lanes(lanes: int, world: int, weights: Sequence[float] | None = None) -> list[range]:
+def deal_lanes(lane_count: int, world: int, weights: Sequence[float] | None = None) -> list[range]:
     """The contiguous lanes of each rank; every rank drives at least one.
 
     Without weights the lanes are dealt as evenly as they go. With weights (one per rank)
     they follow them by largest remainder: `[3, 1]` over 8 lanes gives 6 and 2.
     """
-    if world > lanes:
+    if world > lane_count:
         raise PlanError(
-            f"{world} ranks but only {lanes} lanes: every rank drives at least one lane. "
-            f"Start {lanes} ranks or fewer, or set lanes to {world} or more (which is another run)"
+            f"{world} ranks but only {lane_count} lanes: every rank drives at least one lane. "
+            f"Start {lane_count} ranks or fewer, or set lanes to {world} or more (which is another run)"
         )
     shares = [Fraction(1)] * world if weights is None else [Fraction(w) for w in weights]
     if len(shares) != world:
@@ -108,18 +108,18 @@ def deal_lanes(lanes: int, world: int, weights: Sequence[float] | None = None) -
         )
     if any(share <= 0 for share in shares):
         raise PlanError(f"distributed.lane_weights {list(weights or ())} must all be above zero")
-    counts = _apportion(lanes, shares)
+    counts = _apportion(lane_count, shares)
     starts = [sum(counts[:rank]) for rank in range(world)]
     return [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
 
 
-def _apportion(lanes: int, shares: Sequence[Fraction]) -> list[int]:
-    spare, total = lanes - len(shares), sum(shares)
-    exact = [max(Fraction(0), share / total * lanes - 1) for share in shares]
+def _apportion(lane_count: int, shares: Sequence[Fraction]) -> list[int]:
+    spare, total = lane_count - len(shares), sum(shares)
+    exact = [max(Fraction(0), share / total * lane_count - 1) for share in shares]
     scale = Fraction(spare) / sum(exact) if sum(exact) else Fraction(0)
     exact = [e * scale for e in exact]
     counts = [1 + int(e) for e in exact]
     by_remainder = sorted(range(len(shares)), key=lambda r: (int(exact[r]) - exact[r], r))
-    for rank in by_remainder[: lanes - sum(counts)]:
+    for rank in by_remainder[: lane_count - sum(counts)]:
         counts[rank] += 1
     return counts

@@ -34,7 +34,7 @@ _STRIDES = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
 
 
 def seed_at(root: int, *position: int) -> int:
-    """The seed at one position of a stream, such as a step. Cheaper than a root of its own."""
+    """The seed at one position of a stream, such as a step. Cheaper than deriving another root."""
     for number, stride in zip(position, _STRIDES, strict=False):
         root += number * stride
     return root & 0xFFFFFFFFFFFFFFFF
@@ -58,8 +58,8 @@ def reseed(seed: int, generators: Sequence[torch.Generator] = ()) -> None:
         generator.manual_seed(seed)
 
 
-class Streams:
-    """Puts this process's generators at the start of a stream."""
+class RngStreams:
+    """Puts this process's generators at the start of a stream of random numbers."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._seed = seed

@@ -22,7 +22,7 @@ class LaneTree(Generic[T]):
     The tree's nodes are the blocks [k * 2^j, (k + 1) * 2^j) of lanes. Push values in lane
     order without gaps, single lanes or whole blocks (an empty lane is pushed as whatever
     `add` takes for nothing); siblings are added as soon as both are there. What
-    a rank cannot merge with lanes of its own stays apart, to be merged with other ranks'
+    a rank cannot merge with its own lanes stays apart, to be merged with other ranks'
     blocks by another tree: the additions, and so the bits, are those of one tree over all.
     """
 

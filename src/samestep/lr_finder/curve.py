@@ -1,4 +1,4 @@
-"""A range test's arithmetic: rates over steps, smoothing, divergence, suggestions. No torch."""
+"""The arithmetic of a range test: rates, smoothing, divergence, suggestions. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,22 +12,31 @@ from statistics import fmean
 from samestep.errors import RangeTestError
 
 RULES = ("steepest", "valley")
-"""Where the loss falls fastest; the middle of its longest fall."""
+"""Where the loss falls fastest; the middle of its longest decrease."""
 LEAST_STEPS = 20
 _LEAST_MEASURED = 10
 
 
 @dataclass(frozen=True)
 class RangeTest:
-    """How a range test is run."""
+    """The settings of a range test.
+
+    Args:
+        min: the first step's learning rate.
+        max: the last step's.
+        steps: how many steps to take from one to the other.
+        smooth: the weight of the newest loss in the smoothed one.
+        stop_factor: stop when the smoothed loss is so many times its lowest.
+
+    Raises:
+        RangeTestError: for settings that cannot work.
+    """
 
     min: float = 1e-7
     max: float = 10.0
     steps: int = 100
     smooth: float = 0.05
-    """The share of the newest loss in the smoothed one."""
     stop_factor: float = 4.0
-    """It is over when the smoothed loss is so many times its lowest."""
 
     def __post_init__(self) -> None:
         if not (0 < self.min < self.max and math.isfinite(self.max)):
@@ -41,7 +50,7 @@ class RangeTest:
             )
         if not 0 < self.smooth <= 1:
             raise RangeTestError(
-                f"--smooth is {self.smooth:g}: it takes the share of the newest loss, above 0 and at "
+                f"--smooth is {self.smooth:g}: it takes the weight of the newest loss, above 0 and at "
                 "most 1, where 1 does not smooth"
             )
         if not (self.stop_factor > 1 and math.isfinite(self.stop_factor)):
@@ -50,31 +59,31 @@ class RangeTest:
             )
 
     def rate(self, step: int) -> float:
-        """The rate of a step: the same factor from each to the next, from `min` to `max`."""
+        """The rate of a step: it grows by the same factor each time, from `min` to `max`."""
         return self.min * float((self.max / self.min) ** (step / (self.steps - 1)))
 
 
 class Curve:
-    """The losses of a range test as they are measured, and smoothed."""
+    """The losses of a range test, as measured and smoothed."""
 
     def __init__(self, test: RangeTest) -> None:
         self.test = test
         self.losses: list[float] = []
         self.smoothed: list[float] = []
         self.stopped: str | None = None
-        """Why the test is over before its last step."""
+        """Why the test ended before its last step."""
         self._average = 0.0
 
     def add(self, loss: float) -> None:
-        """Take the loss of the next step; a divergence stops the test."""
+        """Add the loss of the next step; a divergence stops the test."""
         if not math.isfinite(loss):
             self.stop("the loss is NaN or infinite")
             return
-        share = self.test.smooth
-        self._average = (1 - share) * self._average + share * loss
+        weight = self.test.smooth
+        self._average = (1 - weight) * self._average + weight * loss
         self.losses.append(loss)
-        # Divided by the shares so far, else the first losses would count as averaged with 0.
-        self.smoothed.append(self._average / (1 - (1 - share) ** len(self.losses)))
+        # Divided by the weights so far: otherwise the first losses would be averaged with 0.
+        self.smoothed.append(self._average / (1 - (1 - weight) ** len(self.losses)))
         if self._diverges():
             self.stop(f"the smoothed loss is over {self.test.stop_factor:g} times its lowest")
 
@@ -84,17 +93,18 @@ class Curve:
 
     @property
     def rates(self) -> list[float]:
+        """The rate of each measured loss."""
         return [self.test.rate(step) for step in range(len(self.losses))]
 
     def _diverges(self) -> bool:
         first, lowest = self.smoothed[0], min(self.smoothed)
-        # Four times a loss below zero is lower still: there, its fall so far is the measure.
+        # Four times a negative loss is lower still: there, the decrease so far is the scale.
         scale = lowest if lowest > 0 else max(-lowest, first - lowest)
         return self.smoothed[-1] - lowest > (self.test.stop_factor - 1) * scale
 
 
 def suggest(curve: Curve) -> dict[str, float]:
-    """By rule, the rate that it suggests. Only for a curve that nothing is wrong with."""
+    """The suggested rate by rule. Only for a curve for which `what_is_wrong` returns None."""
     found = _falling_part(curve)
     smoothed = [curve.smoothed[step] for step in found]
     steps = {
@@ -105,12 +115,12 @@ def suggest(curve: Curve) -> dict[str, float]:
 
 
 def rounded(rate: float) -> float:
-    """Three digits: a range test knows no more."""
+    """Rounded to three digits: a range test is not more precise."""
     return float(f"{rate:.3g}")
 
 
 def what_is_wrong(curve: Curve) -> str | None:
-    """Why a curve suggests nothing, and what to do; None if it does suggest something."""
+    """Why a curve allows no suggestion, and what to do; None if it does."""
     test, measured = curve.test, len(curve.losses)
     if measured < _LEAST_MEASURED:
         return (
@@ -123,37 +133,37 @@ def what_is_wrong(curve: Curve) -> str | None:
     if len(part) >= 3 and start - lowest > _least_fall(start, scatter, test.smooth):
         return None
     return (
-        f"the loss never fell enough to tell: it was {start:.4g} at first, give or take "
+        f"the loss never fell enough to suggest a rate: it was {start:.4g} at first, give or take "
         f"{scatter:.2g}, and {lowest:.4g} at its lowest, at rates from {test.min:g} to "
         f"{test.rate(measured - 1):.3g}. {_advice(curve)}"
     )
 
 
 def _advice(curve: Curve) -> str:
-    falls_at_once = min(curve.smoothed) < curve.smoothed[_falling_part(curve)[-1]]
-    if curve.stopped or falls_at_once:
+    is_lowest_at_first = min(curve.smoothed) < curve.smoothed[_falling_part(curve)[-1]]
+    if curve.stopped or is_lowest_at_first:
         return "Give a smaller --from, or look at the task"
     return "Give a larger --to or more --steps, or a larger global_batch if it only scatters"
 
 
 def _at_first(curve: Curve) -> tuple[float, float]:
-    """Mean and scatter of the losses at rates that are too small to change them much."""
+    """Mean and scatter of the losses while the rates are too small to change them much."""
     first = curve.losses[: max(len(curve.losses) // 5, 5)]
-    # From one to the next: a loss that falls already does not scatter for that.
+    # From one to the next: a loss that falls steadily is not scatter.
     squares = [(later - earlier) ** 2 for earlier, later in pairwise(first)]
     return fmean(first), math.sqrt(fmean(squares) / 2)
 
 
 def _least_fall(start: float, scatter: float, smooth: float) -> float:
-    """How far a smoothed loss must fall, for scatter alone hardly ever goes so far."""
+    """How far a smoothed loss must fall: scatter alone hardly ever gets that far."""
     scatter_when_smoothed = scatter * math.sqrt(smooth / (2 - smooth))
     return max(scatter, 5 * scatter_when_smoothed, 1e-3 * abs(start))
 
 
 def _falling_part(curve: Curve) -> range:
-    """The steps from the first ones, which only sync_update, to the lowest loss; without the last ones.
+    """The steps up to the lowest loss, without the first ones (the average settles) and the last.
 
-    Beyond the lowest loss a curve may fall steeply too, from peaks of its own making.
+    After the lowest loss a curve may fall steeply too, from the peaks of its divergence.
     """
     measured = len(curve.smoothed)
     trusted = range(measured // 10, measured - measured // 20)
@@ -162,16 +172,16 @@ def _falling_part(curve: Curve) -> range:
 
 
 def _steepest(losses: Sequence[float]) -> int:
-    # The rates' logarithms are evenly spaced: differences of losses are slopes.
+    # The logarithms of the rates are evenly spaced: differences of losses are slopes.
     inner = range(1, len(losses) - 1)
     return min(inner, key=lambda place: losses[place + 1] - losses[place - 1])
 
 
 def _middle_of_longest_fall(losses: Sequence[float]) -> int:
-    """The rule of fastai's `valley`: the middle of the longest run of ever lower losses."""
+    """fastai's `valley` rule: the middle of the longest decreasing subsequence of losses."""
     lengths: list[int] = []
     ends: list[float] = []
-    """Of the runs of each length, negated: the end that is easiest to go below."""
+    """Negated, for each length: the end of a subsequence that is easiest to go below."""
     for loss in losses:
         place = bisect_left(ends, -loss)
         ends[place : place + 1] = [-loss]

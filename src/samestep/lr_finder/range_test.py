@@ -1,4 +1,4 @@
-"""Looks for a learning rate: a short run of its own, at ever higher rates."""
+"""The learning-rate range test: a short separate run at ever higher rates."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from samestep.distributed.context import RunContext
 from samestep.errors import ConfigError, NonFiniteLoss, RangeTestError
 from samestep.lr_finder.curve import Curve, RangeTest, suggest, what_is_wrong
 from samestep.step.step_log import StepRecord
+from samestep.train.listeners import RunListener
 from samestep.train.progress import TrainingProgress
 from samestep.train.run import Run
 from samestep.train.task import Task, load_task
 from samestep.train.task_optim import choose_optimizers
 
 FOLDER = "lr-find"
-"""Where in a run's directory all of this is; the run itself is not touched."""
+"""Where in the run's directory the test is kept; the run itself is not touched."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """The file that the suggestion is to go into, and the overrides that it is used with."""
+    """The config file to write the suggestion to, and the overrides it is used with."""
 
     file: Path
     overrides: Sequence[str] = ()
@@ -38,25 +39,26 @@ class Target:
 
 @dataclass(frozen=True)
 class Found:
-    """What a range test measured, and what it suggests."""
+    """The measurements of a range test, and its suggestions."""
 
     test: RangeTest
     rates: Sequence[float]
     losses: Sequence[float]
     smoothed: Sequence[float]
     stopped: str | None
-    """Why it was over before its last step."""
+    """Why it ended before its last step."""
     suggestions: dict[str, float]
-    """By rule; none if something is wrong."""
+    """By rule; empty if something is wrong."""
     wrong: str | None
     """Why there are no suggestions."""
     key: str | None
     """The config's key for the rate, if it is known."""
     rate_now: float
-    """What the config says at present."""
+    """The rate in the config at present."""
     folder: Path
 
     def as_json(self) -> dict[str, Any]:
+        """What `--json` prints."""
         return {
             "suggestions": self.suggestions,
             "wrong": self.wrong,
@@ -77,10 +79,18 @@ def find_lr(
     key: str | None = None,
     target: Target | None = None,
 ) -> Found:
-    """Run the test on this process's context; every rank gets the same result.
+    """Run a range test; every rank calls this and gets the same result.
 
-    With a `target`, whatever would keep the suggestion out of its file is said before the first
-    step. Nothing is written there.
+    Args:
+        config: the training's config.
+        context: this process's place in the run.
+        test: the range of rates and the number of steps.
+        key: the config's key for the learning rate; by default it is found.
+        target: the file that the suggestion will be written to. Nothing is written here, but what
+            would prevent it is raised before the first step.
+
+    Raises:
+        RangeTestError: if the test cannot be run with these settings.
     """
     with Run(range_test_config(config, test.steps), context) as run:
         task = load_task(config)
@@ -101,18 +111,18 @@ def find_lr(
         wrong=wrong,
         key=key,
         rate_now=rates.base,
-        folder=run.folder,
+        folder=run.run_dir,
     )
 
 
 def range_test_config(config: Config, steps: int) -> Config:
-    """The config of the short run: in its own directory, saving nothing, at the test's rates."""
+    """The config of the short run: in its own directory, without saves, schedules or averages."""
     return config.model_copy(
         update={
             "run_dir": str(config.run_path / FOLDER),
             "steps": steps,
             "epochs": None,
-            "log_every": 1,  # each loss decides whether there is a next step
+            "log_every": 1,  # each loss decides whether the test continues
             "on_nonfinite": "stop",
             "checkpoint": CheckpointConfig(enabled=False, every_minutes=None, every_epochs=None),
             "resume": ResumeConfig(checkpoint="never"),
@@ -128,7 +138,7 @@ def range_test_config(config: Config, steps: int) -> Config:
 
 
 def default_key(config: Config, task: Task) -> str | None:
-    """The config's key for the learning rate, as far as it can be told."""
+    """The config's key for the learning rate; None if it cannot be determined."""
     if config.optimizer is not None:
         return "optimizer.lr"
     takes_it = "lr" in inspect.signature(type(task)).parameters
@@ -136,7 +146,7 @@ def default_key(config: Config, task: Task) -> str | None:
 
 
 class GroupRates:
-    """The rates of all parameter groups, in their ratios to the base rate."""
+    """Sets the rates of all parameter groups, which keep their ratios to the base rate."""
 
     def __init__(self, optimizers: Sequence[Optimizer], base: float) -> None:
         self.base = base
@@ -144,6 +154,7 @@ class GroupRates:
         self._ratios = [group["lr"] / base for group in self._groups]
 
     def set(self, base: float) -> None:
+        """Set the base rate, and with it the rate of every group."""
         for group, ratio in zip(self._groups, self._ratios, strict=True):
             group["lr"] = base * ratio
 
@@ -159,16 +170,23 @@ def _prepare(run: Run, task: Task, key: str | None) -> tuple[nn.Module, Any, Gro
     return model, source, rates
 
 
+class _CurveListener(RunListener):
+    """Puts every step's loss on the curve."""
+
+    def __init__(self, curve: Curve) -> None:
+        self._curve = curve
+
+    def on_record(self, record: StepRecord) -> None:
+        self._curve.add(record.loss)
+
+
 def _measure(
     run: Run, task: Task, model: nn.Module, source: Any, rates: GroupRates, curve: Curve
 ) -> None:
     test, context = curve.test, run.context
-
-    def take(record: StepRecord) -> None:
-        curve.add(record.loss)
-
     progress = TrainingProgress(test.steps, run.batch.global_batch, context.log, context.is_main)
-    run.on_record += [progress.record, take]
+    run.add_listener(progress)
+    run.add_listener(_CurveListener(curve))
     model.train()
     with progress:
         try:
@@ -178,14 +196,14 @@ def _measure(
                 if curve.stopped:
                     run.stop(curve.stopped)
         except NonFiniteLoss:
-            # What the test looks for; the ranks have agreed on it, and all end here.
+            # The divergence the test looks for; the ranks have agreed on it, and all end here.
             curve.stop("the loss or the weights are NaN or infinite")
 
 
 def base_rate(
     config: Config, task: Task, key: str | None, optimizers: Sequence[Optimizer]
 ) -> float:
-    """The rate that the key stands for now; the first group's where that cannot be told."""
+    """The present rate of the key; the first group's if that cannot be determined."""
     value = None if key is None else _value_at(config, task, key)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         key, value = "the optimizer", optimizers[0].param_groups[0]["lr"]
@@ -211,15 +229,17 @@ def _value_at(config: Config, task: Task, key: str) -> Any:
 def _refuse_unwritable(target: Target, key: str | None, task: Task) -> None:
     if key is None:
         raise RangeTestError(
-            f"--write has no place to put the learning rate: the config has no optimizer section, "
-            f"and {type(task).__name__} takes no lr. Give the key as --key params.NAME, or leave "
-            "--write out"
+            f"--write does not know the learning rate's key: the config has no optimizer section, "
+            f"and {type(task).__name__} takes no lr. Give the key as --key params.NAME, or omit "
+            "--write"
         )
     try:
         load_config(preview(target.file, key, 0.001), target.overrides)
     except ConfigError as error:
-        said = "; ".join(f"{mistake.path} {mistake.message}" for mistake in error.mistakes)
-        raise RangeTestError(f"--key is {key}, but {target.file} cannot hold it: {said}") from None
+        reasons = "; ".join(f"{mistake.path} {mistake.message}" for mistake in error.mistakes)
+        raise RangeTestError(
+            f"--key is {key}, but {target.file} cannot hold it: {reasons}"
+        ) from None
     first, _, name = key.partition(".")
     if first == "params" and not _takes(task, name.partition(".")[0]):
         raise RangeTestError(

@@ -1,4 +1,4 @@
-"""A range test to look at: a picture, and one self-contained HTML page."""
+"""Plots of a range test: a PNG file, and a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -16,17 +16,23 @@ _MARGIN = 0.06
 
 
 def write_png(found: Found, title: str, path: Path) -> None:
-    """Draw the curve, with its suggestions marked, into a PNG file."""
+    """Draw the curve with its suggestions into a PNG file.
+
+    Args:
+        found: the result of a range test.
+        title: the title of the plot.
+        path: the file to write.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingExtraError("the PNG plot", "plots") from None
-    # Without pyplot: it needs no display, and no state of the process changes.
+    # Without pyplot: this needs no display and changes no global state.
     figure = Figure(figsize=(8, 5), dpi=130, layout="constrained")
     axes = figure.subplots()
     axes.plot(found.rates, found.losses, color=_RAW, linewidth=1, alpha=0.6, label="loss")
     axes.plot(found.rates, found.smoothed, color=_SMOOTHED, linewidth=2.2, label="smoothed loss")
-    if _shows_now(found):
+    if _includes_rate_now(found):
         now = f"now  {found.rate_now:.3g}"
         axes.axvline(found.rate_now, color=_NOW, linestyle=":", linewidth=1.2, label=now)
     for rule, rate in found.suggestions.items():
@@ -46,7 +52,13 @@ def write_png(found: Found, title: str, path: Path) -> None:
 
 
 def write_html(found: Found, title: str, path: Path) -> None:
-    """Write the page: what was suggested or why nothing was, and the curve to look into."""
+    """Write a page with the suggestions, or why there are none, and an interactive curve.
+
+    Args:
+        found: the result of a range test.
+        title: the title of the page.
+        path: the file to write.
+    """
     rows = "\n".join(
         f'<tr><td>{rule}</td><td class="number">{rate:.3g}</td>'
         f'<td class="number">{_loss_at(found, rate):.4f}</td></tr>'
@@ -77,13 +89,15 @@ def _figure(found: Found) -> str:
     strong = {"color": _SMOOTHED, "width": 3}
     figure.add_trace(go.Scatter(x=x, y=list(found.losses), name="loss", line=raw, opacity=0.6))
     figure.add_trace(go.Scatter(x=x, y=list(found.smoothed), name="smoothed loss", line=strong))
-    # Lines as traces: a mark's label would be placed wrongly on an axis of logarithms.
-    if _shows_now(found):
+    # Lines as traces: the label of a vline is misplaced on a logarithmic axis.
+    if _includes_rate_now(found):
         now = {"color": _NOW, "dash": "dot", "width": 1}
-        figure.add_trace(_upright(go, found, found.rate_now, now, f"now {found.rate_now:.3g}"))
+        figure.add_trace(
+            _vertical_line(go, found, found.rate_now, now, f"now {found.rate_now:.3g}")
+        )
     for rule, rate in found.suggestions.items():
         dashed = {"color": _MARKS[rule], "dash": "dash", "width": 1}
-        figure.add_trace(_upright(go, found, rate, dashed, f"{rule} {rate:.3g}"))
+        figure.add_trace(_vertical_line(go, found, rate, dashed, f"{rule} {rate:.3g}"))
         point = {"x": [rate], "y": [_loss_at(found, rate)], "showlegend": False}
         marker = {"color": _MARKS[rule], "size": 11}
         figure.add_trace(go.Scatter(**point, mode="markers", marker=marker, name=rule))
@@ -94,7 +108,7 @@ def _figure(found: Found) -> str:
     return html_text
 
 
-def _upright(go: Any, found: Found, rate: float, line: dict[str, Any], name: str) -> Any:
+def _vertical_line(go: Any, found: Found, rate: float, line: dict[str, Any], name: str) -> Any:
     return go.Scatter(x=[rate, rate], y=_loss_limits(found), mode="lines", line=line, name=name)
 
 
@@ -102,7 +116,7 @@ def _rate_title(found: Found) -> str:
     return f"learning rate ({found.key})" if found.key else "learning rate"
 
 
-def _shows_now(found: Found) -> bool:
+def _includes_rate_now(found: Found) -> bool:
     return bool(found.rates) and found.rates[0] <= found.rate_now <= found.rates[-1]
 
 
@@ -113,7 +127,7 @@ def _loss_at(found: Found, rate: float) -> float:
 
 
 def _loss_limits(found: Found) -> tuple[float, float]:
-    """What is worth seeing: when it diverges, single losses may be far above the smoothed curve."""
+    """The visible range: in a divergence single losses may be far above the smoothed curve."""
     low, high = min(found.losses, default=0.0), max(found.smoothed, default=1.0)
-    room = _MARGIN * (high - low) or 0.1
-    return low - room, high + room
+    margin = _MARGIN * (high - low) or 0.1
+    return low - margin, high + margin

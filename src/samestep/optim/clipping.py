@@ -33,7 +33,7 @@ class Clipping:
         return self._rules.adaptive is not None
 
     def apply(self, found: Tensor | None = None) -> Tensor | None:
-        """Clip; gives the norms from before, one or one per group.
+        """Clip; returns the norms before it, one or one per group.
 
         `found` is 1 in a step that will not count: it must not move the running norm.
         """
@@ -45,7 +45,7 @@ class Clipping:
             norm = group.norm(grads)
             group.limit(grads, norm, self._rules.norm)
             return norm
-        # Without gradients torch gives a 0 on the host.
+        # Without gradients torch returns a 0 on the host.
         each = [group.norm(group.grads()).to(self._usual.device) for group in self._groups]
         norms = torch.stack(each)
         if self._rules.value is not None:

@@ -22,7 +22,7 @@ class DeviceRates:
     """The rates of the optimizers that can read them on a GPU.
 
     Whether a step is replayed or not, they are rounded to float32 there: both give the same bits.
-    Schedules go on to see plain numbers.
+    Schedules still see plain numbers.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer], device: torch.device) -> None:

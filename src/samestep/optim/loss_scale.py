@@ -1,33 +1,31 @@
-"""The last factor of the gradients, with a look at whether they are finite; loss scaling.
+"""Checks whether gradients are finite, and dynamic loss scaling.
 
-Everything stays on the device. Every rank looks at the same sum and so decides the same.
+Everything stays on the device. Every rank checks the same sum and so makes the same decision.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from samestep.config.optim import LossScaleConfig
-from samestep.reduce.gradients import Scaling
+from samestep.reduce.scaling import Scaling
 
 
 class CheckedScaling(Scaling):
     """Also finds out whether a gradient is NaN or infinite."""
 
+    checks = True
+    found: Tensor
+
     def __init__(self, device: torch.device) -> None:
         self.found = torch.zeros((), device=device)
-        """1 if something in this step is not finite."""
         self._one = torch.ones((), device=device)
         self._one_in_double = self._one.double()
-
-    @property
-    def checks(self) -> bool:
-        return True
 
     def begin(self) -> None:
         self.found.zero_()
@@ -47,8 +45,7 @@ class CheckedScaling(Scaling):
             if wide:
                 torch._foreach_mul_(group, inverse)
 
-    def see(self, losses: Sequence[Tensor | float]) -> None:
-        """Look at the lanes' losses too: one can be infinite while the gradients are not."""
+    def check_losses(self, losses: Sequence[Tensor | float]) -> None:
         on_host = [loss for loss in losses if not isinstance(loss, Tensor)]
         if not all(map(math.isfinite, on_host)):
             self.found.fill_(1.0)
@@ -71,20 +68,22 @@ class LossScale(CheckedScaling):
     starts from scale / n, n being the largest count of a step so far, as a power of two.
     """
 
+    scale: Tensor
+
     def __init__(self, rules: LossScaleConfig, device: torch.device, expected_count: int) -> None:
         super().__init__(device)
         self._rules = rules
+        self.lowest_scale = rules.min
         self.scale = torch.full((), rules.init, device=device)
         self._good = torch.zeros((), dtype=torch.int32, device=device)
         """Steps without overflow since the scale last changed."""
         self._left = torch.full((), float(rules.hysteresis), device=device)
-        """Overflows that are still passed over before it shrinks."""
+        """Overflows that are still tolerated before it shrinks."""
         self._counted = torch.ones((), device=device)
         self._start = self.scale.clone()
         self.expect(expected_count)
 
     def expect(self, count: int) -> None:
-        """Before the first step: what its losses will be summed over, about."""
         self._counted.fill_(_power_of_two(count))
         torch.div(self.scale, self._counted, out=self._start)
 
@@ -114,7 +113,9 @@ class LossScale(CheckedScaling):
     def _counting_down(self, overflow: Tensor) -> Tensor:
         """1 only for the overflow that is one too many; every overflow restarts the growth."""
         bad = overflow > 0
-        self._good.masked_fill_(bad, -1)  # which torch counts up to 0 if it is not told
+        self._good.masked_fill_(
+            bad, -1
+        )  # which torch counts up to 0 if there is no overflow for it
         left = torch.where(bad, self._left - 1, float(self._rules.hysteresis))
         shrinks = left <= 0
         self._left.copy_(torch.where(shrinks, float(self._rules.hysteresis), left))
@@ -131,7 +132,7 @@ class LossScale(CheckedScaling):
     def state_dict(self) -> dict[str, Any]:
         return dict(self._tensors())
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, tensor in self._tensors().items():
             tensor.copy_(state[name])
         torch.div(self.scale, self._counted, out=self._start)

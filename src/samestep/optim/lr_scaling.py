@@ -16,7 +16,7 @@ def lr_factor(config: Config, global_batch: int) -> float:
 
 
 def describe_scaling(config: Config, global_batch: int) -> str | None:
-    """One line on what was scaled, or could be; None where there is nothing to tell."""
+    """One line on what was scaled, or could be; None if there is nothing to report."""
     base = config.base_batch
     if base is None or base == global_batch:
         return None

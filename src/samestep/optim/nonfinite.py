@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from samestep.data.batch import LaneBatch
 from samestep.distributed.context import RunContext
 from samestep.errors import NonFiniteLoss
 from samestep.reduce.buffers import changing_buffers
+from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import LocalStats, read_numbers
 
 _IN_A_ROW = 10
@@ -22,28 +22,28 @@ _IDS_SHOWN = 16
 
 
 class FiniteGuard:
-    """Stops a run whose loss is not a number, or says which steps were skipped; on all ranks.
+    """Stops a run whose loss is NaN or infinite, or reports which steps were skipped; on all ranks.
 
-    To stop, the losses are looked at when they are read anyway, and before every save. To
-    skip, the update finds out on the device, and a skipped step leaves the buffers as they were.
+    To stop, the losses are checked when they are read anyway, and before every save. To
+    skip, the update decides on the device, and a skipped step leaves the buffers as they were.
     """
 
     def __init__(
-        self,
-        context: RunContext,
-        modules: Sequence[nn.Module],
-        remembered: int,
-        skips: bool,
-        least_scale: float | None,
+        self, context: RunContext, modules: Sequence[nn.Module], remembered: int, scaling: Scaling
     ) -> None:
-        self.skips = skips
-        self._least_scale = least_scale
-        """With loss scaling: an overflow at this scale is no matter of the scale any more."""
+        """Args:
+        context: This process's place in the run.
+        modules: Whose buffers a skipped step leaves as they were.
+        remembered: For how many steps to remember which samples a lane had.
+        scaling: Whether steps are skipped, and the lowest loss scale.
+        """
+        self.skips = scaling.checks
+        self._lowest_scale = scaling.lowest_scale
         self._context = context
         self._remembered = remembered
         self._seen: dict[int, dict[int, tuple[Any, ...]]] = {}
         self._in_a_row = 0
-        self._buffers = changing_buffers(modules) if skips else []
+        self._buffers = changing_buffers(modules) if self.skips else []
         self._before = [buffer.clone() for buffer in self._buffers]
 
     def begin(self, step: int) -> None:
@@ -52,8 +52,9 @@ class FiniteGuard:
         if self._buffers:
             torch._foreach_copy_(self._before, self._buffers)
 
-    def saw(self, step: int, batch: LaneBatch) -> None:
-        self._seen[step][batch.lane] = batch.ids
+    def saw(self, step: int, lane: int, ids: tuple[Any, ...]) -> None:
+        """Remember which samples a lane had."""
+        self._seen[step][lane] = ids
 
     def restore_buffers(self, skipped: Tensor) -> None:
         """Leave the buffers as they were if the step is skipped; decided on the device."""
@@ -66,20 +67,20 @@ class FiniteGuard:
         self._in_a_row = 0
 
     def skipped(self, step: int, stats: LocalStats, scale: float | None) -> None:
-        """Say so, or end the run if it no longer learns. Every rank calls this."""
+        """Report it, or end the run if it no longer learns. Every rank calls this."""
         self._in_a_row += 1
         losses = read_numbers(stats.values())[::2]
         lanes = [lane for lane, loss in enumerate(losses) if not math.isfinite(loss)]
-        told = self._told(step, lanes)
-        if scale is not None and self._least_scale is not None and scale <= self._least_scale:
+        what = self._describe(step, lanes)
+        if scale is not None and self._lowest_scale is not None and scale <= self._lowest_scale:
             raise NonFiniteLoss(
-                f"{told}, at the least loss scale of {scale:g} (loss_scale.min): smaller gradients "
+                f"{what}, at the lowest loss scale of {scale:g} (loss_scale.min): smaller gradients "
                 "do not help. Look at these samples and the learning rate, or use bf16"
             )
         if scale is None and self._in_a_row >= _IN_A_ROW:
-            raise NonFiniteLoss(f"{told}; {_IN_A_ROW} steps in a row were skipped")
+            raise NonFiniteLoss(f"{what}; {_IN_A_ROW} steps in a row were skipped")
         at = "" if scale is None else f" at loss scale {scale:g}"
-        self._context.log.main(f"{told}{at}: the step is skipped")
+        self._context.log.main(f"{what}{at}: the step is skipped")
 
     def state_dict(self) -> dict[str, Any]:
         return {"skipped in a row": self._in_a_row}
@@ -98,11 +99,11 @@ class FiniteGuard:
     def stop(self, step: int, lanes: Sequence[int]) -> None:
         """End the run on every rank: these lanes' losses were not finite."""
         raise NonFiniteLoss(
-            f"{self._told(step, lanes)}. The checkpoints before it are whole. Look at these samples "
-            "and at the learning rate; on_nonfinite: skip passes over such steps"
+            f"{self._describe(step, lanes)}. The checkpoints before it are whole. Look at these samples "
+            "and at the learning rate; on_nonfinite: skip lets such steps change nothing"
         )
 
-    def _told(self, step: int, lanes: Sequence[int]) -> str:
+    def _describe(self, step: int, lanes: Sequence[int]) -> str:
         if not lanes:
             return f"a gradient of step {step} is NaN or infinite"
         known: dict[int, tuple[Any, ...]] = {}

@@ -64,7 +64,7 @@ def build_optimizers(
 
 
 def describe_optimizer(optimizer: Optimizer) -> str:
-    """Its class, form and size in words."""
+    """Describes its class, form and size."""
     form = next((f for f in ("fused", "foreach") if optimizer.defaults.get(f)), "plain")
     groups = optimizer.param_groups
     tensors = sum(len(group["params"]) for group in groups)
@@ -76,7 +76,7 @@ def _refuse(mistakes: Sequence[Mistake]) -> None:
         raise ConfigError("the optimizer section", list(dict.fromkeys(mistakes)))
 
 
-# -- what is asked for ---------------------------------------------------------------------
+# -- what is configured ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""In which number format the forward pass runs."""
+"""The number format of the forward pass."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class Precision:
         return torch.autocast(self.device.type, enabled=False)
 
 
-def choose_precision(asked: str, device: torch.device) -> Precision:
-    """What the config asks for, or with `auto` what suits the device; and why."""
-    if asked != "auto":
-        return Precision(asked, f"precision: {asked}", device)
+def choose_precision(setting: str, device: torch.device) -> Precision:
+    """The configured precision, or with `auto` what suits the device; and why."""
+    if setting != "auto":
+        return Precision(setting, f"precision: {setting}", device)
     kind, reason = best_precision(device)
     return Precision(kind, reason, device)
 

@@ -62,6 +62,6 @@ def with_tuples(value: Any) -> Any:
 
 
 def closest(word: str, choices: Sequence[str], shown: int = 4) -> str:
-    """The choices most like a word, in words."""
+    """The choices most like a word, as text."""
     near = difflib.get_close_matches(word, choices, n=shown, cutoff=0.3) or list(choices[:shown])
     return ", ".join(near)

@@ -27,6 +27,10 @@ class Schedule:
     """A learning-rate scheduler and when it steps.
 
     After an evaluation it gets the value of `best.metric`, as ReduceLROnPlateau takes it.
+
+    Example:
+        def schedules(self, optimizers, steps):
+            return [Schedule(CosineAnnealingLR(optimizers[0], T_max=steps), every="step")]
     """
 
     scheduler: LRScheduler
@@ -58,7 +62,7 @@ def build_schedules(
 
 
 def describe_schedule(section: ScheduleConfig, schedules: Sequence[Schedule]) -> str:
-    """Name, warm-up and pace in words."""
+    """Describes name, warm-up and pace."""
     every = {s.every for s in schedules if not isinstance(s.scheduler, Warmup)}
     warmups = [s.scheduler.length for s in schedules if isinstance(s.scheduler, Warmup)]
     pace = f", moving on with every {every.pop()}" if every else ""
@@ -162,7 +166,7 @@ _GIVEN = ("optimizer", "last_epoch", "length", "final", "cycle_momentum")
 
 @dataclass(frozen=True)
 class _Kind:
-    """What a name stands for."""
+    """What a name refers to."""
 
     name: str
     every: Every
@@ -232,7 +236,7 @@ def _mistakes(section: ScheduleConfig, kind: _Kind) -> list[Mistake]:
 def _length_mistakes(
     section: ScheduleConfig, kind: _Kind, steps: int | None, steps_per_epoch: int | None
 ) -> list[Mistake]:
-    unknown = "the run's length, which these data do not tell: set steps, or steps_per_epoch"
+    unknown = "the run's length, which is not known for this data: set steps, or steps_per_epoch"
     warmup = _warmup_steps(section, steps)
     if steps is not None and steps <= warmup:
         message = f"{warmup} steps are not fewer than the run's {steps}"
@@ -299,7 +303,7 @@ def _scheduler(
             given = {"length": length, "final": section.final}
             wanted = arguments_of(kind.curve, ())
             curve = kind.curve(**{k: v for k, v in given.items() if k in wanted}, **args)
-            # Of functions that are made anew a checkpoint holds nothing.
+            # A checkpoint holds nothing of functions that are created again.
             return LambdaLR(optimizer, lambda moved: curve(moved))
         if kind.name in _PLATEAU:
             least = [section.final * float(group["lr"]) for group in optimizer.param_groups]

@@ -1,8 +1,9 @@
 """From the summed gradients to the next weights: check, clip, step, schedule, average.
 
-Whether a step counts is found out on the device. Where the optimizers can be told there (torch's
-fused ones), nothing waits: the host learns it when the next update is due, and only then moves
-schedules and averages on, or says that the step was skipped. Other optimizers are asked at once.
+Whether a step counts is decided on the device. Where the optimizers can read that decision there
+(torch's fused ones), nothing waits: the host learns it when the next update is due, and only then
+advances schedules and averages, or reports that the step was skipped. With other optimizers the
+host waits for the decision.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from samestep.errors import StepError
 from samestep.optim.clipping import Clipping
 from samestep.optim.device_lr import DeviceRates
-from samestep.optim.loss_scale import CheckedScaling, LossScale
 from samestep.optim.nonfinite import FiniteGuard
+from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import LocalStats
 
 
 @dataclass(slots=True)
 class Updated:
-    """What an update measured; on the device until somebody reads it."""
+    """What an update measured; on the device until it is read."""
 
     rates: tuple[float, ...]
     norms: Tensor | None = None
@@ -35,8 +36,16 @@ class Updated:
     """The loss scale of the step."""
 
 
+Change = Callable[[], Tensor | None]
+"""Changes the weights by the gradients; returns the gradient norms, if they are measured."""
+RunChange = Callable[[Change], Tensor | None]
+"""Runs a change, or replays a CUDA graph of it."""
+
+
 @dataclass(frozen=True)
-class _Unsettled:
+class _Undecided:
+    """An update of which the host does not know yet whether it counted."""
+
     step: int
     stats: LocalStats
     optimizers: Sequence[Optimizer]
@@ -53,50 +62,59 @@ class Update:
         self,
         optimizers: Sequence[Optimizer],
         schedules: Sequence[LRScheduler],
-        followers: Sequence[Callable[[], None]],
         clipping: Clipping,
-        check: CheckedScaling | None,
+        scaling: Scaling,
         guard: FiniteGuard,
+        rates: DeviceRates,
         device: torch.device,
+        run_change: RunChange = lambda change: change(),
+        after_update: Callable[[], None] = lambda: None,
     ) -> None:
+        """Args:
+        optimizers: Every optimizer of the run.
+        schedules: Those that step with every update.
+        clipping: How gradients are clipped.
+        scaling: Whether a step counts, and the loss scale.
+        guard: Restores buffers after a skipped step, and reports it.
+        rates: The optimizers' learning rates on the device.
+        device: Where the weights are.
+        run_change: Runs what changes the weights, such as by a CUDA graph.
+        after_update: Called after every update that changed the weights.
+        """
         self._optimizers, self._schedules = optimizers, schedules
-        self._followers = followers
-        """Called after every update that changed the weights."""
-        self._clipping, self._check, self._guard = clipping, check, guard
-        self._rates = DeviceRates(optimizers, device)
-        self._told_on_device = device.type == "cuda" and all(map(_can_be_told, optimizers))
-        self._unsettled: _Unsettled | None = None
-        self.replay: Callable[[Callable[[], Tensor | None]], Tensor | None] | None = None
-        """What runs `change` instead, such as a CUDA graph of it."""
+        self._clipping, self._scaling, self._guard = clipping, scaling, guard
+        self._rates, self._run_change, self._after_update = rates, run_change, after_update
+        on_gpu = device.type == "cuda"
+        self._decided_on_device = on_gpu and all(map(_reads_decision, optimizers))
+        self._undecided: _Undecided | None = None
 
     def apply(self, step: int, stats: LocalStats, chosen: Sequence[Optimizer]) -> Updated:
-        """Change the weights by the gradients that lie in `.grad`, if they are finite."""
+        """Change the weights by the gradients in `.grad`, if they are finite."""
         self.sync_update()
-        self._refuse_strangers(chosen)
+        self._refuse_unknown(chosen)
         optimizers = chosen or self._optimizers
         rates = tuple(float(group["lr"]) for opt in self._optimizers for group in opt.param_groups)
-        check = self._check
-        if check is None:
+        scaling = self._scaling
+        scaling.check_losses(stats.losses())
+        if scaling.found is None:
             norms = self._change(optimizers)
             self._follow(optimizers)
             return Updated(rates, norms)
-        check.see(stats.losses())
-        scale = check.scale.clone() if isinstance(check, LossScale) else None
-        skipped = check.found.clone()
+        scale = None if scaling.scale is None else scaling.scale.clone()
+        skipped = scaling.found.clone()
         norms = None
-        if self._told_on_device or not bool(skipped):
+        if self._decided_on_device or not bool(skipped):
             norms = self._change(optimizers)
         self._guard.restore_buffers(skipped)
-        if isinstance(check, LossScale):
-            check.update(stats.count())
-        self._unsettled = self._begin_to_read(step, stats, optimizers, skipped, scale)
-        if not self._told_on_device:
+        scaling.update(stats.count())
+        self._undecided = self._begin_to_read(step, stats, optimizers, skipped, scale)
+        if not self._decided_on_device:
             self.sync_update()
         return Updated(rates, norms, skipped, scale)
 
     def sync_update(self) -> None:
-        """Do what follows the last update, now that it must be known whether it counted."""
-        last, self._unsettled = self._unsettled, None
+        """Wait until it is known whether the last update counted, and do what follows from that."""
+        last, self._undecided = self._undecided, None
         if last is None:
             return
         if last.copied is not None:
@@ -108,11 +126,7 @@ class Update:
         scale = None if last.scale is None else float(last.scale)
         self._guard.skipped(last.step, last.stats, scale)
 
-    def refresh_rates(self) -> None:
-        """Before a replay of something that updates the weights itself."""
-        self._rates.refresh()
-
-    def _refuse_strangers(self, chosen: Sequence[Optimizer]) -> None:
+    def _refuse_unknown(self, chosen: Sequence[Optimizer]) -> None:
         for optimizer in chosen:
             if not any(optimizer is known for known in self._optimizers):
                 raise StepError(
@@ -124,26 +138,25 @@ class Update:
         self._rates.refresh()
 
         def change() -> Tensor | None:
-            found = None if self._check is None else self._check.found
+            found = self._scaling.found
             norms = self._clipping.apply(found)
             self._rates.put()
             try:
                 for optimizer in optimizers:
-                    _step(optimizer, found if self._told_on_device else None)
+                    _step(optimizer, found if self._decided_on_device else None)
             finally:
                 self._rates.put_back()
             return norms
 
-        if self.replay is None or len(optimizers) < len(self._optimizers):
-            return change()
-        return self.replay(change)
+        if len(optimizers) < len(self._optimizers):
+            return change()  # a graph would hold the steps of all of them
+        return self._run_change(change)
 
     def _follow(self, optimizers: Sequence[Optimizer]) -> None:
         for schedule in self._schedules:
             if any(schedule.optimizer is optimizer for optimizer in optimizers):
                 schedule.step()
-        for follower in self._followers:
-            follower()
+        self._after_update()
 
     def _begin_to_read(
         self,
@@ -152,16 +165,16 @@ class Update:
         optimizers: Sequence[Optimizer],
         skipped: Tensor,
         scale: Tensor | None,
-    ) -> _Unsettled:
-        if not self._told_on_device:
-            return _Unsettled(step, stats, optimizers, skipped, None, scale)
+    ) -> _Undecided:
+        if not self._decided_on_device:
+            return _Undecided(step, stats, optimizers, skipped, None, scale)
         found = torch.empty(skipped.shape, pin_memory=True).copy_(skipped, non_blocking=True)
         copied = torch.cuda.Event()
         copied.record()
-        return _Unsettled(step, stats, optimizers, found, copied, scale)
+        return _Undecided(step, stats, optimizers, found, copied, scale)
 
 
-def _can_be_told(optimizer: Optimizer) -> bool:
+def _reads_decision(optimizer: Optimizer) -> bool:
     """Whether its step can be made to change nothing by a number on the device."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
@@ -170,7 +183,7 @@ def _step(optimizer: Optimizer, found: Tensor | None) -> None:
     if found is None:
         optimizer.step()
         return
-    # As torch's GradScaler tells fused optimizers.
+    # As torch's GradScaler hands it to fused optimizers.
     optimizer.grad_scale, optimizer.found_inf = None, found  # type: ignore[attr-defined]
     try:
         optimizer.step()

@@ -124,7 +124,7 @@ class WeightAverage(ABC):
 class Ema(WeightAverage):
     """An exponential moving average, which begins with the weights that the model has now.
 
-    With policy rank0 only rank 0 holds it; `swapped` gives it to all for its block.
+    With policy rank0 only rank 0 holds it; `swapped` broadcasts it to all ranks for its block.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class RunningMean(WeightAverage):
 
 
 class Swa(RunningMean):
-    """Stochastic weight averaging: the mean over the last part of a run, at a rate of its own."""
+    """Stochastic weight averaging: the mean over the last part of a run, at its own learning rate."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class Swa(RunningMean):
                 super().update()
 
     def end_epoch(self) -> None:
-        """An epoch is over, whether or not its last step was applied."""
+        """An epoch has ended, whether or not its last step was applied."""
         if self._every == "epoch" and self._steps > self._start:
             super().update()
 
@@ -270,7 +270,12 @@ class PhaseRate:
                 group["lr"] = rate
 
     def state_dict(self) -> dict[str, Any]:
-        schedules = [schedule.state_dict() for schedule in self._schedules]
+        # Older releases of torch have a function there, which a checkpoint cannot hold; SWALR's
+        # constructor sets it.
+        schedules = [
+            {name: value for name, value in schedule.state_dict().items() if name != "anneal_func"}
+            for schedule in self._schedules
+        ]
         return {"schedules": schedules, "rates": self._rates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -300,7 +305,7 @@ def _per_step(rule: EmaConfig, steps_per_epoch: int | None) -> float:
     if steps_per_epoch is None:
         raise TaskError(
             f"ema.per is epoch, with decay {rule.decay:g}, but the training data have no length "
-            "that says how many steps an epoch has: set steps_per_epoch, or ema.per: step"
+            "that knows how many steps an epoch has: set steps_per_epoch, or ema.per: step"
         )
     return float(rule.decay ** (1 / steps_per_epoch))
 

@@ -8,6 +8,7 @@ order. Buffers that no state dict holds are taken for constants and left alone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,19 @@ def changing_buffers(modules: Sequence[nn.Module]) -> list[Tensor]:
             if name in kept and buffer.dtype != torch.bool:
                 found[id(buffer)] = buffer
     return list(found.values())
+
+
+@contextmanager
+def keep_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Leave buffers as they were before."""
+    buffers = [buffer for module in modules for buffer in module.buffers()]
+    before = [buffer.clone() for buffer in buffers]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, old in zip(buffers, before, strict=True):
+                buffer.copy_(old)
 
 
 class LaneBuffers:

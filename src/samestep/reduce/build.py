@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.nn import Parameter
+from torch.nn.parallel import DistributedDataParallel
 
 from samestep.config import Config
 from samestep.distributed.collectives import Collectives, TorchCollectives
@@ -15,6 +16,7 @@ from samestep.errors import LaunchError
 from samestep.reduce import ddp
 from samestep.reduce.buffers import LaneBuffers, changing_buffers
 from samestep.reduce.gradients import GradientSum, LaneSum, OneLaneSum
+from samestep.reduce.scaling import Scaling
 from samestep.reduce.tree_sum import TreeSum
 
 NamedParameters = Sequence[tuple[str, Parameter]]
@@ -37,51 +39,60 @@ def build_reduction(
     modules: Sequence[nn.Module],
     params: NamedParameters,
     assignment: Sequence[range],
+    scaling: Scaling,
+    keeps_places: bool = False,
 ) -> LaneReduction:
-    """What adds up the lanes of these modules, whose weights become rank 0's."""
+    """What adds up the lanes of these modules, whose weights become rank 0's.
+
+    Args:
+        config: The level of sameness, and DistributedDataParallel's options.
+        collectives: How this rank talks to the others.
+        device: Where the modules are.
+        modules: The model, then what else trains or holds buffers.
+        params: What the optimizers train, by name.
+        assignment: The units of every rank.
+        scaling: The last factor of the gradients.
+        keeps_places: Whether the gradients must be in the same memory in every step.
+    """
     collectives.broadcast_tensors(
         [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
     )
-    model, gradients = _gradient_sum(config, collectives, device, modules[0], params, assignment)
-    # `samples` fuses a rank's lanes: its buffers are DistributedDataParallel's business.
-    buffers = [] if config.same == "samples" else changing_buffers(modules)
-    return LaneReduction(model, gradients, LaneBuffers(buffers, assignment, collectives))
-
-
-def _gradient_sum(
-    config: Config,
-    collectives: Collectives,
-    device: torch.device,
-    model: nn.Module,
-    params: NamedParameters,
-    assignment: Sequence[range],
-) -> tuple[nn.Module, GradientSum]:
-    find_unused = config.distributed.find_unused_parameters
+    model: nn.Module = modules[0]
+    gradients: GradientSum
     if not isinstance(collectives, TorchCollectives):
-        my_lanes = assignment[0]
-        # In micro-batches, the lane's count is known only with the last of them.
-        alone = len(my_lanes) == 1 and config.memory.lane_split == 1
-        return model, OneLaneSum(params) if alone else LaneSum(params, my_lanes, find_unused)
-    if config.same == "bits":
-        return model, TreeSum(params, assignment, collectives, find_unused)
-    return _by_ddp(config, collectives, device, model, params, assignment)
+        gradients = _single_process_sum(config, params, assignment[0], scaling, keeps_places)
+    elif config.same == "bits":
+        find_unused = config.distributed.find_unused_parameters
+        gradients = TreeSum(params, assignment, collectives, find_unused, scaling, keeps_places)
+    else:
+        wrapped = _wrapped(config, device, model)
+        shared = config.same == "samples" and config.distributed.broadcast_buffers
+        buffers = list(wrapped.buffers()) if shared else []
+        model = wrapped
+        gradients = ddp.DDPSum(wrapped, params, buffers, assignment, collectives, scaling)
+    # `samples` fuses a rank's lanes: its buffers are DistributedDataParallel's business.
+    changing = [] if config.same == "samples" else changing_buffers(modules)
+    return LaneReduction(model, gradients, LaneBuffers(changing, assignment, collectives))
 
 
-def _by_ddp(
+def _single_process_sum(
     config: Config,
-    collectives: TorchCollectives,
-    device: torch.device,
-    model: nn.Module,
     params: NamedParameters,
-    assignment: Sequence[range],
-) -> tuple[nn.Module, GradientSum]:
-    options = config.distributed
-    if options.sync_batchnorm:
+    my_units: range,
+    scaling: Scaling,
+    keeps_places: bool,
+) -> GradientSum:
+    # In micro-batches, the lane's count is known only with the last of them.
+    if len(my_units) == 1 and config.memory.lane_split == 1:
+        return OneLaneSum(params, scaling, keeps_places)
+    find_unused = config.distributed.find_unused_parameters
+    return LaneSum(params, my_units, find_unused, scaling, keeps_places)
+
+
+def _wrapped(config: Config, device: torch.device, model: nn.Module) -> DistributedDataParallel:
+    if config.distributed.sync_batchnorm:
         model = _sync_batchnorm(model, device)
-    wrapped = ddp.wrap(model, options, device)
-    shared = config.same == "samples" and options.broadcast_buffers
-    buffers = list(wrapped.buffers()) if shared else []
-    return wrapped, ddp.DDPSum(wrapped, params, buffers, assignment, collectives)
+    return ddp.wrap(model, config.distributed, device)
 
 
 def _sync_batchnorm(model: nn.Module, device: torch.device) -> nn.Module:

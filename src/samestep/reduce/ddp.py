@@ -16,6 +16,7 @@ from samestep.config import DistributedConfig
 from samestep.distributed.collectives import TorchCollectives
 from samestep.distributed.health.activity import COMPUTE
 from samestep.reduce.gradients import GradientSum
+from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import LaneStats, LocalStats, RankFlags, gather_stats, inverse
 
 
@@ -36,7 +37,7 @@ def _wrap(
         model,
         device_ids=[device] if device.type == "cuda" else None,
         # It would broadcast them in forward, which a rank without samples does not run, and
-        # leave them different for an evaluation. DDPSum does it when the step is over.
+        # leave them different for an evaluation. DDPSum does it at the end of the step.
         broadcast_buffers=False,
         find_unused_parameters=options.find_unused_parameters,
         gradient_as_bucket_view=options.gradient_as_bucket_view,
@@ -59,7 +60,9 @@ class DDPSum(GradientSum):
         shared_buffers: Sequence[Tensor],
         assignment: Sequence[range],
         collectives: TorchCollectives,
+        scaling: Scaling,
     ) -> None:
+        super().__init__(scaling)
         self._model = model
         self._assignment, self._collectives = assignment, collectives
         inside = {id(param) for param in model.parameters()}
@@ -77,15 +80,17 @@ class DDPSum(GradientSum):
     def forward_scope(self, last: bool) -> AbstractContextManager[None]:
         return nullcontext() if last and not self._ragged else self._model.no_sync()
 
-    def share(self, lanes: Sequence[LaneStats], note: RankFlags) -> LocalStats:
-        return gather_stats(self._collectives, lanes, note, self._assignment)
+    def share(self, lanes: Sequence[LaneStats], flags: RankFlags) -> LocalStats:
+        return gather_stats(self._collectives, lanes, flags, self._assignment)
 
     def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
         with self._collectives.activity.waiting("gradients in backward", COMPUTE):
             loss.backward(self.scaling.start)
 
     def take(self, lane: int, last: bool) -> None:
-        raise AssertionError("a backward pass of its own is DistributedDataParallel's")
+        raise AssertionError(
+            "gradients that were computed elsewhere cannot be handed to DistributedDataParallel"
+        )
 
     def finish(self, stats: LocalStats) -> None:
         inverse_count = inverse(stats.count(), self._inside[0].device)
@@ -95,13 +100,13 @@ class DDPSum(GradientSum):
             _broadcast(self._shared_buffers)
         self.scaling.apply([param.grad for param in by_hand], inverse_count)
         if not self._ragged:
-            # DistributedDataParallel has divided by the world; the sum is what we want.
+            # DistributedDataParallel has divided by the world; we need the sum.
             factor = inverse_count * self._collectives.world
             self.scaling.apply([param.grad for param in self._inside], factor)
 
 
 def _all_reduce(params: Sequence[Parameter]) -> None:
-    """Sum these gradients over the ranks; a parameter nobody used keeps None."""
+    """Sum these gradients over the ranks; a parameter that no rank used keeps None."""
     by_dtype: dict[torch.dtype, list[Parameter]] = {}
     for param in params:
         by_dtype.setdefault(param.dtype, []).append(param)

@@ -3,17 +3,17 @@
 A library's all-reduce adds in an order that depends on the world, the message and the
 topology. Here every addition is one of the tree's. Three ways:
 
-- one rank: its blocks are added where they lie.
+- one rank: its blocks are added in place.
 - two ranks holding one block each: a plain all-reduce, since a + b is b + a.
 - anything else: every rank sends each other rank one slice of its blocks, adds the slices it
   got in the tree's order, and sends the sum to all. That moves no more bytes than a ring, and
   point to point it copies nothing on the way, which gloo's all-to-all and all-gather do.
 
-Tensors handed to a collective are attributes, not temporaries: whatever the backend's thread
-is last to hold, it frees there, and at exit that can end the process.
+Tensors handed to a collective are attributes, not temporaries: what the backend's thread
+holds last is freed on that thread, and at exit that can crash the process.
 
 A started exchange is a generator that yields each pending collective, so that a caller can
-start the next buffer while this one is on its way.
+start the next buffer while this one is in flight.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NOTHING = -0.0
 
 
 class Pending:
-    """Collectives on their way."""
+    """Collectives in flight."""
 
     def __init__(self, works: Sequence[dist.Work]) -> None:
         self._works = works
@@ -52,13 +52,13 @@ class Exchange(ABC):
     """One buffer whose blocks the ranks add up, again and again. Allocated once."""
 
     rows: Tensor
-    """(blocks of this rank, at least numel): bring the partial sums here."""
+    """(blocks of this rank, at least numel): write the partial sums here."""
     total: Tensor
-    """The sum over all ranks, once the exchange is through; its memory is row 0's."""
+    """The sum over all ranks, once the exchange is complete; its memory is row 0's."""
 
     @abstractmethod
     def start(self) -> Iterator[Pending]:
-        """Add up what all ranks brought; yields what to wait for, one after the other."""
+        """Start adding up all ranks' blocks; yields what to wait for, one after the other."""
 
 
 def create_exchange(blocks: Blocks, collectives: Collectives, numel: int, like: Tensor) -> Exchange:
@@ -110,7 +110,7 @@ class _StagedSum(Exchange):
 
 
 _ADD_AT_ONCE = 1 << 17
-"""Elements added before going on: small enough for all blocks' parts to stay in the cache."""
+"""Elements added at a time: small enough for all blocks' parts to stay in the cache."""
 
 
 class _SliceSum(Exchange):

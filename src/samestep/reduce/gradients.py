@@ -16,32 +16,10 @@ from torch.nn import Parameter
 
 from samestep.errors import TaskError
 from samestep.lanes.tree import LaneTree
+from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import LaneStats, LocalStats, RankFlags, inverse
 
 Grads = list[Tensor | None]
-
-
-class Scaling:
-    """The last factor of the gradients. Loss scaling and checks for NaN build on it."""
-
-    @property
-    def start(self) -> Tensor | None:
-        """What backpropagation starts from instead of 1; `apply` takes it out again."""
-        return None
-
-    @property
-    def checks(self) -> bool:
-        """Whether `apply` must see all gradients, whatever the factor."""
-        return False
-
-    def begin(self) -> None:
-        """A new step."""
-
-    def apply(self, grads: Sequence[Tensor | None], factor: Tensor | float) -> None:
-        """Multiply the summed gradients, in place."""
-        present = [grad for grad in grads if grad is not None]
-        if present:
-            torch._foreach_mul_(present, factor)
 
 
 class GradientSum(ABC):
@@ -53,9 +31,23 @@ class GradientSum(ABC):
     graph, `take` takes what that left in `.grad`.
     """
 
-    scaling: Scaling = Scaling()
-    keeps_places = False
-    """Whether the sum must lie in the same memory in every step, for a CUDA graph to find it."""
+    def __init__(self, scaling: Scaling, keeps_places: bool = False) -> None:
+        """Args:
+        scaling: The last factor of the sum.
+        keeps_places: Whether the sum must be in the same memory in every step, for a CUDA
+            graph to find it there.
+        """
+        self.scaling = scaling
+        self._keeps_places = keeps_places
+
+    @property
+    def is_final_after_backward(self) -> bool:
+        """Whether a backward pass leaves the step's gradients, with nothing left to be done."""
+        return False
+
+    def move_to(self, places: Grads) -> None:
+        """From now on leave the gradients in this memory; for `is_final_after_backward` only."""
+        raise AssertionError(f"{type(self).__name__} has more than one lane to add up: {places}")
 
     @abstractmethod
     def begin(self, ragged: bool) -> None:
@@ -66,8 +58,8 @@ class GradientSum(ABC):
         return nullcontext()
 
     @abstractmethod
-    def share(self, lanes: Sequence[LaneStats], note: RankFlags) -> LocalStats:
-        """Tell all ranks this rank's lanes' losses, and its note; before the last `backward`."""
+    def share(self, lanes: Sequence[LaneStats], flags: RankFlags) -> LocalStats:
+        """Send this rank's lanes' losses, and its flags, to all ranks; before the last `backward`."""
 
     def start(self, loss: Tensor, count: Tensor | float) -> Tensor | None:
         """What a lane's backpropagation starts from; None for 1."""
@@ -98,13 +90,13 @@ class LaneBucket:
         self._next = lanes.start
         self._tree: LaneTree[Grads] = LaneTree(_add_grads)
         self._places: list[Grads] = []
-        """With `in_places`: where the tree's open nodes lie, by depth."""
+        """With `in_places`: the memory of the tree's open nodes, by depth."""
 
     def collect(self, lane: int, may_vary: bool, in_places: bool = False) -> None:
         """Take the gradients of a lane's backward pass.
 
-        `in_places` copies what later lanes are added to into memory of its own: the next
-        lane's backward pass overwrites it, and the sum is to lie where it lay before.
+        `in_places` copies what later lanes are added to into separate memory: the next
+        lane's backward pass overwrites it, and the sum must stay at the same address.
         """
         grads: Grads = [param.grad for param in self.params]
         self.clear_grads()
@@ -178,31 +170,41 @@ def copied(grads: Grads, places: Grads) -> Grads:
 class OneLaneSum(GradientSum):
     """The sum when there is one lane in all: its count is the whole count, known beforehand."""
 
-    def __init__(self, params: Sequence[tuple[str, Parameter]]) -> None:
+    def __init__(
+        self, params: Sequence[tuple[str, Parameter]], scaling: Scaling, keeps_places: bool = False
+    ) -> None:
+        super().__init__(scaling, keeps_places)
         self._params = [param for _, param in params]
-        self.places: Grads | None = None
+        self._places: Grads | None = None
         """Where a CUDA graph of the update looks for the gradients."""
         self._last_start: tuple[tuple[float, torch.dtype, torch.device], Tensor] | None = None
+
+    @property
+    def is_final_after_backward(self) -> bool:
+        return not self.scaling.checks
+
+    def move_to(self, places: Grads) -> None:
+        self._places = places
 
     def begin(self, ragged: bool) -> None:
         for param in self._params:
             param.grad = None
 
-    def share(self, lanes: Sequence[LaneStats], note: RankFlags) -> LocalStats:
-        return LocalStats(lanes, note)
+    def share(self, lanes: Sequence[LaneStats], flags: RankFlags) -> LocalStats:
+        return LocalStats(lanes, flags)
 
     def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
         loss.backward(self.start(loss, count))
-        if self.places is not None:
+        if self._places is not None:
             self.take(lane, last)
 
     def take(self, lane: int, last: bool) -> None:
         grads: Grads = [param.grad for param in self._params]
-        if self.places is None:
-            self.places = grads  # a graph's own memory, which it fills at each replay
-        elif any(grad is not place for grad, place in zip(grads, self.places, strict=True)):
-            self.places = copied(grads, self.places)
-            for param, grad in zip(self._params, self.places, strict=True):
+        if self._places is None:
+            self._places = grads  # a graph's own memory, which it fills at each replay
+        elif any(grad is not place for grad, place in zip(grads, self._places, strict=True)):
+            self._places = copied(grads, self._places)
+            for param, grad in zip(self._params, self._places, strict=True):
                 param.grad = grad
 
     def start(self, loss: Tensor, count: Tensor | float) -> Tensor:
@@ -227,8 +229,14 @@ class LaneSum(GradientSum):
     """The sum in a world of one: the tree over all lanes, in place."""
 
     def __init__(
-        self, params: Sequence[tuple[str, Parameter]], lanes: range, find_unused: bool
+        self,
+        params: Sequence[tuple[str, Parameter]],
+        lanes: range,
+        find_unused: bool,
+        scaling: Scaling,
+        keeps_places: bool = False,
     ) -> None:
+        super().__init__(scaling, keeps_places)
         names = [name for name, _ in params]
         self._bucket = LaneBucket(names, [param for _, param in params], lanes)
         self._find_unused = find_unused
@@ -236,15 +244,15 @@ class LaneSum(GradientSum):
     def begin(self, ragged: bool) -> None:
         self._bucket.clear_grads()
 
-    def share(self, lanes: Sequence[LaneStats], note: RankFlags) -> LocalStats:
-        return LocalStats(lanes, note)
+    def share(self, lanes: Sequence[LaneStats], flags: RankFlags) -> LocalStats:
+        return LocalStats(lanes, flags)
 
     def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
         loss.backward(self.scaling.start)
         self.take(lane, last)
 
     def take(self, lane: int, last: bool) -> None:
-        self._bucket.collect(lane, self._find_unused, self.keeps_places)
+        self._bucket.collect(lane, self._find_unused, self._keeps_places)
 
     def finish(self, stats: LocalStats) -> None:
         grads = self._bucket.total()

@@ -1,6 +1,6 @@
-"""What one step measured on all ranks: the lanes' losses and counts, and a note of each rank.
+"""What one step measured on all ranks: the lanes' losses and counts, and the flags of each rank.
 
-On the device until somebody reads them.
+They stay on the device until they are read.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class LaneStats:
 
 @dataclass(frozen=True)
 class RankFlags:
-    """What a rank tells all others with every step."""
+    """What a rank sends to all others with every step."""
 
     flag: float = 0.0
-    """What it wants all ranks to do at the end of this step; 0 for nothing."""
+    """What it requests of all ranks at the end of this step; 0 for nothing."""
     busy: float = 0.0
-    """Seconds of work of its own since its last note."""
+    """Seconds that this rank itself worked since its last flags."""
 
     @property
     def pair(self) -> Pair:
@@ -51,17 +51,17 @@ class RankFlags:
 
 
 EMPTY = LaneStats(0.0, 0.0)
-NOTHING_TO_TELL = RankFlags()
+NO_FLAGS = RankFlags()
 
-ReadNotes = Callable[[], list[RankFlags]]
+ReadFlags = Callable[[], list[RankFlags]]
 
 
 class LocalStats:
     """The stats of all lanes, when all lanes are here."""
 
-    def __init__(self, lanes: Sequence[LaneStats], note: RankFlags) -> None:
+    def __init__(self, lanes: Sequence[LaneStats], flags: RankFlags) -> None:
         self._lanes = lanes
-        self._note = note
+        self._flags = flags
 
     def count(self) -> Tensor | float:
         """What the step's losses were summed over in all; never synchronises with a GPU."""
@@ -79,18 +79,18 @@ class LocalStats:
         """Each lane's loss and count, one after the other, in lane order."""
         return [value for lane in self._lanes for value in lane.pair]
 
-    def notes(self) -> ReadNotes:
-        """Begin to read each rank's note; the result waits for the device if it must."""
-        return lambda: [self._note]
+    def flags(self) -> ReadFlags:
+        """Begin to read each rank's flags; the result waits for the device if it must."""
+        return lambda: [self._flags]
 
     @property
-    def nobody_wants(self) -> bool:
-        """Whether it is known already that no rank wants anything."""
-        return self._note is NOTHING_TO_TELL
+    def no_requests(self) -> bool:
+        """Whether it is already known that no rank requests anything."""
+        return self._flags is NO_FLAGS
 
     @property
-    def notes_wait(self) -> bool:
-        """Whether reading the notes at once would wait for a GPU. The same on every rank."""
+    def flags_wait(self) -> bool:
+        """Whether reading the flags at once would wait for a GPU. The same on every rank."""
         return False
 
 
@@ -137,11 +137,11 @@ def _cut_by_numpy(values: np.ndarray[Any, Any], dtype: type) -> Tensor:
 
 
 class RowStats(LocalStats):
-    """The stats of all lanes and the notes of all ranks as rows of two, once they are here."""
+    """The stats of all lanes and the flags of all ranks as rows of two, once they are here."""
 
     _rows: Tensor
     """The lanes' (loss, count)."""
-    _notes: Tensor
+    _flag_rows: Tensor
     """The ranks' (flag, busy)."""
 
     def count(self) -> Tensor | float:
@@ -159,41 +159,41 @@ class RowStats(LocalStats):
     def values(self) -> list[Tensor | float]:
         return _numbers(self._rows)
 
-    def notes(self) -> ReadNotes:
-        if not self.notes_wait:
-            return lambda: _as_notes(self._notes)
-        here, copied = _to_host(self._notes)
+    def flags(self) -> ReadFlags:
+        if not self.flags_wait:
+            return lambda: _as_flags(self._flag_rows)
+        here, copied = _to_host(self._flag_rows)
 
         def read() -> list[RankFlags]:
             if copied is not None:
                 copied.synchronize()
-            return _as_notes(here)
+            return _as_flags(here)
 
         return read
 
     @property
-    def nobody_wants(self) -> bool:
+    def no_requests(self) -> bool:
         return False
 
     @property
-    def notes_wait(self) -> bool:
-        return self._notes.device.type != "cpu"
+    def flags_wait(self) -> bool:
+        return self._flag_rows.device.type != "cpu"
 
 
 def _numbers(rows: Tensor) -> list[Tensor | float]:
-    """One after the other: numbers at once from the host, tensors that nobody has read from a GPU."""
+    """One after the other: numbers from the host at once, unread tensors from a GPU."""
     flat = rows.flatten()
     return list(flat.tolist()) if flat.device.type == "cpu" else list(flat.unbind())
 
 
-def _as_notes(rows: Tensor) -> list[RankFlags]:
+def _as_flags(rows: Tensor) -> list[RankFlags]:
     return [RankFlags(flag, busy) for flag, busy in rows.tolist()]
 
 
 class RidingStats(RowStats):
     """The stats of all lanes, when they travel in a gradient bucket.
 
-    Every lane has numbers of its own there, which all other ranks leave at zero: the
+    Every lane has its own numbers there, which all other ranks leave at zero: the
     bucket's sum holds them to the bit.
     """
 
@@ -208,7 +208,7 @@ class RidingStats(RowStats):
             rows = torch.from_numpy(numbers.sum(axis=-1, dtype=np.float64))
         else:
             rows = pieces.view(-1, 2, PIECES).to(torch.float64).sum(dim=-1)
-        self._rows, self._notes = rows[: self._lane_count], rows[self._lane_count :]
+        self._rows, self._flag_rows = rows[: self._lane_count], rows[self._lane_count :]
 
 
 class GatheredStats(RowStats):
@@ -223,7 +223,7 @@ class GatheredStats(RowStats):
         activity: Activity,
     ) -> None:
         rows = everyone.view(len(counts), -1, 2)
-        self._rows, self._notes = rows[:, :-1], rows[:, -1]
+        self._rows, self._flag_rows = rows[:, :-1], rows[:, -1]
         self._in_flight = (everyone, mine)  # see exchange.py on who frees them
         self._work: dist.Work | None = work
         self._counts = counts
@@ -242,9 +242,9 @@ class GatheredStats(RowStats):
         rows = zip(self._rows, self._counts, strict=True)
         return [value for held, here in rows for value in _numbers(held[:here])]
 
-    def notes(self) -> ReadNotes:
+    def flags(self) -> ReadFlags:
         self._wait()
-        return super().notes()
+        return super().flags()
 
     def _wait(self) -> None:
         if self._work is not None:
@@ -256,12 +256,12 @@ class GatheredStats(RowStats):
 def gather_stats(
     collectives: TorchCollectives,
     lanes: Sequence[LaneStats],
-    note: RankFlags,
+    flags: RankFlags,
     assignment: Sequence[range],
 ) -> GatheredStats:
-    """Start telling all ranks this rank's lanes' losses and its note; does not wait."""
+    """Start sending this rank's lanes' losses and its flags to all ranks; does not wait."""
     most = max(map(len, assignment))
-    padded: list[LaneStats | RankFlags] = [*lanes, *[EMPTY] * (most - len(lanes)), note]
+    padded: list[LaneStats | RankFlags] = [*lanes, *[EMPTY] * (most - len(lanes)), flags]
     mine = stack_stats(padded, collectives.wire(collectives.device)).view(-1)
     everyone = mine.new_empty(collectives.world * mine.numel())
     work = collectives.all_gather(everyone, mine, "losses")
@@ -287,7 +287,7 @@ def read_numbers(values: Sequence[Tensor | float | None]) -> list[float]:
 def begin_reading(
     values: Sequence[Tensor | float | None],
 ) -> tuple[Callable[[], list[float]], bool]:
-    """Begin to bring the values to the host; gives what waits for them, and if it would."""
+    """Start copying values to the host; returns what waits for them, and whether it would wait."""
     numbers = [math.nan if v is None or isinstance(v, Tensor) else float(v) for v in values]
     by_type: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for place, value in enumerate(values):

@@ -12,7 +12,8 @@ from samestep.distributed.collectives import TorchCollectives
 from samestep.errors import TaskError
 from samestep.lanes.tree import aligned_blocks
 from samestep.reduce.exchange import NOTHING, Pending, create_exchange
-from samestep.reduce.gradients import GradientSum, Grads, LaneBucket, Scaling
+from samestep.reduce.gradients import GradientSum, Grads, LaneBucket
+from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import (
     PIECES,
     LaneStats,
@@ -51,7 +52,10 @@ class TreeSum(GradientSum):
         assignment: Sequence[range],
         collectives: TorchCollectives,
         find_unused: bool,
+        scaling: Scaling,
+        keeps_places: bool = False,
     ) -> None:
+        super().__init__(scaling, keeps_places)
         self._find_unused = find_unused
         self._usage_agreed = False
         self._assignment, self._collectives = assignment, collectives
@@ -86,10 +90,10 @@ class TreeSum(GradientSum):
         for bucket in self._buckets:
             bucket.clear_grads()
 
-    def share(self, lanes: Sequence[LaneStats], note: RankFlags) -> LocalStats:
+    def share(self, lanes: Sequence[LaneStats], flags: RankFlags) -> LocalStats:
         if self._carrier is None:
-            return gather_stats(self._collectives, lanes, note, self._assignment)
-        return self._carrier.take_along(lanes, note)
+            return gather_stats(self._collectives, lanes, flags, self._assignment)
+        return self._carrier.take_along(lanes, flags)
 
     def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
         if not last:
@@ -106,7 +110,7 @@ class TreeSum(GradientSum):
             self._last_lane = lane
             return
         for bucket in self._buckets:
-            bucket.collect(lane, self._find_unused, self.keeps_places)
+            bucket.collect(lane, self._find_unused, self._keeps_places)
 
     def finish(self, stats: LocalStats) -> None:
         # All of it before the wait: a rank without samples must call in the others' order.
@@ -176,10 +180,10 @@ class _Bucket(LaneBucket):
             [aligned_blocks(lanes) for lanes in assignment], collectives, last, params[0]
         )
         self._passengers = self._exchange.total[first:last]
-        """Each lane's loss and count, then each rank's note, while this bucket takes them."""
+        """Each lane's loss and count, then each rank's flags, while this bucket takes them."""
         self._my_seats = self._passengers[seat * mine.start : seat * mine.stop]
         at = seat * (lanes + collectives.rank)
-        self._my_note = self._passengers[at : at + seat]
+        self._my_flags = self._passengers[at : at + seat]
         self._lanes_in_all = lanes
         self._waiting_stats: tuple[Sequence[LaneStats], RankFlags] | None = None
         self._riding = RidingStats(lanes)
@@ -211,9 +215,9 @@ class _Bucket(LaneBucket):
             self.check_used(self.reached, f"in lane {lane}")
         self.used = self.reached
 
-    def take_along(self, stats: Sequence[LaneStats], note: RankFlags) -> RidingStats:
-        """Send these lanes' stats and this rank's note with the bucket, when it goes."""
-        self._waiting_stats = stats, note
+    def take_along(self, stats: Sequence[LaneStats], flags: RankFlags) -> RidingStats:
+        """Send these lanes' stats and this rank's flags with the bucket, when it leaves."""
+        self._waiting_stats = stats, flags
         self._riding = RidingStats(self._lanes_in_all)
         return self._riding
 
@@ -229,11 +233,11 @@ class _Bucket(LaneBucket):
         else:
             self._write_blocks(with_usage)
         if self._waiting_stats is not None:
-            stats, note = self._waiting_stats
+            stats, flags = self._waiting_stats
             self._passengers.zero_()
-            told = cut(stack_stats([*stats, note], self._my_note.device), self._my_note.dtype)
-            self._my_seats.copy_(told[: self._my_seats.numel()])
-            self._my_note.copy_(told[self._my_seats.numel() :])
+            numbers = cut(stack_stats([*stats, flags], self._my_flags.device), self._my_flags.dtype)
+            self._my_seats.copy_(numbers[: self._my_seats.numel()])
+            self._my_flags.copy_(numbers[self._my_seats.numel() :])
             self._waiting_stats = None
         self._steps = self._exchange.start()
         self._pending = next(self._steps, None)

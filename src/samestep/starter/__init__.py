@@ -15,7 +15,7 @@ def write_starter(folder: Path) -> list[Path]:
     taken = [folder / name for name in _FILES if (folder / name).exists()]
     if taken:
         raise LaunchError(
-            f"{', '.join(map(str, taken))} already there: nothing was written. Name another folder"
+            f"{', '.join(map(str, taken))} already exist: nothing was written. Name another folder"
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,33 +1,49 @@
-"""What is recorded as a CUDA graph: a lane's passes, the update, or both as one.
+"""What is captured as a CUDA graph: a lane's passes, the update, or both as one.
 
-Each is recorded with the memory it reads and writes, and gives the same bits as the eager code.
+Each is captured with the memory it reads and writes, and gives the same bits as the eager code.
 """
 
 from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from samestep.data.batch import LaneBatch
 from samestep.errors import GraphError
-from samestep.pytree import convert, leaves_of
-from samestep.reduce.gradients import Grads
+from samestep.optim.device_lr import DeviceRates
+from samestep.optim.precision import Precision
+from samestep.optim.update import Change
+from samestep.pytree import clone, leaves
+from samestep.reduce.gradients import GradientSum, Grads
 from samestep.reduce.stats import LaneStats
-from samestep.step.step import LossFunction, StepEngine
+from samestep.step.lane_passes import LossFunction
 
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 3e-2}
 """How far kernels that give other bits each time may be apart, as a part of the largest value."""
-_READ_ANEW = ("params", "lr", "initial_lr")
-"""What of an optimizer's group a recording does not hold as it was."""
+_READ_EACH_TIME = ("params", "lr", "initial_lr")
+"""What of an optimizer's group a capture does not hold as it was."""
+
+
+@dataclass(frozen=True)
+class GraphParts:
+    """What of a run its graphs are captured from."""
+
+    gradients: GradientSum
+    precision: Precision
+    params: Sequence[Parameter]
+    modules: Sequence[nn.Module]
+    optimizers: Sequence[Optimizer]
+    rates: DeviceRates
 
 
 class LaneGraph:
@@ -35,19 +51,18 @@ class LaneGraph:
 
     def __init__(
         self,
-        engine: StepEngine,
+        parts: GraphParts,
         batch: LaneBatch,
         loss: LossFunction,
         pool: Any,
         generator: torch.Generator,
     ) -> None:
-        self._params = engine.params
-        self._engine = engine
+        self._parts, self._params = parts, parts.params
         self._loss_function = loss
         self.grads: Grads = []
-        data = convert(batch.data, lambda tensor: tensor.clone())
-        self._batch = _RecordedBatch(batch.lane, data, batch.ids)
-        self._inputs = list(leaves_of(data))
+        data = clone(batch.data)
+        self._batch = _CapturedBatch(batch.lane, data, batch.ids)
+        self._inputs = list(leaves(data))
         seed = generator.initial_seed()
         eager = self._pass()
         self.clear()
@@ -61,25 +76,25 @@ class LaneGraph:
             raise GraphError("the loss draws random numbers on the host, which a replay does not")
         generator.manual_seed(seed)
         self._graph.replay()
-        recorded = [self._loss, *self.grads]
-        if not _equal(eager, recorded):
+        captured = [self._loss, *self.grads]
+        if not _equal(eager, captured):
             generator.manual_seed(seed)
-            # Some kernels give other bits each time, which is not the recording's fault.
+            # Some kernels give other bits each time, which is not the capture's fault.
             varies = not _equal(eager, self._pass())
-            if not (varies and _close(eager, recorded, _TOLERANCE[engine.precision.dtype])):
+            if not (varies and _close(eager, captured, _TOLERANCE[parts.precision.dtype])):
                 raise GraphError(
-                    "the recorded loss gives other numbers than the eager one: does it change "
+                    "the captured loss gives other numbers than the eager one: does it change "
                     "something in Python, or read what was not in the batch?"
                 )
 
     def run(self) -> tuple[Tensor, Tensor | float]:
         """The forward and backward pass; gives the loss and its count."""
-        engine = self._engine
-        torch.clear_autocast_cache()  # it holds casts from outside the recording
-        with engine.precision.forward():
+        parts = self._parts
+        torch.clear_autocast_cache()  # it holds casts from outside the capture
+        with parts.precision.forward():
             value, count = self._loss_function(self._batch)
-        with engine.precision.backward():
-            self._start = engine.reduction.gradients.start(value, count)
+        with parts.precision.backward():
+            self._start = parts.gradients.start(value, count)
             value.backward(self._start)
         torch.clear_autocast_cache()
         return value.detach(), count
@@ -95,24 +110,24 @@ class LaneGraph:
             param.grad = None
 
     def take_grads(self) -> Grads:
-        """From now on the gradients lie where the last recording has put them."""
+        """From now on the gradients lie where the last capture has put them."""
         self.grads = [param.grad for param in self._params]
         return self.grads
 
-    def refill(self, leaves: Sequence[Any]) -> None:
-        """Put what a batch of this shape holds where the recording reads it."""
-        for place, value in zip(self._inputs, leaves, strict=True):
+    def refill(self, values: Sequence[Any]) -> None:
+        """Put what a batch of this shape holds where the capture reads it."""
+        for place, value in zip(self._inputs, values, strict=True):
             if isinstance(place, Tensor):
                 place.copy_(value, non_blocking=True)
 
-    def replay(self, leaves: Sequence[Any]) -> LaneStats:
-        self.refill(leaves)
+    def replay(self, values: Sequence[Any]) -> LaneStats:
+        self.refill(values)
         self._graph.replay()
         return _copied(self._loss, self._count)
 
 
-class _RecordedBatch(LaneBatch):
-    """A batch that a loss is recorded with: its lane and samples would stay for ever."""
+class _CapturedBatch(LaneBatch):
+    """A batch that a loss is captured with: its lane and samples would stay for ever."""
 
     def __len__(self) -> int:
         return len(object.__getattribute__(self, "ids"))
@@ -128,12 +143,14 @@ def _copied(loss: Tensor, count: Tensor | float) -> LaneStats:
     return LaneStats(loss.clone(), count.clone() if isinstance(count, Tensor) else count)
 
 
-class _Recordable:
-    """Optimizers as torch wants them in a recording, and whether they are still as recorded."""
+class _CapturableOptimizers:
+    """Optimizers as torch needs them in a capture, and whether they are unchanged since."""
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-        fixed = [(group, key) for group in self._groups for key in group if key not in _READ_ANEW]
+        fixed = [
+            (group, key) for group in self._groups for key in group if key not in _READ_EACH_TIME
+        ]
         self._fixed = [(group, key, group[key]) for group, key in fixed]
 
     @property
@@ -142,7 +159,7 @@ class _Recordable:
 
     @contextmanager
     def capturable(self) -> Iterator[None]:
-        """Fused optimizers are so anyway, but torch asks for the flag."""
+        """Fused optimizers are capturable anyway, but torch checks the flag."""
         before = [(group, group["capturable"]) for group in self._groups if "capturable" in group]
         for group, _ in before:
             group["capturable"] = True
@@ -156,21 +173,16 @@ class _Recordable:
 class UpdateGraph:
     """Clipping and the optimizers' steps, on gradients at fixed places."""
 
-    def __init__(
-        self,
-        change: Callable[[], Tensor | None],
-        params: Sequence[Parameter],
-        optimizers: Sequence[Optimizer],
-        pool: Any,
-    ) -> None:
-        self._params, self._places = params, [param.grad for param in params]
-        self._optimizers = _Recordable(optimizers)
+    def __init__(self, change: Change, parts: GraphParts, pool: Any) -> None:
+        self._params = parts.params
+        self._places = [param.grad for param in parts.params]
+        self._optimizers = _CapturableOptimizers(parts.optimizers)
         self._graph = torch.cuda.CUDAGraph()
         with self._optimizers.capturable(), torch.cuda.graph(self._graph, pool=pool):
             self._norms = change()
 
     def fits(self) -> bool:
-        """Whether the gradients lie where they lay, and nothing it has recorded has changed."""
+        """Whether the gradients lie where they lay, and nothing it has captured has changed."""
         pairs = zip(self._params, self._places, strict=True)
         return all(param.grad is place for param, place in pairs) and self._optimizers.unchanged
 
@@ -186,12 +198,12 @@ class WholeStep:
         self,
         shape: Any,
         lane: LaneGraph,
-        change: Callable[[], Tensor | None],
+        change: Change,
         optimizers: Sequence[Optimizer],
         pool: Any,
     ) -> None:
         self.shape, self._lane = shape, lane
-        self._optimizers = _Recordable(optimizers)
+        self._optimizers = _CapturableOptimizers(optimizers)
         self._graph = torch.cuda.CUDAGraph()
         lane.clear()
         with self._optimizers.capturable(), torch.cuda.graph(self._graph, pool=pool):
@@ -205,8 +217,8 @@ class WholeStep:
     def fits(self) -> bool:
         return self._optimizers.unchanged
 
-    def replay(self, leaves: Sequence[Any]) -> LaneStats:
-        self._lane.refill(leaves)
+    def replay(self, values: Sequence[Any]) -> LaneStats:
+        self._lane.refill(values)
         self._graph.replay()
         if self._pair is not None and not isinstance(self._count, Tensor):
             loss, self.norms = self._pair.clone().unbind()

@@ -1,40 +1,42 @@
-"""Steps replayed as CUDA graphs: each lane's forward and backward pass, and the update.
+"""Lanes and updates replayed as CUDA graphs: each lane's passes, and the update.
 
 With one lane on one process both are one graph.
 
-A graph is recorded once a shape of batch has been seen a few times, compared with the eager pass
+A graph is captured once a shape of batch has been seen a few times, compared with the eager pass
 to the bit, and from then on replayed: its inputs are copied to where it reads them, the generator
 is at the lane's stream as ever, learning rates and scales are read from the device. What does not
-fit a recorded graph runs eagerly, which gives the same bits.
+fit a captured graph runs eagerly, which gives the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from samestep.config import Config
 from samestep.data.batch import LaneBatch
 from samestep.data.device import is_large
+from samestep.distributed.context import RunContext
 from samestep.errors import GraphError
 from samestep.optim.device_lr import takes_rate_from_device
-from samestep.pytree import leaves_of
-from samestep.reduce.gradients import OneLaneSum
-from samestep.step.captures import LaneGraph, UpdateGraph, WholeStep
-from samestep.step.micro_batches import keep_buffers
-from samestep.step.step import LossFunction, Step, StepEngine, run_at_once
+from samestep.optim.update import Change
+from samestep.pytree import leaves, signature
+from samestep.reduce.buffers import keep_buffers
+from samestep.step.captures import GraphParts, LaneGraph, UpdateGraph, WholeStep
+from samestep.step.lane_passes import LanePasses, LossFunction
+from samestep.step.whole_lanes import WholeLanes
 
 _UPDATES = 5
-"""Recordings of the update after which it is not recorded again: something changes all the time."""
+"""Captures of the update after which it is not captured again: something changes all the time."""
 _WARM_UP = 3
-"""Eager passes before a recording: libraries set themselves up in the first ones."""
-_RECORDABLE = (Tensor, bool, int, float, type(None))
+"""Eager passes before a capture: libraries set themselves up in the first ones."""
+_CAPTURABLE = (Tensor, bool, int, float, type(None))
 _SHAPES = 4
-"""Shapes of batches that are recorded; each costs memory for its activations."""
+"""Shapes of batches that are captured; each costs memory for its activations."""
 
 
 def why_no_graph(
@@ -44,13 +46,13 @@ def why_no_graph(
     if device.type != "cuda":
         return f"this rank runs on {device}"
     if config.same != "bits":
-        return f"same: {config.same} is DistributedDataParallel's, which is not recorded"
+        return f"same: {config.same} uses DistributedDataParallel, which is not captured"
     if config.distributed.find_unused_parameters:
         return "distributed.find_unused_parameters lets parameters come and go"
     if config.memory.lane_split != 1:
         return "memory.lane_split runs lanes in pieces"
     if config.memory.checkpoint:
-        return "memory.checkpoint reads the state of the generator, which a recording cannot"
+        return "memory.checkpoint reads the state of the generator, which a capture cannot"
     for optimizer in optimizers:
         if not takes_rate_from_device(optimizer):
             name = type(optimizer).__name__
@@ -58,67 +60,67 @@ def why_no_graph(
     return None
 
 
-class GraphedSteps:
+class GraphedLanes(WholeLanes):
     """Runs lanes and updates, eagerly at first and then by replay."""
 
-    def __init__(
-        self,
-        engine: StepEngine,
-        modules: Sequence[nn.Module],
-        optimizers: Sequence[Optimizer],
-        strict: bool,
-    ) -> None:
-        self._engine, self._modules, self._optimizers = engine, modules, optimizers
-        self._strict = strict
-        """Whether a step that cannot be recorded ends the run."""
+    def __init__(self, context: RunContext, parts: GraphParts, strict: bool) -> None:
+        """Args:
+        context: This process's place in the run.
+        parts: What is captured.
+        strict: Whether a step that cannot be captured ends the run.
+        """
+        super().__init__(parts.precision)
+        self.needs_function = "speed.graph: true" if strict else ""
+        self._context, self._parts, self._strict = context, parts, strict
         self._pool = torch.cuda.graph_pool_handle()
         self._seen: dict[Any, int] = {}
         self._lanes: dict[Any, LaneGraph] = {}
-        self._generator = torch.cuda.default_generators[engine.context.device.index or 0]
+        self._generator = torch.cuda.default_generators[context.device.index or 0]
         self._refused: set[Any] = set()
         self._update: UpdateGraph | None = None
         self._updates = 0
-        self._recorded_updates = 0
+        self._captured_updates = 0
         self._whole: WholeStep | None = None
         self._whole_ran = False
-        engine.reduction.gradients.keeps_places = True
 
-    def run_lane(self, step: Step, batch: LaneBatch, loss: LossFunction) -> None:
-        leaves = list(leaves_of(batch.data))
+    def run_lane(self, passes: LanePasses, batch: LaneBatch, loss: LossFunction) -> None:
+        values = list(leaves(batch.data))
         shape = self._key(batch, loss)
         if self._whole is not None and self._whole.shape == shape and self._whole.fits():
-            self._engine.update.refresh_rates()
-            step.draw_from_lane(on_device_only=True)
-            step.took_backward(self._whole.replay(self._to_copy(step, batch, leaves)), None)
+            self._parts.rates.refresh()
+            passes.enter_stream(on_device_only=True)
+            passes.took_backward(self._whole.replay(self._to_copy(passes, batch, values)), None)
             self._whole_ran = True
             return
         graph = self._lanes.get(shape)
         if graph is None:
-            step.draw_from_lane()
-            graph = self._record(shape, step.on_device(batch), loss)
+            passes.enter_stream()
+            graph = self._capture(shape, passes.on_device(batch), loss)
         if graph is None:
-            run_at_once(step, batch, loss)
+            super().run_lane(passes, batch, loss)
             return
-        step.draw_from_lane(on_device_only=True)
-        step.took_backward(graph.replay(self._to_copy(step, batch, leaves)), graph.grads)
+        passes.enter_stream(on_device_only=True)
+        passes.took_backward(graph.replay(self._to_copy(passes, batch, values)), graph.grads)
 
-    def _to_copy(self, step: Step, batch: LaneBatch, leaves: Sequence[Any]) -> Sequence[Any]:
-        """What a recording's inputs are copied from: large batches are on their way already."""
-        if not is_large(leaves):
-            return leaves
-        return list(leaves_of(step.on_device(batch).data))
+    def _to_copy(
+        self, passes: LanePasses, batch: LaneBatch, values: Sequence[Any]
+    ) -> Sequence[Any]:
+        """What a graph's inputs are copied from: large batches are on their way already."""
+        if not is_large(values):
+            return values
+        return list(leaves(passes.on_device(batch).data))
 
     def _key(self, batch: LaneBatch, loss: LossFunction) -> Any:
-        """What one recording is good for: a shape, a loss, and the modules' modes."""
+        """What one graph is good for: a shape, a loss, and the modules' modes."""
         code = getattr(loss, "__code__", None) or getattr(loss, "__func__", loss)
-        return _shape_of(batch.data), code, *[module.training for module in self._modules]
+        return signature(batch.data), code, *[module.training for module in self._parts.modules]
 
-    def _record(self, shape: Any, batch: LaneBatch, loss: LossFunction) -> LaneGraph | None:
-        """The graph of batches of this shape, if it is time for one and it can be had."""
+    def _capture(self, shape: Any, batch: LaneBatch, loss: LossFunction) -> LaneGraph | None:
+        """The graph of batches of this shape, if it is time for one and there can be one."""
         self._seen[shape] = seen = self._seen.get(shape, 0) + 1
         if shape in self._refused or seen <= _WARM_UP:
             return None
-        odd = [leaf for leaf in leaves_of(batch.data) if not isinstance(leaf, _RECORDABLE)]
+        odd = [leaf for leaf in leaves(batch.data) if not isinstance(leaf, _CAPTURABLE)]
         if odd:
             why = f"a batch holds a {type(odd[0]).__name__}, which a replay would not follow"
             self._refuse(shape, why, GraphError(why))
@@ -129,18 +131,16 @@ class GraphedSteps:
         spare, seed = self._generator.clone_state(), self._generator.initial_seed()
         graph = None
         try:
-            with keep_buffers(self._modules):
-                graph = LaneGraph(self._engine, batch, loss, self._pool, self._generator)
+            with keep_buffers(self._parts.modules):
+                graph = LaneGraph(self._parts, batch, loss, self._pool, self._generator)
             self._lanes[shape] = graph
-            self._engine.context.log.main(
-                "speed.graph: batches of a shape are replayed from here on"
-            )
+            self._context.log.main("speed.graph: batches of a shape are replayed from here on")
         except (RuntimeError, GraphError) as error:
             why = str(error) or type(error).__name__
             if not isinstance(error, GraphError):
-                why = f"the loss cannot be recorded: {why.splitlines()[0]}"
-            # A recording that failed leaves the generator unusable. Graphs hold on to its state:
-            # with another one the others must be recorded anew.
+                why = f"the loss cannot be captured: {why.splitlines()[0]}"
+            # A capture that failed leaves the generator unusable. Graphs hold on to its state:
+            # with another one the others must be captured again.
             self._generator.graphsafe_set_state(spare)
             self._lanes.clear()
             self._whole = self._update = None
@@ -153,12 +153,12 @@ class GraphedSteps:
         self._refused.add(shape)
         if self._strict and error is not None:
             raise GraphError(
-                f"speed.graph: true, but {why}. speed.graph: auto goes on without"
+                f"speed.graph: true, but {why}. speed.graph: auto then trains without"
             ) from error
-        self._engine.context.log.main(f"speed.graph: a batch runs without a graph: {why}")
+        self._context.log.main(f"speed.graph: a batch runs without a graph: {why}")
 
-    def run_update(self, change: Callable[[], Tensor | None]) -> Tensor | None:
-        """Run or replay what changes the weights; gives the gradient norms."""
+    def run_update(self, change: Change) -> Tensor | None:
+        """Run or replay what changes the weights; returns the gradient norms."""
         if self._whole_ran and self._whole is not None:
             self._whole_ran = False
             return self._whole.norms
@@ -168,41 +168,24 @@ class GraphedSteps:
         if self._updates <= _WARM_UP:
             return change()
         if self._update is None or not self._update.fits():
-            if self._recorded_updates == _UPDATES:
+            if self._captured_updates == _UPDATES:
                 return change()
-            self._recorded_updates += 1
-            if self._recorded_updates == _UPDATES:
-                self._engine.context.log.main(
+            self._captured_updates += 1
+            if self._captured_updates == _UPDATES:
+                self._context.log.main(
                     "speed.graph: updates run without a graph from here on: what an optimizer's "
-                    "groups hold besides the learning rate, such as momentum, changes again and again"
+                    "groups hold besides the learning rate, such as momentum, keeps changing"
                 )
-            self._update = UpdateGraph(change, self._engine.params, self._optimizers, self._pool)
+            self._update = UpdateGraph(change, self._parts, self._pool)
         norms = self._update.replay()
-        gradients = self._engine.reduction.gradients
-        # Then nothing lies between the only lane's gradients and the update.
-        if (
-            self._whole is None
-            and isinstance(gradients, OneLaneSum)
-            and not gradients.scaling.checks
-        ):
-            self._merge(change, gradients)
+        if self._whole is None and self._parts.gradients.is_final_after_backward:
+            self._merge(change)
         return norms
 
-    def _merge(self, change: Callable[[], Tensor | None], gradients: OneLaneSum) -> None:
-        """Record the lane and the update as one graph; what they were recorded as is given up."""
+    def _merge(self, change: Change) -> None:
+        """Capture the lane and the update as one graph, which replaces their own."""
         shape, lane = next(iter(self._lanes.items()))
-        self._whole = WholeStep(shape, lane, change, self._optimizers, self._pool)
-        gradients.places = self._whole.grads
+        self._whole = WholeStep(shape, lane, change, self._parts.optimizers, self._pool)
+        self._parts.gradients.move_to(self._whole.grads)
         self._lanes.clear()
         self._update = None
-
-
-def _shape_of(data: Any) -> Any:
-    """What a recording with this batch would hold as it is."""
-    if isinstance(data, Tensor):
-        return data.shape, data.dtype
-    if isinstance(data, Mapping):
-        return tuple([(key, _shape_of(value)) for key, value in data.items()])
-    if isinstance(data, (list, tuple)):
-        return tuple([_shape_of(value) for value in data])
-    return data if data is None or isinstance(data, (bool, int, float)) else type(data)

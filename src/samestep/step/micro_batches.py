@@ -1,119 +1,80 @@
-"""How a lane fits into the device: activations computed again, and lanes in micro-batches."""
+"""Lanes in micro-batches, where a whole one does not fit into the device's memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from fnmatch import fnmatchcase
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch import nn
 
 from samestep.data.batch import LaneBatch
-from samestep.distributed.context import RunContext
 from samestep.errors import CheckpointError, OutOfMemory, TaskError
-from samestep.step.step import LossFunction, Step, run_at_once
+from samestep.pytree import take_samples
+from samestep.reduce.buffers import keep_buffers
+from samestep.run_setup import RunSetup
+from samestep.step.lane_passes import LanePasses, LossFunction
+from samestep.step.whole_lanes import WholeLanes
 
 
-def checkpoint_activations(model: nn.Module, patterns: Sequence[str]) -> list[str]:
-    """Let these modules keep no activations for backward but compute them again; gives their names.
-
-    Of modules inside each other only the outermost is told.
-    """
-    chosen: list[str] = []
-    modules = dict(model.named_modules())
-    for pattern in patterns:
-        if not any(name and fnmatchcase(name, pattern) for name in modules):
-            known = ", ".join(name for name in modules if name and "." not in name)
-            raise TaskError(
-                f"memory.checkpoint: {pattern!r} matches no module; the model has "
-                + (f"{known}, and what is inside of them" if known else "none inside of it")
-            )
-    for name, module in modules.items():
-        inside = any(name.startswith(f"{outer}.") for outer in chosen)
-        if name and not inside and any(fnmatchcase(name, pattern) for pattern in patterns):
-            module.forward = _computed_again(module)
-            chosen.append(name)
-    return chosen
-
-
-def _computed_again(module: nn.Module) -> Callable[..., Any]:
-    # The RNG is put back for the second pass, so that dropout drops the same.
-    forward = partial(checkpoint, module.forward, use_reentrant=False)
-    if not any(True for _ in module.buffers()):
-        return forward
-    # Else BatchNorm's statistics would move twice.
-    return partial(forward, context_fn=partial(_both_passes, module))
-
-
-def _both_passes(module: nn.Module) -> tuple[Any, Any]:
-    return nullcontext(), keep_buffers([module])
-
-
-@contextmanager
-def keep_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Leave buffers as they were before."""
-    buffers = [buffer for module in modules for buffer in module.buffers()]
-    before = [buffer.clone() for buffer in buffers]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, old in zip(buffers, before, strict=True):
-                buffer.copy_(old)
-
-
-class LaneSplit:
+class MicroBatches(WholeLanes):
     """Runs every lane in micro-batches of one size, the same on every rank.
 
     `auto` tries a lane of the first step with ever smaller ones until it fits on all ranks.
     """
 
+    needs_function = "memory.lane_split"
+
     def __init__(
         self,
-        asked: int | str,
-        lane_batch: int,
-        context: RunContext,
+        setup: RunSetup,
         modules: Sequence[nn.Module],
         params: Sequence[nn.Parameter],
     ) -> None:
-        if asked != "auto" and int(asked) > lane_batch:
+        """Args:
+        setup: The run's setup; `memory.lane_split` is the number of pieces, or `auto`.
+        modules: Whose buffers a trial must not change.
+        params: What the optimizers train.
+        """
+        super().__init__(setup.precision)
+        split, lane_batch = setup.config.memory.lane_split, setup.batch.lane_batch
+        if split != "auto" and int(split) > lane_batch:
             raise TaskError(
-                f"memory.lane_split is {asked}, but a lane has {lane_batch} samples: it cannot be cut "
-                "into more micro-batches than that"
+                f"memory.lane_split is {split}, but a lane has {lane_batch} samples: it cannot be "
+                "cut into more micro-batches than that"
             )
-        self._lane_batch, self._context, self._modules = lane_batch, context, modules
+        self._lane_batch, self._context, self._modules = lane_batch, setup.context, modules
         self._params = params
-        """What the optimizers train."""
-        self.pieces: int | None = None if asked == "auto" else int(asked)
+        self.pieces: int | None = None if split == "auto" else int(split)
         """Micro-batches per whole lane; None until it is found out."""
-        self.was_searched = asked == "auto"
+        self.is_searched = split == "auto"
 
-    def run_lane(self, step: Step, batch: LaneBatch, loss: LossFunction) -> None:
+    def run_lane(self, passes: LanePasses, batch: LaneBatch, loss: LossFunction) -> None:
         assert self.pieces is not None, "found out before the first lane"
-        pieces = cut_batch(step.on_device(batch), self._size(self.pieces))
+        pieces = cut_batch(passes.on_device(batch), self._size(self.pieces))
         if len(pieces) == 1:
-            run_at_once(step, batch, loss)
+            super().run_lane(passes, batch, loss)
             return
-        step.draw_from_lane()
-        with step.sharing(), step.precision.forward():
-            step.backward_in_pieces(pieces, loss)
+        passes.enter_stream()
+        with passes.forward_scope(), self._precision.forward():
+            passes.backward_in_pieces(pieces, loss)
 
-    def before_lanes(self, step: Step, loss: LossFunction) -> None:
+    def before_lanes(self, passes: LanePasses, loss: LossFunction) -> None:
         """Find out how many micro-batches it takes, if that is not known yet."""
-        if self.pieces is None:
-            first = None
-            for first in step.lanes:
-                self.find_out(first, lambda piece: step.attempt(piece, loss))
-                break
-            if first is None:
-                self.find_out(None, lambda piece: None)
+        if self.pieces is not None:
+            return
+        for first in passes.lanes():
+            self.search(first, lambda piece: passes.try_backward(piece, loss))
+            return
+        self.search(None, lambda piece: None)
 
-    def find_out(self, batch: LaneBatch | None, attempt: Callable[[LaneBatch], None]) -> None:
-        """Try until a batch's forward and backward pass fits on all ranks; each gives its own."""
+    def search(self, batch: LaneBatch | None, attempt: Callable[[LaneBatch], None]) -> None:
+        """Try until a batch's forward and backward pass fits on all ranks.
+
+        Args:
+            batch: This rank's, or None if it has none in this step.
+            attempt: Runs a micro-batch.
+        """
         pieces = 1
         while True:
             fits = batch is None or self._fits(cut_batch(batch, self._size(pieces)), attempt)
@@ -126,9 +87,9 @@ class LaneSplit:
                 )
             pieces = min(2 * pieces, self._lane_batch)
         self.pieces = pieces
-        self._context.log.main(self._told(pieces))
+        self._context.log.main(self._describe(pieces))
 
-    def _told(self, pieces: int) -> str:
+    def _describe(self, pieces: int) -> str:
         size = self._size(pieces)
         pieces = self._size(size)  # 6 samples in 4 pieces of 2 are 3 pieces
         if pieces == 1:
@@ -179,38 +140,15 @@ def cut_batch(batch: LaneBatch, size: int) -> list[LaneBatch]:
     whole = len(batch)
     if whole <= size:
         return [batch]
+    starts = range(0, whole, size)
+    try:
+        parts = [take_samples(batch.data, start, start + size, whole) for start in starts]
+    except TaskError as error:
+        raise TaskError(f"memory.lane_split: {error}") from None
     return [
-        LaneBatch(
-            batch.lane, _part(batch.data, whole, start, size), batch.ids[start : start + size]
-        )
-        for start in range(0, whole, size)
+        LaneBatch(batch.lane, part, batch.ids[start : start + size])
+        for start, part in zip(starts, parts, strict=True)
     ]
-
-
-def _part(data: Any, whole: int, start: int, size: int) -> Any:
-    again: Callable[[Any], Any] = partial(_part, whole=whole, start=start, size=size)
-    if isinstance(data, Tensor):
-        if data.dim() and len(data) == whole:
-            return data[start : start + size]
-        raise TaskError(
-            f"memory.lane_split cannot cut a batch: it holds a tensor of shape {tuple(data.shape)}, "
-            f"and {whole} samples. Let every tensor have the samples first"
-        )
-    if isinstance(data, Mapping):
-        return {key: again(value) for key, value in data.items()}
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*map(again, data))
-    if isinstance(data, (list, tuple)):
-        plain = not any(isinstance(item, (Tensor, Mapping, list, tuple)) for item in data)
-        if plain and len(data) == whole:
-            return data[start : start + size]
-        return type(data)(map(again, data))
-    if data is None or isinstance(data, (bool, int, float, str)):
-        return data
-    raise TaskError(
-        f"memory.lane_split cannot cut a {type(data).__name__}: give tensors, lists and dicts in a "
-        "batch"
-    )
 
 
 def out_of_memory(
@@ -220,6 +158,6 @@ def out_of_memory(
     return OutOfMemory(
         f"{device} has too little memory {where}, with {lane_batch} samples in a lane. Set "
         "memory.lane_split: auto for micro-batches, more lanes (another run) for smaller ones, "
-        "memory.checkpoint to keep fewer activations, or precision: bf16. torch said: "
+        "memory.checkpoint to keep fewer activations, or precision: bf16. torch reported: "
         f"{str(error).splitlines()[0] if str(error) else 'out of memory'}"
     )

@@ -67,15 +67,15 @@ class _Reading(NamedTuple):
     entries: Sequence[_Pending]
     counts: Sequence[int]
     numbers: Callable[[], list[float]]
-    on_its_way: bool
+    in_flight: bool
     seconds: float
 
 
 class StepLog:
     """Collects what steps measured and reads it every `every` steps, all at once.
 
-    On a GPU nothing waits for it: what is asked for after one such period is written after
-    the next, or when `flush` wants everything.
+    On a GPU nothing waits for it: what is requested after one such period is written after
+    the next, or by `flush`.
     """
 
     def __init__(
@@ -91,23 +91,23 @@ class StepLog:
     def add(self, step: int, epoch: int, stats: LocalStats, updated: Updated) -> None:
         self._pending.append(_Pending(step, epoch, stats, updated))
         if len(self._pending) >= self._every:
-            self._write_what_was_asked()
-            self._ask()
-            if self._reading is not None and not self._reading.on_its_way:
-                self._write_what_was_asked()
+            self._write_requested()
+            self._request()
+            if self._reading is not None and not self._reading.in_flight:
+                self._write_requested()
 
     def flush(self) -> None:
         """Read and write everything measured so far. This waits for the device."""
-        self._write_what_was_asked()
-        self._ask()
-        self._write_what_was_asked()
+        self._write_requested()
+        self._request()
+        self._write_requested()
         self.restart_clock()
 
     def restart_clock(self) -> None:
         """Leave what happened since the last step out of the steps' times."""
         self._since = time.perf_counter()
 
-    def _ask(self) -> None:
+    def _request(self) -> None:
         """Begin to read what is pending."""
         if not self._pending:
             return
@@ -115,10 +115,10 @@ class StepLog:
         seconds = (time.perf_counter() - self._since) / len(entries)
         self.restart_clock()
         values = [_measured(entry) for entry in entries]
-        numbers, on_its_way = begin_reading([value for row in values for value in row])
-        self._reading = _Reading(entries, list(map(len, values)), numbers, on_its_way, seconds)
+        numbers, in_flight = begin_reading([value for row in values for value in row])
+        self._reading = _Reading(entries, list(map(len, values)), numbers, in_flight, seconds)
 
-    def _write_what_was_asked(self) -> None:
+    def _write_requested(self) -> None:
         reading, self._reading = self._reading, None
         if reading is None:
             return

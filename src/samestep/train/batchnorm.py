@@ -1,9 +1,10 @@
-"""BatchNorm's statistics measured anew, for weights that no step of the training had."""
+"""BatchNorm's statistics measured again, for weights that no step of the training had."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial, reduce
 from typing import Any
 
@@ -11,13 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from samestep.config import Config
-from samestep.data.batch import Collate, LaneBatch, Lanes
+from samestep.data.batch import Collate, LaneBatch
 from samestep.data.factory import first_epoch, open_source
 from samestep.data.orders import Order
-from samestep.distributed.context import RunContext
-from samestep.lanes.rng import Streams
-from samestep.optim.precision import Precision, choose_precision
+from samestep.optim.precision import Precision
+from samestep.run_setup import RunSetup
 
 Forward = Callable[[nn.Module, LaneBatch], Any]
 """Puts a training batch through the model, as a task's loss does."""
@@ -28,15 +27,12 @@ _STATISTICS = "statistics"
 
 
 def measure_batchnorm(
+    setup: RunSetup,
     model: nn.Module,
     forward: Forward,
     dataset: Any,
     order: Order | None,
     collate: Collate | None,
-    config: Config,
-    context: RunContext,
-    lanes: Lanes,
-    streams: Streams,
 ) -> bool:
     """Put the statistics of the training set in place of the model's; False if it has none.
 
@@ -48,15 +44,15 @@ def measure_batchnorm(
     if not layers:
         return False
     # Whole lanes also at `same: samples`, so that the result is the lanes' and not the ranks'.
-    apart = Lanes(lanes.assignment, lanes.rank)
-    source = open_source(config, context, apart, dataset, order, collate)
-    batches = first_epoch(source, config, context, streams, _STATISTICS)
+    setup = replace(setup, assignment=replace(setup.assignment, fused=False))
+    source = open_source(setup, dataset, order, collate)
+    batches = first_epoch(source, setup, _STATISTICS)
     with _only_statistics(model, layers), torch.no_grad():
-        mine = _sums_by_lane(
-            model, forward, layers, batches, choose_precision(config.precision, context.device)
-        )
-    told = context.gather([(lane, [t.cpu() for t in sums]) for lane, sums in mine.items()])
-    by_lane = sorted((entry for rank in told for entry in rank), key=lambda entry: entry[0])
+        mine = _sums_by_lane(model, forward, layers, batches, setup.precision)
+    gathered = setup.context.gather(
+        [(lane, [t.cpu() for t in sums]) for lane, sums in mine.items()]
+    )
+    by_lane = sorted((entry for rank in gathered for entry in rank), key=lambda entry: entry[0])
     _put(layers, [sums for _, sums in by_lane])
     return True
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from samestep.config import Config
-from samestep.data.batch import Collate, LaneBatch, Lanes
-from samestep.data.device import pins_memory
+from samestep.data.batch import Collate, LaneBatch
 from samestep.data.sequential import SequentialSource
-from samestep.distributed.context import RunContext
+from samestep.lanes.assignment import LaneAssignment
 from samestep.lanes.plan import BatchPlan
-from samestep.lanes.rng import Streams
-from samestep.optim.precision import choose_precision
+from samestep.run_setup import RunSetup
 from samestep.train.metrics import LaneMetrics, merge_lanes
 
 if TYPE_CHECKING:
@@ -31,23 +29,18 @@ _EVALUATION = "evaluation"
 class Evaluator:
     """Measures a model on a dataset, sharded by lanes or wholly on rank 0."""
 
-    def __init__(
-        self,
-        config: Config,
-        context: RunContext,
-        batch: BatchPlan,
-        assignment: Sequence[range],
-        streams: Streams,
-    ) -> None:
-        self._config, self._context, self._streams = config, context, streams
-        self._precision = choose_precision(config.precision, context.device)
-        self._pin_memory = pins_memory(config.loader, context.device)
-        lane_batch = config.evaluation.batch or batch.lane_batch
-        self._batch = BatchPlan(lane_batch * batch.lanes, batch.lanes)
+    def __init__(self, setup: RunSetup) -> None:
+        config, lane_count = setup.config, setup.batch.lane_count
+        lane_batch = config.evaluation.batch or setup.batch.lane_batch
+        by_rank = setup.assignment.by_rank
         if config.evaluation.mode == "rank0":
-            nobody = range(batch.lanes, batch.lanes)
-            assignment = [range(batch.lanes), *[nobody] * (context.world - 1)]
-        self._lanes = Lanes(tuple(assignment), context.rank)
+            none = range(lane_count, lane_count)
+            by_rank = (range(lane_count), *[none] * (setup.context.world - 1))
+        self._setup = replace(
+            setup,
+            batch=BatchPlan(lane_batch * lane_count, lane_count),
+            assignment=LaneAssignment(by_rank, setup.context.rank),
+        )
 
     def run(
         self,
@@ -59,27 +52,25 @@ class Evaluator:
         step: int,
     ) -> Values:
         """The dataset's loss and metrics; the same numbers on every rank and any world."""
-        whole = SequentialSource(
-            dataset, "validation data", self._batch, self._lanes, self._config, self._pin_memory,
-            collate,
-        )  # fmt: skip
-        lanes = {lane: LaneMetrics(metrics, self._context.device) for lane in self._lanes.mine}
+        setup, my_lanes = self._setup, self._setup.assignment.my_units
+        source = SequentialSource(setup, dataset, "validation data", collate)
+        by_lane = {lane: LaneMetrics(metrics, setup.context.device) for lane in my_lanes}
         with _evaluating(model), torch.no_grad():
-            for batch in self._batches(whole, step):
-                mine = lanes[batch.lane]
-                with self._precision.forward():
+            for batch in self._batches(source, step):
+                mine = by_lane[batch.lane]
+                with setup.precision.forward():
                     mine.add_loss(*measure(model, batch, mine.metrics))
-        told = self._context.gather([(lane, lanes[lane].state()) for lane in lanes])
-        by_lane = sorted((entry for rank in told for entry in rank), key=lambda entry: entry[0])
-        return merge_lanes(metrics, [state for _, state in by_lane])
+        gathered = setup.context.gather([(lane, by_lane[lane].state()) for lane in by_lane])
+        states = sorted((entry for rank in gathered for entry in rank), key=lambda entry: entry[0])
+        return merge_lanes(metrics, [state for _, state in states])
 
-    def _batches(self, whole: SequentialSource, step: int) -> Iterator[LaneBatch]:
-        def draw_from(number: int) -> None:
-            self._streams.enter(_EVALUATION, at=(step, number))
+    def _batches(self, source: SequentialSource, step: int) -> Iterator[LaneBatch]:
+        def enter_stream(number: int) -> None:
+            self._setup.rng.enter(_EVALUATION, at=(step, number))
 
-        if self._lanes.mine:
-            for lanes in whole.rounds(draw_from, self._context.device):
-                yield from lanes
+        if self._setup.assignment.my_units:
+            for batches in source.rounds(enter_stream):
+                yield from batches
 
 
 @contextmanager

@@ -14,7 +14,9 @@ from samestep.config.schema import BestConfig
 from samestep.data.batch import LaneBatch
 from samestep.errors import TaskError
 from samestep.step.step import Step
+from samestep.step.step_log import StepRecord
 from samestep.train.evaluate import Values
+from samestep.train.listeners import RunListener
 from samestep.train.progress import TrainingProgress
 from samestep.train.run import Run
 from samestep.train.task import Loss, Task
@@ -71,12 +73,11 @@ class Outcome:
             setattr(self.best, name, value)
 
 
-class Training:
+class Training(RunListener):
     """A task's training on a run."""
 
     def __init__(self, run: Run, task: Task) -> None:
         self._run, self._task = run, task
-        run.draws_between = False
         run.prepare_once(task.prepare_data)
         self._train_data = task.train_data()
         self._valid_data = task.valid_data()
@@ -96,6 +97,7 @@ class Training:
         for every in ("epoch", "evaluation"):
             for number, schedule in enumerate(self._schedules_by(every)):
                 run.keep(f"{every} schedule {number}", schedule)
+        run.add_listener(self)
         self.averages = TrainingAverages(run, self._optimizers, self._source, self._total)
 
     @property
@@ -108,7 +110,7 @@ class Training:
         progress = TrainingProgress(
             self._total, run.batch.global_batch, run.context.log, run.context.is_main
         )
-        run.on_record += [progress.record, self._remember_loss]
+        run.add_listener(progress)
         with progress:
             for _ in self.steps():
                 pass
@@ -120,7 +122,7 @@ class Training:
         Draw there only from generators of your own: torch's own are at some lane's stream.
         """
         self.model.train()
-        for step in self._run.steps(self._source):
+        for step in self._run.steps(self._source, draws_between=False):
             step.train(self._loss)
             self.outcome.steps = step.index + 1
             if step.ends_epoch:
@@ -135,14 +137,14 @@ class Training:
                 )
                 self._run.context.log.main(f"Stopping early: {self.outcome.stopped}")
                 self._run.stop(self.outcome.stopped)
-            if self._run.ends_with(step, self._total):
+            if self._run.is_last_step(self._total):
                 self._finish(step, values)
             yield step
 
     def _loss(self, batch: LaneBatch) -> Loss:
         return self._task.loss(self.model, batch)
 
-    def _remember_loss(self, record: Any) -> None:
+    def on_record(self, record: StepRecord) -> None:
         self.outcome.loss = record.loss
 
     def _schedules_by(self, every: str) -> list[LRScheduler]:
@@ -163,24 +165,24 @@ class Training:
 
     def _evaluate(self, step: Step) -> Values:
         values = self._measure(step)
-        values |= self.averages.measure(lambda: self._measure(step))
+        values |= self.averages.measure(lambda prefix: self._measure(step, prefix))
         self.outcome.metrics = values
-        self._tell(step, values)
+        self._report(step, values)
         is_best = self._best.offer(values, step.index)
         for schedule in self._schedules_by("evaluation"):
             schedule.step(values[self._best.rule.metric])  # type: ignore[arg-type]  # a plateau's
         self._run.save(values, best=is_best)
         return values
 
-    def _measure(self, step: Step) -> Values:
+    def _measure(self, step: Step, prefix: str = "") -> Values:
         if self._valid_data is None:
             return {}
         task = self._task
         return self._run.evaluate(
-            self._valid_data, task.evaluate, task.metrics(), task.collate, step.index
+            self._valid_data, task.evaluate, task.metrics(), task.collate, step.index, prefix
         )
 
-    def _tell(self, step: Step, values: Values) -> None:
+    def _report(self, step: Step, values: Values) -> None:
         self._run.log(step.index, {"epoch": step.epoch, **values})
         shown = "  ".join(f"{k} {v:.4f}" for k, v in values.items() if isinstance(v, (int, float)))
         self._run.context.log.main(f"epoch {step.epoch + 1}  step {step.index + 1}  {shown}")
@@ -190,10 +192,10 @@ class Training:
         task, run = self._task, self._run
         values = self.averages.finish(
             lambda: run.measure_batchnorm(self._train_data, task.loss, self._order, task.collate),
-            lambda: self._measure(step),
+            lambda prefix: self._measure(step, prefix),
         )
         if values:
-            self._tell(step, values)
+            self._report(step, values)
             self.outcome.metrics = {**self.outcome.metrics, **values}
             run.save({**measured, **values})
 

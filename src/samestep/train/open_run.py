@@ -1,4 +1,4 @@
-"""Opening a run: its directory locked, and where it goes on from, decided once for all ranks."""
+"""Opens a run: its directory locked, and where it resumes, decided once for all ranks."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from samestep.config import Config
 from samestep.distributed.context import RunContext
 from samestep.environment.variables import is_same_launch, launch_names, process_environment
 from samestep.lanes.plan import BatchPlan
+from samestep.run_setup import RunSetup
 from samestep.train.run_dir import RunDir
 
 
@@ -22,40 +23,47 @@ from samestep.train.run_dir import RunDir
 class Opened:
     """What a run starts with."""
 
-    folder: RunDir | None
+    run_dir: RunDir | None
     """On rank 0, which holds its lock."""
     point: ResumePoint | None
-    """Where it goes on from; None from the beginning."""
+    """Where it resumes; None from the beginning."""
+
+    def close(self) -> None:
+        """Let others use the directory. Safe to call twice."""
+        if self.run_dir is not None:
+            self.run_dir.close()
 
 
-def open_run(config: Config, context: RunContext, batch: BatchPlan) -> Opened:
-    """Lock the run's directory and make it ready; every rank learns the same."""
-    folder, point = None, None
+def open_run(setup: RunSetup) -> Opened:
+    """Lock the run's directory and make it ready; every rank gets the same resume point."""
+    config, context = setup.config, setup.context
+    run_dir, point = None, None
     if context.is_main:
-        folder = RunDir(config.run_path)
+        run_dir = RunDir(config.run_path)
         try:
-            point = _prepare_folder(config, context, batch, folder)
+            point = _prepare_run_dir(config, context, setup.batch, run_dir)
         except BaseException:
-            folder.close()
+            run_dir.close()
             raise
     point = context.broadcast(point)
     context.log_to(config.run_path / "logs", append=point is not None)
     if point is not None:
-        _say(context, point)
-    return Opened(folder, point)
+        _log_resume(context, point)
+    return Opened(run_dir, point)
 
 
-def _prepare_folder(
-    config: Config, context: RunContext, batch: BatchPlan, folder: RunDir
+def _prepare_run_dir(
+    config: Config, context: RunContext, batch: BatchPlan, run_dir: RunDir
 ) -> ResumePoint | None:
     environ = process_environment()
-    began_here = is_same_launch(environ, folder.started_by())
-    point = find_resume_point(config, folder.path, began_here, context.log.warn)
+    began_here = is_same_launch(environ, run_dir.started_by())
+    point = find_resume_point(config, run_dir.path, began_here, context.log.warn)
     if point is not None:
-        refuse_another_run(config, vars(batch), point)
-    point = _make_ready(folder, point, launch_names(environ))
+        planned = {"global_batch": batch.global_batch, "lanes": batch.lane_count}
+        refuse_another_run(config, planned, point)
+    point = _make_ready(run_dir, point, launch_names(environ))
     document = _with_whole_path(config).model_dump_json(indent=2)
-    (folder.path / "config.json").write_text(document, encoding="utf-8")
+    (run_dir.path / "config.json").write_text(document, encoding="utf-8")
     return point
 
 
@@ -67,16 +75,16 @@ def _with_whole_path(config: Config) -> Config:
 
 
 def _make_ready(
-    folder: RunDir, point: ResumePoint | None, launch: Sequence[str]
+    run_dir: RunDir, point: ResumePoint | None, launch: Sequence[str]
 ) -> ResumePoint | None:
-    """Keep what goes on; set aside what an earlier run left."""
+    """Keep what is resumed; set aside what an earlier run left."""
     if point is not None and not point.branches:
-        folder.forget_after(point.manifest.step)
+        run_dir.forget_after(point.manifest.step)
         return point
-    own = folder.path / "checkpoints"
+    own = run_dir.path / "checkpoints"
     is_own = point is not None and point.folder.resolve().parent == own.resolve()
-    aside = folder.set_aside()
-    folder.begin(launch)
+    aside = run_dir.set_aside()
+    run_dir.begin(launch)
     if point is None:
         return None
     if is_own and aside is not None:
@@ -87,7 +95,7 @@ def _make_ready(
 def _adopt(point: ResumePoint, own: Path) -> Path:
     """Bring the checkpoint that a branch starts from, and the best one, into its directory.
 
-    So it can go on from there before it has saved anything itself. Checkpoints do not change:
+    So it can resume from there before it has saved anything itself. Checkpoints do not change:
     their files may have two names.
     """
     start = folder_name(point.manifest.step)
@@ -111,7 +119,7 @@ def _second_name(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
-def _say(context: RunContext, point: ResumePoint) -> None:
+def _log_resume(context: RunContext, point: ResumePoint) -> None:
     manifest = point.manifest
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.saved_at))
     restarts = process_environment().get("SLURM_RESTART_COUNT")

@@ -1,4 +1,4 @@
-"""How samples become steps, lanes and ranks: said before the first step, and kept with the run."""
+"""How samples become steps, lanes and ranks: reported before the first step, kept with the run."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ import torch
 
 from samestep.checkpoint.resume import ResumePoint, refuse_another_run, warn_of_other_bits
 from samestep.config import Config
-from samestep.data.batch import Lanes, Source
-from samestep.data.map_style import MapSource
-from samestep.distributed.context import RunContext
+from samestep.data.batch import Source
 from samestep.optim.precision import Precision
+from samestep.run_setup import RunSetup
 
 
-def announce(
-    config: Config,
-    context: RunContext,
-    lanes: Lanes,
-    source: Source,
-    total: int | None,
-    precision: Precision,
-    point: ResumePoint | None,
+def report_plan(
+    setup: RunSetup, source: Source, total: int | None, point: ResumePoint | None
 ) -> dict[str, Any]:
-    """Print and store the plan; refuses to go on from a checkpoint of another one."""
-    batch = config.batch_plan(context.world)
-    shares = [len(held) for held in lanes.assignment]
+    """Print and store the plan; refuses to resume from a checkpoint of another one.
+
+    Args:
+        setup: The run's setup.
+        source: The steps' data.
+        total: How many steps the run has, if that is known.
+        point: Where the run resumes, if it does.
+    """
+    config, context, batch, precision = setup.config, setup.context, setup.batch, setup.precision
+    shares = [len(lanes) for lanes in setup.assignment.by_rank]
     plan = {
         "same": config.same,
         "global_batch": batch.global_batch,
-        "lanes": batch.lanes,
+        "lanes": batch.lane_count,
         "lane_batch": batch.lane_batch,
         "world": context.world,
         "lanes_per_rank": shares,
-        "samples": source.plan.samples if isinstance(source, MapSource) else None,
+        "samples": source.samples,
         "steps": total,
         "device": context.device.type,
         "precision": precision.kind,
@@ -54,7 +54,7 @@ def announce(
         context.log.main(line)
     of_samples = f"{plan['samples']} samples, " if plan["samples"] else ""
     context.log.main(
-        f"Plan: {of_samples}global batch {batch.global_batch} = {batch.lanes} lanes "
+        f"Plan: {of_samples}global batch {batch.global_batch} = {batch.lane_count} lanes "
         f"x {batch.lane_batch}; {context.world} rank(s) drive "
         f"{'+'.join(map(str, shares))} lanes; {total or 'unknown'} steps; same: {config.same}"
     )

@@ -1,4 +1,4 @@
-"""What a person sees while something long goes on: a bar on a terminal, plain lines elsewhere."""
+"""Progress of long work: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rich.progress import (
 
 from samestep.distributed.logging import RankLog
 from samestep.step.step_log import StepRecord
+from samestep.train.listeners import RunListener
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -61,15 +62,14 @@ class _Shown:
             self._log.main(f"{self._unit} {done}{left}  {text}{rest}")
 
 
-class TrainingProgress(_Shown):
+class TrainingProgress(_Shown, RunListener):
     """Loss, throughput and time left."""
 
     def __init__(self, total: int | None, samples_per_step: int, log: RankLog, shown: bool) -> None:
         super().__init__("step", total, log, shown)
         self._samples_per_step = samples_per_step
 
-    def record(self, record: StepRecord) -> None:
-        """Show a step that has been read."""
+    def on_record(self, record: StepRecord) -> None:
         if not self._shown:
             return
         rate = self._samples_per_step / record.seconds if record.seconds else 0.0

@@ -26,15 +26,15 @@ def refuse_different_ranks(
 ) -> None:
     """Compare checksums over the ranks; names the tensors that differ, and where."""
     tensors = _named_tensors(modules, optimizers, skip_buffers)
-    told = context.gather(dict(zip(tensors, _checksums(list(tensors.values())), strict=True)))
-    differing = _differences(told)
+    gathered = context.gather(dict(zip(tensors, _checksums(list(tensors.values())), strict=True)))
+    differing = _differences(gathered)
     if differing:
         more = f"\n  ... and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
         raise RanksDiffer(
             f"the ranks are not the same after step {step}:\n  "
             + "\n  ".join(differing[:_SHOWN])
             + more
-            + "\nSomething changed them outside step.update, or drew from a generator of its own"
+            + "\nSomething changed them outside step.update, or drew from a separate generator"
         )
 
 
@@ -84,16 +84,16 @@ def _checksum(tensor: Tensor) -> Tensor:
     return total
 
 
-def _differences(told: Sequence[Mapping[str, int]]) -> list[str]:
+def _differences(gathered: Sequence[Mapping[str, int]]) -> list[str]:
     lines = []
-    for name in sorted(set().union(*told)):
-        values = [rank.get(name) for rank in told]
+    for name in sorted(set().union(*gathered)):
+        values = [rank.get(name) for rank in gathered]
         if len(set(values)) > 1:
             groups: dict[int | None, list[int]] = {}
             for rank, value in enumerate(values):
                 groups.setdefault(value, []).append(rank)
             largest = max(groups.values(), key=len)
-            others = [rank for rank in range(len(told)) if rank not in largest]
+            others = [rank for rank in range(len(gathered)) if rank not in largest]
             lines.append(f"{name} on rank(s) {', '.join(map(str, others))} is not what it is on "
                          f"rank(s) {', '.join(map(str, largest))}")  # fmt: skip
     return lines

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from samestep.data.batch import LaneBatch
 from samestep.step.step_log import StepRecord
 from samestep.train.evaluate import Values
+from samestep.train.listeners import RunListener
 from samestep.train.run import Run
 
 
@@ -46,17 +47,21 @@ def read_state(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / "state.safetensors")
 
 
-class Recorder:
-    """Listens to a run and writes its record."""
+class Recorder(RunListener):
+    """Follows a run and writes its record."""
+
+    needs_sample_ids = True
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._records: list[StepRecord] = []
         self._ids: dict[int, list[tuple[int, tuple[Any, ...]]]] = {}
-        run.on_record.append(self._records.append)
-        run.on_batch = self._take_batch
+        run.add_listener(self)
 
-    def _take_batch(self, step: int, batch: LaneBatch) -> None:
+    def on_record(self, record: StepRecord) -> None:
+        self._records.append(record)
+
+    def on_batch(self, step: int, batch: LaneBatch) -> None:
         self._ids.setdefault(step, []).append((batch.lane, batch.ids))
 
     def write(
@@ -71,7 +76,7 @@ class Recorder:
         context = self._run.context
         state = final_state(model, optimizers, metrics, averages)
         hashes = context.gather(hash_state(state))
-        told = context.gather(self._ids)
+        gathered = context.gather(self._ids)
         if not context.is_main:
             return
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,12 +84,12 @@ class Recorder:
         # The first reading holds start-up costs: lazy initialisation, first allocations.
         times = [record.seconds for record in self._records]
         settled = [t for t in times if t != times[0]] or times
-        earlier = _losses_before(self._run.folder / "metrics.jsonl", self._run.start_step)
+        earlier = _losses_before(self._run.run_dir / "metrics.jsonl", self._run.start_step)
         record = RunRecord(
             world=context.world,
             steps=len(earlier) + len(self._records),
             losses=[*earlier, *(record.loss for record in self._records)],
-            samples=[_digest(record.step, told) for record in self._records],
+            samples=[_digest(record.step, gathered) for record in self._records],
             state_hash=hashes[0],
             rank_hashes=hashes,
             seconds_per_step=median(settled) if settled else 0.0,
@@ -94,13 +99,13 @@ class Recorder:
 
 
 def _losses_before(metrics: Path, start: int) -> list[float]:
-    """What a run that goes on had measured before; its metrics hold every float in full."""
+    """What a resumed run had measured before; its metrics hold every float in full."""
     rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     return [row["loss"] for row in rows if "loss" in row and row["step"] < start]
 
 
-def _digest(step: int, told: Sequence[Mapping[int, list[tuple[int, tuple[Any, ...]]]]]) -> str:
-    units = sorted((unit for rank in told for unit in rank.get(step, [])), key=lambda u: u[0])
+def _digest(step: int, gathered: Sequence[Mapping[int, list[tuple[int, tuple[Any, ...]]]]]) -> str:
+    units = sorted((unit for rank in gathered for unit in rank.get(step, [])), key=lambda u: u[0])
     ids = [sample for _, samples in units for sample in samples]
     return hashlib.blake2b(repr(ids).encode(), digest_size=8).hexdigest()
 

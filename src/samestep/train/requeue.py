@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from signal import SIG_BLOCK, SIG_SETMASK, SIGTERM, pthread_sigmask
 
 from samestep.config.schema import PreemptionConfig
 
+_SECONDS = 60.0
+"""How long scontrol gets to answer."""
 _ANNOUNCING = "SIGUSR1"
 """What `sbatch --signal` sends before the time limit."""
 _ENDING = "SIGTERM"
@@ -28,39 +32,66 @@ def job_name(environ: Mapping[str, str]) -> str | None:
     return environ.get("SLURM_JOB_ID")
 
 
-def requeue(config: PreemptionConfig, signal: str, environ: Mapping[str, str]) -> str:
-    """Requeue the job if that is due; says what was done, or an empty text for nothing."""
+def requeue(
+    config: PreemptionConfig, signal: str, environ: Mapping[str, str], report: Callable[[str], None]
+) -> None:
+    """Requeue the job if that is due, and report it.
+
+    Slurm ends a job as soon as it requeues it: this process may be gone before scontrol returns,
+    so it reports first, and afterwards only what went wrong.
+    """
     job = job_name(environ)
     if not config.requeue or job is None:
-        return ""
+        return
     if signal != _ANNOUNCING and not (signal == _ENDING and _has_grace(job)):
-        return ""
-    command = ["scontrol", "requeue", job]
+        return
+    report(f"Requeuing job {job}")
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        with _sigterm_blocked():
+            done = _scontrol("requeue", job)
     except OSError as error:
-        return (
+        report(
             f"Job {job} is not requeued: scontrol cannot be started here ({error.strerror}). Submit "
-            "it again, and it goes on from the checkpoint"
+            "it again, and it resumes from the checkpoint"
         )
     except subprocess.TimeoutExpired:
-        return f"Job {job} may not be requeued: scontrol did not answer within 60 s"
-    if done.returncode != 0:
-        reason = done.stderr.strip() or f"exit code {done.returncode}"
-        return (
-            f"Job {job} is not requeued: scontrol said: {reason}. Submit with --requeue, or submit "
-            "it again, and it goes on from the checkpoint"
-        )
-    return f"Job {job} is requeued"
+        report(f"Job {job} may not be requeued: scontrol did not answer within {_SECONDS:g} s")
+    else:
+        # Ended by a signal, it was ended with the job, which is what a requeue does.
+        if done.returncode > 0:
+            reason = done.stderr.strip() or f"exit code {done.returncode}"
+            report(
+                f"Job {job} is not requeued: scontrol: {reason}. Submit with --requeue, or submit it "
+                "again, and it resumes from the checkpoint"
+            )
+
+
+@contextmanager
+def _sigterm_blocked() -> Iterator[None]:
+    """Let the processes started meanwhile outlive the SIGTERM that Slurm sends to the whole job.
+
+    Otherwise a scontrol whose request was granted is ended before it has seen the answer, and the
+    requeue looks like a failure. The blocked signal stays pending for this process.
+    """
+    before = pthread_sigmask(SIG_BLOCK, {SIGTERM})
+    try:
+        yield
+    finally:
+        pthread_sigmask(SIG_SETMASK, before)
+
+
+def _scontrol(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["scontrol", *arguments], capture_output=True, text=True, timeout=_SECONDS, check=False
+    )
 
 
 def _has_grace(job: str) -> bool:
     """Whether Slurm preempts this job, but lets it run a little longer."""
-    command = ["scontrol", "show", "job", "--oneliner", job]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        shown = _scontrol("show", "job", "--oneliner", job).stdout
     except (OSError, subprocess.TimeoutExpired):
         return False
-    state = re.search(r"JobState=(\w+)", said.stdout)
-    preempted = re.search(r"PreemptTime=\d", said.stdout)
+    state = re.search(r"JobState=(\w+)", shown)
+    preempted = re.search(r"PreemptTime=\d", shown)
     return preempted is not None and state is not None and state[1] == "RUNNING"

@@ -38,21 +38,21 @@ class Saver:
             folder / "checkpoints", self._rules.keep_last, keep_best=self._rules.keep_best
         )
         if point is not None and self._writes:
-            self._store.mend_export(point.manifest)
+            self._store.repair_export(point.manifest)
         self._snapshot = Snapshot()
         self._kept: dict[str, Stateful] = {}
         loaded = {} if point is None else read_training(point.folder)
         self.position = Position(**loaded["position"]) if loaded else Position()
-        """Where the run goes on."""
+        """Where the run resumes."""
         self._kept_before: dict[str, Any] = loaded.get("kept", {})
         self._loaded: dict[str, Any] | None = loaded or None
         """Until the run's objects have taken it: it may be as large as they are."""
         self._state: RunState | None = None
         self._clock = time.monotonic()
-        self._asked = False
-        self._told_the_time = False
+        self._requested = False
+        self._timed_out = False
         self._saved_step = 0 if point is None else point.manifest.step
-        self._metrics: Mapping[str, Any] = {} if point is None else point.manifest.metrics
+        self.metrics: Mapping[str, Any] = {} if point is None else point.manifest.metrics
         self._measured = None if point is None else point.manifest.measured
         self._best: Best | None = None if point is None else point.manifest.best
 
@@ -76,7 +76,7 @@ class Saver:
                 "load_state_dict()"
             )
         if name in self._kept:
-            raise StepError(f"run.keep was called twice for {name!r}: give each a name of its own")
+            raise StepError(f"run.keep was called twice for {name!r}: give each a different name")
         self._kept[name] = item
         if self._point is not None:
             if name not in self._kept_before:
@@ -86,8 +86,8 @@ class Saver:
                 )
             item.load_state_dict(self._kept_before.pop(name))
 
-    def refuse_what_is_left(self) -> None:
-        """Refuse to go on without something that the run had kept."""
+    def refuse_unclaimed(self) -> None:
+        """Refuse to resume without something that the run had kept."""
         if self._kept_before and self._point is not None:
             names = ", ".join(map(repr, self._kept_before))
             raise CheckpointError(
@@ -97,48 +97,52 @@ class Saver:
 
     @property
     def ended(self) -> str | None:
-        """Why the run that goes on was over already, unless that was its length."""
+        """Why the resumed run had already ended, unless that was its length."""
         return None if self._point is None else self._point.manifest.ended
 
     # -- when ------------------------------------------------------------------------------
 
-    def ask(self, step: int, metrics: Mapping[str, Any], best: bool) -> None:
-        """Remember an evaluation; a new best is saved when its step is over."""
+    def remember(self, step: int, metrics: Mapping[str, Any], best: bool) -> None:
+        """Remember an evaluation; a new best is saved at the end of its step."""
         self._measured = step
-        self._metrics = {name: _as_json(name, value) for name, value in metrics.items()}
+        self.metrics = {name: _as_json(name, value) for name, value in metrics.items()}
         if best:
             metric = self._config.best.metric
             self._best = Best(step, metric, float(metrics.get(metric, float("nan"))))
-            self._asked = True
+            self._requested = True
 
     def wants_time(self) -> bool:
-        """Whether to ask for a save: every_minutes have passed on rank 0. Asks once per save."""
+        """Whether to request a save: every_minutes have passed on rank 0. Requests once per save."""
         minutes = self._rules.every_minutes
         # Only in steps that are timed: the clock is not cheap everywhere.
-        if minutes is None or not self._writes or self._told_the_time or not self._activity.timed:
+        if minutes is None or not self._writes or self._timed_out or not self._activity.timed:
             return False
         # On a GPU the save comes some steps later.
-        self._told_the_time = time.monotonic() - self._clock > 60 * minutes
-        return self._told_the_time
+        self._timed_out = time.monotonic() - self._clock > 60 * minutes
+        return self._timed_out
 
     def is_due(self, steps: int, epochs: int, ends_epoch: bool) -> bool:
         """Whether the run is to be saved after so many steps, and epochs if one has ended."""
         rules = self._rules
         by_steps = rules.every_steps and steps % rules.every_steps == 0
         by_epochs = rules.every_epochs and ends_epoch and epochs % rules.every_epochs == 0
-        return rules.enabled and (self._asked or bool(by_steps) or bool(by_epochs))
+        return rules.enabled and (self._requested or bool(by_steps) or bool(by_epochs))
 
     # -- saving ----------------------------------------------------------------------------
 
-    def save(self, after: Position, plan: Mapping[str, Any], ended: str | None) -> None:
-        """Save the run as it stands after a step; every rank calls this, rank 0 writes."""
-        self._asked = self._told_the_time = False
+    def save(self, after: Position, plan: Mapping[str, Any], ended: str | None) -> bool:
+        """Save the run after a step; every rank calls this, rank 0 writes.
+
+        Returns:
+            Whether there was something to save; the same on every rank.
+        """
+        self._requested = self._timed_out = False
         self._clock = time.monotonic()
         if not self._rules.enabled or after.step == self._saved_step:
-            return
+            return False
         self._saved_step = after.step
         if not self._writes:
-            return
+            return True
         with self._context.activity.during(SAVE):
             assert self._state is not None, "steps come after prepare"
             training = {**self._state.training(), "position": vars(after)}
@@ -148,6 +152,7 @@ class Saver:
             self._store.write(copy["model"], copy["training"], manifest)
             if not self._rules.asynchronous:
                 self._store.wait()
+        return True
 
     def wait(self) -> None:
         """Wait until what was saved is on the disk."""
@@ -168,7 +173,7 @@ class Saver:
             epoch=after.epoch,
             world=self._context.world,
             saved_at=time.time(),
-            metrics=self._metrics,
+            metrics=self.metrics,
             measured=self._measured,
             best=self._best,
             ended=ended,
@@ -189,7 +194,7 @@ def _as_json(name: str, value: Any) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """What this process runs on, for what it writes to say."""
+    """The versions that this process runs on, for the files it writes."""
     try:
         ours = version("samestep")
     except PackageNotFoundError:  # on the path, but not installed

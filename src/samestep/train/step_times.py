@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -29,20 +30,20 @@ class StepTimes:
         self._activity, self._device = activity, device
         self._seconds = dict(activity.seconds)
         self._timed = activity.timed_steps
-        self._told = activity.busy
+        self._reported = activity.busy
         self._busy: list[float] = []
 
-    def since_last_note(self) -> float:
-        """Seconds of work of this rank's own since this was last asked."""
-        before, self._told = self._told, self._activity.busy
-        return self._told - before
+    def since_last_flags(self) -> float:
+        """Seconds of work of this rank's own since the last call."""
+        before, self._reported = self._reported, self._activity.busy
+        return self._reported - before
 
-    def hear(self, notes: Sequence[RankFlags]) -> None:
-        """Take what each rank said of its own work."""
-        if len(self._busy) != len(notes):
-            self._busy = [0.0] * len(notes)
-        for rank, note in enumerate(notes):
-            self._busy[rank] += note.busy
+    def add_busy(self, flags: Sequence[RankFlags]) -> None:
+        """Add the work that each rank reported of itself."""
+        if len(self._busy) != len(flags):
+            self._busy = [0.0] * len(flags)
+        for rank, reported in enumerate(flags):
+            self._busy[rank] += reported.busy
 
     def row(self, steps: int, seconds: float, samples: int) -> dict[str, Any]:
         """What the steps since the last row cost, per step; then start over."""
@@ -69,7 +70,5 @@ def peak_memory(device: torch.device) -> int:
         # What max_memory_allocated reads, without making a table of everything first.
         stats = torch.cuda.memory_stats_as_nested_dict(device)
         return int(stats["allocated_bytes"]["all"]["peak"])
-    import resource  # not on Windows, where torch has GPUs all the same
-
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024

@@ -34,6 +34,23 @@ class Task:
     names them; the rest is optional.
 
     The config's `params` arrive as keyword arguments of the constructor.
+
+    Example:
+        class Digits(samestep.Task):
+            def __init__(self, hidden=64):
+                self.hidden = hidden
+
+            def model(self):
+                return nn.Sequential(nn.Linear(64, self.hidden), nn.ReLU(), nn.Linear(self.hidden, 10))
+
+            def train_data(self):
+                return TensorDataset(x, y)
+
+            def optimizers(self, model):
+                return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+            def loss(self, model, batch):
+                return F.cross_entropy(model(batch.x), batch.y, reduction="sum"), len(batch)
     """
 
     def model(self) -> nn.Module:
@@ -45,7 +62,7 @@ class Task:
         return ()
 
     def prepare_data(self) -> None:
-        """Download or unpack the data: on one rank of each node, before the others go on."""
+        """Download or unpack the data: on one rank of each node, before the others continue."""
 
     def train_data(self) -> Any:
         """The training set: map-style, or iterable with lane streams."""
@@ -56,17 +73,29 @@ class Task:
         return None
 
     def order(self, dataset: Any) -> Order | None:
-        """The order of training samples; None shuffles them anew each epoch."""
+        """The order of training samples; None shuffles them again each epoch.
+
+        Args:
+            dataset: What `train_data` returned.
+        """
         return None
 
     def collate(self, samples: list[Any]) -> Any:
-        """A batch from a list of samples."""
+        """A batch from a list of samples; torch's default unless overridden.
+
+        Args:
+            samples: What the dataset returned for the samples of one lane.
+        """
         from torch.utils.data import default_collate
 
         return default_collate(samples)
 
     def optimizers(self, model: nn.Module) -> Optimizer | Sequence[Optimizer]:
-        """One optimizer or several, over the model's and the extra modules' parameters."""
+        """One optimizer or several, over the model's and the extra modules' parameters.
+
+        Args:
+            model: What `model` returned.
+        """
         raise TaskError(
             f"{type(self).__name__} must define optimizers(self, model), or the config must name "
             "one: optimizer: {name: adamw, lr: 0.001}"
@@ -75,11 +104,25 @@ class Task:
     def schedules(
         self, optimizers: Sequence[Optimizer], steps: int | None
     ) -> Schedule | Sequence[Schedule]:
-        """Learning-rate schedules; `steps` is the length of the run, if it is known."""
+        """Learning-rate schedules.
+
+        Args:
+            optimizers: What `optimizers` returned.
+            steps: How many steps the run has; None if it is known only at the data's end.
+        """
         return ()
 
     def loss(self, model: nn.Module, batch: LaneBatch) -> Loss:
-        """The batch's summed loss and what it was summed over."""
+        """The batch's summed loss and what it was summed over.
+
+        Args:
+            model: The prepared model, in training mode.
+            batch: One lane's samples.
+
+        Returns:
+            The sum over the samples (tokens, pixels), and how many that were. The step's gradient
+            is divided once, by the count of all lanes.
+        """
         raise TaskError(f"{type(self).__name__} must define loss(self, model, batch)")
 
     def metrics(self) -> Mapping[str, Metric]:
@@ -87,29 +130,53 @@ class Task:
         return {}
 
     def evaluate(self, model: nn.Module, batch: LaneBatch, metrics: Mapping[str, Metric]) -> Loss:
-        """Update the metrics with one validation batch; returns its loss."""
+        """Update the metrics with one validation batch.
+
+        Args:
+            model: The model, unwrapped, in evaluation mode.
+            batch: One lane's validation samples.
+            metrics: This lane's copies of what `metrics` returned, by name.
+
+        Returns:
+            The batch's loss, as `loss` returns it.
+        """
         return self.loss(model, batch)
 
     def model_inputs(self, batch: LaneBatch, method: str = "forward") -> Any:
         """What the model is called with for a batch: a tensor, or a tuple of them.
 
-        `samestep export` asks for each method that it keeps.
+        Args:
+            batch: One lane's samples.
+            method: The model's method; `samestep export` may keep others than `forward`.
         """
         return batch.x if isinstance(batch.data, (tuple, list)) else batch.data
 
     def export_model(self, model: nn.Module) -> nn.Module:
-        """What `samestep export` writes: the model, or one around it that also normalises."""
+        """What `samestep export` writes: the model, or a wrapper that also normalises.
+
+        Args:
+            model: The trained model.
+        """
         return model
 
     def predict_data(self, source: str) -> Any:
-        """What DATA of `samestep predict RUN DATA` names, unless it is `valid` or `train`."""
+        """The dataset for `samestep predict RUN DATA`, unless DATA is `valid` or `train`.
+
+        Args:
+            source: DATA, as it was given.
+        """
         raise TaskError(
-            f"{type(self).__name__} does not say what data {source!r} are: define "
+            f"{type(self).__name__} does not know the data {source!r}: define "
             "predict_data(self, source), or give valid or train"
         )
 
     def predict(self, model: nn.Module, batch: LaneBatch) -> Any:
-        """What to write for a batch: a tensor, or columns by name, one entry per sample."""
+        """The predictions for a batch: a tensor, or columns by name, with one entry per sample.
+
+        Args:
+            model: The trained model, in evaluation mode.
+            batch: One lane's samples.
+        """
         inputs = self.model_inputs(batch)
         return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 

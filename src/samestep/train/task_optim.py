@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from samestep.data.batch import Source
-from samestep.data.map_style import MapSource
 from samestep.errors import TaskError
 from samestep.optim.lr_scaling import describe_scaling, lr_factor
 from samestep.optim.optimizers import build_optimizers, describe_optimizer
@@ -21,16 +20,16 @@ from samestep.train.task import Task
 
 def choose_optimizers(run: Run, task: Task, modules: Sequence[nn.Module]) -> list[Optimizer]:
     """The optimizers of a model and extra modules, their rates scaled by `lr_scaling`."""
-    section, say = run.config.optimizer, run.context.log.main
+    section, report = run.config.optimizer, run.context.log.main
     if section is None:
         found = _as_list(task.optimizers(modules[0]), Optimizer, "optimizers")
     else:
         _refuse_both(task, "optimizers", "optimizer")
         found = build_optimizers(section, modules, run.context.device)
-        say("Optimizers: " + "; ".join(map(describe_optimizer, found)))
+        report("Optimizers: " + "; ".join(map(describe_optimizer, found)))
     scaled = describe_scaling(run.config, run.batch.global_batch)
     if scaled is not None:
-        say(scaled)
+        report(scaled)
     _scale_rates(found, lr_factor(run.config, run.batch.global_batch))
     return found
 
@@ -45,7 +44,7 @@ def choose_schedules(
         _refuse_wrong_pace(found)
     else:
         _refuse_both(task, "schedules", "schedule")
-        per_epoch = source.plan.steps if isinstance(source, MapSource) else config.steps_per_epoch
+        per_epoch = source.steps_per_epoch
         mode = config.best.mode
         found = build_schedules(config.schedule, optimizers, steps, per_epoch, mode)
         run.context.log.main(f"Schedule: {describe_schedule(config.schedule, found)}")

@@ -30,7 +30,7 @@ class JsonLines(Tracker):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # What a run that goes on had written up to its checkpoint stays.
+        # What a resumed run had written up to its checkpoint stays.
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, row: dict[str, Any]) -> None:
@@ -53,8 +53,8 @@ class JsonLines(Tracker):
 
     def _named(self, error: OSError) -> RunDirError:
         return RunDirError(
-            f"{self._path} could not be written: {error.strerror or error}. Make room or mend "
-            "the disk, and start the run again to go on from its newest checkpoint"
+            f"{self._path} could not be written: {error.strerror or error}. Free space or fix "
+            "the disk, and start the run again to resume from its newest checkpoint"
         )
 
 

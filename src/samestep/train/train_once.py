@@ -18,9 +18,21 @@ def train_once(
     record: Path | None = None,
     stop_after: int | None = None,
 ) -> Outcome:
-    """Train a config's task on this process's context; `record` keeps the exact record there.
+    """Train a config's task on this process's context.
 
-    With `stop_after` it is saved after so many steps and raises `Stopped`.
+    Args:
+        config: The run's config, which names the task.
+        context: This process's place in the run.
+        record: A directory for the run's exact record, which `samestep verify` compares.
+        stop_after: Save after so many steps and raise `Stopped`.
+
+    Returns:
+        How far the training got, and how it ended.
+
+    Example:
+        config = samestep.load_config("config.yaml")
+        with samestep.create_run_context(config, samestep.detect_hardware()) as context:
+            outcome = samestep.train_once(config, context)
     """
     with Run(config, context) as run:
         if stop_after is not None:

@@ -1,4 +1,4 @@
-"""The averages that a training's config asks for: kept with the run, measured, and finished."""
+"""A training's EMA and SWA, as configured: kept with the run, measured, and finished."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from samestep.data.batch import Source
-from samestep.data.factory import steps_per_epoch
 from samestep.optim.weight_average import Ema, Swa, WeightAverage
 from samestep.step.step import Step
 from samestep.train.evaluate import Values
+from samestep.train.listeners import RunListener
 from samestep.train.run import Run
 
 
-class TrainingAverages:
+class TrainingAverages(RunListener):
     """A training's EMA and SWA; nothing of either where the config has no section for it."""
 
     def __init__(
         self, run: Run, optimizers: Sequence[Optimizer], source: Source, total: int | None
     ) -> None:
-        config, epoch = run.config, steps_per_epoch(source, run.config)
+        config, epoch = run.config, source.steps_per_epoch
         self._log = run.context.log
         self._ema = self._swa = None
         if config.ema is not None:
@@ -32,7 +32,11 @@ class TrainingAverages:
         self._averages = {name: average for name, average in named.items() if average is not None}
         for name, average in self._averages.items():
             run.keep(name, average)
-            run.after_update.append(average.update)
+        run.add_listener(self)
+
+    def after_update(self) -> None:
+        for average in self._averages.values():
+            average.update()
 
     def end_step(self, step: Step) -> None:
         """After everything else that moves weights and rates in this step."""
@@ -41,17 +45,21 @@ class TrainingAverages:
             if step.ends_epoch:
                 self._swa.end_epoch()
 
-    def measure(self, measure: Callable[[], Values]) -> Values:
-        """What an evaluation says of the moving average; nothing if there is none."""
+    def measure(self, measure: Callable[[str], Values]) -> Values:
+        """An evaluation of the moving average; empty if there is none.
+
+        Args:
+            measure: Evaluates the model, with a prefix for the names of the values.
+        """
         if self._ema is None:
             return {}
         with self._ema.swapped():
-            return _named("ema", measure())
+            return measure("ema_")
 
     def finish(
-        self, measure_batchnorm: Callable[[], bool], measure: Callable[[], Values]
+        self, measure_batchnorm: Callable[[], bool], measure: Callable[[str], Values]
     ) -> Values:
-        """With the run's last step: the mean gets statistics of its own, and is measured."""
+        """With the run's last step: the mean gets its own BatchNorm statistics, and is measured."""
         if self._swa is None:
             return {}
         if not self._swa.updates:
@@ -60,7 +68,7 @@ class TrainingAverages:
         with self._swa.swapped():
             if measure_batchnorm():
                 self._swa.take_statistics()
-            return _named("swa", measure())
+            return measure("swa_")
 
     def weights(self) -> dict[str, Tensor]:
         """All averaged weights, as `ema.NAME` and `swa.NAME`; the same on every rank."""
@@ -70,7 +78,3 @@ class TrainingAverages:
             if average is self._ema or average.updates
             for name, tensor in average.weights().items()
         }
-
-
-def _named(kind: str, values: Values) -> Values:
-    return {f"{kind}_{name}": value for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: one style, and plots that need nothing from elsewhere."""
+"""Self-contained HTML pages: one style, and plots that load nothing from the network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ code { background: #f1f4f7; padding: .1rem .3rem; border-radius: .2rem }
 
 
 def require_plotly() -> Any:
-    """Plotly's graph objects, or the error that names the extra."""
+    """Plotly's `graph_objects` module; raises the error that names the extra if it is missing."""
     try:
         import plotly.graph_objects
     except ImportError:
@@ -27,7 +27,12 @@ def require_plotly() -> Any:
 
 
 def page(title: str, body: str) -> str:
-    """A whole HTML document that needs nothing from elsewhere."""
+    """A complete HTML document that loads nothing from the network.
+
+    Args:
+        title: plain text; it is escaped.
+        body: HTML.
+    """
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>
 <style>{_STYLE}</style></head><body>

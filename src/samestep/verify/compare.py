@@ -1,4 +1,4 @@
-"""How far two runs are apart: in steps, in tensors, in units of the last place."""
+"""How far two runs are apart: in steps, in tensors, in units in the last place (ULP)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BITS = {
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two runs part, and by how much."""
+    """Where two runs first differ, and by how much."""
 
     what: str
     """samples, loss, state, steps or ranks."""
@@ -48,7 +48,7 @@ class Difference:
 
 
 def ulp_distance(left: Tensor, right: Tensor) -> int:
-    """The largest number of representable values between two tensors' elements."""
+    """The largest distance of two tensors' elements, in representable values between them."""
     if not left.numel():
         return 0
     a, b = _ordered(_real(left)).flatten(), _ordered(_real(right)).flatten()
@@ -64,7 +64,7 @@ def _real(values: Tensor) -> Tensor:
 
 
 def _ordered(values: Tensor) -> Tensor:
-    """Integers in the floats' order: neighbours are one apart, and both zeros are 0."""
+    """Integers in the order of the floats: neighbours are one apart, and both zeros are 0."""
     if values.dtype not in _BITS:
         return values.to(torch.int64)
     bits = values.contiguous().view(_BITS[values.dtype]).to(torch.int64)
@@ -73,7 +73,7 @@ def _ordered(values: Tensor) -> Tensor:
 
 
 def relative_distance(left: Tensor, right: Tensor) -> float:
-    """The distance of two tensors over the size of the first."""
+    """The norm of two tensors' difference, relative to the norm of the first."""
     a, b = _real(left).to(torch.float64), _real(right).to(torch.float64)
     gap, size = float((a - b).norm()), float(a.norm())
     if gap == 0.0:
@@ -82,13 +82,14 @@ def relative_distance(left: Tensor, right: Tensor) -> float:
 
 
 def same_bits(left: Tensor, right: Tensor) -> bool:
+    """Whether two tensors have the same type, shape and bits."""
     if left.dtype != right.dtype or left.shape != right.shape:
         return False
     return torch.equal(left.reshape(-1).view(torch.uint8), right.reshape(-1).view(torch.uint8))
 
 
 def furthest_tensor(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Difference | None:
-    """The state's tensor whose bits differ most, in ULP; None if all are the same."""
+    """The tensor of two states that differs most, in ULP; None if all bits are the same."""
     worst: Difference | None = None
     for name in sorted(left.keys() | right.keys()):
         if name not in left or name not in right:
@@ -107,7 +108,7 @@ def furthest_tensor(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> 
 
 
 def model_distance(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:
-    """The distance of two states' weights and buffers, taken as one vector, over its size.
+    """The relative distance of two states' weights and buffers, taken as one vector.
 
     As one vector, because a single tensor can be all rounding: the gradient of a bias before
     BatchNorm is zero but for rounding errors, which Adam then scales up to whole steps.
@@ -125,7 +126,7 @@ def model_distance(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> f
 def first_loss_difference(
     left: Sequence[float], right: Sequence[float], rtol: float = 0.0
 ) -> Difference | None:
-    """The first step whose loss differs by more than `rtol` of the first curve's."""
+    """The first step whose losses differ by more than `rtol`, relative to the first curve."""
     for step, (a, b) in enumerate(zip(left, right, strict=False)):
         if a == b or (math.isnan(a) and math.isnan(b)):
             continue
@@ -153,7 +154,14 @@ def first_sample_difference(left: RunRecord, right: RunRecord) -> Difference | N
 
 
 def read_curve(path: Path) -> list[float]:
-    """The losses of somebody's own run: metrics.jsonl, or a CSV with a `loss` column."""
+    """The losses of a run from elsewhere: JSON lines, or a CSV with a `loss` column.
+
+    Args:
+        path: metrics.jsonl of a run, a CSV file, or text with one loss per line.
+
+    Raises:
+        ConfigError: if it cannot be read or holds no losses.
+    """
 
     def wrong(message: str) -> ConfigError:
         return ConfigError(str(path), [Mistake("", message)])

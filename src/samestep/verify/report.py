@@ -1,4 +1,4 @@
-"""A verification as one self-contained HTML page."""
+"""The result of a verification as text, and as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import html
 from pathlib import Path
 
 from samestep.ui.page import page, require_plotly
-from samestep.verify.verify import Verification, WorldResult
+from samestep.verify.result import Verification, WorldResult
 
 _PROMISES = {
     "bits": "identical bits: every loss, and every tensor of the final state",
@@ -16,16 +16,23 @@ _PROMISES = {
 
 
 def promise(result: Verification) -> str:
-    """What the config's level promises, in words."""
+    """What the config's level of sameness promises, as a phrase."""
     return _PROMISES[result.same].format(rtol=result.rtol)
 
 
 def verdict(result: Verification) -> str:
+    """`kept` or `NOT kept`."""
     return "kept" if result.kept else "NOT kept"
 
 
 def write_report(result: Verification, title: str, path: Path) -> None:
-    """Write the page: verdict, table, overlaid loss curves, difference per step."""
+    """Write a page with the verdict, a table, the loss curves and their difference per step.
+
+    Args:
+        result: the verification.
+        title: what was verified, for the heading.
+        path: the file to write.
+    """
     rows = "\n".join(_row(world) for world in result.worlds)
     against = ""
     if result.against:
@@ -74,7 +81,7 @@ def _figure(result: Verification) -> str:
     first, widest = result.worlds[0].record.losses, 2 + 2 * len(result.worlds)
     for number, world in enumerate(result.worlds):
         losses, name = world.record.losses, f"{world.label} rank(s)"
-        # Thinner and thinner, so that curves which coincide can all be seen.
+        # Ever thinner, so that curves which coincide can all be seen.
         line = {"width": widest - 2 * number, "color": qualitative.Safe[number % 11]}
         gaps = [abs(a - b) / abs(a) if a else 0.0 for a, b in zip(first, losses, strict=False)]
         figure.add_trace(go.Scatter(y=losses, name=name, mode="lines", line=line), row=1, col=1)

@@ -1,4 +1,4 @@
-"""Sizes at which a run is verified, each started by a launcher of its own."""
+"""The world sizes of a verification, each with its launcher."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Literal
 from samestep.errors import LaunchError
 from samestep.launch.commands.rank_command import RankCommand
 from samestep.launch.commands.size import Host, Size, parse_hosts
-from samestep.launch.run.start import Launch, Request, prepare
+from samestep.launch.run.launches import Launch
+from samestep.launch.run.prepare import Request, prepare
 
 Via = Literal["torchrun", "mpirun", "slurm", "ssh"]
 LAUNCHERS: tuple[Via, ...] = ("torchrun", "mpirun", "slurm", "ssh")
@@ -17,39 +18,49 @@ LAUNCHERS: tuple[Via, ...] = ("torchrun", "mpirun", "slurm", "ssh")
 
 @dataclass(frozen=True)
 class World:
-    """A number of ranks and what starts them."""
+    """A number of ranks, and the launcher that starts them."""
 
     ranks: int
     via: Via = "torchrun"
 
     @property
     def label(self) -> str:
+        """The number of ranks, with the launcher unless it is torchrun."""
         return str(self.ranks) if self.via == "torchrun" else f"{self.ranks} {self.via}"
 
 
 @dataclass(frozen=True)
 class Machines:
-    """Where the ranks of a verification may run besides here."""
+    """Where the ranks of a verification may run besides this machine."""
 
     nodes: int = 1
-    """Of a Slurm job, at most."""
+    """The most nodes that a Slurm job may use."""
     hosts: tuple[str, ...] = ()
-    """For mpirun and ssh."""
+    """Host names, for mpirun and ssh."""
 
     @classmethod
     def parse(cls, nodes: int, hosts: str) -> Machines:
+        """From the command line: a number of nodes, and hosts as `a,b`."""
         return cls(nodes, tuple(host.name for host in parse_hosts(hosts, None)) if hosts else ())
 
     def spread(self, ranks: int) -> str:
-        """The hosts with their shares of the ranks, the first ones with the larger; all if they
-        are not too many."""
+        """The hosts with their shares of the ranks, such as `a:2,b:1`; larger shares first, and no
+        more hosts than ranks."""
         names = self.hosts[:ranks]
         shares = [ranks // len(names) + (at < ranks % len(names)) for at in range(len(names))]
         return ",".join(str(Host(n, share)) for n, share in zip(names, shares, strict=True))
 
 
 def parse_worlds(text: str, via: str = "torchrun") -> list[World]:
-    """From `1,2@mpirun,4@slurm`; `via` starts those that name no launcher."""
+    """Parse world sizes such as `1,2@mpirun,4@slurm`.
+
+    Args:
+        text: numbers of ranks, each with an optional launcher.
+        via: the launcher of those without one.
+
+    Raises:
+        LaunchError: for anything else, or a size given twice.
+    """
     worlds = []
     for part in text.split(","):
         ranks, at, named = part.strip().partition("@")
@@ -66,18 +77,25 @@ def parse_worlds(text: str, via: str = "torchrun") -> list[World]:
 
 
 def launch_of(world: World, rank_command: RankCommand, machines: Machines) -> Launch:
-    """The launch of one size; `rank_command` is of a config whose launch_method is the world's."""
+    """The launch of one size.
+
+    Args:
+        world: the size and its launcher.
+        rank_command: what a rank runs; its config's launch_method is the world's launcher.
+        machines: where ranks may run.
+    """
     ranks = Size(world.ranks, world.ranks)
     if world.via == "slurm":
         nodes = max(n for n in range(1, machines.nodes + 1) if world.ranks % n == 0)
         each = world.ranks // nodes
         return prepare(rank_command, Request(nodes=Size(nodes, nodes), nproc=Size(each, each)))
     if world.via == "ssh" and not machines.hosts:
-        raise LaunchError("a world @ssh must know the machines: add --hosts a,b")
+        raise LaunchError("a world @ssh needs the machines: add --hosts a,b")
     if world.via in ("mpirun", "ssh") and machines.hosts:
         return prepare(rank_command, Request(hosts=machines.spread(world.ranks)))
-    return prepare(rank_command, Request(nproc=ranks), quiet=True)
+    return prepare(rank_command, Request(nproc=ranks))
 
 
 def labels(worlds: Sequence[World]) -> str:
+    """The label of a run that is resumed at each of these sizes in turn."""
     return "→".join(world.label for world in worlds)

@@ -1,6 +1,6 @@
 """A save that is hit at every single call it makes to the disk, in every way a call can go wrong.
 
-Whatever happens, the newest whole checkpoint is the one before or the new one, to the bit.
+Whatever happens, the newest valid checkpoint is the one before or the new one, to the bit.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ from samestep.checkpoint.format import (
     read_training,
     verify_checkpoint,
 )
-from samestep.checkpoint.store import CheckpointStore, list_checkpoints, newest_valid
+from samestep.checkpoint.listing import list_checkpoints, newest_valid
+from samestep.checkpoint.store import CheckpointStore
 from samestep.errors import CheckpointError
 
 T = TypeVar("T")
 
-# -- a disk that can be told to fail --------------------------------------------------------------
+# -- a disk that fails on demand ------------------------------------------------------------------
 
 
 class Crash(BaseException):
@@ -60,9 +61,9 @@ class FaultyFiles(Files):
 
     plan: Plan = field(default_factory=Plan)
     calls: list[tuple[str, str]] = field(default_factory=list)
-    """What was asked for, and the file's name."""
+    """Each call, and the file's name."""
     done: list[tuple[str, str]] = field(default_factory=list)
-    """What took place as a whole."""
+    """The calls that were completed."""
     dead: bool = False
 
     def call(
@@ -161,7 +162,7 @@ class FaultyRaw(io.FileIO):
     def close(self) -> None:
         if self.closed:
             return
-        self.end()  # a close that fails, fails after it let go of the file
+        self.end()  # a close that fails has closed the file all the same
         self._files.call("close", self._path, lambda: None)
 
     def end(self) -> None:
@@ -260,10 +261,10 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
 
 
 def newest(folder: Path) -> tuple[int, list[str]]:
-    """The step of the newest whole checkpoint, whose content is that step's; and the warnings."""
-    said: list[str] = []
-    found = newest_valid(folder / "checkpoints", said.append)
-    assert found is not None, said
+    """The step of the newest valid checkpoint, whose content is that step's; and the warnings."""
+    warnings: list[str] = []
+    found = newest_valid(folder / "checkpoints", warnings.append)
+    assert found is not None, warnings
     assert found.manifest is not None
     assert found.manifest.step == found.step
     verify_checkpoint(found.folder)
@@ -272,7 +273,7 @@ def newest(folder: Path) -> tuple[int, list[str]]:
     assert state["position"] == {"step": found.step}
     moment = state["optimizers"][0]["state"][0]["exp_avg"]
     assert torch.equal(moment, training(found.step)["optimizers"][0]["state"][0]["exp_avg"])
-    return found.step, said
+    return found.step, warnings
 
 
 def left_over(folder: Path) -> list[str]:
@@ -308,7 +309,7 @@ KINDS = ["short write", "ENOSPC", "EIO", "crash before", "crash midway", "crash 
     [(kind, False) for kind in KINDS] + [(kind, True) for kind in KINDS if kind != "EIO"],
     ids=lambda value: value if isinstance(value, str) else ("untidy" if value else "tidy"),
 )
-def test_a_fault_at_any_call_leaves_a_whole_checkpoint(
+def test_a_fault_at_any_call_leaves_a_valid_checkpoint(
     history: Path, kind: str, untidy: bool
 ) -> None:
     for files in faults(history, kind, untidy, best=6):
@@ -320,12 +321,12 @@ def test_a_fault_at_any_call_leaves_a_whole_checkpoint(
         renamed = ("replace", folder_name(6)) in files.done or (
             kind == "crash after" and files.hit == ("replace", folder_name(6))
         )
-        step, said = newest(folder)
+        step, warnings = newest(folder)
         assert step == (6 if renamed else 4), where
         listed = list_checkpoints(folder / "checkpoints", checksums=True)
         assert not [item for item in listed if item.folder.name.endswith(PARTIAL)], where
         if not untidy:
-            assert not said, where
+            assert not warnings, where
             assert not [item for item in listed if item.wrong], where
         if (folder / MODEL).exists():
             exported = load_file(folder / MODEL)
@@ -343,7 +344,7 @@ def test_a_fault_at_any_call_leaves_a_whole_checkpoint(
 
 @pytest.mark.parametrize("best", [2, 4, None])
 @pytest.mark.parametrize("kind", ["crash midway", "crash after"])
-def test_a_fault_never_takes_the_best_away(history: Path, kind: str, best: int | None) -> None:
+def test_a_fault_never_removes_the_best(history: Path, kind: str, best: int | None) -> None:
     for files in faults(history, kind, False, best):
         folder = again(history)
         try_to_save(folder, files, best)
@@ -357,7 +358,7 @@ def test_a_fault_never_takes_the_best_away(history: Path, kind: str, best: int |
         shutil.rmtree(folder)
 
 
-def test_a_disk_that_takes_one_byte_at_a_time_gets_them_all(history: Path) -> None:
+def test_a_disk_that_accepts_one_byte_at_a_time_gets_all_of_them(history: Path) -> None:
     class Slow(io.FileIO):
         def write(self, data: Any, /) -> int:
             return super().write(memoryview(data).cast("B")[:1])
@@ -371,11 +372,11 @@ def test_a_disk_that_takes_one_byte_at_a_time_gets_them_all(history: Path) -> No
     assert newest(folder) == (6, [])
 
 
-# -- what the person is told ----------------------------------------------------------------------
+# -- what the error reports ------------------------------------------------------------------------
 
 
 def complaints(history: Path, kind: str, inside: bool) -> list[str]:
-    """Every ending of a save that does not say what a person needs to know.
+    """Every end of a save whose error lacks what a person needs to know.
 
     `inside`: of faults inside torch.save, and of all others.
     """
@@ -385,26 +386,29 @@ def complaints(history: Path, kind: str, inside: bool) -> list[str]:
         folder = again(history)
         error = try_to_save(folder, files, best=6)
         target = folder / "checkpoints" / folder_name(6)
-        whole = all(not c.wrong for c in list_checkpoints(target.parent, checksums=True))
-        written = target.exists() and whole and "tidied" in str(error)
+        intact = all(not c.wrong for c in list_checkpoints(target.parent, checksums=True))
+        written = target.exists() and intact and "cleaned up" in str(error)
         shutil.rmtree(folder)
         text = str(error)
-        said = [f"checkpoint {target} could not be written", "The checkpoints before it are whole"]
+        expected = [
+            f"checkpoint {target} could not be written",
+            "The checkpoints before it are intact",
+        ]
         if written:  # what failed came after it
-            said = [f"the files beside {target} could not be tidied", "It is whole"]
-        parts = [*said, os.strerror(getattr(errno, kind))]
+            expected = [f"the files beside {target} could not be cleaned up", "It is intact"]
+        parts = [*expected, os.strerror(getattr(errno, kind))]
         if not isinstance(error, CheckpointError) or not all(part in text for part in parts):
             wrong.append(f"{files.hit}: {error!r}")
     return wrong
 
 
 @pytest.mark.parametrize("kind", ["ENOSPC", "EIO"])
-def test_a_full_disk_is_told_in_words(history: Path, kind: str) -> None:
+def test_a_full_disk_is_explained(history: Path, kind: str) -> None:
     assert not complaints(history, kind, inside=False)
 
 
 @pytest.mark.parametrize("kind", ["ENOSPC", "EIO"])
-def test_a_full_disk_is_told_in_words_inside_torch_save(history: Path, kind: str) -> None:
+def test_a_full_disk_is_explained_inside_torch_save(history: Path, kind: str) -> None:
     assert not complaints(history, kind, inside=True)
 
 
@@ -418,13 +422,13 @@ class Failing(QuickFiles):
         super().make_folder(path)
 
 
-@pytest.mark.parametrize("asked_by", ["wait", "write"])
-def test_an_error_behind_the_training_surfaces_once(tmp_path: Path, asked_by: str) -> None:
+@pytest.mark.parametrize("raised_by", ["wait", "write"])
+def test_an_error_behind_the_training_surfaces_once(tmp_path: Path, raised_by: str) -> None:
     files = Failing(OSError(errno.ENOSPC, "No space left on device"))
     store = CheckpointStore(tmp_path / "checkpoints", keep_last=2, files=files)
     store.write(weights(2), training(2), manifest(2))  # does not raise: it is only begun
     with pytest.raises(CheckpointError, match=rf"{folder_name(2)} could not be written: No space"):
-        store.wait() if asked_by == "wait" else store.write(weights(4), training(4), manifest(4))
+        store.wait() if raised_by == "wait" else store.write(weights(4), training(4), manifest(4))
     store.wait()
     files.error = None
     store.write(weights(6), training(6), manifest(6))
@@ -433,7 +437,7 @@ def test_an_error_behind_the_training_surfaces_once(tmp_path: Path, asked_by: st
 
 
 @pytest.mark.parametrize("error", [KeyError("name"), MemoryError(), CheckpointError("a reason")])
-def test_an_error_that_is_not_the_disks_comes_as_itself(
+def test_an_error_that_is_not_the_disks_is_raised_unchanged(
     tmp_path: Path, error: BaseException
 ) -> None:
     store = CheckpointStore(tmp_path / "checkpoints", keep_last=2, files=Failing(error))
@@ -445,13 +449,13 @@ def test_an_error_that_is_not_the_disks_comes_as_itself(
 
 
 def test_the_write_is_behind_the_caller_and_one_at_a_time(tmp_path: Path) -> None:
-    go_on, inside, most = threading.Event(), [0], [0]
+    may_continue, inside, most = threading.Event(), [0], [0]
 
     class Slow(QuickFiles):
         def make_folder(self, path: Path) -> None:
             inside[0] += 1
             most[0] = max(most[0], inside[0])
-            assert go_on.wait(20)
+            assert may_continue.wait(20)
             super().make_folder(path)
             inside[0] -= 1
 
@@ -460,7 +464,7 @@ def test_the_write_is_behind_the_caller_and_one_at_a_time(tmp_path: Path) -> Non
     assert not list_checkpoints(
         tmp_path / "checkpoints", checksums=False
     )  # and we are here, while it is written
-    go_on.set()
+    may_continue.set()
     store.write(weights(4), training(4), manifest(4))
     store.wait()
     assert most == [1]
@@ -484,12 +488,12 @@ def test_everything_is_on_the_disk_before_it_gets_its_name(history: Path) -> Non
         assert last_write < closed < files.calls.index(("sync", name)) < named
     entries = files.calls.index(("sync", folder_name(6) + PARTIAL))
     assert files.calls.index(("close", MANIFEST)) < entries < named
-    # The checksums come when what they are of is there.
+    # The checksums are written once the files they cover are on the disk.
     manifest_opened = files.calls.index(("open_new", MANIFEST))
     assert files.calls.index(("sync", TRAINING)) < manifest_opened
 
 
-def test_nothing_older_goes_before_the_new_one_is_on_the_disk(history: Path) -> None:
+def test_nothing_older_is_removed_before_the_new_one_is_on_the_disk(history: Path) -> None:
     folder = again(history)
     files = FaultyFiles()
     save(folder, 6, best=6, files=files)
@@ -500,7 +504,7 @@ def test_nothing_older_goes_before_the_new_one_is_on_the_disk(history: Path) -> 
     assert named < safe < min(doomed, exported)
 
 
-def test_a_disk_without_second_names_gets_a_copy(
+def test_a_disk_without_hard_links_gets_a_copy(
     history: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(source: Path, target: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every mistake people make, and the words that tell them what to do.
+"""Every mistake people make, and the message that shows how to fix it.
 
 Each row makes one mistake in a fresh folder; the message must hold every fragment.
 """
@@ -15,8 +15,8 @@ from samestep.environment.hardware import Hardware
 from samestep.environment.launch import check_local_rank, detect_launch
 from samestep.errors import ConfigError, LaunchError, PlanError, TaskError, UserError
 from samestep.lanes.plan import BatchPlan, EpochPlan
-from samestep.launch.commands.local import local_launch
 from samestep.launch.commands.rank_command import RankCommand
+from samestep.launch.commands.torchrun import torchrun_command
 from samestep.train.task import load_task
 from samestep.verify.verify import verify
 from samestep.verify.worlds import Machines, World, parse_worlds
@@ -63,7 +63,7 @@ def task(named, params=None, name="task.py", text=TASK_FILE):
 
 
 def launch(nproc, *overrides):
-    return lambda folder: local_launch(
+    return lambda folder: torchrun_command(
         RankCommand(load_config(GOOD, overrides), Path("run.yaml")), nproc
     )
 
@@ -132,7 +132,7 @@ MISTAKES = [
     ("a network variable of another kind", config("distributed.network.PATH=/bin"), ConfigError,
      ["distributed.network", "PATH is none of NCCL_*, GLOO_*, TORCH_*"]),
     ("an environment variable's name", config("launch.environment={a-b: x}"), ConfigError,
-     ["launch.environment", "'a-b' is no name of a variable"]),
+     ["launch.environment", "'a-b' is not a variable's name"]),
     ("two lines where one goes into a script", config('launch.before=["a\\nb"]'), ConfigError,
      ["launch.before"]),
     ("precision fp8", config("precision=fp8"), ConfigError,
@@ -162,7 +162,7 @@ MISTAKES = [
     ("override not yaml", config("seed={1"), ConfigError, ["'{1' is not a YAML value"]),
     # Keys against each other
     ("neither epochs nor steps", config(base=without("epochs")), ConfigError,
-     ["say how long to train with one of them"]),
+     ["neither epochs nor steps is set: set one of them"]),
     ("epochs and steps", config("steps=5"), ConfigError,
      ["you set epochs 1 and steps 5: keep one of them"]),
     ("no batch", config(base=without("global_batch")), ConfigError,
@@ -236,7 +236,7 @@ MISTAKES = [
      ["RANK=5 does not fit a world of 4 ranks: ranks run from 0 to 3"]),
     ("local rank contradicts",
      lambda folder: check_local_rank(3, detect_launch(RANK_1_OF_4)), LaunchError,
-     ["--local-rank is 3 but environment says 1", "so leave it out"]),
+     ["--local-rank is 3 but 1 according to environment", "so leave it out"]),
     # The machine
     ("nccl on cpus", placed({"backend": "nccl"}, RANK_1_OF_4), LaunchError,
      ["torch sees no GPU", "set backend: gloo or auto"]),
@@ -303,7 +303,7 @@ def test_what_the_mistakes_vary_is_itself_right(tmp_path):
     (tmp_path / "run.yaml").write_text("task: task.py:Good\nepochs: 1\nglobal_batch: 8\n")
     loaded = read_config(tmp_path / "run.yaml", ["params.width=2"]).config
     assert type(load_task(loaded)).__name__ == "Good"
-    assert local_launch(RankCommand(loaded, tmp_path / "run.yaml"), 8).nproc == 8
+    assert torchrun_command(RankCommand(loaded, tmp_path / "run.yaml"), 8).nproc == 8
     assert parse_worlds("1, 2@mpirun,4", "slurm") == [
         World(1, "slurm"), World(2, "mpirun"), World(4, "slurm"),
     ]  # fmt: skip

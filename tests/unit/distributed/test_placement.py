@@ -35,7 +35,7 @@ def launched(rank=0, world=1, local_world=None, **changes):
         "nodes": world // here,
         "master_addr": "n1",
         "master_port": 29500,
-        "reasons": {name: f"{name} was told" for name in names},
+        "reasons": {name: f"{name} was set" for name in names},
     }
     return LaunchFacts(**{**facts, **changes})
 
@@ -129,18 +129,21 @@ def test_a_device_id_that_is_not_there_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("section", "said"),
+    ("section", "contradiction"),
     [
-        ({"world_size": 8}, "distributed.world_size is 8 but torchrun says 4"),
-        ({"rank": 0, "world_size": 4}, "distributed.rank is 0 but torchrun says 3"),
-        ({"num_nodes": 4}, "distributed.num_nodes is 4 but torchrun says 2"),
-        ({"node_rank": 0}, "distributed.node_rank is 0 but torchrun says 1"),
-        ({"num_gpus_per_node": 4}, "distributed.num_gpus_per_node is 4 but torchrun says 2"),
+        ({"world_size": 8}, "distributed.world_size is 8 but 4 according to torchrun"),
+        ({"rank": 0, "world_size": 4}, "distributed.rank is 0 but 3 according to torchrun"),
+        ({"num_nodes": 4}, "distributed.num_nodes is 4 but 2 according to torchrun"),
+        ({"node_rank": 0}, "distributed.node_rank is 0 but 1 according to torchrun"),
+        (
+            {"num_gpus_per_node": 4},
+            "distributed.num_gpus_per_node is 4 but 2 according to torchrun",
+        ),
     ],
 )
-def test_a_section_that_contradicts_its_launcher_is_refused(section, said):
+def test_a_section_that_contradicts_its_launcher_is_refused(section, contradiction):
     message = refusal(section, machine(), launched(3, 4, local_world=2))
-    assert said in message
+    assert contradiction in message
     assert ": auto, or launch accordingly" in message
 
 
@@ -152,7 +155,7 @@ def test_a_section_that_agrees_with_its_launcher_is_taken():
     assert (placed.rank.value, placed.world.value) == (3, 4)
 
 
-def test_a_world_size_without_a_launcher_says_how_to_launch():
+def test_a_world_size_without_a_launcher_explains_how_to_launch():
     message = refusal({"world_size": 4}, machine(), ALONE)
     assert "this process was started alone: use samestep launch --nproc 4" in message
 
@@ -198,7 +201,7 @@ def test_ranks_can_be_placed_by_hand():
     assert (placed.device.value, placed.master_addr.value) == ("cuda:1", "head")
 
 
-def test_ranks_placed_by_hand_must_be_told_where_rank_0_is():
+def test_ranks_placed_by_hand_need_the_address_of_rank_0():
     message = refusal({"rank": 0, "world_size": 2}, machine(), ALONE)
     assert "set MASTER_ADDR or distributed.master_addr to the same on every rank" in message
     assert "set MASTER_PORT or distributed.master_port to the same on every rank" in message
@@ -207,7 +210,7 @@ def test_ranks_placed_by_hand_must_be_told_where_rank_0_is():
 def test_a_launcher_that_does_not_say_where_rank_0_is_is_refused():
     launch = launched(0, 4, local_world=2, launcher="mpich", master_addr=None)
     message = refusal({}, machine(), launch)
-    assert "master_addr is auto, but mpich does not say where rank 0 is" in message
+    assert "master_addr is auto, but mpich gave none" in message
     assert "master_port" not in message
 
 
@@ -233,5 +236,5 @@ def test_every_contradiction_is_in_one_error():
 def test_everything_that_auto_stood_for_has_a_reason():
     rows = decide_placement(DistributedConfig(), machine(gpus=2), launched(1, 2)).rows()
     assert all(key.startswith("distributed.") for key, _, _ in rows)
-    assert {key: reason for key, _, reason in rows}["distributed.rank"] == "rank was told"
+    assert {key: reason for key, _, reason in rows}["distributed.rank"] == "rank was set"
     assert all(value is None or reason for _, value, reason in rows)

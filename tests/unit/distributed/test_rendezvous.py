@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -37,7 +39,7 @@ def free_ports(count: int) -> list[int]:
 
 @contextmanager
 def listening() -> Iterator[int]:
-    """Something that is no store: it takes connections and says nothing."""
+    """Something that is no store: it accepts connections and never answers."""
     with socket.socket() as server:
         server.bind(("", 0))
         server.listen()
@@ -71,7 +73,7 @@ def test_a_rank_does_not_join_the_store_of_another_job() -> None:
     assert join_store("127.0.0.1", ports, "job", 5).get("x") == b"mine"
 
 
-def test_without_a_free_port_the_message_says_whose_business_it_is() -> None:
+def test_without_a_free_port_the_message_names_the_fix() -> None:
     with listening() as taken, pytest.raises(InitError) as caught:
         serve_store([taken], "job", 5)
     assert f"cannot listen at port {taken}" in str(caught.value)
@@ -88,15 +90,17 @@ def test_something_that_is_no_store_is_named_and_not_waited_for(
     assert "does not answer as rank 0 would" in str(caught.value)
 
 
-def test_a_rank_says_what_it_waits_for_and_then_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_SECONDS_TO_SPEAK", 0.1)
+def test_a_rank_reports_what_it_waits_for_and_then_gives_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rendezvous, "_SECONDS_TO_REPORT", 0.1)
     [port] = free_ports(1)
-    said: list[str] = []
+    reported: list[str] = []
     with pytest.raises(InitError, match=f"rank 0 does not answer at 127.0.0.1:{port}: .*refused"):
-        join_store("127.0.0.1", [port], "job", 0.8, said.append)
-    assert said
-    assert all(line.startswith(f"waiting for rank 0 at 127.0.0.1:{port}") for line in said)
-    assert len(said) <= 3, "it does not say so again and again"
+        join_store("127.0.0.1", [port], "job", 0.8, reported.append)
+    assert reported
+    assert all(line.startswith(f"waiting for rank 0 at 127.0.0.1:{port}") for line in reported)
+    assert len(reported) <= 3, "it does not repeat itself all the time"
 
 
 def rank(number: int, host: str = "a", **facts: object) -> Introduction:
@@ -106,47 +110,66 @@ def rank(number: int, host: str = "a", **facts: object) -> Introduction:
     return Introduction(number, host=host, **known)  # type: ignore[arg-type]
 
 
-def test_everybody_learns_of_everybody() -> None:
+def test_all_ranks_learn_of_each_other() -> None:
     ports = free_ports(1)
     stores = [serve_store(ports, "job", 5)]
     stores += [join_store("127.0.0.1", ports, "job", 5) for _ in range(2)]
-    everybody = [rank(0, master=("10.0.0.1",)), rank(1, "b"), rank(2, "b", gpu="x")]
-    told: dict[int, Gathering] = {}
+    everyone = [rank(0, master=("10.0.0.1",)), rank(1, "b"), rank(2, "b", gpu="x")]
+    gathered: dict[int, Gathering] = {}
 
-    def tell(number: int) -> None:
-        told[number] = introduce(stores[number], everybody[number], 3, 5)
+    def join(number: int) -> None:
+        gathered[number] = introduce(stores[number], everyone[number], 3, 5)
 
-    threads = [threading.Thread(target=tell, args=(number,)) for number in range(3)]
+    threads = [threading.Thread(target=join, args=(number,)) for number in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(gathering.ranks == tuple(everybody) for gathering in told.values())
-    assert len({gathering.name for gathering in told.values()}) == 1
+    assert all(gathering.ranks == tuple(everyone) for gathering in gathered.values())
+    assert len({gathering.name for gathering in gathered.values()}) == 1
 
 
-def test_ranks_that_are_started_again_do_not_go_by_what_was_said_before() -> None:
-    """torchrun keeps its store when it starts ranks again: here the second ones come slowly."""
+def wait_for_list(store: Any, host: str, ranks: int) -> None:
+    """Wait until rank 0 has published a list in which the first `ranks` are on this host."""
+    deadline = time.monotonic() + 30
+    while True:
+        if store.check(["samestep/introductions/list"]):
+            listed = json.loads(store.get("samestep/introductions/list"))["ranks"]
+            if [one["host"] for one in listed[:ranks]] == [host] * ranks:
+                return
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_restarted_ranks_ignore_the_introductions_of_the_ranks_before_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torchrun keeps its store when it restarts ranks.
+
+    Here each of the second ones comes only after rank 0 has listed its predecessor in its place.
+    """
+    monkeypatch.setattr(rendezvous, "_SECONDS_TO_AGREE", 0.5)
     ports = free_ports(1)
     stores = [serve_store(ports, "job", 5)]
     stores += [join_store("127.0.0.1", ports, "job", 5) for _ in range(2)]
     names = []
     for attempt in (1, 2, 3):
-        everybody = [rank(number, f"attempt {attempt}") for number in range(3)]
-        told: dict[int, Gathering] = {}
+        everyone = [rank(number, f"attempt {attempt}") for number in range(3)]
+        gathered: dict[int, Gathering] = {}
 
-        def tell(number: int) -> None:
-            time.sleep(0.6 * number)
-            told[number] = introduce(stores[number], everybody[number], 3, 20)  # noqa: B023
+        def join(number: int) -> None:
+            if attempt > 1 and number:  # noqa: B023
+                wait_for_list(stores[number], f"attempt {attempt}", number)  # noqa: B023
+            gathered[number] = introduce(stores[number], everyone[number], 3, 20)  # noqa: B023
 
-        threads = [threading.Thread(target=tell, args=(number,)) for number in range(3)]
+        threads = [threading.Thread(target=join, args=(number,)) for number in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert all(gathering.ranks == tuple(everybody) for gathering in told.values())
-        assert len({gathering.name for gathering in told.values()}) == 1
-        names.append(told[0].name)
+        assert all(gathering.ranks == tuple(everyone) for gathering in gathered.values())
+        assert len({gathering.name for gathering in gathered.values()}) == 1
+        names.append(gathered[0].name)
     assert len(set(names)) == 3
 
 
@@ -155,10 +178,10 @@ class _FrozenStore:
 
     def __init__(self) -> None:
         self.thaw = threading.Event()
-        self.questions = 0
+        self.calls = 0
 
     def check(self, keys: list[str]) -> bool:
-        self.questions += 1
+        self.calls += 1
         self.thaw.wait(20)
         return True
 
@@ -170,27 +193,27 @@ def test_a_store_that_has_fallen_silent_is_gone_after_a_while() -> None:
     assert not store.has("x")
     assert store.is_gone
     assert store.is_silent
-    questions = frozen.questions
+    calls = frozen.calls
     assert store.read("x") is None
-    assert frozen.questions == questions, "it is not asked again"
+    assert frozen.calls == calls, "it is not called again"
     frozen.thaw.set()
     store.close()
 
 
-def test_rank_0_names_the_ranks_that_did_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_SECONDS_TO_SPEAK", 0.1)
+def test_rank_0_names_the_ranks_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_SECONDS_TO_REPORT", 0.1)
     store = serve_store(free_ports(1), "job", 5)
-    said: list[str] = []
-    with pytest.raises(InitError, match="of 4 ranks, 3 did not come in time: 1, 2, 3"):
-        introduce(store, rank(0), 4, 0.5, said.append)
-    assert "waiting for 3 of 4 ranks: 1, 2, 3" in said
+    reported: list[str] = []
+    with pytest.raises(InitError, match="of 4 ranks, 3 did not arrive in time: 1, 2, 3"):
+        introduce(store, rank(0), 4, 0.5, reported.append)
+    assert "waiting for 3 of 4 ranks: 1, 2, 3" in reported
 
 
 @pytest.mark.parametrize(
     ("masks", "shares"),
     [
         ([(0, 1, 2, 3)] * 2, [2, 2]),  # bound to nothing: each may use all
-        ([(0, 1), (2, 3)], [2, 2]),  # bound to CPUs of its own
+        ([(0, 1), (2, 3)], [2, 2]),  # bound to its own CPUs
         ([(0, 1, 2, 3), (0, 1, 2, 3), (4, 5), (6, 7)], [2, 2, 2, 2]),  # two share a socket
         ([(0,), (0,), (0,)], [1, 1, 1]),  # more ranks than CPUs: one thread is the least
         ([(0, 1, 2)] * 3, [1, 1, 1]),
@@ -230,21 +253,21 @@ def test_on_one_machine_nothing_is_chosen() -> None:
     assert choose_interface(ranks[0], ranks, "gloo", [LO, ETH0], "127.0.1.1") is None
 
 
-def test_a_loopback_name_of_rank_0s_machine_is_mended_by_what_the_others_see() -> None:
+def test_a_loopback_name_of_rank_0s_machine_is_replaced_by_what_the_others_see() -> None:
     ranks = [rank(0, master=("127.0.1.1",)), rank(1, "b", master=("10.0.0.1",))]
     chosen = choose_interface(ranks[0], ranks, "gloo", [LO, ETH0, ETH1], "127.0.1.1")
-    reason = "the name a stands for 127.0.1.1, not for 10.0.0.1"
+    reason = "the name a resolves to 127.0.1.1, not to 10.0.0.1"
     assert chosen == Chosen("GLOO_SOCKET_IFNAME", "eth0", reason)
 
 
-def test_a_loopback_name_of_another_machine_is_mended_by_the_way_to_rank_0() -> None:
+def test_a_loopback_name_of_another_machine_is_replaced_by_the_address_towards_rank_0() -> None:
     ranks = [rank(0, "b"), rank(1, "a", address="10.0.0.1")]
     chosen = choose_interface(ranks[1], ranks, "gloo", [LO, ETH0], None)
     assert chosen is not None
     assert (chosen.variable, chosen.value) == ("GLOO_SOCKET_IFNAME", "eth0")
 
 
-def test_nccl_is_told_only_where_it_has_a_choice() -> None:
+def test_nccl_gets_an_interface_only_where_it_has_a_choice() -> None:
     ranks = [rank(0, "b"), rank(1, "a", address="10.9.0.1")]
     assert choose_interface(ranks[1], ranks, "nccl", [LO, ETH1], "10.0.0.1") is None
     fast = [LO, ETH0, ETH1, Interface("ib0", "10.5.0.1")]

@@ -16,7 +16,7 @@ from samestep.config import Config, load_config
 from samestep.distributed.probe import Reduced
 from samestep.doctor.agreement import check_agreement
 from samestep.doctor.examine import check_launch, examine
-from samestep.doctor.facts import Load, Machine, RankReport, Space, look
+from samestep.doctor.facts import Load, Machine, RankReport, Space, inspect_machine
 from samestep.doctor.findings import Examination, Finding, Place, at, merge, ok, spans
 from samestep.doctor.machine import (
     GB,
@@ -33,13 +33,13 @@ from samestep.doctor.machine import (
     check_shared_memory,
 )
 from samestep.doctor.network import (
-    Meeting,
+    Rendezvous,
     check_interfaces,
-    check_meeting,
     check_names,
     check_network,
     check_own_name,
-    try_meeting,
+    check_rendezvous,
+    try_rendezvous,
 )
 from samestep.doctor.planned import check_lanes, check_task, digest
 from samestep.doctor.ranks import (
@@ -49,7 +49,6 @@ from samestep.doctor.ranks import (
     check_sharing,
 )
 from samestep.doctor.show import print_examination, summary
-from samestep.environment.cgroups import Limits, read_limits
 from samestep.environment.fact import Fact
 from samestep.environment.hardware import Hardware
 from samestep.environment.interfaces import Interface, resolve
@@ -92,7 +91,7 @@ LOAD = Load(world=2, ranks_here=2, threads=4)
 TWO_NODES = Load(world=4, nodes=2, ranks_here=2, threads=4)
 
 
-def told(machine: Machine, **variables: str) -> Machine:
+def with_variables(machine: Machine, **variables: str) -> Machine:
     return replace(machine, variables=variables)
 
 
@@ -108,8 +107,8 @@ def named(findings: list[Finding], check: str) -> Finding:
     return finding
 
 
-def is_said(finding: Finding, severity: str, *words: str) -> bool:
-    """Everything but a fine value says why it matters and what to do."""
+def is_reported(finding: Finding, severity: str, *words: str) -> bool:
+    """Everything but a fine value explains why it matters and what to do."""
     assert finding.severity == severity, finding
     assert severity == "ok" or (finding.why and finding.advice), finding
     assert all(word in finding.what for word in words), finding.what
@@ -180,13 +179,13 @@ def test_an_examination_is_printed_for_people(capsys: pytest.CaptureFixture[str]
     assert out.rstrip().endswith("1 error, 1 warning, 1 ok")
 
 
-def test_a_rank_that_stayed_alone_says_who_it_is_and_only_what_is_wrong(
+def test_a_rank_that_stayed_alone_prints_its_number_and_only_what_is_wrong(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    findings = (ok("launcher", "by hand"), Finding("master", "error", "gone", "no run", "mend"))
+    findings = (ok("launcher", "by hand"), Finding("master", "error", "gone", "no run", "fix it"))
     print_examination(Examination(findings, world=4, rank=3, alone=True))
     out = capsys.readouterr().out
-    assert out.startswith("Rank 3 of 4 could not talk to the others")
+    assert out.startswith("Rank 3 of 4 could not reach the others")
     assert "gone" in out
     assert "by hand" not in out
     print_examination(Examination(findings, world=4, rank=0, alone=True))
@@ -210,56 +209,56 @@ def test_json_is_one_line_with_everything(capsys: pytest.CaptureFixture[str]) ->
 # -- one machine ---------------------------------------------------------------------------
 
 
-def test_gpus_that_torch_cannot_use_are_told() -> None:
+def test_gpus_that_torch_cannot_use_are_reported() -> None:
     hidden_by_build = replace(MACHINE, nvidia_devices=4)
-    assert is_said(
+    assert is_reported(
         check_gpus(hidden_by_build, LOAD), "warning", "4 GPUs under /dev", "without CUDA"
     )
     blind = replace(CPU_ONLY, cuda=Fact(False, "torch is built with CUDA but sees no GPU"))
     machine = replace(MACHINE, hardware=blind, nvidia_devices=1)
-    assert is_said(check_gpus(machine, LOAD), "warning", "1 GPU under /dev", "sees no GPU")
+    assert is_reported(check_gpus(machine, LOAD), "warning", "1 GPU under /dev", "sees no GPU")
     for value in ("", "-1"):
-        hidden = told(machine, CUDA_VISIBLE_DEVICES=value)
-        assert is_said(check_gpus(hidden, LOAD), "note", "hidden by")
+        hidden = with_variables(machine, CUDA_VISIBLE_DEVICES=value)
+        assert is_reported(check_gpus(hidden, LOAD), "note", "hidden by")
 
 
-def test_a_visible_gpu_that_is_not_there_is_told() -> None:
-    named_three = told(WITH_GPUS, CUDA_VISIBLE_DEVICES="0,1,7")
-    assert is_said(check_gpus(named_three, LOAD), "warning", "names 3 GPUs but torch sees 2")
-    named_two = told(WITH_GPUS, CUDA_VISIBLE_DEVICES="0,1")
-    assert is_said(check_gpus(named_two, LOAD), "ok", "card, card")
+def test_a_visible_gpu_that_is_not_there_is_reported() -> None:
+    named_three = with_variables(WITH_GPUS, CUDA_VISIBLE_DEVICES="0,1,7")
+    assert is_reported(check_gpus(named_three, LOAD), "warning", "names 3 GPUs but torch sees 2")
+    named_two = with_variables(WITH_GPUS, CUDA_VISIBLE_DEVICES="0,1")
+    assert is_reported(check_gpus(named_two, LOAD), "ok", "card, card")
 
 
 def test_a_backend_that_torch_lacks_is_an_error_only_where_it_is_needed() -> None:
     without = replace(MACHINE, hardware=replace(CPU_ONLY, backends=()))
-    assert is_said(check_backend(without, LOAD), "error", "gloo is needed", "none")
-    assert is_said(check_backend(without, Load()), "ok")
+    assert is_reported(check_backend(without, LOAD), "error", "gloo is needed", "none")
+    assert is_reported(check_backend(without, Load()), "ok")
 
 
-def test_torchruns_one_thread_is_told() -> None:
-    machine = told(MACHINE, OMP_NUM_THREADS="1", TORCHELASTIC_RUN_ID="x")
+def test_torchruns_one_thread_is_reported() -> None:
+    machine = with_variables(MACHINE, OMP_NUM_THREADS="1", TORCHELASTIC_RUN_ID="x")
     finding = check_omp(machine, LOAD)
-    assert is_said(finding, "note", "OMP_NUM_THREADS=1 (torchrun sets 1", "4 threads per rank")
+    assert is_reported(finding, "note", "OMP_NUM_THREADS=1 (torchrun sets 1", "4 threads per rank")
     assert "export OMP_NUM_THREADS=4" in finding.advice
     arm = replace(machine, processor="aarch64 DEFAULT")
     assert "linear is one of them" in check_omp(arm, LOAD).why
-    assert is_said(check_omp(told(MACHINE, OMP_NUM_THREADS="4"), LOAD), "ok")
-    assert is_said(check_omp(MACHINE, LOAD), "ok", "is not set")
+    assert is_reported(check_omp(with_variables(MACHINE, OMP_NUM_THREADS="4"), LOAD), "ok")
+    assert is_reported(check_omp(MACHINE, LOAD), "ok", "is not set")
 
 
-def test_ranks_that_may_leave_their_memory_are_told() -> None:
+def test_ranks_that_may_leave_their_memory_are_reported() -> None:
     two = replace(MACHINE, numa=(tuple(range(4)), tuple(range(4, 8))))
     finding = check_numa(two, LOAD)
-    assert is_said(finding, "note", "may run on 2 of them")
+    assert is_reported(finding, "note", "may run on 2 of them")
     assert "--cpu-bind" in finding.advice
-    assert is_said(check_numa(replace(two, cpus=(4, 5)), LOAD), "ok", "1 of them")
-    assert is_said(check_numa(two, replace(LOAD, ranks_here=1)), "ok")
-    assert is_said(check_numa(MACHINE, LOAD), "ok", "the same memory")
+    assert is_reported(check_numa(replace(two, cpus=(4, 5)), LOAD), "ok", "1 of them")
+    assert is_reported(check_numa(two, replace(LOAD, ranks_here=1)), "ok")
+    assert is_reported(check_numa(MACHINE, LOAD), "ok", "the same memory")
 
 
-def test_more_omp_threads_than_cpus_are_told() -> None:
-    finding = check_omp(told(MACHINE, OMP_NUM_THREADS="8"), LOAD)
-    assert is_said(finding, "warning", "OMP_NUM_THREADS=8 for 2 ranks on 8 CPUs")
+def test_more_omp_threads_than_cpus_are_reported() -> None:
+    finding = check_omp(with_variables(MACHINE, OMP_NUM_THREADS="8"), LOAD)
+    assert is_reported(finding, "warning", "OMP_NUM_THREADS=8 for 2 ranks on 8 CPUs")
 
 
 @pytest.mark.parametrize(
@@ -275,62 +274,37 @@ def test_more_omp_threads_than_cpus_are_told() -> None:
     ],
 )
 def test_ranks_must_fit_the_cpus(cpus, quota, ranks, threads, workers, severity, words) -> None:
-    assert is_said(check_cpus(cpus, quota, ranks, threads, workers), severity, words)
+    assert is_reported(check_cpus(cpus, quota, ranks, threads, workers), severity, words)
 
 
 def test_small_shared_memory_is_the_worse_the_more_workers() -> None:
     small = Space(64 * MB, 64 * MB)
-    assert is_said(check_shared_memory(small, replace(LOAD, workers=4)), "error", "64 MB free")
-    assert is_said(check_shared_memory(small, replace(LOAD, workers=1)), "warning", "2 loader")
-    assert is_said(check_shared_memory(small, replace(LOAD, backend="nccl")), "warning", "nccl")
-    assert is_said(check_shared_memory(small, LOAD), "note")
-    assert is_said(check_shared_memory(Space(GB, GB), replace(LOAD, workers=4)), "ok", "1 GB")
-    assert is_said(check_shared_memory(None, LOAD), "ok", "none")
+    assert is_reported(check_shared_memory(small, replace(LOAD, workers=4)), "error", "64 MB free")
+    assert is_reported(check_shared_memory(small, replace(LOAD, workers=1)), "warning", "2 loader")
+    assert is_reported(check_shared_memory(small, replace(LOAD, backend="nccl")), "warning", "nccl")
+    assert is_reported(check_shared_memory(small, LOAD), "note")
+    assert is_reported(check_shared_memory(Space(GB, GB), replace(LOAD, workers=4)), "ok", "1 GB")
+    assert is_reported(check_shared_memory(None, LOAD), "ok", "none")
 
 
 def test_memory_and_open_files_must_do_for_the_ranks() -> None:
     low = Space(4 * GB, GB)
-    assert is_said(check_memory(low, LOAD), "warning", "1 GB free of 4 GB for 2 ranks")
-    assert is_said(check_memory(low, Load()), "ok")
+    assert is_reported(check_memory(low, LOAD), "warning", "1 GB free of 4 GB for 2 ranks")
+    assert is_reported(check_memory(low, Load()), "ok")
     many = Load(world=512, workers=8, prefetch=4)
     finding = check_open_files((1024, 65536), many)
-    assert is_said(finding, "warning", "1024 allowed, about 1792 needed")
+    assert is_reported(finding, "warning", "1024 allowed, about 1792 needed")
     assert "ulimit -n 4096" in finding.advice
     assert "administrator" in check_open_files((1024, 1024), many).advice
-    assert is_said(check_open_files((1024, 1024), LOAD), "ok")
-    assert is_said(check_open_files((-1, -1), many), "ok", "unlimited")
+    assert is_reported(check_open_files((1024, 1024), LOAD), "ok")
+    assert is_reported(check_open_files((-1, -1), many), "ok", "unlimited")
 
 
 def test_a_folder_must_be_writable_and_have_room() -> None:
-    assert is_said(check_disk("runs", Space(GB, 10 * MB), ""), "warning", "10 MB free")
+    assert is_reported(check_disk("runs", Space(GB, 10 * MB), ""), "warning", "10 MB free")
     refused = check_disk("runs", Space(GB, GB), "Read-only file system")
-    assert is_said(refused, "error", "Read-only file system")
-    assert is_said(check_disk("runs", Space(9 * GB, 9 * GB), ""), "ok", "9 GB free")
-
-
-def test_limits_of_groups_of_both_versions_are_found(tmp_path: Path) -> None:
-    def write(path: str, text: str) -> None:
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
-
-    def limits(membership: str) -> Limits:
-        write("membership", membership)
-        return read_limits(tmp_path / "groups", tmp_path / "membership")
-
-    write("groups/job/step/cpu.max", "max 100000\n")
-    write("groups/job/step/memory.max", "max\n")
-    assert limits("0::/job/step") == Limits(None, None)
-    write("groups/job/cpu.max", "250000 100000\n")  # of the group around it
-    write("groups/job/memory.max", "1000\n")
-    assert limits("0::/job/step") == Limits(2.5, 1000)
-    assert limits("0::/") == Limits(None, None)
-    write("groups/cpu/old/cpu.cfs_quota_us", "200000\n")
-    write("groups/cpu/old/cpu.cfs_period_us", "100000\n")
-    write("groups/memory/old/memory.limit_in_bytes", "2000\n")
-    assert limits("4:cpu,cpuacct:/old\n3:memory:/old\n") == Limits(2.0, 2000)
-    write("groups/cpu/old/cpu.cfs_quota_us", "-1\n")
-    assert limits("4:cpu,cpuacct:/old\n") == Limits(None, None)
-    assert read_limits(tmp_path / "none", tmp_path / "none") == Limits(None, None)
+    assert is_reported(refused, "error", "Read-only file system")
+    assert is_reported(check_disk("runs", Space(9 * GB, 9 * GB), ""), "ok", "9 GB free")
 
 
 # -- names, addresses, interfaces ------------------------------------------------------------
@@ -340,49 +314,63 @@ def test_limits_of_groups_of_both_versions_are_found(tmp_path: Path) -> None:
 def test_a_name_that_is_loopback_is_an_error_on_several_machines(address: str | None) -> None:
     machine = replace(MACHINE, own_address=address)
     finding = check_own_name(machine, TWO_NODES)
-    assert is_said(finding, "error", "n1 is", "2 machines")
+    assert is_reported(finding, "error", "n1 is", "2 machines")
     assert "GLOO_SOCKET_IFNAME=eth0" in finding.advice
-    assert is_said(check_own_name(machine, LOAD), "ok")
-    chosen = told(machine, GLOO_SOCKET_IFNAME="eth0")
-    assert is_said(check_own_name(chosen, TWO_NODES), "ok")
-    assert is_said(check_own_name(machine, replace(TWO_NODES, backend="nccl")), "note")
-    assert is_said(check_own_name(MACHINE, TWO_NODES), "ok", "10.0.0.1")
+    assert is_reported(check_own_name(machine, LOAD), "ok")
+    chosen = with_variables(machine, GLOO_SOCKET_IFNAME="eth0")
+    assert is_reported(check_own_name(chosen, TWO_NODES), "ok")
+    assert is_reported(check_own_name(machine, replace(TWO_NODES, backend="nccl")), "note")
+    assert is_reported(check_own_name(MACHINE, TWO_NODES), "ok", "10.0.0.1")
 
 
 def test_an_interface_that_is_not_there_is_an_error() -> None:
-    finding = check_interfaces(told(MACHINE, GLOO_SOCKET_IFNAME="ib0"), LOAD)
-    assert is_said(finding, "error", "GLOO_SOCKET_IFNAME=ib0", "lo, eth0")
+    finding = check_interfaces(with_variables(MACHINE, GLOO_SOCKET_IFNAME="ib0"), LOAD)
+    assert is_reported(finding, "error", "GLOO_SOCKET_IFNAME=ib0", "lo, eth0")
     nccl = replace(LOAD, backend="nccl")
-    assert is_said(check_interfaces(told(MACHINE, NCCL_SOCKET_IFNAME="ib"), nccl), "error")
+    assert is_reported(
+        check_interfaces(with_variables(MACHINE, NCCL_SOCKET_IFNAME="ib"), nccl), "error"
+    )
     for fine in ("eth", "=eth0", "^docker", "ib,eth"):
-        assert is_said(check_interfaces(told(MACHINE, NCCL_SOCKET_IFNAME=fine), nccl), "ok", fine)
-    assert is_said(check_interfaces(told(MACHINE, NCCL_SOCKET_IFNAME="=eth"), nccl), "error")
+        assert is_reported(
+            check_interfaces(with_variables(MACHINE, NCCL_SOCKET_IFNAME=fine), nccl), "ok", fine
+        )
+    assert is_reported(
+        check_interfaces(with_variables(MACHINE, NCCL_SOCKET_IFNAME="=eth"), nccl), "error"
+    )
 
 
 def test_several_interfaces_and_none_chosen_is_noted_on_several_machines() -> None:
     ways = (*MACHINE.interfaces, Interface("ib0", "10.1.0.1"), Interface("docker0", "172.17.0.1"))
     machine = replace(MACHINE, interfaces=ways)
     finding = check_interfaces(machine, TWO_NODES)
-    assert is_said(finding, "note", "eth0 (10.0.0.1), ib0 (10.1.0.1), and none is chosen")
+    assert is_reported(finding, "note", "eth0 (10.0.0.1), ib0 (10.1.0.1), and none is chosen")
     assert "docker0" not in finding.what
-    assert is_said(check_interfaces(machine, LOAD), "ok")
-    assert is_said(check_interfaces(told(machine, GLOO_SOCKET_IFNAME="ib0"), TWO_NODES), "ok")
+    assert is_reported(check_interfaces(machine, LOAD), "ok")
+    assert is_reported(
+        check_interfaces(with_variables(machine, GLOO_SOCKET_IFNAME="ib0"), TWO_NODES), "ok"
+    )
 
 
 def test_where_ranks_meet_must_be_found() -> None:
-    assert is_said(check_meeting(Meeting("gone", 29500, (), "nothing"), LOAD), "error", "gone")
-    local = Meeting("localhost", 29500, ("127.0.0.1",), "bind")
-    assert is_said(check_meeting(local, TWO_NODES), "error", "localhost is 127.0.0.1 here")
-    assert is_said(check_meeting(local, LOAD), "ok", "the port is free")
+    assert is_reported(
+        check_rendezvous(Rendezvous("gone", 29500, (), "nothing"), LOAD), "error", "gone"
+    )
+    local = Rendezvous("localhost", 29500, ("127.0.0.1",), "bind")
+    assert is_reported(check_rendezvous(local, TWO_NODES), "error", "localhost is 127.0.0.1 here")
+    assert is_reported(check_rendezvous(local, LOAD), "ok", "the port is free")
     # Debian's name for itself: right on rank 0's machine, wrong on every other.
-    own = Meeting("n1", 29500, ("127.0.1.1",), "bind")
-    assert is_said(check_meeting(own, TWO_NODES), "ok")
-    assert is_said(check_meeting(own, replace(TWO_NODES, node=1)), "error", "n1 is 127.0.1.1")
+    own = Rendezvous("n1", 29500, ("127.0.1.1",), "bind")
+    assert is_reported(check_rendezvous(own, TWO_NODES), "ok")
+    assert is_reported(
+        check_rendezvous(own, replace(TWO_NODES, node=1)), "error", "n1 is 127.0.1.1"
+    )
     busy = replace(own, failure="Address already in use")
-    assert is_said(check_meeting(busy, LOAD), "error", "port 29500", "already in use")
+    assert is_reported(check_rendezvous(busy, LOAD), "error", "port 29500", "already in use")
     assert not busy.possible
     silent = replace(own, tried="join", failure="timed out")
-    assert is_said(check_meeting(silent, LOAD), "error", "n1:29500 cannot be joined: timed out")
+    assert is_reported(
+        check_rendezvous(silent, LOAD), "error", "n1:29500 cannot be joined: timed out"
+    )
 
 
 @pytest.fixture
@@ -395,19 +383,21 @@ def listener() -> Iterator[socket.socket]:
 
 def test_a_port_is_tried_as_the_rank_will_use_it(listener: socket.socket) -> None:
     port = listener.getsockname()[1]
-    taken = try_meeting("127.0.0.1", port, rank=0, served=False, seconds=1)
+    taken = try_rendezvous("127.0.0.1", port, rank=0, served=False, seconds=1)
     assert (taken.tried, taken.failure) == ("bind", "Address already in use")
     listener.close()
-    assert try_meeting("127.0.0.1", port, rank=0, served=False, seconds=1).possible
-    nobody = try_meeting("127.0.0.1", port, rank=1, served=False, seconds=1)
+    assert try_rendezvous("127.0.0.1", port, rank=0, served=False, seconds=1).possible
+    nobody = try_rendezvous("127.0.0.1", port, rank=1, served=False, seconds=1)
     assert (nobody.tried, nobody.failure) == ("join", "Connection refused")
     assert not nobody.possible
-    assert not try_meeting("no.such.host.invalid", port, rank=1, served=False, seconds=1).possible
+    assert not try_rendezvous(
+        "no.such.host.invalid", port, rank=1, served=False, seconds=1
+    ).possible
 
 
 def test_a_stranger_at_the_port_does_not_hold_a_rank_for_ever(listener: socket.socket) -> None:
     start = time.monotonic()
-    stranger = try_meeting("127.0.0.1", listener.getsockname()[1], 1, served=False, seconds=1)
+    stranger = try_rendezvous("127.0.0.1", listener.getsockname()[1], 1, served=False, seconds=1)
     assert time.monotonic() - start < 120
     assert "does not answer as rank 0 would" in stranger.failure
     listener.close()  # lets the thread that still waits end
@@ -419,12 +409,12 @@ def test_names_must_mean_the_same_to_all_ranks() -> None:
     places = [Place(0, "n1"), Place(1, "n2"), Place(2, "n3")]
     same = {"n1": ("10.0.0.1",), "n2": ("10.0.0.2",)}
     own = {"n1": ("127.0.1.1",), "n2": ("10.0.0.2",)}  # a machine may call itself so
-    assert is_said(check_names(places, [own, same, same])[0], "ok")
+    assert is_reported(check_names(places, [own, same, same])[0], "ok")
     other = {"n1": ("192.168.0.1",), "n2": ("10.0.0.2",)}
     (finding,) = check_names(places, [own, same, other])
-    assert is_said(finding, "warning", "n1 is 10.0.0.1 to ranks 1; 192.168.0.1 to ranks 2")
+    assert is_reported(finding, "warning", "n1 is 10.0.0.1 to ranks 1; 192.168.0.1 to ranks 2")
     (finding,) = check_names(places, [own, same, {"n1": ("10.0.0.1",), "n2": ()}])
-    assert is_said(finding, "note", "n2 cannot be resolved by ranks 2")
+    assert is_reported(finding, "note", "n2 cannot be resolved by ranks 2")
 
 
 # -- between ranks -------------------------------------------------------------------------
@@ -443,86 +433,90 @@ def test_ranks_that_agree_are_fine() -> None:
 def test_another_version_is_named_with_its_rank(name: str, severity: str) -> None:
     odd = replace(MACHINE, versions={**MACHINE.versions, name: "9.9"})
     finding = named(check_agreement(reports(MACHINE, MACHINE, odd)), "same versions")
-    assert is_said(finding, severity, f"{name} 9.9 on rank 2 (n1)", "on ranks 0-1")
+    assert is_reported(finding, severity, f"{name} 9.9 on rank 2 (n1)", "on ranks 0-1")
 
 
-def test_other_threads_and_processors_are_told() -> None:
-    odd = told(replace(MACHINE, processor="x86_64 AVX512"), OMP_NUM_THREADS="3")
+def test_other_threads_and_processors_are_reported() -> None:
+    odd = with_variables(replace(MACHINE, processor="x86_64 AVX512"), OMP_NUM_THREADS="3")
     findings = check_agreement(reports(MACHINE, odd))
-    assert is_said(named(findings, "same threads"), "warning", "OMP_NUM_THREADS=3 on rank 1")
-    assert is_said(named(findings, "same processors"), "warning", "AVX512 on rank 1")
+    assert is_reported(named(findings, "same threads"), "warning", "OMP_NUM_THREADS=3 on rank 1")
+    assert is_reported(named(findings, "same processors"), "warning", "AVX512 on rank 1")
     rounding = check_agreement(reports(MACHINE, odd, load=replace(LOAD, bits=False)))
-    assert is_said(named(rounding, "same processors"), "note")
+    assert is_reported(named(rounding, "same processors"), "note")
 
 
 def test_another_config_is_another_run() -> None:
     mixed = [*reports(MACHINE, config="abc"), *reports(MACHINE, MACHINE, config="xyz")[1:]]
     finding = named(check_agreement(mixed), "same config")
-    assert is_said(finding, "error", "config abc on rank 0", "config xyz on rank 1")
+    assert is_reported(finding, "error", "config abc on rank 0", "config xyz on rank 1")
     without = [*reports(MACHINE, config="abc"), *reports(MACHINE, MACHINE)[1:]]
-    assert is_said(named(check_agreement(without), "same config"), "error", "config none")
+    assert is_reported(named(check_agreement(without), "same config"), "error", "config none")
 
 
-def test_ranks_that_share_a_gpu_are_told() -> None:
+def test_ranks_that_share_a_gpu_are_reported() -> None:
     first = replace(LOAD, device="cuda:0", backend="nccl")
     # Slurm gives each rank its GPU as number 0: the same number, but another GPU.
     bound = [replace(WITH_GPUS, gpu_ids=(letter,)) for letter in "ab"]
-    assert is_said(named(check_agreement(reports(*bound, load=first)), "shared gpus"), "ok")
+    assert is_reported(named(check_agreement(reports(*bound, load=first)), "shared gpus"), "ok")
     shared = reports(WITH_GPUS, WITH_GPUS, load=first)
-    assert is_said(named(check_agreement(shared), "shared gpus"), "error", "ranks 0-1 on n1")
+    assert is_reported(named(check_agreement(shared), "shared gpus"), "error", "ranks 0-1 on n1")
     gloo = reports(WITH_GPUS, WITH_GPUS, load=replace(first, backend="gloo"))
-    assert is_said(named(check_agreement(gloo), "shared gpus"), "warning")
+    assert is_reported(named(check_agreement(gloo), "shared gpus"), "warning")
 
 
 def test_bound_ranks_are_judged_by_the_cpus_of_all() -> None:
     halves = [replace(MACHINE, cpus=tuple(range(4))), replace(MACHINE, cpus=tuple(range(4, 8)))]
     finding = named(check_agreement(reports(*halves)), "cpus")
-    assert is_said(finding, "ok", "8 CPUs for 2 ranks, 8 threads")
+    assert is_reported(finding, "ok", "8 CPUs for 2 ranks, 8 threads")
     idle = check_agreement(reports(*halves, load=replace(LOAD, threads=2)))
     (note,) = [f for f in idle if f.check == "cpus" and f.severity == "note"]
-    assert is_said(note, "note", "bound to 4 CPUs of its own, but uses 2 threads")
+    assert is_reported(note, "note", "bound to its own 4 CPUs, but uses 2 threads")
     both = reports(MACHINE, MACHINE, MACHINE)
-    assert is_said(named(check_agreement(both), "cpus"), "warning", "12 threads in all on 8 CPUs")
+    assert is_reported(
+        named(check_agreement(both), "cpus"), "warning", "12 threads in all on 8 CPUs"
+    )
 
 
 def test_a_rank_out_of_step_is_named() -> None:
     fine = [[("barrier", 0)] * 3, [("broadcast", 1)] * 3]
-    assert is_said(check_order(fine), "ok", "2 numbered collectives")
+    assert is_reported(check_order(fine), "ok", "2 numbered collectives")
     odd = check_order([*fine, [("gather", 2), ("barrier", 3), ("gather", 2)]])
-    assert is_said(odd, "error", "most ranks are at gather 2, but rank 1 at barrier 3")
+    assert is_reported(odd, "error", "most ranks are at gather 2, but rank 1 at barrier 3")
     assert odd.ranks == (1,)
 
 
 def test_clocks_are_judged_by_the_quickest_exchange() -> None:
     places = [Place(0, "n1"), Place(1, "n1"), Place(2, "n2")]
     slow = [(100.0, 5.0), (100.0, 5.0), (104.0, 5.0)]
-    assert is_said(check_clocks([slow, [(200.0, 0.01)] * 3], places), "ok")
+    assert is_reported(check_clocks([slow, [(200.0, 0.01)] * 3], places), "ok")
     late = [(200.0, 0.01), (200.0, 0.01), (230.0, 0.02)]
     finding = check_clocks([slow, late], places)
-    assert is_said(finding, "warning", "30.0 s apart", "ranks 2")
+    assert is_reported(finding, "warning", "30.0 s apart", "ranks 2")
     assert (finding.ranks, finding.hosts) == ((2,), ("n2",))
     # What the exchange itself took is no skew.
-    assert is_said(check_clocks([slow], places), "ok")
+    assert is_reported(check_clocks([slow], places), "ok")
 
 
 def test_a_folder_that_ranks_do_not_share_is_named_with_them() -> None:
     places = [Place(0, "n1"), Place(1, "n2"), Place(2, "n2")]
-    assert is_said(check_sharing("runs", [0.0, 0.1, 0.2], places, ""), "ok", "after 0.2")
+    assert is_reported(check_sharing("runs", [0.0, 0.1, 0.2], places, ""), "ok", "after 0.2")
     finding = check_sharing("runs", [0.0, None, None], places, "")
-    assert is_said(finding, "error", "ranks 1-2 on n2")
+    assert is_reported(finding, "error", "ranks 1-2 on n2")
     assert finding.ranks == (1, 2)
-    assert is_said(check_sharing("runs", [None] * 3, places, "No space left"), "error", "rank 0")
+    assert is_reported(
+        check_sharing("runs", [None] * 3, places, "No space left"), "error", "rank 0"
+    )
 
 
-def test_wrong_sums_and_slow_networks_are_told() -> None:
+def test_wrong_sums_and_slow_networks_are_reported() -> None:
     here, apart = [Place(0, "n1"), Place(1, "n1")], [Place(0, "n1"), Place(1, "n2")]
     right = Reduced(4096, 0.001, (), 4e6)
     (finding,) = check_all_reduce([right], here)
-    assert is_said(finding, "ok", "4 KB: right, 1 ms, 3.81 MB/s")
+    assert is_reported(finding, "ok", "4 KB: right, 1 ms, 3.81 MB/s")
     (wrong,) = check_all_reduce([replace(right, wrong=(1,))], here)
-    assert is_said(wrong, "error", "a wrong sum on ranks 1")
+    assert is_reported(wrong, "error", "a wrong sum on ranks 1")
     assert wrong.ranks == (1,)
-    assert is_said(check_all_reduce([right], apart)[-1], "note", "between machines")
+    assert is_reported(check_all_reduce([right], apart)[-1], "note", "between machines")
     fast = replace(right, bus_bytes=1e9)
     assert len(check_all_reduce([fast], apart)) == 1
 
@@ -537,24 +531,24 @@ def configured(folder: Path, **changes: object) -> Config:
 
 def test_lanes_are_dealt_to_the_world(tmp_path: Path) -> None:
     config = configured(tmp_path)
-    assert is_said(check_lanes(config, 4), "ok", "8 lanes of 4 samples, 2 a rank")
-    assert is_said(check_lanes(config, 3), "note", "2 to 3 a rank")
-    assert is_said(check_lanes(config, 9), "error", "9 ranks but only 8 lanes")
+    assert is_reported(check_lanes(config, 4), "ok", "8 lanes of 4 samples, 2 a rank")
+    assert is_reported(check_lanes(config, 3), "note", "2 to 3 a rank")
+    assert is_reported(check_lanes(config, 9), "error", "9 ranks but only 8 lanes")
     weighted = configured(tmp_path, **{"distributed.lane_weights": "[3,1]"})
-    assert is_said(check_lanes(weighted, 2), "ok")
-    assert is_said(check_lanes(weighted, 3), "error", "lane_weights")
+    assert is_reported(check_lanes(weighted, 2), "ok")
+    assert is_reported(check_lanes(weighted, 3), "error", "lane_weights")
 
 
 def test_the_task_must_be_there(tmp_path: Path) -> None:
     config = configured(tmp_path, task="task.py:Mine")
-    assert is_said(check_task(config), "error", "task.py", "No such file")
+    assert is_reported(check_task(config), "error", "task.py", "No such file")
     (tmp_path / "task.py").write_text("class Mine(\n")
-    assert is_said(check_task(config), "error", "line 1")
+    assert is_reported(check_task(config), "error", "line 1")
     (tmp_path / "task.py").write_text("class Other: ...\n")
-    assert is_said(check_task(config), "note", "no class Mine; it has Other")
+    assert is_reported(check_task(config), "note", "no class Mine; it has Other")
     (tmp_path / "task.py").write_text("raise SystemExit\nclass Mine: ...\n")
-    assert is_said(check_task(config), "ok", "Mine in")
-    assert is_said(check_task(configured(tmp_path)), "ok", "none")
+    assert is_reported(check_task(config), "ok", "Mine in")
+    assert is_reported(check_task(configured(tmp_path)), "ok", "none")
 
 
 def test_the_digest_is_of_the_run_not_of_the_rank(tmp_path: Path) -> None:
@@ -569,10 +563,10 @@ def test_the_digest_is_of_the_run_not_of_the_rank(tmp_path: Path) -> None:
 
 def test_an_allocation_without_a_step_is_noted() -> None:
     inside = {"SLURM_JOB_ID": "7"}
-    (note,) = check_launch(detect_launch(inside), told(MACHINE, **inside))
-    assert is_said(note, "note", "srun did not start this process")
+    (note,) = check_launch(detect_launch(inside), with_variables(MACHINE, **inside))
+    assert is_reported(note, "note", "srun did not start this process")
     (fine,) = check_launch(detect_launch({}), MACHINE)
-    assert is_said(fine, "ok", "none")
+    assert is_reported(fine, "ok", "none")
 
 
 def test_one_process_is_examined_and_leaves_nothing(tmp_path: Path) -> None:
@@ -595,7 +589,7 @@ def test_a_launch_that_contradicts_itself_is_a_finding(
         examination = examine(None, tmp_path, machine=MACHINE)
     assert examination.exit_code == 6
     (finding,) = [f for f in examination.findings if f.severity == "error"]
-    assert is_said(finding, "error", "RANK is set but WORLD_SIZE is not")
+    assert is_reported(finding, "error", "RANK is set but WORLD_SIZE is not")
     assert "/dev/shm" in {f.check for f in examination.findings}
 
 
@@ -612,12 +606,12 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     examination = examine(None, tmp_path / "file" / "run", machine=MACHINE)
     (finding,) = [f for f in examination.findings if f.check == "run folder"]
-    assert is_said(finding, "error", "cannot be written to")
+    assert is_reported(finding, "error", "cannot be written to")
 
 
-def test_this_machine_can_be_looked_at() -> None:
-    machine = look({"OMP_NUM_THREADS": "1", "SECRET": "x"})
-    assert machine.variables == {"OMP_NUM_THREADS": "1"}  # nothing else travels
+def test_this_machine_can_be_inspected() -> None:
+    machine = inspect_machine({"OMP_NUM_THREADS": "1", "SECRET": "x"})
+    assert machine.variables == {"OMP_NUM_THREADS": "1"}  # nothing else is sent
     assert machine.cpus
     assert set(machine.versions) == {"python", "torch", "samestep"}
     assert Interface("lo", "127.0.0.1") in machine.interfaces

@@ -3,14 +3,8 @@
 from pathlib import Path
 
 import pytest
-import torch
 
-from samestep.distributed.hardware import detect_hardware
-from samestep.environment.hardware import detect_platform
 from samestep.environment.launch import check_local_rank, detect_launch
-from samestep.environment.node_lists import expand_counts, expand_hosts
-from samestep.environment.ports import meeting_ports
-from samestep.environment.variables import is_same_launch, launch_names, process_environment
 from samestep.errors import LaunchError
 
 RECORDED = Path(__file__).parents[2] / "fixtures" / "launch"
@@ -117,36 +111,6 @@ def test_an_mpich_that_names_its_local_ranks_as_pmi_does_is_understood():
     assert detect_launch(hydras).local_rank == 0
 
 
-MPIRUN_IN_JOB = {"SAMESTEP_LAUNCH_ID": "mpirun-n1-77", "SLURM_JOB_ID": "5"}
-
-
-@pytest.mark.parametrize(
-    ("now", "same"),
-    [
-        # Of a requeued job, mpirun has another process number and so another name.
-        ({"SAMESTEP_LAUNCH_ID": "mpirun-n1-90", "SLURM_JOB_ID": "5", "SLURM_RESTART_COUNT": "1"}, True),
-        ({"SAMESTEP_LAUNCH_ID": "mpirun-n1-90", "SLURM_JOB_ID": "6", "SLURM_RESTART_COUNT": "1"}, False),
-        # A second mpirun in the same job is a launch of its own.
-        ({"SAMESTEP_LAUNCH_ID": "mpirun-n1-90", "SLURM_JOB_ID": "5"}, False),
-        ({"SAMESTEP_LAUNCH_ID": "mpirun-n1-90", "SLURM_JOB_ID": "5", "SLURM_RESTART_COUNT": ""}, False),
-        ({"SAMESTEP_LAUNCH_ID": "mpirun-n1-77"}, True),
-        ({"SLURM_JOB_ID": "5"}, True),
-        ({}, False),
-    ],
-)  # fmt: skip
-def test_an_mpirun_goes_on_when_its_slurm_job_is_requeued(now, same):
-    assert is_same_launch(now, launch_names(MPIRUN_IN_JOB)) is same
-
-
-def test_tasks_of_an_array_are_launches_of_their_own():
-    array = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_RESTART_COUNT": "1"}
-    first = {**array, "SLURM_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "0"}
-    again = {**first, "SLURM_JOB_ID": "8"}
-    other = {**array, "SLURM_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "1"}
-    assert is_same_launch(again, launch_names(first))
-    assert not is_same_launch(other, launch_names(first))
-
-
 def test_torchrun_inside_srun_goes_by_rank_and_not_by_slurms_task():
     torchrun = {
         "RANK": "6",
@@ -223,57 +187,6 @@ def test_master_variables_win_over_slurms_node_list():
 
 
 @pytest.mark.parametrize(
-    ("nodelist", "host"),
-    [
-        ("n1", "n1"),
-        ("n[1-2]", "n1"),
-        ("n[01-04,07],m2", "n01"),
-        ("m2,n[01-04]", "m2"),
-        ("tux[3]", "tux3"),
-        ("gpu-a100-[007,009]", "gpu-a100-007"),
-    ],
-)
-def test_the_first_host_of_a_node_list(nodelist, host):
-    assert expand_hosts(nodelist)[0] == host
-
-
-@pytest.mark.parametrize(
-    ("nodelist", "hosts"),
-    [
-        ("n1", ["n1"]),
-        ("n[01-04,07]", ["n01", "n02", "n03", "n04", "n07"]),
-        ("n[1-2],m2", ["n1", "n2", "m2"]),
-        ("a[9-11]-ib", ["a9-ib", "a10-ib", "a11-ib"]),
-        ("r[1-2]n[01-02]", ["r1n01", "r1n02", "r2n01", "r2n02"]),
-    ],
-)
-def test_a_node_list_in_full(nodelist, hosts):
-    assert expand_hosts(nodelist) == hosts
-
-
-@pytest.mark.parametrize("nodelist", ["n[a-b]", "n[]", "n[1-x]"])
-def test_a_node_list_with_odd_brackets_is_refused(nodelist):
-    with pytest.raises(LaunchError, match="no range of hosts"):
-        expand_hosts(nodelist)
-
-
-def test_counts_per_node_in_full():
-    assert expand_counts("2(x3),1") == [2, 2, 2, 1]
-
-
-def test_jobs_meet_at_their_own_ports_below_the_ephemeral_ones():
-    first, second = meeting_ports("7.0"), meeting_ports("8.0")
-    assert len(set(first)) == len(first) == 8
-    assert not set(first) & set(second)
-    assert all(20000 <= port < 32000 for port in first + second)
-
-
-def test_a_node_list_without_hosts_asks_for_a_master_address():
-    with pytest.raises(LaunchError, match="names no host: set MASTER_ADDR"):
-        expand_hosts("")
-
-
-@pytest.mark.parametrize(
     ("environ", "message"),
     [
         ({"RANK": "0"}, "RANK is set but WORLD_SIZE is not.*Set WORLD_SIZE, or unset RANK"),
@@ -298,49 +211,5 @@ def test_a_local_rank_argument_must_agree_with_the_launcher():
     launch = detect_launch(recorded("openmpi4.1_rank3"))
     check_local_rank(None, launch)
     check_local_rank(1, launch)
-    with pytest.raises(LaunchError, match="--local-rank is 0 but openmpi says 1"):
+    with pytest.raises(LaunchError, match="--local-rank is 0 but 1 according to openmpi"):
         check_local_rank(0, launch)
-
-
-@pytest.mark.parametrize(
-    ("environ", "platform"),
-    [
-        ({"KAGGLE_KERNEL_RUN_TYPE": "Interactive"}, "kaggle"),
-        ({"COLAB_RELEASE_TAG": "release-colab_20250101"}, "colab"),
-        ({"COLAB_GPU": "1"}, "colab"),
-        ({"KAGGLE_KERNEL_RUN_TYPE": "Batch", "COLAB_GPU": "0"}, "kaggle"),
-        ({}, "local"),
-    ],
-)
-def test_the_platform_is_known_by_its_variables(environ, platform):
-    found = detect_platform(environ)
-    assert found.value == platform
-    assert found.reason
-
-
-def test_hardware_lists_the_gpus_that_torch_sees(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"card {index}")
-    hardware = detect_hardware({"COLAB_GPU": "2"})
-    assert hardware.cuda_available
-    assert hardware.devices == ("card 0", "card 1")
-    assert hardware.platform.value == "colab"
-
-
-@pytest.mark.parametrize(
-    ("built_for", "reason"), [(None, "is built without CUDA"), ("12.8", "but sees no GPU")]
-)
-def test_hardware_says_why_there_is_no_gpu(monkeypatch, built_for, reason):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.version, "cuda", built_for)
-    hardware = detect_hardware({})
-    assert (hardware.cuda_available, hardware.device_count) == (False, 0)
-    assert reason in hardware.cuda.reason
-
-
-def test_the_process_environment_is_a_copy(monkeypatch):
-    monkeypatch.setenv("SAMESTEP_TEST", "before")
-    copy = process_environment()
-    monkeypatch.setenv("SAMESTEP_TEST", "after")
-    assert copy["SAMESTEP_TEST"] == "before"

@@ -84,7 +84,7 @@ def test_json_lines_and_parquet_hold_the_same_values(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_lists_of_any_length_and_grids_are_kept_where_there_is_room(tmp_path: Path) -> None:
+def test_lists_of_any_length_and_grids_are_kept_where_the_format_allows(tmp_path: Path) -> None:
     import pyarrow.parquet
 
     run = finished_run(tmp_path / "run", params={"gives": "ragged"})
@@ -99,14 +99,14 @@ def test_lists_of_any_length_and_grids_are_kept_where_there_is_room(tmp_path: Pa
         predict(run, "valid", tmp_path / "p.csv")
 
 
-def test_inputs_alone_need_no_pair(tmp_path: Path) -> None:
+def test_inputs_need_no_targets(tmp_path: Path) -> None:
     run = finished_run(tmp_path / "run")
     predict(run, "plain:10", tmp_path / "p.jsonl", batch=3)
     read = torch.tensor([line["output"] for line in objects(tmp_path / "p.jsonl")])
     assert torch.equal(read, expected(run, 10, 3))
 
 
-def test_the_training_set_is_known_without_a_hook(tmp_path: Path) -> None:
+def test_the_training_set_needs_no_hook(tmp_path: Path) -> None:
     run = finished_run(tmp_path / "run")
     assert predict(run, "train", tmp_path / "p.csv").samples == 21
 
@@ -129,7 +129,7 @@ def test_best_last_or_any_step_gives_its_weights(tmp_path: Path) -> None:
         assert torch.equal(read, expected(run, 37, 4, which=str(step)))
 
 
-def test_averaged_weights_are_taken_where_they_are_kept(tmp_path: Path) -> None:
+def test_averaged_weights_are_loaded_from_where_they_are_kept(tmp_path: Path) -> None:
     def shifted(by: float) -> dict[str, Tensor]:
         return {"3.bias": torch.full((3,), by), "3.weight": torch.zeros(3, 8)}
 
@@ -150,7 +150,7 @@ def test_averaged_weights_are_taken_where_they_are_kept(tmp_path: Path) -> None:
         ("mean", "there are no weights 'mean'"),
     ],
 )
-def test_weights_that_are_not_there(weights: str, words: str, tmp_path: Path) -> None:
+def test_missing_weights_are_refused(weights: str, words: str, tmp_path: Path) -> None:
     run = finished_run(tmp_path / "run")
     with pytest.raises(CheckpointError, match=words):
         predict(run, "valid", tmp_path / "p.csv", weights=weights)
@@ -162,24 +162,24 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
         predict(run, "valid", tmp_path / "p.csv", weights="ema")
 
 
-def test_a_file_that_is_there_is_replaced_only_by_force(tmp_path: Path) -> None:
+def test_an_existing_file_is_replaced_only_by_force(tmp_path: Path) -> None:
     run, output = finished_run(tmp_path / "run"), tmp_path / "p.csv"
     output.write_text("mine")
-    with pytest.raises(OutputError, match=r"p\.csv is there already: --force"):
+    with pytest.raises(OutputError, match=r"p\.csv exists already: --force"):
         predict(run, "valid", output)
     assert output.read_text() == "mine"
     predict(run, "valid", output, force=True)
     assert len(rows(output)) == 37
 
 
-def test_the_format_is_the_suffix_or_what_is_said(tmp_path: Path) -> None:
+def test_the_format_is_the_suffix_or_the_requested_one(tmp_path: Path) -> None:
     run = finished_run(tmp_path / "run")
     assert predict(run, "valid", tmp_path / "p.CSV").format == "csv"
     assert predict(run, "valid", tmp_path / "p.txt", format="jsonl").format == "jsonl"
     assert len(objects(tmp_path / "p.txt")) == 37
-    for output, asked in (("p.tsv", None), ("p", None), ("q.csv", "tsv")):
+    for output, requested in (("p.tsv", None), ("p", None), ("q.csv", "tsv")):
         with pytest.raises(OutputError, match="csv or jsonl or parquet"):
-            predict(run, "valid", tmp_path / output, format=asked)
+            predict(run, "valid", tmp_path / output, format=requested)
 
 
 @pytest.mark.parametrize(
@@ -190,21 +190,21 @@ def test_the_format_is_the_suffix_or_what_is_said(tmp_path: Path) -> None:
         ("renames", "jsonl", "the same ones in every batch"),
         ("renames", "parquet", "the same ones in every batch"),
         ("retypes", "parquet", "'a' was of float and is of int64 from row 12 on"),
-        ("mixed", "parquet", "'a' is not one of one type of int64, as in the rows before"),
+        ("mixed", "parquet", "'a' is not of one type of int64, as in the rows before"),
         ("reshapes", "csv", r"rows from 12 on have the cells index, a_0, a_1, unlike"),
         ("clash", "csv", "two columns would have one name"),
         ("one", "csv", "one number as column 'output'"),
         ("pair", "csv", "a dict as column 'a'"),
-        ("nothing", "csv", "gave no columns"),
-        ("index", "csv", "the name 'index'"),
+        ("nothing", "csv", "returned no columns"),
+        ("index", "csv", "named a column 'index'"),
         ("odd", "jsonl", "a object in column 'a'"),
     ],
 )
-def test_what_a_task_may_not_predict(gives: str, kind: str, words: str, tmp_path: Path) -> None:
+def test_invalid_predictions_are_refused(gives: str, kind: str, words: str, tmp_path: Path) -> None:
     run = finished_run(tmp_path / "run", params={"gives": gives, "fails_at": 15})
     with pytest.raises(TaskError, match=words):
         predict(run, "valid", tmp_path / f"p.{kind}")
-    assert names(tmp_path) == ["run"], "nothing half-written is left"
+    assert names(tmp_path) == ["run"], "no half-written file remains"
 
 
 @pytest.mark.parametrize(
@@ -215,16 +215,16 @@ def test_what_a_task_may_not_predict(gives: str, kind: str, words: str, tmp_path
         ("valid", "Scores has no validation data"),
     ],
 )
-def test_data_that_cannot_be_predicted(data: str, words: str, tmp_path: Path) -> None:
+def test_data_that_cannot_be_predicted_are_refused(data: str, words: str, tmp_path: Path) -> None:
     run = finished_run(tmp_path / "run", params={"gives": "no valid"})
     with pytest.raises(TaskError, match=words):
         predict(run, data, tmp_path / "p.csv")
 
 
-def test_data_that_no_task_knows(tmp_path: Path) -> None:
+def test_data_that_the_task_does_not_know_are_refused(tmp_path: Path) -> None:
     from samestep import Task
 
-    with pytest.raises(TaskError, match=r"what data 'mine' are: define predict_data"):
+    with pytest.raises(TaskError, match=r"does not know the data 'mine': define predict_data"):
         Task().predict_data("mine")
 
 
@@ -237,7 +237,7 @@ def test_lane_weights_of_another_number_of_ranks_are_named(tmp_path: Path) -> No
     predict(run, "valid", tmp_path / "p.csv", "distributed.lane_weights=null")
 
 
-def test_a_file_that_cannot_be_written_is_said_so(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     run = finished_run(tmp_path / "run")
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=r"p\.csv could not be written"):
@@ -247,7 +247,7 @@ def test_a_file_that_cannot_be_written_is_said_so(tmp_path: Path) -> None:
         predict(run, "valid", tmp_path / "folder.csv", force=True)
 
 
-def test_a_full_disk_is_said_so(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path) -> None:
     run = finished_run(tmp_path / "run")
     (tmp_path / "p.csv.partial").symlink_to("/dev/full")
     with pytest.raises(OutputError, match="No space left on device"):

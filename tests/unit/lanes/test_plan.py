@@ -1,8 +1,7 @@
-"""Samples, lanes and ranks: nothing lost, nothing twice, one tree."""
+"""Samples, lanes and ranks: nothing lost, nothing twice."""
 
-import math
 import re
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import pytest
 from hypothesis import assume, given, settings
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 
 from samestep.errors import PlanError
 from samestep.lanes.plan import BatchPlan, EpochPlan, deal_lanes
-from samestep.lanes.tree import LaneTree, aligned_blocks, merge_order
 
 unhurried = settings(deadline=None)
 
@@ -26,14 +24,6 @@ def weighted_worlds(draw):
     lanes, world = draw(worlds())
     weight = st.floats(0.01, 100.0)
     return lanes, draw(st.lists(weight, min_size=world, max_size=world))
-
-
-@st.composite
-def cuts(draw):
-    """Any contiguous assignment of 1 to 20 lanes, one or more to each rank."""
-    lanes = draw(st.integers(1, 20))
-    inner = draw(st.sets(st.integers(1, lanes - 1))) if lanes > 1 else set()
-    return [range(a, b) for a, b in pairwise([0, *sorted(inner), lanes])]
 
 
 def visited(plan, assignment):
@@ -134,75 +124,6 @@ def test_weights_that_sum_to_the_lanes_are_the_counts(weights):
 )
 def test_lanes_follow_the_weights(lanes, weights, counts):
     assert [len(part) for part in deal_lanes(lanes, len(weights), weights)] == counts
-
-
-def whole_tree(lanes):
-    tree = LaneTree(lambda left, right: (left, right))
-    for lane in range(lanes):
-        tree.push(lane, 1, lane)
-    return tree.close()
-
-
-def tree_over_ranks(assignment):
-    """The expression when each rank adds its own lanes and merge_order adds the rest."""
-    slots, blocks = [], []
-    for lanes in assignment:
-        own = LaneTree(lambda left, right: (left, right))
-        for lane in lanes:
-            own.push(lane, 1, lane)
-        slots += own.nodes
-        blocks += aligned_blocks(lanes)
-    assert len(slots) == len(blocks)
-    for left, right in merge_order(blocks):
-        slots[left] = (slots[left], slots[right])
-        slots[right] = "used up"
-    return slots[0]
-
-
-def depth(expression):
-    return 1 + max(map(depth, expression)) if isinstance(expression, tuple) else 0
-
-
-@unhurried
-@given(cuts())
-def test_any_assignment_adds_the_lanes_in_the_same_tree(assignment):
-    assert tree_over_ranks(assignment) == whole_tree(assignment[-1].stop)
-
-
-@pytest.mark.parametrize("lanes", range(1, 21))
-def test_every_world_size_adds_the_lanes_in_the_same_tree(lanes):
-    trees = {tree_over_ranks(deal_lanes(lanes, world)) for world in range(1, lanes + 1)}
-    assert trees == {whole_tree(lanes)}
-
-
-@pytest.mark.parametrize("lanes", range(1, 21))
-def test_the_tree_is_as_shallow_as_a_binary_tree_can_be(lanes):
-    assert depth(whole_tree(lanes)) == math.ceil(math.log2(lanes))
-
-
-def test_the_tree_of_existing_runs_does_not_change():
-    assert whole_tree(4) == ((0, 1), (2, 3))
-    assert whole_tree(7) == (((0, 1), (2, 3)), ((4, 5), 6))
-
-
-@unhurried
-@given(cuts())
-def test_aligned_blocks_tile_a_ranks_lanes(assignment):
-    for lanes in assignment:
-        blocks = aligned_blocks(lanes)
-        starts = list(accumulate((size for _, size in blocks), initial=lanes.start))
-        assert [start for start, _ in blocks] == starts[:-1]
-        assert starts[-1] == lanes.stop
-        assert all(size & (size - 1) == 0 and start % size == 0 for start, size in blocks)
-
-
-def test_a_cleared_tree_starts_again():
-    tree = LaneTree(lambda left, right: left + right)
-    tree.push(0, 1, "a")
-    tree.clear()
-    tree.push(0, 1, "b")
-    tree.push(1, 1, "c")
-    assert tree.close() == "bc"
 
 
 def numbers_after(words, message):

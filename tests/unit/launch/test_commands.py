@@ -1,7 +1,7 @@
-"""The launchers as text: their scripts to the letter, their plans, and every mistake's words.
+"""The launchers as text: their scripts to the letter, their plans, and every error message.
 
-`SAMESTEP_UPDATE_GOLDEN=1 pytest tests/unit/test_launchers.py` writes the scripts in tests/golden/
-anew: read what git says has changed before you commit it.
+`SAMESTEP_UPDATE_GOLDEN=1 pytest tests/unit/launch/test_commands.py` rewrites the scripts in
+tests/golden/: read the diff before you commit it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typer.testing import CliRunner
 from samestep.cli import app
 from samestep.config import Config, load_config
 from samestep.errors import LaunchError, PlanError, UserError
-from samestep.launch.commands.local import LocalLaunch, local_launch
-from samestep.launch.commands.mpirun import MpiLaunch, flavour_of, mpi_launch
+from samestep.launch.commands.mpirun import flavour_of, mpirun_command
 from samestep.launch.commands.rank_command import RankCommand
 from samestep.launch.commands.size import Host, Size, parse_hosts
 from samestep.launch.commands.slurm import directives, slurm_job
-from samestep.launch.commands.ssh import ssh_launch
+from samestep.launch.commands.ssh import ssh_commands
 from samestep.launch.commands.summary import more_processes_may_help, plan_rows
-from samestep.launch.commands.torchrun import torchrun_script
+from samestep.launch.commands.torchrun import torchrun_command
+from samestep.launch.run.launches import Launch, MpirunLaunch, TorchrunLaunch
 from samestep.launch.run.mpirun import find_flavour
-from samestep.launch.run.start import Request, plan_of, prepare, script_of
+from samestep.launch.run.prepare import Request, prepare
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 GOOD = {"task": "task.py:Good", "epochs": 1, "global_batch": 8}
@@ -79,7 +79,7 @@ def everywhere(
 def by_mpi(flavour: Any, hosts: str, **more: Any) -> str:
     found = parse_hosts(hosts, 4) if hosts else ()
     at = {"cpus": 2, "as_root": False, **more}
-    return mpi_launch(everywhere(), flavour, 4, found, "job", ENVIRON, **at).script()
+    return mpirun_command(everywhere(), flavour, 4, found, "job", ENVIRON, **at).script()
 
 
 def by_slurm(nodes: Size | None, restarts: int = 0, **options: Any) -> str:
@@ -100,7 +100,7 @@ def everything() -> str:
 
 
 def here(rank_command: RankCommand, **more: Any) -> str:
-    return torchrun_script(local_launch(rank_command, 4, **more))
+    return torchrun_command(rank_command, 4, **more).script()
 
 
 SCRIPTS: dict[str, Callable[[], str]] = {
@@ -121,8 +121,8 @@ SCRIPTS: dict[str, Callable[[], str]] = {
     "slurm_torchrun": lambda: by_slurm(Size(1, 2), 3, style="torchrun", cpus_per_task=4),
     "slurm_mpirun": lambda: by_slurm(Size(2, 2), style="mpirun"),
     "slurm_everything": everything,
-    "ssh": lambda: ssh_launch(everywhere(), parse_hosts("a:4,b:2", None), "job").script(),
-    "ssh_surrounded": lambda: ssh_launch(
+    "ssh": lambda: ssh_commands(everywhere(), parse_hosts("a:4,b:2", None), "job").script(),
+    "ssh_surrounded": lambda: ssh_commands(
         everywhere({"ssh": "ssh -p 2222", "modules": ["cuda"], "environment": {"A": "it's"},
                     "before": ["ulimit -n 4096"]}),
         parse_hosts("a,b", None), "job",
@@ -164,12 +164,12 @@ def test_shellcheck_has_no_doubt_about_any_script(tmp_path: Path) -> None:
 
 
 def test_the_ranks_of_torch_distributed_launch_get_their_number_as_it_gave_it() -> None:
-    legacy = local_launch(everywhere(launch_method="torch.distributed.launch"), 2)
-    assert legacy.command[-2:] == ("--launched", "--local-rank=${local_rank}")
-    assert local_launch(everywhere(), 2).command[-1] == "--launched"
+    legacy = torchrun_command(everywhere(launch_method="torch.distributed.launch"), 2)
+    assert legacy.rank_argv[-2:] == ("--launched", "--local-rank=${local_rank}")
+    assert torchrun_command(everywhere(), 2).rank_argv[-1] == "--launched"
 
 
-def test_no_mail_is_asked_for_without_an_address() -> None:
+def test_no_mail_is_requested_without_an_address() -> None:
     found = directives(slurm_job(everywhere({"slurm": {"mail_type": "ALL"}}), None, 1))
     assert not [line for line in found if line.startswith("--mail")]
 
@@ -196,22 +196,22 @@ def test_the_ranks_of_a_job_are_the_options_or_the_gpus_or_the_configs() -> None
 def test_variables_of_the_config_are_set_for_mpirun_and_only_named_on_its_command_line() -> None:
     rank_command = everywhere({"environment": {"TOKEN": "secret", "MASTER_ADDR": "n9"}})
     hosts = parse_hosts("a:1,b:1", None)
-    launch = mpi_launch(rank_command, "openmpi", 2, hosts, "job", {}, cpus=8, as_root=False)
+    launch = mpirun_command(rank_command, "openmpi", 2, hosts, "job", {}, cpus=8, as_root=False)
     assert launch.variables["TOKEN"] == "secret"
-    assert launch.variables["MASTER_ADDR"] == "n9", "the config's own word wins"
+    assert launch.variables["MASTER_ADDR"] == "n9", "the config wins"
     assert "secret" not in " ".join(launch.argv)
     named = [b for a, b in zip(launch.argv, launch.argv[1:], strict=False) if a == "-x"]
     assert {"TOKEN", "MASTER_ADDR"} <= set(named)
 
 
 @pytest.mark.parametrize("world", [4, 9])
-def test_openmpi_is_told_of_more_ranks_than_cpus_only_where_it_does_not_know_the_hosts(
+def test_openmpi_may_oversubscribe_cpus_only_where_it_does_not_know_the_hosts(
     world: int,
 ) -> None:
     def argv(hosts: str) -> tuple[str, ...]:
         found = parse_hosts(hosts, world) if hosts else ()
         rank_command = everywhere()
-        return mpi_launch(
+        return mpirun_command(
             rank_command, "openmpi", world, found, "j", {}, cpus=4, as_root=False
         ).argv
 
@@ -261,9 +261,9 @@ def test_the_end_of_an_address_is_not_taken_for_a_number_of_ranks(text: str) -> 
 
 def test_the_ranks_meet_at_the_host_and_not_at_its_user() -> None:
     hosts = parse_hosts("me@n1:1,me@n2:1", None)
-    remote = ssh_launch(everywhere(), hosts, "job").remote(1)
+    remote = ssh_commands(everywhere(), hosts, "job").remote(1)
     assert "--master-addr n1 " in remote
-    by_mpi = mpi_launch(everywhere(), "openmpi", 2, hosts, "job", {}, cpus=8, as_root=False)
+    by_mpi = mpirun_command(everywhere(), "openmpi", 2, hosts, "job", {}, cpus=8, as_root=False)
     assert by_mpi.variables["MASTER_ADDR"] == "n1"
 
 
@@ -278,7 +278,7 @@ def hosts(text: str, nproc: int | None = None) -> Callable[[Path], object]:
     return lambda folder: parse_hosts(text, nproc)
 
 
-def asked(via: str, *overrides: str, **request: Any) -> Callable[[Path], object]:
+def requested(via: str, *overrides: str, **request: Any) -> Callable[[Path], Launch]:
     """By prepare(), as the command line does it."""
     for name in ("nproc", "nodes"):
         if name in request:
@@ -299,12 +299,12 @@ def arrayed(*overrides: str, array: str | None = None) -> Callable[[Path], objec
     return make
 
 
-def said(text: str) -> Callable[[Path], object]:
-    """An mpirun that says this of itself."""
+def printing(text: str) -> Callable[[Path], object]:
+    """An mpirun whose --version prints this."""
 
     def make(folder: Path) -> object:
         path = program(folder / "mpirun", f"echo '{text}'")
-        return asked("mpirun", f"launch.mpirun={path}", nproc=2)(folder)
+        return requested("mpirun", f"launch.mpirun={path}", nproc=2)(folder)
 
     return make
 
@@ -327,7 +327,7 @@ SSH_REFUSES = {k: v for k, v in MPI_REFUSES.items() if k != "master_port"}
 
 def meaningless(via: str, options: dict[str, Any]) -> list[Any]:
     return [
-        (f"{name} by {via}", asked(via, **{name: value}), LaunchError,
+        (f"{name} by {via}", requested(via, **{name: value}), LaunchError,
          [f"--{name.replace('_', '-')} means nothing with --via {via}: leave it out"])
         for name, value in options.items()
     ]  # fmt: skip
@@ -366,7 +366,7 @@ MISTAKES = [
     ("hosts that share unevenly", hosts("a,b", 5), LaunchError,
      ["--nproc 5 cannot be shared evenly by 2 hosts", "as a:4,b:3"]),
     ("more hosts than ranks", hosts("a,b,c", 2), LaunchError, ["cannot be shared evenly"]),
-    ("other ranks than asked for", hosts("a:4,b:4", 6), LaunchError,
+    ("other ranks than requested", hosts("a:4,b:4", 6), LaunchError,
      ["--nproc is 6, but --hosts a:4,b:4 take 8 ranks"]),
     # Options that mean nothing
     *meaningless("mpirun", MPI_REFUSES),
@@ -374,93 +374,93 @@ MISTAKES = [
     *meaningless("ssh", SSH_REFUSES),
     *meaningless("torchrun", {"hosts": "a:1"}),
     *meaningless("torch.distributed.launch", {"hosts": "a:1"}),
-    ("several by slurm", asked("slurm", hosts="a:1", rendezvous="n:1"), LaunchError,
+    ("several by slurm", requested("slurm", hosts="a:1", rendezvous="n:1"), LaunchError,
      ["--rendezvous, --hosts means nothing with --via slurm"]),
     # mpirun
-    ("mpirun without ranks", asked("mpirun"), LaunchError,
+    ("mpirun without ranks", requested("mpirun"), LaunchError,
      ["mpirun must know the number of ranks: add --nproc, or --hosts a:4,b:4"]),
-    ("mpirun on hosts without ranks", asked("mpirun", hosts="a,b"), LaunchError,
+    ("mpirun on hosts without ranks", requested("mpirun", hosts="a,b"), LaunchError,
      ["mpirun must know the number of ranks"]),
-    ("mpirun with a range", asked("mpirun", nproc="2:4"), LaunchError,
+    ("mpirun with a range", requested("mpirun", nproc="2:4"), LaunchError,
      ["--nproc is 2:4: mpirun starts a fixed number, so give one number"]),
-    ("no mpirun", asked("mpirun", "launch.mpirun=no-such-mpirun", nproc=2), LaunchError,
+    ("no mpirun", requested("mpirun", "launch.mpirun=no-such-mpirun", nproc=2), LaunchError,
      ["there is no no-such-mpirun here", "module load", "launch.mpirun", "--via ssh"]),
-    ("an unknown mpirun", said("acmerun 7\nmore"), LaunchError,
-     ["neither OpenMPI's nor hydra's", "it says 'acmerun 7'", "launch.mpirun"]),
-    ("an mpirun that says nothing", said(""), LaunchError, ["it says 'nothing'"]),
-    ("mpirun against world_size", asked("mpirun", "distributed.world_size=4", nproc=2),
+    ("an unknown mpirun", printing("acmerun 7\nmore"), LaunchError,
+     ["neither OpenMPI's nor hydra's", "it prints 'acmerun 7'", "launch.mpirun"]),
+    ("an mpirun that prints nothing", printing(""), LaunchError, ["it prints 'nothing'"]),
+    ("mpirun against world_size", requested("mpirun", "distributed.world_size=4", nproc=2),
      LaunchError, ["distributed.world_size is 4 but mpirun is to start 2 ranks", "world_size: auto"]),
-    ("mpirun with more ranks than lanes", asked("mpirun", nproc=9), PlanError,
+    ("mpirun with more ranks than lanes", requested("mpirun", nproc=9), PlanError,
      ["Start 8 ranks or fewer, or set lanes to 9 or more"]),
     # Slurm
-    ("slurm against gpus", asked("slurm", "launch.slurm.gpus_per_node=4", nproc=2), LaunchError,
+    ("slurm against gpus", requested("slurm", "launch.slurm.gpus_per_node=4", nproc=2), LaunchError,
      ["--nproc is 2 but --gpus-per-node 4: one rank drives one GPU"]),
-    ("slurm with a range of ranks", asked("slurm", nproc="2:4"), LaunchError,
+    ("slurm with a range of ranks", requested("slurm", nproc="2:4"), LaunchError,
      ["--nproc is 2:4: Slurm starts a fixed number"]),
-    ("a range of nodes by srun", asked("slurm", nodes="1:2"), LaunchError,
+    ("a range of nodes by srun", requested("slurm", nodes="1:2"), LaunchError,
      ["--nodes is 1:2: ranks of the style srun do not come and go, so give one number"]),
-    ("a range of nodes by mpirun", asked("slurm", "launch.slurm.style=mpirun", nodes="1:2"),
+    ("a range of nodes by mpirun", requested("slurm", "launch.slurm.style=mpirun", nodes="1:2"),
      LaunchError, ["style mpirun do not come and go"]),
-    ("restarts by srun", asked("slurm", max_restarts=2), LaunchError,
-     ["--max-restarts is 2", "it is Slurm that starts a job again", "--style torchrun"]),
-    ("slurm with more ranks than lanes", asked("slurm", nodes=3, nproc=3), PlanError,
+    ("restarts by srun", requested("slurm", max_restarts=2), LaunchError,
+     ["--max-restarts is 2", "Slurm restarts the job", "--style torchrun"]),
+    ("slurm with more ranks than lanes", requested("slurm", nodes=3, nproc=3), PlanError,
      ["Start 8 ranks or fewer, or set lanes to 9 or more"]),
-    ("slurm against world_size", asked("slurm", "distributed.world_size=4", nproc=2),
+    ("slurm against world_size", requested("slurm", "distributed.world_size=4", nproc=2),
      LaunchError, ["distributed.world_size is 4 but the job has 2 ranks"]),
     ("a task's number without an array", arrayed("seed={array}"), LaunchError,
      ["an override has {array}, but there is no --array"]),
     ("a name for each task", arrayed("name=run-{array}", array="0-3"), LaunchError,
-     ["name=run-{array}", "have directories of their own already, 0 and so on"]),
+     ["name=run-{array}", "already have their own directories, 0 and so on"]),
     ("a directory for each task", arrayed("run_dir=x/{array}", array="0-3"), LaunchError,
-     ["directories of their own already"]),
+     ["already have their own directories"]),
     # ssh
-    ("ssh without hosts", asked("ssh"), LaunchError,
+    ("ssh without hosts", requested("ssh"), LaunchError,
      ["--via ssh must know the machines: add --hosts, such as --hosts a:4,b:4"]),
-    ("ssh with a range", asked("ssh", hosts="a,b", nproc="2:4"), LaunchError,
+    ("ssh with a range", requested("ssh", hosts="a,b", nproc="2:4"), LaunchError,
      ["--nproc is 2:4: ssh starts a fixed number"]),
-    ("ssh with more ranks than lanes", asked("ssh", hosts="a:8,b:1"), PlanError,
+    ("ssh with more ranks than lanes", requested("ssh", hosts="a:8,b:1"), PlanError,
      ["Start 8 ranks or fewer"]),
-    ("ssh against world_size", asked("ssh", "distributed.world_size=4", hosts="a:1,b:1"),
+    ("ssh against world_size", requested("ssh", "distributed.world_size=4", hosts="a:1,b:1"),
      LaunchError, ["distributed.world_size is 4 but --hosts take 2 ranks"]),
     # Machines by torchrun
-    ("a node beyond the nodes", asked("torchrun", nproc=2, nodes=2, node_rank=2, master_addr="n0"),
+    ("a node beyond the nodes", requested("torchrun", nproc=2, nodes=2, node_rank=2, master_addr="n0"),
      LaunchError, ["--node-rank is 2: 2 nodes run from 0 to 1"]),
-    ("a node and no address", asked("torchrun", nproc=2, nodes=2, node_rank=0), LaunchError,
+    ("a node and no address", requested("torchrun", nproc=2, nodes=2, node_rank=0), LaunchError,
      ["--node-rank is 0: add --master-addr, node 0's host"]),
-    ("an address and no node", asked("torchrun", nproc=2, nodes=2, master_addr="n0"), LaunchError,
+    ("an address and no node", requested("torchrun", nproc=2, nodes=2, master_addr="n0"), LaunchError,
      ["--master-addr is for machines numbered by hand: add --node-rank"]),
-    ("a port and no node", asked("torchrun", nproc=2, nodes=2, master_port=1), LaunchError,
+    ("a port and no node", requested("torchrun", nproc=2, nodes=2, master_port=1), LaunchError,
      ["add --node-rank"]),
     ("two places to meet",
-     asked("torchrun", nproc=2, nodes=2, node_rank=0, master_addr="n0", rendezvous="n1:1"),
-     LaunchError, ["--rendezvous and --master-addr both say where to meet: keep one"]),
-    ("a numbered node of one", asked("torchrun", nproc=2, node_rank=0, master_addr="n0"),
+     requested("torchrun", nproc=2, nodes=2, node_rank=0, master_addr="n0", rendezvous="n1:1"),
+     LaunchError, ["--rendezvous and --master-addr both set the meeting point: keep one"]),
+    ("a numbered node of one", requested("torchrun", nproc=2, node_rank=0, master_addr="n0"),
      LaunchError, [ADD_NODES]),
-    ("a rendezvous of one", asked("torchrun", nproc=2, rendezvous="n0:1"), LaunchError,
+    ("a rendezvous of one", requested("torchrun", nproc=2, rendezvous="n0:1"), LaunchError,
      ["--rendezvous", ADD_NODES]),
-    ("nodes that meet nowhere", asked("torchrun", nproc=2, nodes=2), LaunchError,
-     ["nothing says where they meet: add --rendezvous HOST:PORT, or --node-rank N"]),
+    ("nodes that meet nowhere", requested("torchrun", nproc=2, nodes=2), LaunchError,
+     ["no meeting point is given: add --rendezvous HOST:PORT, or --node-rank N"]),
     ("numbered nodes that come and go",
-     asked("torchrun", nproc=2, nodes="1:2", node_rank=0, master_addr="n0"), LaunchError,
+     requested("torchrun", nproc=2, nodes="1:2", node_rank=0, master_addr="n0"), LaunchError,
      ["--nodes is 1:2: with --node-rank the machines do not come and go"]),
     ("restarts of numbered nodes",
-     asked("torchrun", nproc=2, nodes=2, node_rank=0, master_addr="n0", max_restarts=1),
+     requested("torchrun", nproc=2, nodes=2, node_rank=0, master_addr="n0", max_restarts=1),
      LaunchError, ["--max-restarts is 1 beside --node-rank", "give --rendezvous HOST:PORT instead"]),
-    ("two ranges", asked("torchrun", nproc="1:2", nodes="1:2", rendezvous="n0:1"), LaunchError,
+    ("two ranges", requested("torchrun", nproc="1:2", nodes="1:2", rendezvous="n0:1"), LaunchError,
      ["give a range for one of them"]),
-    ("a range without a restart", asked("torchrun", nproc="1:2"), LaunchError,
+    ("a range without a restart", requested("torchrun", nproc="1:2"), LaunchError,
      ["no rank can be left out without a restart: add --max-restarts"]),
     ("a range against world_size",
-     asked("torchrun", "distributed.world_size=2", nproc="1:2", max_restarts=1), LaunchError,
+     requested("torchrun", "distributed.world_size=2", nproc="1:2", max_restarts=1), LaunchError,
      ["distributed.world_size is 2 but the number of ranks may change", "world_size: auto"]),
     ("a range with a batch per rank",
-     asked("torchrun", "global_batch=null", "batch_per_rank=4", nproc="1:2", max_restarts=1),
+     requested("torchrun", "global_batch=null", "batch_per_rank=4", nproc="1:2", max_restarts=1),
      LaunchError, ["batch_per_rank makes the run depend", "set global_batch instead"]),
-    ("elastic nodes that begin anew",
-     asked("torchrun", "resume.checkpoint=never", nproc=2, nodes=2, rendezvous="n0:1"),
-     LaunchError, ["resume: never would begin anew whenever a node comes or goes"]),
+    ("elastic nodes that never resume",
+     requested("torchrun", "resume.checkpoint=never", nproc=2, nodes=2, rendezvous="n0:1"),
+     LaunchError, ["resume: never would start from step 0 whenever a node joins or leaves"]),
     ("nodes against world_size",
-     asked("torchrun", "distributed.world_size=2", nproc=2, nodes=2, rendezvous="n0:1"),
+     requested("torchrun", "distributed.world_size=2", nproc=2, nodes=2, rendezvous="n0:1"),
      LaunchError, ["world_size is 2 but --nproc is 2 and --nodes 2"]),
 ]  # fmt: skip
 
@@ -476,7 +476,7 @@ def no_job(monkeypatch: pytest.MonkeyPatch) -> None:
     ("make", "error", "fragments"),
     [pytest.param(*row, id=name) for name, *row in MISTAKES],
 )
-def test_a_mistake_says_what_to_do(
+def test_a_mistake_names_the_fix(
     tmp_path: Path, make: Callable[[Path], object], error: type, fragments: list[str]
 ) -> None:
     with pytest.raises(UserError) as caught:
@@ -489,38 +489,38 @@ def test_a_mistake_says_what_to_do(
 @pytest.mark.parametrize("via", ["mpirun", "slurm", "ssh"])
 def test_node_0_means_nothing_either(via: str, tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=f"--node-rank means nothing with --via {via}"):
-        asked(via, node_rank=0)(tmp_path)
+        requested(via, node_rank=0)(tmp_path)
 
 
 def test_what_the_mistakes_vary_is_itself_right(tmp_path: Path) -> None:
     mpirun = f"launch.mpirun={program(tmp_path / 'mpirun', 'echo Open MPI')}"
     for request in (
-        asked("mpirun", mpirun, nproc=2),
-        asked("mpirun", mpirun, hosts="a:4,b:4"),
-        asked("mpirun", mpirun, hosts="a,b", nproc=8),
-        asked("mpirun", mpirun, "distributed.world_size=4"),
-        asked("slurm", nodes=2, nproc=4),
-        asked("slurm", "launch.slurm.gpus_per_node=4", nproc=4),
-        asked("slurm", "launch.slurm.style=torchrun", nodes="1:2", max_restarts=3),
-        asked("ssh", hosts="a:4,b:4", master_port=1234),
-        asked("torchrun", nproc=2, nodes=2, node_rank=1, master_addr="n0", master_port=1),
-        asked("torchrun", nproc=2, nodes="1:2", rendezvous="n0:1", max_restarts=1),
-        asked("torchrun", nproc="1:2", max_restarts=1),
+        requested("mpirun", mpirun, nproc=2),
+        requested("mpirun", mpirun, hosts="a:4,b:4"),
+        requested("mpirun", mpirun, hosts="a,b", nproc=8),
+        requested("mpirun", mpirun, "distributed.world_size=4"),
+        requested("slurm", nodes=2, nproc=4),
+        requested("slurm", "launch.slurm.gpus_per_node=4", nproc=4),
+        requested("slurm", "launch.slurm.style=torchrun", nodes="1:2", max_restarts=3),
+        requested("ssh", hosts="a:4,b:4", master_port=1234),
+        requested("torchrun", nproc=2, nodes=2, node_rank=1, master_addr="n0", master_port=1),
+        requested("torchrun", nproc=2, nodes="1:2", rendezvous="n0:1", max_restarts=1),
+        requested("torchrun", nproc="1:2", max_restarts=1),
     ):
-        launch: Any = request(tmp_path)
-        assert script_of(launch).startswith("#!/bin/bash\n")
-        assert dict(plan_of(launch))["same"] == "bits"
+        launch = request(tmp_path)
+        assert launch.script().startswith("#!/bin/bash\n")
+        assert dict(launch.summary())["same"] == "bits"
     assert arrayed("seed={array}", array="0-3")(tmp_path)
 
 
-def test_a_launcher_is_asked_for_by_the_config_or_the_option(tmp_path: Path) -> None:
-    static = asked("torchrun", nproc=2, nodes=2, node_rank=1, master_addr="n0")(tmp_path)
-    assert isinstance(static, LocalLaunch)
-    assert static.rendezvous == "n0:29500", "torchrun's own port"
+def test_a_launcher_is_chosen_by_the_config_or_the_option(tmp_path: Path) -> None:
+    static = requested("torchrun", nproc=2, nodes=2, node_rank=1, master_addr="n0")(tmp_path)
+    assert isinstance(static, TorchrunLaunch)
+    assert static.command.rendezvous == "n0:29500", "torchrun's own port"
     path = program(tmp_path / "mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
-    by_mpi = asked("mpirun", f"launch.mpirun={path}", nproc=2)(tmp_path)
-    assert isinstance(by_mpi, MpiLaunch)
-    assert by_mpi.argv[:3] == (str(path), "-np", "2")
+    by_mpi = requested("mpirun", f"launch.mpirun={path}", nproc=2)(tmp_path)
+    assert isinstance(by_mpi, MpirunLaunch)
+    assert by_mpi.command.argv[:3] == (str(path), "-np", "2")
 
 
 def test_agents_in_a_slurm_job_meet_on_its_first_node(
@@ -528,12 +528,12 @@ def test_agents_in_a_slurm_job_meet_on_its_first_node(
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[3-4]")
-    launch = asked("torchrun", nproc=2, nodes="1:2")(tmp_path)
-    assert isinstance(launch, LocalLaunch)
-    host, _, port = launch.rendezvous.partition(":")
+    launch = requested("torchrun", nproc=2, nodes="1:2")(tmp_path)
+    assert isinstance(launch, TorchrunLaunch)
+    host, _, port = launch.command.rendezvous.partition(":")
     assert host == "n3"
     assert 1024 < int(port) < 65536
-    assert asked("torchrun", nproc=2, nodes="1:2")(tmp_path).rendezvous == launch.rendezvous  # type: ignore[attr-defined]
+    assert requested("torchrun", nproc=2, nodes="1:2")(tmp_path) == launch
 
 
 # The same, as it is typed
@@ -553,7 +553,7 @@ CLI_MISTAKES = [
     ("a task's number without an array", ["seed={array}", "--via", "slurm"],
      ["an override has {array}, but there is no --array"]),
     ("a name for each task", ["name=x-{array}", "--via", "slurm", "--array", "0-3"],
-     ["have directories of their own already, 0 and so on"]),
+     ["already have their own directories, 0 and so on"]),
     ("a range of nodes by srun", ["--via", "slurm", "--nodes", "1:2"], ["style srun"]),
     ("more ranks than lanes", ["--via", "slurm", "--nproc", "9"], ["Start 8 ranks or fewer"]),
     ("hosts for torchrun", ["--hosts", "a:1"], ["--hosts means nothing with --via torchrun"]),
@@ -574,7 +574,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "fragments"), [pytest.param(*row, id=name) for name, *row in CLI_MISTAKES]
 )
-def test_a_mistake_on_the_command_line_says_what_to_do(
+def test_a_mistake_on_the_command_line_names_the_fix(
     folder: Path, arguments: list[str], fragments: list[str]
 ) -> None:
     done = CliRunner().invoke(app, ["launch", "run.yaml", *arguments, "--print"])
@@ -616,7 +616,7 @@ VERSIONS = [
 
 
 @pytest.mark.parametrize(("version", "flavour"), VERSIONS)
-def test_an_mpirun_is_known_by_what_it_says(version: str, flavour: str) -> None:
+def test_an_mpirun_is_recognized_by_its_version(version: str, flavour: str) -> None:
     assert flavour_of(version) == flavour
 
 
@@ -646,10 +646,10 @@ def test_an_mpirun_that_cannot_run_is_named(tmp_path: Path) -> None:
         find_flavour(str(path))
 
 
-# What a launch comes to
+# What a launch amounts to
 
 
-def test_a_plan_says_how_the_lanes_are_shared() -> None:
+def test_a_plan_shows_how_the_lanes_are_shared() -> None:
     rows = dict(plan_rows(config("lanes=8"), 4, 2, 3))
     assert rows == {
         "run directory": Path("runs/run"),
@@ -663,13 +663,13 @@ def test_a_plan_says_how_the_lanes_are_shared() -> None:
     }
 
 
-def test_a_plan_says_if_some_ranks_have_more_lanes() -> None:
+def test_a_plan_shows_if_some_ranks_have_more_lanes() -> None:
     assert dict(plan_rows(config(), 3, 1, 1))["lanes"] == "8: 2 to 3 for each rank"
     weighed = config("distributed.lane_weights=[3, 1]")
     assert dict(plan_rows(weighed, 2, 1, 1))["lanes"] == "8: 2 to 6 for each rank"
 
 
-def test_a_plan_does_not_guess_what_the_machines_find_out() -> None:
+def test_a_plan_does_not_guess_what_the_machines_decide() -> None:
     rows = dict(plan_rows(config(), None, 2, None))
     assert rows["ranks"] == "one for each GPU"
     assert rows["lanes"] == 8
@@ -700,9 +700,9 @@ def test_more_processes_are_offered_where_they_share_lanes_and_threads(
     threads: int, lanes: int, ranks: int
 ) -> None:
     loaded = config(f"lanes={lanes}", f"global_batch={lanes}")
-    said = more_processes_may_help(loaded, 1, threads, on_gpu=False)
-    assert f"One process computes with {threads} threads" in said
-    assert said.endswith(f"samestep launch --nproc {ranks}")
+    hint = more_processes_may_help(loaded, 1, threads, on_gpu=False)
+    assert f"One process computes with {threads} threads" in hint
+    assert hint.endswith(f"samestep launch --nproc {ranks}")
 
 
 @pytest.mark.parametrize(

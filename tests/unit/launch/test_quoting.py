@@ -24,15 +24,14 @@ from hypothesis import strategies as st
 
 from samestep.config import Config, load_config
 from samestep.config.plain_yaml import parse_yaml
-from samestep.environment.ports import meeting_ports
+from samestep.environment.ports import rendezvous_ports
 from samestep.errors import ConfigError, LaunchError
-from samestep.launch.commands.local import local_launch
-from samestep.launch.commands.mpirun import mpi_launch
+from samestep.launch.commands.mpirun import mpirun_command
 from samestep.launch.commands.rank_command import RankCommand, quoted
 from samestep.launch.commands.size import Size, parse_hosts
 from samestep.launch.commands.slurm import directives, slurm_job
-from samestep.launch.commands.ssh import ssh_launch
-from samestep.launch.commands.torchrun import torchrun_script
+from samestep.launch.commands.ssh import ssh_commands
+from samestep.launch.commands.torchrun import torchrun_command
 
 unhurried = settings(deadline=None, derandomize=True, max_examples=20)
 
@@ -221,8 +220,8 @@ def agents(case: Case) -> list[str]:
 @example(WORST)
 def test_torchrun_gets_what_was_meant(shell: Shell, case: Case) -> None:
     rank_command = shell.rank_command(case)
-    launch = local_launch(rank_command, 2, nodes=Size(1, 2), rendezvous="n0:29500")
-    [call] = loads_modules(shell.run(torchrun_script(launch)), case)
+    launch = torchrun_command(rank_command, 2, nodes=Size(1, 2), rendezvous="n0:29500")
+    [call] = loads_modules(shell.run(launch.script()), case)
     everything_arrived(call, case, rank_command)
     assert call.program == PYTHON
     assert call.arguments == [
@@ -238,7 +237,7 @@ def test_torchrun_gets_what_was_meant(shell: Shell, case: Case) -> None:
 @example(WORST)
 def test_mpirun_gets_what_was_meant(shell: Shell, case: Case) -> None:
     rank_command = shell.rank_command(case)
-    launch = mpi_launch(rank_command, "hydra", 2, (), "job", {}, cpus=8, as_root=False)
+    launch = mpirun_command(rank_command, "hydra", 2, (), "job", {}, cpus=8, as_root=False)
     [call] = loads_modules(shell.run(launch.script()), case)
     everything_arrived(call, case, rank_command)
     assert call.program == "mpirun"
@@ -339,10 +338,10 @@ def test_a_task_of_an_array_gets_a_directory_of_its_own(shell: Shell, name: str)
 def test_a_host_gets_through_ssh_what_was_meant(shell: Shell, case: Case) -> None:
     rank_command = shell.rank_command(case, ssh="ssh -p 2222 -o 'User=some one'")
     calls = loads_modules(
-        shell.run(ssh_launch(rank_command, parse_hosts("a:2,b:4", None), "job").script()),
+        shell.run(ssh_commands(rank_command, parse_hosts("a:2,b:4", None), "job").script()),
         Case(**{**vars(case), "modules": case.modules * 2}),
     )
-    port = meeting_ports("job")[0]
+    port = rendezvous_ports("job")[0]
     for node, (host, nproc) in enumerate([("a", 2), ("b", 4)]):
         [ssh] = [call for call in calls if call.program == "ssh" and call.arguments[-2] == host]
         assert ssh.arguments[:-1] == ["-p", "2222", "-o", "User=some one", "--", host]
@@ -360,7 +359,7 @@ def test_the_script_over_ssh_ends_when_its_agents_do(shell: Shell, tmp_path: Pat
     script = tmp_path / "script.sh"
     (tmp_path / "ssh").write_text("#!/bin/sh\nexit 0\n")
     (tmp_path / "ssh").chmod(0o755)
-    launch = ssh_launch(shell.rank_command(HARMLESS), parse_hosts("a:2,b:2", None), "job")
+    launch = ssh_commands(shell.rank_command(HARMLESS), parse_hosts("a:2,b:2", None), "job")
     script.write_text(launch.script())
     process = subprocess.Popen(
         ["bash", str(script)],
@@ -372,7 +371,7 @@ def test_the_script_over_ssh_ends_when_its_agents_do(shell: Shell, tmp_path: Pat
     try:
         assert process.wait(3) == 0
     except subprocess.TimeoutExpired:
-        pytest.fail("it goes on after all agents have ended")
+        pytest.fail("it continues after all agents have ended")
     finally:
         with_its_children(process.pid, "KILL")
         process.wait()
@@ -388,7 +387,7 @@ def test_the_script_over_ssh_fails_when_an_agent_does(shell: Shell, tmp_path: Pa
     for name, text in (("ssh", "exit 3"), ("sleep", "exit 0"), ("tail", "exit 0")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    launch = ssh_launch(shell.rank_command(HARMLESS), parse_hosts("a:2,b:2", None), "job")
+    launch = ssh_commands(shell.rank_command(HARMLESS), parse_hosts("a:2,b:2", None), "job")
     script.write_text(launch.script())
     path = f"{tmp_path}:{os.environ['PATH']}"
     done = subprocess.run(
@@ -407,9 +406,9 @@ def test_the_script_over_ssh_fails_when_an_agent_does(shell: Shell, tmp_path: Pa
 def test_commands_before_the_ranks_are_lines_of_their_own(shell: Shell, before: str) -> None:
     rank_command = shell.rank_command(HARMLESS, before=[before, "export SEEN_BEFORE=yes"])
     for script in (
-        torchrun_script(local_launch(rank_command, 2)),
+        torchrun_command(rank_command, 2).script(),
         slurm_job(rank_command, None, 2).script(),
-        ssh_launch(rank_command, parse_hosts("a:2", None), "job").script(),
+        ssh_commands(rank_command, parse_hosts("a:2", None), "job").script(),
     ):
         call = next(c for c in shell.run(script) if c.program in ("srun", PYTHON))
         assert call.environ["SEEN_BEFORE"] == "yes"
@@ -419,7 +418,7 @@ def test_commands_before_the_ranks_are_lines_of_their_own(shell: Shell, before: 
 def test_a_host_without_the_working_folder_starts_nothing(shell: Shell) -> None:
     """Whatever comes before the command: `a && b || true && c` does c even if a has failed."""
     rank_command = shell.rank_command(HARMLESS, before=["false || true"])
-    remote = ssh_launch(rank_command, parse_hosts("a:2", None), "job").remote(0)
+    remote = ssh_commands(rank_command, parse_hosts("a:2", None), "job").remote(0)
     rank_command.working_folder.rmdir()
     with tempfile.TemporaryDirectory() as seen:
         done = subprocess.run(
@@ -467,7 +466,7 @@ def read_directive(text: str) -> list[str]:
 
 
 def lines_of(script: str) -> list[str]:
-    """The directives, which all stand before the first command, one on a line."""
+    """The directives, which all come before the first command, one on a line."""
     lines = script.split("\n")
     first_command = next(n for n, line in enumerate(lines) if line and not line.startswith("#"))
     marked = [n for n, line in enumerate(lines) if line.startswith("#SBATCH")]
@@ -544,7 +543,7 @@ def test_control_characters_in_the_launch_section_are_refused(key: str, text: st
     ],
 )  # fmt: skip
 def test_a_variable_that_no_shell_can_set_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"launch\.environment.*no name of a variable"):
+    with pytest.raises(ConfigError, match=r"launch\.environment.*is not a variable's name"):
         tiny({"launch": {"environment": {name: "x"}}})
 
 
@@ -552,7 +551,7 @@ def test_a_variable_that_no_shell_can_set_is_refused(name: str) -> None:
 def test_an_ssh_command_that_cannot_be_split_is_refused(line: str) -> None:
     def script() -> str:
         rank_command = in_folder({"launch": {"ssh": line}})
-        return ssh_launch(rank_command, parse_hosts("a:2", None), "job").script()
+        return ssh_commands(rank_command, parse_hosts("a:2", None), "job").script()
 
     with pytest.raises((ConfigError, LaunchError), match="ssh"):
         script()

@@ -1,4 +1,4 @@
-"""What is done with a launch: Slurm's programs, mpirun and signals, each by a stand-in."""
+"""Running a launch: Slurm's programs, mpirun and signals, each by a stand-in."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ from typer.testing import CliRunner
 from samestep.cli import app
 from samestep.config import load_config
 from samestep.errors import LaunchError, RankFailed, Stopped
-from samestep.launch.commands.mpirun import Flavour, MpiLaunch, mpi_launch
+from samestep.launch.commands.mpirun import Flavour, MpirunCommand, mpirun_command
 from samestep.launch.commands.rank_command import RankCommand
 from samestep.launch.commands.size import parse_hosts
 from samestep.launch.commands.slurm import SlurmJob, slurm_job
-from samestep.launch.commands.ssh import SshLaunch, ssh_launch
+from samestep.launch.commands.ssh import SshCommands, ssh_commands
 from samestep.launch.run import slurm as slurm_jobs
-from samestep.launch.run.mpirun import run_mpi
+from samestep.launch.run.launches import MpirunLaunch, SlurmLaunch
+from samestep.launch.run.mpirun import run_mpirun
 from samestep.launch.run.signal_forwarder import SignalForwarder
 from samestep.launch.run.slurm import (
     Submitted,
-    follow,
+    follow_job,
     jobs_of,
     logs_of,
     newest_job,
@@ -40,7 +41,6 @@ from samestep.launch.run.slurm import (
     submit,
 )
 from samestep.launch.run.ssh import check_hosts, run_over_ssh
-from samestep.launch.run.start import start
 
 GOOD = {"task": "task.py:Good", "epochs": 1, "global_batch": 8, "name": "tiny"}
 
@@ -59,7 +59,7 @@ def program(path: Path, body: str) -> Path:
 # Slurm
 
 SCONTROL = """
-echo "$0 $*" >> "{root}/asked"
+echo "$0 $*" >> "{root}/calls"
 [ -e "{root}/answers" ] || {{ echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1; }}
 head -n 1 "{root}/answers" | tr '|' '\\n'
 [ "$(wc -l < "{root}/answers")" -eq 1 ] || sed -i 1d "{root}/answers"
@@ -80,7 +80,7 @@ def shown(state: str, job: str = "12", **more: str) -> str:
 
 @dataclass
 class Cluster:
-    """Slurm's programs, which say what the test wants."""
+    """Slurm's programs, which answer what the test wants."""
 
     root: Path
 
@@ -88,9 +88,9 @@ class Cluster:
     def run(self) -> Path:
         return self.root / "runs" / "tiny"
 
-    def says(self, *answers: str) -> None:
+    def answers(self, *lines: str) -> None:
         """One after the other; the last one from then on."""
-        (self.root / "answers").write_text("".join(f"{answer}\n" for answer in answers))
+        (self.root / "answers").write_text("".join(f"{line}\n" for line in lines))
 
     def forgets(self) -> None:
         (self.root / "answers").unlink()
@@ -102,8 +102,8 @@ class Cluster:
         with (self.run / "slurm" / name).open("a") as file:
             file.write(text)
 
-    def asked(self, name: str) -> list[str]:
-        path = self.root / "asked"
+    def calls_of(self, name: str) -> list[str]:
+        path = self.root / "calls"
         lines = path.read_text().splitlines() if path.exists() else []
         found = [line.split(" ", 1) for line in lines]
         return [rest for who, rest in found if who == str(self.root / "bin" / name)]
@@ -111,7 +111,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    note = f'echo "$0 $*" >> "{tmp_path}/asked"'
+    note = f'echo "$0 $*" >> "{tmp_path}/calls"'
     program(tmp_path / "bin" / "sbatch", f"{note}; echo '12;cluster'")
     program(tmp_path / "bin" / "scancel", note)
     program(tmp_path / "bin" / "scontrol", SCONTROL.format(root=tmp_path))
@@ -137,7 +137,7 @@ def test_a_job_is_submitted_by_its_script_and_remembered(cluster: Cluster) -> No
     assert found.script == str(script)
     assert not found.array
     assert script.read_text() == job.script()
-    assert cluster.asked("sbatch") == [f"--parsable {script}"]
+    assert cluster.calls_of("sbatch") == [f"--parsable {script}"]
     [line] = (cluster.run / "slurm" / "jobs.jsonl").read_text().splitlines()
     assert json.loads(line)["job"] == "12"
     assert jobs_of(cluster.run) == [found]
@@ -146,17 +146,17 @@ def test_a_job_is_submitted_by_its_script_and_remembered(cluster: Cluster) -> No
 def test_two_jobs_never_write_to_one_run(cluster: Cluster) -> None:
     submit(cluster.job())
     for state in ("RUNNING", "PENDING", "COMPLETING", "SUSPENDED", "REQUEUED"):
-        cluster.says(shown(state))
+        cluster.answers(shown(state))
         with pytest.raises(LaunchError, match=f"has job 12, which is {state}: two jobs") as caught:
             submit(cluster.job())
         assert f"samestep slurm cancel {cluster.run}" in str(caught.value)
-    assert len(cluster.asked("sbatch")) == 1
+    assert len(cluster.calls_of("sbatch")) == 1
 
 
 @pytest.mark.parametrize("state", ["COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"])
-def test_a_run_whose_job_is_over_may_be_submitted_again(cluster: Cluster, state: str) -> None:
+def test_a_run_whose_job_has_ended_may_be_submitted_again(cluster: Cluster, state: str) -> None:
     submit(cluster.job())
-    cluster.says(shown(state))
+    cluster.answers(shown(state))
     submit(cluster.job())
     assert len(jobs_of(cluster.run)) == 2
     assert newest_job(cluster.run) == jobs_of(cluster.run)[1]
@@ -171,7 +171,7 @@ def test_a_run_whose_job_is_forgotten_may_be_submitted_again(cluster: Cluster) -
 
 def test_a_job_that_sbatch_refuses_is_not_remembered(cluster: Cluster) -> None:
     program(cluster.root / "bin" / "sbatch", "echo 'sbatch: error: invalid partition' >&2; exit 1")
-    with pytest.raises(LaunchError, match="sbatch said: sbatch: error: invalid partition"):
+    with pytest.raises(LaunchError, match="sbatch failed: sbatch: error: invalid partition"):
         submit(cluster.job())
     assert jobs_of(cluster.run) == []
 
@@ -180,47 +180,47 @@ def test_a_folder_that_cannot_be_written_is_named(cluster: Cluster) -> None:
     (cluster.root / "runs").write_text("a file")
     with pytest.raises(LaunchError, match=r"runs/tiny/slurm cannot be written: Not a directory"):
         submit(cluster.job())
-    assert cluster.asked("sbatch") == []
+    assert cluster.calls_of("sbatch") == []
 
 
 def test_a_state_is_read_from_the_line_of_the_job(cluster: Cluster) -> None:
-    cluster.says(shown("RUNNING", Restarts="2", RunTime="1-02:03:04"))
+    cluster.answers(shown("RUNNING", Restarts="2", RunTime="1-02:03:04"))
     state = state_of("12")
-    assert cluster.asked("scontrol") == ["show job --oneliner 12"]
+    assert cluster.calls_of("scontrol") == ["show job --oneliner 12"]
     assert (state.job, state.state, state.reason, state.nodes) == ("12", "RUNNING", "", "n[1-2]")
     assert (state.elapsed, state.restarts, state.exit_code) == ("1-02:03:04", "2", "0:0")
-    cluster.says(shown("PENDING", NodeList="(null)", Reason="Resources"))
+    cluster.answers(shown("PENDING", NodeList="(null)", Reason="Resources"))
     assert (state_of("12").nodes, state_of("12").reason) == ("", "Resources")
 
 
-def test_an_array_is_over_when_its_last_task_is(cluster: Cluster) -> None:
+def test_an_array_ends_with_its_last_task(cluster: Cluster) -> None:
     done, going = shown("COMPLETED", "12"), shown("RUNNING", "13", ArrayJobId="12")
-    cluster.says(f"{done}|{going}")
+    cluster.answers(f"{done}|{going}")
     assert state_of("12").state == "RUNNING"
-    cluster.says(f"{done}|{done}")
+    cluster.answers(f"{done}|{done}")
     assert state_of("12").state == "COMPLETED"
 
 
 def test_an_array_has_failed_when_one_task_has(cluster: Cluster, slept: list[float]) -> None:
     failed = shown("FAILED", "13", ArrayJobId="12", ExitCode="3:0")
     job = submit(cluster.job(array="0-1"))
-    cluster.says(f"{shown('COMPLETED', '12')}|{failed}")
+    cluster.answers(f"{shown('COMPLETED', '12')}|{failed}")
     with pytest.raises(RankFailed, match="FAILED"):
-        follow(cluster.run, job, print, None)
+        follow_job(cluster.run, job, print, None)
 
 
 def followed(cluster: Cluster, job: Submitted, *states: str) -> tuple[list[str], str]:
     """What a person sees who stays with a job of these states."""
-    cluster.says(*states)
-    told: list[str] = []
+    cluster.answers(*states)
+    reported: list[str] = []
     output = io.StringIO()
 
-    def tell(words: str) -> None:
-        told.append(words.removeprefix("job 12: "))
-        cluster.writes(f"line {len(told)}\n")
+    def report(line: str) -> None:
+        reported.append(line.removeprefix("job 12: "))
+        cluster.writes(f"line {len(reported)}\n")
 
-    follow(cluster.run, job, tell, output)
-    return told, output.getvalue()
+    follow_job(cluster.run, job, report, output)
+    return reported, output.getvalue()
 
 
 PENDING = shown("PENDING", NodeList="(null)", Reason="Priority")
@@ -231,8 +231,10 @@ def test_following_shows_states_and_output_until_the_end(
     cluster: Cluster, slept: list[float]
 ) -> None:
     job = submit(cluster.job())
-    told, output = followed(cluster, job, PENDING, PENDING, RUNNING, RUNNING, shown("COMPLETED"))
-    assert told == ["PENDING (Priority)", "RUNNING on n[1-2]", "COMPLETED on n[1-2]"]
+    reported, output = followed(
+        cluster, job, PENDING, PENDING, RUNNING, RUNNING, shown("COMPLETED")
+    )
+    assert reported == ["PENDING (Priority)", "RUNNING on n[1-2]", "COMPLETED on n[1-2]"]
     assert output == "line 1\nline 2\nline 3\n"
 
 
@@ -240,27 +242,27 @@ def test_following_shows_what_comes_after_the_end(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = submit(cluster.job())
-    cluster.says(shown("COMPLETED"))
+    cluster.answers(shown("COMPLETED"))
     naps: list[float] = []
 
     def sleep(seconds: float) -> None:
         naps.append(seconds)
         if len(naps) == 2:
-            cluster.writes("late words\n")
+            cluster.writes("late lines\n")
 
     clock = SimpleNamespace(sleep=sleep, monotonic=lambda: sum(naps))
     monkeypatch.setattr(slurm_jobs, "time", clock)
     output = io.StringIO()
-    follow(cluster.run, job, lambda words: None, output)
-    assert output.getvalue() == "late words\n"
+    follow_job(cluster.run, job, lambda line: None, output)
+    assert output.getvalue() == "late lines\n"
     assert 1.0 < sum(naps) < 3.0
 
 
 def test_a_requeue_does_not_end_following(cluster: Cluster, slept: list[float]) -> None:
     job = submit(cluster.job())
     states = [RUNNING, shown("FAILED", ExitCode="75:0"), PENDING, RUNNING, shown("COMPLETED")]
-    told, _ = followed(cluster, job, *states)
-    assert [words.split()[0] for words in told] == [
+    reported, _ = followed(cluster, job, *states)
+    assert [line.split()[0] for line in reported] == [
         "RUNNING", "FAILED", "PENDING", "RUNNING", "COMPLETED",
     ]  # fmt: skip
 
@@ -284,7 +286,7 @@ def test_following_ends_as_the_job_did(
     assert str(cluster.run / "slurm" / "12.out") in str(caught.value)
 
 
-def test_following_a_job_that_saved_and_stopped_says_so(
+def test_following_a_job_that_saved_and_stopped_is_reported_as_stopped(
     cluster: Cluster, slept: list[float]
 ) -> None:
     job = submit(cluster.job())
@@ -293,11 +295,11 @@ def test_following_a_job_that_saved_and_stopped_says_so(
 
 
 def followed_until_forgotten(cluster: Cluster, state: str) -> None:
-    """Follow a job of which Slurm says this once, and then no more."""
+    """Follow a job that Slurm forgets after this answer."""
     job = submit(cluster.job())
-    cluster.says(state)
-    follow(
-        cluster.run, job, lambda words: cluster.forgets() if "UNKNOWN" not in words else None, None
+    cluster.answers(state)
+    follow_job(
+        cluster.run, job, lambda line: cluster.forgets() if "UNKNOWN" not in line else None, None
     )
 
 
@@ -305,7 +307,7 @@ def test_a_job_that_is_forgotten_after_its_end_is_known_by_its_last_state(
     cluster: Cluster, slept: list[float]
 ) -> None:
     followed_until_forgotten(cluster, shown("COMPLETED"))
-    assert len(cluster.asked("scontrol")) > 1, "it was asked for again"
+    assert len(cluster.calls_of("scontrol")) > 1, "its state was queried again"
 
 
 def test_a_job_that_is_forgotten_while_it_ran_has_not_succeeded(
@@ -316,9 +318,7 @@ def test_a_job_that_is_forgotten_while_it_ran_has_not_succeeded(
 
 
 @pytest.mark.parametrize("line", ["{half a", "[1, 2]", '{"unknown": 1}', "null"])
-def test_a_damaged_list_of_jobs_is_an_error_that_says_what_to_do(
-    cluster: Cluster, line: str
-) -> None:
+def test_a_damaged_list_of_jobs_is_an_error_that_names_the_fix(cluster: Cluster, line: str) -> None:
     submit(cluster.job())
     with (cluster.run / "slurm" / "jobs.jsonl").open("a") as file:
         file.write(line + "\n")
@@ -327,7 +327,7 @@ def test_a_damaged_list_of_jobs_is_an_error_that_says_what_to_do(
             ask(cluster.run)
     with pytest.raises(LaunchError, match=r"jobs\.jsonl cannot be read"):
         submit(cluster.job())
-    assert len(cluster.asked("sbatch")) == 1
+    assert len(cluster.calls_of("sbatch")) == 1
 
 
 def test_following_ends_when_a_job_without_a_requeue_is_preempted(
@@ -338,7 +338,7 @@ def test_following_ends_when_a_job_without_a_requeue_is_preempted(
 
     def sleep(seconds: float) -> None:
         naps.append(seconds)
-        assert sum(naps) < 100, "it would follow for ever"
+        assert sum(naps) < 100, "it would follow forever"
 
     clock = SimpleNamespace(sleep=sleep, monotonic=lambda: sum(naps))
     monkeypatch.setattr(slurm_jobs, "time", clock)
@@ -354,27 +354,27 @@ def test_following_outlives_a_moment_in_which_slurm_is_busy(
     busy = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     answer = scontrol.read_text().replace(
         "\n[ -e",
-        f'\nif [ "$(wc -l < "{cluster.root}/asked")" -eq 3 ]; then echo "{busy}" >&2; exit 1; fi\n[ -e',
+        f'\nif [ "$(wc -l < "{cluster.root}/calls")" -eq 3 ]; then echo "{busy}" >&2; exit 1; fi\n[ -e',
         1,
     )
     scontrol.write_text(answer)
-    told, _ = followed(cluster, job, RUNNING, RUNNING, RUNNING, shown("COMPLETED"))
-    assert told[0].startswith("RUNNING")
-    assert told[-1].startswith("COMPLETED")
+    reported, _ = followed(cluster, job, RUNNING, RUNNING, RUNNING, shown("COMPLETED"))
+    assert reported[0].startswith("RUNNING")
+    assert reported[-1].startswith("COMPLETED")
 
 
 def test_a_character_that_is_written_in_two_halves_is_shown_whole(
     cluster: Cluster, slept: list[float]
 ) -> None:
     job = submit(cluster.job())
-    cluster.says(RUNNING, shown("COMPLETED"))
+    cluster.answers(RUNNING, shown("COMPLETED"))
     output, halves = io.StringIO(), ["ü".encode()[:1], "ü".encode()[1:]]
 
-    def tell(words: str) -> None:
+    def report(line: str) -> None:
         with (cluster.run / "slurm" / "12.out").open("ab") as file:
             file.write(halves.pop(0))
 
-    follow(cluster.run, job, tell, output)
+    follow_job(cluster.run, job, report, output)
     assert output.getvalue() == "ü"
 
 
@@ -386,7 +386,7 @@ def test_the_output_of_an_array_is_all_its_tasks(cluster: Cluster) -> None:
     assert [path.name for path in logs_of(cluster.run, job)] == ["12_0.out", "12_1.out"]
 
 
-def test_a_machine_without_slurm_is_told_apart(
+def test_a_machine_without_slurm_is_recognized(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -404,48 +404,63 @@ def test_a_slurm_that_does_not_answer_is_not_waited_for(
     monkeypatch.setattr(slurm_jobs, "_SECONDS_TO_ANSWER", 0.2)
     with pytest.raises(LaunchError, match=r"scontrol did not answer within 0\.2 s"):
         submit(cluster.job())
-    assert len(cluster.asked("sbatch")) == 1, "nobody knows whether the first job still runs"
+    assert len(cluster.calls_of("sbatch")) == 1, "nobody knows whether the first job still runs"
 
 
 def test_a_slurm_that_fails_is_quoted(cluster: Cluster) -> None:
     program(
         cluster.root / "bin" / "scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1"
     )
-    with pytest.raises(LaunchError, match="scontrol said: Unable to contact slurm controller"):
+    with pytest.raises(LaunchError, match="scontrol failed: Unable to contact slurm controller"):
         state_of("12")
     program(cluster.root / "bin" / "scontrol", "exit 3")
-    with pytest.raises(LaunchError, match="scontrol said: exit code 3"):
+    with pytest.raises(LaunchError, match="scontrol failed: exit code 3"):
         state_of("12")
 
 
-def test_a_slurm_that_says_nothing_of_a_job_is_no_accident(cluster: Cluster) -> None:
+def test_an_empty_answer_about_a_job_means_unknown(cluster: Cluster) -> None:
     program(cluster.root / "bin" / "scontrol", "exit 0")
     assert state_of("12").state == "UNKNOWN"
 
 
 def test_starting_a_job_submits_it_and_leaves_it_alone(cluster: Cluster) -> None:
-    told: list[str] = []
-    start(cluster.job(), told.append)
-    [words] = told
-    assert "submitted job 12" in words
-    assert f"samestep slurm status {cluster.run}" in words
-    assert cluster.asked("scontrol") == []
+    reported: list[str] = []
+    SlurmLaunch(cluster.job()).run(reported.append)
+    [line] = reported
+    assert "submitted job 12" in line
+    assert f"samestep slurm status {cluster.run}" in line
+    assert cluster.calls_of("scontrol") == []
 
 
 def test_starting_a_job_can_stay_with_it(
     cluster: Cluster, slept: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster.says(RUNNING, shown("COMPLETED"))
-    told: list[str] = []
+    cluster.answers(RUNNING, shown("COMPLETED"))
+    reported: list[str] = []
 
-    def tell(words: str) -> None:
-        told.append(words)
-        if "RUNNING" in words:
+    def report(line: str) -> None:
+        reported.append(line)
+        if "RUNNING" in line:
             cluster.writes("a rank speaks\n")
 
-    start(cluster.job(), tell, follows=True)
-    assert told[-1] == "job 12: COMPLETED on n[1-2]"
+    SlurmLaunch(cluster.job()).run(report, follow=True)
+    assert reported[-1] == "job 12: COMPLETED on n[1-2]"
     assert capsys.readouterr().out == "a rank speaks\n"
+
+
+@pytest.mark.parametrize(("quiet", "cancelled"), [(True, ["12"]), (False, [])])
+def test_an_interrupt_cancels_only_a_job_that_nobody_sees(
+    cluster: Cluster, slept: list[float], quiet: bool, cancelled: list[str]
+) -> None:
+    cluster.answers(RUNNING)
+
+    def interrupt(line: str) -> None:
+        if "RUNNING" in line:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        SlurmLaunch(cluster.job()).run(interrupt, follow=True, quiet=quiet)
+    assert cluster.calls_of("scancel") == cancelled
 
 
 # The same, as it is typed
@@ -464,7 +479,7 @@ def test_a_run_without_a_job_is_named(cluster: Cluster, command: str) -> None:
 
 def test_the_states_of_all_jobs_are_shown(cluster: Cluster) -> None:
     submit(cluster.job())
-    cluster.says(shown("FAILED", ExitCode="1:0"))
+    cluster.answers(shown("FAILED", ExitCode="1:0"))
     submit(cluster.job())
     done = typed("status", cluster.run, "--json")
     assert done.exit_code == 0, done.output
@@ -480,16 +495,16 @@ def test_the_states_of_all_jobs_are_shown(cluster: Cluster) -> None:
 
 def test_a_job_is_cancelled_once(cluster: Cluster) -> None:
     submit(cluster.job())
-    cluster.says(RUNNING)
+    cluster.answers(RUNNING)
     done = typed("cancel", cluster.run)
     assert done.exit_code == 0
     assert "job 12 is cancelled; it was RUNNING" in done.output
-    assert cluster.asked("scancel") == ["12"]
-    cluster.says(shown("CANCELLED"))
+    assert cluster.calls_of("scancel") == ["12"]
+    cluster.answers(shown("CANCELLED"))
     again = typed("cancel", cluster.run)
     assert again.exit_code == 0
-    assert "job 12 is over already: CANCELLED" in again.output
-    assert cluster.asked("scancel") == ["12"]
+    assert "job 12 has already ended: CANCELLED" in again.output
+    assert cluster.calls_of("scancel") == ["12"]
 
 
 def test_what_a_job_wrote_is_shown(cluster: Cluster, slept: list[float]) -> None:
@@ -497,7 +512,7 @@ def test_what_a_job_wrote_is_shown(cluster: Cluster, slept: list[float]) -> None
     assert typed("logs", cluster.run).output == ""
     cluster.writes("one\ntwo\n")
     assert typed("logs", cluster.run).output == "one\ntwo\n"
-    cluster.says(shown("FAILED", ExitCode="3:0"))
+    cluster.answers(shown("FAILED", ExitCode="3:0"))
     done = typed("logs", cluster.run, "--follow")
     assert done.exit_code == 3
     assert "one\ntwo\n" in done.output
@@ -584,25 +599,25 @@ def test_off_the_main_thread_nothing_is_installed(missed: list[int]) -> None:
 # mpirun
 
 
-def mpirun(folder: Path, body: str, flavour: Flavour = "hydra", **launch: Any) -> MpiLaunch:
+def mpirun(folder: Path, body: str, flavour: Flavour = "hydra", **launch: Any) -> MpirunCommand:
     path = program(folder / "bin" / "mpirun", body)
     where = rank_command(folder, mpirun=str(path), python="/py", **launch)
-    return mpi_launch(where, flavour, 2, (), "job", {}, cpus=8, as_root=False)
+    return mpirun_command(where, flavour, 2, (), "job", {}, cpus=8, as_root=False)
 
 
 def test_mpirun_runs_in_the_folder_with_its_variables(tmp_path: Path) -> None:
-    body = 'printf "%s\\n" "$PWD" "$A" "$B" "$*" > said; cat > input'
+    body = 'printf "%s\\n" "$PWD" "$A" "$B" "$*" > printed; cat > input'
     launch = mpirun(tmp_path, body, environment={"A": "it's"})
-    run_mpi(launch, {**os.environ, "A": "lost", "B": "kept"})
-    folder, a, b, words = (tmp_path / "said").read_text().splitlines()
+    run_mpirun(launch, {**os.environ, "A": "lost", "B": "kept"})
+    folder, a, b, arguments = (tmp_path / "printed").read_text().splitlines()
     assert (folder, a, b) == (str(tmp_path), "it's", "kept")
-    assert words.split() == list(launch.argv[1:])
+    assert arguments.split() == list(launch.argv[1:])
     assert (tmp_path / "input").read_text() == "", "a terminal is not for the ranks to read"
 
 
-def test_mpirun_that_saved_and_stopped_says_so(tmp_path: Path) -> None:
+def test_mpirun_that_saved_and_stopped_is_reported_as_stopped(tmp_path: Path) -> None:
     with pytest.raises(Stopped, match="the ranks have saved and stopped"):
-        run_mpi(mpirun(tmp_path, "exit 75"), os.environ)
+        run_mpirun(mpirun(tmp_path, "exit 75"), os.environ)
 
 
 @pytest.mark.parametrize(
@@ -613,32 +628,60 @@ def test_mpirun_that_saved_and_stopped_says_so(tmp_path: Path) -> None:
         ("kill -SEGV $$", "SIGSEGV", 1),
     ],
 )  # fmt: skip
-def test_mpirun_that_fails_is_told_with_its_code(
+def test_mpirun_that_fails_is_reported_with_its_code(
     tmp_path: Path, body: str, how: str, code: int
 ) -> None:
     with pytest.raises(RankFailed) as caught:
-        run_mpi(mpirun(tmp_path, body), os.environ)
-    assert f"mpirun ended with {how}: the rank that failed says why above" in str(caught.value)
+        run_mpirun(mpirun(tmp_path, body), os.environ)
+    assert f"mpirun ended with {how}: the error of the rank that failed is above" in str(
+        caught.value
+    )
     assert "runs/tiny/logs" in str(caught.value)
     assert caught.value.exit_code == code
 
 
-def test_a_quiet_mpirun_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("setup", "skipped"),
+    [({"before": ["ulimit -n 4096"]}, True), ({"modules": ["cuda"]}, True), ({}, False)],
+)
+def test_setup_lines_that_only_a_script_runs_are_reported(
+    tmp_path: Path, setup: dict[str, Any], skipped: bool
+) -> None:
+    reported: list[str] = []
+    MpirunLaunch(mpirun(tmp_path, "exit 0", **setup)).run(reported.append)
+    assert [line.split(" only apply")[0] for line in reported] == (
+        ["launch.modules and launch.before"] if skipped else []
+    )
+
+
+def test_a_quiet_mpirun_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     launch = mpirun(tmp_path, "echo out; echo err >&2")
-    run_mpi(launch, os.environ, quiet=True)
+    run_mpirun(launch, os.environ, quiet=True)
     assert capfd.readouterr() == ("", "")
-    run_mpi(launch, os.environ)
+    run_mpirun(launch, os.environ)
     assert capfd.readouterr() == ("out\n", "err\n")
 
 
-# Its traps are set before it signals us, and we have waited long enough to be waiting for it.
+# Its traps are set before it signals us, and we are waiting for it by then.
 SIGNALLED = """
 for name in USR1 USR2 TERM INT HUP; do trap "echo $name >> got; {then}" $name; done
-sleep 0.2
+until [ -e waited-for ]; do sleep 0.02; done
 {send}
-n=0; while [ $n -lt 100 ]; do sleep 0.05; n=$((n+1)); done
+n=0; while [ $n -lt 600 ]; do sleep 0.05; n=$((n+1)); done
 exit 9
 """
+
+
+@pytest.fixture
+def waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An mpirun finds the file `waited-for` once its launcher waits for its end."""
+
+    class Popen(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            (tmp_path / "waited-for").touch()
+            return super().wait(timeout)
+
+    monkeypatch.setattr("samestep.launch.run.mpirun.subprocess.Popen", Popen)
 
 
 @pytest.mark.parametrize(
@@ -651,24 +694,26 @@ exit 9
     ],
 )  # fmt: skip
 def test_mpirun_gets_the_signals_that_let_its_ranks_save(
-    tmp_path: Path, missed: list[int], flavour: Flavour, sent: str, arrives: str
+    tmp_path: Path, missed: list[int], waits: None, flavour: Flavour, sent: str, arrives: str
 ) -> None:
     body = SIGNALLED.format(send=f"kill -{sent} $PPID", then="exit 75")
     with pytest.raises(Stopped):
-        run_mpi(mpirun(tmp_path, body, flavour), os.environ)
+        run_mpirun(mpirun(tmp_path, body, flavour), os.environ)
     assert (tmp_path / "got").read_text() == f"{arrives}\n"
     assert missed == []
 
 
 @pytest.mark.parametrize("flavour", ["openmpi", "hydra"])
 def test_a_second_interrupt_ends_mpirun(
-    tmp_path: Path, missed: list[int], flavour: Flavour
+    tmp_path: Path, missed: list[int], waits: None, flavour: Flavour
 ) -> None:
     """One that would take its time, and does not end by the signal that lets its ranks save."""
-    twice = "kill -INT $PPID; sleep 0.2; kill -INT $PPID"
+    twice = "kill -INT $PPID; until [ -s got ]; do sleep 0.02; done; kill -INT $PPID"
     body = SIGNALLED.format(send=twice, then="[ $(wc -l < got) -lt 2 ] || exit 1")
-    with pytest.raises(RankFailed, match="stopped by SIGINT before it could be saved") as caught:
-        run_mpi(mpirun(tmp_path, body, flavour), os.environ)
+    with pytest.raises(
+        RankFailed, match=r"stopped by SIGINT, and .* before its ranks reported"
+    ) as caught:
+        run_mpirun(mpirun(tmp_path, body, flavour), os.environ)
     assert caught.value.exit_code == 128 + signal.SIGINT
     first = (tmp_path / "got").read_text().splitlines()[0]
     assert first == {"openmpi": "USR2", "hydra": "TERM"}[flavour]
@@ -676,13 +721,15 @@ def test_a_second_interrupt_ends_mpirun(
 
 
 RANK = """
-trap '' USR1 USR2 TERM
+trap 'echo got >> signalled' USR1 USR2 TERM
 echo $$ >> ranks
 if [ "${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}" = 0 ]; then
     while [ "$(wc -l < ranks)" -lt 2 ]; do sleep 0.05; done
-    kill -INT {parent}; sleep 0.3; kill -INT {parent}
+    kill -INT {parent}
+    until [ -s signalled ]; do sleep 0.02; done
+    kill -INT {parent}
 fi
-n=0; while [ $n -lt 200 ]; do sleep 0.05; n=$((n+1)); done
+n=0; while [ $n -lt 600 ]; do sleep 0.05; n=$((n+1)); done
 """
 
 
@@ -701,15 +748,15 @@ def test_a_second_interrupt_leaves_no_rank_behind(
     rank = program(tmp_path / "rank", RANK.format(parent=os.getpid()))
     where = rank_command(tmp_path, mpirun=name, python=str(rank))
     as_root = os.geteuid() == 0
-    launch = mpi_launch(where, flavour, 2, (), "job", {}, cpus=1, as_root=as_root)
+    launch = mpirun_command(where, flavour, 2, (), "job", {}, cpus=1, as_root=as_root)
     with pytest.raises(RankFailed):
-        run_mpi(launch, os.environ, quiet=True)
+        run_mpirun(launch, os.environ, quiet=True)
     ranks = [int(line) for line in (tmp_path / "ranks").read_text().split()]
     assert len(ranks) == 2
     try:
         deadline = time.monotonic() + 60
         while any(map(lives, ranks)):
-            assert time.monotonic() < deadline, "ranks go on without their mpirun"
+            assert time.monotonic() < deadline, "ranks outlive their mpirun"
             time.sleep(0.05)
     finally:
         for number in filter(lives, ranks):
@@ -724,16 +771,16 @@ def lives(process: int) -> bool:
 
 
 def test_mpirun_is_not_in_reach_of_the_terminals_interrupt(tmp_path: Path) -> None:
-    run_mpi(mpirun(tmp_path, "ps -o sid= -p $$ > session"), os.environ)
+    run_mpirun(mpirun(tmp_path, "ps -o sid= -p $$ > session"), os.environ)
     assert int((tmp_path / "session").read_text()) != os.getsid(0)
 
 
 # ssh
 
 
-def over_ssh(folder: Path, body: str) -> SshLaunch:
+def over_ssh(folder: Path, body: str) -> SshCommands:
     path = program(folder / "bin" / "ssh", body)
-    return ssh_launch(
+    return ssh_commands(
         rank_command(folder, ssh=str(path), python="/py"), parse_hosts("a:1,b:1", 2), "job"
     )
 
@@ -756,11 +803,11 @@ def test_a_host_without_samestep_is_named(tmp_path: Path) -> None:
     with pytest.raises(LaunchError) as caught:
         check_hosts(over_ssh(tmp_path, body))
     [line] = str(caught.value).splitlines()
-    assert line.startswith("b has not what the run needs: No module named samestep")
+    assert line.startswith("b lacks what the run needs: No module named samestep")
     assert f"({tmp_path}) and the interpreter (/py) must be the same there" in line
 
 
-def test_no_ssh_is_told(tmp_path: Path) -> None:
+def test_a_missing_ssh_is_reported(tmp_path: Path) -> None:
     launch = over_ssh(tmp_path, "")
     (tmp_path / "bin" / "ssh").unlink()
     with pytest.raises(LaunchError, match=r"cannot be started here .*: install an ssh client"):
@@ -799,7 +846,7 @@ def test_a_signal_lets_all_agents_save(tmp_path: Path, missed: list[int]) -> Non
 
 def test_the_stand_ins_are_what_they_seem(cluster: Cluster) -> None:
     """A program that did not run at all would let many a test here pass."""
-    cluster.says(RUNNING, PENDING)
+    cluster.answers(RUNNING, PENDING)
 
     def ask() -> str:
         words = ["scontrol", "show"]

@@ -1,4 +1,4 @@
-"""A range test's arithmetic, on curves whose answer is known."""
+"""The arithmetic of a range test, on curves whose answer is known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from samestep.lr_finder.curve import Curve, RangeTest, suggest, what_is_wrong
 
 
 def curve_of(loss: Callable[[float], float], **test: float) -> Curve:
-    """Of a loss that is a function of the rate."""
+    """The curve of a loss that is a function of the rate."""
     curve = Curve(RangeTest(**test))  # type: ignore[arg-type]
     for step in range(curve.test.steps):
         curve.add(loss(curve.test.rate(step)))
@@ -63,7 +63,7 @@ def test_a_loss_some_times_its_lowest_stops_the_test() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_no_number_stops_the_test_and_is_left_out(bad: float) -> None:
+def test_a_nonfinite_loss_stops_the_test_and_is_left_out(bad: float) -> None:
     curve = curve_of(iter_of([2.0] * 30 + [bad]))
     assert len(curve.losses) == len(curve.smoothed) == len(curve.rates) == 30
     assert curve.stopped == "the loss is NaN or infinite"
@@ -136,7 +136,7 @@ def test_a_loss_that_only_scatters_suggests_nothing(smooth: float) -> None:
         for _ in range(100):
             curve.add(2 + draw.gauss(0, 0.1))
         refused += what_is_wrong(curve) is not None
-    assert refused >= 190, "of what is nothing but scatter, next to all is refused"
+    assert refused >= 190, "nearly everything that is only scatter is refused"
 
 
 def test_a_loss_that_falls_by_more_than_it_scatters_suggests_something() -> None:
@@ -147,9 +147,9 @@ def test_a_loss_that_falls_by_more_than_it_scatters_suggests_something() -> None
         assert 1e-5 < suggest(curve)["valley"] < 0.5
 
 
-def test_a_loss_that_never_falls_says_what_to_do() -> None:
+def test_the_message_for_a_loss_that_never_falls_advises_what_to_do() -> None:
     assert what_is_wrong(curve_of(lambda rate: 2.0)) == (
-        "the loss never fell enough to tell: it was 2 at first, give or take 0, and 2 at its lowest, at rates "
+        "the loss never fell enough to suggest a rate: it was 2 at first, give or take 0, and 2 at its lowest, at rates "
         "from 1e-07 to 10. Give a larger --to or more --steps, or a larger global_batch if it "
         "only scatters"
     )
@@ -158,14 +158,14 @@ def test_a_loss_that_never_falls_says_what_to_do() -> None:
     assert rising.endswith("Give a smaller --from, or look at the task")
 
 
-def test_a_divergence_at_once_says_what_to_do() -> None:
+def test_the_message_for_an_early_divergence_advises_what_to_do() -> None:
     assert what_is_wrong(curve_of(iter_of([2.0, 2.0, math.nan]))) == (
         "the loss is NaN or infinite after 2 steps already, at a rate of 1.45e-07: give a --from "
         "far below 1e-07, or look at the task"
     )
 
 
-def test_a_loss_that_is_lowest_at_first_asks_for_smaller_rates() -> None:
+def test_a_loss_that_is_lowest_at_first_needs_smaller_rates() -> None:
     losses = [2.0 - 0.2 * step for step in range(5)] + [0.5, 0.3] + [0.9] * 93
     wrong = what_is_wrong(curve_of(iter_of(losses), smooth=1.0, stop_factor=9.0))
     assert wrong is not None
@@ -185,6 +185,6 @@ def test_a_loss_that_is_lowest_at_first_asks_for_smaller_rates() -> None:
         ({"min": math.nan}, "--from nan"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options: dict[str, float], words: str) -> None:
+def test_options_that_cannot_work_are_refused(options: dict[str, float], words: str) -> None:
     with pytest.raises(RangeTestError, match=words):
         RangeTest(**options)  # type: ignore[arg-type]

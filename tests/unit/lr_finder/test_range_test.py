@@ -1,4 +1,4 @@
-"""Which key a rate stands under, and what a range test looks like on paper."""
+"""The key of the learning rate, the config of a range test, and its plots."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_groups_keep_their_ratios_to_the_base_rate() -> None:
         assert set_to == pytest.approx([0.1 * base, 0.0, 3 * base])
 
 
-def test_the_base_rate_is_what_its_key_stands_for_now() -> None:
+def test_the_base_rate_is_the_present_value_of_its_key() -> None:
     groups: list[Any] = [SimpleNamespace(param_groups=[{"lr": 0.01}, {"lr": 0.5}])]
     named = config(optimizer={"lr": 0.2}, params={"lr": 0.3, "rate": "fast"})
     assert base_rate(named, TakesLr(), "optimizer.lr", groups) == 0.2
@@ -71,7 +71,7 @@ def test_the_base_rate_is_what_its_key_stands_for_now() -> None:
         base_rate(config(params={"lr": 0}), TakesLr(), "params.lr", groups)
 
 
-def test_the_test_is_a_short_run_of_its_own() -> None:
+def test_the_test_is_a_separate_short_run() -> None:
     given = config(run_dir="there", ema={}, schedule={}, early_stopping={"patience": 1})
     own = range_test_config(given, 50)
     assert own.run_path == Path("there/lr-find")
@@ -89,7 +89,7 @@ def test_the_test_is_a_short_run_of_its_own() -> None:
         ("params.width.lr", "lr cannot be set inside 3. Set params.width.lr: 0.001 there"),
     ],
 )
-def test_mistakes_are_told_before_the_first_step(
+def test_mistakes_are_reported_before_the_first_step(
     tmp_path: Path, key: str | None, words: str
 ) -> None:
     (tmp_path / "own_task.py").write_text(
@@ -128,7 +128,7 @@ def test_the_picture_is_a_png_of_some_size(tmp_path: Path) -> None:
     assert (width, height) == (1040, 650)
 
 
-def test_the_page_shows_the_suggestions_and_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
+def test_the_page_shows_the_suggestions_and_loads_nothing_from_the_network(tmp_path: Path) -> None:
     result = found()
     write_html(result, "a <b> run", tmp_path / "new" / "lr.html")
     text = (tmp_path / "new" / "lr.html").read_text(encoding="utf-8")
@@ -140,7 +140,7 @@ def test_the_page_shows_the_suggestions_and_needs_nothing_from_elsewhere(tmp_pat
     assert "learning rate (params.lr)" in text
 
 
-def test_the_page_of_a_test_without_suggestions_says_why(tmp_path: Path) -> None:
+def test_the_page_of_a_test_without_suggestions_shows_why(tmp_path: Path) -> None:
     curve = Curve(RangeTest())
     curve.stop("the loss is NaN or infinite")
     wrong = what_is_wrong(curve)

@@ -150,9 +150,9 @@ def test_a_loss_that_is_not_finite_is_found_though_gradients_are(
 ) -> None:
     check = CheckedScaling(CPU)
     check.begin()
-    check.see([torch.tensor(1e38), torch.tensor(1e38), torch.tensor(3e38), 0.0])
+    check.check_losses([torch.tensor(1e38), torch.tensor(1e38), torch.tensor(3e38), 0.0])
     assert not check.found, "large, but finite"
-    check.see([torch.tensor(loss) if as_tensor else loss for loss in losses])
+    check.check_losses([torch.tensor(loss) if as_tensor else loss for loss in losses])
     assert check.found == 1
 
 
@@ -162,7 +162,7 @@ def test_a_bad_loss_with_bad_gradients_is_still_one(as_tensor: bool) -> None:
     check = CheckedScaling(CPU)
     check.begin()
     check.apply([torch.tensor([math.nan])], 1.0)
-    check.see([torch.tensor(math.nan) if as_tensor else math.nan])
+    check.check_losses([torch.tensor(math.nan) if as_tensor else math.nan])
     assert float(check.found) == 1.0
-    check.see([torch.tensor(1.0) if as_tensor else 1.0])
+    check.check_losses([torch.tensor(1.0) if as_tensor else 1.0])
     assert float(check.found) == 1.0, "a good loss takes nothing back"

@@ -275,7 +275,7 @@ def test_scaling_is_told_in_one_line() -> None:
 def test_a_section_that_is_empty_is_on_and_needs_a_task() -> None:
     assert config_of(optimizer={}).optimizer == OptimizerConfig()
     assert config_of().optimizer is None
-    with pytest.raises(ConfigError, match="an own loop makes its own"):
+    with pytest.raises(ConfigError, match="a custom training loop creates its own"):
         config_of(task=None, optimizer={})
     with pytest.raises(ConfigError, match=r"entry 0\.match"):
         config_of(optimizer={"groups": [{"match": []}]})

@@ -16,10 +16,12 @@ from samestep.config.optim import ClipConfig, LossScaleConfig
 from samestep.distributed.context import SingleProcessContext
 from samestep.errors import NonFiniteLoss, StepError
 from samestep.optim.clipping import Clipping
+from samestep.optim.device_lr import DeviceRates
 from samestep.optim.loss_scale import CheckedScaling, LossScale
 from samestep.optim.nonfinite import FiniteGuard
-from samestep.optim.update import Update, Updated, _Unsettled
-from samestep.reduce.stats import NOTHING_TO_TELL, LaneStats, LocalStats
+from samestep.optim.update import Update, Updated, _Undecided
+from samestep.reduce.scaling import Scaling
+from samestep.reduce.stats import NO_FLAGS, LaneStats, LocalStats
 
 CPU = torch.device("cpu")
 SCALE = LossScaleConfig(init=8.0, min=2.0)
@@ -29,7 +31,7 @@ class Bench:
     """An update of two parameters with an optimizer each, by the gradient 3 and 4."""
 
     def __init__(
-        self, check: CheckedScaling | None = None, clip: float | None = None, fused: bool = False
+        self, check: Scaling | None = None, clip: float | None = None, fused: bool = False
     ) -> None:
         self.model = nn.Module()
         self.model.a, self.model.b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
@@ -38,20 +40,20 @@ class Bench:
         self.optimizers = [SGD([param], lr=1.0, fused=fused) for param in self.params]
         self.schedule = ExponentialLR(self.optimizers[0], 0.5)
         self.followed = 0
-        self.check = check
+        self.check = check = check or Scaling()
         context = SingleProcessContext()
         self.said: list[str] = []
         context.log.main = self.said.append  # type: ignore[method-assign]
-        least = SCALE.min if isinstance(check, LossScale) else None
-        self.guard = FiniteGuard(context, [self.model], 3, check is not None, least)
+        self.guard = FiniteGuard(context, [self.model], 3, check)
         self.update = Update(
             self.optimizers,
             [self.schedule],
-            [self._follow],
             Clipping(ClipConfig(norm=clip), [[param] for param in self.params], CPU),
             check,
             self.guard,
+            DeviceRates(self.optimizers, CPU),
             CPU,
+            after_update=self._follow,
         )
 
     def _follow(self) -> None:
@@ -71,18 +73,12 @@ class Bench:
         """A step of one lane whose gradients are 3 and 4 times `gradient`."""
         self.guard.begin(number)
         self.model.seen += 1
-        stats = LocalStats([LaneStats(loss, 2.0)], NOTHING_TO_TELL)
-        start: Tensor | float = 1.0
-        if self.check is not None:
-            self.check.begin()
-            start = 1.0 if self.check.start is None else self.check.start
+        stats = LocalStats([LaneStats(loss, 2.0)], NO_FLAGS)
+        self.check.begin()
+        start = 1.0 if self.check.start is None else self.check.start
         for param, value in zip(self.params, (3.0, 4.0), strict=True):
             param.grad = torch.full((1,), value * gradient * 2.0) * start
-        if self.check is None:
-            for param in self.params:
-                param.grad /= 2.0
-        else:
-            self.check.apply([param.grad for param in self.params], 0.5)
+        self.check.apply([param.grad for param in self.params], 0.5)
         return self.update.apply(number, stats, chosen)
 
 
@@ -139,11 +135,11 @@ def test_an_overflow_shrinks_the_scale_of_the_next_step() -> None:
     )
 
 
-def test_an_overflow_at_the_least_scale_ends_the_run() -> None:
+def test_an_overflow_at_the_lowest_scale_ends_the_run() -> None:
     bench = Bench(loss_scale())
     bench.step(0, math.inf)
     bench.step(1, math.inf)
-    with pytest.raises(NonFiniteLoss, match=r"at the least loss scale of 2 \(loss_scale\.min\)"):
+    with pytest.raises(NonFiniteLoss, match=r"at the lowest loss scale of 2 \(loss_scale\.min\)"):
         bench.step(2, math.inf)
 
 
@@ -185,15 +181,15 @@ def test_rates_are_numbers_though_the_optimizer_holds_a_tensor() -> None:
     assert all(type(rate) is float for rate in bench.step().rates)
 
 
-def test_what_follows_a_step_can_wait_until_it_is_settled(
+def test_what_follows_a_step_can_wait_until_it_is_decided(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As on a GPU, where fused optimizers skip on the device and the host learns of it later."""
     bench = Bench(CheckedScaling(CPU), fused=True)
-    monkeypatch.setattr(bench.update, "_told_on_device", True)
+    monkeypatch.setattr(bench.update, "_decided_on_device", True)
     monkeypatch.setattr(
         bench.update, "_begin_to_read", lambda step, stats, optimizers, skipped, scale:
-        _Unsettled(step, stats, optimizers, skipped, None, scale),
+        _Undecided(step, stats, optimizers, skipped, None, scale),
     )  # fmt: skip
     bench.step(0)
     assert (bench.followed, bench.rate) == (0, 1.0)

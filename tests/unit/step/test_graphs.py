@@ -12,28 +12,18 @@ from torch.optim import SGD, AdamW
 from samestep.config import load_config
 from samestep.data.batch import LaneBatch
 from samestep.errors import GraphError
-from samestep.step.captures import _close, _equal, _RecordedBatch
-from samestep.step.graphs import _shape_of, why_no_graph
+from samestep.step.captures import _CapturedBatch, _close, _equal
+from samestep.step.graphs import why_no_graph
 
 GPU = torch.device("cuda", 0)
 PARAMS = [nn.Parameter(torch.ones(2))]
-
-
-def test_batches_that_one_recording_can_hold_have_one_shape() -> None:
-    a, b = torch.zeros(3, 2), torch.ones(3, 2)
-    assert _shape_of((a, b)) == _shape_of([b, a])
-    different: list[Any] = [
-        (a,), (a, torch.zeros(3, 1)), (a, b.long()), {"x": a, "y": b}, {"y": b, "x": a},
-        {"x": a, "y": 1}, {"x": a, "y": 2}, (a, None), (a, "text"),
-    ]  # fmt: skip
-    assert len({_shape_of(data) for data in different}) == len(different)
 
 
 @pytest.mark.parametrize(
     ("values", "device", "optimizer", "words"),
     [
         ({}, torch.device("cpu"), AdamW(PARAMS, fused=True), "this rank runs on cpu"),
-        ({"same": "rounding"}, GPU, AdamW(PARAMS, fused=True), "DistributedDataParallel's"),
+        ({"same": "rounding"}, GPU, AdamW(PARAMS, fused=True), "uses DistributedDataParallel"),
         ({"memory": {"lane_split": 2}}, GPU, AdamW(PARAMS, fused=True), "memory.lane_split"),
         ({"memory": {"checkpoint": ["a"]}}, GPU, AdamW(PARAMS, fused=True), "memory.checkpoint"),
         ({}, GPU, AdamW(PARAMS), "make it AdamW(..., fused=True)"),
@@ -50,7 +40,7 @@ def test_what_keeps_a_run_from_graphs_is_named(
 
 
 def test_a_recorded_batch_has_a_size_and_no_samples() -> None:
-    batch = _RecordedBatch(3, (torch.zeros(2), torch.ones(2)), (7, 8))
+    batch = _CapturedBatch(3, (torch.zeros(2), torch.ones(2)), (7, 8))
     assert isinstance(batch, LaneBatch)
     assert len(batch) == 2
     assert torch.equal(batch.y, torch.ones(2))

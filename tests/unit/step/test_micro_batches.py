@@ -12,11 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from samestep.config import load_config
 from samestep.data.batch import LaneBatch
 from samestep.distributed.context import SingleProcessContext
 from samestep.errors import CheckpointError, OutOfMemory, TaskError
+from samestep.run_setup import RunSetup
+from samestep.step.activation_checkpointing import checkpoint_activations
 from samestep.step.engine import _compile
-from samestep.step.micro_batches import LaneSplit, checkpoint_activations, cut_batch, out_of_memory
+from samestep.step.micro_batches import MicroBatches, cut_batch, out_of_memory
 
 Pair = namedtuple("Pair", "x y")
 IDS = (7, 8, 9, 10, 11)
@@ -56,9 +59,12 @@ def test_a_batch_that_is_small_enough_stays_as_it_is(size: int) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ((torch.zeros(5, 2), torch.zeros(2, 5)), r"tensor of shape \(2, 5\), and 5 samples"),
-        ((torch.zeros(5, 2), torch.tensor(1.0)), r"tensor of shape \(\), and 5 samples"),
-        ({"x": object()}, "cannot cut a object: give tensors, lists and dicts"),
+        (
+            (torch.zeros(5, 2), torch.zeros(2, 5)),
+            r"memory.lane_split: a batch of 5 .* tensor of shape \(2, 5\)",
+        ),
+        ((torch.zeros(5, 2), torch.tensor(1.0)), r"tensor of shape \(\)"),
+        ({"x": object()}, "holds a object. Use tensors, lists and mappings"),
     ],
 )
 def test_what_cannot_be_cut_is_named(data: Any, said: str) -> None:
@@ -70,7 +76,7 @@ def test_what_cannot_be_cut_is_named(data: Any, said: str) -> None:
 
 
 class Search:
-    """A lane split whose device holds so many samples at once."""
+    """Micro-batches on a device that holds so many samples at once."""
 
     def __init__(self, asked: int | str = "auto", lane_batch: int = 6) -> None:
         self.model = nn.BatchNorm1d(2)
@@ -79,7 +85,11 @@ class Search:
         self.said: list[str] = []
         self.context.log.main = self.said.append  # type: ignore[method-assign]
         params = [*self.model.parameters(), self.outside]
-        self.split = LaneSplit(asked, lane_batch, self.context, [self.model], params)
+        config = load_config(
+            {"global_batch": lane_batch, "lanes": 1, "steps": 1, "memory": {"lane_split": asked}}
+        )
+        setup = RunSetup.create(config, self.context)
+        self.split = MicroBatches(setup, [self.model], params)
         self.tried: list[int] = []
 
     def find(self, fits: int) -> int | None:
@@ -91,7 +101,7 @@ class Search:
             if len(piece) > fits:
                 raise torch.OutOfMemoryError("pretended")
 
-        self.split.find_out(lanes, attempt)
+        self.split.search(lanes, attempt)
         return self.split.pieces
 
 
@@ -142,7 +152,7 @@ def test_another_error_is_not_taken_for_too_little_memory() -> None:
         raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError, match="a bug"):
-        search.split.find_out(batch(torch.zeros(5)), attempt)
+        search.split.search(batch(torch.zeros(5)), attempt)
 
 
 def test_more_micro_batches_than_samples_are_refused() -> None:
@@ -168,7 +178,7 @@ def test_too_little_memory_is_told_with_the_lane_and_what_to_change() -> None:
     said = str(out_of_memory(error, torch.device("cuda", 1), 32, "in step 4"))
     assert "cuda:1 has too little memory in step 4, with 32 samples in a lane" in said
     assert "memory.lane_split: auto" in said
-    assert said.endswith("torch said: CUDA out of memory. Tried to allocate 2 GiB")
+    assert said.endswith("torch reported: CUDA out of memory. Tried to allocate 2 GiB")
 
 
 # Activations

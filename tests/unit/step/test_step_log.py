@@ -14,7 +14,7 @@ from torch import Tensor
 from samestep.distributed.health.activity import Activity
 from samestep.errors import TaskError
 from samestep.optim.update import Updated
-from samestep.reduce.stats import NOTHING_TO_TELL, LaneStats, LocalStats
+from samestep.reduce.stats import NO_FLAGS, LaneStats, LocalStats
 from samestep.step import step_log as step_log_module
 from samestep.step.step_log import StepLog, StepRecord
 
@@ -22,7 +22,7 @@ FEW = Updated((0.1,))
 
 
 def stats(*lanes: tuple[Tensor | float, Tensor | float]) -> LocalStats:
-    return LocalStats([LaneStats(*lane) for lane in lanes], NOTHING_TO_TELL)
+    return LocalStats([LaneStats(*lane) for lane in lanes], NO_FLAGS)
 
 
 GOOD = stats((torch.tensor(6.0), 2.0), (2.0, torch.tensor(2)))

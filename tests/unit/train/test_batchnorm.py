@@ -11,9 +11,9 @@ from torch.utils.data import TensorDataset
 
 from samestep import orders
 from samestep.config import load_config
-from samestep.data.batch import LaneBatch, Lanes
+from samestep.data.batch import LaneBatch
 from samestep.distributed.context import SingleProcessContext
-from samestep.lanes.rng import Streams
+from samestep.run_setup import RunSetup
 from samestep.train.batchnorm import measure_batchnorm
 
 SAMPLES = torch.randn(22, 3, generator=torch.Generator().manual_seed(1)) * 3 + 2
@@ -44,13 +44,11 @@ def measure(
 ) -> bool:
     config = load_config({"epochs": 1, "global_batch": 8, "lanes": lanes, **values})
     context = SingleProcessContext()
-    dealt = Lanes((range(lanes),), 0)
     data = TensorDataset(SAMPLES) if data is None else data
     order = orders.sequential(len(SAMPLES)) if hasattr(data, "__len__") else None
-    return measure_batchnorm(
-        model, forward or (lambda m, batch: m(batch.x)), data, order, None,
-        config, context, dealt, Streams(0, context.device),
-    )  # fmt: skip
+    setup = RunSetup.create(config, context)
+    forward = forward or (lambda m, batch: m(batch.x))
+    return measure_batchnorm(setup, model, forward, data, order, None)
 
 
 def expected(cut: list[Tensor]) -> tuple[Tensor, Tensor]:

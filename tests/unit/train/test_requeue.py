@@ -1,4 +1,4 @@
-"""Requeueing a Slurm job, by a scontrol that writes down what it was asked."""
+"""Requeueing a Slurm job, by a scontrol that records its arguments."""
 
 from __future__ import annotations
 
@@ -15,6 +15,13 @@ ARRAY = {"SLURM_JOB_ID": "4719", "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK
 AUTO = PreemptionConfig()
 
 Scontrol = Callable[..., Path]
+
+
+def reported(config: PreemptionConfig, signal: str, environ: dict[str, str]) -> list[str]:
+    """The lines that a requeue reports."""
+    lines: list[str] = []
+    requeue(config, signal, environ, lines.append)
+    return lines
 
 
 @pytest.fixture
@@ -37,7 +44,7 @@ def test_a_job_whose_end_was_announced_is_requeued(
     scontrol: Scontrol, environ: dict[str, str], job: str
 ) -> None:
     asked = scontrol()
-    assert requeue(AUTO, "SIGUSR1", environ) == f"Job {job} is requeued"
+    assert reported(AUTO, "SIGUSR1", environ) == [f"Requeuing job {job}"]
     assert asked.read_text() == f"requeue {job}\n"
 
 
@@ -54,11 +61,11 @@ def test_a_job_whose_end_was_announced_is_requeued(
         (AUTO, "SIGUSR2", JOB),
     ],
 )
-def test_otherwise_nothing_is_asked_and_nothing_said(
+def test_otherwise_nothing_is_requested_or_reported(
     scontrol: Scontrol, config: PreemptionConfig, signal: str, environ: dict[str, str]
 ) -> None:
     asked = scontrol()
-    assert requeue(config, signal, environ) == ""
+    assert reported(config, signal, environ) == []
     assert not asked.exists() or "requeue" not in asked.read_text()
 
 
@@ -71,8 +78,7 @@ def test_a_job_that_ends_in_the_grace_of_its_preemption_is_requeued(
     scontrol: Scontrol, state: str, preempted: str, requeued: bool
 ) -> None:
     asked = scontrol(said=f"echo JobId=4711 JobState={state} PreemptTime={preempted}")
-    said = requeue(AUTO, "SIGTERM", JOB)
-    assert said == ("Job 4711 is requeued" if requeued else "")
+    assert reported(AUTO, "SIGTERM", JOB) == (["Requeuing job 4711"] if requeued else [])
     assert ("requeue 4711" in asked.read_text()) is requeued
 
 
@@ -83,30 +89,52 @@ def test_a_task_of_an_array_is_requeued_alone() -> None:
     assert job_name({}) is None
 
 
-def test_without_scontrol_the_person_is_told_what_to_do(
+def test_without_scontrol_the_user_learns_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    said = requeue(AUTO, "SIGUSR1", JOB)
+    _, said = reported(AUTO, "SIGUSR1", JOB)
     assert said.startswith("Job 4711 is not requeued: scontrol cannot be started here")
-    assert "Submit it again, and it goes on from the checkpoint" in said
+    assert "Submit it again, and it resumes from the checkpoint" in said
 
 
 def test_what_scontrol_refused_is_shown(scontrol: Scontrol) -> None:
     asked = scontrol(1, "echo 'Requested operation is presently disabled for job 4711' >&2")
-    said = requeue(AUTO, "SIGUSR1", JOB)
+    _, said = reported(AUTO, "SIGUSR1", JOB)
     assert asked.exists()
     assert said.startswith(
-        "Job 4711 is not requeued: scontrol said: Requested operation is presently disabled for "
+        "Job 4711 is not requeued: scontrol: Requested operation is presently disabled for "
         "job 4711. Submit with --requeue"
     )
 
 
-def test_a_scontrol_that_fails_without_a_word_is_told_by_its_exit_code(scontrol: Scontrol) -> None:
+def test_a_scontrol_that_fails_silently_is_reported_by_its_exit_code(scontrol: Scontrol) -> None:
     scontrol(3)
-    assert "scontrol said: exit code 3" in requeue(AUTO, "SIGUSR1", JOB)
+    assert "scontrol: exit code 3" in reported(AUTO, "SIGUSR1", JOB)[-1]
 
 
-def test_a_scontrol_that_cannot_be_started_is_told_too(scontrol: Scontrol) -> None:
+def test_a_scontrol_that_cannot_be_started_is_reported_too(scontrol: Scontrol) -> None:
     scontrol(mode=0o644)
-    assert requeue(AUTO, "SIGUSR1", JOB).startswith("Job 4711 is not requeued")
+    assert reported(AUTO, "SIGUSR1", JOB)[-1].startswith("Job 4711 is not requeued")
+
+
+def test_a_requeue_is_reported_before_slurm_can_end_the_job(scontrol: Scontrol) -> None:
+    requested = scontrol()
+    seen_before: list[bool] = []
+    requeue(AUTO, "SIGUSR1", JOB, lambda line: seen_before.append(requested.exists()))
+    assert seen_before == [False]
+    assert requested.exists()
+
+
+@pytest.mark.parametrize("signal", ["TERM", "KILL"])
+def test_a_scontrol_that_is_ended_with_the_job_is_no_failure(
+    scontrol: Scontrol, signal: str
+) -> None:
+    """Slurm sends SIGTERM to all processes of a job that it requeues, and SIGKILL later."""
+    scontrol(said=f"kill -{signal} $$")
+    assert reported(AUTO, "SIGUSR1", JOB) == ["Requeuing job 4711"]
+
+
+def test_a_scontrol_answers_though_the_job_is_ended_meanwhile(scontrol: Scontrol) -> None:
+    scontrol(1, "kill -TERM $$; echo 'Job has already finished' >&2")
+    assert "scontrol: Job has already finished" in reported(AUTO, "SIGUSR1", JOB)[-1]

@@ -1,37 +1,24 @@
-"""A run's directory: one run at a time in it, and what an earlier one left is kept."""
+"""A run's directory: one run at a time, and the files of an earlier one are kept."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-from samestep.checkpoint.files import Files
-from samestep.checkpoint.format import (
-    MANIFEST,
-    MODEL,
-    TRAINING,
-    Manifest,
-    folder_name,
-    write_checkpoint,
-)
-from samestep.config import Config, load_config
-from samestep.distributed.context import SingleProcessContext
-from samestep.errors import CheckpointError, RunDirError
-from samestep.train.open_run import Opened, open_run
+from samestep.errors import RunDirError
 from samestep.train.run_dir import RunDir
-
-# -- the lock -------------------------------------------------------------------------------------
 
 HOLDER = """
 import os, sys, time
@@ -39,8 +26,10 @@ from pathlib import Path
 from samestep.train.run_dir import RunDir
 
 folder = RunDir(Path(sys.argv[1]))
-worker = os.fork() if "worker" in sys.argv else 1  # as a DataLoader starts its own
+worker = os.fork() if {"worker", "worker-closes"} & set(sys.argv) else 1  # as a DataLoader does
 if worker == 0:
+    if "worker-closes" in sys.argv:
+        folder.close()
     time.sleep(600)
     os._exit(0)
 if "close" in sys.argv:
@@ -77,7 +66,7 @@ def test_a_directory_in_use_by_another_process_is_refused_with_its_name(tmp_path
         assert "Wait for that run to end, or set another name or run_dir" in text
 
 
-def test_a_killed_process_lets_go_of_its_directory(tmp_path: Path) -> None:
+def test_a_killed_process_releases_its_directory(tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         process.kill()
         process.wait()
@@ -86,11 +75,13 @@ def test_a_killed_process_lets_go_of_its_directory(tmp_path: Path) -> None:
         folder.close()
 
 
-def test_a_killed_process_lets_go_though_its_workers_are_still_ending(tmp_path: Path) -> None:
+def test_a_killed_process_releases_its_directory_though_its_workers_still_run(
+    tmp_path: Path,
+) -> None:
     with holder(tmp_path, "worker") as process:
         process.kill()
         process.wait()
-        # The worker lets go as its first act, which on a busy machine may take a moment.
+        # The worker closes the lock first of all, which on a busy machine may take a moment.
         deadline = time.monotonic() + 120
         while True:
             try:
@@ -101,9 +92,39 @@ def test_a_killed_process_lets_go_though_its_workers_are_still_ending(tmp_path: 
                 time.sleep(0.05)
 
 
-def test_a_closed_directory_is_free_though_workers_are_still_ending(tmp_path: Path) -> None:
+def test_a_closed_directory_is_free_though_workers_still_run(tmp_path: Path) -> None:
     with holder(tmp_path, "worker", "close"):
         RunDir(tmp_path).close()
+
+
+def test_a_worker_that_closes_its_copy_does_not_release_the_directory(tmp_path: Path) -> None:
+    with (
+        holder(tmp_path, "worker-closes") as process,
+        pytest.raises(RunDirError, match=f"in use by process {process.pid} on"),
+    ):
+        RunDir(tmp_path)
+
+
+def test_a_directory_locked_by_one_thread_can_be_released_by_another(tmp_path: Path) -> None:
+    first = RunDir(tmp_path)
+    closing = threading.Thread(target=first.close)
+    closing.start()
+    closing.join()
+    RunDir(tmp_path).close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_without_locks_does_not_stop_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    first, second = RunDir(tmp_path), RunDir(tmp_path)
+    for folder in (first, second, first):
+        folder.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["run.lock"]
 
 
 def test_two_runs_of_one_process_do_not_share_a_directory(tmp_path: Path) -> None:
@@ -111,12 +132,12 @@ def test_two_runs_of_one_process_do_not_share_a_directory(tmp_path: Path) -> Non
     with pytest.raises(RunDirError, match=f"in use by process {os.getpid()} on"):
         RunDir(tmp_path)
     first.close()
-    first.close()  # twice is no matter
+    first.close()  # twice is safe
     RunDir(tmp_path).close()
     assert len((tmp_path / "run.lock").read_text().splitlines()) == 1
 
 
-def test_a_refused_run_does_not_take_the_holders_name_away(tmp_path: Path) -> None:
+def test_a_refused_run_does_not_erase_the_holders_name(tmp_path: Path) -> None:
     first = RunDir(tmp_path)
     for _ in range(2):
         with pytest.raises(RunDirError, match=f"process {os.getpid()}"):
@@ -125,7 +146,7 @@ def test_a_refused_run_does_not_take_the_holders_name_away(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("in_the_way", ["run", "run/run.lock", ""])
-def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path, in_the_way: str) -> None:
+def test_a_directory_that_cannot_be_written_is_reported(tmp_path: Path, in_the_way: str) -> None:
     blocked = tmp_path / "runs"
     path = blocked / in_the_way
     if in_the_way == "run/run.lock":
@@ -137,9 +158,6 @@ def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path, in_the_way: 
         RunDir(blocked / "run")
     assert f"run directory {blocked / 'run'} cannot be written: " in str(caught.value)
     assert "Set run_dir to a directory that you can write to" in str(caught.value)
-
-
-# -- what an earlier run left ---------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -175,14 +193,14 @@ def test_what_an_earlier_run_left_is_set_aside_under_a_number(folder: RunDir) ->
     }  # fmt: skip
 
 
-def test_a_number_that_is_taken_is_passed_over(folder: RunDir) -> None:
+def test_a_number_that_is_taken_is_skipped(folder: RunDir) -> None:
     for name in ("1", "2", "4"):
         (folder.path / "earlier" / name).mkdir(parents=True)
     fill(folder.path, "mine")
     assert folder.set_aside() == folder.path / "earlier" / "3"
 
 
-def test_where_no_run_was_nothing_is_set_aside(folder: RunDir) -> None:
+def test_without_an_earlier_run_nothing_is_set_aside(folder: RunDir) -> None:
     assert folder.set_aside() is None
     (folder.path / "launch").mkdir()
     assert folder.set_aside() is None
@@ -215,7 +233,7 @@ def rows(*steps: int) -> str:
         ("", 4, ""),
     ],
 )
-def test_rows_after_the_checkpoint_are_forgotten(
+def test_rows_after_the_checkpoint_are_removed(
     folder: RunDir, before: str, step: int, after: str
 ) -> None:
     path = folder.path / "metrics.jsonl"
@@ -225,7 +243,7 @@ def test_rows_after_the_checkpoint_are_forgotten(
     assert sorted(p.name for p in folder.path.iterdir()) == ["metrics.jsonl", "run.lock"]
 
 
-def test_a_row_that_lost_only_its_line_end_does_not_spoil_the_next(folder: RunDir) -> None:
+def test_a_row_without_its_line_end_does_not_damage_the_next(folder: RunDir) -> None:
     path = folder.path / "metrics.jsonl"
     path.write_text(rows(0, 1).removesuffix("\n"))
     folder.forget_after(2)
@@ -237,154 +255,13 @@ def test_a_row_that_lost_only_its_line_end_does_not_spoil_the_next(folder: RunDi
     )
 
 
-def test_without_metrics_there_is_nothing_to_forget(folder: RunDir) -> None:
+def test_without_metrics_there_is_nothing_to_remove(folder: RunDir) -> None:
     folder.forget_after(4)
     assert [path.name for path in folder.path.iterdir()] == ["run.lock"]
 
 
-# -- opening a run --------------------------------------------------------------------------------
-
-GOOD: dict[str, Any] = {"task": "task.py:Good", "epochs": 3, "global_batch": 8}
-
-
-def put(config: Config, *steps: int) -> None:
-    """Checkpoints of a run in its directory, and its metrics up to the last of them."""
-    path = config.run_path
-    path.mkdir(parents=True, exist_ok=True)
-    for step in steps:
-        said = Manifest(
-            step=step,
-            epoch=0,
-            world=1,
-            saved_at=0.0,
-            metrics={},
-            best=None,
-            ended=None,
-            config=config.model_dump(mode="json"),
-            plan={"global_batch": 8, "lanes": 8},
-            versions={},
-        )
-        folder = path / "checkpoints" / folder_name(step)
-        write_checkpoint(Files(), folder, {"w": torch.ones(1)}, {"step": step}, said)
-    (path / "metrics.jsonl").write_text(rows(*range(max(steps) + 2)))
-
-
-@contextmanager
-def opened(config: Config) -> Iterator[Opened]:
-    with SingleProcessContext() as context:
-        found = open_run(config, context, config.batch_plan(1))
-        try:
-            yield found
-        finally:
-            assert found.folder is not None
-            found.folder.close()
-
-
-def config_in(tmp_path: Path, *overrides: str) -> Config:
-    return load_config({**GOOD, "run_dir": str(tmp_path / "run")}, overrides)
-
-
-def steps_in(path: Path) -> list[int]:
-    return [json.loads(line)["step"] for line in (path / "metrics.jsonl").read_text().splitlines()]
-
-
-def test_a_new_run_finds_an_empty_directory(tmp_path: Path) -> None:
-    config = config_in(tmp_path)
-    with opened(config) as found:
-        assert found.point is None
-        assert json.loads((config.run_path / "config.json").read_text())["epochs"] == 3
-
-
-def test_a_run_that_goes_on_keeps_its_metrics_up_to_the_checkpoint(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    config = config_in(tmp_path)
-    put(config, 2, 4)
-    with opened(config) as found:
-        assert found.point is not None
-        assert found.point.folder == config.run_path / "checkpoints" / folder_name(4)
-    assert steps_in(config.run_path) == [0, 1, 2, 3]
-    assert not (config.run_path / "earlier").exists()
-    assert f"Resuming from {found.point.folder}: step 4, epoch 0" in capfd.readouterr().err
-
-
-def test_a_run_that_begins_anew_sets_the_earlier_one_aside(tmp_path: Path) -> None:
-    config = config_in(tmp_path, "resume=never", "seed=1")
-    put(config_in(tmp_path), 2, 4)
-    with opened(config) as found:
-        assert found.point is None
-    assert not (config.run_path / "checkpoints").exists()
-    assert steps_in(config.run_path / "earlier" / "1") == [0, 1, 2, 3, 4, 5]
-
-
-def test_a_branch_from_an_older_checkpoint_sets_the_rest_aside(tmp_path: Path) -> None:
-    put(config_in(tmp_path), 2, 4)
-    older = tmp_path / "run" / "checkpoints" / folder_name(2)
-    with opened(config_in(tmp_path, f"resume.checkpoint={older}")) as found:
-        assert found.point is not None
-        assert found.point.folder == older, "it has come along, for a restart before the next save"
-        assert (older / TRAINING).exists()
-        assert not (older.parent / folder_name(4)).exists()
-        aside = tmp_path / "run" / "earlier" / "1" / "checkpoints"
-        assert sorted(path.name for path in aside.iterdir()) == [folder_name(2), folder_name(4)]
-
-
-def test_another_run_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
-    config = config_in(tmp_path, "seed=1")
-    put(config_in(tmp_path), 2, 4)
-    before = (config.run_path / "metrics.jsonl").read_text()
-    with pytest.raises(CheckpointError, match="seed was 0, is 1"), opened(config):
-        pytest.fail("it is another run")
-    assert (config.run_path / "metrics.jsonl").read_text() == before
-    assert not (config.run_path / "config.json").exists()
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize(
-    ("damage", "name"),
-    [
-        (Path.unlink, MANIFEST),
-        (cut, MODEL),
-        (cut, TRAINING),
-        pytest.param(
-            flip,
-            MODEL,
-        ),
-    ],
-)
-def test_a_damaged_newest_checkpoint_does_not_make_the_run_a_branch(
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    damage: Callable[[Path], None],
-    name: str,
-) -> None:
-    config = config_in(tmp_path)
-    put(config, 2, 4)
-    newest = config.run_path / "checkpoints" / folder_name(4)
-    damage(newest / name)
-    with opened(config) as found:
-        assert found.point is not None
-        assert found.point.manifest.step == 2
-        assert f"checkpoint {newest} is not used" in capfd.readouterr().err
-    assert not (config.run_path / "earlier").exists()
-    assert steps_in(config.run_path) == [0, 1]
-    # Killed before its first save, it goes on from there once more, and not from the beginning.
-    with opened(config) as found:
-        assert found.point is not None
-        assert found.point.manifest.step == 2
-
-
 @pytest.mark.parametrize("content", ["", '"4f', "{}"])
-def test_a_cut_note_of_the_launch_does_not_keep_a_run_from_starting(
+def test_a_truncated_launch_file_does_not_prevent_a_run_from_starting(
     folder: RunDir, content: str
 ) -> None:
     (folder.path / "started.json").write_text(content)

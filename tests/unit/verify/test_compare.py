@@ -1,4 +1,4 @@
-"""Distances between runs, to the last place."""
+"""Distances between runs, in units in the last place."""
 
 import json
 import math
@@ -22,7 +22,7 @@ from samestep.verify.compare import (
     ulp_distance,
 )
 
-unhurried = settings(deadline=None)
+without_deadline = settings(deadline=None)
 FLOATS = [torch.float64, torch.float32, torch.bfloat16]
 
 
@@ -40,7 +40,7 @@ def test_neighbours_are_one_apart(dtype, value):
     assert ulp_distance(tensor, tensor) == 0
 
 
-@unhurried
+@without_deadline
 @given(st.floats(allow_nan=False, allow_infinity=False, width=32))
 def test_neighbours_are_one_apart_wherever_they_are(value):
     for dtype in (torch.float32, torch.float64):
@@ -48,7 +48,7 @@ def test_neighbours_are_one_apart_wherever_they_are(value):
         assert ulp_distance(tensor, after(tensor)) == 1
 
 
-@unhurried
+@without_deadline
 @given(st.lists(st.floats(-1, 1, width=32), min_size=3, max_size=3).map(sorted))
 def test_distances_on_the_number_line_add_up(values):
     low, middle, high = torch.tensor(values).split(1)
@@ -85,7 +85,7 @@ def test_a_transposed_tensor_is_compared_by_its_elements():
     assert same_bits(left, left.contiguous())
 
 
-def test_nan_on_one_side_is_as_far_as_can_be():
+def test_nan_on_one_side_is_the_largest_distance():
     nan, one = torch.tensor([math.nan]), torch.tensor([1.0])
     assert ulp_distance(nan, one) == ulp_distance(one, nan) == 2**63 - 1
     assert ulp_distance(nan, nan) == 0
@@ -175,7 +175,7 @@ def test_losses_within_the_tolerance_do_not_differ(rtol, step):
 
 
 @pytest.mark.parametrize("pair", [(0.0, 1e-9), (1.0, math.nan), (math.nan, 1.0), (1.0, math.inf)])
-def test_no_tolerance_covers_a_loss_that_left_zero_or_the_numbers(pair):
+def test_no_tolerance_covers_a_loss_that_is_no_longer_zero_or_finite(pair):
     left, right = pair
     assert first_loss_difference([left], [right], rtol=0.5).step == 0
 
@@ -238,7 +238,7 @@ def test_a_loss_in_json_keeps_every_bit(tmp_path):
         ("empty.jsonl", "", "or JSON lines with 'loss'"),
     ],
 )
-def test_a_file_that_is_no_loss_curve_is_refused(tmp_path, name, text, message):
+def test_a_file_that_is_not_a_loss_curve_is_refused(tmp_path, name, text, message):
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(ConfigError, match=message) as caught:

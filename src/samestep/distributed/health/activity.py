@@ -1,4 +1,4 @@
-"""What this process is doing right now, kept cheaply enough to be kept in every step.
+"""What this process is doing right now, recorded cheaply enough for every step.
 
 The main thread writes it; the heartbeat's thread reads it for the other ranks, and sees by
 itself how long nothing moves. The time spent in each phase adds up in some steps only: on
@@ -22,7 +22,7 @@ READING = "reading losses"
 BETWEEN_STEPS = "between steps"
 
 BUSY = (DATA, COMPUTE)
-"""The phases in which a rank does work of its own, that others may have to wait for."""
+"""The phases in which a rank does its own work, which others may have to wait for."""
 
 _REMEMBERED = 64
 
@@ -39,9 +39,9 @@ class Activity:
         self.step = 0
         self.phase = STARTING
         self.moves = 0
-        """Changes of phase so far: who sees it stand still knows that nothing moves."""
+        """Changes of phase so far: while this stays the same, nothing moves."""
         self.timed_every = 8
-        """Of so many steps one is timed; the same ones on every rank."""
+        """One of this many steps is timed; the same ones on every rank."""
         self.timed = False
         self.timed_steps = 0
         self._since = 0.0
@@ -64,12 +64,12 @@ class Activity:
             self._since = perf_counter()
 
     def end_step(self) -> None:
-        """What comes now, until the next step, is no part of any."""
+        """What comes now, until the next step, is part of no step."""
         self.enter(BETWEEN_STEPS)
         self.timed = False
 
     def enter(self, phase: str) -> str:
-        """Go on in another phase; returns the one before."""
+        """Change to another phase; returns the one before."""
         before = self.phase
         if self.timed:
             now = perf_counter()
@@ -100,7 +100,7 @@ class Activity:
 
     @property
     def busy(self) -> float:
-        """Seconds of work of this rank's own, in the steps that were timed."""
+        """Seconds of this rank's own work, in the steps that were timed."""
         return sum(self.seconds[phase] for phase in BUSY)
 
 
@@ -118,7 +118,7 @@ class _During:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._started is not None:
             self._activity.seconds[self._phase] += perf_counter() - self._started
-        # What failed stays where it failed, so that a report can tell.
+        # What failed keeps its phase, so that a report can name it.
         if error is None:
             self._activity.enter(self._before)
 

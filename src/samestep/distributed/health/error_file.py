@@ -1,4 +1,4 @@
-"""Leaving word of a failure where the launcher's agent looks for it."""
+"""Writing a failure to the file where the launcher's agent looks for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from samestep.environment.variables import has_agent, process_environment
 
 
 def record_failure(error: BaseException) -> None:
-    """Leave this rank's exception where torch's elastic agent looks, if one started us."""
+    """Write this rank's exception where torch's elastic agent looks, if one started us."""
     if not has_agent(process_environment()):
         return
     handler = get_error_handler()

@@ -1,4 +1,4 @@
-"""Who is where, from the ranks' heartbeats: which rank the others wait for, and why."""
+"""Where every rank is, from the heartbeats: which rank the others wait for, and why."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class Beat:
     time: float
     """When this was written, by that host's clock."""
     silent: bool = False
-    """Whether no newer one came while we looked."""
+    """Whether no newer one came while we watched."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for other ranks, as far as the host can tell.
+        """Whether it waits for other ranks, as far as the host knows.
 
-        Where a backend works behind the host, that waits for it when it reads.
+        Where a backend works asynchronously, the host waits for it when it reads a result.
         """
         return self.phase in (EXCHANGE, READING)
 
@@ -50,7 +50,7 @@ class Beat:
         """Where this rank is, for people."""
         if self.silent:
             return (
-                f"gave its last sign {self.age:.0f} s ago in {self._phase()} at step {self.step}: "
+                f"gave its last sign of life {self.age:.0f} s ago in {self._phase()} at step {self.step}: "
                 "it has ended, is stopped, or holds the interpreter"
             )
         return f"is in {self._phase()} at step {self.step} for {self.seconds:.0f} s"
@@ -63,19 +63,19 @@ Calls = Sequence[tuple[int, str]]
 
 
 def different_calls(calls: Mapping[int, Calls]) -> str | None:
-    """What to say if some ranks called another collective than others under one number."""
+    """A message if some ranks called another collective than others under one number."""
     by_number: dict[int, dict[int, str]] = {}
     for rank, named in calls.items():
         for number, name in named:
             by_number.setdefault(number, {})[rank] = name
     for number in sorted(by_number):
-        said = by_number[number]
-        if len(set(said.values())) > 1:
+        names = by_number[number]
+        if len(set(names.values())) > 1:
             groups: dict[str, list[int]] = {}
-            for rank, name in sorted(said.items()):
+            for rank, name in sorted(names.items()):
                 groups.setdefault(name, []).append(rank)
-            told = "; ".join(f"{_ranks(ranks)} called {name}" for name, ranks in groups.items())
-            return f"the ranks called different collectives as #{number}: {told}"
+            called = "; ".join(f"{_ranks(ranks)} called {name}" for name, ranks in groups.items())
+            return f"the ranks called different collectives as #{number}: {called}"
     return None
 
 
@@ -97,7 +97,7 @@ def hang_report(
         verb = "waits" if len(together) == 1 else "wait"
         ranks = _ranks([beat.rank for beat in together])
         lines.append(f"{ranks} {verb} in {name} #{number} for {longest:.0f} s")
-    # If nobody is elsewhere, the ones who wait are all there is to look at.
+    # If no rank is elsewhere, the ones that wait are all there is to look at.
     for beat in stuck or (waiting if mismatch else []):
         stack = stacks.get(beat.rank)
         if stack:

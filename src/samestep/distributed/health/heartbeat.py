@@ -1,4 +1,4 @@
-"""A thread that tells the other ranks what this one does, and learns what they do.
+"""A thread that publishes what this rank does, and watches what the others do.
 
 Beats go to the rendezvous store, about one a second; no collective is involved. From them
 come the report on a hang, the name of a rank that is gone, and the end of a rank that is
@@ -35,12 +35,12 @@ from samestep.environment.variables import agent_serves_store, process_environme
 from samestep.errors import CollectiveMismatch, PeerLost, RankHung, SamestepError
 
 _SECONDS_TO_END = 3.0
-"""What a rank gets to end by itself after another one has failed."""
+"""How long a rank gets to end by itself after another one has failed."""
 _SECONDS_TO_LISTEN = 5.0
-"""A rank that waits for longer looks whether those it waits for are alive."""
+"""A rank that waits for longer checks whether the others are alive."""
 _LONGEST_TRACE = 8000
 _SECONDS_TO_SERVE = 8.0
-"""How long rank 0 keeps serving the store for those who want to know why the run ended."""
+"""How long rank 0 keeps serving the store for ranks that look up why the run ended."""
 
 
 class Heartbeat:
@@ -56,7 +56,7 @@ class Heartbeat:
         lost_after: float = 120.0,
     ) -> None:
         self._served = store  # rank 0 may serve it to the others, as long as it is held
-        # A connection of its own, where torch can make one: the first one may be blocked.
+        # A separate connection, where torch can make one: the first one may be blocked.
         own = store.clone() if hasattr(store, "clone") else store
         # Of this run only: several can follow each other in one process, at one store.
         number = own.add(f"samestep/runs of rank {rank}", 1)
@@ -65,30 +65,30 @@ class Heartbeat:
         self._main = threading.current_thread().ident
         self._interval = min(1.0, timeout / 8)
         self._lost_after = lost_after
-        self._heard: tuple[float, dict[int, int]] | None = None
-        """When this rank, waiting, last looked at everybody's beats, and their numbers."""
+        self._last_look: tuple[float, dict[int, int]] | None = None
+        """When this rank, waiting, last looked at all ranks' beats, and their numbers."""
         self._host = socket.gethostname()
         self._number = 0
         self._moves_seen, self._moved = activity.moves, time.monotonic()
         self._answered = 0
-        """The last question that this rank has answered."""
+        """The last request for its stack that this rank has answered."""
         self._before_end: Callable[[], None] = lambda: None
         self._report: str | None = None
         self._failure_seen: float | None = None
         self._has_left = False
         self._gone = 0
-        """Ranks that are known to have ended without a word."""
+        """Ranks that are known to have ended silently."""
         self._stacks: IO[str] | None = None
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._live, name="samestep-heartbeat", daemon=True)
         self._thread.start()
 
     def dump_stacks_to(self, file: IO[str]) -> None:
-        """Where to write all stacks if this process holds the interpreter and cannot beat."""
+        """Where to write all stacks if this process holds the interpreter lock and cannot beat."""
         self._stacks = file
 
     def before_end(self, finish: Callable[[], None]) -> None:
-        """What must be over before this process is ended from outside: a save in flight."""
+        """What must be finished before this process is ended from outside: a save in flight."""
         self._before_end = finish
 
     def stop(self) -> None:
@@ -107,12 +107,12 @@ class Heartbeat:
         while not self._done.wait(self._interval):
             now = time.monotonic()
             if now - last > 5 * self._interval + _SECONDS_TO_LISTEN:
-                self._heard = None  # this process was stopped for a while, and so may others
+                self._last_look = None  # this process was suspended for a while, and so may others
             last = now
             self._beat()
             if self._store.has("failed"):
                 self._end_if_stuck()
-            self._answer_if_asked()
+            self._answer_request()
             waited = self._seconds_waiting()
             self._watch_for_silence(waited)
             if waited < self._interval:
@@ -120,11 +120,11 @@ class Heartbeat:
             elif waited > self._timeout - 2.5 * self._interval and self._report is None:
                 self._report = self._investigate()
             if waited > self._timeout + _SECONDS_TO_END:
-                # A backend that does not raise by itself: the main thread will not come back.
-                self._die(RankHung(self._report or "a collective never came back"))
+                # A backend that does not raise by itself: the main thread will not return.
+                self._die(RankHung(self._report or "a collective never returned"))
             if self._store.is_silent and waited > min(_SECONDS_TO_LISTEN, self._lost_after):
-                words = f"the store of the ranks did not answer for {self._lost_after:g} s"
-                self._die(PeerLost(f"{words}: rank 0's machine, or the way to it, is gone"))
+                silence = f"the store of the ranks did not answer for {self._lost_after:g} s"
+                self._die(PeerLost(f"{silence}: rank 0's machine, or the network to it, is gone"))
             if self._store.is_gone and self._seconds_stuck() > max(30.0, self._timeout):
                 where = self._now().where()
                 self._die(PeerLost(f"the other ranks have ended, and this one {where}"))
@@ -163,22 +163,22 @@ class Heartbeat:
         return self._seconds_still()
 
     def _seconds_stuck(self) -> float:
-        """How long nothing has moved in a step; what comes after the steps may take its time."""
+        """How long nothing has moved in a step; what comes after the steps may take long."""
         idle = self._activity.phase in (STARTING, BETWEEN_STEPS, SAVE)
         return 0.0 if idle else self._seconds_still()
 
-    def _answer_if_asked(self) -> None:
-        asked = self._store.add("questions", 0) or 0
-        if asked > self._answered:
-            self._answer(asked)
+    def _answer_request(self) -> None:
+        """Publish this rank's stack if another rank has requested all stacks."""
+        newest = self._store.add("requests", 0) or 0
+        if newest > self._answered:
+            self._answer(newest)
 
-    def _answer(self, question: int) -> None:
-        """Somebody wants to know exactly where this rank is."""
-        self._answered = question
+    def _answer(self, request: int) -> None:
+        self._answered = request
         frames = sys._current_frames()
         stack = "".join(traceback.format_stack(frames.get(self._main))) if self._main else ""
-        told = json.dumps({"stack": stack, "calls": list(self._activity.recent)})
-        self._store.set(f"answer/{self._rank}", told)
+        answer = json.dumps({"stack": stack, "calls": list(self._activity.recent)})
+        self._store.set(f"answer/{self._rank}", answer)
 
     def _watch_for_silence(self, waited: float) -> None:
         """End this rank if one it waits for gives no sign of life: its machine or cable is gone.
@@ -186,13 +186,13 @@ class Heartbeat:
         A connection that breaks is noticed at once; one that only falls silent is not.
         """
         if waited < min(_SECONDS_TO_LISTEN, self._lost_after):
-            self._heard = None
+            self._last_look = None
             return
         now = time.monotonic()
-        if self._heard is not None and now - self._heard[0] < self._lost_after:
+        if self._last_look is not None and now - self._last_look[0] < self._lost_after:
             return
-        before, beats = self._heard, self._beats()
-        self._heard = (now, {beat.rank: number for beat, number in beats})
+        before, beats = self._last_look, self._beats()
+        self._last_look = (now, {beat.rank: number for beat, number in beats})
         silent = [b for b, n in beats if before is not None and before[1].get(b.rank) == n]
         gone = [beat for beat in silent if beat.rank != self._rank]
         if gone:
@@ -201,21 +201,21 @@ class Heartbeat:
             self._die(PeerLost(f"no sign of life for {self._lost_after:g} s: {names}"))
 
     def _beats(self) -> list[tuple[Beat, int]]:
-        """Everybody's last beat, and its number."""
+        """All ranks' last beats, and their numbers."""
         found = [self._store.read(f"beat/{rank}") for rank in range(self._world)]
         numbered = [(document, document.pop("number")) for document in found if document]
         return [(Beat(**{**document, "silent": True}), number) for document, number in numbered]
 
     def _give_up(self, gone: list[Beat]) -> None:
-        """Say for a rank that it is gone: it cannot, and others may wait until somebody does."""
+        """Report for a rank that it is gone: it cannot, and others may wait until someone does."""
         first = gone[0]
-        words = f"gone: it {first.where()}"
-        cause = {"rank": first.rank, "host": first.host, "kind": "gone", "said": words}
+        message = f"gone: it {first.where()}"
+        cause = {"rank": first.rank, "host": first.host, "kind": "gone", "message": message}
         self._store.set_first("failed", json.dumps(cause))
 
     def _end_if_stuck(self) -> None:
         if self._activity.phase == SAVE:
-            return  # it will end by itself, and what it saves is worth the wait
+            return  # it will end by itself, and the checkpoint is worth the wait
         now = time.monotonic()
         self._failure_seen = self._failure_seen or now
         if now - self._failure_seen > _SECONDS_TO_END:
@@ -237,24 +237,24 @@ class Heartbeat:
                 print(f"samestep: rank {self._rank}: {error}", file=file, flush=True)
         os._exit(error.exit_code)
 
-    # -- one after the other ---------------------------------------------------------------
+    # -- ordering between ranks ------------------------------------------------------------
 
-    def tell(self, news: str) -> None:
-        """Let those who wait for this news go on."""
-        self._store.set(f"news/{news}", "told")
+    def notify(self, event: str) -> None:
+        """Release the ranks that wait for this event."""
+        self._store.set(f"event/{event}", "happened")
 
-    def wait_for(self, news: str, rank: int) -> None:
-        """Wait until a rank tells this news, however long it takes.
+    def wait_for(self, event: str, rank: int) -> None:
+        """Wait until a rank notifies the others of this event, however long it takes.
 
-        `PeerLost` if any rank fails meanwhile, or this one gives no sign of life any more.
+        `PeerLost` if any rank fails meanwhile, or that rank gives no sign of life any more.
         """
-        heard, number = time.monotonic(), None
-        while not self._store.has(f"news/{news}"):
+        looked, number = time.monotonic(), None
+        while not self._store.has(f"event/{event}"):
             if self._store.is_gone or self._store.has("failed"):
                 raise PeerLost(f"waited for rank {rank} to go first")
-            if time.monotonic() - heard > self._lost_after:
+            if time.monotonic() - looked > self._lost_after:
                 before, number = number, (self._store.read(f"beat/{rank}") or {}).get("number")
-                heard = time.monotonic()
+                looked = time.monotonic()
                 if before is not None and before == number:
                     raise PeerLost(
                         f"waited for rank {rank} to go first, which gave no sign of life for "
@@ -265,23 +265,23 @@ class Heartbeat:
     # -- what happened to the others -------------------------------------------------------
 
     def announce(self, error: BaseException) -> None:
-        """Tell the others that this rank fails by itself, so that they do not wait for it."""
-        self._done.set()  # or our own thread would end us
+        """Notify the others that this rank fails by itself, so that they do not wait for it."""
+        self._done.set()  # or our own thread would end this process
         first_line = next(iter(str(error).splitlines()), "")
         cause = json.dumps(
             {
                 "rank": self._rank,
                 "host": self._host,
                 "kind": type(error).__name__,
-                "said": f"{type(error).__name__}: {first_line}",
+                "message": f"{type(error).__name__}: {first_line}",
                 "trace": "" if isinstance(error, SamestepError) else _trace(error),
             }
         )
         self._store.set_first("failed", cause)
 
     def explain(self, lost: PeerLost) -> SamestepError:
-        """Why a collective broke: a rank that failed, is gone, hangs, or called another one."""
-        self._done.set()  # our own thread must not end us while we find out
+        """Why a collective broke: a rank failed, is gone, hangs, or called another one."""
+        self._done.set()  # our own thread must not end this process while we find out
         self._thread.join(self._lost_after + 1)
         timed_out, report = "imed out" in str(lost), self._report
         if timed_out and report is not None:
@@ -312,14 +312,14 @@ class Heartbeat:
         return hang_report(beats, stacks, _calls(answers), self._timeout)
 
     def _look_around(self) -> tuple[list[Beat], dict[int, dict[str, Any]]]:
-        """Everybody's last beat, and what they answer when asked where they are."""
-        question = self._store.add("questions", 1) or 0
-        self._answer(question)
+        """All ranks' last beats, and their stacks, which this requests."""
+        request = self._store.add("requests", 1) or 0
+        self._answer(request)
         before = {rank: self._store.read(f"beat/{rank}") for rank in range(self._world)}
         deadline = time.monotonic() + 3 * self._interval
         while time.monotonic() < deadline and not self._store.has("failed"):
             time.sleep(self._interval / 4)
-            self._beat()  # or the others would take us for silent meanwhile
+            self._beat()  # or the others would take this rank for silent meanwhile
         beats = []
         for rank, old in before.items():
             new = self._store.read(f"beat/{rank}")
@@ -331,12 +331,12 @@ class Heartbeat:
         return beats, {rank: answer for rank, answer in answers.items() if answer is not None}
 
     def close(self) -> None:
-        """Ask the store nothing any more."""
+        """Stop using the store."""
         self.stop()
         self._store.close()
 
     def leave(self) -> None:
-        """Say that this rank has read why the run ended; its store stays until all have."""
+        """Record that this rank knows why the run ended; the store stays until all do."""
         if self._has_left:
             return
         self._has_left = True
@@ -354,10 +354,11 @@ def _calls(answers: Mapping[int, dict[str, Any]]) -> dict[int, Calls]:
 
 
 def _trace(error: BaseException) -> str:
-    """The last part of a traceback, for those who cannot see the other machine's terminal."""
+    """The last part of a traceback, for users who cannot see the other machine's terminal."""
     return "".join(traceback.format_exception(error))[-_LONGEST_TRACE:]
 
 
 def _failed_first(cause: Mapping[str, Any]) -> str:
-    words = f"rank {cause.get('rank')} on {cause.get('host')} failed first: {cause.get('said')}"
-    return "\n".join(filter(None, [words, str(cause.get("trace", "")).rstrip()]))
+    rank, host, message = (cause.get(key) for key in ("rank", "host", "message"))
+    headline = f"rank {rank} on {host} failed first: {message}"
+    return "\n".join(filter(None, [headline, str(cause.get("trace", "")).rstrip()]))

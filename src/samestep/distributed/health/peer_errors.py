@@ -1,4 +1,4 @@
-"""Telling a lost peer from a mistake of this rank's own."""
+"""Distinguishing a lost peer from an error of this rank itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SIGNS = ("gloo", "Connection", "NCCL", "ncclUnhandled", "Socket", "Timed out", 
 def lost_peer(error: BaseException | None) -> PeerLost | None:
     """What an error inside a collective means, if it means a broken connection.
 
-    Gloo and NCCL raise plain RuntimeErrors; only their words tell what happened.
+    Gloo and NCCL raise plain RuntimeErrors; only their messages show what happened.
     """
     if not isinstance(error, RuntimeError):
         return None

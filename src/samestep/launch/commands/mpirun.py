@@ -6,20 +6,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from samestep.environment.variables import launch_variables
+from samestep.environment.hardware import owned_cpus
+from samestep.environment.variables import launch_variables, process_environment
 from samestep.errors import LaunchError
 from samestep.launch.commands.rank_command import RankCommand, exec_line, shell_script
 from samestep.launch.commands.size import Host
+from samestep.launch.commands.summary import Rows, plan_rows
 
 Flavour = Literal["openmpi", "hydra"]
 
 _FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES")
 _FORWARDED_KINDS = ("NCCL_", "GLOO_", "TORCH_", "OMP_", "MKL_", "SAMESTEP_")
-"""Of the launching environment, what the ranks on other machines must have as well."""
+"""What the ranks on other machines need of the launching environment."""
 
 
 @dataclass(frozen=True)
-class MpiLaunch:
+class MpirunCommand:
     """One mpirun that starts all ranks."""
 
     rank_command: RankCommand
@@ -27,35 +29,42 @@ class MpiLaunch:
     hosts: tuple[Host, ...]
     argv: tuple[str, ...]
     variables: Mapping[str, str]
-    """Set for mpirun, which hands them to the ranks by name: values do not show in `ps`."""
+    """Set for mpirun, which passes them to the ranks by name: values do not show in `ps`."""
     stops_by: str
-    """The signal that it hands on to its ranks, without a requeue, and does not kill them for."""
+    """The signal that it forwards to its ranks without killing them, and without a requeue."""
     ends_by: str
-    """The signal that makes an end of mpirun and its ranks at once."""
+    """The signal that ends mpirun and its ranks at once."""
 
     def script(self) -> str:
         comment = "What samestep launch --via mpirun starts."
-        # A name of its own for each time that it is run.
+        # Each time the script runs it is another launch.
         variables = {k: v for k, v in self.variables.items() if k not in launch_variables("")}
         name = [f'export {variable}="mpirun-$HOSTNAME-$$"' for variable in launch_variables("")]
         command = "\n".join([*name, exec_line(self.argv)])
         return shell_script(comment, self.rank_command, variables, command)
 
+    def summary(self) -> Rows:
+        threads = None
+        if not self.hosts:  # all ranks share the CPUs of this machine
+            threads = max(1, owned_cpus(process_environment()).value // self.world)
+        machines = max(1, len(self.hosts))
+        return plan_rows(self.rank_command.config, self.world, machines, threads)
+
 
 def flavour_of(version: str) -> Flavour:
-    """Which mpirun this is, by what it prints for --version."""
+    """Which mpirun this is, by the output of --version."""
     if any(name in version for name in ("Open MPI", "OpenRTE", "PRRTE", "prterun")):
         return "openmpi"
     if any(name in version for name in ("HYDRA", "Intel(R) MPI", "MPICH", "mvapich", "MVAPICH")):
         return "hydra"
     first = next(iter(version.strip().splitlines()), "nothing")
     raise LaunchError(
-        f"mpirun is neither OpenMPI's nor hydra's (MPICH, Intel MPI, MVAPICH): it says {first!r}. "
+        f"mpirun is neither OpenMPI's nor hydra's (MPICH, Intel MPI, MVAPICH): it prints {first!r}. "
         "Load the one you want, or name it with launch.mpirun"
     )
 
 
-def mpi_launch(
+def mpirun_command(
     rank_command: RankCommand,
     flavour: Flavour,
     world: int,
@@ -65,8 +74,8 @@ def mpi_launch(
     *,
     cpus: int,
     as_root: bool,
-) -> MpiLaunch:
-    """The mpirun of a config; `name` is what the ranks of this launch know each other by."""
+) -> MpirunCommand:
+    """The mpirun of a config; `name` is what the ranks of this launch share."""
     config = rank_command.config
     variables = {**config.launch.environment, **launch_variables(name)}
     if hosts:
@@ -82,7 +91,7 @@ def mpi_launch(
         argv += ["--host", ",".join(map(str, hosts))] if hosts else []
         argv += ["--allow-run-as-root"] if as_root else []
         argv += ["--oversubscribe"] if not hosts and world > cpus else []
-        # Bound to one core, as it does by itself, a rank's threads would share that core.
+        # By default it binds a rank to one core, which all its threads would share.
         argv += ["--bind-to", "none"]
         for variable in [*variables, *_forwarded(environ, variables)]:
             argv += ["-x", variable]
@@ -91,9 +100,11 @@ def mpi_launch(
         argv += ["-hosts", ",".join(map(str, hosts))] if hosts else []
         argv += ["-bind-to", "none", "-genvall"]
     # OpenMPI's kills its ranks on SIGTERM, and they outlive it if it is killed itself; hydra's
-    # hands SIGTERM on, does not know SIGUSR2, and its ranks end with it.
+    # forwards SIGTERM, does not know SIGUSR2, and its ranks end with it.
     stops_by, ends_by = ("SIGUSR2", "SIGTERM") if flavour == "openmpi" else ("SIGTERM", "SIGKILL")
-    return MpiLaunch(rank_command, world, hosts, (*argv, *command), variables, stops_by, ends_by)
+    return MpirunCommand(
+        rank_command, world, hosts, (*argv, *command), variables, stops_by, ends_by
+    )
 
 
 def _forwarded(environ: Mapping[str, str], ours: Iterable[str]) -> list[str]:

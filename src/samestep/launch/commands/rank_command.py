@@ -15,16 +15,16 @@ from samestep.lanes.plan import deal_lanes
 
 @dataclass(frozen=True)
 class RankCommand:
-    """A config that is to be trained, however its ranks are started."""
+    """The training of a config, however its ranks are started."""
 
     config: Config
     config_file: Path
     overrides: tuple[str, ...] = ()
     record: Path | None = None
-    """Where the ranks keep their exact record."""
+    """Where the ranks write their exact record."""
     stop_after: int | None = None
     folder: Path | None = None
-    """Where the command runs; the working directory unless it is given."""
+    """Where the command runs; by default the working directory."""
 
     @property
     def python(self) -> str:
@@ -36,13 +36,13 @@ class RankCommand:
 
     def train(self, *options: str) -> tuple[str, ...]:
         """The arguments of the interpreter for one rank."""
-        return ("-m", "samestep", "train", *self._what(), *options)
+        return ("-m", "samestep", "train", *self._arguments(), *options)
 
     def launch(self, *options: str) -> tuple[str, ...]:
         """The arguments of the interpreter for what starts ranks on another machine."""
-        return ("-m", "samestep", "launch", *self._what(), *options)
+        return ("-m", "samestep", "launch", *self._arguments(), *options)
 
-    def _what(self) -> tuple[str, ...]:
+    def _arguments(self) -> tuple[str, ...]:
         file = str(self.config_file)
         arguments = [f"./{file}" if file.startswith("-") else file, *self.overrides]
         if self.record is not None:
@@ -52,19 +52,19 @@ class RankCommand:
         return tuple(arguments)
 
 
-def check_world(config: Config, world: int, said: str) -> None:
-    """Refuse a number of ranks that contradicts the config, before anything is started."""
+def check_world(config: Config, world: int, source: str) -> None:
+    """Refuse a number of ranks that contradicts the config; `source` is where it comes from."""
     section = config.distributed
     if section.world_size not in ("auto", world):
         raise LaunchError(
-            f"distributed.world_size is {section.world_size} but {said}: make them the same, or set "
+            f"distributed.world_size is {section.world_size} but {source}: make them the same, or set "
             "world_size: auto"
         )
     if section.enabled is False and world > 1:
         raise LaunchError(
-            f"distributed.enabled is false but {said}: set enabled: auto, or start one rank"
+            f"distributed.enabled is false but {source}: set enabled: auto, or start one rank"
         )
-    deal_lanes(config.batch_plan(world).lanes, world, section.lane_weights)
+    deal_lanes(config.batch_plan(world).lane_count, world, section.lane_weights)
 
 
 def quoted(words: Iterable[str]) -> str:

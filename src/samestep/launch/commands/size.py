@@ -1,4 +1,4 @@
-"""How many: a number, or a range such as 2:4. And which hosts: a:4,b:4."""
+"""Numbers of ranks and nodes: 4, or a range such as 2:4; and hosts with their ranks: a:4,b:4."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Host:
 
     name: str
     ranks: int | None
-    """None: one for each of its GPUs, which it knows itself."""
+    """None: one for each of its GPUs, which only that machine knows."""
 
     @property
     def address(self) -> str:
@@ -85,8 +85,8 @@ def parse_hosts(text: str, nproc: int | None) -> tuple[Host, ...]:
         colon, ranks = found["colon"], found["ranks"]
         if not colon and nproc is not None and nproc % len(parts):
             raise LaunchError(
-                f"--nproc {nproc} cannot be shared evenly by {len(parts)} hosts: say how many ranks "
-                "each host takes, as a:4,b:3"
+                f"--nproc {nproc} cannot be shared evenly by {len(parts)} hosts: give the number of "
+                "ranks of each host, as a:4,b:3"
             )
         count = int(ranks or 0) if colon else nproc and nproc // len(parts)
         if count is not None and count < 1:
@@ -101,6 +101,6 @@ def parse_hosts(text: str, nproc: int | None) -> tuple[Host, ...]:
 
 
 def ranks_of(hosts: Sequence[Host]) -> int | None:
-    """All ranks of all hosts; None if some host is to find out itself."""
+    """All ranks of all hosts; None if some host decides its number itself."""
     counts = [host.ranks for host in hosts if host.ranks is not None]
     return sum(counts) if len(counts) == len(hosts) else None

@@ -11,9 +11,10 @@ from pathlib import Path
 from samestep.errors import LaunchError
 from samestep.launch.commands.rank_command import RankCommand, check_world, quoted, surroundings
 from samestep.launch.commands.size import Size
+from samestep.launch.commands.summary import Rows, plan_rows
 
 ARRAY = "{array}"
-"""In an override: the number of the array's task."""
+"""In an override, this is replaced by the number of the array's task."""
 
 
 def for_the_first_task(overrides: Sequence[str]) -> list[str]:
@@ -27,7 +28,7 @@ class SlurmJob:
 
     rank_command: RankCommand
     nodes: Size
-    """With the style torchrun a range: the fewest that are enough to go on."""
+    """With the style torchrun it may be a range, from the fewest that are enough to continue."""
     ranks_per_node: int
     max_restarts: int = 0
 
@@ -37,35 +38,40 @@ class SlurmJob:
 
     @property
     def folder(self) -> Path:
-        """Where the script, Slurm's output and the job's number lie."""
+        """Where the script, Slurm's output and the job's number are kept."""
         return self.rank_command.working_folder / self.rank_command.config.run_path / "slurm"
 
     def script(self) -> str:
-        """The whole script. Every value from outside is quoted, or refused if it has lines."""
+        """The whole script. Every value from outside is quoted, or refused if it has several lines."""
         style = self.rank_command.config.launch.slurm.style
         body = {"srun": _by_srun, "torchrun": _by_agents, "mpirun": _by_mpirun}[style](self)
         lines = [
             "#!/bin/bash",
-            "# Written by samestep launch --via slurm. It may be submitted again: the run goes on from",
+            "# Written by samestep launch --via slurm. It may be submitted again: the run resumes from",
             "# its newest checkpoint.",
             *(f"#SBATCH {line}" for line in directives(self)),
             "",
-            "set -eo pipefail",  # not -u, which modules and conda do not stand
+            "set -eo pipefail",  # not -u, which breaks modules and conda
             *surroundings(self.rank_command, {}),
             *body,
         ]
         return "\n".join(lines) + "\n"
 
+    def summary(self) -> Rows:
+        config = self.rank_command.config
+        threads = config.launch.slurm.cpus_per_task
+        return plan_rows(config, self.world, self.nodes.most, threads)
+
 
 def slurm_job(
     rank_command: RankCommand, nodes: Size | None, nproc: int | None, max_restarts: int = 0
 ) -> SlurmJob:
-    """The job of a config: on each node `nproc` ranks, or one for each GPU asked for, or one."""
+    """The job of a config: on each node `nproc` ranks, or one per requested GPU, or one."""
     config, options = rank_command.config, rank_command.config.launch.slurm
     section = config.distributed
     if nodes is None:
-        said = 1 if section.num_nodes == "auto" else section.num_nodes
-        nodes = Size(said, said)
+        count = 1 if section.num_nodes == "auto" else section.num_nodes
+        nodes = Size(count, count)
     gpus = options.gpus_per_node
     if gpus is not None and nproc not in (None, gpus):
         raise LaunchError(f"--nproc is {nproc} but --gpus-per-node {gpus}: one rank drives one GPU")
@@ -76,8 +82,8 @@ def slurm_job(
         nodes.one("--nodes", f"ranks of the style {options.style} do not come and go")
         if max_restarts:
             raise LaunchError(
-                f"--max-restarts is {max_restarts}, but with the style {options.style} it is Slurm "
-                "that starts a job again: leave it out, or take --style torchrun"
+                f"--max-restarts is {max_restarts}, but with the style {options.style} Slurm restarts "
+                "the job: leave it out, or use --style torchrun"
             )
     if options.array is not None:
         rank_command = _in_an_array(rank_command)
@@ -89,15 +95,15 @@ def slurm_job(
 
 
 def _in_an_array(rank_command: RankCommand) -> RankCommand:
-    """Every task of an array is a run of its own, in a directory of its own."""
-    said = [o for o in rank_command.overrides if o.partition("=")[0] in ("name", "run_dir")]
-    for text in (*said, str(rank_command.config.run_path)):
+    """Every task of an array is a separate run, in its own directory."""
+    named = [o for o in rank_command.overrides if o.partition("=")[0] in ("name", "run_dir")]
+    for text in (*named, str(rank_command.config.run_path)):
         if ARRAY in text:
             raise LaunchError(
-                f"{text}: the tasks of an array have directories of their own already, 0 and so on "
-                "in the run's directory"
+                f"{text}: the tasks of an array already have their own directories, 0 and so on in "
+                "the run's directory"
             )
-    # As JSON, which is YAML that means nothing but these characters.
+    # As JSON, which is YAML in which no character has another meaning.
     own = "run_dir=" + json.dumps(f"{rank_command.config.run_path}/{ARRAY}", ensure_ascii=False)
     others = [o for o in rank_command.overrides if o.partition("=")[0] != "run_dir"]
     return replace(rank_command, overrides=(*others, own))
@@ -135,12 +141,12 @@ def directives(job: SlurmJob) -> list[str]:
     lines = [f"--{name}={_directive(str(value))}" for name, value in found if value is not None]
     lines.append("--requeue" if options.requeue else "--no-requeue")
     if by_agents and job.nodes.is_range:
-        lines.append("--no-kill")  # or the loss of one node would be the end of the job
+        lines.append("--no-kill")  # or the loss of one node would end the job
     return [*lines, *map(_directive, options.extra)]
 
 
 def _signal(style: str, seconds: int) -> str:
-    """To the ranks; mpirun's ranks on its own node are in no step, but it hands signals on."""
+    """To the ranks; mpirun's ranks on its own node are in no step, but it forwards signals."""
     return f"B:USR1@{seconds}" if style == "mpirun" else f"USR1@{seconds}"
 
 
@@ -155,10 +161,10 @@ def _directive(text: str) -> str:
 
 
 def _exec(job: SlurmJob, *words: str) -> str:
-    """The last line of the script, with the array task's number where it is asked for."""
+    """The last line of the script, with the array task's number in its place."""
     line = quoted(words)
     if job.rank_command.config.launch.slurm.array is not None:
-        # Braces are always quoted: this ends the quotes, and begins them again.
+        # Braces are always quoted: this closes the quotes, and opens them again.
         line = line.replace(ARRAY, """'"$SLURM_ARRAY_TASK_ID"'""")
     return f"exec {line}"
 

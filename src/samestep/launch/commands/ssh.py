@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, replace
 
-from samestep.environment.ports import meeting_ports
+from samestep.environment.ports import rendezvous_ports
 from samestep.launch.commands.rank_command import RankCommand, check_world, quoted, surroundings
 from samestep.launch.commands.size import Host, ranks_of
+from samestep.launch.commands.summary import Rows, plan_rows
 
 
 @dataclass(frozen=True)
-class SshLaunch:
+class SshCommands:
     """One `samestep launch` on each host; the first host has rank 0."""
 
     rank_command: RankCommand
@@ -21,7 +22,7 @@ class SshLaunch:
 
     @property
     def world(self) -> int | None:
-        """None if some host finds out itself how many ranks it takes."""
+        """None if some host decides itself how many ranks it takes."""
         return ranks_of(self.hosts)
 
     @property
@@ -33,23 +34,23 @@ class SshLaunch:
     def ssh(self) -> tuple[str, ...]:
         return tuple(shlex.split(self.rank_command.config.launch.ssh))
 
-    def at(self, port: int) -> SshLaunch:
-        """The same, with the agents meeting at another port."""
+    def at(self, port: int) -> SshCommands:
+        """A copy whose agents meet at another port."""
         return replace(self, port=port)
 
     def argv(self, node: int) -> tuple[str, ...]:
         """What starts the agent of a node."""
-        alive = ("-o", "ServerAliveInterval=15")  # or a host that fell silent never ends its ssh
+        alive = ("-o", "ServerAliveInterval=15")  # or the ssh to a silent host never ends
         return (*self.ssh, *alive, "--", self.hosts[node].name, self.remote(node, "--attached"))
 
     def check(self, node: int) -> tuple[str, ...]:
-        """What shows that a node lets us in without a password, and has what the run needs."""
+        """What checks that a node accepts our login without a password, and has what the run needs."""
         command = _in_folder(self.rank_command, [self.rank_command.python, "-c", "import samestep"])
         options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
         return (*self.ssh, *options, "--", self.hosts[node].name, command)
 
     def remote(self, node: int, *more: str) -> str:
-        """What a node's login shell gets."""
+        """The command line for a node's login shell."""
         options = ["--via", "torchrun", "--nodes", str(len(self.hosts)), "--node-rank", str(node)]
         ranks = self.hosts[node].ranks
         options += [] if ranks is None else ["--nproc", str(ranks)]
@@ -74,19 +75,22 @@ class SshLaunch:
         ]
         return "\n".join(lines) + "\n"
 
+    def summary(self) -> Rows:
+        return plan_rows(self.rank_command.config, self.world, len(self.hosts), None)
 
-def ssh_launch(rank_command: RankCommand, hosts: tuple[Host, ...], name: str) -> SshLaunch:
-    """The agents of a config; `name` tells this launch from any other."""
-    launch = SshLaunch(rank_command, hosts, meeting_ports(name)[0])
+
+def ssh_commands(rank_command: RankCommand, hosts: tuple[Host, ...], name: str) -> SshCommands:
+    """The agents of a config; `name` distinguishes this launch from any other."""
+    launch = SshCommands(rank_command, hosts, rendezvous_ports(name)[0])
     if launch.world is not None:
         check_world(rank_command.config, launch.world, f"--hosts take {launch.world} ranks")
     return launch
 
 
 def _in_folder(rank_command: RankCommand, words: list[str]) -> str:
-    """A command in the working directory, with what the config puts before it.
+    """A command in the working directory, after the setup lines of the config.
 
-    By a login bash of its own: the user's shell may be any, and modules are set up there.
+    In a login bash: the user's shell may be any, and modules are set up there.
     """
     lines = ["set -e", *surroundings(rank_command, {}), f"exec {quoted(words)}"]
     return quoted(["exec", "bash", "-lc", "\n".join(lines)])

@@ -1,4 +1,4 @@
-"""What a launch comes to, as rows for a person to read before it starts. No torch here."""
+"""What a launch amounts to, as rows for a person to read before it starts. No torch here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Rows = list[tuple[str, Any]]
 
 
 def plan_rows(config: Config, world: int | None, machines: int, threads: int | None) -> Rows:
-    """(what, how many): ranks, lanes, batch and threads; `None` is found out on the machines."""
+    """(what, how many): ranks, lanes, batch and threads; `None` is decided on the machines."""
     rows: Rows = [
         ("run directory", config.run_path),
         ("machines", machines),
@@ -19,18 +19,18 @@ def plan_rows(config: Config, world: int | None, machines: int, threads: int | N
     ]
     batch = config.batch_plan(1 if world is None else world)
     if world is not None:
-        lanes = deal_lanes(batch.lanes, world, config.distributed.lane_weights)
-        counts = sorted({len(part) for part in lanes})
+        assignment = deal_lanes(batch.lane_count, world, config.distributed.lane_weights)
+        counts = sorted({len(lanes) for lanes in assignment})
         shown = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        rows.append(("lanes", f"{batch.lanes}: {shown} for each rank"))
+        rows.append(("lanes", f"{batch.lane_count}: {shown} for each rank"))
     elif config.global_batch is not None:
-        rows.append(("lanes", batch.lanes))
+        rows.append(("lanes", batch.lane_count))
     if world is not None or config.global_batch is not None:
         rows.append(("batch", f"{batch.global_batch} samples a step, {batch.lane_batch} a lane"))
-    asked = config.distributed.threads_per_rank
-    threads = threads if asked == "auto" else asked
-    found_there = "each rank's share of its machine's CPUs"
-    rows.append(("threads for each rank", found_there if threads is None else threads))
+    configured = config.distributed.threads_per_rank
+    threads = threads if configured == "auto" else configured
+    share = "each rank's share of its machine's CPUs"
+    rows.append(("threads for each rank", share if threads is None else threads))
     if threads is not None and world is not None:
         rows.append(("threads in all", threads * world))
     rows.append(("same", config.same))
@@ -38,13 +38,13 @@ def plan_rows(config: Config, world: int | None, machines: int, threads: int | N
 
 
 def more_processes_may_help(config: Config, world: int, threads: int, on_gpu: bool) -> str:
-    """A word to those who train in one process on many CPUs; nothing to all others."""
-    lanes = config.batch_plan(1).lanes
-    ranks = max((n for n in range(2, threads // 2 + 1) if lanes % n == 0), default=1)
+    """A hint for a run in one process on many CPUs; empty for all others."""
+    lane_count = config.batch_plan(1).lane_count
+    ranks = max((n for n in range(2, threads // 2 + 1) if lane_count % n == 0), default=1)
     if on_gpu or world > 1 or ranks == 1:
         return ""
     return (
         f"One process computes with {threads} threads. If the model is small, several processes with "
-        f"fewer threads are faster, and the run is the same but for the threads' rounding: try "
+        f"fewer threads are faster, and the run is the same except for the threads' rounding: try "
         f"samestep launch --nproc {ranks}"
     )

@@ -1,4 +1,4 @@
-"""From the exit codes and last words of all ranks: which one failed by itself, and why."""
+"""From the exit codes and error files of all ranks: which one failed by itself, and why."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ExitReport(Exception):
 
     @property
     def may_pass(self) -> bool:
-        """Whether another start could do better."""
+        """Whether a restart could succeed."""
         return not isinstance(self.error, Stopped) and self.error.exit_code != UserError.exit_code
 
 
@@ -39,7 +39,7 @@ class _Failure:
     pid: int
     code: int
     kind: str
-    """The exception's class, if the rank could say it."""
+    """The exception's class, if the rank could record it."""
     message: str
     trace: str
     time: float
@@ -53,12 +53,12 @@ class _Failure:
     def is_lost(self) -> bool:
         return self.code < 0 and self.code != -signal.SIGTERM
 
-    def words(self) -> str:
-        return self.message.splitlines()[0] if self.message else _exit_words(self.code)
+    def summary(self) -> str:
+        return self.message.splitlines()[0] if self.message else _describe_exit(self.code)
 
 
 def read_failures(failures: Mapping[int, ProcessFailure], ranks: int, folder: Path) -> ExitReport:
-    """One verdict for all ranks: the one that failed by itself first, with its own words."""
+    """One report for all ranks: the one that failed by itself first, with its own message."""
     first, *others = sorted(
         (_read(rank, failure) for rank, failure in failures.items()),
         key=lambda failure: (not failure.is_cause, failure.time),
@@ -71,37 +71,37 @@ def read_failures(failures: Mapping[int, ProcessFailure], ranks: int, folder: Pa
     lines = [
         f"rank {first.rank} on {socket.gethostname()} (pid {first.pid}) {failed}; its log: {log}; "
         f"output of the ranks: {folder}",
-        first.message if known is not None else first.trace.rstrip() or _exit_words(first.code),
+        first.message if known is not None else first.trace.rstrip() or _describe_exit(first.code),
     ]
-    lines += [f"rank {other.rank} (pid {other.pid}): {other.words()}" for other in others]
+    lines += [f"rank {other.rank} (pid {other.pid}): {other.summary()}" for other in others]
     ended = sorted(set(range(ranks)) - set(failures)) if len(failures) <= ranks else []
     lines += [f"rank {rank}: ended by the launcher" for rank in ended]
     error = RankFailed("\n".join(lines), 1 if known is None else known.exit_code)
-    headline = f"rank {first.rank} (pid {first.pid}): {first.words()}"
+    headline = f"rank {first.rank} (pid {first.pid}): {first.summary()}"
     return ExitReport(error, headline, tuple(f.rank for f in (first, *others) if f.is_lost))
 
 
 def _read(rank: int, failure: ProcessFailure) -> _Failure:
     kind, message, trace = "", "", ""
     if failure.error_file != "<N/A>":
-        kind, message, trace = said_by(failure.error_file_data)
+        kind, message, trace = read_error(failure.error_file_data)
     return _Failure(
         rank, failure.pid, failure.exitcode, kind, message, trace, float(failure.timestamp)
     )
 
 
-def said_by(document: Any) -> tuple[str, str, str]:
-    """The exception's class, its message and its traceback, from what a rank left to its agent."""
+def read_error(document: Any) -> tuple[str, str, str]:
+    """The exception's class, its message and its traceback, from a rank's error file."""
     if not isinstance(document, dict):
         return "", "", ""
-    said = document.get("message", {})
-    if isinstance(said, str):
-        said = json.loads(said) if said.startswith("{") else {"message": said}
-    kind, _, message = str(said.get("message", "")).partition(": ")
-    return kind, message, str(said.get("extraInfo", {}).get("py_callstack", ""))
+    error = document.get("message", {})
+    if isinstance(error, str):
+        error = json.loads(error) if error.startswith("{") else {"message": error}
+    kind, _, message = str(error.get("message", "")).partition(": ")
+    return kind, message, str(error.get("extraInfo", {}).get("py_callstack", ""))
 
 
-def _exit_words(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code < 0:
         return f"ended by {signal.Signals(-code).name}"
     return f"ended with exit code {code} and left no traceback"

@@ -1,4 +1,4 @@
-"""Runs an mpirun, whose ranks' output is on this terminal, and tells how it ended."""
+"""Runs an mpirun, whose ranks print to this terminal, and reports how it ended."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from samestep.errors import LaunchError, RankFailed, Stopped, code_of_ranks
-from samestep.launch.commands.mpirun import Flavour, MpiLaunch, flavour_of
+from samestep.launch.commands.mpirun import Flavour, MpirunCommand, flavour_of
 from samestep.launch.run.signal_forwarder import SignalForwarder
 
 _SECONDS_TO_ANSWER = 20.0
 
 
 def find_flavour(mpirun: str) -> Flavour:
-    """Which kind of mpirun this is; `LaunchError` says what to do where there is none."""
+    """Which kind of mpirun this is; `LaunchError` explains what to do where there is none."""
     path = shutil.which(mpirun)
     if path is None:
         raise LaunchError(
@@ -26,7 +26,7 @@ def find_flavour(mpirun: str) -> Flavour:
             "without one, --via ssh or --via torchrun does the same"
         )
     try:
-        said = subprocess.run(
+        printed = subprocess.run(
             [path, "--version"],
             capture_output=True,
             text=True,
@@ -35,33 +35,33 @@ def find_flavour(mpirun: str) -> Flavour:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{path} --version does not answer: {error}") from None
-    return flavour_of(said.stdout + said.stderr)
+    return flavour_of(printed.stdout + printed.stderr)
 
 
-def run_mpi(launch: MpiLaunch, environ: Mapping[str, str], quiet: bool = False) -> None:
-    """Start it and wait; a failing rank shows its own words on the way."""
+def run_mpirun(command: MpirunCommand, environ: Mapping[str, str], quiet: bool = False) -> None:
+    """Start it and wait; a failing rank prints its own error meanwhile."""
     silent = subprocess.DEVNULL if quiet else None
     started: list[subprocess.Popen[bytes]] = []
 
     def stop(number: signal.Signals) -> None:
-        announced = number == signal.SIGUSR1  # which all of them hand on, and Slurm may requeue
+        announced = number == signal.SIGUSR1  # which every mpirun forwards, and may mean a requeue
         for process in started:
-            process.send_signal(number if announced else signal.Signals[launch.stops_by])
+            process.send_signal(number if announced else signal.Signals[command.stops_by])
 
     def end() -> None:
         for process in started:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.Signals[launch.ends_by])
+                os.killpg(process.pid, signal.Signals[command.ends_by])
 
     with SignalForwarder(stop, end) as signals:
         process = subprocess.Popen(
-            launch.argv,
-            env={**environ, **launch.variables},
-            cwd=launch.rank_command.working_folder,
+            command.argv,
+            env={**environ, **command.variables},
+            cwd=command.rank_command.working_folder,
             stdin=subprocess.DEVNULL,
             stdout=silent,
             stderr=silent,
-            start_new_session=True,  # Ctrl-C reaches the ranks by us, once, not as mpirun's end
+            start_new_session=True,  # we forward Ctrl-C to the ranks, once; mpirun would end
         )
         started.append(process)
         if signals.received is not None:  # while it was being started
@@ -71,12 +71,16 @@ def run_mpi(launch: MpiLaunch, environ: Mapping[str, str], quiet: bool = False) 
         return
     if code == Stopped.exit_code:
         raise Stopped("the ranks have saved and stopped")
-    if signals.received is not None:
-        name = signals.received.name
-        raise RankFailed(f"stopped by {name} before it could be saved", 128 + signals.received)
     how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-    logs = launch.rank_command.config.run_path / "logs"
+    logs = command.rank_command.config.run_path / "logs"
+    if signals.received is not None:
+        # The ranks may have saved nevertheless: where they requeue their Slurm job, that ends mpirun.
+        raise RankFailed(
+            f"stopped by {signals.received.name}, and {command.argv[0]} ended with {how} before its "
+            f"ranks reported that they had saved: see {logs}",
+            128 + signals.received,
+        )
     raise RankFailed(
-        f"{launch.argv[0]} ended with {how}: the rank that failed says why above, and in {logs}",
+        f"{command.argv[0]} ended with {how}: the error of the rank that failed is above, and in {logs}",
         code_of_ranks(code),
     )

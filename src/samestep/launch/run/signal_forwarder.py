@@ -1,4 +1,4 @@
-"""Signals that this command gets while its ranks run elsewhere, handed on to them."""
+"""Signals that this command gets while its ranks run elsewhere, forwarded to them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signa
 
 
 class SignalForwarder:
-    """While entered, a stop signal is told to the ranks; a second Ctrl-C ends them at once."""
+    """While entered, a stop signal is forwarded to the ranks; a second Ctrl-C ends them at once."""
 
     def __init__(self, stop: Callable[[signal.Signals], None], end: Callable[[], None]) -> None:
         self._stop, self._end = stop, end
@@ -23,14 +23,14 @@ class SignalForwarder:
 
     def __enter__(self) -> SignalForwarder:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._hand_on) for number in _STOPPING}
+            self._before = {number: signal.signal(number, self._forward) for number in _STOPPING}
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _hand_on(self, number: int, frame: FrameType | None) -> None:
+    def _forward(self, number: int, frame: FrameType | None) -> None:
         self._interrupts += number == signal.SIGINT
         first = self.received is None
         self.received = self.received or signal.Signals(number)

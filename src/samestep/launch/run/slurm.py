@@ -1,4 +1,4 @@
-"""Talks to Slurm: submits a job, knows a run's jobs, follows, cancels. No torch here."""
+"""Talks to Slurm: submits a job, lists a run's jobs, follows, cancels. No torch here."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ FINAL = frozenset(
         "TIMEOUT",
     ]
 )
-"""States that a job does not leave by itself; one that is requeued is soon PENDING again."""
+"""Final states of a job; one that is requeued is soon PENDING again."""
 _SECONDS_TO_ANSWER = 60.0
 _SECONDS_OF_SILENCE = 300.0
 _SECONDS_TO_SAVE = 60.0
 _LONGEST_PAUSE = 15.0
-"""Between two questions to Slurm, which many ask."""
+"""Between two queries to Slurm, which has many users."""
 _JOBS, _SCRIPT = "jobs.jsonl", "job.sh"
 
 
@@ -51,7 +51,7 @@ class Submitted:
 
 @dataclass(frozen=True)
 class JobState:
-    """What Slurm says of a job."""
+    """What Slurm reports of a job."""
 
     job: str
     state: str
@@ -63,12 +63,12 @@ class JobState:
     exit_code: str = ""
 
     @property
-    def is_over(self) -> bool:
+    def is_final(self) -> bool:
         return self.state in FINAL or self.state == "UNKNOWN"
 
 
 def submit(job: SlurmJob) -> Submitted:
-    """Write the script and submit it; refused while another job of the run is there."""
+    """Write the script and submit it; refused while the run has another job."""
     folder = job.folder
     refuse_second_job(folder.parent)
     try:
@@ -77,9 +77,9 @@ def submit(job: SlurmJob) -> Submitted:
         script.write_text(job.script(), encoding="utf-8")
     except OSError as error:
         raise LaunchError(f"{folder} cannot be written: {error.strerror or error}") from None
-    said = _slurm(["sbatch", "--parsable", str(script)])
+    answer = _slurm(["sbatch", "--parsable", str(script)])
     found = Submitted(
-        said.strip().partition(";")[0],
+        answer.strip().partition(";")[0],
         time.time(),
         str(script),
         job.rank_command.config.launch.slurm.array is not None,
@@ -90,17 +90,17 @@ def submit(job: SlurmJob) -> Submitted:
             file.write(json.dumps(asdict(found)) + "\n")
     except OSError as error:
         raise LaunchError(
-            f"job {found.job} is submitted, but that cannot be noted in {folder}: "
+            f"job {found.job} is submitted, but that cannot be recorded in {folder}: "
             f"{error.strerror or error}. samestep slurm will not know it; scancel {found.job} ends it"
         ) from None
     return found
 
 
 def refuse_second_job(run: Path) -> None:
-    """Refuse to start anything in a run's directory while a job of it is there."""
+    """Refuse to start anything in a run's directory while the run has a job."""
     for earlier in jobs_of(run):
         state = state_of(earlier.job)
-        if not state.is_over:
+        if not state.is_final:
             raise LaunchError(
                 f"run {run} has job {earlier.job}, which is {state.state}: two jobs must not write "
                 f"to one run. Wait for it, or: samestep slurm cancel {run}"
@@ -118,7 +118,7 @@ def jobs_of(run: Path) -> list[Submitted]:
     except (OSError, ValueError, TypeError) as error:
         raise LaunchError(
             f"{path} cannot be read: {error}. squeue --me shows your jobs; remove the file when none "
-            "of them is of this run"
+            "of them belongs to this run"
         ) from None
 
 
@@ -133,17 +133,17 @@ def newest_job(run: Path) -> Submitted:
 
 
 def state_of(job: str) -> JobState:
-    """What Slurm says of a job, or of the first task of an array that is not over."""
+    """What Slurm reports of a job, or of the first task of an array that has not ended."""
     try:
-        said = _slurm(["scontrol", "show", "job", "--oneliner", job])
+        answer = _slurm(["scontrol", "show", "job", "--oneliner", job])
     except LaunchError as error:
         if "Invalid job id" in str(error):
             return JobState(job, "UNKNOWN", "Slurm has forgotten it")
         raise
-    states = [_read(line) for line in said.splitlines() if line.strip()]
-    going_on = [state for state in states if not state.is_over]
+    states = [_read(line) for line in answer.splitlines() if line.strip()]
+    unfinished = [state for state in states if not state.is_final]
     failed = [state for state in states if state.state != "COMPLETED"]
-    return next(iter([*going_on, *failed, *states]), JobState(job, "UNKNOWN", "no answer"))
+    return next(iter([*unfinished, *failed, *states]), JobState(job, "UNKNOWN", "no answer"))
 
 
 def _read(line: str) -> JobState:
@@ -162,55 +162,57 @@ def _read(line: str) -> JobState:
 def cancel(job: Submitted) -> None:
     """Cancel a job; its ranks save first."""
     if job.style == "mpirun":
-        # OpenMPI kills its ranks on the SIGTERM of scancel; this signal it hands on to them.
+        # OpenMPI kills its ranks on the SIGTERM of scancel; this signal it forwards to them.
         _slurm(["scancel", "--batch", "--signal=USR2", job.job])
         deadline = time.monotonic() + _SECONDS_TO_SAVE
-        while not state_of(job.job).is_over and time.monotonic() < deadline:
+        while not state_of(job.job).is_final and time.monotonic() < deadline:
             time.sleep(1.0)
-    if not state_of(job.job).is_over:
+    if not state_of(job.job).is_final:
         _slurm(["scancel", job.job])
 
 
 def logs_of(run: Path, job: Submitted) -> list[Path]:
-    """What the job wrote so far: a file, or one for each task of an array."""
+    """The job's output files: one, or one for each task of an array."""
     pattern = f"{job.job}_*.out" if job.array else f"{job.job}.out"
     return sorted((run / "slurm").glob(pattern))
 
 
-def follow(run: Path, job: Submitted, tell: Callable[[str], None], show: IO[str] | None) -> None:
-    """Show a job's states and its output until it is over; raises if it failed."""
+def follow_job(
+    run: Path, job: Submitted, report: Callable[[str], None], show: IO[str] | None
+) -> None:
+    """Show a job's states and its output until it ends; raises if it failed."""
     outputs, patience = _Outputs(run, job), _Patience()
-    before, over = "", None
+    before, ended = "", None
     state: JobState | None = None
-    pause, ask_at = 0.5, 0.0
+    pause, next_query = 0.5, 0.0
     while True:
-        if state is None or time.monotonic() > ask_at:
-            last, state = state, patience.ask(job.job)
-            if state.state == "UNKNOWN" and last is not None and last.is_over:
+        if state is None or time.monotonic() > next_query:
+            last, state = state, patience.state_of(job.job)
+            if state.state == "UNKNOWN" and last is not None and last.is_final:
                 state = last  # it is forgotten soon after its end
             pause = min(_LONGEST_PAUSE, 1.2 * pause)
-            ask_at = time.monotonic() + (pause if over is None else 0.0)
-        words = f"job {job.job}: {state.state}{f' ({state.reason})' if state.reason else ''}"
+            next_query = time.monotonic() + (pause if ended is None else 0.0)
+        line = f"job {job.job}: {state.state}{f' ({state.reason})' if state.reason else ''}"
         if state.nodes:
-            words += f" on {state.nodes}"
-        if words != before:
-            tell(words)
-            before = words
-        for text in outputs.news():
+            line += f" on {state.nodes}"
+        if line != before:
+            report(line)
+            before = line
+        for text in outputs.read_new():
             if show is not None:
                 print(text, end="", file=show, flush=True)
-        if not state.is_over:
-            over = None  # or it was requeued meanwhile
-        elif over is None:
-            over = time.monotonic()  # what the ranks said last may still be on its way
-        elif time.monotonic() - over > 1.0:
+        if not state.is_final:
+            ended = None  # also if it was requeued meanwhile
+        elif ended is None:
+            ended = time.monotonic()  # the ranks' last lines may still be on their way
+        elif time.monotonic() - ended > 1.0:
             break
-        time.sleep(0.25 if over is not None else 0.5)
+        time.sleep(0.25 if ended is not None else 0.5)
     if state.state != "COMPLETED":
-        raise _ended(run, job, state)
+        raise _failure(run, job, state)
 
 
-def _ended(run: Path, job: Submitted, state: JobState) -> Exception:
+def _failure(run: Path, job: Submitted, state: JobState) -> Exception:
     code = int(state.exit_code.partition(":")[0] or 0)
     if code == Stopped.exit_code:
         return Stopped(f"job {job.job} was stopped ({state.state}) and has saved")
@@ -227,7 +229,7 @@ class _Patience:
     def __init__(self) -> None:
         self._silent_since: float | None = None
 
-    def ask(self, job: str) -> JobState:
+    def state_of(self, job: str) -> JobState:
         while True:
             try:
                 state = state_of(job)
@@ -242,14 +244,14 @@ class _Patience:
 
 
 class _Outputs:
-    """A job's output files, each read from where it was left."""
+    """A job's output files, each read from where the last reading ended."""
 
     def __init__(self, run: Path, job: Submitted) -> None:
         self._run, self._job = run, job
         self._read: dict[Path, int] = {}
         self._decoders: dict[Path, codecs.IncrementalDecoder] = {}
 
-    def news(self) -> Iterator[str]:
+    def read_new(self) -> Iterator[str]:
         for path in logs_of(self._run, self._job):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
@@ -261,7 +263,7 @@ class _Outputs:
 
 
 def _slurm(argv: Sequence[str]) -> str:
-    # A job that is submitted from inside another one must not inherit that one's place.
+    # A job that is submitted from inside another one must not inherit that one's variables.
     environ = process_environment()
     kept = {k: v for k, v in environ.items() if not k.startswith("SLURM_") or k == "SLURM_CONF"}
     try:
@@ -277,5 +279,5 @@ def _slurm(argv: Sequence[str]) -> str:
         raise LaunchError(f"{argv[0]} did not answer within {_SECONDS_TO_ANSWER:g} s") from None
     if done.returncode != 0:
         reason = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
-        raise LaunchError(f"{argv[0]} said: {reason}")
+        raise LaunchError(f"{argv[0]} failed: {reason}")
     return done.stdout

@@ -1,4 +1,4 @@
-"""Starts an agent on each host over ssh, shows what they say, and ends all when one fails."""
+"""Starts an agent on each host over ssh, shows their output, and ends all when one fails."""
 
 from __future__ import annotations
 
@@ -10,73 +10,73 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from samestep.errors import LaunchError, RankFailed, Stopped, code_of_ranks
-from samestep.launch.commands.ssh import SshLaunch
+from samestep.launch.commands.ssh import SshCommands
 from samestep.launch.run.signal_forwarder import SignalForwarder
 
 _SECONDS_TO_END = 10.0
-"""What the other agents get once one has failed: their ranks learn it by themselves."""
-_SECONDS_TO_LET_IN = 30.0
+"""How long the other agents get once one has failed: their ranks notice it by themselves."""
+_SECONDS_TO_CONNECT = 30.0
 
 
-def check_hosts(launch: SshLaunch) -> None:
-    """Whether every host lets us in without a password and can start a rank; all at once."""
-    with ThreadPoolExecutor(len(launch.hosts)) as pool:
-        found = list(pool.map(lambda node: _refusal(launch, node), range(len(launch.hosts))))
-    wrong = [line for line in found if line]
-    if wrong:
-        raise LaunchError("\n".join(wrong))
+def check_hosts(command: SshCommands) -> None:
+    """Check that every host accepts our login and can start a rank; reports all failures at once."""
+    with ThreadPoolExecutor(len(command.hosts)) as pool:
+        found = list(pool.map(lambda node: _refusal(command, node), range(len(command.hosts))))
+    refusals = [line for line in found if line]
+    if refusals:
+        raise LaunchError("\n".join(refusals))
 
 
-def _refusal(launch: SshLaunch, node: int) -> str:
-    host, argv = launch.hosts[node].name, launch.check(node)
+def _refusal(command: SshCommands, node: int) -> str:
+    host, argv = command.hosts[node].name, command.check(node)
     try:
         done = subprocess.run(
             argv,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_SECONDS_TO_LET_IN,
+            timeout=_SECONDS_TO_CONNECT,
             check=False,
         )
     except OSError as error:
         return f"{argv[0]} cannot be started here ({error.strerror}): install an ssh client"
     except subprocess.TimeoutExpired:
-        return f"{host} did not answer within {_SECONDS_TO_LET_IN:g} s: look whether it is up"
+        return f"{host} did not answer within {_SECONDS_TO_CONNECT:g} s: check that it is up"
     if done.returncode == 0:
         return ""
-    said = next(reversed(done.stderr.strip().splitlines()), f"exit code {done.returncode}")
+    reason = next(reversed(done.stderr.strip().splitlines()), f"exit code {done.returncode}")
     if done.returncode == 255:  # ssh's own
         return (
-            f"{host} does not let you in without a password: {said}. Copy a key to it "
+            f"{host} does not let you in without a password: {reason}. Copy a key to it "
             f"(ssh-copy-id {host}), and try: ssh -o BatchMode=yes {host} true"
         )
     return (
-        f"{host} has not what the run needs: {said}. The working directory "
-        f"({launch.rank_command.working_folder}) and the interpreter ({launch.rank_command.python}) must be the same "
+        f"{host} lacks what the run needs: {reason}. The working directory "
+        f"({command.rank_command.working_folder}) and the interpreter ({command.rank_command.python}) must be the same "
         "there; launch.python names another one"
     )
 
 
-def run_over_ssh(launch: SshLaunch) -> None:
-    """Start all agents and wait; raises what the first that failed made of it."""
-    check_hosts(launch)
-    agents = [_Agent(launch, node) for node in range(len(launch.hosts))]
+def run_over_ssh(command: SshCommands) -> None:
+    """Start all agents and wait; raises what the exit code of the first that failed means."""
+    check_hosts(command)
+    agents = [_Agent(command, node) for node in range(len(command.hosts))]
     with SignalForwarder(lambda number: _stop(agents), lambda: _kill(agents)):
         try:
             failed = _first_to_fail(agents)
             if failed is not None:
                 _stop(agents)
-                _wait(agents, _SECONDS_TO_END if failed.was_lost else launch.patience)
+                _wait(agents, _SECONDS_TO_END if failed.was_lost else command.patience)
         finally:
             _kill(agents)
             for agent in agents:
                 agent.close()
     if failed is not None:
-        raise _verdict(failed)
+        raise _failure_of(failed)
 
 
 def _first_to_fail(agents: Sequence[_Agent]) -> _Agent | None:
-    """The first agent that ends with a code; None once all have ended well."""
+    """The first agent that fails; None once all have succeeded."""
     while True:
         codes = [agent.process.poll() for agent in agents]
         failed = next((agent for agent, code in zip(agents, codes, strict=True) if code), None)
@@ -101,12 +101,12 @@ def _kill(agents: Sequence[_Agent]) -> None:
         agent.process.kill()
 
 
-def _verdict(agent: _Agent) -> Exception:
+def _failure_of(agent: _Agent) -> Exception:
     code = agent.process.returncode
     if code == Stopped.exit_code:
         return Stopped("the ranks have saved and stopped")
     return RankFailed(
-        f"the agent on {agent.host} ended with exit code {code}; what its ranks said is above",
+        f"the agent on {agent.host} ended with exit code {code}; the output of its ranks is above",
         code_of_ranks(code),
     )
 
@@ -114,10 +114,10 @@ def _verdict(agent: _Agent) -> Exception:
 class _Agent:
     """The ssh to one host, whose lines are shown with the host's name."""
 
-    def __init__(self, launch: SshLaunch, node: int) -> None:
-        self.host = launch.hosts[node].name
+    def __init__(self, command: SshCommands, node: int) -> None:
+        self.host = command.hosts[node].name
         self.process = subprocess.Popen(
-            launch.argv(node),
+            command.argv(node),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -140,7 +140,7 @@ class _Agent:
 
     @property
     def was_lost(self) -> bool:
-        """Whether it failed, and did not just stop as it was told."""
+        """Whether it failed, and did not just stop as requested."""
         return self.process.returncode != Stopped.exit_code
 
     def close(self) -> None:

@@ -1,0 +1,162 @@
+"""Mistakes between the fields of a config: each is valid alone, together they contradict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+
+from samestep.config.schema import ALLOWED_KEYS, Config
+from samestep.errors import Mistake, PlanError
+
+
+def contradictions(config: Config, wrong: Set[str] = frozenset()) -> list[Mistake]:
+    """The mistakes between the fields of a config.
+
+    Args:
+        config: a config whose fields are valid one by one.
+        wrong: keys whose value in it is a default, since the user's value was invalid; checks that
+            look at them are skipped.
+    """
+    checks: list[tuple[Set[str], Callable[[Config], list[Mistake]]]] = [
+        ({"global_batch", "batch_per_rank", "lanes", "accumulation"}, _batch_mistakes),
+        ({"epochs", "steps"}, _length_mistakes),
+        ({"task"}, _task_mistakes),
+        ({"same"}, _same_mistakes),
+        ({"early_stopping", "evaluation.every_epochs"}, _evaluation_mistakes),
+        ({"resume.allow"}, _resume_mistakes),
+        ({"loss_scale"}, lambda config: config.loss_scale.mistakes()),
+        ({"clip"}, lambda config: config.clip.mistakes()),
+        ({"swa"}, lambda config: config.swa.mistakes() if config.swa is not None else []),
+        ({"lr_scaling", "base_batch"}, _lr_scaling_mistakes),
+        (set(), lambda config: config.distributed.mistakes()),
+        ({"launch.environment", "launch.ssh"}, lambda config: config.launch.mistakes()),
+    ]
+    return [m for keys, check in checks if not keys & wrong for m in check(config)]
+
+
+def _length_mistakes(config: Config) -> list[Mistake]:
+    if config.epochs is None and config.steps is None:
+        message = "neither epochs nor steps is set: set one of them"
+        return [Mistake("epochs", message)]
+    if config.epochs is not None and config.steps is not None:
+        message = f"you set epochs {config.epochs} and steps {config.steps}: keep one of them"
+        return [Mistake("steps", message)]
+    return []
+
+
+def _task_mistakes(config: Config) -> list[Mistake]:
+    if config.task is None:
+        message = (
+            "is for a task, and none is set: a custom training loop creates its own. Remove it"
+        )
+        return [Mistake(k, message) for k in ("optimizer", "schedule") if getattr(config, k)]
+    if ":" in config.task:
+        return []
+    return [Mistake("task", f"{config.task!r} names no class: write FILE.py:Class")]
+
+
+def _evaluation_mistakes(config: Config) -> list[Mistake]:
+    never = config.evaluation.every_epochs is None and config.evaluation.every_steps is None
+    if not never or config.early_stopping is None:
+        return []
+    message = "there is no evaluation to stop on: set evaluation.every_epochs"
+    return [Mistake("early_stopping", message)]
+
+
+def _lr_scaling_mistakes(config: Config) -> list[Mistake]:
+    if config.lr_scaling == "none" or config.base_batch is not None:
+        return []
+    message = f"you set {config.lr_scaling}, but not against which batch: set base_batch"
+    return [Mistake("lr_scaling", message)]
+
+
+def _resume_mistakes(config: Config) -> list[Mistake]:
+    unknown = [key for key in config.resume.allow if key not in ALLOWED_KEYS]
+    if not unknown:
+        return []
+    message = (
+        f"{', '.join(unknown)} cannot be allowed to differ: it takes {', '.join(ALLOWED_KEYS)}"
+    )
+    return [Mistake("resume.allow", message)]
+
+
+def _batch_mistakes(config: Config) -> list[Mistake]:
+    if config.global_batch is None and config.batch_per_rank is None:
+        return [
+            Mistake(
+                "global_batch",
+                "set global_batch, or batch_per_rank for a run that depends on the number of ranks",
+            )
+        ]
+    if config.global_batch is not None and config.batch_per_rank is not None:
+        return [
+            Mistake(
+                "batch_per_rank",
+                f"you set global_batch {config.global_batch} and "
+                f"batch_per_rank {config.batch_per_rank}: keep exactly one",
+            )
+        ]
+    if config.batch_per_rank is not None:
+        if config.lanes is not None:
+            return [
+                Mistake(
+                    "lanes",
+                    "with batch_per_rank the lanes follow from the ranks: remove "
+                    "lanes, or use global_batch",
+                )
+            ]
+        return []
+    found = []
+    if config.accumulation != 1:
+        found.append(
+            Mistake(
+                "accumulation",
+                f"you set {config.accumulation} beside global_batch: "
+                "there a rank accumulates over its lanes; set lanes instead",
+            )
+        )
+    try:
+        config.batch_plan(world=1)
+    except PlanError as error:
+        found.append(Mistake("global_batch", str(error)))
+    return found
+
+
+def _same_mistakes(config: Config) -> list[Mistake]:
+    found = []
+    section, level = config.distributed, config.same
+    if level == "samples" and config.memory.lane_split != 1:
+        found.append(
+            Mistake(
+                "memory.lane_split",
+                "same: samples runs a rank's lanes as one batch: set same: rounding, which runs "
+                "them one after the other, or 1",
+            )
+        )
+    if section.sync_batchnorm and level != "samples":
+        found.append(
+            Mistake(
+                "distributed.sync_batchnorm",
+                f"same: {level} normalises each lane "
+                "over its own samples: set same: samples, or false",
+            )
+        )
+    if not section.broadcast_buffers and level != "samples":
+        found.append(
+            Mistake(
+                "distributed.broadcast_buffers",
+                f"same: {level} averages buffers "
+                "over the lanes: false is possible only with same: samples",
+            )
+        )
+    if level == "bits":
+        for option, default in (("static_graph", False), ("gradient_as_bucket_view", True)):
+            if getattr(section, option) is not default:
+                found.append(
+                    Mistake(
+                        f"distributed.{option}",
+                        "is an option of "
+                        "DistributedDataParallel, which same: bits does not use: "
+                        "remove it, or set same: rounding",
+                    )
+                )
+    return found

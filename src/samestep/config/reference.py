@@ -1,0 +1,122 @@
+"""The keys of a config as users meet them: in error messages, suggestions and docs/config.md."""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Iterator
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from samestep.config.aliases import ALIASES
+from samestep.config.schema import Config
+
+
+def schema_keys() -> list[str]:
+    """Every key a config can set, by its dotted path; sections themselves are left out."""
+    return [key for key, field in _flatten_schema(Config) if section_of(field.annotation) is None]
+
+
+def describe_key(key: str) -> tuple[str, str, str, str]:
+    """A key with what it takes, its default and its meaning, as text for a table's row."""
+    field = _field_at(key)
+    default = field.get_default(call_default_factory=True)
+    shown = "" if default is None else f"`{default}`"
+    return key, accepted_values(key), shown, field.description or ""
+
+
+def suggest_key(path: str) -> str:
+    """What follows "is not a key": the nearest key that exists, or where to find the list."""
+    known = [key for key, _ in _flatten_schema(Config)] + list(ALIASES)
+    last = path.rpartition(".")[2]
+    match = [key for key in known if key.rpartition(".")[2] == last][:1]
+    match = match or difflib.get_close_matches(path, known, n=1, cutoff=0.6)
+    return f": did you mean {match[0]}?" if match else "; samestep config show lists the keys"
+
+
+def accepted_values(key: str) -> str:
+    """The types, choices and limits of a key, such as `a whole number (at least 1)`."""
+    field = _field_at(key)
+    limits = _limits_of(field)
+    kinds = " or ".join(dict.fromkeys(_kinds(field.annotation)))
+    return kinds + (f" ({', '.join(limits)})" if limits else "")
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field's type stands for; None for a value or a list of sections."""
+    if get_origin(annotation) is tuple:
+        return None
+    for candidate in (annotation, *get_args(annotation)):
+        # In Python 3.10 list[str] is an instance of type too, but issubclass refuses it.
+        is_class = isinstance(candidate, type) and get_origin(candidate) is None
+        if is_class and issubclass(candidate, BaseModel):
+            section: type[BaseModel] = candidate
+            return section
+    return None
+
+
+def _field_at(path: str) -> Any:
+    model: type[BaseModel] = Config
+    *sections, name = path.split(".")
+    for section in sections:
+        inner = section_of(model.model_fields[section].annotation)
+        assert inner is not None, path
+        model = inner
+    return model.model_fields[name]
+
+
+def _flatten_schema(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, field in model.model_fields.items():
+        yield f"{prefix}{name}", field
+        section = section_of(field.annotation)
+        if section is not None:
+            yield from _flatten_schema(section, f"{prefix}{name}.")
+
+
+_LIMITS = {
+    "ge": "at least {}",
+    "gt": "above {}",
+    "le": "at most {}",
+    "lt": "below {}",
+    "pattern": "matching {}",
+}
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+def _limits_of(field: Any) -> list[str]:
+    def walk(annotation: Any) -> Iterator[Any]:
+        for meta in getattr(annotation, "__metadata__", ()):
+            yield from getattr(meta, "metadata", [meta])
+        for inner in get_args(annotation):
+            if not isinstance(inner, str):
+                yield from walk(inner)
+
+    found = [*field.metadata, *walk(field.annotation)]
+    # By attribute: which class holds a limit differs between releases of pydantic.
+    return [
+        text.format(getattr(meta, name))
+        for meta in found
+        for name, text in _LIMITS.items()
+        if getattr(meta, name, None) is not None
+    ]
+
+
+def _kinds(annotation: Any) -> Iterator[str]:
+    origin = get_origin(annotation)
+    if annotation in _KINDS:
+        yield _KINDS[annotation]
+    elif origin is Literal:
+        choices = [str(choice) for choice in get_args(annotation)]
+        yield choices[0] if len(choices) == 1 else "one of " + ", ".join(choices)
+    elif origin is tuple:
+        yield "a list of " + next(iter(_kinds(get_args(annotation)[0]))).removeprefix("a ") + "s"
+    elif origin is dict or section_of(annotation) is annotation:
+        of_text = origin is dict and "text" in _kinds(get_args(annotation)[1])
+        yield "a mapping to texts" if of_text else "a mapping"
+    elif origin in (Union, types.UnionType) or hasattr(annotation, "__metadata__"):
+        for inner in get_args(annotation)[: 1 if hasattr(annotation, "__metadata__") else None]:
+            if inner is not type(None):
+                yield from _kinds(inner)
+    else:
+        yield "a value"

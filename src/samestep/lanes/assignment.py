@@ -1,0 +1,36 @@
+"""Which rank drives which lanes: no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LaneAssignment:
+    """The lanes of every rank, and how a rank runs its own.
+
+    A *unit* is what a rank runs in one forward pass: one lane, or, with `fused`, all lanes of
+    the rank as one batch.
+    """
+
+    by_rank: tuple[range, ...]
+    """The plan's lanes of each rank, contiguous and in order."""
+    rank: int
+    fused: bool = False
+    """Whether a rank's lanes are one batch (`same: samples`)."""
+
+    @property
+    def units(self) -> tuple[range, ...]:
+        """The units of each rank."""
+        if self.fused:
+            return tuple(range(rank, rank + 1) for rank in range(len(self.by_rank)))
+        return self.by_rank
+
+    @property
+    def my_units(self) -> range:
+        """The units that this rank runs one after the other."""
+        return self.units[self.rank]
+
+    def lanes_of(self, unit: int) -> range:
+        """The plan's lanes that a unit covers."""
+        return self.by_rank[unit] if self.fused else range(unit, unit + 1)

@@ -1,0 +1,294 @@
+"""The passes of one step over this rank's lanes, as the engine runs them.
+
+What users call is `Step`; this is what it, the lane runners and the run are written on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from samestep.data.batch import LaneBatch, StepData
+from samestep.data.device import DeviceCopies
+from samestep.distributed.health.activity import DATA
+from samestep.errors import StepError
+from samestep.lanes.rng import BETWEEN, MODEL
+from samestep.optim.nonfinite import FiniteGuard
+from samestep.optim.update import Change, Update
+from samestep.reduce.build import LaneReduction
+from samestep.reduce.stats import EMPTY, LaneStats, LocalStats, RankFlags
+from samestep.run_setup import RunSetup
+from samestep.step.step_log import StepLog
+
+LossFunction = Callable[[LaneBatch], tuple[Tensor, Tensor | float]]
+"""Returns a batch's summed loss and what it was summed over."""
+
+
+class LaneRunner(Protocol):
+    """How the lanes of a step whose loss is a function are run, and the update after them.
+
+    At once (`WholeLanes`), in micro-batches (`MicroBatches`), or as CUDA graphs (`GraphedLanes`):
+    chosen when a run is prepared.
+    """
+
+    needs_function: str
+    """The config's key for which a step must be given its loss as a function; "" if none."""
+
+    def before_lanes(self, passes: LanePasses, loss: LossFunction) -> None:
+        """Called before the first lane of every step."""
+
+    def run_lane(self, passes: LanePasses, batch: LaneBatch, loss: LossFunction) -> None:
+        """Run the forward and backward pass of the open lane."""
+
+    def run_update(self, change: Change) -> Tensor | None:
+        """Run what changes the weights; returns the gradient norms."""
+
+
+@dataclass(frozen=True)
+class StepEngine:
+    """What all steps of a run share."""
+
+    setup: RunSetup
+    reduction: LaneReduction
+    guard: FiniteGuard
+    update: Update
+    runner: LaneRunner
+    step_log: StepLog
+    params: Sequence[Parameter]
+    """What the optimizers train."""
+    frozen: Sequence[tuple[str, Parameter]]
+    """What they hold and do not train, by name."""
+    copies: DeviceCopies
+    flags: Callable[[], RankFlags]
+    """What this rank sends to all others with the step."""
+    on_batch: Callable[[int, LaneBatch], None]
+    """Called with the step and every batch, when it is read."""
+    draws_between: bool
+    """Whether random numbers drawn between lanes and steps are the same on all ranks."""
+
+
+class LanePasses:
+    """One step on this rank: reads its batches, runs its lanes, and updates the weights."""
+
+    def __init__(self, engine: StepEngine, data: StepData) -> None:
+        self.data = data
+        self.updated = False
+        self._engine = engine
+        self._batches: list[LaneBatch] = []
+        self._on_device: dict[int, LaneBatch] = {}
+        self._open: int | None = None
+        self._lane_stats: dict[int, LaneStats] = {}
+        self._stats: LocalStats | None = None
+        engine.guard.begin(data.index)
+        engine.reduction.gradients.begin(data.ragged)
+        engine.reduction.gradients.scaling.begin()
+        engine.reduction.buffers.begin_step()
+
+    # -- lane by lane ----------------------------------------------------------------------
+
+    def run(self, loss: LossFunction) -> None:
+        """Run every lane's forward and backward pass."""
+        runner = self._engine.runner
+        runner.before_lanes(self, loss)
+        for position, unit in enumerate(self.data.units):
+            runner.run_lane(self, self._enter(position, unit), loss)
+        self._leave()
+
+    def lanes(self) -> Iterator[LaneBatch]:
+        """This rank's batches on the device, each inside its lane's forward scope."""
+        for position, unit in enumerate(self.data.units):
+            batch = self.on_device(self._enter(position, unit))
+            self.enter_stream()
+            with self.forward_scope(), self._engine.setup.precision.forward():
+                yield batch
+        self._leave()
+
+    def _enter(self, position: int, unit: int) -> LaneBatch:
+        """Begin a lane; returns its batch as it was read."""
+        batch = self._batch(position)
+        self._engine.reduction.buffers.enter_lane()
+        self._open = unit
+        return batch
+
+    def enter_stream(self, on_device_only: bool = False) -> None:
+        """Put the generators at the start of the open lane's stream.
+
+        `on_device_only` is for a replay, in which nothing on the host draws.
+        """
+        assert self._open is not None, "a lane draws only while it is open"
+        self._engine.setup.rng.enter(
+            MODEL, self._open, at=(self.data.index,), on_device_only=on_device_only
+        )
+
+    def _leave(self) -> None:
+        self._open = None
+        if self._engine.draws_between:
+            # Else what is drawn there would depend on which lane was this rank's last.
+            self._engine.setup.rng.enter(BETWEEN, at=(self.data.index,))
+
+    def forward_scope(self) -> AbstractContextManager[None]:
+        """Around the open lane's forward pass: whether its gradients leave for other ranks."""
+        return self._engine.reduction.gradients.forward_scope(self._open == self.data.units[-1])
+
+    def on_device(self, batch: LaneBatch) -> LaneBatch:
+        """A lane's batch where the run computes."""
+        found = self._on_device.get(batch.lane)
+        if found is None:
+            data = self._engine.copies.to_device(batch.data)
+            found = self._on_device[batch.lane] = LaneBatch(batch.lane, data, batch.ids)
+        return found
+
+    # -- backward --------------------------------------------------------------------------
+
+    def backward(self, loss_sum: Tensor, count: Tensor | float) -> None:
+        """Backpropagate the open lane's summed loss."""
+        check_loss(loss_sum, count)
+        self._backward(loss_sum, LaneStats(loss_sum.detach(), count))
+
+    def backward_in_pieces(self, pieces: Sequence[LaneBatch], loss: LossFunction) -> None:
+        """Backpropagate the open lane micro-batch by micro-batch."""
+        gradients, precision = self._engine.reduction.gradients, self._engine.setup.precision
+        total, counted = EMPTY.loss, EMPTY.count
+        for piece in pieces[:-1]:
+            # What leaves for other ranks during backward leaves with the last piece.
+            with gradients.forward_scope(last=False):
+                value, count = loss(piece)
+            check_loss(value, count)
+            with precision.backward():
+                value.backward(gradients.scaling.start)
+            total, counted = total + value.detach(), counted + count
+        value, count = loss(pieces[-1])
+        check_loss(value, count)
+        self._backward(value, LaneStats(total + value.detach(), counted + count))
+
+    def try_backward(self, batch: LaneBatch, loss: LossFunction) -> None:
+        """A forward and backward pass that counts for nothing; the caller clears the gradients."""
+        gradients, precision = self._engine.reduction.gradients, self._engine.setup.precision
+        with gradients.forward_scope(last=False):
+            value, _ = loss(batch)
+        with precision.backward():
+            value.backward(gradients.scaling.start)
+
+    def _backward(self, loss: Tensor, stats: LaneStats) -> None:
+        lane, last = self._close_lane(stats)
+        with self._engine.setup.precision.backward():
+            self._engine.reduction.gradients.backward(loss, stats.count, lane, last)
+
+    def took_backward(self, stats: LaneStats, grads: Sequence[Tensor | None] | None) -> None:
+        """Take the gradients of a backward pass that ran elsewhere, as in a CUDA graph.
+
+        None if that has already changed the weights by them.
+        """
+        lane, last = self._close_lane(stats)
+        if grads is not None:
+            for param, grad in zip(self._engine.params, grads, strict=True):
+                param.grad = grad
+            self._engine.reduction.gradients.take(lane, last)
+
+    def _close_lane(self, stats: LaneStats) -> tuple[int, bool]:
+        """After the open lane's forward pass; whether it was this rank's last."""
+        lane = self._require_open_lane()
+        last = lane == self.data.units[-1]
+        self._lane_stats[lane] = stats
+        self._engine.reduction.buffers.leave_lane(lane)
+        if last:
+            self._share()
+        return lane, last
+
+    # -- the end of the step ---------------------------------------------------------------
+
+    def update(self, optimizers: Sequence[Optimizer] = ()) -> None:
+        """Sum over all lanes of all ranks, divide by the count, clip, step and schedule."""
+        if self.updated:
+            raise StepError(f"step {self.data.index} was already updated: call step.update once")
+        engine = self._engine
+        self._drain()
+        stats = self._share()
+        engine.reduction.gradients.finish(stats)
+        engine.reduction.buffers.finish()
+        self._check_frozen()
+        updated = engine.update.apply(self.data.index, stats, optimizers)
+        self.updated = True
+        engine.step_log.add(self.data.index, self.data.epoch, stats, updated)
+
+    @property
+    def stats(self) -> LocalStats:
+        """What all lanes of all ranks measured, and the flags of all ranks."""
+        return self._share()
+
+    def refuse_bad_weights(self) -> None:
+        """Before this step is saved; waits for the device, as a save does."""
+        self._engine.guard.refuse_bad_weights(self.data.index, self._engine.params)
+
+    def _share(self) -> LocalStats:
+        """Start sending what this rank's lanes counted, and changed in buffers, to all ranks.
+
+        Before the last backward pass, so that both travel behind it; every rank starts its
+        collectives in this order.
+        """
+        if self._stats is None:
+            engine = self._engine
+            my_units = engine.setup.assignment.my_units
+            rows = [self._lane_stats.get(unit, EMPTY) for unit in my_units]
+            self._stats = engine.reduction.gradients.share(rows, engine.flags())
+            engine.reduction.buffers.start()
+        return self._stats
+
+    def _batch(self, position: int) -> LaneBatch:
+        while len(self._batches) <= position:
+            engine, activity = self._engine, self._engine.setup.context.activity
+            before = activity.enter(DATA)
+            read = self.data.read()
+            activity.enter(before)
+            engine.guard.saw(self.data.index, read.lane, read.ids)
+            engine.on_batch(self.data.index, read)
+            self._batches.append(read)
+        return self._batches[position]
+
+    def _drain(self) -> None:
+        """Read what the loop did not, so that the next step gets its own batches."""
+        if self.data.units:
+            self._batch(len(self.data.units) - 1)
+        self._open = None
+
+    def _require_open_lane(self) -> int:
+        if self._open is None:
+            raise StepError(
+                "step.backward belongs inside 'for batch in step.lanes', once for each batch"
+            )
+        if self._open in self._lane_stats:
+            raise StepError(
+                f"step.backward was called twice for lane {self._open}: add the losses up and "
+                "call it once"
+            )
+        return self._open
+
+    def _check_frozen(self) -> None:
+        for name, param in self._engine.frozen:
+            if param.grad is not None:
+                raise StepError(
+                    f"parameter {name} was frozen when the run was prepared and now has a "
+                    "gradient, which no other rank would get. Unfreeze it before run.prepare"
+                )
+
+
+def check_loss(loss_sum: Tensor, count: Tensor | float) -> None:
+    """Refuse a loss that is not a sum with its count."""
+    if not isinstance(loss_sum, Tensor) or loss_sum.dim() != 0:
+        shape = tuple(loss_sum.shape) if isinstance(loss_sum, Tensor) else type(loss_sum).__name__
+        raise StepError(
+            f"the loss must be a sum over the lane's samples, a tensor of no dimensions, "
+            f"not {shape}: use reduction='sum'"
+        )
+    if not loss_sum.requires_grad:
+        raise StepError("the loss does not depend on any parameter that requires a gradient")
+    if not isinstance(count, Tensor) and not count >= 0:
+        raise StepError(f"count is {count}: it is how many things the loss was summed over")
+    if isinstance(count, Tensor) and (count.dim() != 0 or count.requires_grad):
+        raise StepError("count must be a number or a tensor of no dimensions without gradient")

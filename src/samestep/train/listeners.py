@@ -1,0 +1,91 @@
+"""What can follow a run while it trains: one protocol, for our own parts and for users."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from samestep.data.batch import LaneBatch
+from samestep.step.step import Step
+from samestep.step.step_log import StepRecord
+
+if TYPE_CHECKING:
+    from samestep.train.evaluate import Values
+
+
+class RunListener:
+    """Override what you want to follow, and give it to `run.add_listener`.
+
+    Every method is called on every rank, at the same point of the run; only `on_batch` is
+    called for this rank's own batches. What a method draws at random changes no run, but it must
+    not change weights or data.
+
+    Example:
+        class Printer(samestep.RunListener):
+            def on_record(self, record):
+                print(record.step, record.loss)
+
+        run.add_listener(Printer())
+    """
+
+    needs_sample_ids = False
+    """Whether `on_batch` reads the ids of iterable data, which cost a digest per sample."""
+
+    def on_batch(self, step: int, batch: LaneBatch) -> None:
+        """One of this rank's batches was read, for a step; it is not on the device yet."""
+
+    def after_update(self) -> None:
+        """The weights were changed. Not called for a step that was skipped."""
+
+    def on_step(self, step: Step) -> None:
+        """A step has been updated; it is saved afterwards, if it is due."""
+
+    def on_record(self, record: StepRecord) -> None:
+        """A step's measurements were read from the device, in the order of the steps.
+
+        That is some steps after the step itself: reading each at once would wait for the device.
+        """
+
+    def on_evaluation(self, step: int, values: Values) -> None:
+        """The model was measured on a validation set."""
+
+    def on_save(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """A checkpoint after so many steps was handed to the disk."""
+
+
+class Listeners(RunListener):
+    """All listeners of a run as one."""
+
+    def __init__(self) -> None:
+        self._all: list[RunListener] = []
+
+    def add(self, listener: RunListener) -> None:
+        self._all.append(listener)
+
+    @property
+    def needs_sample_ids(self) -> bool:  # type: ignore[override]
+        return any(listener.needs_sample_ids for listener in self._all)
+
+    def on_batch(self, step: int, batch: LaneBatch) -> None:
+        for listener in self._all:
+            listener.on_batch(step, batch)
+
+    def after_update(self) -> None:
+        for listener in self._all:
+            listener.after_update()
+
+    def on_step(self, step: Step) -> None:
+        for listener in self._all:
+            listener.on_step(step)
+
+    def on_record(self, record: StepRecord) -> None:
+        for listener in self._all:
+            listener.on_record(record)
+
+    def on_evaluation(self, step: int, values: Values) -> None:
+        for listener in self._all:
+            listener.on_evaluation(step, values)
+
+    def on_save(self, step: int, metrics: Mapping[str, Any]) -> None:
+        for listener in self._all:
+            listener.on_save(step, metrics)

@@ -1,0 +1,39 @@
+"""Opens a run for a person's own loop."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from samestep.config import Config, load_config
+from samestep.distributed.context import create_run_context
+from samestep.distributed.hardware import detect_hardware
+from samestep.train.run import Run
+
+
+def start(config: Config | str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Run:
+    """Open a run on this process: a single process, or a rank of whatever launched it.
+
+    Args:
+        config: A config, the path of a YAML or JSON file, or a mapping of its keys.
+        overrides: Values that replace the config's, as `section.key=value`.
+
+    Returns:
+        The run; use it as a context manager, so that it is closed on every path.
+
+    Example:
+        with samestep.start("config.yaml", ["epochs=3"]) as run:
+            model, optimizer = run.prepare(model, optimizer)
+            for step in run.steps(dataset):
+                step.train(lambda batch: (loss_sum(model(batch.x), batch.y), len(batch)))
+    """
+    if not isinstance(config, Config):
+        config = load_config(config, overrides)
+    context = create_run_context(config, detect_hardware())
+    try:
+        return Run(config, context)
+    except BaseException:
+        context.__exit__(*sys.exc_info())
+        raise

@@ -1,0 +1,129 @@
+"""The result of a verification: each run compared with the first, and whether the promise held."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from samestep.train.record import RunRecord, read_state
+from samestep.verify.compare import (
+    Difference,
+    first_loss_difference,
+    first_sample_difference,
+    furthest_tensor,
+    model_distance,
+)
+
+
+@dataclass(frozen=True)
+class WorldResult:
+    """The run at one world size, and where it first differs from the first one."""
+
+    record: RunRecord
+    difference: Difference | None
+    """The first difference in bits, whether or not the promise allows it."""
+    kept: bool
+    label: str
+    """Its number of ranks; for a resumed run all of them, in order."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The result of every run, and whether the promise held."""
+
+    same: str
+    worlds: tuple[WorldResult, ...]
+    rtol: float
+    against: tuple[float, ...] = ()
+    against_difference: Difference | None = None
+
+    @property
+    def kept(self) -> bool:
+        """Whether the promise held in every run, and the given curve matches."""
+        return all(world.kept for world in self.worlds) and self.against_difference is None
+
+    def as_json(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        document: dict[str, Any] = {
+            "kept": self.kept,
+            "same": self.same,
+            "rtol": self.rtol if self.same == "rounding" or self.against else None,
+            "worlds": {
+                world.label: {
+                    "kept": world.kept,
+                    "steps": world.record.steps,
+                    "state_hash": world.record.state_hash,
+                    "losses": world.record.losses,
+                    "seconds_per_step": world.record.seconds_per_step,
+                    "first_difference": _as_json(world.difference),
+                }
+                for world in self.worlds
+            },
+        }
+        if self.against:
+            document["against"] = {
+                "steps": len(self.against),
+                "first_difference": _as_json(self.against_difference),
+            }
+        return document
+
+
+def _as_json(difference: Difference | None) -> dict[str, Any] | None:
+    return None if difference is None else asdict(difference)
+
+
+def compare_runs(
+    same: str, records: Mapping[str, Path], curve: Sequence[float], rtol: float
+) -> Verification:
+    """Compare the records of runs with the first of them.
+
+    Args:
+        same: the level of sameness that the config promises: bits, rounding or samples.
+        records: the directory of each run's record, by label.
+        curve: the losses of a run from elsewhere; may be empty.
+        rtol: how far `rounding` and the curve may be off, relative.
+    """
+    runs = {label: _Recorded(RunRecord.read(p), read_state(p)) for label, p in records.items()}
+    first = next(iter(runs.values()))
+    worlds = tuple(
+        _compare_with_first(same, first, run, rtol, label) for label, run in runs.items()
+    )
+    length = min(len(curve), first.record.steps)
+    losses = first.record.losses[:length]
+    against_difference = first_loss_difference(curve[:length], losses, rtol)
+    return Verification(same, worlds, rtol, tuple(curve), against_difference)
+
+
+class _Recorded(NamedTuple):
+    """A run as it was recorded: its losses and samples, and its final state."""
+
+    record: RunRecord
+    state: dict[str, Tensor]
+
+
+def _compare_with_first(
+    same: str, first: _Recorded, run: _Recorded, rtol: float, label: str
+) -> WorldResult:
+    record = run.record
+    samples = first_sample_difference(first.record, record)
+    losses = first_loss_difference(first.record.losses, record.losses)
+    worst = furthest_tensor(first.state, run.state)
+    difference = samples or losses or worst
+    if difference is not None and worst is not None:
+        difference = replace(worst, what=difference.what, step=difference.step)
+    if len(set(record.rank_hashes)) > 1:
+        difference = Difference("the ranks of this world ended with different states")
+        kept = same == "samples" and samples is None
+        return WorldResult(record, difference, kept, label)
+    if same == "bits":
+        kept = difference is None
+    elif same == "samples":
+        kept = samples is None
+    else:
+        losses_near = first_loss_difference(first.record.losses, record.losses, rtol) is None
+        kept = samples is None and losses_near and model_distance(first.state, run.state) <= rtol
+    return WorldResult(record, difference, kept, label)

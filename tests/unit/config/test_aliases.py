@@ -1,0 +1,70 @@
+"""Other projects' names for keys."""
+
+import json
+
+import pytest
+
+from samestep.config import read_config
+from samestep.config.aliases import ALIASES
+from tests.unit.config.configs import mistakes, rows
+
+# A value for each key that has another name, as the other project writes it.
+ALIAS_VALUES = {
+    "batch_per_rank": 4,
+    "global_batch": 16,
+    "accumulation": 2,
+    "clip.norm": 1.5,
+    "base_batch": 32,
+    "ema.decay": 0.99,
+    "precision": False,
+    "evaluation.mode": "rank0",
+    "resume.checkpoint": "never",
+    "distributed.enabled": True,
+    "distributed.backend": "gloo",
+    "distributed.find_unused_parameters": True,
+    "distributed.sync_batchnorm": True,
+}
+
+
+CONVERTED = {"precision": "fp32"}
+
+
+def lines_around(key):
+    """A config with everything that `key` needs beside it, and without `key`."""
+    batch = {"global_batch": [], "batch_per_rank": []}.get(key, ["batch_per_rank: 8"])
+    return ["task: task.py:Digits", "epochs: 1", "same: samples", *batch]
+
+
+def lines_of(path, value):
+    section, _, key = path.rpartition(".")
+    entry = f"{key}: {json.dumps(value)}"
+    return [f"{section}:", f"  {entry}"] if section else [entry]
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_another_projects_name_is_accepted_and_reported(write, alias):
+    key = ALIASES[alias].key
+    value = ALIAS_VALUES[key]
+    lines = [*lines_around(key), *lines_of(alias, value)]
+    found = rows(read_config(write("\n".join(lines))))
+    assert found[key] == (CONVERTED.get(key, value), f"line {len(lines)} as {alias}")
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+@pytest.mark.parametrize("alias_first", [True, False])
+def test_a_key_set_by_two_names_is_refused(write, alias, alias_first):
+    key = ALIASES[alias].key
+    names = [alias, key] if alias_first else [key, alias]
+    around = lines_around(key)
+    lines = [*around, *(f"{name}: {json.dumps(ALIAS_VALUES[key])}" for name in names)]
+    message = mistakes(write("\n".join(lines)))[names[1]]
+    assert f"line {len(lines)}" in message
+    assert f"{key} is already set (line {len(around) + 1}" in message
+    assert "keep one of them" in message
+
+
+def test_two_other_names_of_one_key_are_refused():
+    source = {"task": "t.py:T", "epochs": 1, "batch_size": 4}
+    doubled = {**source, "grad_accum_steps": 2, "accumulation_steps": 2}
+    message = mistakes(doubled)["accumulation_steps"]
+    assert "accumulation is already set (mapping as grad_accum_steps)" in message

@@ -1,0 +1,354 @@
+"""The passes of one step: what may be called when, what draws from where, what is read once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from samestep.data.batch import LaneBatch, Position
+from samestep.errors import NonFiniteLoss, StepError, TaskError
+from samestep.lanes.rng import BETWEEN, MODEL
+from samestep.optim.update import Change
+from samestep.reduce.stats import LaneStats, RankFlags
+from samestep.step.lane_passes import LanePasses, LossFunction, check_loss
+from samestep.step.whole_lanes import WholeLanes
+from tests.unit.step.engines import LR, Steps, inputs, linear, output_sum, setup_of
+
+# -- wrong calls ----------------------------------------------------------------------------------
+
+
+def loss_of(steps: Steps, batch: LaneBatch) -> Tensor:
+    loss: Tensor = steps.model(batch.x).sum()
+    return loss
+
+
+def test_backward_before_the_lanes_is_refused() -> None:
+    steps = Steps()
+    with pytest.raises(StepError, match=r"step\.backward belongs inside 'for batch in step\.lanes"):
+        steps.first_passes().backward(steps.model(inputs(1)).sum(), 1)
+
+
+def test_backward_after_the_last_lane_is_refused() -> None:
+    steps = Steps()
+    passes = steps.first_passes()
+    for batch in passes.lanes():
+        passes.backward(loss_of(steps, batch), len(batch))
+    with pytest.raises(StepError, match="belongs inside"):
+        passes.backward(steps.model(inputs(1)).sum(), 1)
+
+
+def test_a_second_backward_for_a_lane_is_refused_by_its_number() -> None:
+    steps = Steps()
+    passes = steps.first_passes()
+    lanes = passes.lanes()
+    next(lanes)
+    batch = next(lanes)
+    passes.backward(loss_of(steps, batch), 1)
+    with pytest.raises(StepError, match="called twice for lane 1: add the losses up"):
+        passes.backward(loss_of(steps, batch), 1)
+
+
+def test_a_second_update_is_refused_by_its_step() -> None:
+    steps = Steps()
+    passes = steps.first_passes()
+    passes.run(output_sum(steps.model))
+    assert not passes.updated
+    passes.update()
+    assert passes.updated
+    with pytest.raises(StepError, match="step 0 was already updated"):
+        passes.update()
+
+
+def test_a_step_in_which_nothing_was_counted_is_refused() -> None:
+    with pytest.raises(TaskError, match="step 0 counted nothing"):
+        Steps().first_passes().update()
+
+
+LOSS = torch.tensor(1.0, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    ("loss", "count", "message"),
+    [
+        (torch.ones(3, requires_grad=True), 3, r"not \(3,\): use reduction='sum'"),
+        (1.5, 3, "not float: use reduction='sum'"),
+        (torch.tensor(1.0), 3, "does not depend on any parameter"),
+        (LOSS, -1, "count is -1"),
+        (LOSS, float("nan"), "count is nan"),
+        (LOSS, torch.ones(2), "count must be a number or a tensor of no dimensions"),
+        (LOSS, torch.tensor(2.0, requires_grad=True), "without gradient"),
+    ],
+)
+def test_a_loss_that_is_no_sum_with_its_count_is_refused(
+    loss: Any, count: Any, message: str
+) -> None:
+    with pytest.raises(StepError, match=message):
+        check_loss(loss, count)
+
+
+@pytest.mark.parametrize("count", [0, 2, 0.5, torch.tensor(0), torch.tensor(3.0)])
+def test_any_count_from_zero_on_is_accepted(count: Any) -> None:
+    check_loss(LOSS, count)
+
+
+def test_a_frozen_parameter_that_gets_a_gradient_is_refused_by_name() -> None:
+    model = nn.Sequential(linear(), nn.Linear(1, 1))
+    model[1].weight.requires_grad_(False)
+    steps = Steps(model)
+    passes = steps.first_passes()
+    model[1].weight.requires_grad_(True)
+    passes.run(output_sum(model))
+    with pytest.raises(
+        StepError, match=r"parameter 1\.weight was frozen when the run was prepared"
+    ):
+        passes.update()
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def test_what_a_loop_leaves_unread_is_not_given_to_the_next_step() -> None:
+    steps = Steps()
+    every = steps.passes()
+    passes = next(every)
+    for batch in passes.lanes():
+        passes.backward(loss_of(steps, batch), 1)
+        break
+    passes.update()
+    assert [batch.ids for batch in next(every).lanes()] == [(4,), (5,), (6,), (7,)]
+
+
+def test_every_batch_is_reported_once_and_in_order() -> None:
+    seen: list[tuple[int, int, Any]] = []
+    steps = Steps(
+        lanes=2, engine={"on_batch": lambda step, batch: seen.append((step, batch.lane, batch.ids))}
+    )
+    for passes in steps.passes(2):
+        list(passes.lanes())
+        passes.run(output_sum(steps.model))
+        passes.update()
+    assert seen == [(0, 0, (0, 1)), (0, 1, (2, 3)), (1, 0, (4, 5)), (1, 1, (6, 7))]
+
+
+def test_unread_batches_are_reported_too() -> None:
+    seen: list[int] = []
+    steps = Steps(engine={"on_batch": lambda step, batch: seen.append(batch.lane)})
+    passes = steps.first_passes()
+    for batch in passes.lanes():
+        passes.backward(loss_of(steps, batch), 1)
+        break
+    passes.update()
+    assert seen == [0, 1, 2, 3]
+
+
+def test_flags_are_sent_once_in_a_step() -> None:
+    calls: list[int] = []
+
+    def flags() -> RankFlags:
+        calls.append(1)
+        return RankFlags(flag=float(len(calls)))
+
+    steps = Steps(engine={"flags": flags})
+    for number, passes in enumerate(steps.passes(2), start=1):
+        passes.run(output_sum(steps.model))
+        passes.update()
+        assert [rank.flag for rank in passes.stats.flags()()] == [number]
+    assert len(calls) == 2
+
+
+def test_lanes_that_are_empty_count_nothing_and_keep_their_place() -> None:
+    steps = Steps(samples=5)
+    data = next(steps.source.steps(Position(1), None))
+    passes = LanePasses(steps.engine, data)
+    passes.run(lambda batch: (2 * steps.model(batch.x).sum(), 3.0))
+    loss = 2 * steps.model(inputs(5)[4]).item()
+    assert [float(value) for value in passes.stats.values()] == [loss, 3.0, *[0.0] * 6]
+    passes.update()
+    assert torch.allclose(steps.model.weight[0], 0.25 - LR * 2 * inputs(5)[4] / 3)
+
+
+# -- random numbers -------------------------------------------------------------------------------
+
+
+def draws(steps: Steps, extra: int = 0) -> dict[tuple[int, int], float]:
+    """One number drawn in each lane of two steps, after so many others."""
+    found = {}
+    for passes in steps.passes(2):
+        for batch in passes.lanes():
+            found[passes.data.index, batch.lane] = torch.rand(()).item()
+            torch.rand(extra)
+            passes.backward(loss_of(steps, batch), 1)
+        passes.update()
+    return found
+
+
+def test_a_lanes_draws_follow_from_the_step_and_the_lane_alone() -> None:
+    plain = draws(Steps())
+    assert len(set(plain.values())) == 8
+    assert draws(Steps(), extra=7) == plain
+    assert draws(Steps(seed=1)) != plain
+    setup_of().rng.enter(MODEL, 2, at=(1,))
+    assert torch.rand(()).item() == plain[1, 2]
+
+
+@pytest.mark.parametrize("runs", ["lanes", "function"])
+def test_draws_after_the_lanes_do_not_depend_on_the_last_lane(runs: str) -> None:
+    steps = Steps()
+    passes = steps.first_passes()
+    if runs == "lanes":
+        list(passes.lanes())
+    else:
+        passes.run(output_sum(steps.model))
+    found = torch.rand(())
+    setup_of().rng.enter(BETWEEN, at=(0,))
+    assert torch.equal(found, torch.rand(()))
+
+
+def test_a_loop_that_draws_nothing_between_lanes_is_not_seeded_there() -> None:
+    steps = Steps(engine={"draws_between": False})
+    passes = steps.first_passes()
+    for _ in passes.lanes():
+        torch.manual_seed(5)
+    found = torch.rand(())
+    torch.manual_seed(5)
+    assert torch.equal(found, torch.rand(()))
+
+
+# -- runners --------------------------------------------------------------------------------------
+
+
+class Recording(WholeLanes):
+    """A runner that notes its calls."""
+
+    def __init__(self) -> None:
+        super().__init__(setup_of().precision)
+        self.calls: list[Any] = []
+
+    def before_lanes(self, passes: LanePasses, loss: LossFunction) -> None:
+        self.calls.append(("before", passes.data.index))
+
+    def run_lane(self, passes: LanePasses, batch: LaneBatch, loss: LossFunction) -> None:
+        self.calls.append((batch.lane, batch.ids))
+        super().run_lane(passes, batch, loss)
+
+    def run_update(self, change: Change) -> Tensor | None:
+        self.calls.append("update")
+        return super().run_update(change)
+
+
+def test_a_runner_gets_the_lanes_in_order_between_its_first_and_last_call() -> None:
+    runner = Recording()
+    steps = Steps(samples=6, lanes=2, runner=runner)
+    for passes in steps.passes(2):
+        passes.run(output_sum(steps.model))
+        passes.update()
+    assert runner.calls == [
+        ("before", 0), (0, (0, 1)), (1, (2, 3)), "update",
+        ("before", 1), (0, (4, 5)), "update",
+    ]  # fmt: skip
+
+
+class Elsewhere(Recording):
+    """A runner that hands in gradients which it computed itself, as a CUDA graph does."""
+
+    hands_in = True
+
+    def run_lane(self, passes: LanePasses, batch: LaneBatch, loss: LossFunction) -> None:
+        grads = [passes.on_device(batch).x.sum(0, keepdim=True)] if self.hands_in else None
+        passes.took_backward(LaneStats(torch.tensor(1.0), len(batch)), grads)
+
+
+def test_gradients_computed_elsewhere_count_as_if_backward_had_run() -> None:
+    steps = Steps(lanes=2, runner=Elsewhere())
+    passes = steps.first_passes()
+    passes.run(output_sum(steps.model))
+    passes.update()
+    assert torch.allclose(steps.model.weight[0], 0.25 - LR * inputs(8)[:4].mean(0))
+    assert (steps.records[0].loss, steps.records[0].count) == (0.5, 4)
+
+
+def test_weights_that_were_already_changed_elsewhere_leave_only_the_stats() -> None:
+    runner = Elsewhere()
+    runner.hands_in = False
+    steps = Steps(lanes=1, runner=runner)
+    passes = steps.first_passes()
+    steps.model.weight.grad = None
+    passes.run(output_sum(steps.model))
+    assert steps.model.weight.grad is None
+    assert passes.stats.count() == 4
+
+
+# -- pieces ---------------------------------------------------------------------------------------
+
+
+def pieces_of(batch: LaneBatch) -> list[LaneBatch]:
+    parts = [(batch.x[:1], batch.ids[:1]), (batch.x[1:], batch.ids[1:])]
+    return [LaneBatch(batch.lane, (x,), ids) for x, ids in parts]
+
+
+def test_a_lane_in_pieces_counts_all_of_them() -> None:
+    steps = Steps(lanes=1)
+    passes = steps.first_passes()
+    for batch in passes.lanes():
+        passes.backward_in_pieces(pieces_of(batch), output_sum(steps.model))
+    stats = passes.stats.values()
+    assert [float(value) for value in stats] == [steps.model(inputs(4)).sum().item(), 4.0]
+
+
+def test_the_gradients_of_pieces_add_up() -> None:
+    steps = Steps(memory={"lane_split": 2}, lanes=2, global_batch=8)
+    passes = steps.first_passes()
+    for batch in passes.lanes():
+        passes.backward_in_pieces(pieces_of(batch), output_sum(steps.model))
+    passes.update()
+    assert torch.allclose(steps.model.weight[0], 0.25 - LR * inputs(8).mean(0))
+
+
+def test_a_bad_loss_of_any_piece_is_refused() -> None:
+    steps = Steps(lanes=1)
+    for bad in (1, 3):  # the first of two pieces, and the last
+
+        def loss(batch: LaneBatch, bad: int = bad) -> tuple[Tensor, int]:
+            found = steps.model(batch.x)
+            return (found if len(batch) == bad else found.sum()), len(batch)
+
+        passes = steps.first_passes()
+        batch = next(passes.lanes())
+        with pytest.raises(StepError, match=rf"not \({bad}, 1\)"):
+            passes.backward_in_pieces(pieces_of(batch), loss)
+
+
+def test_a_trial_counts_for_nothing() -> None:
+    steps = Steps(lanes=1)
+    passes = steps.first_passes()
+    for batch in passes.lanes():
+        passes.try_backward(batch, output_sum(steps.model))
+        assert steps.model.weight.grad is not None
+        steps.model.weight.grad = None
+        passes.backward(loss_of(steps, batch), len(batch))
+    passes.update()
+    assert torch.allclose(steps.model.weight[0], 0.25 - LR * inputs(8)[:4].mean(0))
+
+
+def test_weights_that_are_not_finite_are_refused_before_a_save() -> None:
+    steps = Steps()
+    passes = steps.first_passes()
+    passes.refuse_bad_weights()
+    nn.init.constant_(steps.model.weight, float("inf"))
+    with pytest.raises(NonFiniteLoss, match="after step 0"):
+        passes.refuse_bad_weights()
+
+
+def test_buffers_of_a_step_are_the_mean_over_its_lanes() -> None:
+    model = nn.BatchNorm1d(2, momentum=0.5)
+    steps = Steps(objects=[model, SGD(model.parameters(), lr=0.0)], lanes=2)
+    passes = steps.first_passes()
+    passes.run(output_sum(model))
+    passes.update()
+    lanes = inputs(8)[:4].view(2, 2, 2)
+    assert torch.allclose(model.running_mean, 0.5 * lanes.mean(1).mean(0))
+    assert model.num_batches_tracked == 1
