@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-oldest test-newest cluster chaos lint setup clean
+.PHONY: demo test test-fast coverage test-oldest test-newest cluster chaos lint setup clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -20,6 +20,17 @@ demo: $(STAMP)
 # Most of a test's time it waits for other processes: three at once keep two cores busy.
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 4
+
+# For the inner loop: what needs no other process but its own.
+test-fast: $(STAMP) lint
+	$(BIN)/python -m pytest -n 2 tests/unit tests/test_architecture.py
+
+# Lines of src that tests run, in ranks and commands too. The cluster's tests are not among them.
+coverage: $(STAMP)
+	rm -rf build/coverage
+	$(BIN)/python -m coverage run -m pytest -n 3 tests/unit tests/distributed tests/export tests/cli
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report --skip-covered
 
 # The oldest and newest supported Python and packages: by hand, several gigabytes each.
 # INTERPRETER=/path/to/python3.10 where the right one is not on the PATH.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
+import signal
 import socket
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -20,12 +23,13 @@ _CONTEXT.set_forkserver_preload(
         "torch._dynamo",
         "torchmetrics",
         "torch.utils.tensorboard",
+        "tests.frozen",
     ]
 )
 
 
 def run_ranks(
-    target: Callable[..., Any], world: int, *args: Any, seconds: float = 120
+    target: Callable[..., Any], world: int, *args: Any, seconds: float = 300
 ) -> list[Any]:
     """Call `target(*args)` in `world` processes that are ranks of each other; results by rank."""
     answers = answers_of_ranks(target, world, *args, seconds=seconds)
@@ -36,43 +40,49 @@ def run_ranks(
 
 
 def answers_of_ranks(
-    target: Callable[..., Any], world: int, *args: Any, seconds: float = 120
+    target: Callable[..., Any], world: int, *args: Any, seconds: float = 300
 ) -> list[tuple[bool, Any]]:
     """Like `run_ranks`, for ranks that may fail: by rank, whether it did not and what it said."""
-    return RankProcesses(target, world, args).answers(seconds)
+    return RankProcesses(target, world, args, seconds).answers()
 
 
 class RankProcesses:
     """Processes that are ranks of each other, already started."""
 
-    def __init__(self, target: Callable[..., Any], world: int, args: tuple[Any, ...]) -> None:
+    def __init__(
+        self, target: Callable[..., Any], world: int, args: tuple[Any, ...], seconds: float = 300
+    ) -> None:
+        self._deadline = time.monotonic() + seconds
         port = _free_port()
         self._pipes: list[Connection] = []
         self.processes: list[BaseProcess] = []
         for rank in range(world):
             ours, theirs = _CONTEXT.Pipe(duplex=False)
-            process = _CONTEXT.Process(target=_rank, args=(theirs, rank, world, port, target, args))
+            place = (rank, world, port)
+            process = _CONTEXT.Process(target=_rank, args=(theirs, *place, target, args))
             process.start()
             theirs.close()
             self._pipes.append(ours)
             self.processes.append(process)
 
-    def answers(self, seconds: float) -> list[tuple[bool, Any]]:
-        """Wait for all; whoever does not answer in time is killed."""
+    def answers(self) -> list[tuple[bool, Any]]:
+        """Wait for all; those that do not answer in time are killed, and print where they were."""
         try:
-            return [_answer(pipe, rank, seconds) for rank, pipe in enumerate(self._pipes)]
+            return [_answer(pipe, self._deadline) for pipe in self._pipes]
         finally:
             for process, pipe in zip(self.processes, self._pipes, strict=True):
-                process.join(10)
+                process.join(60)
                 if process.is_alive():
+                    os.kill(process.pid, signal.SIGABRT)
+                    process.join(10)
                     process.kill()
                     process.join()
                 pipe.close()
 
 
-def _answer(pipe: Connection, rank: int, seconds: float) -> tuple[bool, Any]:
-    if not pipe.poll(seconds):
-        return False, f"no answer within {seconds} s"
+def _answer(pipe: Connection, deadline: float) -> tuple[bool, Any]:
+    if not pipe.poll(max(0.0, deadline - time.monotonic())):
+        return False, "no answer in time"
     try:
         return pipe.recv()
     except EOFError:
@@ -82,6 +92,7 @@ def _answer(pipe: Connection, rank: int, seconds: float) -> tuple[bool, Any]:
 def _rank(
     pipe: Connection, rank: int, world: int, port: int, target: Callable[..., Any], args: Any
 ) -> None:
+    faulthandler.enable()
     if world > 1:
         os.environ.update(
             RANK=str(rank),

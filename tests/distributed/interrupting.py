@@ -58,9 +58,7 @@ def go_on(
 ) -> list[tuple[bool, Any]]:
     """Start the run of this folder, or let it go on, on `world` ranks; by rank what they said."""
     config = settings(task, folder, **values)
-    return answers_of_ranks(
-        train_and_end, world, config, str(folder / "record"), at, rank, how, seconds=60
-    )
+    return answers_of_ranks(train_and_end, world, config, str(folder / "record"), at, rank, how)
 
 
 def finish(folder: Path, world: int, task: str = "Everything", **values: Any) -> Recorded:

@@ -14,7 +14,7 @@ TASKS = Path(__file__).with_name("tasks.py")
 
 
 def settings(task: str, folder: Path, **values: Any) -> dict[str, Any]:
-    distributed = {"threads_per_rank": 1, "timeout": 60, **values.pop("distributed", {})}
+    distributed = {"threads_per_rank": 1, "timeout": 600, **values.pop("distributed", {})}
     return {
         "task": f"{TASKS}:{task}",
         "global_batch": 32,

@@ -123,15 +123,16 @@ def test_ranks_can_be_spawned_by_hand() -> None:
 
 
 def _take_turns(folder: str, per: Literal["node", "run"]) -> bool:
-    with create_run_context(DistributedConfig(timeout=2), detect_hardware()) as context:
+    with create_run_context(DistributedConfig(timeout=5), detect_hardware()) as context:
         done = Path(folder) / "done"
         with context.rank0_first(per) as first:
             if first:
-                time.sleep(4)  # longer than a collective may wait
+                time.sleep(6)  # longer than a collective may wait
                 done.touch()
             assert done.exists()
         with context.rank0_first(per) as again:
             assert again is first
+        context.barrier()  # rank 0 serves the store in which the others look for its word
         return first
 
 
@@ -144,7 +145,7 @@ def test_one_rank_goes_first_however_long_it_takes(
 
 def _fail_first() -> None:
     with (
-        create_run_context(DistributedConfig(timeout=60), detect_hardware()) as context,
+        create_run_context(DistributedConfig(timeout=600), detect_hardware()) as context,
         context.rank0_first() as first,
     ):
         assert first
@@ -152,11 +153,9 @@ def _fail_first() -> None:
 
 
 def test_those_who_wait_for_the_first_learn_that_it_failed() -> None:
-    started = time.monotonic()
     (_, first), *others = answers_of_ranks(_fail_first, 3)
     assert "ValueError: no such download" in first
     assert all("failed first: ValueError: no such download" in said for _, said in others)
-    assert time.monotonic() - started < 30
 
 
 def test_alone_one_is_the_first() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +30,14 @@ def _train(config: dict[str, Any]) -> None:
 def everything_said(folder: Path, task: str, world: int, **values: Any) -> str:
     """What the ranks of a failing run said, in what they raised and in their logs."""
     config = settings(task, folder, **values)
-    answers = answers_of_ranks(_train, world, config, seconds=60)
+    answers = answers_of_ranks(_train, world, config)
     assert not any(ok for ok, _ in answers)
     logs = [path.read_text() for path in sorted((folder / "logs").glob("rank-*.log"))]
     return "\n".join([*(str(text) for _, text in answers), *logs])
 
 
 def test_a_rank_that_sleeps_in_its_loader_is_named_with_its_stack(tmp_path: Path) -> None:
-    started = time.monotonic()
     said = everything_said(tmp_path / "run", "SleepyData", 3, **QUICK)
-    assert time.monotonic() - started < 40
     assert "a collective waited longer than distributed.timeout (6 s)" in said
     assert "rank 1 on " in said
     assert " is in data loading at step 1 for " in said
@@ -56,9 +53,7 @@ def test_a_rank_that_skips_a_collective_is_named(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_raises_is_told_to_all(tmp_path: Path) -> None:
-    started = time.monotonic()
     said = everything_said(tmp_path / "run", "Broken", 3, params={"rank": 2})
-    assert time.monotonic() - started < 30
     assert said.count("failed first: ZeroDivisionError: my own bug") >= 2
 
 
@@ -94,9 +89,7 @@ def test_ranks_that_drift_apart_are_found_by_tensor(tmp_path: Path) -> None:
 def test_one_ranks_signal_a_step_earlier_stops_all_at_one_boundary(tmp_path: Path) -> None:
     """Each rank gets its signal in a step of its own; rank 2 first."""
     folder = tmp_path / "run"
-    said = answers_of_ranks(
-        _signalled_one_after_another, 3, settings("Everything", folder), seconds=60
-    )
+    said = answers_of_ranks(_signalled_one_after_another, 3, settings("Everything", folder))
     assert [text.strip().splitlines()[-1] for _, text in said] == [
         "samestep.errors.Stopped: SIGUSR2 on rank 2 stopped the run after step 3: it is saved, "
         "and resumes from there when it is started again"
@@ -150,7 +143,7 @@ def _with_little_disk(config: dict[str, Any]) -> None:
 def test_a_disk_that_is_full_ends_the_run_and_loses_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     config = settings("Everything", folder, checkpoint={"every_steps": 1})
-    said = answers_of_ranks(_with_little_disk, 2, config, seconds=60)
+    said = answers_of_ranks(_with_little_disk, 2, config)
     assert "CheckpointError: checkpoint " in said[0][1]
     assert "step-00000003 could not be written: File too large" in said[0][1]
     assert "The checkpoints before it are intact" in said[0][1]

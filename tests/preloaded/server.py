@@ -8,7 +8,6 @@ that stand in for a command. PADDING makes room for the command lines of its chi
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import select
@@ -47,6 +46,7 @@ MODULES = (
     "samestep.train.train_once",
     "samestep.verify.report",
     "samestep.verify.verify",
+    "tests.frozen",
 )
 """What commands import, with what the first optimizer and the first metric of a process import."""
 
@@ -59,9 +59,6 @@ def main() -> None:
     channel, listener = (socket.socket(fileno=int(word)) for word in sys.argv[1:3])
     for module in MODULES:
         importlib.import_module(module)
-    # Set apart, so that a collection in a child does not write to every page that they share.
-    gc.collect()
-    gc.freeze()
     request = serve(channel, listener)
     if request.argv[0] == SERVE_INSIDE:
         enter_namespaces(int(request.argv[1]))

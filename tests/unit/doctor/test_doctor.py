@@ -398,11 +398,11 @@ def test_a_port_is_tried_as_the_rank_will_use_it(listener: socket.socket) -> Non
 def test_a_stranger_at_the_port_does_not_hold_a_rank_for_ever(listener: socket.socket) -> None:
     start = time.monotonic()
     stranger = try_rendezvous("127.0.0.1", listener.getsockname()[1], 1, served=False, seconds=1)
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 120
     assert "does not answer as rank 0 would" in stranger.failure
     listener.close()  # lets the thread that still waits end
     for thread in [t for t in threading.enumerate() if t.name == "samestep-join"]:
-        thread.join(20)
+        thread.join(120)
 
 
 def test_names_must_mean_the_same_to_all_ranks() -> None:
