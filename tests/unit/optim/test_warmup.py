@@ -85,7 +85,7 @@ def test_a_rate_in_a_tensor_stays_in_its_memory() -> None:
 
 
 @pytest.mark.parametrize("after", [0, 1, 3, 5])
-def test_a_resumed_rise_goes_on_where_it_was(after: int) -> None:
+def test_a_resumed_rise_continues_where_it_was(after: int) -> None:
     def parts() -> tuple[SGD, StepLR, Warmup, Warmed]:
         found = optimizer(1.0)
         inner = StepLR(found, 2, gamma=0.5)

@@ -49,7 +49,7 @@ def test_the_record_is_the_same_for_the_same_run_only(tmp_path: Path) -> None:
     assert other.samples != first.samples
 
 
-def test_samples_of_streams_are_told_apart_by_their_digests(tmp_path: Path) -> None:
+def test_samples_of_streams_are_distinguished_by_their_digests(tmp_path: Path) -> None:
     found = record(tmp_path, Streams())
     assert len(set(found.samples)) == 6
 

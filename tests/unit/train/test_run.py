@@ -360,7 +360,7 @@ def test_too_little_memory_names_the_step_and_what_to_do(tmp_path: Path) -> None
     assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
 
 
-def test_too_little_memory_before_the_first_step_is_told_apart(tmp_path: Path) -> None:
+def test_too_little_memory_before_the_first_step_is_reported_as_such(tmp_path: Path) -> None:
     with (
         pytest.raises(OutOfMemory, match="memory before the first step"),
         samestep.start(settings(tmp_path)) as run,

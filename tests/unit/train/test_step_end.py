@@ -185,7 +185,7 @@ def test_any_ranks_request_saves_the_run(two_ranks: TwoRanks) -> None:
     end = End(two_ranks)
     assert not end.step(4, 0.0, SAVE)
     assert ("save", 5, None) in end.events
-    assert "wait" not in end.events, "the write goes on behind the next step"
+    assert "wait" not in end.events, "the write continues behind the next step"
 
 
 def test_a_save_that_wrote_nothing_is_not_reported(context: SingleProcessContext) -> None:

@@ -169,7 +169,7 @@ def test_a_rank_without_a_sign_of_life_is_lost_long_before_the_timeout(
         for heart in hearts:
             heart._interval = 0.2
         activities[0].waiting("gradients").__enter__()
-        other.stop()  # its machine is gone, and says nothing; the third rank only takes its time
+        other.stop()  # its machine is gone, silently; the third rank only takes its time
         until(lambda: bool(ended))
         assert mine._store.read("failed") is not None, "those who wait for it as well learn of it"
     assert ended[0] == PeerLost.exit_code
