@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import runpy
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from samestep.config import load_config
-from tests.preloaded.client import ROOT, environment, server
+from tests.preloaded.client import ROOT, environment, shell_path
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")])
 
@@ -84,10 +82,7 @@ def test_every_command_of_a_document_runs_as_written(tmp_path: Path, page: Path)
     for folder in ("examples", "recipes"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     is_readme = page.name == "README.md"
-    programs = [Path(sys.executable).parent, os.environ["PATH"]]
-    if not is_readme:
-        programs.insert(0, server().programs)
-    path = os.pathsep.join(map(str, programs))
+    path = shell_path(cold="a reader's first commands, as they are" if is_readme else "")
     # The other pages use what the README has made.
     before = [] if is_readme else ["samestep init mine"]
     for block in [*before, *bash_blocks(page)]:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.preloaded.client import ROOT, Popen, environment
+from tests.preloaded.client import POSSIBLE, ROOT, Popen, environment
 
 TASKS = ROOT / "tests" / "distributed" / "tasks.py"
 
@@ -72,7 +72,7 @@ def started(*arguments: str | Path, cwd: Path, cold: str = "") -> Iterator[subpr
 
 def popen(argv: Sequence[str], *, cold: str = "", **options: Any) -> subprocess.Popen[str]:
     """Start any Python program."""
-    kind = subprocess.Popen if cold else Popen
+    kind = Popen if POSSIBLE and not cold else subprocess.Popen
     return kind(argv, text=True, **{"env": environment(), **options})
 
 

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from tests.cli.processes import popen, run, wait_for
-from tests.preloaded.client import environment, server
+from tests.preloaded.client import POSSIBLE, environment, server
+
+pytestmark = pytest.mark.skipif(not POSSIBLE, reason="commands are forked on Linux only")
 
 COLD = "what the others are compared with"
 

@@ -5,23 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.cli.processes import TASKS
-from tests.preloaded.client import ROOT, environment, server
+from tests.preloaded.client import ROOT, environment, shell_path
 
 SCRIPTS = sorted((ROOT / "scripts").glob("*.sh"))
 ALL = [*SCRIPTS, *sorted((ROOT / "hpc").glob("*.sh")), ROOT / "tests" / "cluster" / "install.sh"]
 
 
 def run(script: str, *arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    programs = [server().programs, Path(sys.executable).parent, os.environ["PATH"]]
-    path = os.pathsep.join(map(str, programs))
     return subprocess.run(
-        [ROOT / "scripts" / script, *arguments], cwd=cwd, env={**environment(), "PATH": path},
+        [ROOT / "scripts" / script, *arguments], cwd=cwd,
+        env={**environment(), "PATH": shell_path()},
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 

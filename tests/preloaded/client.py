@@ -21,6 +21,8 @@ from tests.preloaded.requests import Request
 from tests.preloaded.title import PADDING
 
 ROOT = Path(__file__).parents[2]
+POSSIBLE = sys.platform == "linux"
+"""Elsewhere a process cannot be handed to another parent, and commands start as usual."""
 
 
 class Server:
@@ -88,6 +90,14 @@ def environment() -> dict[str, str]:
     """Of the commands of tests: they find the tests' own modules, and use one thread."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+
+
+def shell_path(cold: str = "") -> str:
+    """A shell's PATH with the commands of this environment: forked, or for a reason the real ones."""
+    programs = [Path(sys.executable).parent, os.environ["PATH"]]
+    if POSSIBLE and not cold:
+        programs.insert(0, server().programs)
+    return os.pathsep.join(map(str, programs))
 
 
 class Popen(subprocess.Popen[Any]):
