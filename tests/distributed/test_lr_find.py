@@ -10,12 +10,12 @@ import pytest
 
 from samestep.config import load_config
 from samestep.lr_finder.curve import RangeTest
-from samestep.lr_finder.range_test import Found, find_lr
+from samestep.lr_finder.range_test import RangeTestResult, find_lr
 from tests.distributed.running import settings, train
 from tests.ranks import run_ranks
 
 
-def _find(config: dict[str, Any], test: RangeTest) -> Found:
+def _find(config: dict[str, Any], test: RangeTest) -> RangeTestResult:
     from samestep.distributed.context import create_run_context
     from samestep.distributed.hardware import detect_hardware
 
@@ -24,7 +24,7 @@ def _find(config: dict[str, Any], test: RangeTest) -> Found:
         return find_lr(loaded, context, test)
 
 
-def find(folder: Path, world: int, test: RangeTest, task: str, **values: Any) -> Found:
+def find(folder: Path, world: int, test: RangeTest, task: str, **values: Any) -> RangeTestResult:
     """The result of all ranks, which must be one."""
     config = settings(task, folder / f"run-{world}", **values)
     first, *others = run_ranks(_find, world, config, test)
@@ -32,7 +32,7 @@ def find(folder: Path, world: int, test: RangeTest, task: str, **values: Any) ->
     return first
 
 
-def rows(found: Found) -> list[dict[str, Any]]:
+def rows(found: RangeTestResult) -> list[dict[str, Any]]:
     lines = (found.folder / "metrics.jsonl").read_text().splitlines()
     return [row for row in map(json.loads, lines) if "loss" in row]
 

@@ -26,7 +26,7 @@ from samestep.errors import NO_SUGGESTION, MissingExtraError, RunDirError
 
 if TYPE_CHECKING:
     from samestep.config import Config
-    from samestep.lr_finder.range_test import Found
+    from samestep.lr_finder.range_test import RangeTestResult
 
 
 class Rule(str, Enum):
@@ -90,7 +90,7 @@ def lr_find(
         raise typer.Exit(NO_SUGGESTION)
 
 
-def _write(found: Found, file: Path, rule: str) -> dict[str, Any]:
+def _write(found: RangeTestResult, file: Path, rule: str) -> dict[str, Any]:
     from samestep.config.editing import set_value
 
     assert found.key is not None, "checked before the first step"
@@ -99,7 +99,7 @@ def _write(found: Found, file: Path, rule: str) -> dict[str, Any]:
     return {"file": str(file), "key": found.key, "rule": rule, "value": rate}
 
 
-def _remind_of_groups(found: Found, config: Config, rate: float) -> None:
+def _remind_of_groups(found: RangeTestResult, config: Config, rate: float) -> None:
     groups = [] if config.optimizer is None else config.optimizer.groups
     if found.key == "optimizer.lr" and any(group.lr is not None for group in groups):
         typer.echo(
@@ -109,7 +109,7 @@ def _remind_of_groups(found: Found, config: Config, rate: float) -> None:
         )
 
 
-def _show(found: Found, written: dict[str, Any] | None, as_json: bool) -> None:
+def _show(found: RangeTestResult, written: dict[str, Any] | None, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({**found.as_json(), "written": written}))
         return
@@ -125,7 +125,9 @@ def _show(found: Found, written: dict[str, Any] | None, as_json: bool) -> None:
         typer.echo(f"{written['file']}: {written['key']} is {written['value']:.3g} now")
 
 
-def _keep(found: Found, config: Config, written: dict[str, Any] | None, page: Path | None) -> None:
+def _keep(
+    found: RangeTestResult, config: Config, written: dict[str, Any] | None, page: Path | None
+) -> None:
     """Write the numbers and the plots to the test's directory."""
     from samestep.lr_finder.report import write_html, write_png
 

@@ -134,6 +134,8 @@ class _PortionReader(IterableDataset[_Portion]):
         units = list(self._assignment.my_units)
         if worker is not None:
             units = units[worker.id :: worker.num_workers]
+        if not units:
+            return  # there are more workers than units
         opened = {unit: self._open(unit) for unit in units}
         for unit in units:
             self._read_again(unit, opened[unit])

@@ -38,7 +38,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Found:
+class RangeTestResult:
     """The measurements of a range test, and its suggestions."""
 
     test: RangeTest
@@ -78,7 +78,7 @@ def find_lr(
     test: RangeTest,
     key: str | None = None,
     target: Target | None = None,
-) -> Found:
+) -> RangeTestResult:
     """Run a range test; every rank calls this and gets the same result.
 
     Args:
@@ -101,7 +101,7 @@ def find_lr(
         curve = Curve(test)
         _measure(run, task, model, source, rates, curve)
     wrong = what_is_wrong(curve)
-    return Found(
+    return RangeTestResult(
         test=test,
         rates=curve.rates,
         losses=curve.losses,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.errors import MissingExtraError
-from samestep.lr_finder.range_test import Found
+from samestep.lr_finder.range_test import RangeTestResult
 from samestep.ui.page import page, require_plotly
 
 _RAW, _SMOOTHED, _NOW = "#9db4c8", "#1f5f99", "#6b7580"
@@ -15,7 +15,7 @@ _MARKS = {"steepest": "#c2571a", "valley": "#12703c"}
 _MARGIN = 0.06
 
 
-def write_png(found: Found, title: str, path: Path) -> None:
+def write_png(found: RangeTestResult, title: str, path: Path) -> None:
     """Draw the curve with its suggestions into a PNG file.
 
     Args:
@@ -51,7 +51,7 @@ def write_png(found: Found, title: str, path: Path) -> None:
     figure.savefig(path)
 
 
-def write_html(found: Found, title: str, path: Path) -> None:
+def write_html(found: RangeTestResult, title: str, path: Path) -> None:
     """Write a page with the suggestions, or why there are none, and an interactive curve.
 
     Args:
@@ -81,7 +81,7 @@ The config's rate is {found.rate_now:.3g} now.</p>
     path.write_text(page(title, body), encoding="utf-8")
 
 
-def _figure(found: Found) -> str:
+def _figure(found: RangeTestResult) -> str:
     go = require_plotly()
     figure = go.Figure()
     x = list(found.rates)
@@ -108,25 +108,27 @@ def _figure(found: Found) -> str:
     return html_text
 
 
-def _vertical_line(go: Any, found: Found, rate: float, line: dict[str, Any], name: str) -> Any:
+def _vertical_line(
+    go: Any, found: RangeTestResult, rate: float, line: dict[str, Any], name: str
+) -> Any:
     return go.Scatter(x=[rate, rate], y=_loss_limits(found), mode="lines", line=line, name=name)
 
 
-def _rate_title(found: Found) -> str:
+def _rate_title(found: RangeTestResult) -> str:
     return f"learning rate ({found.key})" if found.key else "learning rate"
 
 
-def _includes_rate_now(found: Found) -> bool:
+def _includes_rate_now(found: RangeTestResult) -> bool:
     return bool(found.rates) and found.rates[0] <= found.rate_now <= found.rates[-1]
 
 
-def _loss_at(found: Found, rate: float) -> float:
+def _loss_at(found: RangeTestResult, rate: float) -> float:
     """The smoothed loss at the measured rate that is nearest to a rounded one."""
     nearest = min(range(len(found.rates)), key=lambda place: abs(found.rates[place] / rate - 1))
     return found.smoothed[nearest]
 
 
-def _loss_limits(found: Found) -> tuple[float, float]:
+def _loss_limits(found: RangeTestResult) -> tuple[float, float]:
     """The visible range: in a divergence single losses may be far above the smoothed curve."""
     low, high = min(found.losses, default=0.0), max(found.smoothed, default=1.0)
     margin = _MARGIN * (high - low) or 0.1

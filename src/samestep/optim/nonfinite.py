@@ -93,13 +93,13 @@ class FiniteGuard:
         if not _all_finite([param.detach() for param in params]):
             raise NonFiniteLoss(
                 f"weights are NaN or infinite after step {step}, though its loss was not. The "
-                "checkpoints before it are whole: look at the gradients, or set clip.norm"
+                "checkpoints before it are intact: look at the gradients, or set clip.norm"
             )
 
     def stop(self, step: int, lanes: Sequence[int]) -> None:
         """End the run on every rank: these lanes' losses were not finite."""
         raise NonFiniteLoss(
-            f"{self._describe(step, lanes)}. The checkpoints before it are whole. Look at these samples "
+            f"{self._describe(step, lanes)}. The checkpoints before it are intact. Look at these samples "
             "and at the learning rate; on_nonfinite: skip lets such steps change nothing"
         )
 

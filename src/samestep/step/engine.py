@@ -202,7 +202,8 @@ def _compile(model: nn.Module) -> None:
     """
     import torch._dynamo.config as dynamo
 
-    dynamo.recompile_limit, dynamo.fail_on_recompile_limit_hit = _COMPILED_SHAPES, True
+    # Names that torch 2.6 knows too; later versions have them as aliases.
+    dynamo.cache_size_limit, dynamo.fail_on_cache_limit_hit = _COMPILED_SHAPES, True
     forward = model.forward
 
     def compiled(*args: Any, **kwargs: Any) -> Any:

@@ -120,8 +120,6 @@ class Run:
     # -- preparing -------------------------------------------------------------------------
 
     @overload
-    def prepare(self, a: A, /) -> A: ...
-    @overload
     def prepare(self, a: A, b: B, /) -> tuple[A, B]: ...
     @overload
     def prepare(self, a: A, b: B, c: C, /) -> tuple[A, B, C]: ...
@@ -152,7 +150,7 @@ class Run:
             self._saver.keep(name, item)
         model = prepared.modules[0]
         wrapped = [prepared.reduction.model if item is model else item for item in objects]
-        return wrapped[0] if len(wrapped) == 1 else tuple(wrapped)
+        return tuple(wrapped)
 
     def prepare_once(self, prepare: Callable[[], None]) -> None:
         """Call a function on one rank of each node before the others continue.

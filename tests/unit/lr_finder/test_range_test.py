@@ -15,8 +15,8 @@ from samestep.distributed.context import SingleProcessContext
 from samestep.errors import EditError, MissingExtraError, RangeTestError
 from samestep.lr_finder.curve import Curve, RangeTest, suggest, what_is_wrong
 from samestep.lr_finder.range_test import (
-    Found,
     GroupRates,
+    RangeTestResult,
     Target,
     base_rate,
     default_key,
@@ -109,12 +109,12 @@ def test_mistakes_are_reported_before_the_first_step(
         del sys.modules["own_task"]
 
 
-def found(loss_at_last: float = 3.0) -> Found:
+def found(loss_at_last: float = 3.0) -> RangeTestResult:
     curve = Curve(RangeTest(steps=60, smooth=0.5))
     for step in range(60):
         curve.add(2.5 - step / 30 if step < 45 else loss_at_last + step)
     wrong = what_is_wrong(curve)
-    return Found(
+    return RangeTestResult(
         curve.test, curve.rates, curve.losses, curve.smoothed, curve.stopped,
         {} if wrong else suggest(curve), wrong, "params.lr", 1e-4, Path("run"),
     )  # fmt: skip
@@ -144,7 +144,9 @@ def test_the_page_of_a_test_without_suggestions_shows_why(tmp_path: Path) -> Non
     curve = Curve(RangeTest())
     curve.stop("the loss is NaN or infinite")
     wrong = what_is_wrong(curve)
-    nothing = Found(curve.test, [], [], [], curve.stopped, {}, wrong, None, 0.1, Path("run"))
+    nothing = RangeTestResult(
+        curve.test, [], [], [], curve.stopped, {}, wrong, None, 0.1, Path("run")
+    )
     write_html(nothing, "mine", tmp_path / "lr.html")
     write_png(nothing, "mine", tmp_path / "lr.png")
     text = (tmp_path / "lr.html").read_text(encoding="utf-8")

@@ -134,7 +134,7 @@ def test_the_samples_of_a_bad_lane_are_named(context: SingleProcessContext) -> N
     many = ", ".join(map(str, range(16)))
     assert str(caught.value) == (
         f"the loss of step 7 is NaN or infinite in lane 0 (samples 3, 1), lane 1 (samples {many}, "
-        "...), lane 3 (samples 0). The checkpoints before it are whole. Look at these samples and "
+        "...), lane 3 (samples 0). The checkpoints before it are intact. Look at these samples and "
         "at the learning rate; on_nonfinite: skip lets such steps change nothing"
     )
 

@@ -269,7 +269,7 @@ def test_a_model_of_torchs_own_class_is_compiled_too(monkeypatch: pytest.MonkeyP
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     x = torch.randn(2, 3)
     expected = model(x)
-    with torch._dynamo.config.patch(recompile_limit=8, fail_on_recompile_limit_hit=False):
+    with torch._dynamo.config.patch(cache_size_limit=8, fail_on_cache_limit_hit=False):
         _compile(model)
         assert torch.equal(model(x), expected)
     assert counter.frame_count == 1
