@@ -19,4 +19,8 @@
 set -euo pipefail
 : "${1:?usage: sbatch hpc/train.sh CONFIG [key=value ...]}"
 
+# All CPUs of a task as threads of its rank. The last bits of a run depend on their number: keep it, or
+# start more tasks of one CPU each (up to the number of lanes), whose bits do not depend on how many they are.
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"
+
 exec srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" samestep train "$@"

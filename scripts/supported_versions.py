@@ -26,7 +26,7 @@ TESTS = ["tests/unit", "tests/test_architecture.py", "tests/test_metadata.py"]
 
 
 def lower_bounds(requirements: list[str]) -> list[str]:
-    """`torch==2.7` for each `torch>=2.7`; optional dependencies are left to pip.
+    """`torch==2.6` for each `torch>=2.6`; optional dependencies are left to pip.
 
     Raises:
         ValueError: A dependency has no lower bound, so that nobody could test the oldest one.

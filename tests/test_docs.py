@@ -8,7 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 
 from samestep.config import load_config
 from tests.preloaded.client import ROOT, environment, shell_path
@@ -85,10 +87,24 @@ def test_every_command_of_a_document_runs_as_written(tmp_path: Path, page: Path)
     path = shell_path(cold="a reader's first commands, as they are" if is_readme else "")
     # The other pages use what the README has made.
     before = [] if is_readme else ["samestep init mine"]
+    surroundings = {**environment(), "PATH": path}
+    if is_readme:
+        del surroundings["OMP_NUM_THREADS"]  # which a reader has not set
     for block in [*before, *bash_blocks(page)]:
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", block],
-            cwd=tmp_path, env={**environment(), "PATH": path}, capture_output=True, text=True,
+            cwd=tmp_path, env=surroundings, capture_output=True, text=True,
             timeout=900, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+    if is_readme:
+        _assert_same_weights(tmp_path / "runs" / "mine", tmp_path / "runs" / "two")
+
+
+def _assert_same_weights(one: Path, two: Path) -> None:
+    """What the quickstart promises of its runs on one and on two ranks."""
+    newest = [max((run / "checkpoints").glob("step-*")) for run in (one, two)]
+    assert newest[0].name == newest[1].name
+    states = [load_file(folder / "model.safetensors") for folder in newest]
+    for name, tensor in states[0].items():
+        assert torch.equal(tensor, states[1][name]), name

@@ -34,9 +34,10 @@ def describe_config(file: Path, overrides: Sequence[str]) -> list[tuple[Any, ...
     """(key, value, origin, reason) for every key, with `auto` resolved on this process."""
     loaded = read_config(file, overrides)
     launch = detect_launch(process_environment())
-    place = decide_placement(loaded.config.distributed, detect_hardware(), launch)
+    config = loaded.config
+    place = decide_placement(config.distributed, detect_hardware(), launch, config.same)
     resolved = {key: (value, reason) for key, value, reason in place.rows()}
-    batch = loaded.config.batch_plan(place.world.value)
+    batch = config.batch_plan(place.world.value)
     rows: list[tuple[Any, ...]] = []
     for key, value, origin in loaded.rows():
         if value == "auto" and key in resolved:
@@ -45,7 +46,7 @@ def describe_config(file: Path, overrides: Sequence[str]) -> list[tuple[Any, ...
         elif key == "lanes" and value is None:
             rows.append((key, batch.lane_count, "default", f"{batch.lane_batch} samples a lane"))
         elif key == "run_dir" and value is None:
-            rows.append((key, str(loaded.config.run_path), "default", "runs/<name>"))
+            rows.append((key, str(config.run_path), "default", "runs/<name>"))
         else:
             rows.append((key, value, origin, None))
     return rows

@@ -17,7 +17,7 @@ from samestep.environment.variables import (
 )
 
 if TYPE_CHECKING:
-    from samestep.config import Config, DistributedConfig
+    from samestep.config import Config
     from samestep.distributed.context import RunContext
 
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def as_rank(config: Config, command: typer.Context, local_rank: int | None) -> Iterator[RunContext]:
     """This process's place among the ranks. Import what needs torch inside, not before."""
     launch = detect_launch(process_environment())
-    with _threads_before_torch(config.distributed, launch):
+    with _threads_before_torch(config, launch):
         from samestep.distributed.context import create_run_context
         from samestep.distributed.hardware import detect_hardware
         from samestep.distributed.signals import stop_with_parent
@@ -37,16 +37,17 @@ def as_rank(config: Config, command: typer.Context, local_rank: int | None) -> I
             yield place
 
 
-def _threads_before_torch(
-    section: DistributedConfig, launch: LaunchFacts
-) -> AbstractContextManager[None]:
+def _threads_before_torch(config: Config, launch: LaunchFacts) -> AbstractContextManager[None]:
     """Set the threads of the libraries under torch: some read them when torch is imported.
 
     This replaces torchrun's value, which is 1 unless the user set one.
     """
-    from samestep.distributed.placement import threads_of_a_rank
-    from samestep.environment.hardware import owned_cpus
+    from samestep.distributed.placement import chosen_threads, share_of_a_rank
+    from samestep.environment.hardware import expects_gpu, owned_cpus
 
-    cpus = owned_cpus(process_environment())
-    threads = threads_of_a_rank(section, cpus, launch.cpus_per_rank, launch.local_world)
+    section, environ = config.distributed, process_environment()
+    on_cpu = section.device == "cpu" or not expects_gpu(environ)
+    threads = chosen_threads(section, launch.threads, on_cpu, config.same)
+    if threads is None:
+        threads = share_of_a_rank(owned_cpus(environ), launch.cpus_per_rank, launch.local_world)
     return exporting(thread_variables(threads.value))

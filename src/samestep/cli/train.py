@@ -21,6 +21,8 @@ from samestep.cli.app import (
 )
 from samestep.cli.ranks import as_rank
 from samestep.distributed.deferred_signals import DeferredSignals
+from samestep.environment.hardware import owned_cpus
+from samestep.environment.variables import process_environment
 from samestep.errors import PROMISE_NOT_KEPT, SamestepError
 
 if TYPE_CHECKING:
@@ -51,7 +53,8 @@ def train(
             from samestep.train.train_once import train_once
 
             on_gpu = place.device.type == "cuda"
-            hint = more_processes_may_help(loaded, place.world, place.threads, on_gpu)
+            cpus = owned_cpus(process_environment()).value
+            hint = more_processes_may_help(loaded, place.world, place.threads, cpus, on_gpu)
             if hint:
                 place.log.main(hint)
             outcome = train_once(loaded, place, record, stop_after)

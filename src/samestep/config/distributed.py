@@ -74,7 +74,9 @@ class DistributedConfig(BaseModel):
         "torchrun", description="how samestep launch starts the ranks, unless --via is given"
     )
     threads_per_rank: Positive | Auto = Field(
-        "auto", description="auto: the CPUs this machine gives each rank"
+        "auto",
+        description="auto: OMP_NUM_THREADS if it is set, 1 for same: bits on CPUs, else each rank's "
+        "share of its machine's CPUs",
     )
     network: dict[str, str] = Field(
         {}, description="NCCL_*, GLOO_* and TORCH_* variables; the environment takes precedence"

@@ -25,6 +25,10 @@ from samestep.lanes.plan import BatchPlan
 DEFAULT_LANES = 8
 
 
+Same = Literal["bits", "rounding", "samples"]
+"""How much of a run is the same at any size."""
+
+
 class LoaderConfig(Section):
     """How batches are read. Nothing here changes the run, only its speed."""
 
@@ -138,9 +142,7 @@ class Config(Section):
     lanes: Positive | None = Field(
         None, description="equal parts of the global batch; 8 if not set"
     )
-    same: Literal["bits", "rounding", "samples"] = Field(
-        "bits", description="what stays the same at another number of ranks"
-    )
+    same: Same = Field("bits", description="what stays the same at another number of ranks")
     drop_last: bool = Field(False, description="leave out an epoch's incomplete last batch")
     precision: Literal["fp32", "tf32", "bf16", "fp16", "auto"] = Field(
         "fp32", description="bf16 and fp16 by autocast; auto: by device, and reports why"

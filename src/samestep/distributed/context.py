@@ -18,6 +18,7 @@ import torch.distributed.nn.functional
 from torch.nn import Parameter
 
 from samestep.config import Config, DistributedConfig
+from samestep.config.schema import Same
 from samestep.distributed.collectives import (
     Collectives,
     SoloCollectives,
@@ -27,13 +28,14 @@ from samestep.distributed.collectives import (
 from samestep.distributed.health.activity import Activity
 from samestep.distributed.health.heartbeat import Heartbeat
 from samestep.distributed.logging import RankLog
-from samestep.distributed.placement import Placement, decide_placement
+from samestep.distributed.placement import Placement, chosen_threads, decide_placement
 from samestep.distributed.process_group import open_process_group
 from samestep.environment.fact import Fact
 from samestep.environment.hardware import Hardware
 from samestep.environment.launch import LaunchFacts, detect_launch
 from samestep.environment.variables import process_environment
 from samestep.errors import InitError, LaunchError, PeerLost, Stopped
+from samestep.lanes.plan import deal_lanes
 
 # Imported here though unused: its functions take the process group that is open when it is
 # imported as a default argument. The first optimizer imports it, by way of torch._dynamo, and
@@ -74,14 +76,18 @@ class RunContext(ABC):
         self.activity = collectives.activity
         self.device = device
         self.local_rank = local_rank
-        self.threads = threads
         self.log = RankLog(collectives.rank, collectives.world)
         self._turns = 0
         self.hosts: Sequence[str] = [socket.gethostname()]
         """The machine of every rank."""
-        torch.set_num_threads(threads)
+        self.use_threads(threads)
         if device.type == "cuda":
             torch.cuda.set_device(device)
+
+    def use_threads(self, threads: int) -> None:
+        """Compute with this many threads from now on."""
+        self.threads = threads
+        torch.set_num_threads(threads)
 
     @property
     def rank(self) -> int:
@@ -259,6 +265,7 @@ def create_run_context(
     hardware: Hardware,
     launch: LaunchFacts | None = None,
     device: torch.device | None = None,
+    same: Same = "bits",
 ) -> RunContext:
     """This process's context: a single process, or a rank of the process group that it opens.
 
@@ -274,31 +281,43 @@ def create_run_context(
         hardware: What this machine has, from `detect_hardware`.
         launch: This process's place according to its launcher; by default from the environment.
         device: Where to compute, instead of what the config and the local rank decide.
+        same: The level of sameness, for a `distributed` section alone.
 
     Raises:
         LaunchError: The config, the launcher and the machine contradict each other.
         InitError: The process group could not be opened.
     """
     section = config.distributed if isinstance(config, Config) else config
+    same = config.same if isinstance(config, Config) else same
     if launch is None:
         launch = detect_launch(process_environment())
     if group_is_open():
-        return _join_open_group(section, hardware, launch, device)
-    place = decide_placement(section, hardware, launch)
+        return _join_open_group(section, hardware, launch, device, same)
+    if device is not None and device.type == "cpu":
+        section = section.model_copy(update={"device": "cpu"})
+    place = decide_placement(section, hardware, launch, same)
     if device is not None:
         place = replace(place, device=Fact(str(device), "chosen by the caller"))
+    if isinstance(config, Config):
+        # Every rank can refuse this by itself, before it waits for the others.
+        world = place.world.value
+        deal_lanes(config.batch_plan(world).lane_count, world, section.lane_weights)
     if place.world.value == 1:
         context: RunContext = SingleProcessContext(place.device.value, place.threads.value)
         context.log.main(
             f"One process on {place.device.value}, {place.threads.value} thread(s) "
-            f"({place.launcher.reason})"
+            f"({place.launcher.reason}; {place.threads.reason})"
         )
         return context
     return _open_group(section, place)
 
 
 def _join_open_group(
-    section: DistributedConfig, hardware: Hardware, launch: LaunchFacts, device: torch.device | None
+    section: DistributedConfig,
+    hardware: Hardware,
+    launch: LaunchFacts,
+    device: torch.device | None,
+    same: Same,
 ) -> RunContext:
     if section.world_size not in ("auto", dist.get_world_size()):
         raise LaunchError(
@@ -312,7 +331,8 @@ def _join_open_group(
     if device is None:
         gpu = dist.get_backend() == "nccl"
         device = torch.device(f"cuda:{local_rank % hardware.device_count}" if gpu else "cpu")
-    threads = torch.get_num_threads()
+    chosen = chosen_threads(section, launch.threads, device.type == "cpu", same)
+    threads = torch.get_num_threads() if chosen is None else chosen.value
     return DDPContext(device, local_rank, threads, section, owned=False)
 
 

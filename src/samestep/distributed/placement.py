@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from samestep.config import DistributedConfig
+from samestep.config.schema import Same
 from samestep.environment.fact import Fact
 from samestep.environment.hardware import Hardware
 from samestep.environment.launch import LaunchFacts
@@ -36,6 +37,8 @@ class Placement:
     """CPUs that the launcher reserved for each rank."""
     thread_limit: int | None = None
     """Threads that a container or a batch system leaves to each rank."""
+    shares_cpus: bool = False
+    """Whether `threads` is a share of this machine's CPUs, which the other ranks here may change."""
 
     @property
     def ports(self) -> tuple[int, ...]:
@@ -59,12 +62,28 @@ class Placement:
         ]
 
 
-def threads_of_a_rank(
-    config: DistributedConfig, cpus: Fact[int], given: Fact[int] | None, local_world: int
-) -> Fact[int]:
-    """A rank's threads, as far as it knows before it has met the others. Needs no torch."""
+def chosen_threads(
+    config: DistributedConfig, requested: Fact[int] | None, on_cpu: bool, same: Same
+) -> Fact[int] | None:
+    """A rank's threads, unless they are its share of the machine's CPUs. Needs no torch.
+
+    Args:
+        config: Its `threads_per_rank` takes precedence.
+        requested: What OMP_NUM_THREADS requests, if somebody set it.
+        on_cpu: Whether the rank computes on the CPU, where threads change the last bit.
+        same: The run's level of sameness.
+    """
     if config.threads_per_rank != "auto":
         return Fact(config.threads_per_rank, "set in the config")
+    if requested is not None:
+        return requested
+    if same == "bits" and on_cpu:
+        return Fact(1, "same: bits on CPUs is one thread, whatever the machine has")
+    return None
+
+
+def share_of_a_rank(cpus: Fact[int], given: Fact[int] | None, local_world: int) -> Fact[int]:
+    """A rank's share of the CPUs, as far as it knows before it has met the others."""
     if given is not None:
         return given if given.value <= cpus.value else cpus
     share = max(1, cpus.value // local_world)
@@ -72,15 +91,17 @@ def threads_of_a_rank(
 
 
 def decide_placement(
-    config: DistributedConfig, hardware: Hardware, launch: LaunchFacts
+    config: DistributedConfig, hardware: Hardware, launch: LaunchFacts, same: Same = "bits"
 ) -> Placement:
     """Resolve the section against the launcher and the machine; every contradiction at once."""
-    return _Decision(config, hardware, launch).placement()
+    return _Decision(config, hardware, launch, same).placement()
 
 
 class _Decision:
-    def __init__(self, config: DistributedConfig, hardware: Hardware, launch: LaunchFacts) -> None:
-        self.config, self.hardware, self.launch = config, hardware, launch
+    def __init__(
+        self, config: DistributedConfig, hardware: Hardware, launch: LaunchFacts, same: Same
+    ) -> None:
+        self.config, self.hardware, self.launch, self.same = config, hardware, launch, same
         self.mistakes: list[str] = []
 
     def placement(self) -> Placement:
@@ -96,9 +117,9 @@ class _Decision:
         device = self._device(local_rank.value, local_world.value)
         backend = self._backend(device.value, local_world.value)
         address, port = self._master(world.value, by_hand)
-        threads = threads_of_a_rank(
-            self.config, self.hardware.cpus, self.launch.cpus_per_rank, local_world.value
-        )
+        on_cpu = device.value == "cpu"
+        chosen = chosen_threads(self.config, self.launch.threads, on_cpu, self.same)
+        share = share_of_a_rank(self.hardware.cpus, self.launch.cpus_per_rank, local_world.value)
         if self.mistakes:
             raise LaunchError("\n".join(self.mistakes))
         launcher = Fact(self.launch.launcher, self.launch.reasons["launcher"])
@@ -111,7 +132,7 @@ class _Decision:
             node_rank,
             device,
             backend,
-            threads,
+            chosen or share,
             address,
             port,
             launcher,
@@ -119,6 +140,7 @@ class _Decision:
             self.launch.job,
             self.launch.cpus_per_rank,
             self._thread_limit(local_world.value),
+            shares_cpus=chosen is None,
         )
 
     def _place_by_hand(self) -> tuple[Fact[int], ...]:

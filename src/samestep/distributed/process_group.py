@@ -57,16 +57,14 @@ def open_process_group(section: DistributedConfig, place: Placement) -> Joined:
         raise InitError(next(iter(str(error).strip().splitlines()), "")) from error
     finally:
         log.close()
-    threads = _threads(section, place, ranks)
+    threads = _threads(place, ranks)
     hosts = tuple(rank.host for rank in ranks)
     return Joined(threads[place.rank.value], sum(one.value for one in threads), hosts)
 
 
-def _threads(
-    section: DistributedConfig, place: Placement, ranks: Sequence[Introduction]
-) -> list[Fact[int]]:
+def _threads(place: Placement, ranks: Sequence[Introduction]) -> list[Fact[int]]:
     """The threads of every rank; those of other machines if their limits are as here."""
-    if section.threads_per_rank != "auto":
+    if not place.shares_cpus:
         return [place.threads] * len(ranks)
     found = []
     for rank in ranks:

@@ -9,6 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from samestep.config import Config, DistributedConfig
+from samestep.config.schema import Same
 from samestep.distributed.context import RunContext, create_run_context
 from samestep.distributed.placement import Placement, decide_placement
 from samestep.doctor.agreement import check_agreement
@@ -66,7 +67,7 @@ def examine(
     launch: LaunchFacts | None = None
     try:
         launch = detect_launch(environ)
-        place = decide_placement(section, machine.hardware, launch)
+        place = decide_placement(section, machine.hardware, launch, _same(config))
     except LaunchError as error:
         report = _look_here(machine, config, folder, launch, None)
         return _alone(report, launch, _contradictions(error), show)
@@ -75,7 +76,7 @@ def examine(
     if not possible:
         return _alone(report, launch, met, show)
     try:
-        context = create_run_context(section, machine.hardware, launch)
+        context = create_run_context(section, machine.hardware, launch, same=_same(config))
     except (InitError, LaunchError) as error:
         return _alone(report, launch, [*met, _not_opened(error)], show)
     try:
@@ -102,6 +103,10 @@ def _bounded(config: Config | None) -> DistributedConfig:
     section = DistributedConfig() if config is None else config.distributed
     changes = {"timeout": min(section.timeout, _SECONDS), "on_init_failure": "fail"}
     return section.model_copy(update=changes)
+
+
+def _same(config: Config | None) -> Same:
+    return "bits" if config is None else config.same
 
 
 def _look_here(

@@ -109,10 +109,7 @@ def check_omp(machine: Machine, load: Load) -> Finding:
     by = ""
     if value == "1" and "TORCHELASTIC_RUN_ID" in machine.variables:
         by = " (torchrun sets 1 where nothing else was set)"
-    advice = (
-        f"export OMP_NUM_THREADS={load.threads} before the launch, or set "
-        "distributed.threads_per_rank: the run then sets both"
-    )
+    advice = f"export OMP_NUM_THREADS={load.threads} before the launch, or leave it unset: the run sets it"
     if int(value) * load.ranks_here > len(machine.cpus):
         return Finding(
             check,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from samestep.environment.cgroups import read_limits
 from samestep.environment.fact import Fact
@@ -42,6 +43,13 @@ class Hardware:
     @property
     def cuda_available(self) -> bool:
         return self.cuda.value
+
+
+def expects_gpu(environ: Mapping[str, str]) -> bool:
+    """Whether this machine seems to offer a GPU: a guess for before torch is imported."""
+    if environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return False
+    return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd"))
 
 
 def allowed_cpus() -> tuple[int, ...]:

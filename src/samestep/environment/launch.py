@@ -94,6 +94,8 @@ class LaunchFacts:
     """What all ranks of one launch share, and no two launches do; None if nothing is set."""
     cpus_per_rank: Fact[int] | None = None
     """The CPUs that the launcher reserved for each rank, if it set that."""
+    threads: Fact[int] | None = None
+    """The threads of each rank that the environment requests, if it does."""
 
     @property
     def local_world_is_guessed(self) -> bool:
@@ -116,7 +118,22 @@ def detect_launch(environ: Mapping[str, str]) -> LaunchFacts:
     if "SLURM_JOB_ID" in environ:
         reason = "inside a Slurm allocation but not in a step: srun did not start this process"
     names = ("launcher", "rank", "world", "local_rank", "local_world", "node_rank", "nodes")
-    return LaunchFacts("none", 0, 1, 0, 1, 0, 1, None, None, dict.fromkeys(names, reason))
+    reasons, threads = dict.fromkeys(names, reason), requested_threads(environ)
+    return LaunchFacts("none", 0, 1, 0, 1, 0, 1, None, None, reasons, threads=threads)
+
+
+def requested_threads(environ: Mapping[str, str]) -> Fact[int] | None:
+    """The threads that OMP_NUM_THREADS requests for a process; None if nobody set it.
+
+    torchrun sets it to 1 where nobody did: that is nobody's request.
+    """
+    text = environ.get("OMP_NUM_THREADS", "")
+    first = text.split(",")[0].strip()  # the rest is for nested regions, which torch has not
+    if not first.isdigit() or int(first) < 1:
+        return None
+    if first == "1" and "TORCHELASTIC_RUN_ID" in environ:
+        return None
+    return Fact(int(first), f"OMP_NUM_THREADS={text}")
 
 
 def _refuse_world_without_rank(environ: Mapping[str, str], launcher: _Launcher) -> None:
@@ -183,6 +200,7 @@ class _Reader:
             ports[1:],
             job,
             self._cpus_per_rank(),
+            requested_threads(self.environ),
         )
 
     def _name(self) -> str:

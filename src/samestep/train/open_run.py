@@ -49,6 +49,7 @@ def open_run(setup: RunSetup) -> Opened:
     context.log_to(config.run_path / "logs", append=point is not None)
     if point is not None:
         _log_resume(context, point)
+        _keep_threads(config, context, point)
     return Opened(run_dir, point)
 
 
@@ -117,6 +118,18 @@ def _second_name(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:  # another file system
         shutil.copyfile(source, target)
+
+
+def _keep_threads(config: Config, context: RunContext, point: ResumePoint) -> None:
+    """Compute with the run's threads, where nothing but `same: bits` has decided them anew."""
+    saved = point.manifest.plan.get("threads_per_rank")
+    decided_anew = config.same == "bits" and context.device.type == "cpu" and context.threads == 1
+    if config.distributed.threads_per_rank != "auto" or not decided_anew or not saved or saved == 1:
+        return
+    context.use_threads(saved)
+    context.log.main(
+        f"{saved} threads per rank, as before: another number would change its last bits"
+    )
 
 
 def _log_resume(context: RunContext, point: ResumePoint) -> None:

@@ -1,5 +1,7 @@
 """A section, a machine and a launcher decide where a rank runs."""
 
+from dataclasses import replace
+
 import pytest
 
 from samestep.config import DistributedConfig
@@ -179,8 +181,31 @@ def test_enabled_false_runs_alone():
 )
 def test_the_ranks_of_a_machine_share_its_cpus(cpus, ranks_here, threads):
     launch = launched(0, 2 * ranks_here, local_world=ranks_here)
-    placed = decide_placement(DistributedConfig(), machine(cpus=cpus), launch)
+    placed = decide_placement(DistributedConfig(), machine(cpus=cpus), launch, same="rounding")
     assert placed.threads.value == threads
+    assert placed.shares_cpus
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("cpus", [1, 2, 64])
+def test_same_bits_on_cpus_is_one_thread_whatever_the_machine(cpus, ranks):
+    placed = decide_placement(DistributedConfig(), machine(cpus=cpus), launched(0, ranks))
+    assert placed.threads == Fact(1, "same: bits on CPUs is one thread, whatever the machine has")
+    assert not placed.shares_cpus
+
+
+def test_beside_a_gpu_threads_are_a_share_of_the_cpus():
+    placed = decide_placement(DistributedConfig(), machine(gpus=2, cpus=8), launched(0, 2))
+    assert placed.threads.value == 4
+
+
+@pytest.mark.parametrize("same", ["bits", "rounding"])
+def test_threads_that_the_environment_requests_are_taken(same):
+    launch = replace(launched(0, 2), threads=Fact(3, "OMP_NUM_THREADS=3"))
+    placed = decide_placement(DistributedConfig(), machine(cpus=8), launch, same)
+    assert placed.threads == Fact(3, "OMP_NUM_THREADS=3")
+    section = DistributedConfig(threads_per_rank=5)
+    assert decide_placement(section, machine(), launch, same).threads.value == 5
 
 
 def test_threads_per_rank_is_taken_as_set():

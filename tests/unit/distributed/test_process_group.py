@@ -23,7 +23,7 @@ def two_ranks() -> list[Introduction]:
 
 
 def placed(**changes: object) -> Placement:
-    place = decide_placement(DistributedConfig(), machine(cpus=8), launched(0, 2))
+    place = decide_placement(DistributedConfig(), machine(cpus=8), launched(0, 2), "rounding")
     return replace(place, **{"cpus_per_rank": None, "thread_limit": None, **changes})  # type: ignore[arg-type]
 
 
@@ -46,12 +46,12 @@ def test_a_rank_takes_what_it_was_given_but_no_more_than_its_share(
         thread_limit=limit,
         threads=Fact(8, "a container"),
     )
-    found = _threads(DistributedConfig(), place, two_ranks())
+    found = _threads(place, two_ranks())
     assert [one.value for one in found] == [threads, threads]
     assert found[0].reason.startswith(reason)
 
 
 def test_threads_that_the_config_sets_are_not_shared_out() -> None:
-    place = placed(threads=Fact(7, "set in the config"), cpus_per_rank=Fact(2, "given"))
-    found = _threads(DistributedConfig(threads_per_rank=7), place, two_ranks())
+    threads, given = Fact(7, "set in the config"), Fact(2, "given")
+    found = _threads(placed(threads=threads, cpus_per_rank=given, shares_cpus=False), two_ranks())
     assert [one.value for one in found] == [7, 7]

@@ -674,7 +674,9 @@ def test_a_plan_does_not_guess_what_the_machines_decide() -> None:
     assert rows["ranks"] == "one for each GPU"
     assert rows["lanes"] == 8
     assert rows["batch"] == "8 samples a step, 1 a lane"
-    assert rows["threads for each rank"] == "each rank's share of its machine's CPUs"
+    share = "each rank's share of its machine's CPUs"
+    assert rows["threads for each rank"] == f"1 on CPUs; beside a GPU {share}"
+    assert dict(plan_rows(config("same=rounding"), None, 2, None))["threads for each rank"] == share
     assert "threads in all" not in rows
     by_rank = config("global_batch=null", "batch_per_rank=4")
     assert not {"lanes", "batch"} & dict(plan_rows(by_rank, None, 2, None)).keys()
@@ -699,8 +701,8 @@ def test_a_plan_that_cannot_be_dealt_is_refused() -> None:
 def test_more_processes_are_offered_where_they_share_lanes_and_threads(
     threads: int, lanes: int, ranks: int
 ) -> None:
-    loaded = config(f"lanes={lanes}", f"global_batch={lanes}")
-    hint = more_processes_may_help(loaded, 1, threads, on_gpu=False)
+    loaded = config(f"lanes={lanes}", f"global_batch={lanes}", "same=rounding")
+    hint = more_processes_may_help(loaded, 1, threads, threads, on_gpu=False)
     assert f"One process computes with {threads} threads" in hint
     assert hint.endswith(f"samestep launch --nproc {ranks}")
 
@@ -713,8 +715,8 @@ def test_more_processes_are_offered_where_they_share_lanes_and_threads(
 def test_more_processes_are_not_offered_in_vain(
     world: int, threads: int, on_gpu: bool, lanes: int
 ) -> None:
-    loaded = config(f"lanes={lanes}", f"global_batch={lanes}")
-    assert more_processes_may_help(loaded, world, threads, on_gpu) == ""
+    loaded = config(f"lanes={lanes}", f"global_batch={lanes}", "same=rounding")
+    assert more_processes_may_help(loaded, world, threads, threads, on_gpu) == ""
 
 
 # A login node: no torch, and nothing of it is missed

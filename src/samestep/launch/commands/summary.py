@@ -30,6 +30,8 @@ def plan_rows(config: Config, world: int | None, machines: int, threads: int | N
     configured = config.distributed.threads_per_rank
     threads = threads if configured == "auto" else configured
     share = "each rank's share of its machine's CPUs"
+    if config.same == "bits":
+        share = f"1 on CPUs; beside a GPU {share}"
     rows.append(("threads for each rank", share if threads is None else threads))
     if threads is not None and world is not None:
         rows.append(("threads in all", threads * world))
@@ -37,11 +39,30 @@ def plan_rows(config: Config, world: int | None, machines: int, threads: int | N
     return rows
 
 
-def more_processes_may_help(config: Config, world: int, threads: int, on_gpu: bool) -> str:
-    """A hint for a run in one process on many CPUs; empty for all others."""
+def more_processes_may_help(
+    config: Config, world: int, threads: int, cpus: int, on_gpu: bool
+) -> str:
+    """A hint for a run in one process on many CPUs; empty for all others.
+
+    Args:
+        config: The run's config.
+        world: Its number of ranks.
+        threads: The threads of this process.
+        cpus: The CPUs that this process may use.
+        on_gpu: Whether it computes on a GPU.
+    """
     lane_count = config.batch_plan(1).lane_count
+    if on_gpu or world > 1 or lane_count == 1:
+        return ""
+    ranks = min(lane_count, cpus // threads)
+    if config.same == "bits" and ranks > 1:
+        return (
+            f"One process computes with {threads} thread(s), so that its bits are the same on any "
+            f"machine. samestep launch in place of train uses {ranks * threads} of the {cpus} CPUs "
+            f"here, as {ranks} ranks, with the same bits"
+        )
     ranks = max((n for n in range(2, threads // 2 + 1) if lane_count % n == 0), default=1)
-    if on_gpu or world > 1 or ranks == 1:
+    if ranks == 1:
         return ""
     return (
         f"One process computes with {threads} threads. If the model is small, several processes with "

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samestep.config import Config
-from samestep.environment.hardware import owned_cpus
+from samestep.distributed.placement import chosen_threads
+from samestep.environment.hardware import expects_gpu, owned_cpus
+from samestep.environment.launch import requested_threads
 from samestep.environment.variables import process_environment, thread_variables
 from samestep.errors import LaunchError
 from samestep.launch.commands.rank_command import (
@@ -123,13 +125,12 @@ def torchrun_command(
     ranks = nproc if isinstance(nproc, Size) else Size(nproc, nproc)
     if ranks.fewest < 1:
         raise LaunchError(f"--nproc is {ranks}: start at least one rank")
-    configured = rank_command.config.distributed.threads_per_rank
-    # Divided by the most ranks, so that threads, and bits, stay the same when some are lost.
-    cpus = owned_cpus(process_environment()).value
+    threads = _chosen_threads(rank_command.config)
     command = TorchrunCommand(
         rank_command,
         nproc=ranks.most,
-        threads=max(1, cpus // ranks.most) if configured == "auto" else configured,
+        # Divided by the most ranks, so that threads stay the same when some are lost.
+        threads=max(1, _cpus() // ranks.most) if threads is None else threads,
         min_nproc=ranks.fewest,
         max_restarts=max_restarts,
         nodes=nodes,
@@ -208,12 +209,33 @@ def _check_config(command: TorchrunCommand, ranks: Size) -> None:
         check_world(command.rank_command.config, command.world, given)
 
 
+def _chosen_threads(config: Config) -> int | None:
+    """The threads of each rank here; None for a share of the CPUs."""
+    section, environ = config.distributed, process_environment()
+    on_cpu = section.device == "cpu" or not expects_gpu(environ)
+    chosen = chosen_threads(section, requested_threads(environ), on_cpu, config.same)
+    return None if chosen is None else chosen.value
+
+
+def _cpus() -> int:
+    return owned_cpus(process_environment()).value
+
+
 def default_nproc(config: Config, device_count: int) -> int:
-    """How many ranks to start without --nproc: what the config sets, or one per GPU."""
+    """How many ranks to start without --nproc: what the config sets, or one per GPU.
+
+    On CPUs as many as have lanes and CPUs, where the threads of a rank are decided, as they are
+    for `same: bits`; elsewhere one, which has all CPUs.
+    """
     section = config.distributed
     for configured in (section.world_size, section.num_gpus_per_node):
         if configured != "auto":
             return configured
     if section.device_ids is not None:
         return len(section.device_ids)
-    return max(1, device_count) if section.device != "cpu" else 1
+    if device_count and section.device != "cpu":
+        return device_count
+    threads = _chosen_threads(config)
+    if threads is None or config.batch_per_rank is not None:
+        return 1  # with batch_per_rank, another number of ranks would be another run
+    return max(1, min(config.batch_plan(1).lane_count, _cpus() // threads))
