@@ -8,9 +8,10 @@
     │   ├── TaskError             the task file, or what it returned, breaks the contract
     │   ├── StepError             the step's calls came in an order that means nothing
     │   ├── CheckpointError       a checkpoint that cannot be read or written
-    │   ├── RunDirError        a run directory that is in use, or cannot be written
+    │   ├── RunDirError           a run directory that is in use, or cannot be written
     │   ├── PrecisionError        a number format that the device cannot compute in
     │   ├── GraphError            a step that cannot be recorded as a CUDA graph
+    │   ├── NotDeterministic      an operation that gives other bits each time it runs
     │   ├── OutOfMemory           a lane that does not fit into the device's memory
     │   ├── ExportError           a model that cannot be written in a format
     │   ├── OutputError           a file to write that is there already, or cannot be written
@@ -20,7 +21,7 @@
     ├── InitError                 exit code 3: the process group could not be opened
     ├── RankFailed                a rank ended the run, with that rank's exit code
     ├── PeerLost                  exit code 1: another rank went away in a collective
-    ├── CollectiveMismatch                 exit code 1: the ranks called different collectives
+    ├── CollectiveMismatch        exit code 1: the ranks called different collectives
     ├── NonFiniteLoss             exit code 1: a loss was NaN or infinite
     ├── RanksDiffer               exit code 4: the ranks' weights or states are not the same
     ├── ExportDiffers             exit code 4: a file and the model compute different outputs
@@ -112,6 +113,10 @@ class PrecisionError(UserError, RuntimeError):
 
 class GraphError(UserError):
     """A step that cannot be recorded as a CUDA graph."""
+
+
+class NotDeterministic(UserError):
+    """An operation that gives other bits each time it runs."""
 
 
 class OutOfMemory(UserError):

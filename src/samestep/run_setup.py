@@ -9,6 +9,7 @@ from samestep.distributed.context import RunContext
 from samestep.lanes.assignment import LaneAssignment
 from samestep.lanes.plan import BatchPlan, deal_lanes
 from samestep.lanes.rng import RngStreams
+from samestep.optim.kernels import choose_kernels
 from samestep.optim.precision import Precision, choose_precision
 
 
@@ -27,7 +28,7 @@ class RunSetup:
     def create(
         cls, config: Config, context: RunContext, batch: BatchPlan | None = None
     ) -> RunSetup:
-        """Decide it all; also sets what torch keeps of the precision for the whole process.
+        """Decide it all; also chooses torch's kernels, until the context is closed.
 
         Args:
             config: The run's config.
@@ -37,7 +38,8 @@ class RunSetup:
         batch = config.batch_plan(context.world) if batch is None else batch
         by_rank = deal_lanes(batch.lane_count, context.world, config.distributed.lane_weights)
         precision = choose_precision(config.precision, context.device)
-        precision.switch_on(same_bits=config.same == "bits")
+        deterministic = config.deterministic if config.same == "bits" else False
+        context.on_close(choose_kernels(precision, deterministic))
         return cls(
             config=config,
             context=context,

@@ -25,6 +25,7 @@ from samestep.distributed.health.activity import SAVE
 from samestep.environment.launch import detect_launch
 from samestep.environment.variables import process_environment
 from samestep.errors import PlanError, StepError, TaskError, UserError
+from samestep.optim.kernels import choose_kernels
 from samestep.optim.precision import Precision, choose_precision
 
 Self = TypeVar("Self", bound="AMPTrainer")
@@ -232,7 +233,7 @@ class AMPTrainer:
             if self._log_dir is not None:
                 context.log_to(self._log_dir, append=True)
             chosen = choose_precision(self.config.precision, context.device)
-            chosen.switch_on(same_bits=True)
+            context.on_close(choose_kernels(chosen, deterministic="warn"))
             self._known_precision = chosen
             context.log.main(f"Precision {chosen.kind} on {context.device} ({chosen.reason})")
         return self._context

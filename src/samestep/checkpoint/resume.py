@@ -130,7 +130,7 @@ def warn_of_other_bits(
     """Report what has changed about the machine, if the last bit can depend on it."""
     changed = [
         f"{key} was {point.manifest.plan[key]}, is {plan[key]}"
-        for key in ("device", "precision", "compiled", "threads_per_rank")
+        for key in ("device", "precision", "deterministic", "compiled", "threads_per_rank")
         if key in plan and point.manifest.plan.get(key, plan[key]) != plan[key]
     ]
     version = str(torch.__version__)

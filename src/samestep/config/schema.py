@@ -147,6 +147,11 @@ class Config(Section):
     precision: Literal["fp32", "tf32", "bf16", "fp16", "auto"] = Field(
         "fp32", description="bf16 and fp16 by autocast; auto: by device, and reports why"
     )
+    deterministic: bool | Literal["warn"] = Field(
+        True,
+        description="for same: bits on a GPU: an operation without a deterministic form is an error, "
+        "a warning, or (false) not looked for",
+    )
     on_nonfinite: Literal["stop", "skip"] = Field(
         "stop", description="a NaN or infinite loss ends the run, or its step changes nothing"
     )

@@ -78,6 +78,7 @@ class RunContext(ABC):
         self.local_rank = local_rank
         self.log = RankLog(collectives.rank, collectives.world)
         self._turns = 0
+        self._undo: list[Callable[[], None]] = []
         self.hosts: Sequence[str] = [socket.gethostname()]
         """The machine of every rank."""
         self.use_threads(threads)
@@ -164,8 +165,14 @@ class RunContext(ABC):
         """Notify the other ranks that this one fails; returns what the error really means."""
         return error
 
+    def on_close(self, undo: Callable[[], None]) -> None:
+        """Call this when the context is closed, before what was given earlier."""
+        self._undo.append(undo)
+
     def close(self) -> None:
         """Release what the context opened. Safe to call twice."""
+        while self._undo:
+            self._undo.pop()()
         self.log.close()
 
     def __enter__(self) -> RunContext:

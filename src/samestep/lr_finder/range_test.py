@@ -173,6 +173,8 @@ def _prepare(run: Run, task: Task, key: str | None) -> tuple[nn.Module, Any, Gro
 class _CurveListener(RunListener):
     """Puts every step's loss on the curve."""
 
+    draws = False
+
     def __init__(self, curve: Curve) -> None:
         self._curve = curve
 

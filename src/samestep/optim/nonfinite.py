@@ -125,5 +125,6 @@ def _samples(ids: tuple[Any, ...]) -> str:
 
 def _all_finite(tensors: Sequence[Tensor]) -> bool:
     # A sum is finite only if all its terms are, but for an overflow, which is as bad.
-    sums = [tensor.sum(dtype=torch.float64) for tensor in tensors]
+    real = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
+    sums = [tensor.sum(dtype=torch.float64) for tensor in real]
     return not sums or bool(torch.stack(sums).isfinite().all())

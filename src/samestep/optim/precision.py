@@ -26,15 +26,6 @@ class Precision:
         """What matrix products are computed in."""
         return _AUTOCAST.get(self.kind, torch.float32)
 
-    def switch_on(self, same_bits: bool) -> None:
-        """Set what torch keeps for the whole process: whether matrix products round to tf32, and
-        whether convolutions may take algorithms that give other bits each time."""
-        if self.device.type == "cuda" and same_bits:
-            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-        if self.device.type == "cuda":
-            torch.set_float32_matmul_precision("high" if self.kind == "tf32" else "highest")
-            torch.backends.cudnn.allow_tf32 = self.kind == "tf32"
-
     def forward(self) -> AbstractContextManager[object]:
         if self.kind not in _AUTOCAST:
             return nullcontext()

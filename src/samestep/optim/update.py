@@ -68,7 +68,8 @@ class Update:
         rates: DeviceRates,
         device: torch.device,
         run_change: RunChange = lambda change: change(),
-        after_update: Callable[[], None] = lambda: None,
+        before_change: Callable[[int], None] = lambda step: None,
+        after_update: Callable[[int], None] = lambda step: None,
     ) -> None:
         """Args:
         optimizers: Every optimizer of the run.
@@ -79,11 +80,13 @@ class Update:
         rates: The optimizers' learning rates on the device.
         device: Where the weights are.
         run_change: Runs what changes the weights, such as by a CUDA graph.
-        after_update: Called after every update that changed the weights.
+        before_change: Called with the step before its weights are changed.
+        after_update: Called with the step after every update that changed the weights.
         """
         self._optimizers, self._schedules = optimizers, schedules
         self._clipping, self._scaling, self._guard = clipping, scaling, guard
-        self._rates, self._run_change, self._after_update = rates, run_change, after_update
+        self._rates, self._run_change = rates, run_change
+        self._before_change, self._after_update = before_change, after_update
         on_gpu = device.type == "cuda"
         self._decided_on_device = on_gpu and all(map(_reads_decision, optimizers))
         self._undecided: _Undecided | None = None
@@ -97,14 +100,14 @@ class Update:
         scaling = self._scaling
         scaling.check_losses(stats.losses())
         if scaling.found is None:
-            norms = self._change(optimizers)
-            self._follow(optimizers)
+            norms = self._change(step, optimizers)
+            self._follow(step, optimizers)
             return Updated(rates, norms)
         scale = None if scaling.scale is None else scaling.scale.clone()
         skipped = scaling.found.clone()
         norms = None
         if self._decided_on_device or not bool(skipped):
-            norms = self._change(optimizers)
+            norms = self._change(step, optimizers)
         self._guard.restore_buffers(skipped)
         scaling.update(stats.count())
         self._undecided = self._begin_to_read(step, stats, optimizers, skipped, scale)
@@ -121,7 +124,7 @@ class Update:
             last.copied.synchronize()
         if not bool(last.found):
             self._guard.passed()
-            self._follow(last.optimizers)
+            self._follow(last.step, last.optimizers)
             return
         scale = None if last.scale is None else float(last.scale)
         self._guard.skipped(last.step, last.stats, scale)
@@ -134,8 +137,9 @@ class Update:
                     "gradients are summed over no lanes. Give run.prepare every optimizer"
                 )
 
-    def _change(self, optimizers: Sequence[Optimizer]) -> Tensor | None:
+    def _change(self, step: int, optimizers: Sequence[Optimizer]) -> Tensor | None:
         self._rates.refresh()
+        self._before_change(step)
 
         def change() -> Tensor | None:
             found = self._scaling.found
@@ -152,11 +156,11 @@ class Update:
             return change()  # a graph would hold the steps of all of them
         return self._run_change(change)
 
-    def _follow(self, optimizers: Sequence[Optimizer]) -> None:
+    def _follow(self, step: int, optimizers: Sequence[Optimizer]) -> None:
         for schedule in self._schedules:
             if any(schedule.optimizer is optimizer for optimizer in optimizers):
                 schedule.step()
-        self._after_update()
+        self._after_update(step)
 
     def _begin_to_read(
         self,

@@ -1,131 +1,196 @@
-"""Buffers that forward changes, such as BatchNorm's statistics: averaged over the lanes.
+"""Buffers that forward changes, such as BatchNorm's statistics: joined over the lanes.
 
-Every lane starts from the step's buffers and changes them as if it were alone. The step's
-new buffers are the old ones plus the mean of the lanes' changes, summed in the tree's
-order. Buffers that no state dict holds are taken for constants and left alone.
+Every lane starts from the step's buffers and changes them as if it were alone. The step's new buffers
+are joined from what the lanes made of them: by the mean of their changes, or as the module that holds
+them declares in `buffer_joins`. Buffers that no state dict holds are taken for constants and left alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from samestep.distributed.collectives import Collectives
-from samestep.lanes.tree import LaneTree, aligned_blocks
-from samestep.reduce.exchange import NOTHING, Pending, create_exchange
+from samestep.errors import TaskError
+from samestep.reduce.buffer_lists import BufferLists
+from samestep.reduce.buffer_slots import (
+    DECLARATION,
+    BufferSlot,
+    Concatenate,
+    current,
+    empty_slots,
+    find_slots,
+)
+from samestep.reduce.buffer_sums import BufferSums
 
-Changes = list[Tensor] | None
+_LARGE = 1 << 14
+"""Elements of a buffer from which it is worth finding out whether it ever changes."""
 
 
 def changing_buffers(modules: Sequence[nn.Module]) -> list[Tensor]:
-    """The buffers of these modules that belong to their state and hold numbers."""
-    found: dict[int, Tensor] = {}
-    for module in modules:
-        kept = module.state_dict(keep_vars=True)
-        for name, buffer in module.named_buffers():
-            if name in kept and buffer.dtype != torch.bool:
-                found[id(buffer)] = buffer
-    return list(found.values())
-
-
-@contextmanager
-def keep_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Leave buffers as they were before."""
-    buffers = [buffer for module in modules for buffer in module.buffers()]
-    before = [buffer.clone() for buffer in buffers]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, old in zip(buffers, before, strict=True):
-                buffer.copy_(old)
+    """The buffers of these modules that belong to their state."""
+    return [slot.tensor for slot in find_slots(modules) if slot.tensor is not None]
 
 
 class LaneBuffers:
-    """Gives every lane the step's buffers and averages what the lanes made of them."""
+    """Gives every lane the step's buffers and joins what the lanes made of them."""
 
     def __init__(
-        self, buffers: Sequence[Tensor], assignment: Sequence[range], collectives: Collectives
+        self,
+        modules: Sequence[nn.Module],
+        assignment: Sequence[range],
+        collectives: Collectives,
+        warn: Callable[[str], None] = lambda line: None,
     ) -> None:
-        # One lane in all changes the buffers in place: the mean over one lane is that lane.
-        alone = sum(map(len, assignment)) == 1
-        self._activity = collectives.activity
-        self._buffers = [] if alone else list(buffers)
-        self._lanes = assignment[collectives.rank]
-        self._next = self._lanes.start
+        """Args:
+        modules: Whose buffers are joined; none for a run that leaves them to something else.
+        assignment: The lanes of every rank.
+        collectives: How this rank talks to the others.
+        warn: Called once about large buffers that change and of which no module declares how.
+        """
+        slots = find_slots(modules)
+        pairs = [(slot, slot.tensor) for slot in slots if slot.tensor is not None]
+        self._empty = empty_slots(modules)
+        self._own: list[tuple[BufferSlot, Tensor]] = pairs
+        self._assignment, self._collectives, self._warn = assignment, collectives, warn
+        # One lane in all changes the buffers in place: the join of one lane is that lane.
+        self._alone = sum(map(len, assignment)) == 1
+        self._constant: list[tuple[BufferSlot, Tensor, int]] = []
+        """Large buffers that the first step left alone, with their versions then."""
+        self._settled = self._alone
         self._touched = False
-        self._tree: LaneTree[Changes] = LaneTree(_add_changes)
-        if not self._buffers:
-            return
-        self._base = [buffer.clone() for buffer in self._buffers]
-        wide = any(buffer.dtype == torch.float64 for buffer in self._buffers)
-        like = self._buffers[0].new_empty(0, dtype=torch.float64 if wide else torch.float32)
-        self._one = like.new_ones(1)
-        numel = sum(buffer.numel() for buffer in self._buffers) + 1
-        blocks = [aligned_blocks(lanes) for lanes in assignment]
-        self._exchange = create_exchange(blocks, collectives, numel, like)
-        self._steps: Iterator[Pending] = iter(())
-        self._pending: Pending | None = None
+        self._lists, pointers = _lists(slots, assignment, collectives)
+        listed = {id(slot) for slot in (*self._lists.slots, *pointers)}
+        self._summed = [pair for pair in pairs if id(pair[0]) not in listed]
+        self._sums: BufferSums | None = None
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        """Make room for the buffers that change."""
+        constant = {id(slot) for slot, _, _ in self._constant}
+        self._joined = [pair for pair in self._own if id(pair[0]) not in constant]
+        self._tensors = [] if self._alone else [tensor for _, tensor in self._joined]
+        self._base = [tensor.clone() for tensor in self._tensors]
+        summed = [pair for pair in self._summed if id(pair[0]) not in constant]
+        self._sums = None
+        if summed and not self._alone:
+            slots, tensors = [slot for slot, _ in summed], [tensor for _, tensor in summed]
+            self._sums = BufferSums(slots, tensors, self._assignment, self._collectives)
 
     def begin_step(self) -> None:
         self._touched = False
-        if self._buffers:
-            torch._foreach_copy_(self._base, self._buffers)
+        if self._tensors:
+            torch._foreach_copy_(self._base, self._tensors)
+        if self._sums is not None:
+            self._sums.begin_step()
+        if not self._alone:
+            self._lists.begin_step()
 
     def enter_lane(self) -> None:
-        if self._buffers and self._touched:
-            torch._foreach_copy_(self._buffers, self._base)
+        if self._touched and not self._alone:
+            self._put_back()
+            if self._tensors:
+                torch._foreach_copy_(self._tensors, self._base)
         self._touched = True
 
+    @torch.no_grad()
     def leave_lane(self, lane: int) -> None:
         """After the lane's forward pass: take its changes."""
-        if self._buffers:
-            self._skip_to(lane)
-            self._tree.push(lane, 1, [*torch._foreach_sub(self._buffers, self._base), self._one])
-            self._next = lane + 1
+        self._refuse_late_changes()
+        if self._alone:
+            for slot, own in self._own:
+                if slot.tensor is not own:
+                    own.copy_(current(slot, own))
+            self._put_back()
+            return
+        if self._sums is not None:
+            self._sums.leave_lane(lane)
+        self._lists.leave_lane(lane)
 
     def start(self) -> None:
         """After this rank's last lane: begin the exchange, behind the backward pass."""
-        if not self._buffers:
+        if self._alone:
             return
-        self._skip_to(self._lanes.stop)
-        self._next = self._lanes.start
-        for row, changes in zip(self._exchange.rows, self._tree.nodes, strict=True):
-            row.fill_(NOTHING)
-            if changes is not None:
-                pieces = [change.flatten().to(row) for change in changes]
-                torch.cat(pieces, out=row[: sum(piece.numel() for piece in pieces)])
-        self._tree.clear()
-        with self._activity.waiting("buffers"):
-            self._steps = self._exchange.start()
-            self._pending = next(self._steps, None)
+        if self._sums is not None:
+            self._sums.start()
+        self._lists.exchange()
 
+    @torch.no_grad()
     def finish(self) -> None:
         """Put the step's new buffers in place."""
-        if not self._buffers:
+        if self._alone:
             return
-        with self._activity.waiting("buffers"):
-            while self._pending is not None:
-                self._pending.wait()
-                self._pending = next(self._steps, None)
-        sizes = [*(buffer.numel() for buffer in self._buffers), 1]
-        total = self._exchange.total
-        *sums, lanes = total[: sum(sizes)].split(sizes)
-        for buffer, base, change in zip(self._buffers, self._base, sums, strict=True):
-            mean = (change / lanes.clamp(min=1)).view(buffer.shape)
-            if not buffer.dtype.is_floating_point:
-                mean = mean.round()
-            buffer.copy_(base + mean.to(buffer.dtype))
+        self._put_back()
+        if self._sums is not None:
+            self._sums.finish()
+        self._lists.finish()
+        if not self._settled:
+            self._settle()
 
-    def _skip_to(self, lane: int) -> None:
-        for empty in range(self._next, lane):
-            self._tree.push(empty, 1, None)
+    def _put_back(self) -> None:
+        """Where forward assigned another tensor, put the one back that checkpoints and graphs know."""
+        for slot, own in self._joined:
+            if slot.tensor is not own:
+                slot.put(own)
+
+    def _settle(self) -> None:
+        """After the first step: leave large buffers that did not change out of all others.
+
+        Every rank has the same sums, and so finds the same buffers.
+        """
+        self._settled = True
+        if self._sums is None:
+            return
+        large = [
+            (slot, own) for slot, own in self._summed if own.numel() >= _LARGE and not slot.declared
+        ]
+        if not large:
+            return
+        changed = self._sums.changed()
+        self._constant = [
+            (slot, own, own._version) for slot, own in large if slot.path not in changed
+        ]
+        for slot, own in large:
+            if slot.path in changed and own.is_floating_point():
+                self._warn(
+                    f"buffer {slot.path} {tuple(own.shape)} changes in forward: it moves by the mean "
+                    f"of the lanes' changes. If it is a queue or a table of counts, declare how lanes "
+                    f"are joined: {type(slot.module).__name__}.{DECLARATION} = "
+                    f'{{"{slot.name}": "mean"}}, or sum, last, samestep.Concatenate'
+                )
+        self._rebuild()
+
+    def _refuse_late_changes(self) -> None:
+        for slot, own, version in self._constant:
+            if slot.tensor is not own or own._version != version:
+                raise TaskError(
+                    f"buffer {slot.path} {tuple(own.shape)} did not change in the first step and changes "
+                    f"now, when lanes no longer look at it. Declare how they are joined: "
+                    f'{type(slot.module).__name__}.{DECLARATION} = {{"{slot.name}": "mean"}}, or sum, '
+                    "last, samestep.Concatenate"
+                )
+        for slot in self._empty:
+            if slot.tensor is not None:
+                raise TaskError(
+                    f"buffer {slot.path} was None when the run was prepared and holds a tensor now: "
+                    "give it its shape with register_buffer, so that lanes can be joined"
+                )
 
 
-def _add_changes(left: Changes, right: Changes) -> Changes:
-    if left is None or right is None:
-        return right if left is None else left
-    return list(torch._foreach_add(left, right))
+def _lists(
+    slots: Sequence[BufferSlot], assignment: Sequence[range], collectives: Collectives
+) -> tuple[BufferLists, list[BufferSlot]]:
+    """What takes whole values of lanes, and the pointers of its queues."""
+    pointers = {
+        id(slot): slot.sibling(slot.join.pointer, slots)
+        for slot in slots
+        if isinstance(slot.join, Concatenate)
+    }
+    listed = [
+        (slot, pointers.get(id(slot)))
+        for slot in slots
+        if slot.join == "last" or isinstance(slot.join, Concatenate)
+    ]
+    return BufferLists(listed, collectives), list(pointers.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from samestep.config import Config
 from samestep.distributed.collectives import Collectives, TorchCollectives
 from samestep.errors import LaunchError
 from samestep.reduce import ddp
-from samestep.reduce.buffers import LaneBuffers, changing_buffers
+from samestep.reduce.buffers import LaneBuffers
 from samestep.reduce.gradients import GradientSum, LaneSum, OneLaneSum
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.tree_sum import TreeSum
@@ -41,6 +41,7 @@ def build_reduction(
     assignment: Sequence[range],
     scaling: Scaling,
     keeps_places: bool = False,
+    warn: Callable[[str], None] = lambda line: None,
 ) -> LaneReduction:
     """What adds up the lanes of these modules, whose weights become rank 0's.
 
@@ -53,6 +54,7 @@ def build_reduction(
         assignment: The units of every rank.
         scaling: The last factor of the gradients.
         keeps_places: Whether the gradients must be in the same memory in every step.
+        warn: Called about buffers of which no module declares how lanes are joined.
     """
     collectives.broadcast_tensors(
         [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
@@ -71,8 +73,8 @@ def build_reduction(
         model = wrapped
         gradients = ddp.DDPSum(wrapped, params, buffers, assignment, collectives, scaling)
     # `samples` fuses a rank's lanes: its buffers are DistributedDataParallel's business.
-    changing = [] if config.same == "samples" else changing_buffers(modules)
-    return LaneReduction(model, gradients, LaneBuffers(changing, assignment, collectives))
+    joined = [] if config.same == "samples" else modules
+    return LaneReduction(model, gradients, LaneBuffers(joined, assignment, collectives, warn))
 
 
 def _single_process_sum(

@@ -117,6 +117,7 @@ class _SliceSum(Exchange):
     def __init__(self, blocks: Blocks, rank: int, numel: int, like: Tensor) -> None:
         world = len(blocks)
         size = -(-numel // world)
+        size += size % 2  # rows then begin at even places, where complex numbers can be viewed
         self.rows = like.new_zeros(len(blocks[rank]), size * world)
         self.total = self.rows[0]
         self._additions = merge_order([block for held in blocks for block in held])

@@ -169,15 +169,18 @@ class _Bucket(LaneBucket):
         """Which ones the last lane's backward has reached."""
         self._in_row = False
         """Whether backward adds to the exchanged buffer itself."""
+        # Complex numbers travel as pairs: their parts are added up each by itself.
+        width = 2 if params[0].is_complex() else 1
+        like = params[0].new_empty(0, dtype=params[0].dtype.to_real())
         offsets = [0]
         for param in params:
-            offsets.append(offsets[-1] + -(-param.numel() // _ALIGN) * _ALIGN)
+            offsets.append(offsets[-1] + -(-width * param.numel() // _ALIGN) * _ALIGN)
         self._usage = slice(offsets[-1], offsets[-1] + len(params))
         mine, lanes = assignment[collectives.rank], sum(map(len, assignment))
         seat, first, world = 2 * PIECES, self._usage.stop, len(assignment)
         last = first + seat * (lanes + world)
         self._exchange = create_exchange(
-            [aligned_blocks(lanes) for lanes in assignment], collectives, last, params[0]
+            [aligned_blocks(lanes) for lanes in assignment], collectives, last + last % 2, like
         )
         self._passengers = self._exchange.total[first:last]
         """Each lane's loss and count, then each rank's flags, while this bucket takes them."""
@@ -283,7 +286,10 @@ class _Bucket(LaneBucket):
 
 def _view(row: Tensor, offset: int, param: Parameter) -> Tensor:
     """The parameter's place in the row, in the parameter's own memory layout."""
-    place = row[offset : offset + param.numel()]
+    if param.is_complex():
+        place = row[offset : offset + 2 * param.numel()].view(param.dtype)
+    else:
+        place = row[offset : offset + param.numel()]
     if param.is_contiguous():
         return place.view(param.shape)
     return place.as_strided(param.shape, torch.empty_like(param, device="meta").stride())

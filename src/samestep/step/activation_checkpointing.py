@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from samestep.errors import TaskError
-from samestep.reduce.buffers import keep_buffers
+from samestep.reduce.buffer_slots import keep_buffers
 
 
 def checkpoint_activations(model: nn.Module, patterns: Sequence[str]) -> list[str]:

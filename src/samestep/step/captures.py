@@ -24,6 +24,7 @@ from samestep.optim.device_lr import DeviceRates
 from samestep.optim.precision import Precision
 from samestep.optim.update import Change
 from samestep.pytree import clone, leaves
+from samestep.reduce.buffer_slots import find_slots
 from samestep.reduce.gradients import GradientSum, Grads
 from samestep.reduce.stats import LaneStats
 from samestep.step.lane_passes import LossFunction
@@ -64,7 +65,15 @@ class LaneGraph:
         self._batch = _CapturedBatch(batch.lane, data, batch.ids)
         self._inputs = list(leaves(data))
         seed = generator.initial_seed()
+        slots = find_slots(parts.modules)
+        buffers = [slot.tensor for slot in slots]
         eager = self._pass()
+        for slot, buffer in zip(slots, buffers, strict=True):
+            if slot.tensor is not buffer:
+                raise GraphError(
+                    f"the loss puts another tensor in the place of buffer {slot.path}, which a replay "
+                    "would not: change it in place, such as with copy_ or lerp_"
+                )
         self.clear()
         host_draws = _host_generators()
         self._graph = torch.cuda.CUDAGraph()

@@ -16,6 +16,7 @@ from samestep.checkpoint.state import Stateful
 from samestep.data.batch import LaneBatch
 from samestep.data.device import DeviceCopies
 from samestep.errors import TaskError
+from samestep.lanes.rng import UPDATE
 from samestep.optim.clipping import Clipping
 from samestep.optim.device_lr import DeviceRates
 from samestep.optim.loss_scale import CheckedScaling, LossScale
@@ -27,10 +28,12 @@ from samestep.reduce.stats import NO_FLAGS, RankFlags
 from samestep.run_setup import RunSetup
 from samestep.step.activation_checkpointing import checkpoint_activations
 from samestep.step.captures import GraphParts
+from samestep.step.forward_check import ForwardCheck
 from samestep.step.graphs import GraphedLanes, why_no_graph
 from samestep.step.lane_passes import LaneRunner, StepEngine
 from samestep.step.micro_batches import MicroBatches
 from samestep.step.step_log import StepLog
+from samestep.step.supported import refuse_unsupported
 from samestep.step.whole_lanes import WholeLanes
 
 Restore = Callable[[Sequence[nn.Module], Sequence[Optimizer], Sequence[LRScheduler]], None]
@@ -79,6 +82,7 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore) -> Prepar
     modules, optimizers, schedules = _sorted_by_kind(objects)
     for module in modules:
         module.to(context.device)
+    refuse_unsupported(modules, optimizers, config.same, context.device)
     named, frozen = trainable(optimizers, modules)
     if not named:
         raise TaskError("no parameter of the optimizers requires a gradient")
@@ -91,7 +95,15 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore) -> Prepar
     scaling = _scaling(setup)
     units = setup.assignment.units
     reduction = build_reduction(
-        config, context.collectives, context.device, modules, named, units, scaling, graphed
+        config,
+        context.collectives,
+        context.device,
+        modules,
+        named,
+        units,
+        scaling,
+        graphed,
+        context.log.main,
     )
     rates = DeviceRates(optimizers, context.device)
     params = [param for _, param in named]
@@ -123,7 +135,7 @@ def build_engine(
     *,
     flags: Callable[[], RankFlags] = lambda: NO_FLAGS,
     on_batch: Callable[[int, LaneBatch], None] = lambda step, batch: None,
-    after_update: Callable[[], None] = lambda: None,
+    after_update: Callable[[int], None] = lambda step: None,
     draws_between: bool = True,
 ) -> StepEngine:
     """The step engine of a run.
@@ -134,10 +146,15 @@ def build_engine(
         step_log: Takes what every step measured.
         flags: What this rank sends to all others with every step.
         on_batch: Called with the step and every batch, when it is read.
-        after_update: Called after every update that changed the weights.
+        after_update: Called with the step after every update that changed the weights.
         draws_between: Whether random numbers drawn between lanes and steps are the same on all
             ranks; a loop that draws none there saves two seedings a step.
     """
+
+    def enter_update(step: int) -> None:
+        setup.rng.enter(UPDATE, at=(step,))
+
+    draws = draws_between or any(map(_may_draw, prepared.optimizers))
     update = Update(
         prepared.optimizers,
         prepared.schedules,
@@ -147,6 +164,8 @@ def build_engine(
         prepared.rates,
         setup.context.device,
         prepared.runner.run_update,
+        # Else what is drawn there would depend on which lane was this rank's last.
+        enter_update if draws else lambda step: None,
         after_update,
     )
     return StepEngine(
@@ -155,6 +174,7 @@ def build_engine(
         guard=prepared.guard,
         update=update,
         runner=prepared.runner,
+        forward_check=ForwardCheck(prepared.modules, setup.config.check_ranks_every or None),
         step_log=step_log,
         params=prepared.params,
         frozen=prepared.frozen,
@@ -163,6 +183,12 @@ def build_engine(
         on_batch=on_batch,
         draws_between=draws_between,
     )
+
+
+def _may_draw(optimizer: Optimizer) -> bool:
+    """Whether its step may draw random numbers: torch's own and ours do not."""
+    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    return any(hooks) or not type(optimizer).__module__.startswith(("torch.optim.", "samestep."))
 
 
 def _uses_graphs(setup: RunSetup, optimizers: Sequence[Optimizer]) -> bool:

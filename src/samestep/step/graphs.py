@@ -25,7 +25,7 @@ from samestep.errors import GraphError
 from samestep.optim.device_lr import takes_rate_from_device
 from samestep.optim.update import Change
 from samestep.pytree import leaves, signature
-from samestep.reduce.buffers import keep_buffers
+from samestep.reduce.buffer_slots import keep_buffers
 from samestep.step.captures import GraphParts, LaneGraph, UpdateGraph, WholeStep
 from samestep.step.lane_passes import LanePasses, LossFunction
 from samestep.step.whole_lanes import WholeLanes

@@ -24,6 +24,7 @@ from samestep.optim.update import Change, Update
 from samestep.reduce.build import LaneReduction
 from samestep.reduce.stats import EMPTY, LaneStats, LocalStats, RankFlags
 from samestep.run_setup import RunSetup
+from samestep.step.forward_check import ForwardCheck
 from samestep.step.step_log import StepLog
 
 LossFunction = Callable[[LaneBatch], tuple[Tensor, Tensor | float]]
@@ -59,6 +60,7 @@ class StepEngine:
     guard: FiniteGuard
     update: Update
     runner: LaneRunner
+    forward_check: ForwardCheck
     step_log: StepLog
     params: Sequence[Parameter]
     """What the optimizers train."""
@@ -83,12 +85,14 @@ class LanePasses:
         self._batches: list[LaneBatch] = []
         self._on_device: dict[int, LaneBatch] = {}
         self._open: int | None = None
+        self._over = False
         self._lane_stats: dict[int, LaneStats] = {}
         self._stats: LocalStats | None = None
         engine.guard.begin(data.index)
         engine.reduction.gradients.begin(data.ragged)
         engine.reduction.gradients.scaling.begin()
         engine.reduction.buffers.begin_step()
+        engine.forward_check.begin(data.index)
 
     # -- lane by lane ----------------------------------------------------------------------
 
@@ -109,10 +113,17 @@ class LanePasses:
                 yield batch
         self._leave()
 
+    def release(self) -> None:
+        """The step is over: let go of its batches."""
+        self._batches.clear()
+        self._on_device.clear()
+        self._over = True
+
     def _enter(self, position: int, unit: int) -> LaneBatch:
         """Begin a lane; returns its batch as it was read."""
         batch = self._batch(position)
         self._engine.reduction.buffers.enter_lane()
+        self._engine.forward_check.enter_lane()
         self._open = unit
         return batch
 
@@ -196,6 +207,7 @@ class LanePasses:
         lane = self._require_open_lane()
         last = lane == self.data.units[-1]
         self._lane_stats[lane] = stats
+        self._engine.forward_check.leave_lane(lane)
         self._engine.reduction.buffers.leave_lane(lane)
         if last:
             self._share()
@@ -241,6 +253,8 @@ class LanePasses:
         return self._stats
 
     def _batch(self, position: int) -> LaneBatch:
+        if self._over:
+            raise StepError(f"step {self.data.index} is over: its batches are gone")
         while len(self._batches) <= position:
             engine, activity = self._engine, self._engine.setup.context.activity
             before = activity.enter(DATA)

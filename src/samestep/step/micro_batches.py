@@ -11,7 +11,7 @@ from torch import nn
 from samestep.data.batch import LaneBatch
 from samestep.errors import CheckpointError, OutOfMemory, TaskError
 from samestep.pytree import take_samples
-from samestep.reduce.buffers import keep_buffers
+from samestep.reduce.buffer_slots import keep_buffers
 from samestep.run_setup import RunSetup
 from samestep.step.lane_passes import LanePasses, LossFunction
 from samestep.step.whole_lanes import WholeLanes

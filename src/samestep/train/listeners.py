@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from samestep.data.batch import LaneBatch
+from samestep.lanes.rng import HOOKS, RngStreams
 from samestep.step.step import Step
 from samestep.step.step_log import StepRecord
 
@@ -17,8 +18,8 @@ class RunListener:
     """Override what you want to follow, and give it to `run.add_listener`.
 
     Every method is called on every rank, at the same point of the run; only `on_batch` is
-    called for this rank's own batches. What a method draws at random changes no run, but it must
-    not change weights or data.
+    called for this rank's own batches. What a method draws at random is the same on every rank and
+    changes no run. What `after_update` changes, it must change in the same way on every rank.
 
     Example:
         class Printer(samestep.RunListener):
@@ -28,14 +29,19 @@ class RunListener:
         run.add_listener(Printer())
     """
 
+    draws = True
+    """Whether its methods may draw random numbers; where none does, a step saves the seeding."""
     needs_sample_ids = False
     """Whether `on_batch` reads the ids of iterable data, which cost a digest per sample."""
 
     def on_batch(self, step: int, batch: LaneBatch) -> None:
         """One of this rank's batches was read, for a step; it is not on the device yet."""
 
-    def after_update(self) -> None:
-        """The weights were changed. Not called for a step that was skipped."""
+    def after_update(self, step: Step) -> None:
+        """The step has changed the weights. Not called for one that was skipped.
+
+        Where a GPU decides whether it is skipped, this comes with the next step's update.
+        """
 
     def on_step(self, step: Step) -> None:
         """A step has been updated; it is saved afterwards, if it is due."""
@@ -54,13 +60,20 @@ class RunListener:
 
 
 class Listeners(RunListener):
-    """All listeners of a run as one."""
+    """All listeners of a run as one; what they draw is the same on every rank."""
 
-    def __init__(self) -> None:
+    def __init__(self, rng: RngStreams) -> None:
         self._all: list[RunListener] = []
+        self._rng = rng
+        self._recent: dict[int, Step] = {}
+        """The steps whose updates may not have been decided yet."""
 
     def add(self, listener: RunListener) -> None:
         self._all.append(listener)
+
+    @property
+    def draws(self) -> bool:  # type: ignore[override]
+        return any(listener.draws for listener in self._all)
 
     @property
     def needs_sample_ids(self) -> bool:  # type: ignore[override]
@@ -70,11 +83,23 @@ class Listeners(RunListener):
         for listener in self._all:
             listener.on_batch(step, batch)
 
-    def after_update(self) -> None:
+    def begin_step(self, step: Step) -> None:
+        self._recent[step.index] = step
+        self._recent.pop(step.index - 2, None)
+
+    def updated(self, index: int) -> None:
+        """The step of this number, or the one before it, has changed the weights."""
+        self.after_update(self._recent[index])
+
+    def after_update(self, step: Step) -> None:
+        if self.draws:
+            self._rng.enter(HOOKS, at=(step.index,))
         for listener in self._all:
-            listener.after_update()
+            listener.after_update(step)
 
     def on_step(self, step: Step) -> None:
+        if self.draws:
+            self._rng.enter(HOOKS, at=(step.index, 1))
         for listener in self._all:
             listener.on_step(step)
 

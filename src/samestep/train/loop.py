@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch.optim import Optimizer
@@ -78,6 +79,7 @@ class Training(RunListener):
 
     def __init__(self, run: Run, task: Task) -> None:
         self._run, self._task = run, task
+        self.draws = type(task).after_update is not Task.after_update
         run.prepare_once(task.prepare_data)
         self._train_data = task.train_data()
         self._valid_data = task.valid_data()
@@ -114,6 +116,8 @@ class Training(RunListener):
         with progress:
             for _ in self.steps():
                 pass
+        if type(self._task).on_end is not Task.on_end:
+            self._write_files(self._task.on_end)
         return self.outcome
 
     def steps(self) -> Iterator[Step]:
@@ -146,6 +150,20 @@ class Training(RunListener):
 
     def on_record(self, record: StepRecord) -> None:
         self.outcome.loss = record.loss
+
+    def after_update(self, step: Step) -> None:
+        self._task.after_update(step)
+
+    def on_save(self, step: int, metrics: Mapping[str, Any]) -> None:
+        if type(self._task).on_save is not Task.on_save:
+            self._write_files(self._task.on_save)
+
+    def _write_files(self, write: Callable[[Path], None]) -> None:
+        """Let the task write files of its own, once for the run."""
+        if self._run.context.is_main:
+            folder = self._run.run_dir / "files"
+            folder.mkdir(exist_ok=True)
+            write(folder)
 
     def _schedules_by(self, every: str) -> list[LRScheduler]:
         return [item.scheduler for item in self._schedules if item.every == every]

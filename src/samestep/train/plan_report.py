@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from samestep.checkpoint.resume import ResumePoint, refuse_another_run, warn_of_other_bits
 from samestep.config import Config
 from samestep.data.batch import Source
 from samestep.optim.precision import Precision
 from samestep.run_setup import RunSetup
+from samestep.step.supported import lonely_samples
 
 
 def report_plan(
-    setup: RunSetup, source: Source, total: int | None, point: ResumePoint | None
+    setup: RunSetup,
+    source: Source,
+    total: int | None,
+    point: ResumePoint | None,
+    modules: Sequence[nn.Module],
 ) -> dict[str, Any]:
     """Print and store the plan; refuses to resume from a checkpoint of another one.
 
@@ -24,6 +31,7 @@ def report_plan(
         source: The steps' data.
         total: How many steps the run has, if that is known.
         point: Where the run resumes, if it does.
+        modules: What it trains.
     """
     config, context, batch, precision = setup.config, setup.context, setup.batch, setup.precision
     shares = [len(lanes) for lanes in setup.assignment.by_rank]
@@ -38,6 +46,7 @@ def report_plan(
         "steps": total,
         "device": context.device.type,
         "precision": precision.kind,
+        "deterministic": config.deterministic,
         "lane_split": config.memory.lane_split,
         "compiled": config.speed.compile,
         "threads_per_rank": torch.get_num_threads(),
@@ -58,6 +67,10 @@ def report_plan(
         f"x {batch.lane_batch}; {context.world} rank(s) drive "
         f"{'+'.join(map(str, shares))} lanes; {total or 'unknown'} steps; same: {config.same}"
     )
+    tail = 0 if config.drop_last else (source.samples or 0) % batch.lane_batch
+    lonely = lonely_samples(modules, batch.lane_batch, tail)
+    if lonely:
+        context.log.main(f"Warning: {lonely}")
     if config.batch_per_rank is not None:
         context.log.main(
             f"batch_per_rank {config.batch_per_rank} makes this run depend on its "

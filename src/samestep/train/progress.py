@@ -65,6 +65,8 @@ class _Shown:
 class TrainingProgress(_Shown, RunListener):
     """Loss, throughput and time left."""
 
+    draws = False
+
     def __init__(self, total: int | None, samples_per_step: int, log: RankLog, shown: bool) -> None:
         super().__init__("step", total, log, shown)
         self._samples_per_step = samples_per_step

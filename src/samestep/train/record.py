@@ -50,6 +50,7 @@ def read_state(folder: Path) -> dict[str, Tensor]:
 class Recorder(RunListener):
     """Follows a run and writes its record."""
 
+    draws = False
     needs_sample_ids = True
 
     def __init__(self, run: Run) -> None:

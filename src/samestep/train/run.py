@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-import torch
 from torch import nn
 
 from samestep.checkpoint.state import Stateful
@@ -24,8 +23,8 @@ from samestep.optim.lr_scaling import describe_scaling, lr_factor
 from samestep.run_setup import RunSetup
 from samestep.step.engine import Prepared, build_engine, prepare
 from samestep.step.lane_passes import LanePasses, StepEngine
-from samestep.step.micro_batches import out_of_memory
 from samestep.step.step import Step
+from samestep.train.advice import with_advice
 from samestep.train.batchnorm import Forward, measure_batchnorm
 from samestep.train.evaluate import Evaluator, Measure, Values
 from samestep.train.listeners import Listeners, RunListener
@@ -55,7 +54,7 @@ class Run:
         self.setup = RunSetup.create(config, context)
         self.run_dir = config.run_path
         """Where the run's files are."""
-        self._listeners = Listeners()
+        self._listeners = Listeners(self.setup.rng)
         with ExitStack() as opening:
             self._opened = open_run(self.setup)
             opening.callback(self._opened.close)
@@ -75,7 +74,8 @@ class Run:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        cause = self._with_advice(error)
+        step = None if self._passes is None else self._passes.data.index
+        cause = None if error is None else with_advice(error, self.setup, step)
         # The others are notified first: what is still to be written may take long.
         cause = cause if cause is None else self.context.failed(cause)
         with ExitStack() as closing:
@@ -87,13 +87,6 @@ class Run:
                 closing.callback(self._log.flush)
         if cause is not error and cause is not None:
             raise cause from error
-
-    def _with_advice(self, error: BaseException | None) -> BaseException | None:
-        if not isinstance(error, torch.OutOfMemoryError):
-            return error
-        passes = self._passes
-        at = "before the first step" if passes is None else f"in step {passes.data.index}"
-        return out_of_memory(error, self.context.device, self.batch.lane_batch, at)
 
     @property
     def config(self) -> Config:
@@ -238,7 +231,8 @@ class Run:
         source = dataset if isinstance(dataset, Source) else self.source(dataset, order, collate)
         engine = self._build_engine(draws_between)
         total = self.total_steps(source)
-        plan = report_plan(self.setup, source, total, self._opened.point)
+        modules = [] if self._prepared is None else self._prepared.modules
+        plan = report_plan(self.setup, source, total, self._opened.point, modules)
         self._saver.refuse_unclaimed()
         if self._step_end.is_complete(self._saver.position, total):
             ended = self._saver.ended
@@ -260,6 +254,7 @@ class Run:
             activity.begin_step(data.index)
             passes = self._passes = LanePasses(engine, data)
             step = Step(passes, engine.runner.needs_function)
+            self._listeners.begin_step(step)
             if engine.draws_between:
                 # A separate position, so that a run resumed here draws as this one does.
                 self.setup.rng.enter(BETWEEN, at=(data.index, 1))
@@ -267,6 +262,7 @@ class Run:
             if not passes.updated:
                 raise StepError(f"step {data.index} was left without step.update: call it once")
             self._listeners.on_step(step)
+            passes.release()
             self._passes = None
             if self._step_end.end(passes, source, plan, total):
                 break
@@ -283,8 +279,8 @@ class Run:
             self._log.steps,
             flags=self._step_end.flags,
             on_batch=self._listeners.on_batch,
-            after_update=self._listeners.after_update,
-            draws_between=draws_between,
+            after_update=self._listeners.updated,
+            draws_between=draws_between or self._listeners.draws,
         )
         self._log.follow(engine.update, engine.guard)
         return engine

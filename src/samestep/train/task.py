@@ -17,6 +17,7 @@ from samestep.data.batch import LaneBatch
 from samestep.data.orders import Order
 from samestep.errors import TaskError
 from samestep.optim.schedules import Schedule
+from samestep.step.step import Step
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -141,6 +142,40 @@ class Task:
             The batch's loss, as `loss` returns it.
         """
         return self.loss(model, batch)
+
+    def after_update(self, step: Step) -> None:
+        """Called after every update that changed the weights, the same on every rank.
+
+        The place for what follows the weights, such as a momentum teacher: a change of parameters in
+        `loss` would happen once for every lane.
+
+        Args:
+            step: The step; `step.index` counts from 0.
+
+        Example:
+            def after_update(self, step):
+                with torch.no_grad():
+                    for slow, fast in zip(self.teacher.parameters(), self.student.parameters()):
+                        slow.lerp_(fast, 0.01)
+        """
+
+    def on_save(self, folder: Path) -> None:
+        """Write files of your own when the run is saved, on rank 0 alone.
+
+        Args:
+            folder: `files` in the run's directory, the same each time.
+        """
+
+    def on_end(self, folder: Path) -> None:
+        """Write files of your own when the training is complete, on rank 0 alone.
+
+        Args:
+            folder: `files` in the run's directory.
+
+        Example:
+            def on_end(self, folder):
+                self.encoder.save_pretrained(folder / "encoder")
+        """
 
     def model_inputs(self, batch: LaneBatch, method: str = "forward") -> Any:
         """What the model is called with for a batch: a tensor, or a tuple of them.

@@ -18,6 +18,8 @@ from samestep.train.run import Run
 class TrainingAverages(RunListener):
     """A training's EMA and SWA; nothing of either where the config has no section for it."""
 
+    draws = False
+
     def __init__(
         self, run: Run, optimizers: Sequence[Optimizer], source: Source, total: int | None
     ) -> None:
@@ -34,7 +36,7 @@ class TrainingAverages(RunListener):
             run.keep(name, average)
         run.add_listener(self)
 
-    def after_update(self) -> None:
+    def after_update(self, step: Step) -> None:
         for average in self._averages.values():
             average.update()
 

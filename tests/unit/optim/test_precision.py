@@ -71,22 +71,6 @@ def test_forward_is_in_the_precision_and_backward_outside_of_it(
     assert (a @ a).dtype == torch.float32
 
 
-@pytest.mark.parametrize(("kind", "rounds"), [("fp32", False), ("tf32", True)])
-def test_matrix_products_on_a_gpu_round_to_tf32_only_if_asked(
-    kind: str, rounds: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(torch, "set_float32_matmul_precision", said.append)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", not rounds)
-    choose_precision(kind, CPU).switch_on(same_bits=True)
-    assert said == []
-    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
-    choose_precision(kind, GPU).switch_on(same_bits=True)
-    assert torch.backends.cudnn.deterministic
-    assert said == ["high" if rounds else "highest"]
-    assert torch.backends.cudnn.allow_tf32 is rounds
-
-
 @pytest.mark.parametrize(
     ("values", "device", "told"),
     [

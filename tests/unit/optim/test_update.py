@@ -56,7 +56,7 @@ class Bench:
             after_update=self._follow,
         )
 
-    def _follow(self) -> None:
+    def _follow(self, step: int) -> None:
         self.followed += 1
 
     @property

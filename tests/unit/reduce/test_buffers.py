@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -10,11 +10,38 @@ from torch import Tensor, nn
 
 from samestep.distributed.collectives import SoloCollectives
 from samestep.distributed.health.activity import Activity
-from samestep.reduce.buffers import LaneBuffers, changing_buffers, keep_buffers
+from samestep.errors import TaskError
+from samestep.reduce.buffer_slots import Concatenate, keep_buffers
+from samestep.reduce.buffers import LaneBuffers, changing_buffers
+
+
+class Holder(nn.Module):
+    """Holds buffers, and nothing else."""
+
+    def __init__(self, *buffers: Tensor, **named: Tensor) -> None:
+        super().__init__()
+        for name, buffer in {**{f"b{i}": b for i, b in enumerate(buffers)}, **named}.items():
+            self.register_buffer(name, buffer)
+
+
+def joined(module: nn.Module, lanes: int = 4, warnings: list[str] | None = None) -> LaneBuffers:
+    warn = (lambda line: None) if warnings is None else warnings.append
+    return LaneBuffers([module], [range(lanes)], SoloCollectives(Activity()), warn)
 
 
 def buffers_of(buffers: Sequence[Tensor], lanes: int = 4) -> LaneBuffers:
-    return LaneBuffers(buffers, [range(lanes)], SoloCollectives(Activity()))
+    return joined(Holder(*buffers), lanes)
+
+
+def run_lanes(found: LaneBuffers, *lanes: Callable[[], object]) -> None:
+    """A step in which each lane does something."""
+    found.begin_step()
+    for lane, forward in enumerate(lanes):
+        found.enter_lane()
+        forward()
+        found.leave_lane(lane)
+    found.start()
+    found.finish()
 
 
 def run_step(found: LaneBuffers, buffer: Tensor, changes: dict[int, float]) -> list[float]:
@@ -108,10 +135,10 @@ class Buffers(nn.Module):
         self.norm = nn.BatchNorm1d(2)
 
 
-def test_numbers_that_a_state_dict_holds_are_buffers_that_change() -> None:
+def test_buffers_that_a_state_dict_holds_may_change() -> None:
     model = Buffers()
     found = changing_buffers([model, model.norm])
-    expected = [model.statistics, *model.norm.buffers()]
+    expected = [model.statistics, model.mask, *model.norm.buffers()]
     assert [id(buffer) for buffer in found] == [id(buffer) for buffer in expected]
 
 
@@ -128,3 +155,210 @@ def test_buffers_are_kept_also_after_an_error() -> None:
     assert model.running_mean is not None
     assert model.running_mean.tolist() == [0, 0]
     assert model.num_batches_tracked == 0
+
+
+# One arithmetic for every type
+
+
+@pytest.mark.parametrize("lanes", [2, 3, 5])
+def test_what_no_lane_changes_keeps_its_bits(lanes: int) -> None:
+    """Also where the mean of equal numbers is rounded: 0.1 + 0.1 + 0.1 is not 3 * 0.1."""
+    values = [0.1, float("inf"), float("nan"), 1e300]
+    kinds = (torch.float64, torch.float32, torch.bfloat16, torch.complex64)
+    buffers = [torch.tensor(values, dtype=kind) for kind in kinds]
+    buffers += [torch.tensor([2**62 + 1, -3]), torch.tensor([True, False])]
+    before = [buffer.clone() for buffer in buffers]
+    run_lanes(buffers_of(buffers, lanes), *[lambda: None] * lanes)
+    for old, new in zip(before, buffers, strict=True):
+        assert old.view(torch.uint8).tolist() == new.view(torch.uint8).tolist()
+
+
+def test_small_changes_of_narrow_types_are_added_up_before_they_are_rounded() -> None:
+    narrow = torch.ones(1, dtype=torch.bfloat16)
+    changes = [lambda: narrow.add_(2**-7), *[lambda: None] * 3]
+    run_lanes(buffers_of([narrow]), *changes)
+    assert narrow.item() == 1.0  # a quarter of the smallest change there is
+    run_lanes(buffers_of([narrow]), *[lambda: narrow.add_(2**-7)] * 4)
+    assert narrow.item() == 1.0 + 2**-7
+
+
+def test_integers_are_added_up_exactly() -> None:
+    counter = torch.tensor([2**61])
+    run_lanes(buffers_of([counter], 2), lambda: counter.add_(2**59 + 1), lambda: counter.sub_(3))
+    assert counter.item() == 2**61 + 2**58 - 1
+
+
+@pytest.mark.parametrize(("values", "expected"), [((-1, -2), -2), ((-3, -4), -4), ((5, 6), 6)])
+def test_halves_are_rounded_to_even_on_both_sides_of_zero(
+    values: tuple[int, int], expected: int
+) -> None:
+    counter = torch.zeros(1, dtype=torch.int32)
+    run_lanes(buffers_of([counter], 2), *[lambda v=v: counter.add_(v) for v in values])
+    assert counter.item() == expected
+
+
+@pytest.mark.parametrize(("lanes", "expected"), [((0, 1, 0), True), ((0, 0, 0), False)])
+def test_a_flag_is_set_if_a_lane_sets_it(lanes: tuple[int, ...], expected: bool) -> None:
+    flag = torch.tensor([False])
+    run_lanes(buffers_of([flag], 3), *[lambda v=v: flag.fill_(bool(v)) for v in lanes])
+    assert flag.item() is expected
+
+
+def test_a_flag_is_cleared_if_all_lanes_clear_it() -> None:
+    flag = torch.tensor([True])
+    run_lanes(buffers_of([flag], 2), flag.logical_not_, flag.logical_not_)
+    assert flag.item() is False
+
+
+def test_imaginary_parts_move_too() -> None:
+    spectrum = torch.zeros(1, dtype=torch.complex64)
+    run_lanes(
+        buffers_of([torch.zeros(3), spectrum], 2),
+        lambda: spectrum.add_(1 + 3j),
+        lambda: spectrum.add_(3 - 1j),
+    )
+    assert spectrum.item() == 2 + 1j
+
+
+def test_from_infinity_lanes_values_count() -> None:
+    smallest = torch.full((1,), float("inf"))
+    run_lanes(buffers_of([smallest], 2), lambda: smallest.fill_(2.0), lambda: smallest.fill_(4.0))
+    assert smallest.item() == 3.0
+
+
+# Other tensors in a buffer's place
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_buffer_that_is_assigned_is_followed(lanes: int) -> None:
+    module = Holder(m=torch.zeros(2))
+    own = module.m
+
+    def forward() -> None:
+        module.m = 0.5 * module.m + 1.0
+
+    found = joined(module, lanes)
+    run_lanes(found, *[forward] * lanes)
+    assert own.tolist() == [1.0, 1.0]
+    assert module.m is own
+    run_lanes(found, *[forward] * lanes)
+    assert own.tolist() == [1.5, 1.5]
+
+
+@pytest.mark.parametrize("other", [None, torch.zeros(3), torch.zeros(2, dtype=torch.complex64)])
+def test_a_buffer_that_becomes_something_else_is_refused(other: Tensor | None) -> None:
+    module = Holder(m=torch.zeros(2))
+
+    def forward() -> None:
+        module.m = other
+
+    with pytest.raises(TaskError, match=r"buffer m was \(2,\) of torch.float32 and is"):
+        run_lanes(joined(module, 2), forward, forward)
+
+
+def test_a_buffer_that_appears_is_refused() -> None:
+    module = nn.Module()
+    module.register_buffer("m", None)
+
+    def forward() -> None:
+        module.m = torch.ones(1)
+
+    with pytest.raises(TaskError, match="buffer m was None when the run was prepared"):
+        run_lanes(joined(module, 2), forward, forward)
+
+
+# As declared
+
+
+def declared(joins: object, **buffers: Tensor) -> Holder:
+    module = Holder(**buffers)
+    module.buffer_joins = joins  # type: ignore[assignment]
+    return module
+
+
+def test_sums_and_last_lanes() -> None:
+    module = declared(
+        {"used": "sum", "seen": "last", "count": "sum"},
+        used=torch.ones(2), seen=torch.zeros(1), count=torch.tensor(5), mean=torch.zeros(1),
+    )  # fmt: skip
+
+    def forward(lane: int) -> None:
+        for buffer in module.buffers():
+            buffer += lane + 1
+
+    run_lanes(joined(module, 3), *[lambda lane=lane: forward(lane) for lane in range(3)])
+    assert module.used.tolist() == [7.0, 7.0]
+    assert module.count.item() == 11
+    assert module.seen.item() == 3.0
+    assert module.mean.item() == 2.0
+
+
+def queue(length: int) -> Holder:
+    return declared(
+        {"queue": Concatenate(pointer="at", dim=1)},
+        queue=torch.zeros(2, length), at=torch.zeros(1, dtype=torch.int64),
+    )  # fmt: skip
+
+
+def enqueue(module: Holder, key: float) -> None:
+    """As MoCo does it."""
+    at = int(module.at)
+    module.queue[:, at : at + 2] = key
+    module.at[0] = (at + 2) % module.queue.shape[1]
+
+
+def test_a_queue_takes_what_all_lanes_wrote_in_lane_order() -> None:
+    module = queue(6)
+    found = joined(module, 2)
+    run_lanes(found, lambda: enqueue(module, 1), lambda: enqueue(module, 2))
+    assert module.queue.tolist() == [[1, 1, 2, 2, 0, 0]] * 2
+    assert module.at.item() == 4
+    run_lanes(found, lambda: enqueue(module, 3), lambda: enqueue(module, 4))
+    assert module.queue.tolist() == [[4, 4, 2, 2, 3, 3]] * 2
+    assert module.at.item() == 2
+
+
+def test_a_queue_shorter_than_a_step_is_refused() -> None:
+    module = queue(3)
+    with pytest.raises(TaskError, match=r"queue has 3 places, but .* wrote 4"):
+        run_lanes(joined(module, 2), lambda: enqueue(module, 1), lambda: enqueue(module, 2))
+
+
+@pytest.mark.parametrize(
+    ("joins", "match"),
+    [
+        ({"m": "median"}, "joins m by 'median': give mean, sum, last or samestep.Concatenate"),
+        ({"n": "sum"}, "names 'n'; its buffers are: m"),
+        (["m"], "must be a mapping"),
+        ({"m": Concatenate(pointer="at")}, "has the pointer 'at', which is no buffer"),
+    ],
+)
+def test_declarations_that_cannot_be_are_refused(joins: object, match: str) -> None:
+    with pytest.raises(TaskError, match=match):
+        joined(declared(joins, m=torch.zeros(1)))
+
+
+# Large ones
+
+
+def test_large_buffers_that_never_change_are_left_out() -> None:
+    module = Holder(mask=torch.ones(1 << 15), m=torch.zeros(1))
+    found = joined(module, 2)
+    run_lanes(found, *[lambda: module.m.add_(1)] * 2)
+    assert [slot.path for slot, _ in found._joined] == ["m"]
+    run_lanes(found, *[lambda: module.m.add_(1)] * 2)
+    assert module.m.item() == 2.0
+    with pytest.raises(TaskError, match=r"buffer mask .* did not change in the first step"):
+        run_lanes(found, *[lambda: module.mask.add_(1)] * 2)
+
+
+def test_a_large_buffer_that_changes_is_warned_about_unless_declared() -> None:
+    for joins, count in (({}, 1), ({"codes": "mean"}, 0)):
+        module = declared(joins, codes=torch.zeros(1 << 15))
+        warnings: list[str] = []
+        found = joined(module, 2, warnings)
+        for _ in range(2):
+            run_lanes(found, *[lambda: module.codes.add_(1)] * 2)  # noqa: B023
+        assert len(warnings) == count
+        assert all("buffer codes (32768,) changes in forward" in line for line in warnings)
+        assert module.codes[0] == 2.0

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import samestep
 from samestep.data.batch import LaneBatch
 from samestep.errors import Stopped
+from samestep.lanes.rng import RngStreams
 from samestep.step.step import Step
 from samestep.train.listeners import Listeners, RunListener
 from tests.unit.train.own_loops import (
@@ -37,8 +40,8 @@ class Recording(RunListener):
     def on_batch(self, step: int, batch: LaneBatch) -> None:
         self._events.append((self._name, "on_batch", step, batch.lane))
 
-    def after_update(self) -> None:
-        self._events.append((self._name, "after_update"))
+    def after_update(self, step: Step) -> None:
+        self._events.append((self._name, "after_update", step.index))
 
     def on_step(self, step: Step) -> None:
         self._events.append((self._name, "on_step", step.index))
@@ -62,10 +65,12 @@ def test_every_event_reaches_every_listener_in_the_order_they_were_added(event: 
         setattr(listener, event, lambda *given: calls.append((name, given)))
         return listener
 
-    every = Listeners()
+    every = Listeners(RngStreams(0, torch.device("cpu")))
     every.add(noting("first"))
     every.add(noting("second"))
-    arguments = tuple(object() for _ in inspect.signature(getattr(every, event)).parameters)
+    arguments = tuple(
+        SimpleNamespace(index=0) for _ in inspect.signature(getattr(every, event)).parameters
+    )
     getattr(every, event)(*arguments)
     assert calls == [("first", arguments), ("second", arguments)]
 
@@ -80,7 +85,7 @@ def test_ids_are_digested_only_if_some_listener_reads_them() -> None:
     class Reader(RunListener):
         needs_sample_ids = True
 
-    every = Listeners()
+    every = Listeners(RngStreams(0, torch.device("cpu")))
     assert not every.needs_sample_ids
     every.add(RunListener())
     assert not every.needs_sample_ids
@@ -118,8 +123,8 @@ def test_the_events_of_a_run_come_in_order(tmp_path: Path) -> None:
                 run.save(run.evaluate(Noisy(), measure, step=step.index))  # type: ignore[arg-type]
     kinds = [event[1:] for event in events if event[0] == "a"]
     assert kinds == [
-        ("on_batch", 0, 0), ("on_batch", 0, 1), ("after_update",), ("on_step", 0),
-        ("on_batch", 1, 0), ("on_batch", 1, 1), ("after_update",), ("on_record", 0),
+        ("on_batch", 0, 0), ("on_batch", 0, 1), ("after_update", 0), ("on_step", 0),
+        ("on_batch", 1, 0), ("on_batch", 1, 1), ("after_update", 1), ("on_record", 0),
         ("on_record", 1), ("on_evaluation", 1, {"val_loss": 2.0}), ("on_step", 1),
         ("on_save", 2, {"val_loss": 2.0}),
     ]  # fmt: skip

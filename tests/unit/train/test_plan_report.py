@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import TensorDataset
 
 import samestep
@@ -24,12 +26,18 @@ from tests.unit.train.own_loops import Noisy, Streams, settings, train, train_pa
 CPU = torch.device("cpu")
 
 
-def report(context: SingleProcessContext, folder: Path, dataset: Any = None, **values: Any) -> Any:
+def report(
+    context: SingleProcessContext,
+    folder: Path,
+    dataset: Any = None,
+    modules: Sequence[nn.Module] = (),
+    **values: Any,
+) -> Any:
     base = {"global_batch": 8, "lanes": 4, "epochs": 2, "run_dir": str(folder)}
     setup = RunSetup.create(load_config({**base, **values}), context)
     source = open_source(setup, TensorDataset(torch.zeros(20)) if dataset is None else dataset)
     total = source.steps_per_epoch and 2 * source.steps_per_epoch
-    return report_plan(setup, source, total, None)
+    return report_plan(setup, source, total, None, modules)
 
 
 def test_the_plan_is_printed_and_stored(
@@ -103,3 +111,27 @@ def test_a_run_over_another_number_of_samples_is_refused(tmp_path: Path) -> None
         samestep.start(settings(tmp_path)) as run,
     ):
         train(run, Noisy(24))
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"lanes": 8}, "a lane has 1 sample, and BatchNorm"),
+        ({"global_batch": 12, "lanes": 4, "samples": 22}, "the last lane of an epoch has 1 sample"),
+        ({"global_batch": 12, "lanes": 4, "samples": 22, "drop_last": True}, ""),
+        ({}, ""),
+    ],
+)
+def test_one_sample_alone_under_batchnorm_is_warned_about(
+    context: SingleProcessContext,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    values: dict[str, Any],
+    expected: str,
+) -> None:
+    data = TensorDataset(torch.zeros(values.pop("samples", 20)))
+    report(context, tmp_path, data, [nn.Sequential(nn.BatchNorm1d(2))], **values)
+    printed = capsys.readouterr().err
+    assert f"Warning: {expected}" in printed if expected else "Warning" not in printed
+    report(context, tmp_path, data, [nn.Linear(2, 2)], **values)
+    assert "Warning" not in capsys.readouterr().err

@@ -1,0 +1,64 @@
+"""Which kernels torch may choose: kept for the whole process, set for a run and put back after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+import torch.utils.deterministic
+
+from samestep.environment.variables import export, process_environment
+from samestep.optim.precision import Precision
+
+Deterministic = bool | Literal["warn"]
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+
+
+def choose_kernels(precision: Precision, deterministic: Deterministic) -> Callable[[], None]:
+    """Let a GPU compute in this precision and, unless it may not, with the same bits each time.
+
+    Args:
+        precision: Whether matrix products round to tf32.
+        deterministic: Whether an operation without a deterministic form is an error (True), a
+            warning, or no matter (False).
+
+    Returns:
+        What puts everything back as it was. It may be called more than once.
+    """
+    if precision.device.type != "cuda":
+        return lambda: None
+    before = _settings()
+    if deterministic:
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        # With warnings only, torch still takes the random form of some, such as flash attention.
+        torch.use_deterministic_algorithms(True, warn_only=deterministic == "warn")
+        # It would fill all new memory with NaN, which changes no result of a correct program.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        if _WORKSPACE not in process_environment():
+            export({_WORKSPACE: ":4096:8"})  # read when CUDA's first matrix product needs it
+    tf32 = precision.kind == "tf32"
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32
+    return lambda: _put_back(before)
+
+
+def _settings() -> dict[str, Any]:
+    return {
+        "deterministic": torch.backends.cudnn.deterministic,
+        "benchmark": torch.backends.cudnn.benchmark,
+        "tf32": torch.backends.cudnn.allow_tf32,
+        "matmul": torch.get_float32_matmul_precision(),
+        "algorithms": torch.are_deterministic_algorithms_enabled(),
+        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "fill": torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+    }
+
+
+def _put_back(before: dict[str, Any]) -> None:
+    torch.backends.cudnn.deterministic = before["deterministic"]
+    torch.backends.cudnn.benchmark = before["benchmark"]
+    torch.backends.cudnn.allow_tf32 = before["tf32"]
+    torch.set_float32_matmul_precision(before["matmul"])
+    torch.use_deterministic_algorithms(before["algorithms"], warn_only=before["warn_only"])
+    torch.utils.deterministic.fill_uninitialized_memory = before["fill"]  # type: ignore[attr-defined]

@@ -1,0 +1,223 @@
+"""Buffers whose lanes are added up: the step's new ones are the old ones and the lanes' changes.
+
+One arithmetic for every type, within a rank and between ranks: numbers change in float64, integers
+exactly, and a flag is set if a lane has set it. All of them travel in one row of float64: an integer
+as two halves, whose sums are exact for up to 2^14 lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from samestep.distributed.collectives import Collectives
+from samestep.lanes.tree import LaneTree, aligned_blocks
+from samestep.reduce.buffer_slots import BufferSlot, current
+from samestep.reduce.exchange import NOTHING, Pending, create_exchange
+
+_HALF = 26
+_LOW = (1 << _HALF) - 1
+
+
+class _Kind:
+    """The buffers of one kind of numbers, side by side in flat memory of one type."""
+
+    def __init__(self, pairs: Sequence[tuple[BufferSlot, Tensor]], wide: torch.dtype) -> None:
+        # Complex ones first: their views need even offsets.
+        ordered = sorted(pairs, key=lambda pair: not pair[1].is_complex())
+        self.slots = [slot for slot, _ in ordered]
+        self.tensors = [tensor for _, tensor in ordered]
+        sizes = [t.numel() * (2 if t.is_complex() else 1) for t in self.tensors]
+        self.numel = sum(sizes)
+        like = self.tensors[0] if self.tensors else torch.empty(0)
+        self.base = torch.zeros(self.numel, dtype=wide, device=like.device)
+        self.now = torch.zeros_like(self.base)
+        self.views = [
+            _shaped(part, tensor)
+            for part, tensor in zip(self.now.split(sizes), self.tensors, strict=True)
+        ]
+        summed = [slot.join == "sum" for slot in self.slots]
+        self.is_summed = None
+        """Where lanes are added up and not averaged; None if nowhere."""
+        if any(summed):
+            marks = torch.tensor(summed).repeat_interleave(torch.tensor(sizes))
+            self.is_summed = marks.to(like.device)
+
+    def read(self, tensors: Sequence[Tensor]) -> None:
+        """Into `now`."""
+        if self.views:
+            torch._foreach_copy_(self.views, list(tensors))
+
+    def write(self) -> None:
+        """From `now` into the buffers."""
+        if self.views:
+            torch._foreach_copy_(self.tensors, self.views)
+
+    def parts(self, flat: Tensor) -> list[Tensor]:
+        return list(flat.split([view.numel() * _width(view) for view in self.views]))
+
+
+def _width(view: Tensor) -> int:
+    return 2 if view.is_complex() else 1
+
+
+def _shaped(part: Tensor, like: Tensor) -> Tensor:
+    if like.is_complex():
+        return part.view(torch.complex128).view(like.shape)
+    return part.view(like.shape)
+
+
+class BufferSums:
+    """Sums the changes of some buffers over the lanes of all ranks, in the tree's order."""
+
+    def __init__(
+        self,
+        slots: Sequence[BufferSlot],
+        tensors: Sequence[Tensor],
+        assignment: Sequence[range],
+        collectives: Collectives,
+    ) -> None:
+        pairs = list(zip(slots, tensors, strict=True))
+        self._numbers = _kind(pairs, lambda t: t.is_floating_point() or t.is_complex())
+        self._integers = _kind(pairs, _is_integer, torch.int64)
+        self._flags = _kind(pairs, lambda t: t.dtype == torch.bool)
+        self._activity = collectives.activity
+        self._lanes = assignment[collectives.rank]
+        self._next = self._lanes.start
+        self._tree: LaneTree[Tensor | None] = LaneTree(self._add)
+        self._free: list[Tensor] = []
+        """Rows that no node of the tree is in; there are never more than the tree is deep."""
+        sizes = (self._numbers.numel, self._integers.numel, self._integers.numel, self._flags.numel)
+        self._sizes = (*sizes, 1)
+        self._like = tensors[0].new_empty(0, dtype=torch.float64)
+        blocks = [aligned_blocks(lanes) for lanes in assignment]
+        self._exchange = create_exchange(blocks, collectives, sum(self._sizes), self._like)
+        self._steps: Iterator[Pending] = iter(())
+        self._pending: Pending | None = None
+
+    @property
+    def _kinds(self) -> tuple[_Kind, _Kind, _Kind]:
+        return self._numbers, self._integers, self._flags
+
+    def begin_step(self) -> None:
+        for kind in self._kinds:
+            kind.read(kind.tensors)
+            kind.base.copy_(kind.now)
+        # What is not finite has no change; its new value counts, as if it had been 0.
+        torch.nan_to_num(self._numbers.base, 0.0, 0.0, 0.0, out=self._numbers.base)
+
+    def leave_lane(self, lane: int) -> None:
+        """Take what the lane made of the buffers, from wherever the modules hold them."""
+        for kind in self._kinds:
+            kind.read([current(*pair) for pair in zip(kind.slots, kind.tensors, strict=True)])
+        row = self._free.pop() if self._free else self._like.new_empty(sum(self._sizes))
+        numbers, high, low, flags, count = row.split(self._sizes)
+        torch.sub(self._numbers.now, self._numbers.base, out=numbers)
+        if self._integers.numel:
+            change = self._integers.now - self._integers.base
+            high.copy_(change >> _HALF)
+            low.copy_(change & _LOW)
+        flags.copy_(self._flags.now)
+        count.fill_(1.0)
+        self._skip_to(lane)
+        self._tree.push(lane, 1, row)
+        self._next = lane + 1
+
+    def start(self) -> None:
+        """After this rank's last lane: begin the exchange, behind the backward pass."""
+        self._skip_to(self._lanes.stop)
+        self._next = self._lanes.start
+        for place, row in zip(self._exchange.rows, self._tree.nodes, strict=True):
+            place.fill_(NOTHING)
+            if row is not None:
+                place[: row.numel()].copy_(row)
+                self._free.append(row)
+        self._tree.clear()
+        with self._activity.waiting("buffers"):
+            self._steps = self._exchange.start()
+            self._pending = next(self._steps, None)
+
+    def finish(self) -> None:
+        """Put the step's new buffers in place."""
+        with self._activity.waiting("buffers"):
+            while self._pending is not None:
+                self._pending.wait()
+                self._pending = next(self._steps, None)
+        numbers, high, low, flags, count = self._total()
+        lanes = count.clamp(min=1)
+        self._write_numbers(numbers, lanes)
+        self._write_integers((high.to(torch.int64) << _HALF) + low.to(torch.int64), lanes)
+        if self._flags.numel:
+            # Without any lane the flags stay what they were.
+            set_now = torch.where(count > 0, flags > 0, self._flags.base > 0)
+            self._flags.now.copy_(set_now)
+            self._flags.write()
+
+    def changed(self) -> set[str]:
+        """The paths of buffers that this step has changed; the same on every rank. Waits."""
+        numbers, high, low, flags, _ = self._total()
+        found = set()
+        moves = [(self._numbers, numbers != 0), (self._integers, (high != 0) | (low != 0))]
+        moves.append((self._flags, (flags > 0) != (self._flags.base > 0)))
+        for kind, moved in moves:
+            for slot, part in zip(kind.slots, kind.parts(moved), strict=True):
+                if bool(part.any()):
+                    found.add(slot.path)
+        return found
+
+    def _total(self) -> tuple[Tensor, ...]:
+        parts: tuple[Tensor, ...] = self._exchange.total[: sum(self._sizes)].split(self._sizes)
+        return parts
+
+    def _write_numbers(self, changes: Tensor, lanes: Tensor) -> None:
+        kind = self._numbers
+        if not kind.numel:
+            return
+        divisor = lanes
+        if kind.is_summed is not None:
+            divisor = torch.where(kind.is_summed, torch.ones_like(lanes), lanes)
+        torch.div(changes, divisor, out=kind.now)
+        kind.now.add_(kind.base)
+        kind.write()
+
+    def _write_integers(self, changes: Tensor, lanes: Tensor) -> None:
+        kind = self._integers
+        if not kind.numel:
+            return
+        mean = _rounded_quotient(changes, lanes.to(torch.int64))
+        if kind.is_summed is not None:
+            mean = torch.where(kind.is_summed, changes, mean)
+        torch.add(kind.base, mean, out=kind.now)
+        kind.write()
+
+    def _add(self, left: Tensor | None, right: Tensor | None) -> Tensor | None:
+        if left is None or right is None:
+            return right if left is None else left
+        self._free.append(right)
+        return left.add_(right)
+
+    def _skip_to(self, lane: int) -> None:
+        for empty in range(self._next, lane):
+            self._tree.push(empty, 1, None)
+
+
+def _kind(
+    pairs: Sequence[tuple[BufferSlot, Tensor]],
+    belongs: Callable[[Tensor], bool],
+    wide: torch.dtype = torch.float64,
+) -> _Kind:
+    return _Kind([(slot, tensor) for slot, tensor in pairs if belongs(tensor)], wide)
+
+
+def _is_integer(tensor: Tensor) -> bool:
+    return tensor.dtype != torch.bool and not tensor.is_floating_point() and not tensor.is_complex()
+
+
+def _rounded_quotient(values: Tensor, divisor: Tensor) -> Tensor:
+    """The nearest integer, and of two the even one."""
+    below = values.div(divisor, rounding_mode="floor")
+    twice = 2 * (values - below * divisor)
+    up = (twice > divisor) | ((twice == divisor) & (below % 2 == 1))
+    return below + up

@@ -1,0 +1,82 @@
+"""Refuses a forward pass that changes parameters: it would change them once for every lane.
+
+Each lane would then start from what the lanes before it on the same rank have made of them, and the
+number of ranks would decide how often they change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from samestep.errors import TaskError
+
+_FIRST_STEPS = 2
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class ForwardCheck:
+    """Compares parameters before and after lanes' forward passes, in some steps."""
+
+    def __init__(self, modules: Sequence[nn.Module], every: int | None) -> None:
+        """Args:
+        modules: All of the run's.
+        every: In which steps to look, besides the first ones; None for no others.
+        """
+        self._names = [
+            name if number == 0 else f"module {number}.{name}"
+            for number, module in enumerate(modules)
+            for name, _ in module.named_parameters()
+        ]
+        self._params = [param for module in modules for param in module.parameters()]
+        self._every, self._steps = every, 0
+        self._looks = self._counts_bits = False
+        self._versions: list[int] = []
+        self._sums: list[int] = []
+
+    def begin(self, step: int) -> None:
+        """A new step."""
+        first = self._steps < _FIRST_STEPS
+        self._steps += 1
+        self._looks = first or bool(self._every and step % self._every == 0)
+        # What is changed by way of `.data` has no new version: look at the bits of one lane.
+        self._counts_bits = first
+
+    def enter_lane(self) -> None:
+        if self._looks:
+            self._versions = [param._version for param in self._params]
+            self._sums = _sums(self._params) if self._counts_bits else []
+
+    def leave_lane(self, lane: int) -> None:
+        """After the lane's forward pass."""
+        if not self._looks:
+            return
+        moved = [v != p._version for v, p in zip(self._versions, self._params, strict=True)]
+        if self._counts_bits and not any(moved):
+            sums = zip(self._sums, _sums(self._params), strict=True)
+            moved = [before != after for before, after in sums]
+        self._counts_bits = False
+        changed = [name for name, has_moved in zip(self._names, moved, strict=True) if has_moved]
+        if changed:
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            raise TaskError(
+                f"the forward pass of lane {lane} changed the parameters {', '.join(changed[:3])}{more}. "
+                "Every lane would change them again, and the number of ranks would decide how often. "
+                "Change them after the update instead: in after_update(self, step) of the task, or "
+                "behind step.update() in your own loop"
+            )
+
+
+def _sums(tensors: Sequence[Tensor]) -> list[int]:
+    """A number for each tensor that another one with other bits hardly has; waits for the device."""
+    found = [_sum(tensor.detach()) for tensor in tensors]
+    return torch.stack(found).tolist() if found else []
+
+
+def _sum(tensor: Tensor) -> Tensor:
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    bits = tensor.contiguous().view(_BITS[tensor.element_size()])
+    return bits.sum(dtype=torch.int64)

@@ -1,0 +1,39 @@
+"""What torch reports when a run cannot go on as configured, with what to do about it."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from samestep.errors import NotDeterministic
+from samestep.run_setup import RunSetup
+from samestep.step.micro_batches import out_of_memory
+
+
+def with_advice(error: BaseException, setup: RunSetup, step: int | None) -> BaseException:
+    """The error, or one of ours that says what to do about it.
+
+    Args:
+        error: What ended the run.
+        setup: The run's setup.
+        step: The step that was running; None before the first.
+    """
+    at = "before the first step" if step is None else f"in step {step}"
+    if isinstance(error, torch.OutOfMemoryError):
+        return out_of_memory(error, setup.context.device, setup.batch.lane_batch, at)
+    if isinstance(error, RuntimeError) and "deterministic" in str(error):
+        return _not_deterministic(error, at) or error
+    return error
+
+
+def _not_deterministic(error: RuntimeError, at: str) -> NotDeterministic | None:
+    """For what `torch.use_deterministic_algorithms` has refused."""
+    found = re.search(r"(\S+) does not have a deterministic implementation", str(error))
+    if found is None:
+        return None
+    return NotDeterministic(
+        f"{found[1]} {at} gives other bits each time it runs, and torch has no deterministic form of "
+        "it on this device; same: bits cannot hold with it. Use another operation; or set "
+        "deterministic: warn, to train with it and be warned; or same: rounding"
+    )

@@ -1,0 +1,74 @@
+"""Parameters that a forward pass changes are refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from samestep.errors import TaskError
+from tests.unit.step.engines import Steps
+
+
+class Follower(nn.Module):
+    """A frozen copy that follows in forward, from some call on."""
+
+    def __init__(self, first: int = 0, by_data: bool = False) -> None:
+        super().__init__()
+        self.fast, self.slow = nn.Linear(2, 1), nn.Linear(2, 1).requires_grad_(False)
+        self.calls, self.first, self.by_data = 0, first, by_data
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.calls >= self.first:
+            for slow, fast in zip(self.slow.parameters(), self.fast.parameters(), strict=True):
+                with torch.no_grad():
+                    (slow.data if self.by_data else slow).lerp_(fast, 0.5)
+        self.calls += 1
+        out: Tensor = self.fast(x) + self.slow(x)
+        return out
+
+
+def run(model: Follower, steps: int = 3, **values: Any) -> None:
+    objects = [model, SGD(model.fast.parameters(), lr=0.1)]
+    for step in Steps(model, objects=objects, samples=12, **values):
+        step.train(lambda batch: (model(batch.x).sum(), len(batch)))
+        if step.index + 1 == steps:
+            break
+
+
+@pytest.mark.parametrize("by_data", [False, True])
+def test_a_parameter_that_follows_in_forward_is_refused(by_data: bool) -> None:
+    with pytest.raises(TaskError, match=r"lane 0 changed the parameters slow.weight, slow.bias"):
+        run(Follower(by_data=by_data))
+
+
+def test_it_is_found_in_any_lane_of_the_first_steps() -> None:
+    with pytest.raises(TaskError, match=r"forward pass of lane 2 .* after_update\(self, step\)"):
+        run(Follower(first=6))
+
+
+def test_later_changes_are_found_with_the_check_of_ranks() -> None:
+    run(Follower(first=8))
+    with pytest.raises(TaskError, match="lane 0 changed the parameters"):
+        run(Follower(first=8), check_ranks_every=2)
+
+
+def test_the_update_itself_is_no_change_in_forward() -> None:
+    run(Follower(first=100), check_ranks_every=1)
+
+
+def test_extra_modules_are_looked_at_too() -> None:
+    model, head = nn.Linear(2, 2), nn.Linear(2, 1)
+
+    def loss(batch: Any) -> tuple[Tensor, int]:
+        out = head(model(batch.x)).sum()
+        with torch.no_grad():
+            head.bias.zero_()
+        return out, len(batch)
+
+    objects = [model, head, SGD([*model.parameters(), *head.parameters()], lr=0.1)]
+    with pytest.raises(TaskError, match=r"module 1\.bias"):
+        Steps(model, objects=objects).first().train(loss)
