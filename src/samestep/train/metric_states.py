@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.errors import TaskError
-from samestep.pytree import digest, leaves, move
+from samestep.pytree import digest, leaves, map_leaves
 
 if TYPE_CHECKING:  # torchmetrics takes a second to import; only its users need it
     from torchmetrics import Metric
@@ -64,7 +64,7 @@ class NestedStates:
         self._name, self._prototype = name, prototype
         self._fresh: dict[str, dict[str, str]] = {}
         for _, metric in _metrics_in(prototype):
-            refuse_at_start(name, metric)
+            _refuse_at_start(name, metric)
 
     def copy(self, device: torch.device, copies: dict[int, Any]) -> Any:
         """A metric like the prototype that has seen nothing yet.
@@ -103,10 +103,11 @@ class NestedStates:
         if is_wrapper and metric._forward_cache is not None:
             refused.append(f"{kind} forgets earlier batches when it is called: call its update")
         values = {} if _shares_states(metric) else {k: getattr(metric, k) for k in metric._defaults}
-        updates = 1 if is_wrapper else metric._update_count
-        return MetricState(
-            updates, move(values, _CPU), move(inferred, _CPU), tuple(sorted(refused))
-        )
+        updates = metric._update_count
+        if is_wrapper:  # torchmetrics does not count its updates, but those inside it
+            inside = [part._update_count for _, part in _metrics_in(metric) if part is not metric]
+            updates = max(inside, default=1)
+        return MetricState(updates, _on_host(values), _on_host(inferred), tuple(sorted(refused)))
 
     def merge(self, lanes: Sequence[States]) -> Any:
         """One metric that has seen what all lanes have.
@@ -132,7 +133,7 @@ class NestedStates:
         return merged
 
 
-def refuse_at_start(name: str, metric: Metric) -> None:
+def _refuse_at_start(name: str, metric: Metric) -> None:
     """Raise if it is known without data that this metric cannot be merged.
 
     Args:
@@ -185,6 +186,10 @@ def _never() -> bool:
     return False
 
 
+def _on_host(data: Any) -> Any:
+    return map_leaves(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, data)
+
+
 def _metrics_in(metric: nn.Module) -> Iterator[tuple[str, Metric]]:
     """A metric and all inside it, by path, each once."""
     from torchmetrics import Metric
@@ -224,9 +229,9 @@ def _own_attributes(metric: Metric) -> dict[str, Any]:
 
 def _take_inferred(metric: Metric, states: Sequence[MetricState]) -> Iterator[str]:
     """Take what all lanes inferred alike; yields why not."""
-    for key, value in states[0].inferred.items():
-        if {digest(state.inferred.get(key)) for state in states} == {digest(value)}:
-            setattr(metric, key, value)
+    for key in {key: None for state in states for key in state.inferred}:
+        if len({digest(state.inferred.get(key)) for state in states}) == 1:
+            setattr(metric, key, states[0].inferred[key])
         else:
             yield f"{type(metric).__name__} keeps {key}, and it differs between lanes"
 

@@ -25,6 +25,7 @@ from torchmetrics.wrappers import (
     MultioutputWrapper,
     Running,
 )
+from torchmetrics.wrappers.abstract import WrapperMetric
 
 from samestep.errors import TaskError
 from samestep.train.metric_names import flatten
@@ -159,6 +160,43 @@ def test_a_setting_that_all_lanes_inferred_alike_is_kept() -> None:
         over_lanes(InferringLabels())
 
 
+class SawSmall(Inferring):
+    """Raises a flag in some lanes only."""
+
+    small = False
+
+    def update(self, scores: Tensor, labels: Tensor) -> None:
+        if (labels[0] == labels).all():
+            self.small = True
+
+
+def test_a_flag_that_only_some_lanes_raised_is_refused() -> None:
+    with pytest.raises(TaskError, match="SawSmall keeps small, and it differs between lanes"):
+        over_lanes(SawSmall(), size=2)
+
+
+class Renamed(WrapperMetric):
+    """A wrapper with a setting of its own, taken from the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = SumMetric()
+        self.kind: torch.dtype | None = None
+
+    def update(self, scores: Tensor, labels: Tensor) -> None:
+        self.kind = scores.dtype
+        self.inner.update(scores)
+
+    def compute(self) -> dict[str, Tensor]:
+        return {str(self.kind): self.inner.compute()}
+
+
+@pytest.mark.parametrize("size", [3, 20])
+def test_a_lane_without_batches_has_no_say(size: int) -> None:
+    found = over_lanes(Renamed(), size=size)
+    assert found == {"m/torch.float32": pytest.approx(SCORES.sum().item(), rel=1e-5)}
+
+
 class Custom(Metric):
     """A metric whose state is joined by the function it is given."""
 
@@ -205,6 +243,12 @@ def test_a_function_of_the_stacked_values_merges_them() -> None:
 def test_some_are_refused_before_anything_is_measured(metric: nn.Module, reason: str) -> None:
     with pytest.raises(TaskError, match=reason):
         NestedStates("m", metric)
+
+
+def test_what_torchmetrics_itself_merges_wrongly_is_refused() -> None:
+    nrmse = pytest.importorskip("torchmetrics.regression.nrmse")  # not in the oldest we support
+    with pytest.raises(TaskError, match="metric m: torchmetrics cannot merge the states of more"):
+        NestedStates("m", nrmse.NormalizedRootMeanSquaredError())
 
 
 def call(metric: Any, scores: Tensor, labels: Tensor) -> None:
