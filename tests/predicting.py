@@ -46,11 +46,13 @@ def finished_run(
             step=step, epoch=1, world=2, saved_at=1.7e9, metrics={}, ended=None, config={},
             best=None if best is None else Best(best, "val_loss", 0.5), plan={}, versions={},
         )  # fmt: skip
-        training = {"model": {}, "shared": {}, "optimizers": [], "kept": dict(kept or {})}
+        made: Task = globals()[task](**config.params)
+        weights = made.model().state_dict()
+        modules = [module.state_dict() for module in made.extra_modules()]
+        training = {"model": {}, "shared": {}, "modules": modules, "optimizers": []}
         target = folder / "checkpoints" / folder_name(step)
         target.parent.mkdir(exist_ok=True)
-        made: Task = globals()[task](**config.params)
-        write_checkpoint(Files(), target, made.model().state_dict(), training, manifest)
+        write_checkpoint(Files(), target, weights, {**training, "kept": dict(kept or {})}, manifest)
     return folder
 
 
@@ -123,6 +125,23 @@ class Scores(Task):
             "clash": lambda: {"a": scores, "a_0": scores[:, 0]},
         }
         return kinds[self.gives]()
+
+
+class Headed(Scores):
+    """Predicts with an extra module, which may count its batches."""
+
+    def __init__(self, counts: bool = False) -> None:
+        super().__init__()
+        self.counts = counts
+
+    def extra_modules(self) -> Any:
+        self.head = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Linear(3, 2))
+        return [self.head]
+
+    def predict(self, model: nn.Module, batch: LaneBatch) -> Any:
+        if self.counts:
+            self.head[0].num_batches_tracked += 1
+        return self.head(super().predict(model, batch))
 
 
 class Downloaded(Scores):

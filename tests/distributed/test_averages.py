@@ -167,7 +167,7 @@ def _sync_batchnorm(config: dict[str, Any]) -> list[float]:
         data = torch.utils.data.TensorDataset(*points(70))
         setup = RunSetup.create(loaded, context)
         assert setup.assignment.fused
-        measure_batchnorm(setup, model, lambda m, batch: m(batch.x), data, None, None)
+        measure_batchnorm(setup, [model], lambda m, batch: m(batch.x), data, None, None)
         return [model.running_mean.item(), model.running_var.item()]
 
 

@@ -68,3 +68,13 @@ def test_a_mistake_on_one_rank_ends_all_and_leaves_no_file(tmp_path: Path) -> No
     assert "rank 1 on " in said[0][1]
     assert "TaskError" in said[0][1]
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_buffer_that_moves_on_some_ranks_ends_all_of_them(tmp_path: Path) -> None:
+    """One sample: the other rank predicts nothing."""
+    run = finished_run(tmp_path / "run", "Headed", params={"counts": True})
+    answers = answers_of_ranks(_predict, 2, str(run), str(tmp_path), "plain:1", ["csv"], [])
+    for ok, text in answers:
+        assert not ok
+        assert "TaskError: predicting changed buffers in evaluation mode: extra module 1" in text
+    assert not (tmp_path / "p.csv").exists()

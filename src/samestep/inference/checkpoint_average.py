@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from samestep.checkpoint.files import DigestedFile, Files
 from samestep.checkpoint.format import (
@@ -30,6 +30,7 @@ from samestep.optim.weight_average import RunningMean
 from samestep.run_setup import RunSetup
 from samestep.train.batchnorm import measure_batchnorm
 from samestep.train.evaluate import Evaluator, Values
+from samestep.train.metrics import make_metrics
 from samestep.train.task import Task, load_task
 
 By = Literal["last", "best"]
@@ -130,17 +131,15 @@ class _RebuiltRun:
         self._setup.rng.enter(INIT)
         self._train_data, self._valid_data = self._task.train_data(), self._task.valid_data()
         self.model = self._task.model().to(context.device).train()
-        self._extra = list(self._task.extra_modules())
-        for module in self._extra:
+        self._modules = [self.model, *self._task.extra_modules()]
+        for module in self._modules[1:]:
             module.to(context.device)
 
     def load(self, found: FoundCheckpoint) -> None:
         """Load a checkpoint's weights into the model and the other modules."""
         training = read_training(found.folder)
         state = complete_model_state(read_model(found.folder), training)
-        pairs: list[tuple[nn.Module, Any]] = [(self.model, state)]
-        pairs += zip(self._extra, training["modules"], strict=False)
-        for module, saved in pairs:
+        for module, saved in zip(self._modules, [state, *training["modules"]], strict=False):
             try:
                 module.load_state_dict(saved)
             except RuntimeError as error:
@@ -152,16 +151,17 @@ class _RebuiltRun:
         """Estimate BatchNorm's statistics; False if the model has none."""
         task, data = self._task, self._train_data
         return measure_batchnorm(
-            self._setup, self.model, task.loss, data, task.order(data), task.collate
+            self._setup, self._modules, task.loss, data, task.order(data), task.collate
         )
 
     def evaluate(self) -> Values:
         """The values of the model on the validation set, if there is one."""
         if self._valid_data is None:
             return {}
-        task = self._task
-        return Evaluator(self._setup).run(
-            self.model, self._valid_data, task.evaluate, task.metrics(), task.collate, self._step
+        task, setup = self._task, self._setup
+        metrics = make_metrics(task.metrics, setup.rng, self._step)
+        return Evaluator(setup, self._modules).run(
+            self._valid_data, task.evaluate, metrics, task.collate, self._step
         )
 
 

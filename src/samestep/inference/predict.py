@@ -28,6 +28,7 @@ from samestep.inference.trained_model import Trained, load_trained
 from samestep.lanes.plan import BatchPlan
 from samestep.lanes.rng import INIT
 from samestep.run_setup import RunSetup
+from samestep.train.eval_mode import BufferSnapshot, refuse_changed
 from samestep.train.progress import SampleProgress
 from samestep.train.run_dir import config_of
 from samestep.train.task import Task
@@ -155,6 +156,7 @@ class _Prediction:
         """Predict all samples; `table` is rank 0's."""
         context, samples = self._setup.context, self._source.plan.samples
         progress = SampleProgress(samples, context.log, context.is_main)
+        buffers = BufferSnapshot([self._trained.model, *self._trained.extra_modules])
         with progress, torch.no_grad(), context.activity.during(COMPUTE):
             for batches in self._source.rounds(self._enter_stream):
                 mine = [self._predict(batch) for batch in batches]
@@ -163,6 +165,7 @@ class _Prediction:
                         assert table is not None, "only rank 0 receives results"
                         table.add(columns)
                         progress.add(len(columns[INDEX]))
+        refuse_changed(context.gather(buffers.changed()), "predicting")
 
     def _enter_stream(self, number: int) -> None:
         self._setup.rng.enter(_PREDICTION, at=(number,))

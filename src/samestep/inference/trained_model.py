@@ -31,6 +31,8 @@ class Trained:
     config: Config
     task: Task
     model: nn.Module
+    extra_modules: Sequence[nn.Module]
+    """What the task's `extra_modules` returned, as trained: no average is made of them."""
     manifest: Manifest
     weights: str
 
@@ -43,7 +45,7 @@ def load_trained(
     overrides: Sequence[str] = (),
     prepare: Callable[[Task], None] = lambda task: None,
 ) -> Trained:
-    """Load the model of a run, in evaluation mode.
+    """Load the model and the extra modules of a run, in evaluation mode.
 
     Args:
         run: the run's directory.
@@ -65,14 +67,23 @@ def load_trained(
     manifest = verify_checkpoint(folder)
     task = load_task(config)
     prepare(task)
-    model = task.model()
+    model, extra_modules = task.model(), list(task.extra_modules())
     training = read_training(folder)
     tensors = {**read_model(folder), **_other_weights(run, folder, weights, training["kept"])}
-    try:
-        model.load_state_dict(complete_model_state(tensors, training))
-    except RuntimeError as error:
-        raise CheckpointError(f"{folder} does not fit the task's model: {error}") from error
-    return Trained(config, task, model.to(device).eval(), manifest, weights)
+    saved = [complete_model_state(tensors, training), *training["modules"]]
+    if len(saved) != 1 + len(extra_modules):
+        raise CheckpointError(
+            f"{folder} does not fit the task: it holds {len(saved) - 1} extra modules, and "
+            f"extra_modules() returns {len(extra_modules)}"
+        )
+    for module, state in zip((model, *extra_modules), saved, strict=True):
+        try:
+            module.load_state_dict(state)
+        except RuntimeError as error:
+            what = "model" if module is model else type(module).__name__
+            raise CheckpointError(f"{folder} does not fit the task's {what}: {error}") from error
+        module.to(device).eval()
+    return Trained(config, task, model, extra_modules, manifest, weights)
 
 
 def _other_weights(

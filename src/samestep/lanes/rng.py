@@ -24,6 +24,8 @@ INIT = "init"
 """Draws before the first step: the initial weights."""
 ORDER = "order"
 """The order of samples in an epoch."""
+METRICS = "metrics"
+"""Draws while an evaluation's metrics are made and computed; the same on every rank."""
 
 
 @lru_cache(maxsize=1 << 16)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial, reduce
@@ -17,6 +17,7 @@ from samestep.data.factory import first_epoch, open_source
 from samestep.data.orders import Order
 from samestep.optim.precision import Precision
 from samestep.run_setup import RunSetup
+from samestep.train.eval_mode import BufferSnapshot, evaluating
 
 Forward = Callable[[nn.Module, LaneBatch], Any]
 """Puts a training batch through the model, as a task's loss does."""
@@ -28,7 +29,7 @@ _STATISTICS = "statistics"
 
 def measure_batchnorm(
     setup: RunSetup,
-    model: nn.Module,
+    modules: Sequence[nn.Module],
     forward: Forward,
     dataset: Any,
     order: Order | None,
@@ -39,7 +40,17 @@ def measure_batchnorm(
     The set is read as in the first epoch: with its augmentation, and in its order, since batches
     of a set that is sorted by class would vary too little. Layers that the training keeps in
     evaluation mode keep their statistics.
+
+    Args:
+        setup: The run's setup.
+        modules: The model, and the extra modules: these keep their statistics, since no average
+            is made of their weights.
+        forward: Puts a batch through the model.
+        dataset: The training set.
+        order: In which order samples are visited; shuffled unless given.
+        collate: Makes a batch of a list of samples; torch's default unless given.
     """
+    model = modules[0]
     layers = _layers(model)
     if not layers:
         return False
@@ -47,7 +58,7 @@ def measure_batchnorm(
     setup = replace(setup, assignment=replace(setup.assignment, fused=False))
     source = open_source(setup, dataset, order, collate)
     batches = first_epoch(source, setup, _STATISTICS)
-    with _only_statistics(model, layers), torch.no_grad():
+    with _only_statistics(modules, layers), torch.no_grad():
         mine = _sums_by_lane(model, forward, layers, batches, setup.precision)
     gathered = setup.context.gather(
         [(lane, [t.cpu() for t in sums]) for lane, sums in mine.items()]
@@ -66,29 +77,25 @@ def _layers(model: nn.Module) -> list[_BatchNorm]:
 
 
 @contextmanager
-def _only_statistics(model: nn.Module, layers: list[_BatchNorm]) -> Iterator[None]:
+def _only_statistics(modules: Sequence[nn.Module], layers: list[_BatchNorm]) -> Iterator[None]:
     """These layers normalise by the batch; all else is as in evaluation, and afterwards as before.
 
     Dropout too: the statistics are for a model that is evaluated, and it has none there.
     """
-    modes = [(module, module.training) for module in model.modules()]
     momenta = [layer.momentum for layer in layers]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    model.eval()
-    for layer in layers:
-        layer.training, layer.momentum = True, None
-        # Not SyncBatchNorm's, which would wait for ranks that have no batch at this moment.
-        layer.forward = partial(_BatchNorm.forward, layer)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        for layer, momentum in zip(layers, momenta, strict=True):
-            layer.momentum = momentum
-            del layer.forward
-        for module, mode in modes:
-            module.training = mode
-        for buffer, before in buffers:
-            buffer.copy_(before)
+    buffers = BufferSnapshot(modules)
+    with evaluating(modules):
+        for layer in layers:
+            layer.training, layer.momentum = True, None
+            # Not SyncBatchNorm's, which would wait for ranks that have no batch at this moment.
+            layer.forward = partial(_BatchNorm.forward, layer)  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            for layer, momentum in zip(layers, momenta, strict=True):
+                layer.momentum = momentum
+                del layer.forward
+            buffers.restore()
 
 
 def _sums_by_lane(

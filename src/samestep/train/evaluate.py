@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +13,12 @@ from samestep.data.batch import Collate, LaneBatch
 from samestep.data.sequential import SequentialSource
 from samestep.lanes.assignment import LaneAssignment
 from samestep.lanes.plan import BatchPlan
+from samestep.lanes.rng import METRICS
 from samestep.run_setup import RunSetup
-from samestep.train.metrics import LaneMetrics, merge_lanes
+from samestep.train.eval_mode import BufferSnapshot, evaluating, refuse_changed
+from samestep.train.metrics import LaneMetrics, merge_lanes, mergers_of
 
-if TYPE_CHECKING:
-    from torchmetrics import Metric
-
-Measure = Callable[[nn.Module, LaneBatch, "Mapping[str, Metric]"], tuple[Tensor, Tensor | float]]
+Measure = Callable[[nn.Module, LaneBatch, Mapping[str, Any]], tuple[Tensor, Tensor | float]]
 Values = dict[str, float | list[float]]
 
 _EVALUATION = "evaluation"
@@ -29,7 +27,12 @@ _EVALUATION = "evaluation"
 class Evaluator:
     """Measures a model on a dataset, sharded by lanes or wholly on rank 0."""
 
-    def __init__(self, setup: RunSetup) -> None:
+    def __init__(self, setup: RunSetup, modules: Sequence[nn.Module]) -> None:
+        """Args:
+        setup: The run's setup.
+        modules: The model, and the extra modules that take part.
+        """
+        self._modules = modules
         config, lane_count = setup.config, setup.batch.lane_count
         lane_batch = config.evaluation.batch or setup.batch.lane_batch
         by_rank = setup.assignment.by_rank
@@ -44,25 +47,38 @@ class Evaluator:
 
     def run(
         self,
-        model: nn.Module,
         dataset: Any,
         measure: Measure,
-        metrics: Mapping[str, Metric],
+        metrics: Mapping[str, Any],
         collate: Collate | None,
         step: int,
     ) -> Values:
-        """The dataset's loss and metrics; the same numbers on every rank and any world."""
-        setup, my_lanes = self._setup, self._setup.assignment.my_units
+        """The dataset's loss and metrics; the same numbers on every rank and any world.
+
+        Args:
+            dataset: A map-style dataset.
+            measure: Updates a lane's metrics with a batch, and returns its loss.
+            metrics: By name, what each lane gets a copy of.
+            collate: Makes a batch of a list of samples; torch's default unless given.
+            step: The step after which this is measured; random numbers follow from it.
+        """
+        setup, mergers = self._setup, mergers_of(metrics)
         source = SequentialSource(setup, dataset, "validation data", collate)
-        by_lane = {lane: LaneMetrics(metrics, setup.context.device) for lane in my_lanes}
-        with _evaluating(model), torch.no_grad():
+        my_lanes = setup.assignment.my_units
+        by_lane = {lane: LaneMetrics(mergers, setup.context.device) for lane in my_lanes}
+        buffers = BufferSnapshot(self._modules)
+        with evaluating(self._modules), torch.no_grad():
             for batch in self._batches(source, step):
                 mine = by_lane[batch.lane]
                 with setup.precision.forward():
-                    mine.add_loss(*measure(model, batch, mine.metrics))
-        gathered = setup.context.gather([(lane, by_lane[lane].state()) for lane in by_lane])
-        states = sorted((entry for rank in gathered for entry in rank), key=lambda entry: entry[0])
-        return merge_lanes(metrics, [state for _, state in states])
+                    mine.add_loss(*measure(self._modules[0], batch, mine.metrics))
+        my_states = [(number, lane.state()) for number, lane in by_lane.items()]
+        gathered = setup.context.gather((buffers.changed(), my_states))
+        refuse_changed((changed for changed, _ in gathered), "the evaluation")
+        states = sorted((lane for _, lanes in gathered for lane in lanes), key=lambda lane: lane[0])
+        # Some metrics draw when they are computed, and this rank is at its last batch's stream.
+        setup.rng.enter(METRICS, at=(step, 1))
+        return merge_lanes(mergers, [state for _, state in states])
 
     def _batches(self, source: SequentialSource, step: int) -> Iterator[LaneBatch]:
         def enter_stream(number: int) -> None:
@@ -71,15 +87,3 @@ class Evaluator:
         if self._setup.assignment.my_units:
             for batches in source.rounds(enter_stream):
                 yield from batches
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and afterwards each submodule's own mode again."""
-    training = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in training:
-            module.training = mode

@@ -18,6 +18,8 @@ from samestep.step.step import Step
 from samestep.step.step_log import StepRecord
 from samestep.train.evaluate import Values
 from samestep.train.listeners import RunListener
+from samestep.train.metric_names import console_text, refuse_double
+from samestep.train.metrics import make_metrics, mergers_of
 from samestep.train.progress import TrainingProgress
 from samestep.train.run import Run
 from samestep.train.task import Loss, Task
@@ -101,6 +103,9 @@ class Training(RunListener):
                 run.keep(f"{every} schedule {number}", schedule)
         run.add_listener(self)
         self.averages = TrainingAverages(run, self._optimizers, self._source, self._total)
+        if self._valid_data is not None:
+            # What cannot be merged is refused now, and not after an epoch.
+            mergers_of(make_metrics(task.metrics, run.setup.rng, run.start_step))
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:
@@ -183,7 +188,9 @@ class Training(RunListener):
 
     def _evaluate(self, step: Step) -> Values:
         values = self._measure(step)
-        values |= self.averages.measure(lambda prefix: self._measure(step, prefix))
+        averaged = self.averages.measure(lambda prefix: self._measure(step, prefix))
+        refuse_double(values, averaged)
+        values |= averaged
         self.outcome.metrics = values
         self._report(step, values)
         is_best = self._best.offer(values, step.index)
@@ -195,14 +202,15 @@ class Training(RunListener):
     def _measure(self, step: Step, prefix: str = "") -> Values:
         if self._valid_data is None:
             return {}
-        task = self._task
-        return self._run.evaluate(
-            self._valid_data, task.evaluate, task.metrics(), task.collate, step.index, prefix
+        run, task = self._run, self._task
+        metrics = make_metrics(task.metrics, run.setup.rng, step.index)
+        return run.evaluate(
+            self._valid_data, task.evaluate, metrics, task.collate, step.index, prefix
         )
 
     def _report(self, step: Step, values: Values) -> None:
         self._run.log(step.index, {"epoch": step.epoch, **values})
-        shown = "  ".join(f"{k} {v:.4f}" for k, v in values.items() if isinstance(v, (int, float)))
+        shown = console_text(values, self._best.rule.metric)
         self._run.context.log.main(f"epoch {step.epoch + 1}  step {step.index + 1}  {shown}")
 
     def _finish(self, step: Step, measured: Values) -> None:

@@ -1,30 +1,127 @@
-"""Exact metrics on torchmetrics: accumulated per lane, merged in lane order.
-
-What torchmetrics does between processes (stack every process's state, reduce) is done here
-between lanes, so the result is a function of the lanes and not of how ranks share them.
-"""
+"""Exact metrics: accumulated per lane, merged in lane order."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import copy
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from samestep.errors import TaskError
+from samestep.lanes.rng import METRICS, RngStreams
+from samestep.train.metric_names import flatten
+from samestep.train.metric_states import NestedStates, is_torchmetrics
 
-if TYPE_CHECKING:  # torchmetrics takes a second to import; only its users need it
-    from torchmetrics import Metric
+LOSS = "val_loss"
+LaneState = tuple[float, float, dict[str, Any]]
+"""A lane's loss, what it was summed over, and its metrics' states by name."""
 
-State = dict[str, Any]
+
+class MetricMerger(Protocol):
+    """How one metric of a task is copied for each lane, and merged over them."""
+
+    def copy(self, device: torch.device, copies: dict[int, Any]) -> Any:
+        """A metric that has seen nothing yet; `copies` is deepcopy's memo of the lane."""
+
+    def state(self, metric: Any) -> Any:
+        """What other ranks need to know of a lane's copy, in host memory."""
+
+    def merge(self, lanes: Sequence[Any]) -> Any:
+        """One metric that has seen what all lanes have; their states are in lane order."""
+
+
+class WholeObjects:
+    """Merges objects with `merge_state(others)`, as torcheval's have, or `merge(other)`."""
+
+    def __init__(self, name: str, prototype: Any) -> None:
+        """Args:
+        name: The metric's name in the task.
+        prototype: The metric; it is neither updated nor changed.
+        """
+        self._name, self._prototype = name, prototype
+        self.state(prototype)  # raises now what would otherwise follow a first epoch
+
+    def copy(self, device: torch.device, copies: dict[int, Any]) -> Any:
+        copied = copy.deepcopy(self._prototype, copies)
+        return copied.to(device) if hasattr(copied, "to") else copied
+
+    def state(self, metric: Any) -> bytes:
+        file = io.BytesIO()
+        try:
+            torch.save(metric, file)
+        except Exception as error:
+            raise TaskError(
+                f"metric {self._name}: {type(metric).__name__} cannot be pickled, so no other rank "
+                f"can receive it: {error}"
+            ) from error
+        return file.getvalue()
+
+    def merge(self, lanes: Sequence[bytes]) -> Any:
+        first, *others = [
+            torch.load(io.BytesIO(lane), map_location="cpu", weights_only=False) for lane in lanes
+        ]
+        if hasattr(first, "to"):  # it may hold the device by name
+            first, *others = [metric.to(torch.device("cpu")) for metric in (first, *others)]
+        if hasattr(first, "merge_state"):
+            first.merge_state(others)
+        else:
+            for other in others:
+                first.merge(other)
+        return first
+
+
+def mergers_of(metrics: Mapping[str, Any]) -> dict[str, MetricMerger]:
+    """How each metric is merged.
+
+    Args:
+        metrics: What a task's `metrics` returned.
+
+    Raises:
+        TaskError: Naming a metric that cannot be merged, and why.
+    """
+    for name in (LOSS, "step", "epoch"):
+        if name in metrics:
+            raise TaskError(f"a metric is called {name}, as a value of each evaluation: rename it")
+    return {name: _merger(name, metric) for name, metric in metrics.items()}
+
+
+def _merger(name: str, metric: Any) -> MetricMerger:
+    if is_torchmetrics(metric):
+        return NestedStates(name, metric)
+    kind = type(metric).__name__
+    missing = [key for key in ("update", "compute") if not callable(getattr(metric, key, None))]
+    if missing:
+        raise TaskError(f"metric {name} is a {kind}, which has no {' and no '.join(missing)}")
+    if not any(callable(getattr(metric, key, None)) for key in ("merge_state", "merge")):
+        raise TaskError(
+            f"metric {name}: {kind} cannot be merged over lanes. Give it merge(self, other), which "
+            "adds what another lane's copy has seen, or derive it from torchmetrics.Metric"
+        )
+    return WholeObjects(name, metric)
+
+
+def make_metrics(make: Callable[[], Mapping[str, Any]], rng: RngStreams, step: int) -> Any:
+    """A task's metrics for one evaluation, made with the same draws on every rank.
+
+    Args:
+        make: The task's `metrics`.
+        rng: The run's streams.
+        step: The step after which is measured.
+    """
+    rng.enter(METRICS, at=(step,))
+    return make()
 
 
 class LaneMetrics:
     """One lane's metrics and loss, over all batches of an evaluation."""
 
-    def __init__(self, prototypes: Mapping[str, Metric], device: torch.device) -> None:
-        self.metrics = {name: _clone(metric, device) for name, metric in prototypes.items()}
+    def __init__(self, mergers: Mapping[str, MetricMerger], device: torch.device) -> None:
+        self._mergers = mergers
+        copies: dict[int, Any] = {}
+        self.metrics = {name: merger.copy(device, copies) for name, merger in mergers.items()}
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self._count = torch.zeros((), dtype=torch.float64, device=device)
 
@@ -32,60 +129,24 @@ class LaneMetrics:
         self._loss += torch.as_tensor(loss_sum).detach()
         self._count += torch.as_tensor(count)
 
-    def state(self) -> tuple[float, float, dict[str, State]]:
+    def state(self) -> LaneState:
         """What other ranks need to know of this lane. This waits for the device."""
-        states = {
-            name: {attr: _to_cpu(value) for attr, value in metric.metric_state.items()}
-            for name, metric in self.metrics.items()
-        }
+        metrics = self.metrics.items()
+        states = {name: self._mergers[name].state(metric) for name, metric in metrics}
         return float(self._loss), float(self._count), states
 
 
-def _clone(metric: Metric, device: torch.device) -> Metric:
-    clone = metric.clone().to(device)
-    clone.reset()
-    # We merge; torchmetrics must not start collectives. It looks at the second of these, which
-    # it copies from the first only when a metric is made.
-    clone.sync_on_compute = clone._to_sync = False
-    return clone
-
-
-def _to_cpu(value: Any) -> Any:
-    return [item.cpu() for item in value] if isinstance(value, list) else value.cpu()
-
-
 def merge_lanes(
-    prototypes: Mapping[str, Metric],
-    lanes: Sequence[tuple[float, float, dict[str, State]]],
+    mergers: Mapping[str, MetricMerger], lanes: Sequence[LaneState]
 ) -> dict[str, float | list[float]]:
-    """The values over all lanes, given in lane order: `val_loss` and every metric."""
+    """The values over all lanes: `val_loss` and every metric, by name.
+
+    Args:
+        mergers: How each metric is merged.
+        lanes: What `LaneMetrics.state` returned, in lane order.
+    """
     loss, count = sum(lane[0] for lane in lanes), sum(lane[1] for lane in lanes)
-    values: dict[str, float | list[float]] = {}
-    if count:
-        values["val_loss"] = loss / count
-    for name, prototype in prototypes.items():
-        merged = _merge(prototype, [lane[2][name] for lane in lanes])
-        values |= _as_numbers(name, merged.compute())
-    return values
-
-
-def _merge(prototype: Metric, states: Sequence[State]) -> Metric:
-    merged = _clone(prototype, torch.device("cpu"))
-    for attr, reduction in merged._reductions.items():
-        values = [state[attr] for state in states]
-        if isinstance(values[0], list):
-            setattr(merged, attr, [item for value in values for item in value])
-            continue
-        stacked = torch.stack(values)
-        setattr(merged, attr, stacked if reduction is None else reduction(stacked))  # type: ignore[operator]
-    merged._update_count = 1  # else compute() warns that nothing was added
-    merged._computed = None
-    return merged
-
-
-def _as_numbers(name: str, value: Any) -> dict[str, float | list[float]]:
-    if isinstance(value, Mapping):
-        return {k: v for key, inner in value.items() for k, v in _as_numbers(key, inner).items()}
-    if isinstance(value, Tensor):
-        return {name: value.tolist()}
-    raise TaskError(f"metric {name} computes a {type(value).__name__}: it must give tensors")
+    found: dict[str, Any] = {LOSS: loss / count} if count else {}
+    for name, merger in mergers.items():
+        found[name] = merger.merge([lane[2][name] for lane in lanes]).compute()
+    return flatten(found)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from samestep.data.batch import LaneBatch
+from samestep.pytree import leaves
 from samestep.step.step_log import StepRecord
 from samestep.train.evaluate import Values
 from samestep.train.listeners import RunListener
@@ -136,8 +137,10 @@ def final_state(
                     if isinstance(value, (Tensor, float, int)):
                         found[f"optimizer{number}.{name}.{key}"] = torch.as_tensor(value)
     found |= averages
-    for name, number_or_list in metrics.items():
-        found[f"metrics.{name}"] = torch.tensor(number_or_list, dtype=torch.float64)
+    for name, value in metrics.items():
+        # A list may hold lists of other lengths, as a curve for each class does.
+        numbers = list(leaves(value)) if isinstance(value, list) else value
+        found[f"metrics.{name}"] = torch.tensor(numbers, dtype=torch.float64)
     return {name: value.detach().cpu().contiguous().clone() for name, value in found.items()}
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from torch import nn
 
@@ -34,9 +34,6 @@ from samestep.train.run_log import RunLog
 from samestep.train.saver import Saver
 from samestep.train.step_end import StepEnd
 from samestep.train.trackers import open_trackers
-
-if TYPE_CHECKING:
-    from torchmetrics import Metric
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -106,9 +103,13 @@ class Run:
     @property
     def model(self) -> nn.Module:
         """The prepared model, unwrapped."""
+        return self._modules[0]
+
+    @property
+    def _modules(self) -> Sequence[nn.Module]:
         if self._prepared is None:
             raise StepError("there is no model yet: call run.prepare first")
-        return self._prepared.modules[0]
+        return self._prepared.modules
 
     # -- preparing -------------------------------------------------------------------------
 
@@ -320,7 +321,7 @@ class Run:
     # -- measuring -------------------------------------------------------------------------
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write values to the trackers, once for the run. Call it on every rank or on any."""
+        """Write numbers, tensors, figures to the trackers, once. Call it on every rank or on any."""
         self._log.write(step, values)
 
     def flush(self) -> None:
@@ -335,7 +336,7 @@ class Run:
         self,
         dataset: Any,
         measure: Measure,
-        metrics: Mapping[str, Metric] | None = None,
+        metrics: Mapping[str, Any] | None = None,
         collate: Collate | None = None,
         step: int = 0,
         prefix: str = "",
@@ -346,20 +347,20 @@ class Run:
             dataset: A map-style dataset.
             measure: `measure(model, batch, metrics)` updates the metrics and returns the loss as
                 (sum, count). It gets the unwrapped model.
-            metrics: Torchmetrics by name.
+            metrics: By name, of torchmetrics, or with `update`, `compute` and a way to merge.
             collate: Makes a batch of a list of samples; torch's default unless given.
             step: The step after which this is measured; random numbers follow from it.
             prefix: Put before every name in the result.
 
         Returns:
-            `val_loss` and every metric, by name.
+            `val_loss` and every metric, by name; a value inside a metric's result is `NAME/KEY`.
         """
         if self._prepared is None:
             raise StepError("run.evaluate came before run.prepare: prepare the model first")
         self.flush()
-        evaluator = Evaluator(self.setup)
+        evaluator = Evaluator(self.setup, self._modules)
         with self.context.activity.during(EVALUATE):
-            found = evaluator.run(self.model, dataset, measure, metrics or {}, collate, step)
+            found = evaluator.run(dataset, measure, metrics or {}, collate, step)
         values = {f"{prefix}{name}": value for name, value in found.items()}
         self.setup.rng.enter(BETWEEN, at=(step,))
         self._log.restart_clock()
@@ -387,7 +388,7 @@ class Run:
             False if the model has no BatchNorm.
         """
         with self.context.activity.during(EVALUATE):
-            found = measure_batchnorm(self.setup, self.model, forward, dataset, order, collate)
+            found = measure_batchnorm(self.setup, self._modules, forward, dataset, order, collate)
         self.setup.rng.enter(BETWEEN)
         self._log.restart_clock()
         return found

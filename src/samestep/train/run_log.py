@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from samestep.errors import TaskError
 from samestep.optim.nonfinite import FiniteGuard
 from samestep.optim.update import Update
 from samestep.run_setup import RunSetup
@@ -43,6 +44,8 @@ class RunLog:
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Write values to the trackers, once for the run."""
+        if "step" in values:
+            raise TaskError("a value is called step, as the row's own number: rename it")
         self._trackers.write({"step": step, **values})
 
     def sync_update(self) -> None:

@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -18,9 +18,6 @@ from samestep.data.orders import Order
 from samestep.errors import TaskError
 from samestep.optim.schedules import Schedule
 from samestep.step.step import Step
-
-if TYPE_CHECKING:
-    from torchmetrics import Metric
 
 Loss = tuple[Tensor, Tensor | float]
 """A loss summed over a lane's samples (tokens, pixels), and how many that were."""
@@ -126,11 +123,15 @@ class Task:
         """
         raise TaskError(f"{type(self).__name__} must define loss(self, model, batch)")
 
-    def metrics(self) -> Mapping[str, Metric]:
-        """What evaluation measures besides the loss, by name."""
+    def metrics(self) -> Mapping[str, Any]:
+        """What evaluation measures besides the loss, by name: new metrics for each evaluation.
+
+        They are torchmetrics' own or derived from them, or objects with `update`, `compute`, and
+        `merge(other)` or `merge_state(others)`, as torcheval's have.
+        """
         return {}
 
-    def evaluate(self, model: nn.Module, batch: LaneBatch, metrics: Mapping[str, Metric]) -> Loss:
+    def evaluate(self, model: nn.Module, batch: LaneBatch, metrics: Mapping[str, Any]) -> Loss:
         """Update the metrics with one validation batch.
 
         Args:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 from samestep.config import Config
-from samestep.errors import MissingExtraError, RunDirError
+from samestep.errors import MissingExtraError, RunDirError, TaskError
 
 
 class Tracker(ABC):
-    """Takes rows of values; every row has a `step`."""
+    """Takes rows of values; every row has a `step`.
+
+    Values are numbers, text, lists and mappings of them, and matplotlib figures; a tracker skips
+    what it does not take.
+    """
 
     @abstractmethod
     def write(self, row: dict[str, Any]) -> None: ...
@@ -34,8 +43,11 @@ class JsonLines(Tracker):
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, row: dict[str, Any]) -> None:
+        texts = {name: value for name, value in row.items() if not is_figure(value)}
+        if texts.keys() == {"step"} != row.keys():
+            return
         try:
-            self._file.write(json.dumps(row) + "\n")
+            self._file.write(json.dumps(texts) + "\n")
         except OSError as error:
             raise self._named(error) from error
 
@@ -58,8 +70,32 @@ class JsonLines(Tracker):
         )
 
 
+class FigureFiles(Tracker):
+    """Figures as `NAME-STEP.png` in one folder, which the first of them makes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, row: dict[str, Any]) -> None:
+        for name, value in row.items():
+            if is_figure(value):
+                safe = re.sub(r"[^\w.-]+", "-", name)
+                path = self._folder / f"{safe}-{row['step']:08d}.png"
+                try:
+                    self._folder.mkdir(exist_ok=True)
+                    value.savefig(path)
+                except OSError as error:
+                    raise RunDirError(f"{path} could not be written: {error}") from error
+
+    def flush(self) -> None:
+        """A figure is written at once."""
+
+    def close(self) -> None:
+        """No file stays open."""
+
+
 class TensorBoard(Tracker):
-    """Scalars as TensorBoard events."""
+    """Scalars and figures as TensorBoard events."""
 
     def __init__(self, folder: Path, start: int) -> None:
         try:
@@ -71,7 +107,9 @@ class TensorBoard(Tracker):
 
     def write(self, row: dict[str, Any]) -> None:
         for name, value in row.items():
-            if name != "step" and isinstance(value, (int, float)):
+            if is_figure(value):
+                self._writer.add_figure(name, value, row["step"], close=False)
+            elif name != "step" and isinstance(value, (int, float)):
                 self._writer.add_scalar(name, value, row["step"])
 
     def flush(self) -> None:
@@ -88,6 +126,8 @@ class Trackers(Tracker):
         self._trackers = trackers
 
     def write(self, row: dict[str, Any]) -> None:
+        if self._trackers:  # other ranks need not wait for their devices
+            row = {name: _plain(name, value) for name, value in row.items()}
         for tracker in self._trackers:
             tracker.write(row)
 
@@ -100,11 +140,33 @@ class Trackers(Tracker):
             tracker.close()
 
 
+def is_figure(value: Any) -> bool:
+    """Whether this is a matplotlib figure. Who has made one has imported it; we need not."""
+    module = sys.modules.get("matplotlib.figure")
+    return module is not None and isinstance(value, module.Figure)
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A value as all trackers know it."""
+    if isinstance(value, (Tensor, np.ndarray, np.generic)):
+        return value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_plain(name, item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(name, item) for key, item in value.items()}
+    if value is None or isinstance(value, (bool, int, float, str)) or is_figure(value):
+        return value
+    raise TaskError(
+        f"{name} is a {type(value).__name__}: trackers take numbers, text, tensors, lists and "
+        "mappings of them, and matplotlib figures"
+    )
+
+
 def open_trackers(config: Config, folder: Path, is_main: bool, start: int = 0) -> Trackers:
     """The config's trackers on rank 0, for steps from `start` on; none on the others."""
     if not is_main:
         return Trackers([])
-    trackers: list[Tracker] = [JsonLines(folder / "metrics.jsonl")]
+    trackers: list[Tracker] = [JsonLines(folder / "metrics.jsonl"), FigureFiles(folder / "figures")]
     if config.trackers.tensorboard:
         trackers.append(TensorBoard(folder / "tensorboard", start))
     return Trackers(trackers)

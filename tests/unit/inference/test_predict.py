@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from samestep.checkpoint.format import read_training
 from samestep.data.batch import LaneBatch
 from samestep.distributed.context import SingleProcessContext
 from samestep.errors import CheckpointError, MissingExtraError, OutputError, PlanError, TaskError
@@ -268,3 +269,34 @@ def test_numbers_keep_their_values(dtype: torch.dtype) -> None:
     column = columns_of(value, LaneBatch(0, None, (0, 1, 2)))["output"]
     assert column.tolist() == value.tolist()
     assert column.dtype.itemsize in (1, 4, 8)
+
+
+def test_extra_modules_predict_as_trained(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "run", "Headed")
+    predict(run, "valid", tmp_path / "p.jsonl")
+    head = read_training(tmp_path / "run" / "checkpoints" / "step-00000003")["modules"][0]
+    trained = load_trained(run)
+    (module,) = trained.extra_modules
+    assert all(torch.equal(value, head[name]) for name, value in module.state_dict().items())
+    with torch.no_grad():
+        scores = module(trained.model(points(37)))
+    written = [row["output"] for row in objects(tmp_path / "p.jsonl")]
+    assert torch.allclose(torch.tensor(written), scores, atol=1e-6)
+
+
+def test_a_buffer_that_moves_while_predicting_is_refused_by_name(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "run", "Headed", params={"counts": True})
+    with pytest.raises(TaskError, match=r"extra module 1\.0\.num_batches_tracked \(BatchNorm1d\)"):
+        predict(run, "valid", tmp_path / "p.jsonl")
+    assert names(tmp_path) == ["run"]
+
+
+def test_extra_modules_that_are_not_those_of_the_run_are_refused(
+    tmp_path: Path,
+) -> None:
+    run = finished_run(tmp_path / "run", "Headed")
+    config = json.loads((run / "config.json").read_text())
+    config["task"] = config["task"].replace("Headed", "Scores")
+    (run / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="it holds 1 extra modules"):
+        load_trained(run)

@@ -48,7 +48,7 @@ def measure(
     order = orders.sequential(len(SAMPLES)) if hasattr(data, "__len__") else None
     setup = RunSetup.create(config, context)
     forward = forward or (lambda m, batch: m(batch.x))
-    return measure_batchnorm(setup, model, forward, data, order, None)
+    return measure_batchnorm(setup, [model], forward, data, order, None)
 
 
 def expected(cut: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -118,6 +118,26 @@ def test_a_layer_called_twice_counts_both_and_only_batches_that_pass_it() -> Non
     assert measure(model, forward=forward)
     mean = SAMPLES[:4].double().mean(0) + 0.5
     assert torch.allclose(model.running_mean.double(), mean, rtol=1e-6)
+
+
+def test_extra_modules_are_as_in_evaluation_and_keep_their_statistics() -> None:
+    model, head = nn.BatchNorm1d(3), nn.Sequential(nn.Dropout(), nn.BatchNorm1d(3))
+    before = {name: value.clone() for name, value in head.state_dict().items()}
+    modes: set[bool] = set()
+
+    def forward(model: nn.Module, batch: LaneBatch) -> None:
+        modes.update(part.training for part in head.modules())
+        head(model(batch.x))
+
+    setup = RunSetup.create(
+        load_config({"epochs": 1, "global_batch": 8, "lanes": 2}), SingleProcessContext()
+    )
+    data = TensorDataset(SAMPLES)
+    assert measure_batchnorm(setup, [model, head], forward, data, None, None)
+    assert modes == {False}
+    assert all(part.training for part in head.modules())
+    assert all(torch.equal(value, before[name]) for name, value in head.state_dict().items())
+    assert not torch.equal(model.running_mean, torch.zeros(3))
 
 
 class Endless:

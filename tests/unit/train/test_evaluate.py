@@ -35,7 +35,7 @@ def noisy(model: nn.Module, batch: LaneBatch, metrics: Any) -> tuple[Tensor, int
 
 def evaluate(setup: RunSetup, step: int = 0, model: nn.Module | None = None) -> dict[str, Any]:
     data, metrics = TensorDataset(SAMPLES), {"sum": SumMetric()}
-    return Evaluator(setup).run(model or Model(), data, noisy, metrics, None, step)
+    return Evaluator(setup, [model or Model()]).run(data, noisy, metrics, None, step)
 
 
 def test_every_sample_counts_once() -> None:
@@ -63,7 +63,7 @@ def test_no_batch_draws_what_another_does() -> None:
         drawn.append(torch.rand(()).item())
         return batch.x.sum(), len(batch)
 
-    Evaluator(setup_of()).run(Model(), TensorDataset(SAMPLES), measure, {}, None, 0)
+    Evaluator(setup_of(), [Model()]).run(TensorDataset(SAMPLES), measure, {}, None, 0)
     assert len(set(drawn)) == len(drawn) == 13
 
 
@@ -87,7 +87,7 @@ def test_ranks_share_the_lanes_or_leave_them_to_rank_0(mode: str) -> None:
         context.gathered = states
         object.__setattr__(setup, "context", context)
         evaluate(setup)
-    lanes = [[lane for lane, _ in rank] for rank in states]
+    lanes = [[lane for lane, _ in rank] for _, rank in states]
     assert lanes == ([[0, 1], [2, 3]] if mode == "sharded" else [[0, 1, 2, 3], []])
 
     class All(Rank):
@@ -107,7 +107,7 @@ def test_the_batch_may_be_larger_than_in_training() -> None:
         return batch.x.sum(), len(batch)
 
     setup = setup_of(evaluation={"batch": 5})
-    found = Evaluator(setup).run(Model(), TensorDataset(SAMPLES), measure, {}, None, 0)
+    found = Evaluator(setup, [Model()]).run(TensorDataset(SAMPLES), measure, {}, None, 0)
     assert sizes == [5, 5, 3]
     assert found == {"val_loss": 6.0}
 
@@ -122,7 +122,7 @@ def test_each_modules_mode_is_what_it_was_also_after_an_error() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        Evaluator(setup_of()).run(model, TensorDataset(SAMPLES), fail, {}, None, 0)
+        Evaluator(setup_of(), [model]).run(TensorDataset(SAMPLES), fail, {}, None, 0)
     assert seen == [False, False, False]
     assert (model.training, model.drop.training, model.frozen.training) == (True, True, False)
     assert torch.is_grad_enabled()
@@ -135,10 +135,10 @@ def test_an_evaluation_runs_in_the_configs_precision() -> None:
 
     dtypes: set[torch.dtype] = set()
     setup = setup_of(precision="bf16")
-    Evaluator(setup).run(Model(), TensorDataset(SAMPLES), measure, {}, None, 0)
+    Evaluator(setup, [Model()]).run(TensorDataset(SAMPLES), measure, {}, None, 0)
     assert dtypes == {torch.bfloat16}
 
 
 def test_data_without_a_length_is_refused() -> None:
     with pytest.raises(TaskError, match="validation data must have a length"):
-        Evaluator(setup_of()).run(Model(), iter([]), noisy, {}, None, 0)
+        Evaluator(setup_of(), [Model()]).run(iter([]), noisy, {}, None, 0)

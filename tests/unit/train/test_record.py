@@ -108,3 +108,9 @@ def test_the_hash_does_not_depend_on_the_order_of_names() -> None:
 
 def test_zeros_of_both_signs_differ() -> None:
     assert hash_state({"a": torch.tensor(0.0)}) != hash_state({"a": torch.tensor(-0.0)})
+
+
+def test_a_metric_may_be_lists_of_other_lengths() -> None:
+    curves: Any = {"curve": [[0.5, 1.0], [2.0]]}
+    found = final_state(nn.Linear(1, 1), [], curves, {})
+    assert found["metrics.curve"].tolist() == [0.5, 1.0, 2.0]

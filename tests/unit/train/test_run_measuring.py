@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import samestep
+from samestep.errors import TaskError
 from samestep.step.step import Step
 from tests.unit.train.own_loops import (
     Noisy,
@@ -29,6 +30,15 @@ def test_logged_values_reach_metrics_jsonl_in_full(tmp_path: Path) -> None:
         run.log(4, {"value": 0.1 + 0.2, "name": "x"})
         run.flush()
         assert rows(tmp_path, "value") == [{"step": 4, "value": 0.1 + 0.2, "name": "x"}]
+
+
+def test_a_logged_tensor_is_its_number_and_no_value_replaces_the_rows_step(tmp_path: Path) -> None:
+    with samestep.start(settings(tmp_path)) as run:
+        run.log(4, {"value": torch.tensor(0.5)})
+        with pytest.raises(TaskError, match="a value is called step"):
+            run.log(4, {"step": 5})
+        run.flush()
+        assert rows(tmp_path, "value") == [{"step": 4, "value": 0.5}]
 
 
 def test_losses_are_written_a_period_at_a_time_and_at_the_end(tmp_path: Path) -> None:

@@ -7,11 +7,20 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from samestep.config import Config, load_config
-from samestep.errors import RunDirError
-from samestep.train.trackers import JsonLines, TensorBoard, Tracker, Trackers, open_trackers
+from samestep.errors import RunDirError, TaskError
+from samestep.train.trackers import (
+    FigureFiles,
+    JsonLines,
+    TensorBoard,
+    Tracker,
+    Trackers,
+    open_trackers,
+)
 
 
 def config(**values: Any) -> Config:
@@ -116,3 +125,55 @@ def test_tensorboard_gets_the_numbers_of_a_row_by_its_step(monkeypatch: pytest.M
     tracker.flush()
     tracker.close()
     assert writer.calls == [("loss", 0.5, 7), ("epoch", 1, 7), "flush", "close"]
+
+
+def figure() -> Any:
+    figures = pytest.importorskip("matplotlib.figure")
+    made = figures.Figure(figsize=(1, 1))
+    made.subplots().plot([1, 2])
+    return made
+
+
+def test_tensors_and_numpy_values_are_written_as_numbers(tmp_path: Path) -> None:
+    trackers = Trackers([JsonLines(tmp_path / "metrics.jsonl")])
+    row = {"step": 1, "scalar": torch.tensor(0.5), "numpy": np.float32(2), "list": torch.arange(2)}
+    trackers.write({**row, "nested": {"a": (torch.tensor(1),)}})
+    trackers.close()
+    expected = {"step": 1, "scalar": 0.5, "numpy": 2.0, "list": [0, 1], "nested": {"a": [1]}}
+    assert lines(tmp_path / "metrics.jsonl") == [expected]
+    with pytest.raises(TaskError, match="odd is a object: trackers take numbers"):
+        trackers.write({"step": 1, "odd": object()})
+
+
+def test_ranks_without_trackers_wait_for_no_device() -> None:
+    Trackers([]).write({"step": 1, "value": torch.empty((), device="meta")})
+
+
+def test_figures_are_files_and_no_rows(tmp_path: Path) -> None:
+    trackers = open_trackers(config(), tmp_path, is_main=True)
+    trackers.write({"step": 7, "val/confusion": figure()})
+    trackers.write({"step": 8, "loss": 1.0, "curve": figure()})
+    trackers.flush()
+    trackers.close()
+    assert lines(tmp_path / "metrics.jsonl") == [{"step": 8, "loss": 1.0}]
+    found = sorted(path.name for path in (tmp_path / "figures").iterdir())
+    assert found == ["curve-00000008.png", "val-confusion-00000007.png"]
+    assert (tmp_path / "figures" / found[0]).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_figure_that_cannot_be_written_names_its_file(tmp_path: Path) -> None:
+    (tmp_path / "figures").write_text("in the way")
+    with pytest.raises(RunDirError, match=r"curve-00000000\.png could not be written"):
+        FigureFiles(tmp_path / "figures").write({"step": 0, "curve": figure()})
+
+
+def test_tensorboard_takes_figures(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracker = TensorBoard(tmp_path, 0)
+    tracker.write({"step": 3, "curve": figure(), "loss": 0.5})
+    tracker.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert events.Tags()["images"] == ["curve"]
+    assert events.Tags()["scalars"] == ["loss"]
