@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from samestep.errors import SamestepError as SamestepError
     from samestep.errors import UserError as UserError
     from samestep.optim.schedules import Schedule as Schedule
+    from samestep.reduce.buffer_slots import Concatenate as Concatenate
     from samestep.step.step import Step as Step
     from samestep.step.step_log import StepRecord as StepRecord
     from samestep.train.listeners import RunListener as RunListener
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 # Imported when first used: `samestep --help` and the config need no torch.
 _MODULES = {
+    "Concatenate": "samestep.reduce.buffer_slots",
     "Config": "samestep.config",
     "DistributedConfig": "samestep.config",
     "LaneBatch": "samestep.data.batch",

@@ -16,7 +16,7 @@ TASKS = Path(__file__).with_name("tasks.py")
 def settings(task: str, folder: Path, **values: Any) -> dict[str, Any]:
     distributed = {"threads_per_rank": 1, "timeout": 600, **values.pop("distributed", {})}
     return {
-        "task": f"{TASKS}:{task}",
+        "task": task if ":" in task else f"{TASKS}:{task}",
         "global_batch": 32,
         "lanes": 8,
         "epochs": 2,
@@ -47,7 +47,7 @@ class Recorded:
 
 
 def train(folder: Path, world: int, task: str = "Everything", **values: Any) -> Recorded:
-    folder = folder / f"{task}-{world}"
+    folder = folder / f"{task.rpartition(':')[2]}-{world}"
     while folder.exists():
         folder = folder.with_name(folder.name + "x")
     config = settings(task, folder, **values)

@@ -142,7 +142,7 @@ class FedSteps:
         loss_sum, count = (
             loss if isinstance(loss, tuple) else (_as_sum(loss, len(given)), len(given))
         )
-        step.backward(loss_sum, count)
+        step.backward((loss_sum, count))
         return loss_sum.detach() / count
 
     def _finish(self, step: LanePasses) -> None:

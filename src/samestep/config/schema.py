@@ -25,6 +25,7 @@ from samestep.lanes.plan import BatchPlan
 DEFAULT_LANES = 8
 
 
+Weight = Annotated[float, Field(allow_inf_nan=False)]
 Same = Literal["bits", "rounding", "samples"]
 """How much of a run is the same at any size."""
 
@@ -80,7 +81,7 @@ class CheckpointConfig(Section):
 
 SHAPING_KEYS = (
     "task", "params", "seed", "epochs", "steps", "steps_per_epoch", "same", "drop_last",
-    "precision", "loss_scale", "clip", "on_nonfinite", "optimizer", "lr_scaling", "base_batch",
+    "precision", "loss_scale", "loss_weights", "clip", "on_nonfinite", "optimizer", "lr_scaling", "base_batch",
     "schedule", "ema", "swa",
 )  # fmt: skip
 """Keys that shape a run's result and are compared when it resumes."""
@@ -157,6 +158,9 @@ class Config(Section):
     )
     check_ranks_every: Positive | None = Field(
         None, description="compare weights and states over the ranks every n steps"
+    )
+    loss_weights: dict[str, Weight] | None = Field(
+        None, description="weights of losses with names, if the task returns several"
     )
     log_every: Positive = Field(10, description="steps between two readings of the losses")
     loss_scale: LossScaleConfig = LossScaleConfig()

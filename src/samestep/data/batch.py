@@ -7,8 +7,24 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from samestep.errors import TaskError
+from samestep.pytree import leaves
+
 Collate = Callable[[list[Any]], Any]
 """Makes a batch of a list of samples."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When in a run a batch comes, and in how many lanes; the same for all lanes of a step."""
+
+    step: int = 0
+    epoch: int = 0
+    total_steps: int | None = None
+    lane_count: int = 1
 
 
 @dataclass(frozen=True)
@@ -26,6 +42,42 @@ class LaneBatch:
     """What the collate function returned."""
     ids: tuple[Any, ...]
     """Which samples these are: dataset indices, or digests for iterable data."""
+    moment: Moment = Moment()
+    """When it comes; see `step`, `epoch` and `progress`."""
+
+    @property
+    def step(self) -> int:
+        """The step's number in the run, from 0; in validation, the step that it follows."""
+        return self.moment.step
+
+    @property
+    def epoch(self) -> int:
+        """The epoch's number in the run, from 0."""
+        return self.moment.epoch
+
+    @property
+    def progress(self) -> float:
+        """How much of the run is over, from 0 to 1, for weights that change with it.
+
+        Raises:
+            TaskError: The length of the run is not known: it trains for epochs of iterable data.
+        """
+        if self.moment.total_steps is None:
+            raise TaskError(
+                "batch.progress needs the number of steps: set steps, or steps_per_epoch, in the config"
+            )
+        return self.moment.step / self.moment.total_steps
+
+    @property
+    def lanes(self) -> int:
+        """The number of lanes of the whole global batch."""
+        return self.moment.lane_count
+
+    @property
+    def device(self) -> torch.device:
+        """Where the batch's tensors are."""
+        found = [leaf for leaf in leaves(self.data) if isinstance(leaf, Tensor)]
+        return found[0].device if found else torch.device("cpu")
 
     @property
     def x(self) -> Any:
@@ -69,6 +121,8 @@ class StepData:
     """Reads the batch of the next of those units."""
     streams: Mapping[int, Any] = field(default_factory=dict)
     """States of this rank's streams after this step, by lane."""
+    total: int | None = None
+    """How many steps the run has, if that is known."""
 
     @property
     def following(self) -> Position:

@@ -231,6 +231,7 @@ class StreamSource(Source):
         while stop is None or step < stop:
             before = step
             for data in self._epoch(start):
+                data.total = stop
                 yield data
                 step += 1
                 if stop is not None and step >= stop:

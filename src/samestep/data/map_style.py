@@ -96,6 +96,7 @@ class MapSource(Source):
                 units=units,
                 ragged=ragged,
                 read=read,
+                total=stop,
             )
             step += 1
 

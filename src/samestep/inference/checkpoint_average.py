@@ -22,6 +22,7 @@ from samestep.checkpoint.listing import FoundCheckpoint, list_checkpoints, rank_
 from samestep.checkpoint.snapshot import Snapshot
 from samestep.checkpoint.state import complete_model_state
 from samestep.config import Config
+from samestep.data.batch import Moment
 from samestep.distributed.context import RunContext
 from samestep.errors import CheckpointError
 from samestep.inference.trained_model import AVERAGE_FILE
@@ -161,7 +162,7 @@ class _RebuiltRun:
         task, setup = self._task, self._setup
         metrics = make_metrics(task.metrics, setup.rng, self._step)
         return Evaluator(setup, self._modules).run(
-            self._valid_data, task.evaluate, metrics, task.collate, self._step
+            self._valid_data, task.evaluate, metrics, task.collate, Moment(self._step)
         )
 
 

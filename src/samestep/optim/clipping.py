@@ -18,9 +18,20 @@ class Clipping:
     """Clips the summed gradients, all at once or each group by itself; never waits for a GPU."""
 
     def __init__(
-        self, rules: ClipConfig, groups: Sequence[Sequence[Parameter]], device: torch.device
+        self,
+        rules: ClipConfig,
+        groups: Sequence[Sequence[Parameter]],
+        device: torch.device,
+        own: Sequence[tuple[Sequence[Parameter], float | None]] = (),
     ) -> None:
+        """Args:
+        rules: How gradients are clipped.
+        groups: The parameters of each group that follows these rules.
+        device: Where they are.
+        own: Groups with a largest norm of their own; None for no limit.
+        """
         self._rules = rules
+        self._own = [(_Group(params), limit) for params, limit in own if limit is not None]
         # A parameter of two optimizers has one gradient.
         everything = list({id(param): param for group in groups for param in group}.values())
         self._groups = [_Group(group) for group in (groups if rules.per_group else [everything])]
@@ -37,6 +48,9 @@ class Clipping:
 
         `found` is 1 in a step that will not count: it must not move the running norm.
         """
+        for group, limit in self._own:
+            grads = group.grads()
+            group.limit(grads, group.norm(grads), limit)
         if not self._rules.is_on:
             return None
         if not self._rules.per_group and self._rules.norm is not None:

@@ -74,6 +74,8 @@ def build_reduction(
         gradients = ddp.DDPSum(wrapped, params, buffers, assignment, collectives, scaling)
     # `samples` fuses a rank's lanes: its buffers are DistributedDataParallel's business.
     joined = [] if config.same == "samples" else modules
+    if config.same == "samples" and config.loss_weights:
+        joined = modules[-1:]  # the sums of the named losses
     return LaneReduction(model, gradients, LaneBuffers(joined, assignment, collectives, warn))
 
 

@@ -28,6 +28,7 @@ from samestep.reduce.buffer_slots import find_slots
 from samestep.reduce.gradients import GradientSum, Grads
 from samestep.reduce.stats import LaneStats
 from samestep.step.lane_passes import LossFunction
+from samestep.step.loss_terms import LossTerms
 
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 3e-2}
 """How far kernels that give other bits each time may be apart, as a part of the largest value."""
@@ -45,6 +46,7 @@ class GraphParts:
     modules: Sequence[nn.Module]
     optimizers: Sequence[Optimizer]
     rates: DeviceRates
+    terms: LossTerms
 
 
 class LaneGraph:
@@ -62,7 +64,7 @@ class LaneGraph:
         self._loss_function = loss
         self.grads: Grads = []
         data = clone(batch.data)
-        self._batch = _CapturedBatch(batch.lane, data, batch.ids)
+        self._batch = _CapturedBatch(batch.lane, data, batch.ids, batch.moment)
         self._inputs = list(leaves(data))
         seed = generator.initial_seed()
         slots = find_slots(parts.modules)
@@ -101,7 +103,7 @@ class LaneGraph:
         parts = self._parts
         torch.clear_autocast_cache()  # it holds casts from outside the capture
         with parts.precision.forward():
-            value, count = self._loss_function(self._batch)
+            value, count = parts.terms.combine(self._loss_function(self._batch))
         with parts.precision.backward():
             self._start = parts.gradients.start(value, count)
             value.backward(self._start)
@@ -136,13 +138,13 @@ class LaneGraph:
 
 
 class _CapturedBatch(LaneBatch):
-    """A batch that a loss is captured with: its lane and samples would stay for ever."""
+    """A batch that a loss is captured with: its lane, samples and step would stay for ever."""
 
     def __len__(self) -> int:
         return len(object.__getattribute__(self, "ids"))
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("lane", "ids"):
+        if name in ("lane", "ids", "step", "epoch", "progress"):
             raise GraphError(f"the loss reads batch.{name}, which a replay would not follow")
         return object.__getattribute__(self, name)
 

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from samestep.checkpoint.state import Stateful
+from samestep.config.optim import ClipConfig
 from samestep.data.batch import LaneBatch
 from samestep.data.device import DeviceCopies
 from samestep.errors import TaskError
@@ -31,6 +32,7 @@ from samestep.step.captures import GraphParts
 from samestep.step.forward_check import ForwardCheck
 from samestep.step.graphs import GraphedLanes, why_no_graph
 from samestep.step.lane_passes import LaneRunner, StepEngine
+from samestep.step.loss_terms import LossTerms, NamedLosses, OneLoss
 from samestep.step.micro_batches import MicroBatches
 from samestep.step.step_log import StepLog
 from samestep.step.supported import refuse_unsupported
@@ -55,6 +57,7 @@ class Prepared:
     scaling: Scaling
     rates: DeviceRates
     runner: LaneRunner
+    terms: LossTerms
 
     def states(self) -> dict[str, Stateful]:
         """By name, what else of this belongs into a checkpoint."""
@@ -94,11 +97,14 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore) -> Prepar
     graphed = _uses_graphs(setup, optimizers)
     scaling = _scaling(setup)
     units = setup.assignment.units
+    losses = NamedLosses(config.loss_weights, context.device) if config.loss_weights else None
+    terms: LossTerms = OneLoss() if losses is None else losses
+    parts_of_run = [*modules] if losses is None else [*modules, losses]
     reduction = build_reduction(
         config,
         context.collectives,
         context.device,
-        modules,
+        parts_of_run,
         named,
         units,
         scaling,
@@ -107,12 +113,9 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore) -> Prepar
     )
     rates = DeviceRates(optimizers, context.device)
     params = [param for _, param in named]
-    runner: LaneRunner = WholeLanes(setup.precision)
-    if graphed:
-        parts = GraphParts(reduction.gradients, setup.precision, params, modules, optimizers, rates)
-        runner = GraphedLanes(context, parts, strict=config.speed.graph is True)
-    elif config.memory.lane_split != 1:
-        runner = MicroBatches(setup, modules, params)
+    parts = GraphParts(
+        reduction.gradients, setup.precision, params, parts_of_run, optimizers, rates, terms
+    )
     return Prepared(
         modules=modules,
         optimizers=optimizers,
@@ -121,11 +124,21 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore) -> Prepar
         frozen=frozen,
         reduction=reduction,
         guard=FiniteGuard(context, modules, 2 * config.log_every + 1, scaling),
-        clipping=Clipping(config.clip, _groups(optimizers), context.device),
+        clipping=_clipping(config.clip, optimizers, context.device),
         scaling=scaling,
         rates=rates,
-        runner=runner,
+        runner=_runner(setup, parts, graphed),
+        terms=terms,
     )
+
+
+def _runner(setup: RunSetup, parts: GraphParts, graphed: bool) -> LaneRunner:
+    """How lanes run, as configured."""
+    if graphed:
+        return GraphedLanes(setup.context, parts, strict=setup.config.speed.graph is True)
+    if setup.config.memory.lane_split != 1:
+        return MicroBatches(setup, parts.modules, parts.params)
+    return WholeLanes(setup.precision)
 
 
 def build_engine(
@@ -174,6 +187,7 @@ def build_engine(
         guard=prepared.guard,
         update=update,
         runner=prepared.runner,
+        terms=prepared.terms,
         forward_check=ForwardCheck(prepared.modules, setup.config.check_ranks_every or None),
         step_log=step_log,
         params=prepared.params,
@@ -210,11 +224,25 @@ def _scaling(setup: RunSetup) -> Scaling:
     return CheckedScaling(device) if setup.config.on_nonfinite == "skip" else Scaling()
 
 
-def _groups(optimizers: Sequence[Optimizer]) -> list[list[Parameter]]:
-    """The parameters of every group that train; no empty groups."""
-    groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
-    trains = [[param for param in group if param.requires_grad] for group in groups]
-    return [group for group in trains if group]
+def _clipping(rules: ClipConfig, optimizers: Sequence[Optimizer], device: torch.device) -> Clipping:
+    """The config's clipping, and the `clip_norm` of groups that have one of their own."""
+    common: list[list[Parameter]] = []
+    own: list[tuple[list[Parameter], float | None]] = []
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        params = [param for param in group["params"] if param.requires_grad]
+        limit = group.get(_CLIP_NORM, _AS_CONFIGURED)
+        if limit is not None and limit is not _AS_CONFIGURED and not limit > 0:
+            raise TaskError(
+                f"a parameter group has clip_norm {limit}: give a number above 0, or None"
+            )
+        if params and limit is _AS_CONFIGURED:
+            common.append(params)
+        elif params:
+            own.append((params, limit))
+    return Clipping(rules, common, device, own)
+
+
+_CLIP_NORM, _AS_CONFIGURED = "clip_norm", object()
 
 
 _COMPILED_SHAPES = 64

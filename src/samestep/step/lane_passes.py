@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from samestep.data.batch import LaneBatch, StepData
+from samestep.data.batch import LaneBatch, Moment, StepData
 from samestep.data.device import DeviceCopies
 from samestep.distributed.health.activity import DATA
 from samestep.errors import StepError
@@ -22,13 +22,15 @@ from samestep.lanes.rng import BETWEEN, MODEL
 from samestep.optim.nonfinite import FiniteGuard
 from samestep.optim.update import Change, Update
 from samestep.reduce.build import LaneReduction
+from samestep.reduce.lane_sum import sum_lanes
 from samestep.reduce.stats import EMPTY, LaneStats, LocalStats, RankFlags
 from samestep.run_setup import RunSetup
 from samestep.step.forward_check import ForwardCheck
+from samestep.step.loss_terms import LossTerms, LossValue, Term
 from samestep.step.step_log import StepLog
 
-LossFunction = Callable[[LaneBatch], tuple[Tensor, Tensor | float]]
-"""Returns a batch's summed loss and what it was summed over."""
+LossFunction = Callable[[LaneBatch], LossValue]
+"""Returns a batch's summed loss and what it was summed over, or several of them by name."""
 
 
 class LaneRunner(Protocol):
@@ -61,6 +63,7 @@ class StepEngine:
     update: Update
     runner: LaneRunner
     forward_check: ForwardCheck
+    terms: LossTerms
     step_log: StepLog
     params: Sequence[Parameter]
     """What the optimizers train."""
@@ -86,11 +89,14 @@ class LanePasses:
         self._on_device: dict[int, LaneBatch] = {}
         self._open: int | None = None
         self._over = False
+        lane_count = engine.setup.batch.lane_count
+        self._moment = Moment(data.index, data.epoch, data.total, lane_count)
         self._lane_stats: dict[int, LaneStats] = {}
         self._stats: LocalStats | None = None
         engine.guard.begin(data.index)
         engine.reduction.gradients.begin(data.ragged)
         engine.reduction.gradients.scaling.begin()
+        engine.terms.begin_step()
         engine.reduction.buffers.begin_step()
         engine.forward_check.begin(data.index)
 
@@ -152,14 +158,15 @@ class LanePasses:
         found = self._on_device.get(batch.lane)
         if found is None:
             data = self._engine.copies.to_device(batch.data)
-            found = self._on_device[batch.lane] = LaneBatch(batch.lane, data, batch.ids)
+            found = LaneBatch(batch.lane, data, batch.ids, self._moment)
+            self._on_device[batch.lane] = found
         return found
 
     # -- backward --------------------------------------------------------------------------
 
-    def backward(self, loss_sum: Tensor, count: Tensor | float) -> None:
+    def backward(self, value: LossValue) -> None:
         """Backpropagate the open lane's summed loss."""
-        check_loss(loss_sum, count)
+        loss_sum, count = self._combined(value)
         self._backward(loss_sum, LaneStats(loss_sum.detach(), count))
 
     def backward_in_pieces(self, pieces: Sequence[LaneBatch], loss: LossFunction) -> None:
@@ -169,22 +176,25 @@ class LanePasses:
         for piece in pieces[:-1]:
             # What leaves for other ranks during backward leaves with the last piece.
             with gradients.forward_scope(last=False):
-                value, count = loss(piece)
-            check_loss(value, count)
+                value, count = self._combined(loss(piece))
             with precision.backward():
                 value.backward(gradients.scaling.start)
             total, counted = total + value.detach(), counted + count
-        value, count = loss(pieces[-1])
-        check_loss(value, count)
+        value, count = self._combined(loss(pieces[-1]))
         self._backward(value, LaneStats(total + value.detach(), counted + count))
 
     def try_backward(self, batch: LaneBatch, loss: LossFunction) -> None:
         """A forward and backward pass that counts for nothing; the caller clears the gradients."""
         gradients, precision = self._engine.reduction.gradients, self._engine.setup.precision
         with gradients.forward_scope(last=False):
-            value, _ = loss(batch)
+            value, _ = self._combined(loss(batch))
         with precision.backward():
             value.backward(gradients.scaling.start)
+
+    def _combined(self, value: LossValue) -> Term:
+        loss, count = self._engine.terms.combine(value)
+        check_loss(loss, count)
+        return loss, count
 
     def _backward(self, loss: Tensor, stats: LaneStats) -> None:
         lane, last = self._close_lane(stats)
@@ -213,6 +223,21 @@ class LanePasses:
             self._share()
         return lane, last
 
+    def sum_over_lanes(self, values: Sequence[Tensor]) -> Tensor:
+        """The sum of what this rank's lanes, and all others', have measured."""
+        if len(values) != len(self.data.units):
+            raise StepError(
+                f"step.sum_over_lanes got {len(values)} tensors for {len(self.data.units)} lanes of this "
+                "rank: give one for each batch of step.lanes"
+            )
+        setup = self._engine.setup
+        return sum_lanes(
+            dict(zip(self.data.units, values, strict=True)),
+            setup.assignment.units,
+            setup.context.collectives,
+            setup.context.device,
+        )
+
     # -- the end of the step ---------------------------------------------------------------
 
     def update(self, optimizers: Sequence[Optimizer] = ()) -> None:
@@ -227,7 +252,8 @@ class LanePasses:
         self._check_frozen()
         updated = engine.update.apply(self.data.index, stats, optimizers)
         self.updated = True
-        engine.step_log.add(self.data.index, self.data.epoch, stats, updated)
+        totals = engine.terms.totals()
+        engine.step_log.add(self.data.index, self.data.epoch, stats, updated, totals)
 
     @property
     def stats(self) -> LocalStats:

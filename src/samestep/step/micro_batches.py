@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -146,7 +147,7 @@ def cut_batch(batch: LaneBatch, size: int) -> list[LaneBatch]:
     except TaskError as error:
         raise TaskError(f"memory.lane_split: {error}") from None
     return [
-        LaneBatch(batch.lane, part, batch.ids[start : start + size])
+        replace(batch, data=part, ids=batch.ids[start : start + size])
         for start, part in zip(starts, parts, strict=True)
     ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from samestep.data.batch import LaneBatch
 from samestep.errors import StepError
 from samestep.step.lane_passes import LanePasses, LossFunction
+from samestep.step.loss_terms import Term
 
 
 class Step:
@@ -74,14 +75,42 @@ class Step:
             )
         return self._passes.lanes()
 
-    def backward(self, loss_sum: Tensor, count: Tensor | float) -> None:
+    def backward(
+        self, loss_sum: Tensor | Mapping[str, Term], count: Tensor | float | None = None
+    ) -> None:
         """Backpropagate the loss of the lane that the loop is in. Call it once per lane.
 
         Args:
-            loss_sum: The loss summed over the lane's samples (tokens, pixels).
+            loss_sum: The loss summed over the lane's samples (tokens, pixels); or several by name,
+                each as (sum, count), whose weights are in the config's `loss_weights`.
             count: How many that were; the step's gradient is divided by the count of all lanes.
         """
-        self._passes.backward(loss_sum, count)
+        if isinstance(loss_sum, Mapping):
+            self._passes.backward(loss_sum)
+        elif count is None:
+            raise StepError(
+                "step.backward needs the loss's count: how many things it was summed over"
+            )
+        else:
+            self._passes.backward((loss_sum, count))
+
+    def sum_over_lanes(self, values: Sequence[Tensor]) -> Tensor:
+        """Sum a statistic over all lanes of all ranks, in the tree's order. Every rank calls this.
+
+        For a loss that needs something of the whole global batch: measure it in a first pass over
+        `lanes`, sum it, and use the sum in a second pass. It carries no gradient.
+
+        Args:
+            values: One tensor for each batch that `lanes` gave this rank, in that order.
+
+        Returns:
+            The sum, the same bits on every rank and at any number of ranks.
+
+        Example:
+            seen = [model(batch.x).detach().sum(0) for batch in step.lanes]
+            mean = step.sum_over_lanes(seen) / run.batch.global_batch
+        """
+        return self._passes.sum_over_lanes(values)
 
     def update(self, *optimizers: Optimizer) -> None:
         """Sum over all lanes of all ranks, divide by the count, clip, step and schedule.

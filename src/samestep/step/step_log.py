@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -15,6 +15,7 @@ from samestep.errors import TaskError
 from samestep.lanes.tree import LaneTree
 from samestep.optim.update import Updated
 from samestep.reduce.stats import LocalStats, begin_reading
+from samestep.step.loss_terms import TermSums
 
 
 @dataclass(slots=True)
@@ -35,6 +36,8 @@ class StepRecord:
     skipped: bool = False
     """Whether the step changed nothing, since it was not finite."""
     loss_scale: float | None = None
+    losses: Mapping[str, float] = field(default_factory=dict)
+    """The losses that have names, each the mean over its own count."""
 
     def values(self) -> dict[str, Any]:
         """The record as a line of metrics.jsonl."""
@@ -49,6 +52,7 @@ class StepRecord:
         if self.grad_norm is not None:
             several = isinstance(self.grad_norm, tuple)
             row["grad_norm"] = list(self.grad_norm) if several else self.grad_norm  # type: ignore[arg-type]
+        row |= {f"loss/{name}": value for name, value in self.losses.items()}
         if self.loss_scale is not None:
             row["loss_scale"] = self.loss_scale
         if self.skipped:
@@ -61,6 +65,7 @@ class _Pending(NamedTuple):
     epoch: int
     stats: LocalStats
     updated: Updated
+    terms: TermSums | None
 
 
 class _Reading(NamedTuple):
@@ -88,8 +93,15 @@ class StepLog:
         self._reading: _Reading | None = None
         self._since = time.perf_counter()
 
-    def add(self, step: int, epoch: int, stats: LocalStats, updated: Updated) -> None:
-        self._pending.append(_Pending(step, epoch, stats, updated))
+    def add(
+        self,
+        step: int,
+        epoch: int,
+        stats: LocalStats,
+        updated: Updated,
+        terms: TermSums | None = None,
+    ) -> None:
+        self._pending.append(_Pending(step, epoch, stats, updated, terms))
         if len(self._pending) >= self._every:
             self._write_requested()
             self._request()
@@ -133,20 +145,23 @@ class StepLog:
 
 
 def _measured(entry: _Pending) -> list[Tensor | float | None]:
-    """The numbers of a step: skipped, scale, norms, and the lanes' losses and counts."""
+    """The numbers of a step: skipped, scale, norms, named losses, and the lanes' losses and counts."""
     updated = entry.updated
     skipped = 0.0 if updated.skipped is None else updated.skipped
     norms = updated.norms
-    if norms is None:
-        return [skipped, updated.scale, *entry.stats.values()]
-    several = norms.unbind() if norms.dim() else (norms,)
-    return [skipped, updated.scale, *several, *entry.stats.values()]
+    several: Sequence[Tensor] = []
+    if norms is not None:
+        several = norms.unbind() if norms.dim() else (norms,)
+    named = () if entry.terms is None else entry.terms.sums.unbind()
+    return [skipped, updated.scale, *several, *named, *entry.stats.values()]
 
 
 def _record(entry: _Pending, row: Sequence[float], seconds: float) -> StepRecord:
     updated = entry.updated
     several = 0 if updated.norms is None else updated.norms.numel()
-    norms, values = tuple(row[2 : 2 + several]), row[2 + several :]
+    norms, rest = tuple(row[2 : 2 + several]), row[2 + several :]
+    named = 0 if entry.terms is None else len(entry.terms.names)
+    sums, values = rest[:named], rest[named:]
     loss, total = _mean_loss(values)
     if total == 0:
         raise TaskError(
@@ -164,7 +179,13 @@ def _record(entry: _Pending, row: Sequence[float], seconds: float) -> StepRecord
         bad_lanes=tuple(i for i, lane in enumerate(values[::2]) if not math.isfinite(lane)),
         skipped=bool(row[0]),
         loss_scale=None if updated.scale is None else row[1],
+        losses={} if entry.terms is None else _named_means(entry.terms, sums, total),
     )
+
+
+def _named_means(terms: TermSums, sums: Sequence[float], count: float) -> dict[str, float]:
+    columns = zip(terms.names, sums, terms.ratios, strict=True)
+    return {name: value / (ratio * count) for name, value, ratio in columns}
 
 
 def _mean_loss(values: Sequence[float]) -> tuple[float, float]:

@@ -24,7 +24,7 @@ class WholeLanes:
     def run_lane(self, passes: LanePasses, batch: LaneBatch, loss: LossFunction) -> None:
         passes.enter_stream()
         with passes.forward_scope(), self._precision.forward():
-            passes.backward(*loss(passes.on_device(batch)))
+            passes.backward(loss(passes.on_device(batch)))
 
     def run_update(self, change: Change) -> Tensor | None:
         return change()

@@ -7,18 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from samestep.data.batch import Collate, LaneBatch
+from samestep.data.batch import Collate, LaneBatch, Moment
 from samestep.data.sequential import SequentialSource
 from samestep.lanes.assignment import LaneAssignment
 from samestep.lanes.plan import BatchPlan
 from samestep.lanes.rng import METRICS
 from samestep.run_setup import RunSetup
+from samestep.step.loss_terms import LossValue
 from samestep.train.eval_mode import BufferSnapshot, evaluating, refuse_changed
 from samestep.train.metrics import LaneMetrics, merge_lanes, mergers_of
 
-Measure = Callable[[nn.Module, LaneBatch, Mapping[str, Any]], tuple[Tensor, Tensor | float]]
+Measure = Callable[[nn.Module, LaneBatch, Mapping[str, Any]], LossValue]
 Values = dict[str, float | list[float]]
 
 _EVALUATION = "evaluation"
@@ -51,7 +52,7 @@ class Evaluator:
         measure: Measure,
         metrics: Mapping[str, Any],
         collate: Collate | None,
-        step: int,
+        moment: Moment,
     ) -> Values:
         """The dataset's loss and metrics; the same numbers on every rank and any world.
 
@@ -60,7 +61,7 @@ class Evaluator:
             measure: Updates a lane's metrics with a batch, and returns its loss.
             metrics: By name, what each lane gets a copy of.
             collate: Makes a batch of a list of samples; torch's default unless given.
-            step: The step after which this is measured; random numbers follow from it.
+            moment: The step after which this is measured; random numbers follow from it.
         """
         setup, mergers = self._setup, mergers_of(metrics)
         source = SequentialSource(setup, dataset, "validation data", collate)
@@ -68,22 +69,23 @@ class Evaluator:
         by_lane = {lane: LaneMetrics(mergers, setup.context.device) for lane in my_lanes}
         buffers = BufferSnapshot(self._modules)
         with evaluating(self._modules), torch.no_grad():
-            for batch in self._batches(source, step):
+            for batch in self._batches(source, moment):
                 mine = by_lane[batch.lane]
                 with setup.precision.forward():
-                    mine.add_loss(*measure(self._modules[0], batch, mine.metrics))
+                    mine.add_loss(measure(self._modules[0], batch, mine.metrics))
         my_states = [(number, lane.state()) for number, lane in by_lane.items()]
         gathered = setup.context.gather((buffers.changed(), my_states))
         refuse_changed((changed for changed, _ in gathered), "the evaluation")
         states = sorted((lane for _, lanes in gathered for lane in lanes), key=lambda lane: lane[0])
         # Some metrics draw when they are computed, and this rank is at its last batch's stream.
-        setup.rng.enter(METRICS, at=(step, 1))
-        return merge_lanes(mergers, [state for _, state in states])
+        setup.rng.enter(METRICS, at=(moment.step, 1))
+        return merge_lanes(mergers, [state for _, state in states], setup.config.loss_weights)
 
-    def _batches(self, source: SequentialSource, step: int) -> Iterator[LaneBatch]:
+    def _batches(self, source: SequentialSource, moment: Moment) -> Iterator[LaneBatch]:
         def enter_stream(number: int) -> None:
-            self._setup.rng.enter(_EVALUATION, at=(step, number))
+            self._setup.rng.enter(_EVALUATION, at=(moment.step, number))
 
         if self._setup.assignment.my_units:
             for batches in source.rounds(enter_stream):
-                yield from batches
+                for batch in batches:
+                    yield replace(batch, moment=moment)

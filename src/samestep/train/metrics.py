@@ -12,12 +12,13 @@ from torch import Tensor
 
 from samestep.errors import TaskError
 from samestep.lanes.rng import METRICS, RngStreams
+from samestep.step.loss_terms import LossValue
 from samestep.train.metric_names import flatten
 from samestep.train.metric_states import NestedStates, is_torchmetrics
 
 LOSS = "val_loss"
-LaneState = tuple[float, float, dict[str, Any]]
-"""A lane's loss, what it was summed over, and its metrics' states by name."""
+LaneState = tuple[dict[str, tuple[float, float]], dict[str, Any]]
+"""A lane's losses with what they were summed over, and its metrics' states; both by name."""
 
 
 class MetricMerger(Protocol):
@@ -122,31 +123,56 @@ class LaneMetrics:
         self._mergers = mergers
         copies: dict[int, Any] = {}
         self.metrics = {name: merger.copy(device, copies) for name, merger in mergers.items()}
-        self._loss = torch.zeros((), dtype=torch.float64, device=device)
-        self._count = torch.zeros((), dtype=torch.float64, device=device)
+        self._device = device
+        self._losses: dict[str, Tensor] = {}
 
-    def add_loss(self, loss_sum: Tensor | float, count: Tensor | float) -> None:
-        self._loss += torch.as_tensor(loss_sum).detach()
-        self._count += torch.as_tensor(count)
+    def add_loss(self, value: LossValue) -> None:
+        """Add what a batch's loss was, with its count; one or several by name."""
+        named = value if isinstance(value, Mapping) else {"": value}
+        for name, pair in named.items():
+            at = self._losses.setdefault(
+                name, torch.zeros(2, dtype=torch.float64, device=self._device)
+            )
+            for place, number in enumerate(pair):
+                at[place] += torch.as_tensor(number).detach()
 
     def state(self) -> LaneState:
         """What other ranks need to know of this lane. This waits for the device."""
         metrics = self.metrics.items()
         states = {name: self._mergers[name].state(metric) for name, metric in metrics}
-        return float(self._loss), float(self._count), states
+        losses = {name: tuple(pair.tolist()) for name, pair in self._losses.items()}
+        return losses, states
 
 
 def merge_lanes(
-    mergers: Mapping[str, MetricMerger], lanes: Sequence[LaneState]
+    mergers: Mapping[str, MetricMerger],
+    lanes: Sequence[LaneState],
+    weights: Mapping[str, float] | None = None,
 ) -> dict[str, float | list[float]]:
     """The values over all lanes: `val_loss` and every metric, by name.
 
     Args:
         mergers: How each metric is merged.
         lanes: What `LaneMetrics.state` returned, in lane order.
+        weights: Of losses with names.
     """
-    loss, count = sum(lane[0] for lane in lanes), sum(lane[1] for lane in lanes)
-    found: dict[str, Any] = {LOSS: loss / count} if count else {}
+    found: dict[str, Any] = _mean_losses([losses for losses, _ in lanes], weights or {})
     for name, merger in mergers.items():
-        found[name] = merger.merge([lane[2][name] for lane in lanes]).compute()
+        found[name] = merger.merge([states[name] for _, states in lanes]).compute()
     return flatten(found)
+
+
+def _mean_losses(
+    lanes: Sequence[Mapping[str, tuple[float, float]]], weights: Mapping[str, float]
+) -> dict[str, float]:
+    """`val_loss`, and `val_loss/NAME` for each loss that has a name."""
+    means: dict[str, float] = {}
+    for name in dict.fromkeys(name for lane in lanes for name in lane):
+        pairs = [lane[name] for lane in lanes if name in lane]
+        count = sum(pair[1] for pair in pairs)
+        if count:
+            means[name] = sum(pair[0] for pair in pairs) / count
+    if not means or "" in means:
+        return {LOSS: means[""]} if means else {}
+    whole = sum(weights.get(name, 1.0) * mean for name, mean in means.items())
+    return {LOSS: whole, **{f"{LOSS}/{name}": mean for name, mean in means.items()}}

@@ -11,7 +11,7 @@ from torch import nn
 
 from samestep.checkpoint.state import Stateful
 from samestep.config import Config
-from samestep.data.batch import Collate, Source
+from samestep.data.batch import Collate, Moment, Source
 from samestep.data.factory import open_source
 from samestep.data.orders import Order
 from samestep.distributed.context import RunContext
@@ -360,7 +360,7 @@ class Run:
         self.flush()
         evaluator = Evaluator(self.setup, self._modules)
         with self.context.activity.during(EVALUATE):
-            found = evaluator.run(dataset, measure, metrics or {}, collate, step)
+            found = evaluator.run(dataset, measure, metrics or {}, collate, self._moment(step))
         values = {f"{prefix}{name}": value for name, value in found.items()}
         self.setup.rng.enter(BETWEEN, at=(step,))
         self._log.restart_clock()
@@ -368,6 +368,12 @@ class Run:
             self.context.log.warn(f"evaluation at step {step} gave NaN: {values}")
         self._listeners.on_evaluation(step, values)
         return values
+
+    def _moment(self, step: int) -> Moment:
+        lane_count = self.batch.lane_count
+        if self._passes is None:
+            return Moment(step, lane_count=lane_count)
+        return Moment(step, self._passes.data.epoch, self._passes.data.total, lane_count)
 
     def measure_batchnorm(
         self,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from samestep.config import Config
@@ -17,10 +17,11 @@ from samestep.data.batch import LaneBatch
 from samestep.data.orders import Order
 from samestep.errors import TaskError
 from samestep.optim.schedules import Schedule
+from samestep.step.loss_terms import LossValue
 from samestep.step.step import Step
 
-Loss = tuple[Tensor, Tensor | float]
-"""A loss summed over a lane's samples (tokens, pixels), and how many that were."""
+Loss = LossValue
+"""A loss summed over a lane's samples (tokens, pixels), and how many that were; or several by name."""
 
 
 _MARK = "__samestep_task__"
@@ -119,7 +120,9 @@ class Task:
 
         Returns:
             The sum over the samples (tokens, pixels), and how many that were. The step's gradient
-            is divided once, by the count of all lanes.
+            is divided once, by the count of all lanes. Or several losses by name, each with its
+            count, to be added up by the config's `loss_weights`:
+            `{"recon": (recon, len(batch)), "kl": (kl, len(batch))}`.
         """
         raise TaskError(f"{type(self).__name__} must define loss(self, model, batch)")
 

@@ -29,16 +29,16 @@ def loss_of(steps: Steps, batch: LaneBatch) -> Tensor:
 def test_backward_before_the_lanes_is_refused() -> None:
     steps = Steps()
     with pytest.raises(StepError, match=r"step\.backward belongs inside 'for batch in step\.lanes"):
-        steps.first_passes().backward(steps.model(inputs(1)).sum(), 1)
+        steps.first_passes().backward((steps.model(inputs(1)).sum(), 1))
 
 
 def test_backward_after_the_last_lane_is_refused() -> None:
     steps = Steps()
     passes = steps.first_passes()
     for batch in passes.lanes():
-        passes.backward(loss_of(steps, batch), len(batch))
+        passes.backward((loss_of(steps, batch), len(batch)))
     with pytest.raises(StepError, match="belongs inside"):
-        passes.backward(steps.model(inputs(1)).sum(), 1)
+        passes.backward((steps.model(inputs(1)).sum(), 1))
 
 
 def test_a_second_backward_for_a_lane_is_refused_by_its_number() -> None:
@@ -47,9 +47,9 @@ def test_a_second_backward_for_a_lane_is_refused_by_its_number() -> None:
     lanes = passes.lanes()
     next(lanes)
     batch = next(lanes)
-    passes.backward(loss_of(steps, batch), 1)
+    passes.backward((loss_of(steps, batch), 1))
     with pytest.raises(StepError, match="called twice for lane 1: add the losses up"):
-        passes.backward(loss_of(steps, batch), 1)
+        passes.backward((loss_of(steps, batch), 1))
 
 
 def test_a_second_update_is_refused_by_its_step() -> None:
@@ -116,7 +116,7 @@ def test_what_a_loop_leaves_unread_is_not_given_to_the_next_step() -> None:
     every = steps.passes()
     passes = next(every)
     for batch in passes.lanes():
-        passes.backward(loss_of(steps, batch), 1)
+        passes.backward((loss_of(steps, batch), 1))
         break
     passes.update()
     assert [batch.ids for batch in next(every).lanes()] == [(4,), (5,), (6,), (7,)]
@@ -139,7 +139,7 @@ def test_unread_batches_are_reported_too() -> None:
     steps = Steps(engine={"on_batch": lambda step, batch: seen.append(batch.lane)})
     passes = steps.first_passes()
     for batch in passes.lanes():
-        passes.backward(loss_of(steps, batch), 1)
+        passes.backward((loss_of(steps, batch), 1))
         break
     passes.update()
     assert seen == [0, 1, 2, 3]
@@ -181,7 +181,7 @@ def draws(steps: Steps, extra: int = 0) -> dict[tuple[int, int], float]:
         for batch in passes.lanes():
             found[passes.data.index, batch.lane] = torch.rand(()).item()
             torch.rand(extra)
-            passes.backward(loss_of(steps, batch), 1)
+            passes.backward((loss_of(steps, batch), 1))
         passes.update()
     return found
 
@@ -329,7 +329,7 @@ def test_a_trial_counts_for_nothing() -> None:
         passes.try_backward(batch, output_sum(steps.model))
         assert steps.model.weight.grad is not None
         steps.model.weight.grad = None
-        passes.backward(loss_of(steps, batch), len(batch))
+        passes.backward((loss_of(steps, batch), len(batch)))
     passes.update()
     assert torch.allclose(steps.model.weight[0], 0.25 - LR * inputs(8)[:4].mean(0))
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from torchmetrics import SumMetric
 
-from samestep.data.batch import LaneBatch
+from samestep.data.batch import LaneBatch, Moment
 from samestep.errors import TaskError
 from samestep.run_setup import RunSetup
 from samestep.train.evaluate import Evaluator
@@ -35,7 +35,7 @@ def noisy(model: nn.Module, batch: LaneBatch, metrics: Any) -> tuple[Tensor, int
 
 def evaluate(setup: RunSetup, step: int = 0, model: nn.Module | None = None) -> dict[str, Any]:
     data, metrics = TensorDataset(SAMPLES), {"sum": SumMetric()}
-    return Evaluator(setup, [model or Model()]).run(data, noisy, metrics, None, step)
+    return Evaluator(setup, [model or Model()]).run(data, noisy, metrics, None, Moment(step))
 
 
 def test_every_sample_counts_once() -> None:
@@ -63,7 +63,7 @@ def test_no_batch_draws_what_another_does() -> None:
         drawn.append(torch.rand(()).item())
         return batch.x.sum(), len(batch)
 
-    Evaluator(setup_of(), [Model()]).run(TensorDataset(SAMPLES), measure, {}, None, 0)
+    Evaluator(setup_of(), [Model()]).run(TensorDataset(SAMPLES), measure, {}, None, Moment())
     assert len(set(drawn)) == len(drawn) == 13
 
 
@@ -107,7 +107,7 @@ def test_the_batch_may_be_larger_than_in_training() -> None:
         return batch.x.sum(), len(batch)
 
     setup = setup_of(evaluation={"batch": 5})
-    found = Evaluator(setup, [Model()]).run(TensorDataset(SAMPLES), measure, {}, None, 0)
+    found = Evaluator(setup, [Model()]).run(TensorDataset(SAMPLES), measure, {}, None, Moment())
     assert sizes == [5, 5, 3]
     assert found == {"val_loss": 6.0}
 
@@ -122,7 +122,7 @@ def test_each_modules_mode_is_what_it_was_also_after_an_error() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        Evaluator(setup_of(), [model]).run(TensorDataset(SAMPLES), fail, {}, None, 0)
+        Evaluator(setup_of(), [model]).run(TensorDataset(SAMPLES), fail, {}, None, Moment())
     assert seen == [False, False, False]
     assert (model.training, model.drop.training, model.frozen.training) == (True, True, False)
     assert torch.is_grad_enabled()
@@ -135,10 +135,10 @@ def test_an_evaluation_runs_in_the_configs_precision() -> None:
 
     dtypes: set[torch.dtype] = set()
     setup = setup_of(precision="bf16")
-    Evaluator(setup, [Model()]).run(TensorDataset(SAMPLES), measure, {}, None, 0)
+    Evaluator(setup, [Model()]).run(TensorDataset(SAMPLES), measure, {}, None, Moment())
     assert dtypes == {torch.bfloat16}
 
 
 def test_data_without_a_length_is_refused() -> None:
     with pytest.raises(TaskError, match="validation data must have a length"):
-        Evaluator(setup_of(), [Model()]).run(iter([]), noisy, {}, None, 0)
+        Evaluator(setup_of(), [Model()]).run(iter([]), noisy, {}, None, Moment())

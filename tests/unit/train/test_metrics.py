@@ -26,7 +26,7 @@ def merged(prototypes: dict[str, Any], lanes: list[list[float]] = SAMPLES) -> di
         for sample in samples:
             for metric in lane.metrics.values():
                 metric.update(torch.tensor([sample]))
-            lane.add_loss(sample, 1)
+            lane.add_loss((sample, 1))
         states.append(lane.state())
     return merge_lanes(mergers, states)
 
@@ -47,8 +47,8 @@ def test_the_loss_is_the_mean_over_all_samples_and_not_over_lanes() -> None:
 def test_losses_are_added_in_double_precision() -> None:
     lane = LaneMetrics({}, CPU)
     for loss in (2.0**24, 1.0):
-        lane.add_loss(torch.tensor(loss, requires_grad=True), torch.tensor(1))
-    assert lane.state()[:2] == (2.0**24 + 1, 2.0)
+        lane.add_loss((torch.tensor(loss, requires_grad=True), torch.tensor(1)))
+    assert lane.state()[0] == {"": (2.0**24 + 1, 2.0)}
 
 
 def test_without_a_count_there_is_no_loss() -> None:
@@ -179,7 +179,7 @@ def test_a_result_that_is_no_number_is_refused_by_name() -> None:
         def compute(self) -> Any:
             return "text"
 
-    lane = (0.0, 0.0, {"m": b""})
+    lane = ({}, {"m": b""})
     merger = type("Merger", (), {"merge": lambda self, lanes: Text()})()
     with pytest.raises(TaskError, match="metric m computes a str: it must give numbers"):
         merge_lanes({"m": merger}, [lane])

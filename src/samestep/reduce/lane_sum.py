@@ -1,0 +1,60 @@
+"""A sum over the lanes of all ranks of anything a loop has measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from samestep.distributed.collectives import Collectives
+from samestep.errors import StepError
+from samestep.lanes.tree import LaneTree, aligned_blocks
+from samestep.reduce.exchange import NOTHING, create_exchange
+
+
+def sum_lanes(
+    values: Mapping[int, Tensor],
+    assignment: Sequence[range],
+    collectives: Collectives,
+    device: torch.device,
+) -> Tensor:
+    """The sum in the tree's order, added up in float64, in the type of the values.
+
+    Args:
+        values: Of this rank's lanes that have samples, by lane.
+        assignment: The lanes of every rank.
+        collectives: How this rank talks to the others.
+        device: Where the sum is wanted.
+
+    Raises:
+        StepError: The values are not all alike.
+    """
+    kinds = {(tuple(value.shape), value.dtype) for value in values.values()}
+    # A rank without samples has none to look at.
+    every = set().union(*collectives.gather(kinds))
+    if len(every) != 1:
+        raise StepError(f"step.sum_over_lanes needs tensors of one shape and type, not {every}")
+    shape, dtype = every.pop()
+    like = torch.empty(0, dtype=torch.float64, device=device)
+    tree: LaneTree[Tensor | None] = LaneTree(_add)
+    for lane in assignment[collectives.rank]:
+        value = values.get(lane)
+        tree.push(lane, 1, None if value is None else value.detach().to(like).flatten())
+    numel = torch.Size(shape).numel()
+    blocks = [aligned_blocks(lanes) for lanes in assignment]
+    exchange = create_exchange(blocks, collectives, numel, like)
+    for row, node in zip(exchange.rows, tree.nodes, strict=True):
+        row.fill_(NOTHING)
+        if node is not None:
+            row[:numel].copy_(node)
+    with collectives.activity.waiting("a sum over lanes"):
+        for pending in exchange.start():
+            pending.wait()
+    return exchange.total[:numel].view(shape).to(dtype)
+
+
+def _add(left: Tensor | None, right: Tensor | None) -> Tensor | None:
+    if left is None or right is None:
+        return right if left is None else left
+    return left + right

@@ -1,0 +1,125 @@
+"""What a loss function returns: one loss, or several with names that are added up by weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from samestep.errors import StepError, TaskError
+
+Term = tuple[Tensor, Tensor | float]
+"""A loss summed over a lane's samples (tokens, pixels), and how many that were."""
+LossValue = Term | Mapping[str, Term]
+
+
+class TermSums(NamedTuple):
+    """The named losses of a step, summed over all lanes; on the device until they are read."""
+
+    sums: Tensor
+    names: tuple[str, ...]
+    ratios: tuple[float, ...]
+    """Of each loss's count to that of the first."""
+
+
+class LossTerms(Protocol):
+    """How what a loss function returned becomes one loss."""
+
+    def combine(self, value: LossValue) -> Term:
+        """One loss and its count."""
+
+    def begin_step(self) -> None:
+        """A new step."""
+
+    def totals(self) -> TermSums | None:
+        """The named losses, once the step's lanes are joined; None if they have no names."""
+
+
+class OneLoss:
+    """A loss without names, as it is."""
+
+    def combine(self, value: LossValue) -> Term:
+        if isinstance(value, Mapping):
+            names = ", ".join(f"{name}: 1.0" for name in value)
+            raise TaskError(
+                f"the loss has names: set their weights in the config, as loss_weights: {{{names}}}"
+            )
+        return value
+
+    def begin_step(self) -> None:
+        """Nothing to start over."""
+
+    def totals(self) -> TermSums | None:
+        return None
+
+
+class NamedLosses(nn.Module):
+    """Losses with names, each a mean over its own count, added up by weights.
+
+    Their sums over the lanes are a buffer, which travels with the other buffers. A lane is
+    backpropagated once and divided by one count; so the counts must be in one proportion in every lane.
+    """
+
+    buffer_joins = {"sums": "sum"}  # noqa: RUF012 (as modules declare it)
+
+    def __init__(self, weights: Mapping[str, float], device: torch.device) -> None:
+        """Args:
+        weights: By name. The count of the first is the step's.
+        device: Where the losses are computed.
+        """
+        super().__init__()
+        self._weights = dict(weights)
+        self._ratios: dict[str, float] = {}
+        self.sums: Tensor
+        zeros = torch.zeros(len(self._weights), dtype=torch.float64, device=device)
+        self.register_buffer("sums", zeros)
+
+    def combine(self, value: LossValue) -> Term:
+        if not isinstance(value, Mapping) or value.keys() != self._weights.keys():
+            names = ", ".join(value) if isinstance(value, Mapping) else "one loss without a name"
+            raise TaskError(
+                f"loss_weights names {', '.join(self._weights)}, but the loss returned {names}: return "
+                "a (sum, count) for each of these names"
+            )
+        first = next(iter(self._weights))
+        count = value[first][1]
+        parts = [self._scaled(name, *value[name], count) for name in self._weights]
+        with torch.no_grad():
+            self.sums += torch.stack([value[name][0].detach().double() for name in self._weights])
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total, count
+
+    def _scaled(
+        self, name: str, loss: Tensor, count: Tensor | float, whole: Tensor | float
+    ) -> Tensor:
+        """A loss times its weight, for a division by `whole` in place of its own count."""
+        if not isinstance(loss, Tensor) or loss.dim() != 0:
+            raise StepError(f"loss {name} must be a sum over the lane's samples: reduction='sum'")
+        ratio = 1.0
+        if isinstance(count, Tensor) or isinstance(whole, Tensor):
+            if count is not whole:
+                raise TaskError(
+                    f"loss {name} has a count of its own as a tensor, which is not compared without "
+                    "waiting for the device: give all losses the same count, or counts as numbers"
+                )
+        elif whole or count:
+            ratio = count / whole if whole else float("nan")
+        known = self._ratios.setdefault(name, ratio)
+        if ratio != known:
+            raise TaskError(
+                f"loss {name} counts {count} where the first loss counts {whole}; in other lanes that "
+                f"was {known:g} for each. Losses are divided by one count after all lanes are added up: "
+                "give them counts in one proportion, such as the number of samples"
+            )
+        return loss * (self._weights[name] / known)
+
+    def begin_step(self) -> None:
+        self.sums.zero_()
+
+    def totals(self) -> TermSums:
+        names = tuple(self._weights)
+        return TermSums(self.sums.clone(), names, tuple(self._ratios.get(n, 1.0) for n in names))

@@ -1,0 +1,43 @@
+"""A sum over lanes of anything: in the tree's order, whoever has samples."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from samestep.distributed.collectives import SoloCollectives
+from samestep.distributed.health.activity import Activity
+from samestep.errors import StepError
+from samestep.reduce.lane_sum import sum_lanes
+from tests.unit.step.engines import Steps
+
+CPU = torch.device("cpu")
+
+
+def total(values: dict[int, torch.Tensor], lanes: int = 4) -> torch.Tensor:
+    return sum_lanes(values, [range(lanes)], SoloCollectives(Activity()), CPU)
+
+
+def test_shape_and_type_are_those_of_the_values() -> None:
+    found = total({lane: torch.full((2, 3), float(lane)).half() for lane in range(4)})
+    assert found.tolist() == [[6.0] * 3] * 2
+    assert found.dtype == torch.float16
+
+
+def test_empty_lanes_add_nothing() -> None:
+    assert total({1: torch.tensor(2), 3: torch.tensor(5)}).item() == 7
+
+
+def test_values_that_are_not_alike_are_refused() -> None:
+    with pytest.raises(StepError, match="tensors of one shape and type"):
+        total({0: torch.zeros(2), 1: torch.zeros(3)})
+
+
+def test_a_step_sums_what_its_first_pass_measured() -> None:
+    steps = Steps(samples=8)
+    step = steps.first()
+    seen = [batch.x.sum(0) for batch in step.lanes]
+    whole = sum(seen[1:], seen[0])
+    torch.testing.assert_close(step.sum_over_lanes(seen), whole)
+    with pytest.raises(StepError, match="got 1 tensors for 4 lanes"):
+        step.sum_over_lanes(seen[:1])
