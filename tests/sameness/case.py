@@ -34,6 +34,8 @@ class Case:
     """`Class.attribute` of samestep without which it cannot be run yet."""
     mistake: str = ""
     """Why it must differ somewhere: what `samestep verify` is there to find."""
+    moves: Sequence[str] = ()
+    """Ends of names of tensors that are not zero in the end: else nothing was compared."""
     section: str = ""
 
     def settings(self, run: Path, world: int, device: str) -> dict[str, Any]:

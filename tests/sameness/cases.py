@@ -36,12 +36,14 @@ MODELS = (
         "gan_alternating",
         "GAN, the networks in turn (own loop, `step.update(optimizer)`)",
         "two_sided:alternating_gan",
+        {"distributed": {"find_unused_parameters": True}},
         is_loop=True,
     ),
     Case(
         "gan_alternating_task",
         "GAN, the networks in turn (task, `batch.step`)",
         "two_sided:AlternatingGAN",
+        {"distributed": {"find_unused_parameters": True}},
         needs="LaneBatch.progress",
     ),
     Case(
@@ -50,6 +52,13 @@ MODELS = (
         "two_sided:contrastive",
         is_loop=True,
     ),
+    Case(
+        "layer_drop",
+        "LayerDrop by Python's generator (`find_unused_parameters`)",
+        "unusual:LayerDrop",
+        {"distributed": {"find_unused_parameters": True}},
+    ),
+    Case("lazy", "Lazy modules", "unusual:LazyModules", worlds=FEW_WORLDS),
     Case("spectral_norm", "Spectral norm", "unusual:SpectralNorm"),
     Case("weight_norm", "Weight norm", "unusual:WeightNorm"),
     Case("gradient_penalty", "Gradient penalty (second derivatives)", "unusual:GradientPenalty"),
@@ -119,6 +128,7 @@ TRAINING = (
 
 DATA = (
     Case("augmented", "Draws from torch, NumPy and Python in the dataset", "reading:Augmented"),
+    Case("collate", "CutMix in the collate function", "reading:MixedInCollate"),
     Case("weighted", "Weighted order, with replacement", "reading:Weighted"),
     Case("grouped", "Grouped order", "reading:Grouped", worlds=FEW_WORLDS),
     Case(
@@ -156,18 +166,25 @@ DATA = (
 )
 
 _BUFFERS = {
-    "float32": "Buffer that follows in forward: float32",
-    "bf16": "... bfloat16",
-    "float64": "... float32 and float64 in one model",
-    "int64": "... int64, large numbers",
-    "flag": "... a bool flag set at the first call",
-    "complex": "... complex",
-    "reassigned": "... assigned anew (`self.mean = ...`)",
+    "float32": "A float32 buffer that forward changes",
+    "bf16": "A bfloat16 buffer that forward changes",
+    "float64": "float32 and float64 buffers that forward changes",
+    "int64": "An int64 buffer that counts in large numbers",
+    "flag": "A bool flag that the first forward pass sets",
+    "complex": "A complex buffer that forward changes",
+    "reassigned": "A buffer that forward assigns anew (`self.mean = ...`)",
+    "not saved": "A buffer that forward changes and no state dict holds (`persistent=False`)",
 }
 
 STATE = (
     *(
-        Case(f"buffer_{kind}", title, "followers:Buffers", {"params": {"kind": kind}})
+        Case(
+            f"buffer_{kind.replace(' ', '_')}",
+            title,
+            "followers:Buffers",
+            {"params": {"kind": kind}},
+            moves=() if kind == "not saved" else ("mean",),
+        )
         for kind, title in _BUFFERS.items()
     ),
     Case("vq", "VQ codebook that follows by a moving average", "followers:VectorQuantised"),
@@ -194,7 +211,25 @@ STATE = (
         "Extra module with BatchNorm and dropout, in validation too",
         "unusual:ExtraModule",
     ),
-    Case("metric_wrappers", "Metrics around metrics", "unusual:WrappedMetrics", worlds=FEW_WORLDS),
+    Case(
+        "metric_wrappers",
+        "Metrics around metrics",
+        "unusual:WrappedMetrics",
+        worlds=FEW_WORLDS,
+        moves=("plain", "twice"),
+    ),
+    Case(
+        "max_norm",
+        "Embedding with `max_norm`, which changes weights in forward",
+        "unusual:MaxNormEmbedding",
+    ),
+    Case(
+        "validation_draws",
+        "Dropout in validation (Monte Carlo dropout)",
+        "unusual:DropoutInValidation",
+        worlds=FEW_WORLDS,
+    ),
+    Case("hook_noise", "Noise drawn in gradient hooks", "unusual:HookNoise"),
     Case("optimizer_noise", "Noise drawn inside the optimizer", "unusual:OptimizerNoise"),
 )
 
@@ -252,6 +287,12 @@ REFUSED = (
         {"lanes": 4},
         ways=("eager", "workers", "launcher"),
     ),
+    Case(
+        "plain_iterable",
+        "Iterable data without lane streams",
+        "reading:WithoutLaneStreams",
+        worlds=FEW_WORLDS,
+    ),
     Case("sparse", "Sparse gradients", "unusual:SparseGradients", worlds=FEW_WORLDS),
     Case("lbfgs", "LBFGS made by the task", "unusual:LBFGSByTask", worlds=FEW_WORLDS),
     Case(
@@ -282,6 +323,28 @@ MISTAKES = (
         "A Python attribute that forward changes",
         "followers:CountedInPython",
         mistake="no checkpoint holds it, and it counts the rank's lanes",
+        worlds=FEW_WORLDS,
+    ),
+    Case(
+        "tensor_attribute",
+        "A tensor that forward changes and that is no buffer",
+        "followers:Buffers",
+        {"params": {"kind": "attribute"}},
+        mistake="no checkpoint holds it, and each rank has its own",
+        worlds=FEW_WORLDS,
+    ),
+    Case(
+        "dataset_generator",
+        "A generator kept in the dataset (`numpy.random.default_rng`)",
+        "reading:DatasetGenerator",
+        mistake="where the generator stands depends on what this process has read before",
+        worlds=FEW_WORLDS,
+    ),
+    Case(
+        "cached_augmentation",
+        "A dataset that keeps what it drew for a sample",
+        "reading:CachedAugmentation",
+        mistake="what a later epoch reads depends on which process read the sample first",
         worlds=FEW_WORLDS,
     ),
 )

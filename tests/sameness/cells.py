@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from samestep.train.record import RunRecord, read_state
 from samestep.verify.result import compare_runs
 from tests.preloaded.client import ROOT
 from tests.sameness.case import Case, missing
@@ -46,8 +47,9 @@ class Plan:
         return [way for way in self.ways if case.ways is None or way.name in case.ways]
 
     def worlds_of(self, case: Case, way: Way) -> list[int]:
-        wanted = case.worlds if way.worlds is None else way.worlds
-        return [w for w in wanted if self.worlds is None or w in self.worlds]
+        if self.worlds is not None:
+            return [world for world in case.worlds if world in self.worlds]
+        return list(case.worlds if way.worlds is None else way.worlds)
 
     def count(self, case: Case) -> int:
         """How many cells a row has."""
@@ -143,9 +145,22 @@ class _Row:
             return FAILED, self._readable(ended.reason)
         if reference.record is None:
             return DIFFERENT, f"trains, but one rank is {reference.end}"
+        if still := self._not_moved(ended.record):
+            return FAILED, still
         records = {"one rank": reference.record, "this": ended.record}
         difference = compare_runs("bits", records, (), 0.0).worlds[1].difference
         return (IDENTICAL, "") if difference is None else (DIFFERENT, str(difference))
+
+    def _not_moved(self, record: Path) -> str:
+        """What makes a comparison worthless: nothing was trained, or what it is about is zero."""
+        losses, state = RunRecord.read(record).losses, read_state(record)
+        if len(set(losses)) < 2:
+            return f"the loss never changes: {losses}"
+        for end in self._case.moves:
+            found = [state[name] for name in state if name.rpartition(".")[2] == end]
+            if not any(bool(tensor.any()) for tensor in found):
+                return f"{end} is zero after the training: it never changed, or was lost"
+        return ""
 
     def _readable(self, text: str) -> str:
         """Without the paths of this machine."""

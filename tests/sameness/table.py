@@ -10,7 +10,7 @@ from datetime import date
 import torch
 
 from tests.sameness.case import Case
-from tests.sameness.cells import BAD, DIFFERENT, FAILED, FOUND, IDENTICAL, NOT_YET, REFUSED, Cell
+from tests.sameness.cells import BAD, FAILED, FOUND, IDENTICAL, NOT_YET, REFUSED, Cell
 from tests.sameness.ways import Way
 
 HEAD = """# The sameness matrix
@@ -94,7 +94,7 @@ def _words(cells: Sequence[Cell], notes: dict[str, int]) -> str:
     for (verdict, reason), worlds in groups.items():
         shown = f"**{verdict}**" if verdict in BAD else verdict
         note = f" [{notes.setdefault(reason, len(notes) + 1)}]" if reason else ""
-        words.append(f"{shown}{note} {', '.join(worlds)}".strip())
+        words.append(f"{shown}{note}: {', '.join(worlds)}".removesuffix(": "))
     return "; ".join(words) or "-"
 
 
@@ -104,6 +104,4 @@ def one_line(cell: Cell) -> str:
     if cell.verdict == FAILED and "Traceback" in text:
         text = [line for line in text.splitlines() if line.strip()][-1]
     text = " ".join(text.split()).replace("|", "\\|")
-    if cell.verdict == DIFFERENT:
-        text = f"{cell.case}, {cell.way} on {cell.world}: {text}"
     return text if len(text) <= 400 else f"{text[:400]} ..."

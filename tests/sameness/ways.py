@@ -33,7 +33,7 @@ class Way:
     compared_with: str = "eager"
     """The way whose run on one rank has the bits to expect."""
     worlds: Sequence[int] | None = None
-    """Numbers of ranks; those of the model unless given."""
+    """Numbers of ranks unless some are asked for; those of the row if not set."""
     only_on: str = ""
     """A kind of device; "" for any."""
 
@@ -41,8 +41,13 @@ class Way:
 WAYS = (
     Way("eager", "forked ranks, plainly"),
     Way("resumed", "stopped after every part and resumed on another number of ranks"),
-    Way("workers", "with two loader processes for each rank", {"loader": {"workers": 2}}),
-    Way("launcher", "started by torchrun", worlds=(2, 4)),
+    Way(
+        "workers",
+        "with two loader processes for each rank",
+        {"loader": {"workers": 2}},
+        worlds=(1, 3),
+    ),
+    Way("launcher", "started by torchrun", worlds=(3,)),
     Way("bf16", "bf16 autocast", {"precision": "bf16"}, "bf16", only_on="cuda"),
     Way("fp16", "fp16 autocast with loss scaling", {"precision": "fp16"}, "fp16", only_on="cuda"),
     Way("graphs", "CUDA graphs where possible", {"speed": {"graph": "auto"}}, only_on="cuda"),

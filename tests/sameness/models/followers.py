@@ -21,7 +21,11 @@ class MovingMean(nn.Module):
         self.kind = kind
         self.last = nn.Linear(FEATURES, CLASSES)
         dtype = {"bf16": torch.bfloat16, "complex": torch.complex64}.get(kind, torch.float32)
-        self.register_buffer("mean", torch.zeros(FEATURES, dtype=dtype))
+        start = torch.zeros(FEATURES, dtype=dtype)
+        if kind == "attribute":
+            self.mean = start
+        else:
+            self.register_buffer("mean", start, persistent=kind != "not saved")
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
         if kind == "float64":
             self.register_buffer("count", torch.zeros((), dtype=torch.float64))
@@ -37,8 +41,10 @@ class MovingMean(nn.Module):
 
     def follow(self, x: Tensor) -> None:
         now = x.mean(0)
-        self.seen += (x.abs().sum() * 1e6).long() if self.kind == "int64" else len(x)
-        if self.kind == "reassigned":
+        self.seen += (
+            (x.double().abs().sum() * 1e6).round().long() if self.kind == "int64" else len(x)
+        )
+        if self.kind in ("reassigned", "attribute"):
             self.mean = 0.9 * self.mean + 0.1 * now
         elif self.kind == "complex":
             self.mean.mul_(0.9).add_(torch.fft.fft(now), alpha=0.1)

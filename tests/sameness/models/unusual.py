@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils.data import TensorDataset
 
 from samestep import LaneBatch, Task
-from tests.sameness.models.base import CLASSES, FEATURES, Classify, points
+from tests.sameness.models.base import CLASSES, FEATURES, Classify, mlp, points
 
 
 class SpectralNorm(Classify):
@@ -61,6 +62,68 @@ class MixedParameters(Classify):
 
     def model(self) -> nn.Module:
         return Mixed()
+
+
+class MaxNormEmbedding(Classify):
+    """An embedding that shortens its vectors when they are looked up: forward changes weights."""
+
+    def model(self) -> nn.Module:
+        embed = nn.Embedding(40, 8, max_norm=1.0)
+        return nn.Sequential(embed, nn.Flatten(), nn.Linear(2 * 8, CLASSES))
+
+    def train_data(self) -> Any:
+        return TensorDataset(*numbered_points())
+
+
+class LazyModules(Classify):
+    """Layers that learn their sizes from the first batch."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(24), nn.ReLU(), nn.LazyLinear(CLASSES))
+
+
+class LayerDropNet(nn.Module):
+    """Leaves out layers for a whole lane, as Python's generator decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(FEATURES, FEATURES) for _ in range(4))
+        self.last = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if not self.training or random.random() > 0.5:
+                x = x + torch.tanh(layer(x))
+        return self.last(x)
+
+
+class LayerDrop(Classify):
+    def model(self) -> nn.Module:
+        return LayerDropNet()
+
+
+class HookNoise(Classify):
+    """Gradient hooks that draw noise in the backward pass."""
+
+    def model(self) -> nn.Module:
+        model = mlp()
+        for param in model.parameters():
+            param.register_hook(lambda grad: grad + 0.01 * torch.randn_like(grad))
+        return model
+
+
+class DropoutInValidation(Classify):
+    """Monte Carlo dropout: validation draws, too."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, 24), nn.ReLU(), nn.Linear(24, CLASSES))
+
+    def valid_data(self) -> Any:
+        return TensorDataset(*points(37, seed=9))
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, Any]:
+        logits = model(F.dropout(batch.x, 0.2))
+        return F.cross_entropy(logits, batch.y, reduction="sum"), len(batch)
 
 
 class Named(Classify):
@@ -143,6 +206,12 @@ class WrappedMetrics(Classify):
         return self.loss(model, batch)
 
 
+def numbered_points() -> tuple[Tensor, Tensor]:
+    """Two numbers below 40 for each sample."""
+    x, y = points()
+    return (x[:, :2].abs() * 12).long() % 40, y
+
+
 class SparseGradients(Classify):
     """An embedding whose gradient is sparse."""
 
@@ -152,8 +221,7 @@ class SparseGradients(Classify):
         )
 
     def train_data(self) -> Any:
-        x, y = points()
-        return TensorDataset((x[:, :2].abs() * 12).long() % 40, y)
+        return TensorDataset(*numbered_points())
 
     def optimizers(self, model: nn.Module) -> Any:
         return torch.optim.SGD(model.parameters(), lr=0.05)
