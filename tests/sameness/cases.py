@@ -172,6 +172,7 @@ _BUFFERS = {
     "int64": "An int64 buffer that counts in large numbers",
     "flag": "A bool flag that the first forward pass sets",
     "complex": "A complex buffer that forward changes",
+    "infinite": "A buffer that starts at infinity (a running minimum)",
     "reassigned": "A buffer that forward assigns anew (`self.mean = ...`)",
     "not saved": "A buffer that forward changes and no state dict holds (`persistent=False`)",
 }
@@ -186,6 +187,18 @@ STATE = (
             moves=() if kind == "not saved" else ("mean",),
         )
         for kind, title in _BUFFERS.items()
+    ),
+    Case(
+        "cumulative_batchnorm",
+        "BatchNorm over all batches so far (`momentum=None`)",
+        "followers:CumulativeBatchNorm",
+        worlds=FEW_WORLDS,
+    ),
+    Case(
+        "tied_modules",
+        "Model and extra module with a parameter in common",
+        "followers:TiedModules",
+        worlds=FEW_WORLDS,
     ),
     Case("vq", "VQ codebook that follows by a moving average", "followers:VectorQuantised"),
     Case(

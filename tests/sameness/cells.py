@@ -156,6 +156,9 @@ class _Row:
         losses, state = RunRecord.read(record).losses, read_state(record)
         if len(set(losses)) < 2:
             return f"the loss never changes: {losses}"
+        for name, tensor in state.items():
+            if tensor.isnan().any():
+                return f"{name} is not a number after the training"
         for end in self._case.moves:
             found = [state[name] for name in state if name.rpartition(".")[2] == end]
             if not any(bool(tensor.any()) for tensor in found):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -66,28 +67,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         _write(options.json, json.dumps([asdict(cell) for cell in cells], indent=1))
     if options.write:
-        command = "make sameness" if options.device == "cpu" else "make sameness DEVICE=cuda"
-        _write(options.write, page(cases, ways, cells, command, options.device, seconds))
+        text = page(cases, ways, cells, _command(options), options.device, seconds)
+        _write(options.write, text)
     return int(any(cell.verdict in BAD for cell in cells))
 
 
 def run_rows(plan: Plan, cases: Sequence[Case], jobs: int) -> list[Cell]:
     """Run rows at the same time, `jobs` at once; their cells in the order of the rows."""
     console = Console(stderr=True)
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        console=console, disable=not console.is_terminal,
-    ) as progress, ThreadPoolExecutor(jobs) as pool:  # fmt: skip
-        bar = progress.add_task("sameness", total=sum(map(plan.count, cases)))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    progress = Progress(*columns, console=console, disable=not console.is_terminal)
+    bar = progress.add_task("sameness", total=sum(map(plan.count, cases)))
 
-        def run(case: Case) -> list[Cell]:
-            cells = run_row(plan, case, _shown(progress, bar))
-            if not console.is_terminal:
-                spent = sum(cell.seconds for cell in cells)
-                console.print(f"{case.name}: {summary(cells)} ({spent:.1f} s)", highlight=False)
-            return cells
+    def run(case: Case) -> list[Cell]:
+        cells = run_row(plan, case, _shown(progress, bar))
+        if not console.is_terminal:
+            spent = sum(cell.seconds for cell in cells)
+            console.print(f"{case.name}: {summary(cells)} ({spent:.1f} s)", highlight=False)
+        return cells
 
-        return [cell for cells in pool.map(run, cases) for cell in cells]
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        with progress:
+            return [cell for cells in pool.map(run, cases) for cell in cells]
+    finally:
+        # When it is interrupted, rows that have not started are not run.
+        pool.shutdown(cancel_futures=True)
 
 
 def _shown(progress: Progress, bar: Any) -> Callable[[Cell], None]:
@@ -103,6 +113,13 @@ def _report(cells: Sequence[Cell], seconds: float) -> None:
             where = f"{cell.case}, {cell.way} on {cell.world}"
             print(f"{cell.verdict}: {where}: {one_line(cell)}")
     print(f"{len(cells)} trainings in {seconds / 60:.1f} minutes: {summary(cells)}")
+
+
+def _command(options: argparse.Namespace) -> str:
+    """What gives the same page again."""
+    if options.models or options.ways or options.worlds:
+        return f"python -m tests.sameness.matrix {shlex.join(sys.argv[1:])}"
+    return "make sameness" if options.device == "cpu" else f"make sameness DEVICE={options.device}"
 
 
 def _write(path: str, text: str) -> None:
@@ -127,7 +144,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--worlds", help=f"numbers of ranks, of {','.join(map(str, WORLDS))}")
     parser.add_argument("--ways", help=f"of {','.join(way.name for way in WAYS)}")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 2, help="rows at once")
+    parser.add_argument("--jobs", type=int, default=(os.cpu_count() or 1) + 1, help="rows at once")
     parser.add_argument("--json", help="a file for every cell")
     parser.add_argument("--write", help="a file for the table")
     parser.add_argument("--keep", help="a folder for the runs, which are removed unless given")

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from samestep import LaneBatch
 from samestep.step.step import Step
-from tests.sameness.models.base import CLASSES, FEATURES, Classify, mlp
+from tests.sameness.models.base import CLASSES, FEATURES, Classify, mlp, points
 
 
 class MovingMean(nn.Module):
@@ -29,6 +30,8 @@ class MovingMean(nn.Module):
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
         if kind == "float64":
             self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        if kind == "infinite":
+            self.register_buffer("lowest", torch.full((FEATURES,), torch.inf))
         if kind == "flag":
             self.register_buffer("known", torch.tensor(False))
 
@@ -53,6 +56,8 @@ class MovingMean(nn.Module):
         elif not self.known:
             self.mean.copy_(now)
             self.known.fill_(True)
+        if self.kind == "infinite":
+            self.lowest.copy_(torch.minimum(self.lowest, x.amin(0)))
         if self.kind == "float64":
             self.count += x.double().sum()
 
@@ -66,6 +71,48 @@ class Buffers(Classify):
 
     def model(self) -> nn.Module:
         return MovingMean(self.kind)
+
+
+class Tied(nn.Module):
+    """A head that shares its weight with the model."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+        self.last = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.linear(x, self.weight.T))
+
+
+class TiedModules(Classify):
+    """The model and an extra module have a parameter in common."""
+
+    def model(self) -> nn.Module:
+        encoder = nn.Linear(FEATURES, 8, bias=False)
+        self.head = Tied(encoder.weight)
+        return encoder
+
+    def extra_modules(self) -> list[nn.Module]:
+        return [self.head]
+
+    def optimizers(self, model: nn.Module) -> Any:
+        return torch.optim.SGD(self.head.parameters(), lr=0.05, momentum=0.9)
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, Any]:
+        logits = self.head(torch.tanh(model(batch.x)))
+        return F.cross_entropy(logits, batch.y, reduction="sum"), len(batch)
+
+
+class CumulativeBatchNorm(Classify):
+    """BatchNorm whose statistics are plain means over all batches so far."""
+
+    def model(self) -> nn.Module:
+        first, last = nn.Linear(FEATURES, 8, bias=False), nn.Linear(8, CLASSES)
+        return nn.Sequential(first, nn.BatchNorm1d(8, momentum=None), nn.ReLU(), last)
+
+    def valid_data(self) -> Any:
+        return TensorDataset(*points(37, seed=9))
 
 
 class Codebook(nn.Module):
