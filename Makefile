@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-fast coverage test-oldest test-newest cluster chaos lint setup clean
+.PHONY: demo test test-fast coverage test-oldest test-newest cluster chaos sameness lint setup clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -42,6 +42,13 @@ cluster:
 
 chaos: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.chaos --kills 100
+
+# Every kind of model, at every size, in every way to run it, to the bit: a quarter of an hour.
+# DEVICE=cuda: ranks that share a GPU, with bf16, fp16 and CUDA graphs besides.
+DEVICE := cpu
+sameness: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.sameness.matrix --device $(DEVICE) \
+		--write docs/sameness$(if $(filter cuda,$(DEVICE)),-gpu).md --json build/sameness-$(DEVICE).json
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -33,7 +33,7 @@ _SET_BY_OTHERS = (
     "PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK",
 )  # fmt: skip
 
-_LONGEST_FIRST = ("test_docs.py", "cluster", "cli", "chaos", "distributed")
+_LONGEST_FIRST = ("test_docs.py", "cluster", "cli", "chaos", "distributed", "sameness")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -16,16 +16,21 @@ from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # The first optimizer of a process imports torch._dynamo, which takes longer than our runs.
-_CONTEXT.set_forkserver_preload(
-    [
-        "samestep.train.train_once",
-        "tests.distributed.tasks",
-        "torch._dynamo",
-        "torchmetrics",
-        "torch.utils.tensorboard",
-        "tests.frozen",
-    ]
+_PRELOADED = (
+    "samestep.train.train_once",
+    "tests.distributed.tasks",
+    "torch._dynamo",
+    "torchmetrics",
+    "torch.utils.tensorboard",
 )
+
+
+def preload(*modules: str) -> None:
+    """Let the server import further modules, once for all ranks. Call it before the first rank."""
+    _CONTEXT.set_forkserver_preload([*_PRELOADED, *modules, "tests.frozen"])
+
+
+preload()
 
 
 def run_ranks(

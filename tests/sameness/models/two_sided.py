@@ -1,0 +1,134 @@
+"""Trainings of two networks, and losses over the whole batch: two optimizers, and own loops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.data import TensorDataset
+
+import samestep
+from samestep import LaneBatch, Task
+from tests.sameness.models.base import FEATURES, points
+
+NOISE = 6
+
+
+class Networks(nn.Module):
+    """A generator and a discriminator, as one module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = nn.Sequential(
+            nn.Linear(NOISE, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, FEATURES)
+        )
+        self.discriminator = nn.Sequential(
+            nn.Linear(FEATURES, 16), nn.LeakyReLU(0.2), nn.Dropout(0.2), nn.Linear(16, 1)
+        )
+
+    def fake(self, samples: int) -> Tensor:
+        device = next(self.parameters()).device
+        return self.generator(torch.randn(samples, NOISE, device=device))
+
+
+def real_or_fake(scores: Tensor, real: bool) -> Tensor:
+    wanted = torch.full_like(scores, float(real))
+    return F.binary_cross_entropy_with_logits(scores, wanted, reduction="sum")
+
+
+def discriminator_loss(nets: Networks, real: Tensor, fake: Tensor) -> Tensor:
+    scores = nets.discriminator(real), nets.discriminator(fake.detach())
+    return real_or_fake(scores[0], True) + real_or_fake(scores[1], False)
+
+
+class JointGAN(Task):
+    """Both networks learn in every step, by one loss and two optimizers."""
+
+    def model(self) -> nn.Module:
+        return Networks()
+
+    def train_data(self) -> Any:
+        return TensorDataset(*points())
+
+    def optimizers(self, model: nn.Module) -> Any:
+        return [
+            torch.optim.Adam(model.generator.parameters(), lr=2e-3, betas=(0.5, 0.99)),
+            torch.optim.RMSprop(model.discriminator.parameters(), lr=1e-3),
+        ]
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, Any]:
+        fake = model.fake(len(batch))
+        # The generator learns from the discriminator, which learns nothing from that.
+        constants = {n: p.detach() for n, p in model.discriminator.named_parameters()}
+        scores = functional_call(model.discriminator, constants, (fake,))
+        losses = discriminator_loss(model, batch.x, fake) + real_or_fake(scores, True)
+        return losses, len(batch)
+
+
+def alternating_gan(run: samestep.Run) -> tuple[Any, ...]:
+    """An own loop: the discriminator in two steps of three, the generator in the third."""
+    nets = Networks()
+    of_generator = torch.optim.Adam(nets.generator.parameters(), lr=2e-3, betas=(0.5, 0.99))
+    of_discriminator = torch.optim.Adam(nets.discriminator.parameters(), lr=1e-3)
+    nets, of_generator, of_discriminator = run.prepare(nets, of_generator, of_discriminator)
+    nets.train()
+    for step in run.steps(TensorDataset(*points())):
+        trains_generator = step.index % 3 == 2
+        for batch in step.lanes:
+            fake = nets.fake(len(batch))
+            if trains_generator:
+                loss = real_or_fake(nets.discriminator(fake), True)
+            else:
+                loss = discriminator_loss(nets, batch.x, fake)
+            step.backward(loss, count=len(batch))
+        step.update(of_generator if trains_generator else of_discriminator)
+    return of_generator, of_discriminator
+
+
+class AlternatingGAN(JointGAN):
+    """The same as a task: which network learns follows from the number of the step."""
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, Any]:
+        fake = model.fake(len(batch))
+        if batch.step % 3 < 2:
+            return discriminator_loss(model, batch.x, fake), len(batch)
+        constants = {n: p.detach() for n, p in model.discriminator.named_parameters()}
+        scores = functional_call(model.discriminator, constants, (fake,))
+        return real_or_fake(scores, True), len(batch)
+
+
+def contrastive(run: samestep.Run) -> tuple[Any, ...]:
+    """An own loop: every sample is compared with all others of the global batch.
+
+    The first pass over the lanes collects all embeddings; in the second each lane puts its own, with
+    gradients, in the place of theirs.
+    """
+    model = nn.Sequential(nn.Linear(FEATURES, 24), nn.ReLU(), nn.Dropout(0.1), nn.Linear(24, 8))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model, optimizer = run.prepare(model, optimizer)
+    model.train()
+    for step in run.steps(TensorDataset(*points())):
+        with torch.no_grad():
+            mine = [(batch.lane, views(model, batch.x).cpu()) for batch in step.lanes]
+        lanes = sorted((entry for rank in run.context.gather(mine) for entry in rank), key=_lane)
+        for batch in step.lanes:
+            own = views(model, batch.x)
+            others = [found.to(own.device) for lane, found in lanes if lane != batch.lane]
+            logits = own[0] @ torch.cat([own[1], *(found[1] for found in others)]).T / 0.2
+            target = torch.arange(len(batch), device=own.device)
+            step.backward(F.cross_entropy(logits, target, reduction="sum"), count=len(batch))
+        step.update(optimizer)
+    return (optimizer,)
+
+
+def _lane(entry: tuple[int, Tensor]) -> int:
+    return entry[0]
+
+
+def views(model: nn.Module, x: Tensor) -> Tensor:
+    """Two embeddings of each sample, each with noise of its own."""
+    noisy = torch.stack([x + 0.1 * torch.randn_like(x) for _ in range(2)])
+    return F.normalize(model(noisy), dim=-1)
