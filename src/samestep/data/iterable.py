@@ -134,6 +134,9 @@ class _PortionReader(IterableDataset[_Portion]):
         units = list(self._assignment.my_units)
         if worker is not None:
             units = units[worker.id :: worker.num_workers]
+            # A lane's stream is read by one worker: a library that looks for workers, as Hugging
+            # Face's does, would split it a second time and lose samples.
+            torch.utils.data._utils.worker._worker_info = None
         if not units:
             return  # there are more workers than units
         opened = {unit: self._open(unit) for unit in units}

@@ -80,7 +80,7 @@ class TreeSum(GradientSum):
                 if bucket.waiting == 0:
                     self._send_filled()
                 elif bucket.waiting < 0:
-                    raise TaskError(_IN_PIECES)
+                    bucket.refuse_too_many(place)
 
         return ready
 
@@ -208,6 +208,12 @@ class _Bucket(LaneBucket):
             self._exchange.rows[0].fill_(NOTHING)
             for param, view in zip(self.params, self._views[0], strict=True):
                 param.grad = view
+
+    def refuse_too_many(self, place: int) -> None:
+        """Backward has reached more parameters than the lanes before, or one of them twice."""
+        if self.used is not None:
+            self.check_used([used or at == place for at, used in enumerate(self.used)], "here")
+        raise TaskError(_IN_PIECES)
 
     def collect(self, lane: int, may_vary: bool, in_places: bool = False) -> None:
         if not self._in_row:

@@ -1,4 +1,4 @@
-"""Refuses a forward pass that changes parameters: it would change them once for every lane.
+"""Refuses a forward pass that changes parameters, or buffers that no checkpoint holds.
 
 Each lane would then start from what the lanes before it on the same rank have made of them, and the
 number of ranks would decide how often they change.
@@ -35,6 +35,13 @@ class ForwardCheck:
         self._looks = self._counts_bits = False
         self._versions: list[int] = []
         self._sums: list[int] = []
+        self._unsaved = [
+            (f"{prefix}.{name}" if prefix else name, part, name)
+            for module in modules
+            for prefix, part in module.named_modules()
+            for name in part._non_persistent_buffers_set
+        ]
+        self._unsaved_before: list[Tensor | None] = []
 
     def begin(self, step: int) -> None:
         """A new step."""
@@ -48,11 +55,15 @@ class ForwardCheck:
         if self._looks:
             self._versions = [param._version for param in self._params]
             self._sums = _sums(self._params) if self._counts_bits else []
+        if self._looks and self._unsaved:
+            buffers = [part._buffers.get(name) for _, part, name in self._unsaved]
+            self._unsaved_before = [None if b is None else b.clone() for b in buffers]
 
     def leave_lane(self, lane: int) -> None:
         """After the lane's forward pass."""
         if not self._looks:
             return
+        self._refuse_unsaved(lane)
         moved = [v != p._version for v, p in zip(self._versions, self._params, strict=True)]
         if self._counts_bits and not any(moved):
             sums = zip(self._sums, _sums(self._params), strict=True)
@@ -67,6 +78,19 @@ class ForwardCheck:
                 "Change them after the update instead: in after_update(self, step) of the task, or "
                 "behind step.update() in your own loop"
             )
+
+    def _refuse_unsaved(self, lane: int) -> None:
+        for (path, part, name), before in zip(self._unsaved, self._unsaved_before, strict=True):
+            now = part._buffers.get(name)
+            # A cache that grows has another shape, or was not there.
+            if before is None or now is None or now.shape != before.shape:
+                continue
+            if not torch.equal(now, before):
+                raise TaskError(
+                    f"the forward pass of lane {lane} changed the buffer {path}, which is registered with "
+                    "persistent=False: no checkpoint holds it, and lanes are not joined in it. Register "
+                    "it without persistent=False"
+                )
 
 
 def _sums(tensors: Sequence[Tensor]) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, Optimizer
 
 from samestep.errors import TaskError
@@ -34,6 +35,12 @@ def _modules(modules: Sequence[nn.Module], same: str, device: torch.device) -> I
     named = [(name, part) for module in modules for name, part in module.named_modules()]
     for name, part in named:
         kind = type(part).__name__
+        if any(map(is_lazy, part.parameters(recurse=False))):
+            yield (
+                f"{name or kind} is a {kind} whose shapes are not known yet, and all ranks must start from "
+                "the same weights: give the shapes, or put a batch through the model before"
+            )
+            continue
         if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse:
             yield (
                 f"{name or kind} is an {kind} with sparse=True, but lanes are added up as dense "

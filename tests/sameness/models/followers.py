@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from samestep import LaneBatch
+from samestep import Concatenate, LaneBatch
 from samestep.step.step import Step
 from tests.sameness.models.base import CLASSES, FEATURES, Classify, mlp, points
 
@@ -195,11 +195,12 @@ class Queue(Student):
     """MoCo: the teacher's answers wait in a queue, in the order of the lanes."""
 
     LENGTH = 64
-    lane_buffers = {"queue": "concatenate"}  # noqa: RUF012 (nn.Module's own attributes are plain)
+    buffer_joins = {"queue": Concatenate(pointer="next")}  # noqa: RUF012 (as modules declare it)
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("queue", F.normalize(torch.randn(self.LENGTH, CLASSES), dim=1))
+        self.register_buffer("next", torch.zeros(1, dtype=torch.long))
 
     def forward(self, x: Tensor) -> Tensor:
         one, other = (x + 0.1 * torch.randn_like(x) for _ in range(2))
@@ -209,7 +210,9 @@ class Queue(Student):
         right = (query * key).sum(1, keepdim=True)
         logits = torch.cat([right, query @ self.queue.T.clone()], 1) / 0.2
         if self.training:
-            self.queue.copy_(torch.cat([key, self.queue])[: self.LENGTH])
+            places = (self.next + torch.arange(len(x), device=x.device)) % self.LENGTH
+            self.queue[places] = key
+            self.next.add_(len(x)).remainder_(self.LENGTH)
         return logits
 
 

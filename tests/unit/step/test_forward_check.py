@@ -72,3 +72,33 @@ def test_extra_modules_are_looked_at_too() -> None:
     objects = [model, head, SGD([*model.parameters(), *head.parameters()], lr=0.1)]
     with pytest.raises(TaskError, match=r"module 1\.bias"):
         Steps(model, objects=objects).first().train(loss)
+
+
+class Cached(nn.Module):
+    """A buffer that no checkpoint holds: a cache that grows, or something that training moves."""
+
+    def __init__(self, grows: bool) -> None:
+        super().__init__()
+        self.linear, self.grows = nn.Linear(2, 1), grows
+        self.cache: Tensor
+        self.register_buffer("cache", torch.zeros(1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.cache = torch.ones(2) if self.grows else self.cache + 1
+        out: Tensor = self.linear(x) + self.cache.sum()
+        return out
+
+
+def test_a_buffer_that_no_checkpoint_holds_may_grow_but_not_change() -> None:
+    for grows in (True, False):
+        model = Cached(grows)
+        step = Steps(model, objects=[model, SGD(model.parameters(), lr=0.1)]).first()
+
+        def train(step: Any = step, model: nn.Module = model) -> None:
+            step.train(lambda batch: (model(batch.x).sum(), len(batch)))
+
+        if grows:
+            train()
+        else:
+            with pytest.raises(TaskError, match=r"changed the buffer cache, .* persistent=False"):
+                train()
