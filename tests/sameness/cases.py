@@ -44,7 +44,6 @@ MODELS = (
         "GAN, the networks in turn (task, `batch.step`)",
         "two_sided:AlternatingGAN",
         {"distributed": {"find_unused_parameters": True}},
-        needs="LaneBatch.progress",
     ),
     Case(
         "contrastive",
@@ -205,19 +204,16 @@ STATE = (
         "teacher",
         "Momentum teacher that follows in `after_update`",
         "followers:MomentumTeacher",
-        needs="Task.after_update",
     ),
     Case(
         "moco",
         "MoCo: momentum teacher and a queue of keys",
         "followers:MoCo",
-        needs="Task.after_update",
     ),
     Case(
         "teacher_in_forward",
         "Momentum teacher that follows in forward",
         "followers:TeacherInForward",
-        needs="Task.after_update",
     ),
     Case(
         "extra_module",
