@@ -36,14 +36,19 @@ def test_the_same_at_any_size_with_both_policies(tmp_path: Path) -> None:
     rank0 = [train(tmp_path, world, **RANK0) for world in (2, 4)]
     assert_same([*per_rank, *rank0])
     first = per_rank[0]
-    assert {"ema.norm.running_mean", "swa.hidden.weight", "metrics.ema_f1", "metrics.swa_f1"} <= (
-        first.state.keys()
-    )
+    assert {
+        "kept.ema.model.norm.running_mean",
+        "kept.swa.model.hidden.weight",
+        "kept.training.metrics.ema_f1",
+        "kept.training.metrics.swa_f1",
+    } <= (first.state.keys())
     written = {tuple(verify_checkpoint(newest(run.folder)).files.items()) for run in per_rank}
     assert len(written) == 1, "the checkpoints with the averages are the same, byte for byte"
     state = first.state
-    assert not torch.equal(state["ema.hidden.weight"], state["model.hidden.weight"])
-    assert not torch.equal(state["swa.norm.running_mean"], state["ema.norm.running_mean"])
+    assert not torch.equal(state["kept.ema.model.hidden.weight"], state["model.hidden.weight"])
+    assert not torch.equal(
+        state["kept.swa.model.norm.running_mean"], state["kept.ema.model.norm.running_mean"]
+    )
 
 
 @pytest.mark.parametrize("values", [BOTH, RANK0], ids=["per_rank", "rank0"])

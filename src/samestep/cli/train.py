@@ -140,13 +140,12 @@ def _print_verification(result: Verification) -> None:
     table = Table("ranks", "steps", "ms per step", "state", "result")
     for world in result.worlds:
         record = world.record
-        result_text = "identical" if world.difference is None else str(world.difference)
         table.add_row(
             world.label,
             str(record.steps),
             f"{record.seconds_per_step * 1e3:.1f}",
             record.state_hash,
-            result_text,
+            str(world),
             style=None if world.kept else "red",
         )
     console = Console(width=None if sys.stdout.isatty() else 120)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from samestep.config.schema import BestConfig
@@ -99,10 +98,6 @@ class Training(RunListener):
                 run.keep(f"{every} schedule {number}", schedule)
         run.add_listener(self)
         self.averages = TrainingAverages(run, self._optimizers, self._source, self._total)
-
-    @property
-    def optimizers(self) -> Sequence[Optimizer]:
-        return self._optimizers
 
     def train(self) -> Outcome:
         """Train to the end."""

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-import torch
 from torch import nn
 
-from samestep.checkpoint.state import Stateful
+from samestep.checkpoint.state import RunState, Stateful
 from samestep.config import Config
 from samestep.data.batch import Collate, Source
 from samestep.data.factory import open_source
@@ -24,13 +23,13 @@ from samestep.optim.lr_scaling import describe_scaling, lr_factor
 from samestep.run_setup import RunSetup
 from samestep.step.engine import Prepared, build_engine, prepare
 from samestep.step.lane_passes import LanePasses, StepEngine
-from samestep.step.micro_batches import out_of_memory
 from samestep.step.step import Step
 from samestep.train.batchnorm import Forward, measure_batchnorm
 from samestep.train.evaluate import Evaluator, Measure, Values
 from samestep.train.listeners import Listeners, RunListener
 from samestep.train.open_run import open_run
 from samestep.train.plan_report import report_plan
+from samestep.train.run_end import end_with, with_advice
 from samestep.train.run_log import RunLog
 from samestep.train.saver import Saver
 from samestep.train.step_end import StepEnd
@@ -75,7 +74,9 @@ class Run:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        cause = self._with_advice(error)
+        found = end_with(error, self._log.flush, self._listeners.on_end)
+        step = None if self._passes is None else self._passes.data.index
+        cause = with_advice(found, self.setup, step)
         # The others are notified first: what is still to be written may take long.
         cause = cause if cause is None else self.context.failed(cause)
         with ExitStack() as closing:
@@ -83,17 +84,8 @@ class Run:
             closing.callback(self._opened.close)
             closing.callback(self._saver.close)
             closing.callback(self._log.close)
-            if error is None:
-                closing.callback(self._log.flush)
         if cause is not error and cause is not None:
-            raise cause from error
-
-    def _with_advice(self, error: BaseException | None) -> BaseException | None:
-        if not isinstance(error, torch.OutOfMemoryError):
-            return error
-        passes = self._passes
-        at = "before the first step" if passes is None else f"in step {passes.data.index}"
-        return out_of_memory(error, self.context.device, self.batch.lane_batch, at)
+            raise cause from (None if cause is found else found)
 
     @property
     def config(self) -> Config:
@@ -116,6 +108,11 @@ class Run:
         if self._prepared is None:
             raise StepError("there is no model yet: call run.prepare first")
         return self._prepared.modules[0]
+
+    @property
+    def state(self) -> RunState:
+        """Everything that the run saves: modules, optimizers, schedules, and what it keeps."""
+        return self._saver.state
 
     # -- preparing -------------------------------------------------------------------------
 
@@ -148,9 +145,8 @@ class Run:
         self._prepared = prepared = prepare(self.setup, objects, self._saver.prepare)
         for name, item in prepared.states().items():
             self._saver.keep(name, item)
-        model = prepared.modules[0]
-        wrapped = [prepared.reduction.model if item is model else item for item in objects]
-        return tuple(wrapped)
+        model, wrapped = prepared.modules[0], prepared.reduction.model
+        return tuple(wrapped if item is model else item for item in objects)
 
     def prepare_once(self, prepare: Callable[[], None]) -> None:
         """Call a function on one rank of each node before the others continue.

@@ -37,10 +37,6 @@ def train_once(
     with Run(config, context) as run:
         if stop_after is not None:
             run.pause_after(stop_after)
-        recorder = Recorder(run) if record is not None else None
-        training = Training(run, load_task(config))
-        outcome = training.train()
-        if recorder is not None and record is not None:
-            averages = training.averages.weights()
-            recorder.write(record, run.model, training.optimizers, outcome.metrics, averages)
-        return outcome
+        if record is not None:
+            Recorder(run, record)
+        return Training(run, load_task(config)).train()

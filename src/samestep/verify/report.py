@@ -55,13 +55,12 @@ Compared with the run on {result.worlds[0].label} rank(s).</p>
 
 def _row(world: WorldResult) -> str:
     record = world.record
-    words = "identical" if world.difference is None else str(world.difference)
     mark = "kept" if world.kept else "broken"
     return (
         f'<tr><td class="number">{html.escape(world.label)}</td><td class="number">{record.steps}</td>'
         f'<td class="number">{record.seconds_per_step * 1e3:.1f}</td>'
         f"<td><code>{record.state_hash}</code></td>"
-        f'<td class="{mark}">{html.escape(words)}</td></tr>'
+        f'<td class="{mark}">{html.escape(str(world))}</td></tr>'
     )
 
 

@@ -16,6 +16,7 @@ from samestep.verify.compare import (
     first_sample_difference,
     furthest_tensor,
     model_distance,
+    thread_difference,
 )
 
 
@@ -29,6 +30,12 @@ class WorldResult:
     kept: bool
     label: str
     """Its number of ranks; for a resumed run all of them, in order."""
+    note: str = ""
+    """What was not equal about the conditions of both runs."""
+
+    def __str__(self) -> str:
+        words = "identical" if self.difference is None else str(self.difference)
+        return f"{words} ({self.note})" if self.note else words
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,9 @@ class Verification:
                     "state_hash": world.record.state_hash,
                     "losses": world.record.losses,
                     "seconds_per_step": world.record.seconds_per_step,
+                    "threads_per_rank": world.record.threads,
                     "first_difference": _as_json(world.difference),
+                    "note": world.note or None,
                 }
                 for world in self.worlds
             },
@@ -108,7 +117,7 @@ class _Recorded(NamedTuple):
 def _compare_with_first(
     same: str, first: _Recorded, run: _Recorded, rtol: float, label: str
 ) -> WorldResult:
-    record = run.record
+    record, note = run.record, thread_difference(first.record, run.record)
     samples = first_sample_difference(first.record, record)
     losses = first_loss_difference(first.record.losses, record.losses)
     worst = furthest_tensor(first.state, run.state)
@@ -118,7 +127,7 @@ def _compare_with_first(
     if len(set(record.rank_hashes)) > 1:
         difference = Difference("the ranks of this world ended with different states")
         kept = same == "samples" and samples is None
-        return WorldResult(record, difference, kept, label)
+        return WorldResult(record, difference, kept, label, note)
     if same == "bits":
         kept = difference is None
     elif same == "samples":
@@ -126,4 +135,4 @@ def _compare_with_first(
     else:
         losses_near = first_loss_difference(first.record.losses, record.losses, rtol) is None
         kept = samples is None and losses_near and model_distance(first.state, run.state) <= rtol
-    return WorldResult(record, difference, kept, label)
+    return WorldResult(record, difference, kept, label, note)
