@@ -12,14 +12,16 @@ import typer
 from samestep.cli.app import (
     TRAINING,
     AsJson,
-    ConfigFile,
     Launched,
     LocalRank,
     Overrides,
+    RunFile,
+    TakesScript,
     app,
     guarded,
+    script_arguments,
 )
-from samestep.cli.ranks import as_rank
+from samestep.cli.ranks import as_rank, run_script_as_rank
 from samestep.distributed.deferred_signals import DeferredSignals
 from samestep.errors import PROMISE_NOT_KEPT, SamestepError
 
@@ -27,10 +29,10 @@ if TYPE_CHECKING:
     from samestep.verify.result import Verification
 
 
-@app.command(rich_help_panel=TRAINING)
+@app.command(rich_help_panel=TRAINING, cls=TakesScript)
 def train(
     context: typer.Context,
-    config: ConfigFile,
+    config: RunFile,
     overrides: Overrides = None,
     record: Annotated[
         Path | None, typer.Option(help="Write the exact losses, samples and final state here.")
@@ -38,13 +40,21 @@ def train(
     stop_after: Annotated[
         int | None, typer.Option(min=1, help="Save and stop after this step; exits 75.")
     ] = None,
+    describe: Annotated[Path | None, typer.Option(hidden=True)] = None,
     local_rank: LocalRank = None,
     launched: Launched = False,
 ) -> None:
     """Train in this process: alone, or as a rank of any launcher."""
     with guarded(launched), DeferredSignals():
         from samestep.config import load_config
+        from samestep.launch.commands.rank_command import is_script
 
+        if is_script(config):
+            from samestep.train.requests import Observation, ScriptRequest
+
+            observation = Observation(record, stop_after)
+            request = ScriptRequest(overrides or [], observation, describe)
+            return run_script_as_rank(config, request, context, local_rank)
         loaded = load_config(config, overrides or [])
         with as_rank(loaded, context, local_rank) as place:
             from samestep.launch.commands.summary import more_processes_may_help
@@ -60,9 +70,10 @@ def train(
                 typer.echo(f"{outcome.steps} steps{loss}; the run is in {loaded.run_path}")
 
 
-@app.command(rich_help_panel=TRAINING)
+@app.command(rich_help_panel=TRAINING, cls=TakesScript)
 def verify(
-    config: ConfigFile,
+    context: typer.Context,
+    config: RunFile,
     overrides: Overrides = None,
     worlds: Annotated[
         str, typer.Option(help="World sizes, compared with the first; 4@slurm names the launcher.")
@@ -88,22 +99,23 @@ def verify(
     as_json: AsJson = False,
     report: Annotated[Path | None, typer.Option(help="Where the HTML report goes.")] = None,
 ) -> None:
-    """Run a config at several world sizes and prove that it is the same run.
+    """Run a config, or a script, at several world sizes and prove that it is the same run.
 
     Exits 0 only if the promise of the config's `same` level held, else 4.
     """
     with guarded():
-        from samestep.config import load_config
+        from samestep.launch.commands.rank_command import RankCommand
+        from samestep.launch.run.target import read_target
         from samestep.ui.page import require_plotly
         from samestep.verify.verify import verify as run_verify
         from samestep.verify.worlds import Machines, parse_worlds
 
         if report is not None:
             require_plotly()
-        loaded = load_config(config, overrides or [])
+        changed, arguments = tuple(overrides or ()), script_arguments(context)
+        loaded = read_target(config, changed, arguments)
         result = run_verify(
-            config,
-            overrides or [],
+            RankCommand(loaded, config, changed, arguments=arguments),
             parse_worlds(worlds, via),
             machines=Machines.parse(nodes, hosts),
             steps=steps,

@@ -7,7 +7,7 @@ from pathlib import Path
 from samestep.config import Config
 from samestep.distributed.context import RunContext
 from samestep.train.loop import Outcome, Training
-from samestep.train.record import Recorder
+from samestep.train.requests import Observation
 from samestep.train.run import Run
 from samestep.train.task import load_task
 
@@ -35,8 +35,5 @@ def train_once(
             outcome = samestep.train_once(config, context)
     """
     with Run(config, context) as run:
-        if stop_after is not None:
-            run.pause_after(stop_after)
-        if record is not None:
-            Recorder(run, record)
+        Observation(record, stop_after).attach(run)
         return Training(run, load_task(config)).train()

@@ -1,14 +1,14 @@
-"""Runs a config at several world sizes, and reports whether its promise of sameness held."""
+"""Runs a config or a script at several world sizes, and reports whether its promise of sameness held."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from samestep.config import LoadedConfig, read_config
+from samestep.config import override_config
 from samestep.errors import PlanError, Stopped
 from samestep.launch.commands.rank_command import RankCommand
 from samestep.launch.run.launches import Launch
@@ -23,8 +23,7 @@ DEFAULT_RTOL = 1e-3
 
 
 def verify(
-    config_file: Path,
-    overrides: Sequence[str],
+    rank_command: RankCommand,
     worlds: Sequence[World],
     *,
     machines: Machines = Machines(),  # noqa: B008 (it is frozen)
@@ -34,11 +33,10 @@ def verify(
     rtol: float = DEFAULT_RTOL,
     report: Callable[[str], None] = lambda line: None,
 ) -> Verification:
-    """Run a config at each world size, one after the other, and compare the runs.
+    """Run a config or a script at each world size, one after the other, and compare the runs.
 
     Args:
-        config_file: the config.
-        overrides: `section.key=value` texts.
+        rank_command: what is run.
         worlds: the sizes, each with its launcher.
         machines: where ranks may run besides this machine.
         steps: how many steps to run, in place of the config's length.
@@ -52,21 +50,23 @@ def verify(
         PlanError: if the config cannot be verified.
 
     Example:
-        >>> verify(Path("config.yaml"), [], parse_worlds("1,2,4"), steps=24).kept
+        >>> file = Path("config.yaml")
+        >>> verify(RankCommand(load_config(file), file), parse_worlds("1,2,4"), steps=24).kept
         True
     """
-    overrides = [*overrides, *([f"steps={steps}", "epochs=null"] if steps else [])]
-    loaded = read_config(config_file, overrides)
-    _refuse_unverifiable(loaded, worlds)
+    if steps:
+        rank_command = _with_overrides(rank_command, f"steps={steps}", "epochs=null")
+    config = rank_command.config
+    _refuse_unverifiable(rank_command, worlds)
     curve = read_curve(against) if against is not None else []
-    folder = loaded.config.run_path / "verify"
+    folder = config.run_path / "verify"
     for run in folder.glob("*/slurm"):
         refuse_second_job(run.parent)
     shutil.rmtree(folder, ignore_errors=True)
-    if loaded.config.distributed.threads_per_rank == "auto":
+    if config.distributed.threads_per_rank == "auto":
         # The bits of a matrix product can depend on the number of threads.
-        overrides = [*overrides, "distributed.threads_per_rank=1"]
-    runner = _Runner(config_file, tuple(overrides), machines, report)
+        rank_command = _with_overrides(rank_command, "distributed.threads_per_rank=1")
+    runner = _Runner(rank_command, machines, report)
     folders = {world.label: _run_folder(folder, world) for world in worlds}
     launches = {world.label: runner.launch(world, folders[world.label]) for world in worlds}
     for label, launch in launches.items():
@@ -76,7 +76,7 @@ def verify(
     if resumed:
         total = RunRecord.read(records[worlds[0].label]).steps
         records[labels(worlds)] = _run_in_parts(runner, worlds, total, folder / "resumed")
-    return compare_runs(loaded.config.same, records, curve, rtol)
+    return compare_runs(config.same, records, curve, rtol)
 
 
 def _run_in_parts(runner: _Runner, worlds: Sequence[World], total: int, run: Path) -> Path:
@@ -100,8 +100,7 @@ def _run_in_parts(runner: _Runner, worlds: Sequence[World], total: int, run: Pat
 class _Runner:
     """Starts the runs of a verification; holds what they share."""
 
-    config_file: Path
-    overrides: tuple[str, ...]
+    rank_command: RankCommand
     machines: Machines
     report: Callable[[str], None]
 
@@ -109,22 +108,25 @@ class _Runner:
         self, world: World, run: Path, stop_after: int | None = None, saves: bool = False
     ) -> Launch:
         """The launch of one run in its own directory, which keeps its exact record."""
-        overrides = [*self.overrides, f"run_dir={json.dumps(str(run))}"]
+        overrides = [f"run_dir={json.dumps(str(run))}"]
         overrides.append(f"checkpoint.enabled={str(saves).lower()}")
         if saves:
             overrides += [f"checkpoint.every_{unit}=null" for unit in _SAVE_UNITS]
-        weights = read_config(self.config_file, overrides).config.distributed.lane_weights
+        weights = self.rank_command.config.distributed.lane_weights
         if weights is not None and len(weights) != world.ranks:
             self.report(
                 f"lane_weights are for {len(weights)} ranks: {world.ranks} rank(s) share lanes evenly"
             )
             overrides.append("distributed.lane_weights=null")
+        command = _with_overrides(self.rank_command, *overrides)
         method = f"distributed.launch_method={world.via}"
-        config = read_config(self.config_file, [*overrides, method]).config
-        rank_command = RankCommand(
-            config, self.config_file, tuple(overrides), run / "record", stop_after
+        command = replace(
+            command,
+            config=override_config(command.config, [method]),
+            record=run / "record",
+            stop_after=stop_after,
         )
-        return launch_of(world, rank_command, self.machines)
+        return launch_of(world, command, self.machines)
 
     def run(self, launch: Launch) -> None:
         launch.run(self.report, follow=True, quiet=True)
@@ -133,16 +135,21 @@ class _Runner:
 _SAVE_UNITS = ("steps", "minutes", "epochs")
 
 
-def _refuse_unverifiable(loaded: LoadedConfig, worlds: Sequence[World]) -> None:
-    config = loaded.config
+def _with_overrides(command: RankCommand, *overrides: str) -> RankCommand:
+    config = override_config(command.config, overrides)
+    return replace(command, config=config, overrides=(*command.overrides, *overrides))
+
+
+def _refuse_unverifiable(rank_command: RankCommand, worlds: Sequence[World]) -> None:
+    config, file = rank_command.config, rank_command.file
     if config.batch_per_rank is not None:
         raise PlanError(
-            f"{loaded.source} sets batch_per_rank, which makes the run depend on the number of "
+            f"{file} sets batch_per_rank, which makes the run depend on the number of "
             "ranks on purpose: there is nothing to verify. Set global_batch instead"
         )
     if config.distributed.world_size != "auto":
         raise PlanError(
-            f"{loaded.source} sets distributed.world_size {config.distributed.world_size}, but "
+            f"{file} sets distributed.world_size {config.distributed.world_size}, but "
             "verify runs at several: pass distributed.world_size=auto"
         )
     if not worlds:
