@@ -93,6 +93,9 @@ Overrides = Annotated[
 # torch.distributed.launch passes it before everything else, our own launch at the end.
 LocalRank = Annotated[int | None, typer.Option("--local-rank", "--local_rank", hidden=True)]
 Launched = Annotated[bool, typer.Option("--launched", hidden=True)]
+# How `verify` has its runs observed, by whatever starts their ranks.
+Trace = Annotated[Path | None, typer.Option(hidden=True)]
+TraceFrom = Annotated[int, typer.Option(hidden=True)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 _SECONDS_FOR_THE_CAUSE = 3.0

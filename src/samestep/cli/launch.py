@@ -19,6 +19,8 @@ from samestep.cli.app import (
     RunDirPath,
     RunFile,
     TakesScript,
+    Trace,
+    TraceFrom,
     app,
     guarded,
     print_rows,
@@ -110,6 +112,8 @@ def launch(
     mail_type: Annotated[str | None, _slurm_option("mail_type")] = None,
     record: Record = None,
     stop_after: StopAfter = None,
+    trace: Trace = None,
+    trace_from: TraceFrom = 0,
     attached: Attached = False,
 ) -> None:
     """Start the ranks of a run: on this machine, on others, by mpirun, or as a Slurm job."""
@@ -168,8 +172,8 @@ def _rank_command(
         shown = ", ".join("--" + key.replace("_", "-") for key in given)
         raise LaunchError(f"{shown} is for Slurm, but the launcher is {method}: add --via slurm")
     # How they are started is no option of the ranks.
-    record, stop_after = params["record"], params["stop_after"]
-    return RankCommand(loaded, config, tuple(overrides), record, stop_after, arguments)
+    observed = {name: params[name] for name in ("record", "stop_after", "trace", "trace_from")}
+    return RankCommand(loaded, config, tuple(overrides), arguments=arguments, **observed)
 
 
 def _show(prepared: Launch, show: bool, write: Path | None) -> None:

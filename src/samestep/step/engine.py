@@ -28,7 +28,7 @@ from samestep.run_setup import RunSetup
 from samestep.step.activation_checkpointing import checkpoint_activations
 from samestep.step.captures import GraphParts
 from samestep.step.graphs import GraphedLanes, why_no_graph
-from samestep.step.lane_passes import LaneRunner, StepEngine
+from samestep.step.lane_passes import LaneRunner, LaneWatch, StepEngine
 from samestep.step.micro_batches import MicroBatches
 from samestep.step.step_log import StepLog
 from samestep.step.whole_lanes import WholeLanes
@@ -125,6 +125,7 @@ def build_engine(
     on_batch: Callable[[int, LaneBatch], None] = lambda step, batch: None,
     after_update: Callable[[], None] = lambda: None,
     draws_between: bool = True,
+    watch: LaneWatch | None = None,
 ) -> StepEngine:
     """The step engine of a run.
 
@@ -137,6 +138,7 @@ def build_engine(
         after_update: Called after every update that changed the weights.
         draws_between: Whether random numbers drawn between lanes and steps are the same on all
             ranks; a loop that draws none there saves two seedings a step.
+        watch: Looks into the steps.
     """
     update = Update(
         prepared.optimizers,
@@ -162,6 +164,7 @@ def build_engine(
         flags=flags,
         on_batch=on_batch,
         draws_between=draws_between,
+        watch=watch,
     )
 
 

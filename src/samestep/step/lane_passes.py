@@ -50,6 +50,19 @@ class LaneRunner(Protocol):
         """Run what changes the weights; returns the gradient norms."""
 
 
+class LaneWatch(Protocol):
+    """Looks into steps while they run: for a trace of everything that they compute."""
+
+    def enter_lane(self, step: int, lane: int) -> None:
+        """A lane's forward pass begins; the last one is over."""
+
+    def leave_lane(self, loss: Tensor | float, count: Tensor | float) -> None:
+        """The lane's forward pass is over, its last backward pass comes next."""
+
+    def summed(self, step: int) -> None:
+        """Gradients and buffers are those of all lanes; the update comes next."""
+
+
 @dataclass(frozen=True)
 class StepEngine:
     """What all steps of a run share."""
@@ -71,6 +84,8 @@ class StepEngine:
     """Called with the step and every batch, when it is read."""
     draws_between: bool
     """Whether random numbers drawn between lanes and steps are the same on all ranks."""
+    watch: LaneWatch | None = None
+    """Looks into the steps, if something does."""
 
 
 class LanePasses:
@@ -114,6 +129,8 @@ class LanePasses:
         batch = self._batch(position)
         self._engine.reduction.buffers.enter_lane()
         self._open = unit
+        if self._engine.watch is not None:
+            self._engine.watch.enter_lane(self.data.index, unit)
         return batch
 
     def enter_stream(self, on_device_only: bool = False) -> None:
@@ -196,6 +213,8 @@ class LanePasses:
         lane = self._require_open_lane()
         last = lane == self.data.units[-1]
         self._lane_stats[lane] = stats
+        if self._engine.watch is not None:
+            self._engine.watch.leave_lane(stats.loss, stats.count)
         self._engine.reduction.buffers.leave_lane(lane)
         if last:
             self._share()
@@ -213,6 +232,8 @@ class LanePasses:
         engine.reduction.gradients.finish(stats)
         engine.reduction.buffers.finish()
         self._check_frozen()
+        if engine.watch is not None:
+            engine.watch.summed(self.data.index)
         updated = engine.update.apply(self.data.index, stats, optimizers)
         self.updated = True
         engine.step_log.add(self.data.index, self.data.epoch, stats, updated)

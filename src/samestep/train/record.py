@@ -37,6 +37,8 @@ class RunRecord:
     """The step that the run was last resumed at."""
     threads: list[int] = field(default_factory=list)
     """The number of threads of each rank, on which the bits of CPUs can depend."""
+    rank_difference: str | None = None
+    """The first tensor that is not the same on all ranks, and which do not have rank 0's."""
 
     @classmethod
     def read(cls, folder: Path) -> RunRecord:
@@ -97,8 +99,17 @@ class Recorder(RunListener):
             seconds_per_step=median(settled) if settled else 0.0,
             start=self._run.start_step,
             threads=threads,
+            rank_difference=_first_difference(digests),
         )
         (self._folder / "record.json").write_text(json.dumps(asdict(record)))
+
+
+def _first_difference(digests: Sequence[Mapping[str, str]]) -> str | None:
+    for name, digest in digests[0].items():
+        others = [rank for rank, found in enumerate(digests) if found.get(name, digest) != digest]
+        if others:
+            return f"{name} on rank(s) {', '.join(map(str, others))}"
+    return None
 
 
 def _losses_before(metrics: Path, start: int) -> list[float]:

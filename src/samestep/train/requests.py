@@ -19,6 +19,7 @@ from samestep.config import Config, override_config
 from samestep.errors import StepError, TaskError
 from samestep.train.record import Recorder
 from samestep.train.run import Run
+from samestep.train.trace import Tracer
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,10 @@ class Observation:
     """Where its exact record goes."""
     stop_after: int | None = None
     """Save and raise `Stopped` after so many steps."""
+    trace: Path | None = None
+    """Where every tensor of some steps goes."""
+    trace_from: int = 0
+    """The first of these steps."""
 
     def attach(self, run: Run) -> None:
         """Before the run prepares anything."""
@@ -36,6 +41,8 @@ class Observation:
             run.pause_after(self.stop_after)
         if self.record is not None:
             Recorder(run, self.record)
+        if self.trace is not None:
+            Tracer(run, self.trace, self.trace_from)
 
 
 @dataclass

@@ -22,7 +22,7 @@ from samestep.lanes.rng import BETWEEN, INIT
 from samestep.optim.lr_scaling import describe_scaling, lr_factor
 from samestep.run_setup import RunSetup
 from samestep.step.engine import Prepared, build_engine, prepare
-from samestep.step.lane_passes import LanePasses, StepEngine
+from samestep.step.lane_passes import LanePasses, LaneWatch, StepEngine
 from samestep.step.step import Step
 from samestep.train.batchnorm import Forward, measure_batchnorm
 from samestep.train.evaluate import Evaluator, Measure, Values
@@ -66,6 +66,7 @@ class Run:
         context.before_end(self._saver.finish_write)
         self._log = RunLog(self.setup, trackers, self._listeners)
         self._step_end = StepEnd(self.setup, self._saver, self._log, self._listeners)
+        self._watch: LaneWatch | None = None
         self._prepared: Prepared | None = None
         self._passes: LanePasses | None = None
         self.setup.rng.enter(INIT)
@@ -177,6 +178,10 @@ class Run:
         """
         self._listeners.add(listener)
 
+    def watch_lanes(self, watch: LaneWatch) -> None:
+        """Let an object look into the steps' lanes. Call it before `run.steps`, on every rank."""
+        self._watch = watch
+
     def scaled_lr(self, lr: float) -> float:
         """A learning rate for this run's global batch, by `lr_scaling` against `base_batch`."""
         scaled = describe_scaling(self.config, self.batch.global_batch)
@@ -281,6 +286,7 @@ class Run:
             on_batch=self._listeners.on_batch,
             after_update=self._listeners.after_update,
             draws_between=draws_between,
+            watch=self._watch,
         )
         self._log.follow(engine.update, engine.guard)
         return engine

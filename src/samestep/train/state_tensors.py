@@ -85,7 +85,7 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, (int, float, np.number)):
         yield name, _number(value)
     elif isinstance(value, str):
-        yield name, _bytes(value)
+        yield name, text_tensor(value)
     elif isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _leaves(f"{name}.{key}" if name else str(key), inner)
@@ -101,10 +101,11 @@ def _number(value: Any) -> Tensor:
     if isinstance(value, (float, np.floating)):
         return torch.tensor(float(value), dtype=torch.float64)
     number = int(value)
-    return torch.tensor(number) if abs(number) < 2**63 else _bytes(str(number))
+    return torch.tensor(number) if abs(number) < 2**63 else text_tensor(str(number))
 
 
-def _bytes(text: str) -> Tensor:
+def text_tensor(text: str) -> Tensor:
+    """A text as its bytes."""
     return torch.tensor(list(text.encode("utf-8", "surrogatepass")), dtype=torch.uint8)
 
 

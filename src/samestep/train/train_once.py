@@ -17,6 +17,8 @@ def train_once(
     context: RunContext,
     record: Path | None = None,
     stop_after: int | None = None,
+    trace: Path | None = None,
+    trace_from: int = 0,
 ) -> Outcome:
     """Train a config's task on this process's context.
 
@@ -25,6 +27,8 @@ def train_once(
         context: This process's place in the run.
         record: A directory for the run's exact record, which `samestep verify` compares.
         stop_after: Save after so many steps and raise `Stopped`.
+        trace: A directory for every tensor of the steps, which `samestep verify --explain` compares.
+        trace_from: The first step that is traced.
 
     Returns:
         How far the training got, and how it ended.
@@ -35,5 +39,5 @@ def train_once(
             outcome = samestep.train_once(config, context)
     """
     with Run(config, context) as run:
-        Observation(record, stop_after).attach(run)
+        Observation(record, stop_after, trace, trace_from).attach(run)
         return Training(run, load_task(config)).train()

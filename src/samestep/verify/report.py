@@ -40,6 +40,7 @@ def write_report(result: Verification, title: str, path: Path) -> None:
         against = (
             f"<p>Against the given curve ({len(result.against)} steps): {html.escape(words)}.</p>"
         )
+    suspect = "" if result.suspect is None else f"<p>{html.escape(str(result.suspect))}</p>"
     body = f"""<h1>{html.escape(title)}: the promise was
 <span class="{"kept" if result.kept else "broken"}">{verdict(result)}</span></h1>
 <p><code>same: {result.same}</code> promises {html.escape(promise(result))}.
@@ -47,6 +48,7 @@ Compared with the run on {result.worlds[0].label} rank(s).</p>
 <table><thead><tr><th class="number">ranks</th><th class="number">steps</th>
 <th class="number">ms per step</th><th>state</th><th>result</th></tr></thead>
 <tbody>{rows}</tbody></table>
+{suspect}
 {against}
 {_figure(result)}"""
     path.parent.mkdir(parents=True, exist_ok=True)

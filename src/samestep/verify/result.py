@@ -18,6 +18,7 @@ from samestep.verify.compare import (
     model_distance,
     thread_difference,
 )
+from samestep.verify.suspect import Suspect
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Verification:
     rtol: float
     against: tuple[float, ...] = ()
     against_difference: Difference | None = None
+    suspect: Suspect | None = None
+    """The first tensor that differs, where that was traced and found."""
 
     @property
     def kept(self) -> bool:
@@ -73,6 +76,8 @@ class Verification:
                 for world in self.worlds
             },
         }
+        if self.suspect is not None:
+            document["suspect"] = self.suspect.as_json()
         if self.against:
             document["against"] = {
                 "steps": len(self.against),
@@ -125,7 +130,8 @@ def _compare_with_first(
     if difference is not None and worst is not None:
         difference = replace(worst, what=difference.what, step=difference.step)
     if len(set(record.rank_hashes)) > 1:
-        difference = Difference("the ranks of this world ended with different states")
+        step = None if difference is None else difference.step
+        difference = Difference("states of the ranks", step, tensor=record.rank_difference)
         kept = same == "samples" and samples is None
         return WorldResult(record, difference, kept, label, note)
     if same == "bits":

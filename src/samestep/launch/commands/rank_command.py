@@ -41,6 +41,10 @@ class RankCommand:
     stop_after: int | None = None
     arguments: tuple[str, ...] = ()
     """A script's own."""
+    trace: Path | None = None
+    """Where the ranks write every tensor of their steps."""
+    trace_from: int = 0
+    """The first of these steps."""
     folder: Path | None = None
     """Where the command runs; by default the working directory."""
 
@@ -63,6 +67,8 @@ class RankCommand:
     def _words(self, options: Sequence[str]) -> tuple[str, ...]:
         ours = [] if self.record is None else ["--record", str(self.record)]
         ours += [] if self.stop_after is None else ["--stop-after", str(self.stop_after)]
+        if self.trace is not None:
+            ours += ["--trace", str(self.trace), "--trace-from", str(self.trace_from)]
         return words_of(self.file, self.overrides, [*ours, *options], self.arguments)
 
 
