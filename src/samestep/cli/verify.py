@@ -25,6 +25,12 @@ from samestep.errors import PROMISE_NOT_KEPT, SamestepError
 if TYPE_CHECKING:
     from samestep.verify.result import Verification
 
+_OFFER = "To name the first tensor that differs"
+_NOT_FOUND = (
+    "No tensor differed when the steps were run again and traced: what differs depends on time, on "
+    "memory, or on CUDA graphs or torch.compile, which were off"
+)
+
 Worlds = Annotated[
     str, typer.Option(help="World sizes, compared with the first; 4@slurm names the launcher.")
 ]
@@ -91,9 +97,9 @@ def verify(
             report=lambda line: typer.echo(line, err=True),
         )
         _print(result, as_json)
-        if not result.kept and not explain:
+        if result.runs_differ and result.suspect is None:
             again = command_with(context, "--explain")
-            typer.echo(f"To name the first tensor that differs: {again}", err=True)
+            typer.echo(_NOT_FOUND if explain else f"{_OFFER}: {again}", err=True)
         _write_report(result, loaded.name, report or loaded.run_path / "verify" / "report.html")
     if not result.kept:
         raise typer.Exit(PROMISE_NOT_KEPT)

@@ -56,6 +56,9 @@ class LaneWatch(Protocol):
     def enter_lane(self, step: int, lane: int) -> None:
         """A lane's forward pass begins; the last one is over."""
 
+    def forget_lane(self) -> None:
+        """What the open lane has computed so far was a trial, and counts for nothing."""
+
     def leave_lane(self, loss: Tensor | float, count: Tensor | float) -> None:
         """The lane's forward pass is over, its last backward pass comes next."""
 
@@ -191,6 +194,8 @@ class LanePasses:
             value, _ = loss(batch)
         with precision.backward():
             value.backward(gradients.scaling.start)
+        if self._engine.watch is not None:
+            self._engine.watch.forget_lane()
 
     def _backward(self, loss: Tensor, stats: LaneStats) -> None:
         lane, last = self._close_lane(stats)

@@ -112,6 +112,15 @@ class Tracer(RunListener):
     def enter_lane(self, step: int, lane: int) -> None:
         self._at = (step, LANE, lane) if self._wants(step) else None
 
+    def forget_lane(self) -> None:
+        if self._at is None:
+            return
+        for entry in [e for e in self._entries if (e.step, e.part, e.lane) == self._at]:
+            if entry.kind not in ("samples", "batch"):
+                self._entries.remove(entry)
+                self._orders[self._at] -= 1
+                self._calls[self._at, entry.kind, entry.name] -= 1
+
     def leave_lane(self, loss: Tensor | float, count: Tensor | float) -> None:
         if self._at is not None:
             self._take("loss", "", torch.as_tensor(loss))

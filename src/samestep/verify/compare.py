@@ -29,7 +29,7 @@ class Difference:
     """Where two runs first differ, and by how much."""
 
     what: str
-    """samples, loss, state, steps or ranks."""
+    """samples, loss, state, steps, or states of the ranks."""
     step: int | None = None
     """The first step that differs; None if only the final state does."""
     tensor: str | None = None

@@ -36,13 +36,11 @@ def explain(
 
     Args:
         runner: starts the runs.
-        result: the verification.
+        result: the verification, in which runs differ.
         worlds: its sizes.
         folder: where the traced runs go.
     """
-    number = next((n for n, world in enumerate(result.worlds) if not world.kept), None)
-    if number is None:  # only the given curve is off
-        return None
+    number = next(n for n, world in enumerate(result.worlds) if not world.kept)
     broken = result.worlds[number]
     step = _first_step(broken)
     if number == len(worlds):

@@ -56,6 +56,11 @@ class Verification:
         """Whether the promise held in every run, and the given curve matches."""
         return all(world.kept for world in self.worlds) and self.against_difference is None
 
+    @property
+    def runs_differ(self) -> bool:
+        """Whether our own runs broke the promise, of which tensors can be traced."""
+        return not all(world.kept for world in self.worlds)
+
     def as_json(self) -> dict[str, Any]:
         """What `--json` prints."""
         document: dict[str, Any] = {
@@ -75,9 +80,8 @@ class Verification:
                 }
                 for world in self.worlds
             },
+            "suspect": None if self.suspect is None else asdict(self.suspect),
         }
-        if self.suspect is not None:
-            document["suspect"] = self.suspect.as_json()
         if self.against:
             document["against"] = {
                 "steps": len(self.against),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from samestep.train.trace import AFTER, BEFORE, LANE, SUM, Entry
 from samestep.verify.compare import relative_distance, ulp_distance
@@ -62,10 +61,6 @@ class Suspect:
         where = f"step {self.step}" + ("" if self.lane is None else f", lane {self.lane}")
         size = "" if self.ulp is None else f": {self.ulp:,} ULP, {self.relative:.2g} relative"
         return f"first difference: {where}, {self.tensor}{size} ({self.between}). {self.reason[0].upper()}{self.reason[1:]}"
-
-    def as_json(self) -> dict[str, Any]:
-        """What `--json` prints."""
-        return asdict(self)
 
 
 def find_suspect(labels: tuple[str, str], first: Trace, second: Trace) -> Suspect | None:

@@ -77,7 +77,7 @@ def verify(
         total = RunRecord.read(records[worlds[0].label]).steps
         records[labels(worlds)] = _run_in_parts(runner, worlds, total, folder / "resumed")
     result = compare_runs(config.same, records, curve, rtol)
-    if not explained or result.kept:
+    if not explained or not result.runs_differ:
         return result
     return replace(result, suspect=explain(runner, result, worlds, folder / "explain"))
 

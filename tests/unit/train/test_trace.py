@@ -54,6 +54,16 @@ def test_a_trace_changes_no_run_and_begins_where_it_is_to(tmp_path: Path) -> Non
     assert {e.step for e in entries if e.part == BEFORE} == {4}
 
 
+def test_the_trial_of_a_search_for_micro_batches_leaves_no_trace(tmp_path: Path) -> None:
+    for name, split in (("searched", "auto"), ("given", 1)):
+        traced(tmp_path / name, steps=1, epochs=None, memory={"lane_split": split})
+    searched, given = (
+        [e for e in read_trace(tmp_path / name / "trace")[0] if e.part == LANE]
+        for name in ("searched", "given")
+    )
+    assert searched == given
+
+
 @pytest.mark.parametrize("size", [3, 1000])
 def test_some_elements_are_kept(tmp_path: Path, size: int) -> None:
     with samestep.start(settings(tmp_path)) as run:
