@@ -63,9 +63,6 @@ def verify(
     _refuse_unverifiable(rank_command, worlds)
     curve = read_curve(against) if against is not None else []
     folder = _fresh_folder(config)
-    if config.distributed.threads_per_rank == "auto":
-        # The bits of a matrix product can depend on the number of threads.
-        rank_command = with_overrides(rank_command, "distributed.threads_per_rank=1")
     runner = Runner(rank_command, machines, report)
     folders = {world.label: _run_folder(folder, world) for world in worlds}
     launches = {world.label: runner.launch(world, folders[world.label]) for world in worlds}
