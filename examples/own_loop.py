@@ -2,6 +2,7 @@
 
 python examples/own_loop.py                                     # one process
 torchrun --nproc-per-node 4 examples/own_loop.py                # four ranks, the same run
+samestep verify examples/own_loop.py --worlds 1,2 --steps 4     # the proof
 """
 
 import sys

@@ -36,14 +36,19 @@ def test_the_same_at_any_size_with_both_policies(tmp_path: Path) -> None:
     rank0 = [train(tmp_path, world, **RANK0) for world in (2, 4)]
     assert_same([*per_rank, *rank0])
     first = per_rank[0]
-    assert {"ema.norm.running_mean", "swa.hidden.weight", "metrics.ema_f1", "metrics.swa_f1"} <= (
-        first.state.keys()
-    )
+    assert {
+        "kept.ema.model.norm.running_mean",
+        "kept.swa.model.hidden.weight",
+        "kept.training.metrics.ema_f1",
+        "kept.training.metrics.swa_f1",
+    } <= (first.state.keys())
     written = {tuple(verify_checkpoint(newest(run.folder)).files.items()) for run in per_rank}
     assert len(written) == 1, "the checkpoints with the averages are the same, byte for byte"
     state = first.state
-    assert not torch.equal(state["ema.hidden.weight"], state["model.hidden.weight"])
-    assert not torch.equal(state["swa.norm.running_mean"], state["ema.norm.running_mean"])
+    assert not torch.equal(state["kept.ema.model.hidden.weight"], state["model.hidden.weight"])
+    assert not torch.equal(
+        state["kept.swa.model.norm.running_mean"], state["kept.ema.model.norm.running_mean"]
+    )
 
 
 @pytest.mark.parametrize("values", [BOTH, RANK0], ids=["per_rank", "rank0"])
@@ -80,7 +85,7 @@ def test_what_a_run_says_of_its_averages_is_so(tmp_path: Path) -> None:
     for weights in ("ema", "swa"):
         model = load_trained(run.folder, "last", weights).model.state_dict()
         for name, tensor in model.items():
-            assert torch.equal(tensor, run.state[f"{weights}.{name}"]), name
+            assert torch.equal(tensor, run.state[f"kept.{weights}.model.{name}"]), name
         assert torch.equal(model["hidden.weight"], kept[weights]["model"]["hidden.weight"])
 
 
@@ -88,10 +93,10 @@ def test_tied_weights_are_averaged_once_and_loaded_twice(tmp_path: Path) -> None
     run = train(tmp_path, 1, "Tokens", ema={"decay": 0.5}, swa={"every": "epoch"})
     model: Any = load_trained(run.folder, "last", "ema").model
     assert torch.equal(model.out.weight, model.embed.weight)
-    assert torch.equal(model.embed.weight, run.state["ema.embed.weight"])
+    assert torch.equal(model.embed.weight, run.state["kept.ema.model.embed.weight"])
     assert not torch.equal(model.embed.weight, run.state["model.embed.weight"])
     assert torch.equal(model.frozen.weight, run.state["model.frozen.weight"])
-    assert torch.equal(run.state["swa.embed.weight"], run.state["model.embed.weight"])
+    assert torch.equal(run.state["kept.swa.model.embed.weight"], run.state["model.embed.weight"])
 
 
 def test_a_skipped_step_changes_no_average(tmp_path: Path) -> None:
@@ -150,7 +155,7 @@ def test_iterable_data_is_measured_too(tmp_path: Path) -> None:
     values = {"swa": {"start": 2, "every": 1}, "epochs": 1}
     runs = [train(tmp_path, world, "Streamed", **values) for world in (1, 3)]
     assert runs[0].record.state_hash == runs[1].record.state_hash
-    assert "swa.norm.running_mean" in runs[0].state
+    assert "kept.swa.model.norm.running_mean" in runs[0].state
 
 
 def _sync_batchnorm(config: dict[str, Any]) -> list[float]:

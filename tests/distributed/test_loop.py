@@ -103,9 +103,11 @@ def test_metrics_are_those_of_the_whole_validation_set(tmp_path: Path) -> None:
         logits = model(x)
         metrics["f1"].update(logits, y)
         metrics["auroc"].update(logits.softmax(1), y)
-    assert float(run.state["metrics.samples"]) == len(valid)
+    assert float(run.state["kept.training.metrics.samples"]) == len(valid)
     for name in ("f1", "auroc"):
-        assert float(run.state[f"metrics.{name}"]) == pytest.approx(float(metrics[name].compute()))
+        assert float(run.state[f"kept.training.metrics.{name}"]) == pytest.approx(
+            float(metrics[name].compute())
+        )
 
 
 def test_early_stopping_stops_all_ranks_at_one_step(tmp_path: Path) -> None:

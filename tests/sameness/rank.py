@@ -74,9 +74,8 @@ def _train(job: Job) -> None:
     with start(config) as run:
         if job.stop_after is not None:
             run.pause_after(job.stop_after)
-        recorder = Recorder(run)
-        optimizers = loop(run)
-        recorder.write(record, run.model, optimizers, {}, {})
+        Recorder(run, record)
+        loop(run)
 
 
 def _print_to(folder: Path) -> None:

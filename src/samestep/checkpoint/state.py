@@ -40,9 +40,9 @@ class RunState:
         schedules: Sequence[LRScheduler],
         kept: Mapping[str, Stateful],
     ) -> None:
+        self.modules, self.optimizers, self.schedules = modules, optimizers, schedules
+        self.kept = kept
         self._model, *self._others = modules
-        self._optimizers, self._schedules = optimizers, schedules
-        self._kept = kept
 
     def model_tensors(self) -> dict[str, Tensor]:
         """The model's tensors by name; a shared one only once."""
@@ -55,9 +55,9 @@ class RunState:
             "model": {k: v for k, v in state.items() if not isinstance(v, Tensor)},
             "shared": _without_shared(state)[1],
             "modules": [module.state_dict() for module in self._others],
-            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
-            "schedules": [schedule.state_dict() for schedule in self._schedules],
-            "kept": {name: item.state_dict() for name, item in self._kept.items()},
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "schedules": [schedule.state_dict() for schedule in self.schedules],
+            "kept": {name: item.state_dict() for name, item in self.kept.items()},
         }
 
     def load(self, tensors: Mapping[str, Tensor], training: Mapping[str, Any]) -> None:
@@ -79,8 +79,8 @@ class RunState:
             )
         for what, here, saved in (
             ("modules besides the model", self._others, training["modules"]),
-            ("optimizers", self._optimizers, training["optimizers"]),
-            ("schedules", self._schedules, training["schedules"]),
+            ("optimizers", self.optimizers, training["optimizers"]),
+            ("schedules", self.schedules, training["schedules"]),
         ):
             if len(here) != len(saved):
                 mistakes.append(f"{what}: {len(here)} here, {len(saved)} in the checkpoint")
@@ -92,10 +92,10 @@ class RunState:
         self._model.load_state_dict({**tensors, **training["model"]}, strict=False)
         for module, state in zip(self._others, training["modules"], strict=True):
             _load("a module besides the model", module, state)
-        for optimizer, state in zip(self._optimizers, training["optimizers"], strict=True):
+        for optimizer, state in zip(self.optimizers, training["optimizers"], strict=True):
             _load("an optimizer", optimizer, state)
             _keep_types(optimizer, state)
-        for schedule, state in zip(self._schedules, training["schedules"], strict=True):
+        for schedule, state in zip(self.schedules, training["schedules"], strict=True):
             _load("a schedule", schedule, state)
 
 

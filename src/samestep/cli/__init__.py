@@ -9,6 +9,7 @@ from samestep.cli import (
     predict,
     runs,
     train,
+    verify,
 )
 from samestep.cli.app import app
 
@@ -23,6 +24,7 @@ __all__ = [
     "predict",
     "runs",
     "train",
+    "verify",
 ]  # fmt: skip
 
 

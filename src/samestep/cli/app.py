@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 import sys
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import samestep
 from samestep.environment.launch import detect_launch
@@ -37,6 +38,37 @@ class _InOrder(TyperGroup):
         return sorted(self.commands, key=_ORDER.index)
 
 
+class TakesScript(TyperCommand):
+    """A command for a config, or for a script with its own arguments after `--`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        from samestep.launch.commands.rank_command import is_script
+
+        ctx.meta[_WORDS] = tuple(args)
+        at = args.index("--") if "--" in args else len(args)
+        if any(is_script(Path(word)) for word in args[:at] if "=" not in word):
+            ctx.meta[_ARGUMENTS] = tuple(args[at + 1 :])
+            args = args[:at]
+        return super().parse_args(ctx, args)
+
+
+_WORDS, _ARGUMENTS = "samestep.words", "samestep.arguments"
+
+
+def script_arguments(context: typer.Context) -> tuple[str, ...]:
+    """What was given after `--` for the script itself."""
+    found: tuple[str, ...] = context.meta.get(_ARGUMENTS, ())
+    return found
+
+
+def command_with(context: typer.Context, option: str) -> str:
+    """The command line that was typed, with one more option."""
+    words, arguments = list(context.meta[_WORDS]), script_arguments(context)
+    ours = words[: len(words) - len(arguments) - 1] if arguments else words
+    tail = ["--", *arguments] if arguments else []
+    return shlex.join(["samestep", str(context.info_name), *ours, option, *tail])
+
+
 app = typer.Typer(
     name="samestep",
     cls=_InOrder,
@@ -44,6 +76,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+RunFile = Annotated[
+    Path,
+    typer.Argument(
+        help="The run's YAML or JSON file, or a script that calls samestep.start; its own arguments "
+        "come last, after --.",
+        metavar="CONFIG|SCRIPT.py",
+    ),
+]
 ConfigFile = Annotated[Path, typer.Argument(help="The run's YAML or JSON file.", metavar="CONFIG")]
 RunDirPath = Annotated[Path, typer.Argument(help="A run's directory.", metavar="RUN")]
 Overrides = Annotated[
@@ -53,6 +93,9 @@ Overrides = Annotated[
 # torch.distributed.launch passes it before everything else, our own launch at the end.
 LocalRank = Annotated[int | None, typer.Option("--local-rank", "--local_rank", hidden=True)]
 Launched = Annotated[bool, typer.Option("--launched", hidden=True)]
+# How `verify` has its runs observed, by whatever starts their ranks.
+Trace = Annotated[Path | None, typer.Option(hidden=True)]
+TraceFrom = Annotated[int, typer.Option(hidden=True)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 _SECONDS_FOR_THE_CAUSE = 3.0

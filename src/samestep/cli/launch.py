@@ -15,12 +15,16 @@ from samestep.cli.app import (
     RUNS,
     TRAINING,
     AsJson,
-    ConfigFile,
     Overrides,
     RunDirPath,
+    RunFile,
+    TakesScript,
+    Trace,
+    TraceFrom,
     app,
     guarded,
     print_rows,
+    script_arguments,
 )
 from samestep.distributed.deferred_signals import DeferredSignals
 from samestep.errors import LaunchError
@@ -77,10 +81,10 @@ StopAfter = Annotated[int | None, typer.Option(hidden=True)]
 Attached = Annotated[bool, typer.Option("--attached", hidden=True)]
 
 
-@app.command(rich_help_panel=TRAINING)
+@app.command(rich_help_panel=TRAINING, cls=TakesScript)
 def launch(
     context: typer.Context,
-    config: ConfigFile,
+    config: RunFile,
     overrides: Overrides = None,
     via: Launcher = None,
     nproc: Nproc = None,
@@ -108,6 +112,8 @@ def launch(
     mail_type: Annotated[str | None, _slurm_option("mail_type")] = None,
     record: Record = None,
     stop_after: StopAfter = None,
+    trace: Trace = None,
+    trace_from: TraceFrom = 0,
     attached: Attached = False,
 ) -> None:
     """Start the ranks of a run: on this machine, on others, by mpirun, or as a Slurm job."""
@@ -115,9 +121,7 @@ def launch(
         from samestep.launch.commands.size import Size
         from samestep.launch.run.prepare import Request, prepare
 
-        rank_command = _rank_command(
-            config, overrides or [], via, context.params, record, stop_after
-        )
+        rank_command = _rank_command(context, config, overrides or [], via)
         request = Request(
             nproc=None if nproc is None else Size.parse(nproc, "--nproc"),
             nodes=None if nodes is None else Size.parse(nodes, "--nodes"),
@@ -145,19 +149,15 @@ def _report(line: str) -> None:
 
 
 def _rank_command(
-    config: Path,
-    overrides: list[str],
-    via: Via | None,
-    params: dict[str, Any],
-    record: Path | None,
-    stop_after: int | None,
+    context: typer.Context, config: Path, overrides: list[str], via: Via | None
 ) -> RankCommand:
     """What the ranks run, with the options applied; Slurm's override the launch section."""
-    from samestep.config import load_config
     from samestep.config.launch import SlurmConfig
     from samestep.launch.commands.rank_command import RankCommand
     from samestep.launch.commands.slurm import for_the_first_task
+    from samestep.launch.run.target import read_target
 
+    params, arguments = context.params, script_arguments(context)
     slurm = {key: params.get(key) for key in SlurmConfig.model_fields}
     given = {key: value for key, value in slurm.items() if value is not None}
     options = [
@@ -166,14 +166,14 @@ def _rank_command(
     ]
     if via is not None:
         options.append(f"distributed.launch_method={via.method}")
-    loaded = load_config(config, [*for_the_first_task(overrides), *options])
+    loaded = read_target(config, [*for_the_first_task(overrides), *options], arguments)
     method = loaded.distributed.launch_method
     if given and method != "slurm":
         shown = ", ".join("--" + key.replace("_", "-") for key in given)
         raise LaunchError(f"{shown} is for Slurm, but the launcher is {method}: add --via slurm")
-    return RankCommand(
-        loaded, config, tuple(overrides), record, stop_after
-    )  # how they are started is no option of the ranks
+    # How they are started is no option of the ranks.
+    observed = {name: params[name] for name in ("record", "stop_after", "trace", "trace_from")}
+    return RankCommand(loaded, config, tuple(overrides), arguments=arguments, **observed)
 
 
 def _show(prepared: Launch, show: bool, write: Path | None) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from samestep.cli.app import script_arguments
 from samestep.environment.launch import LaunchFacts, check_local_rank, detect_launch
 from samestep.environment.variables import (
     exporting,
@@ -19,6 +21,7 @@ from samestep.environment.variables import (
 if TYPE_CHECKING:
     from samestep.config import Config
     from samestep.distributed.context import RunContext
+    from samestep.train.requests import ScriptRequest
 
 
 @contextmanager
@@ -28,13 +31,28 @@ def as_rank(config: Config, command: typer.Context, local_rank: int | None) -> I
     with _threads_before_torch(config, launch):
         from samestep.distributed.context import create_run_context
         from samestep.distributed.hardware import detect_hardware
-        from samestep.distributed.signals import stop_with_parent
 
-        if has_agent(process_environment()):
-            stop_with_parent()
-        check_local_rank(command.obj if local_rank is None else local_rank, launch)
+        _obey_launcher(command, local_rank, launch)
         with create_run_context(config, detect_hardware(), launch) as place:
             yield place
+
+
+def run_script_as_rank(
+    script: Path, request: ScriptRequest, command: typer.Context, local_rank: int | None
+) -> None:
+    """Run a script that opens its run itself; its threads are set when that is known."""
+    from samestep.train.requests import run_script
+
+    _obey_launcher(command, local_rank, detect_launch(process_environment()))
+    run_script(script, script_arguments(command), request)
+
+
+def _obey_launcher(command: typer.Context, local_rank: int | None, launch: LaunchFacts) -> None:
+    from samestep.distributed.signals import stop_with_parent
+
+    if has_agent(process_environment()):
+        stop_with_parent()
+    check_local_rank(command.obj if local_rank is None else local_rank, launch)
 
 
 def _threads_before_torch(config: Config, launch: LaunchFacts) -> AbstractContextManager[None]:

@@ -78,6 +78,18 @@ def read_config(
     return LoadedConfig(config, origins, name)
 
 
+def override_config(config: Config, overrides: Sequence[str]) -> Config:
+    """A copy of a config with other values.
+
+    Args:
+        config: a config that was loaded.
+        overrides: texts of the form `section.key=value`, applied in order.
+    """
+    changed = load_config(config.model_dump(mode="json"), overrides)
+    changed._folder = config.folder
+    return changed
+
+
 def _default_name(path: Path) -> str:
     return path.resolve().parent.name if path.stem == "config" else path.stem
 

@@ -31,7 +31,7 @@ from samestep.step.activation_checkpointing import checkpoint_activations
 from samestep.step.captures import GraphParts
 from samestep.step.forward_check import ForwardCheck
 from samestep.step.graphs import GraphedLanes, why_no_graph
-from samestep.step.lane_passes import LaneRunner, StepEngine
+from samestep.step.lane_passes import LaneRunner, LaneWatch, StepEngine
 from samestep.step.loss_terms import LossTerms, NamedLosses, OneLoss
 from samestep.step.micro_batches import MicroBatches
 from samestep.step.step_log import StepLog
@@ -150,6 +150,7 @@ def build_engine(
     on_batch: Callable[[int, LaneBatch], None] = lambda step, batch: None,
     after_update: Callable[[int], None] = lambda step: None,
     draws_between: bool = True,
+    watch: LaneWatch | None = None,
 ) -> StepEngine:
     """The step engine of a run.
 
@@ -162,6 +163,7 @@ def build_engine(
         after_update: Called with the step after every update that changed the weights.
         draws_between: Whether random numbers drawn between lanes and steps are the same on all
             ranks; a loop that draws none there saves two seedings a step.
+        watch: Looks into the steps.
     """
 
     def enter_update(step: int) -> None:
@@ -196,6 +198,7 @@ def build_engine(
         flags=flags,
         on_batch=on_batch,
         draws_between=draws_between,
+        watch=watch,
     )
 
 

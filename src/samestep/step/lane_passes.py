@@ -53,6 +53,22 @@ class LaneRunner(Protocol):
         """Run what changes the weights; returns the gradient norms."""
 
 
+class LaneWatch(Protocol):
+    """Looks into steps while they run: for a trace of everything that they compute."""
+
+    def enter_lane(self, step: int, lane: int) -> None:
+        """A lane's forward pass begins; the last one is over."""
+
+    def forget_lane(self) -> None:
+        """What the open lane has computed so far was a trial, and counts for nothing."""
+
+    def leave_lane(self, loss: Tensor | float, count: Tensor | float) -> None:
+        """The lane's forward pass is over, its last backward pass comes next."""
+
+    def summed(self, step: int) -> None:
+        """Gradients and buffers are those of all lanes; the update comes next."""
+
+
 @dataclass(frozen=True)
 class StepEngine:
     """What all steps of a run share."""
@@ -76,6 +92,8 @@ class StepEngine:
     """Called with the step and every batch, when it is read."""
     draws_between: bool
     """Whether random numbers drawn between lanes and steps are the same on all ranks."""
+    watch: LaneWatch | None = None
+    """Looks into the steps, if something does."""
 
 
 class LanePasses:
@@ -90,7 +108,7 @@ class LanePasses:
         self._open: int | None = None
         self._over = False
         lane_count = engine.setup.batch.lane_count
-        self._moment = Moment(data.index, data.epoch, data.total, lane_count)
+        self.moment = Moment(data.index, data.epoch, data.total, lane_count)
         self._lane_stats: dict[int, LaneStats] = {}
         self._stats: LocalStats | None = None
         engine.guard.begin(data.index)
@@ -131,6 +149,8 @@ class LanePasses:
         self._engine.reduction.buffers.enter_lane()
         self._engine.forward_check.enter_lane()
         self._open = unit
+        if self._engine.watch is not None:
+            self._engine.watch.enter_lane(self.data.index, unit)
         return batch
 
     def enter_stream(self, on_device_only: bool = False) -> None:
@@ -158,7 +178,7 @@ class LanePasses:
         found = self._on_device.get(batch.lane)
         if found is None:
             data = self._engine.copies.to_device(batch.data)
-            found = LaneBatch(batch.lane, data, batch.ids, self._moment)
+            found = LaneBatch(batch.lane, data, batch.ids, self.moment)
             self._on_device[batch.lane] = found
         return found
 
@@ -190,6 +210,8 @@ class LanePasses:
             value, _ = self._combined(loss(batch))
         with precision.backward():
             value.backward(gradients.scaling.start)
+        if self._engine.watch is not None:
+            self._engine.watch.forget_lane()
 
     def _combined(self, value: LossValue) -> Term:
         loss, count = self._engine.terms.combine(value)
@@ -218,6 +240,8 @@ class LanePasses:
         last = lane == self.data.units[-1]
         self._lane_stats[lane] = stats
         self._engine.forward_check.leave_lane(lane)
+        if self._engine.watch is not None:
+            self._engine.watch.leave_lane(stats.loss, stats.count)
         self._engine.reduction.buffers.leave_lane(lane)
         if last:
             self._share()
@@ -250,6 +274,8 @@ class LanePasses:
         engine.reduction.gradients.finish(stats)
         engine.reduction.buffers.finish()
         self._check_frozen()
+        if engine.watch is not None:
+            engine.watch.summed(self.data.index)
         updated = engine.update.apply(self.data.index, stats, optimizers)
         self.updated = True
         totals = engine.terms.totals()

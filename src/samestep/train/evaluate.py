@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -79,7 +80,10 @@ class Evaluator:
         states = sorted((lane for _, lanes in gathered for lane in lanes), key=lambda lane: lane[0])
         # Some metrics draw when they are computed, and this rank is at its last batch's stream.
         setup.rng.enter(METRICS, at=(moment.step, 1))
-        return merge_lanes(mergers, [state for _, state in states], setup.config.loss_weights)
+        values = merge_lanes(mergers, [state for _, state in states], setup.config.loss_weights)
+        if any(isinstance(value, float) and math.isnan(value) for value in values.values()):
+            setup.context.log.warn(f"evaluation at step {moment.step} gave NaN: {values}")
+        return values
 
     def _batches(self, source: SequentialSource, moment: Moment) -> Iterator[LaneBatch]:
         def enter_stream(number: int) -> None:

@@ -58,6 +58,9 @@ class RunListener:
     def on_save(self, step: int, metrics: Mapping[str, Any]) -> None:
         """A checkpoint after so many steps was handed to the disk."""
 
+    def on_end(self) -> None:
+        """The run has ended by itself, and everything is measured; not after an error or a stop."""
+
 
 class Listeners(RunListener):
     """All listeners of a run as one; what they draw is the same on every rank."""
@@ -114,3 +117,7 @@ class Listeners(RunListener):
     def on_save(self, step: int, metrics: Mapping[str, Any]) -> None:
         for listener in self._all:
             listener.on_save(step, metrics)
+
+    def on_end(self) -> None:
+        for listener in self._all:
+            listener.on_end()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from samestep.config.schema import BestConfig
@@ -106,10 +105,6 @@ class Training(RunListener):
         if self._valid_data is not None:
             # What cannot be merged is refused now, and not after an epoch.
             mergers_of(make_metrics(task.metrics, run.setup.rng, run.start_step))
-
-    @property
-    def optimizers(self) -> Sequence[Optimizer]:
-        return self._optimizers
 
     def train(self) -> Outcome:
         """Train to the end."""

@@ -5,22 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from samestep.data.batch import LaneBatch
-from samestep.pytree import leaves
 from samestep.step.step_log import StepRecord
-from samestep.train.evaluate import Values
 from samestep.train.listeners import RunListener
 from samestep.train.run import Run
+from samestep.train.state_tensors import dense, digest_of, state_tensors
 
 
 @dataclass(frozen=True)
@@ -37,6 +35,10 @@ class RunRecord:
     seconds_per_step: float
     start: int = 0
     """The step that the run was last resumed at."""
+    threads: list[int] = field(default_factory=list)
+    """The number of threads of each rank, on which the bits of CPUs can depend."""
+    rank_difference: str | None = None
+    """The first tensor that is not the same on all ranks, and which do not have rank 0's."""
 
     @classmethod
     def read(cls, folder: Path) -> RunRecord:
@@ -49,13 +51,17 @@ def read_state(folder: Path) -> dict[str, Tensor]:
 
 
 class Recorder(RunListener):
-    """Follows a run and writes its record."""
+    """Follows a run and writes its record when it has ended."""
 
     draws = False
     needs_sample_ids = True
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, run: Run, folder: Path) -> None:
+        """Args:
+        run: The run, before its first step.
+        folder: Where the record goes; every rank names the same, rank 0 writes.
+        """
+        self._run, self._folder = run, folder
         self._records: list[StepRecord] = []
         self._ids: dict[int, list[tuple[int, tuple[Any, ...]]]] = {}
         run.add_listener(self)
@@ -66,27 +72,24 @@ class Recorder(RunListener):
     def on_batch(self, step: int, batch: LaneBatch) -> None:
         self._ids.setdefault(step, []).append((batch.lane, batch.ids))
 
-    def write(
-        self,
-        folder: Path,
-        model: nn.Module,
-        optimizers: Sequence[Optimizer],
-        metrics: Values,
-        averages: Mapping[str, Tensor],
-    ) -> None:
-        """Write the record; every rank calls this, rank 0 writes."""
+    def on_end(self) -> None:
         context = self._run.context
-        state = final_state(model, optimizers, metrics, averages)
-        hashes = context.gather(hash_state(state))
+        state = state_tensors(self._run.state)
+        digests = context.gather({name: digest_of(tensor) for name, tensor in state.items()})
+        threads = context.gather(torch.get_num_threads())
         gathered = context.gather(self._ids)
         if not context.is_main:
             return
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(state, folder / "state.safetensors")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # Copies: safetensors refuses tensors that share memory, as tied weights do.
+        copies = {name: dense(tensor).clone() for name, tensor in state.items()}
+        save_file(copies, self._folder / "state.safetensors")
         # The first reading holds start-up costs: lazy initialisation, first allocations.
         times = [record.seconds for record in self._records]
         settled = [t for t in times if t != times[0]] or times
         earlier = _losses_before(self._run.run_dir / "metrics.jsonl", self._run.start_step)
+        # A state that only rank 0 holds, such as an EMA of policy rank0, is no difference.
+        hashes = [hash_digests({**digests[0], **of_rank}) for of_rank in digests]
         record = RunRecord(
             world=context.world,
             steps=len(earlier) + len(self._records),
@@ -96,8 +99,18 @@ class Recorder(RunListener):
             rank_hashes=hashes,
             seconds_per_step=median(settled) if settled else 0.0,
             start=self._run.start_step,
+            threads=threads,
+            rank_difference=_first_difference(digests),
         )
-        (folder / "record.json").write_text(json.dumps(asdict(record)))
+        (self._folder / "record.json").write_text(json.dumps(asdict(record)))
+
+
+def _first_difference(digests: Sequence[Mapping[str, str]]) -> str | None:
+    for name, digest in digests[0].items():
+        others = [rank for rank, found in enumerate(digests) if found.get(name, digest) != digest]
+        if others:
+            return f"{name} on rank(s) {', '.join(map(str, others))}"
+    return None
 
 
 def _losses_before(metrics: Path, start: int) -> list[float]:
@@ -112,43 +125,12 @@ def _digest(step: int, gathered: Sequence[Mapping[int, list[tuple[int, tuple[Any
     return hashlib.blake2b(repr(ids).encode(), digest_size=8).hexdigest()
 
 
-def final_state(
-    model: nn.Module,
-    optimizers: Sequence[Optimizer],
-    metrics: Values,
-    averages: Mapping[str, Tensor],
-) -> dict[str, Tensor]:
-    """Weights, buffers, their averages, optimizer state and metrics as tensors, by name."""
-    names = {id(param): name for name, param in model.named_parameters()}
-    found: dict[str, Tensor] = {
-        f"model.{name}": value
-        for name, value in model.state_dict().items()
-        if isinstance(value, Tensor)
-    }
-    for number, optimizer in enumerate(optimizers):
-        position = 0
-        for group in optimizer.param_groups:
-            for param in group["params"]:
-                name = names.get(id(param), f"parameter-{position}")
-                position += 1
-                if id(param) not in names:
-                    found[f"optimizer{number}.{name}"] = param
-                for key, value in optimizer.state.get(param, {}).items():
-                    if isinstance(value, (Tensor, float, int)):
-                        found[f"optimizer{number}.{name}.{key}"] = torch.as_tensor(value)
-    found |= averages
-    for name, value in metrics.items():
-        # A list may hold lists of other lengths, as a curve for each class does.
-        numbers = list(leaves(value)) if isinstance(value, list) else value
-        found[f"metrics.{name}"] = torch.tensor(numbers, dtype=torch.float64)
-    return {name: value.detach().cpu().contiguous().clone() for name, value in found.items()}
-
-
 def hash_state(state: Mapping[str, Tensor]) -> str:
     """One digest over names, types, shapes and bits."""
-    digest = hashlib.sha256()
-    for name in sorted(state):
-        tensor = state[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
+    return hash_digests({name: digest_of(tensor) for name, tensor in state.items()})
+
+
+def hash_digests(digests: Mapping[str, str]) -> str:
+    """One digest over those of all tensors, by name."""
+    text = "\n".join(f"{name} {digests[name]}" for name in sorted(digests))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

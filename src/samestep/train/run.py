@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, TypeVar, overload
 
 from torch import nn
 
-from samestep.checkpoint.state import Stateful
+from samestep.checkpoint.state import RunState, Stateful
 from samestep.config import Config
 from samestep.data.batch import Collate, Moment, Source
 from samestep.data.factory import open_source
@@ -22,14 +22,14 @@ from samestep.lanes.rng import BETWEEN, INIT
 from samestep.optim.lr_scaling import describe_scaling, lr_factor
 from samestep.run_setup import RunSetup
 from samestep.step.engine import Prepared, build_engine, prepare
-from samestep.step.lane_passes import LanePasses, StepEngine
+from samestep.step.lane_passes import LanePasses, LaneWatch, StepEngine
 from samestep.step.step import Step
-from samestep.train.advice import with_advice
 from samestep.train.batchnorm import Forward, measure_batchnorm
 from samestep.train.evaluate import Evaluator, Measure, Values
 from samestep.train.listeners import Listeners, RunListener
 from samestep.train.open_run import open_run
 from samestep.train.plan_report import report_plan
+from samestep.train.run_end import end_with, with_advice
 from samestep.train.run_log import RunLog
 from samestep.train.saver import Saver
 from samestep.train.step_end import StepEnd
@@ -63,6 +63,7 @@ class Run:
         context.before_end(self._saver.finish_write)
         self._log = RunLog(self.setup, trackers, self._listeners)
         self._step_end = StepEnd(self.setup, self._saver, self._log, self._listeners)
+        self._watch: LaneWatch | None = None
         self._prepared: Prepared | None = None
         self._passes: LanePasses | None = None
         self.setup.rng.enter(INIT)
@@ -71,8 +72,9 @@ class Run:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        found = end_with(error, self._log.flush, self._listeners.on_end)
         step = None if self._passes is None else self._passes.data.index
-        cause = None if error is None else with_advice(error, self.setup, step)
+        cause = None if found is None else with_advice(found, self.setup, step)
         # The others are notified first: what is still to be written may take long.
         cause = cause if cause is None else self.context.failed(cause)
         with ExitStack() as closing:
@@ -80,10 +82,8 @@ class Run:
             closing.callback(self._opened.close)
             closing.callback(self._saver.close)
             closing.callback(self._log.close)
-            if error is None:
-                closing.callback(self._log.flush)
         if cause is not error and cause is not None:
-            raise cause from error
+            raise cause from (None if cause is found else found)
 
     @property
     def config(self) -> Config:
@@ -111,7 +111,10 @@ class Run:
             raise StepError("there is no model yet: call run.prepare first")
         return self._prepared.modules
 
-    # -- preparing -------------------------------------------------------------------------
+    @property
+    def state(self) -> RunState:
+        """Everything that the run saves: modules, optimizers, schedules, and what it keeps."""
+        return self._saver.state
 
     @overload
     def prepare(self, a: A, b: B, /) -> tuple[A, B]: ...
@@ -142,9 +145,8 @@ class Run:
         self._prepared = prepared = prepare(self.setup, objects, self._saver.prepare)
         for name, item in prepared.states().items():
             self._saver.keep(name, item)
-        model = prepared.modules[0]
-        wrapped = [prepared.reduction.model if item is model else item for item in objects]
-        return tuple(wrapped)
+        model, wrapped = prepared.modules[0], prepared.reduction.model
+        return tuple(wrapped if item is model else item for item in objects)
 
     def prepare_once(self, prepare: Callable[[], None]) -> None:
         """Call a function on one rank of each node before the others continue.
@@ -175,14 +177,16 @@ class Run:
         """
         self._listeners.add(listener)
 
+    def watch_lanes(self, watch: LaneWatch) -> None:
+        """Let an object look into the steps' lanes. Call it before `run.steps`, on every rank."""
+        self._watch = watch
+
     def scaled_lr(self, lr: float) -> float:
         """A learning rate for this run's global batch, by `lr_scaling` against `base_batch`."""
         scaled = describe_scaling(self.config, self.batch.global_batch)
         if scaled is not None:
             self.context.log.main(scaled)
         return lr * lr_factor(self.config, self.batch.global_batch)
-
-    # -- training --------------------------------------------------------------------------
 
     def source(
         self, dataset: Any, order: Order | None = None, collate: Collate | None = None
@@ -232,8 +236,7 @@ class Run:
         source = dataset if isinstance(dataset, Source) else self.source(dataset, order, collate)
         engine = self._build_engine(draws_between)
         total = self.total_steps(source)
-        modules = [] if self._prepared is None else self._prepared.modules
-        plan = report_plan(self.setup, source, total, self._opened.point, modules)
+        plan = report_plan(self.setup, source, total, self._opened.point, self._modules)
         self._saver.refuse_unclaimed()
         if self._step_end.is_complete(self._saver.position, total):
             ended = self._saver.ended
@@ -282,6 +285,7 @@ class Run:
             on_batch=self._listeners.on_batch,
             after_update=self._listeners.updated,
             draws_between=draws_between or self._listeners.draws,
+            watch=self._watch,
         )
         self._log.follow(engine.update, engine.guard)
         return engine
@@ -317,8 +321,6 @@ class Run:
     def pause_after(self, steps: int) -> None:
         """Save and stop after so many steps, as if a signal had requested it."""
         self._step_end.pause_after(steps)
-
-    # -- measuring -------------------------------------------------------------------------
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Write numbers, tensors, figures to the trackers, once. Call it on every rank or on any."""
@@ -359,21 +361,16 @@ class Run:
             raise StepError("run.evaluate came before run.prepare: prepare the model first")
         self.flush()
         evaluator = Evaluator(self.setup, self._modules)
+        moment = Moment(step, lane_count=self.batch.lane_count)
+        if self._passes is not None:
+            moment = replace(self._passes.moment, step=step)
         with self.context.activity.during(EVALUATE):
-            found = evaluator.run(dataset, measure, metrics or {}, collate, self._moment(step))
+            found = evaluator.run(dataset, measure, metrics or {}, collate, moment)
         values = {f"{prefix}{name}": value for name, value in found.items()}
         self.setup.rng.enter(BETWEEN, at=(step,))
         self._log.restart_clock()
-        if any(isinstance(value, float) and math.isnan(value) for value in values.values()):
-            self.context.log.warn(f"evaluation at step {step} gave NaN: {values}")
         self._listeners.on_evaluation(step, values)
         return values
-
-    def _moment(self, step: int) -> Moment:
-        lane_count = self.batch.lane_count
-        if self._passes is None:
-            return Moment(step, lane_count=lane_count)
-        return Moment(step, self._passes.data.epoch, self._passes.data.total, lane_count)
 
     def measure_batchnorm(
         self,

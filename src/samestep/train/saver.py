@@ -96,6 +96,13 @@ class Saver:
             )
 
     @property
+    def state(self) -> RunState:
+        """Everything that belongs to the run."""
+        if self._state is None:
+            raise StepError("the run has no state yet: call run.prepare first")
+        return self._state
+
+    @property
     def ended(self) -> str | None:
         """Why the resumed run had already ended, unless that was its length."""
         return None if self._point is None else self._point.manifest.ended
@@ -144,10 +151,9 @@ class Saver:
         if not self._writes:
             return True
         with self._context.activity.during(SAVE):
-            assert self._state is not None, "steps come after prepare"
-            training = {**self._state.training(), "position": vars(after)}
+            training = {**self.state.training(), "position": vars(after)}
             self._store.wait()  # the buffers are the last write's until it is through
-            copy = self._snapshot.take({"model": self._state.model_tensors(), "training": training})
+            copy = self._snapshot.take({"model": self.state.model_tensors(), "training": training})
             manifest = self._manifest(after, plan, ended)
             self._store.write(copy["model"], copy["training"], manifest)
             if not self._rules.asynchronous:

@@ -10,11 +10,15 @@ from typing import Any
 from samestep.config import Config, load_config
 from samestep.distributed.context import create_run_context
 from samestep.distributed.hardware import detect_hardware
+from samestep.train.requests import requested
 from samestep.train.run import Run
 
 
 def start(config: Config | str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Run:
     """Open a run on this process: a single process, or a rank of whatever launched it.
+
+    A script that calls this is a run for `samestep train`, `launch` and `verify`, too; the
+    overrides of their command lines come after these.
 
     Args:
         config: A config, the path of a YAML or JSON file, or a mapping of its keys.
@@ -31,9 +35,17 @@ def start(config: Config | str | Path | Mapping[str, Any], overrides: Sequence[s
     """
     if not isinstance(config, Config):
         config = load_config(config, overrides)
+    request = requested()
+    config = request.configure(config)
     context = create_run_context(config, detect_hardware())
     try:
-        return Run(config, context)
+        run = Run(config, context)
     except BaseException:
         context.__exit__(*sys.exc_info())
         raise
+    try:
+        request.observe(run)
+    except BaseException:
+        run.__exit__(*sys.exc_info())
+        raise
+    return run

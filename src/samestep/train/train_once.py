@@ -7,7 +7,7 @@ from pathlib import Path
 from samestep.config import Config
 from samestep.distributed.context import RunContext
 from samestep.train.loop import Outcome, Training
-from samestep.train.record import Recorder
+from samestep.train.requests import Observation
 from samestep.train.run import Run
 from samestep.train.task import load_task
 
@@ -17,6 +17,8 @@ def train_once(
     context: RunContext,
     record: Path | None = None,
     stop_after: int | None = None,
+    trace: Path | None = None,
+    trace_from: int = 0,
 ) -> Outcome:
     """Train a config's task on this process's context.
 
@@ -25,6 +27,8 @@ def train_once(
         context: This process's place in the run.
         record: A directory for the run's exact record, which `samestep verify` compares.
         stop_after: Save after so many steps and raise `Stopped`.
+        trace: A directory for every tensor of the steps, which `samestep verify --explain` compares.
+        trace_from: The first step that is traced.
 
     Returns:
         How far the training got, and how it ended.
@@ -35,12 +39,5 @@ def train_once(
             outcome = samestep.train_once(config, context)
     """
     with Run(config, context) as run:
-        if stop_after is not None:
-            run.pause_after(stop_after)
-        recorder = Recorder(run) if record is not None else None
-        training = Training(run, load_task(config))
-        outcome = training.train()
-        if recorder is not None and record is not None:
-            averages = training.averages.weights()
-            recorder.write(record, run.model, training.optimizers, outcome.metrics, averages)
-        return outcome
+        Observation(record, stop_after, trace, trace_from).attach(run)
+        return Training(run, load_task(config)).train()

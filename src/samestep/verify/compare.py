@@ -14,6 +14,7 @@ from torch import Tensor
 
 from samestep.errors import ConfigError, Mistake
 from samestep.train.record import RunRecord
+from samestep.train.state_tensors import MODULES
 
 _BITS = {
     torch.float64: torch.int64,
@@ -28,7 +29,7 @@ class Difference:
     """Where two runs first differ, and by how much."""
 
     what: str
-    """samples, loss, state, steps or ranks."""
+    """samples, loss, state, steps, or states of the ranks."""
     step: int | None = None
     """The first step that differs; None if only the final state does."""
     tensor: str | None = None
@@ -113,8 +114,8 @@ def model_distance(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> f
     As one vector, because a single tensor can be all rounding: the gradient of a bias before
     BatchNorm is zero but for rounding errors, which Adam then scales up to whole steps.
     """
-    names = sorted(name for name in left if name.startswith("model."))
-    if names != sorted(name for name in right if name.startswith("model.")):
+    names = sorted(name for name in left if name.startswith(MODULES))
+    if names != sorted(name for name in right if name.startswith(MODULES)):
         return math.inf
     flat = [
         torch.cat([_real(state[name]).to(torch.float64).flatten() for name in names])
@@ -137,6 +138,18 @@ def first_loss_difference(
     if len(left) != len(right):
         return Difference("steps", min(len(left), len(right)))
     return None
+
+
+def thread_difference(left: RunRecord, right: RunRecord) -> str:
+    """A note on other numbers of threads, on which the bits of CPUs depend; empty if there is none."""
+    first, second = set(left.threads), set(right.threads)
+    if first == second:
+        return ""
+    shown = [" and ".join(map(str, sorted(found))) for found in (second, first)]
+    return (
+        f"{shown[0]} thread(s) per rank, not {shown[1]} as in the first run: on CPUs that alone can "
+        "change bits. Set distributed.threads_per_rank"
+    )
 
 
 def first_sample_difference(left: RunRecord, right: RunRecord) -> Difference | None:

@@ -40,6 +40,7 @@ def write_report(result: Verification, title: str, path: Path) -> None:
         against = (
             f"<p>Against the given curve ({len(result.against)} steps): {html.escape(words)}.</p>"
         )
+    suspect = "" if result.suspect is None else f"<p>{html.escape(str(result.suspect))}</p>"
     body = f"""<h1>{html.escape(title)}: the promise was
 <span class="{"kept" if result.kept else "broken"}">{verdict(result)}</span></h1>
 <p><code>same: {result.same}</code> promises {html.escape(promise(result))}.
@@ -47,6 +48,7 @@ Compared with the run on {result.worlds[0].label} rank(s).</p>
 <table><thead><tr><th class="number">ranks</th><th class="number">steps</th>
 <th class="number">ms per step</th><th>state</th><th>result</th></tr></thead>
 <tbody>{rows}</tbody></table>
+{suspect}
 {against}
 {_figure(result)}"""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,13 +57,12 @@ Compared with the run on {result.worlds[0].label} rank(s).</p>
 
 def _row(world: WorldResult) -> str:
     record = world.record
-    words = "identical" if world.difference is None else str(world.difference)
     mark = "kept" if world.kept else "broken"
     return (
         f'<tr><td class="number">{html.escape(world.label)}</td><td class="number">{record.steps}</td>'
         f'<td class="number">{record.seconds_per_step * 1e3:.1f}</td>'
         f"<td><code>{record.state_hash}</code></td>"
-        f'<td class="{mark}">{html.escape(words)}</td></tr>'
+        f'<td class="{mark}">{html.escape(str(world))}</td></tr>'
     )
 
 

@@ -16,7 +16,9 @@ from samestep.verify.compare import (
     first_sample_difference,
     furthest_tensor,
     model_distance,
+    thread_difference,
 )
+from samestep.verify.suspect import Suspect
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,12 @@ class WorldResult:
     kept: bool
     label: str
     """Its number of ranks; for a resumed run all of them, in order."""
+    note: str = ""
+    """What was not equal about the conditions of both runs."""
+
+    def __str__(self) -> str:
+        words = "identical" if self.difference is None else str(self.difference)
+        return f"{words} ({self.note})" if self.note else words
 
 
 @dataclass(frozen=True)
@@ -40,11 +48,18 @@ class Verification:
     rtol: float
     against: tuple[float, ...] = ()
     against_difference: Difference | None = None
+    suspect: Suspect | None = None
+    """The first tensor that differs, where that was traced and found."""
 
     @property
     def kept(self) -> bool:
         """Whether the promise held in every run, and the given curve matches."""
         return all(world.kept for world in self.worlds) and self.against_difference is None
+
+    @property
+    def runs_differ(self) -> bool:
+        """Whether our own runs broke the promise, of which tensors can be traced."""
+        return not all(world.kept for world in self.worlds)
 
     def as_json(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -59,10 +74,13 @@ class Verification:
                     "state_hash": world.record.state_hash,
                     "losses": world.record.losses,
                     "seconds_per_step": world.record.seconds_per_step,
+                    "threads_per_rank": world.record.threads,
                     "first_difference": _as_json(world.difference),
+                    "note": world.note or None,
                 }
                 for world in self.worlds
             },
+            "suspect": None if self.suspect is None else asdict(self.suspect),
         }
         if self.against:
             document["against"] = {
@@ -108,7 +126,7 @@ class _Recorded(NamedTuple):
 def _compare_with_first(
     same: str, first: _Recorded, run: _Recorded, rtol: float, label: str
 ) -> WorldResult:
-    record = run.record
+    record, note = run.record, thread_difference(first.record, run.record)
     samples = first_sample_difference(first.record, record)
     losses = first_loss_difference(first.record.losses, record.losses)
     worst = furthest_tensor(first.state, run.state)
@@ -116,9 +134,10 @@ def _compare_with_first(
     if difference is not None and worst is not None:
         difference = replace(worst, what=difference.what, step=difference.step)
     if len(set(record.rank_hashes)) > 1:
-        difference = Difference("the ranks of this world ended with different states")
+        step = None if difference is None else difference.step
+        difference = Difference("states of the ranks", step, tensor=record.rank_difference)
         kept = same == "samples" and samples is None
-        return WorldResult(record, difference, kept, label)
+        return WorldResult(record, difference, kept, label, note)
     if same == "bits":
         kept = difference is None
     elif same == "samples":
@@ -126,4 +145,4 @@ def _compare_with_first(
     else:
         losses_near = first_loss_difference(first.record.losses, record.losses, rtol) is None
         kept = samples is None and losses_near and model_distance(first.state, run.state) <= rtol
-    return WorldResult(record, difference, kept, label)
+    return WorldResult(record, difference, kept, label, note)

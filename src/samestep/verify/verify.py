@@ -1,49 +1,50 @@
-"""Runs a config at several world sizes, and reports whether its promise of sameness held."""
+"""Runs a config or a script at several world sizes, and reports whether its promise of sameness held."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
-from samestep.config import LoadedConfig, read_config
-from samestep.errors import PlanError, Stopped
+from samestep.config import Config
+from samestep.errors import PlanError
 from samestep.launch.commands.rank_command import RankCommand
-from samestep.launch.run.launches import Launch
 from samestep.launch.run.slurm import refuse_second_job
 from samestep.train.record import RunRecord
 from samestep.verify.compare import read_curve
+from samestep.verify.explain import ends_of_parts, explain
 from samestep.verify.result import Verification, compare_runs
-from samestep.verify.worlds import Machines, World, labels, launch_of
+from samestep.verify.runner import Runner, with_overrides
+from samestep.verify.worlds import Machines, World, labels
 
 DEFAULT_RTOL = 1e-3
 """How far `same: rounding`, and a curve from elsewhere, may be off, relative."""
 
 
 def verify(
-    config_file: Path,
-    overrides: Sequence[str],
+    rank_command: RankCommand,
     worlds: Sequence[World],
     *,
     machines: Machines = Machines(),  # noqa: B008 (it is frozen)
     steps: int | None = None,
     resumed: bool = False,
+    explained: bool = False,
     against: Path | None = None,
     rtol: float = DEFAULT_RTOL,
     report: Callable[[str], None] = lambda line: None,
 ) -> Verification:
-    """Run a config at each world size, one after the other, and compare the runs.
+    """Run a config or a script at each world size, one after the other, and compare the runs.
 
     Args:
-        config_file: the config.
-        overrides: `section.key=value` texts.
+        rank_command: what is run.
         worlds: the sizes, each with its launcher.
         machines: where ranks may run besides this machine.
         steps: how many steps to run, in place of the config's length.
         resumed: also run once in as many parts as there are sizes, stopped at the end of each
             part and resumed at the next size.
+        explained: if the promise is broken, run the steps before the first difference again, and
+            name the first tensor that differs.
         against: a file with the losses of a run from elsewhere, to compare with.
         rtol: how far `same: rounding` and that curve may be off, relative.
         report: called with a line about each run that is started.
@@ -52,21 +53,17 @@ def verify(
         PlanError: if the config cannot be verified.
 
     Example:
-        >>> verify(Path("config.yaml"), [], parse_worlds("1,2,4"), steps=24).kept
+        >>> file = Path("config.yaml")
+        >>> verify(RankCommand(load_config(file), file), parse_worlds("1,2,4"), steps=24).kept
         True
     """
-    overrides = [*overrides, *([f"steps={steps}", "epochs=null"] if steps else [])]
-    loaded = read_config(config_file, overrides)
-    _refuse_unverifiable(loaded, worlds)
+    if steps:
+        rank_command = with_overrides(rank_command, f"steps={steps}", "epochs=null")
+    config = rank_command.config
+    _refuse_unverifiable(rank_command, worlds)
     curve = read_curve(against) if against is not None else []
-    folder = loaded.config.run_path / "verify"
-    for run in folder.glob("*/slurm"):
-        refuse_second_job(run.parent)
-    shutil.rmtree(folder, ignore_errors=True)
-    if loaded.config.distributed.threads_per_rank == "auto":
-        # The bits of a matrix product can depend on the number of threads.
-        overrides = [*overrides, "distributed.threads_per_rank=1"]
-    runner = _Runner(config_file, tuple(overrides), machines, report)
+    folder = _fresh_folder(config)
+    runner = Runner(rank_command, machines, report)
     folders = {world.label: _run_folder(folder, world) for world in worlds}
     launches = {world.label: runner.launch(world, folders[world.label]) for world in worlds}
     for label, launch in launches.items():
@@ -76,73 +73,42 @@ def verify(
     if resumed:
         total = RunRecord.read(records[worlds[0].label]).steps
         records[labels(worlds)] = _run_in_parts(runner, worlds, total, folder / "resumed")
-    return compare_runs(loaded.config.same, records, curve, rtol)
+    result = compare_runs(config.same, records, curve, rtol)
+    if not explained or not result.runs_differ:
+        return result
+    return replace(result, suspect=explain(runner, result, worlds, folder / "explain"))
 
 
-def _run_in_parts(runner: _Runner, worlds: Sequence[World], total: int, run: Path) -> Path:
+def _fresh_folder(config: Config) -> Path:
+    folder = config.run_path / "verify"
+    for run in folder.glob("*/slurm"):
+        refuse_second_job(run.parent)
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
+
+
+def _run_in_parts(runner: Runner, worlds: Sequence[World], total: int, run: Path) -> Path:
     """Stop the run at each size and resume it at the next; returns the folder of its record."""
-    if total < len(worlds):
-        raise PlanError(f"--resumed: {total} steps cannot be split into {len(worlds)} parts")
-    for part, world in enumerate(worlds, 1):
+    ends = ends_of_parts(total, len(worlds))
+    for part, (world, end) in enumerate(zip(worlds, ends, strict=True), 1):
         last = part == len(worlds)
-        stop = None if last else total * part // len(worlds)
         verb = "running" if part == 1 else "resuming"
-        end = "" if last else f" up to step {stop}"
-        runner.report(f"{verb} on {world.label} rank(s){end}")
-        try:
-            runner.run(runner.launch(world, run, stop, saves=True))
-        except Stopped:
-            continue
+        until = "" if last else f" up to step {end}"
+        runner.report(f"{verb} on {world.label} rank(s){until}")
+        runner.run(runner.launch(world, run, stop_after=None if last else end, saves=True))
     return run / "record"
 
 
-@dataclass(frozen=True)
-class _Runner:
-    """Starts the runs of a verification; holds what they share."""
-
-    config_file: Path
-    overrides: tuple[str, ...]
-    machines: Machines
-    report: Callable[[str], None]
-
-    def launch(
-        self, world: World, run: Path, stop_after: int | None = None, saves: bool = False
-    ) -> Launch:
-        """The launch of one run in its own directory, which keeps its exact record."""
-        overrides = [*self.overrides, f"run_dir={json.dumps(str(run))}"]
-        overrides.append(f"checkpoint.enabled={str(saves).lower()}")
-        if saves:
-            overrides += [f"checkpoint.every_{unit}=null" for unit in _SAVE_UNITS]
-        weights = read_config(self.config_file, overrides).config.distributed.lane_weights
-        if weights is not None and len(weights) != world.ranks:
-            self.report(
-                f"lane_weights are for {len(weights)} ranks: {world.ranks} rank(s) share lanes evenly"
-            )
-            overrides.append("distributed.lane_weights=null")
-        method = f"distributed.launch_method={world.via}"
-        config = read_config(self.config_file, [*overrides, method]).config
-        rank_command = RankCommand(
-            config, self.config_file, tuple(overrides), run / "record", stop_after
-        )
-        return launch_of(world, rank_command, self.machines)
-
-    def run(self, launch: Launch) -> None:
-        launch.run(self.report, follow=True, quiet=True)
-
-
-_SAVE_UNITS = ("steps", "minutes", "epochs")
-
-
-def _refuse_unverifiable(loaded: LoadedConfig, worlds: Sequence[World]) -> None:
-    config = loaded.config
+def _refuse_unverifiable(rank_command: RankCommand, worlds: Sequence[World]) -> None:
+    config, file = rank_command.config, rank_command.file
     if config.batch_per_rank is not None:
         raise PlanError(
-            f"{loaded.source} sets batch_per_rank, which makes the run depend on the number of "
+            f"{file} sets batch_per_rank, which makes the run depend on the number of "
             "ranks on purpose: there is nothing to verify. Set global_batch instead"
         )
     if config.distributed.world_size != "auto":
         raise PlanError(
-            f"{loaded.source} sets distributed.world_size {config.distributed.world_size}, but "
+            f"{file} sets distributed.world_size {config.distributed.world_size}, but "
             "verify runs at several: pass distributed.world_size=auto"
         )
     if not worlds:

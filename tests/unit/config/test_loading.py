@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from samestep.config import load_config
+from samestep.config import load_config, override_config
 from samestep.errors import ConfigError
 from tests.unit.config.configs import GOOD, mistakes
 
@@ -104,3 +104,13 @@ distributed:
 )
 def test_a_wrong_value_is_shown_beside_what_the_key_takes(key, value, expected):
     assert expected in mistakes(GOOD, [f"{key}={json.dumps(value)}"])[key]
+
+
+def test_a_loaded_config_is_changed_like_one_that_is_loaded(write, tmp_path):
+    path = write("global_batch: 8\nepochs: 2\ntask: task.py:T\nema: {decay: 0.9}\n")
+    overrides = ["epochs=null", "steps=3", "swa.start=0.5", "ema=null", "loader.workers=2"]
+    changed = override_config(load_config(path), overrides)
+    assert changed.model_dump() == load_config(path, overrides).model_dump()
+    assert changed.folder == load_config(path).folder
+    with pytest.raises(ConfigError, match="lanez"):
+        override_config(changed, ["lanez=3"])

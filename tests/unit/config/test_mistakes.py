@@ -89,10 +89,9 @@ def placed(section, environ, gpus=0):
 def verified(worlds, *overrides, against=None):
     def run(folder):
         (folder / "run.yaml").write_text("task: task.py:Good\nepochs: 1\nglobal_batch: 8\n")
-        inside = [*overrides, f"run_dir={folder / 'run'}"]
-        verify(
-            folder / "run.yaml", inside, [*map(World, worlds)], against=against and folder / against
-        )
+        inside, file = (*overrides, f"run_dir={folder / 'run'}"), folder / "run.yaml"
+        command = RankCommand(load_config(file, inside), file, inside)
+        verify(command, [*map(World, worlds)], against=against and folder / against)
 
     return run
 

@@ -158,3 +158,40 @@ def test_a_stop_is_saved_and_reported_before_it_is_raised(tmp_path: Path) -> Non
     with pytest.raises(Stopped):
         train_part(settings(tmp_path), 1, listener=Recording("a", events))
     assert events[-1] == ("a", "on_save", 1, {})
+
+
+class Ending(RunListener):
+    """Notes the end of a run, or fails there."""
+
+    def __init__(self, events: list[str], fails: bool = False) -> None:
+        self._events, self._fails = events, fails
+
+    def on_record(self, record: samestep.StepRecord) -> None:
+        self._events.append("record")
+
+    def on_end(self) -> None:
+        self._events.append("end")
+        if self._fails:
+            raise ZeroDivisionError("too late")
+
+
+def test_the_end_comes_after_everything_is_measured_and_not_after_a_stop(tmp_path: Path) -> None:
+    events: list[str] = []
+    with samestep.start(settings(tmp_path / "whole")) as run:
+        train(run, listener=Ending(events))
+    assert events == ["record"] * 6 + ["end"]
+    events.clear()
+    with pytest.raises(Stopped):
+        train_part(settings(tmp_path / "stopped"), 2, listener=Ending(events))
+    assert events == ["record"] * 2
+
+
+def test_what_fails_at_the_end_fails_the_run_and_closes_it(tmp_path: Path) -> None:
+    def run_to_the_end() -> None:
+        with samestep.start(settings(tmp_path)) as run:
+            train(run, listener=Ending([], fails=True))
+
+    with pytest.raises(ZeroDivisionError, match="too late"):
+        run_to_the_end()
+    with samestep.start(settings(tmp_path)) as again:
+        assert again.start_step == 6, "the directory is free, and everything was saved"

@@ -11,21 +11,22 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 import samestep
+from samestep.checkpoint.state import RunState
 from samestep.errors import Stopped
-from samestep.train.record import Recorder, RunRecord, final_state, hash_state, read_state
-from tests.unit.train.own_loops import Noisy, Streams, losses, prepared, settings, squares
+from samestep.train.record import Recorder, RunRecord, hash_state, read_state
+from samestep.train.state_tensors import state_tensors
+from tests.unit.train.own_loops import Noisy, Streams, losses, net, prepared, settings, squares
 
 
 def record(folder: Path, dataset: Any = None, pause: int | None = None, **values: Any) -> RunRecord:
     """Train with a recorder; what it wrote is in `folder/record`."""
     with samestep.start(settings(folder, **values)) as run:
-        recorder = Recorder(run)
+        Recorder(run, folder / "record")
         if pause is not None:
             run.pause_after(pause)
-        model, optimizer = prepared(run)
+        model, _ = prepared(run)
         for step in run.steps(Noisy() if dataset is None else dataset):
             step.train(squares(model))
-        recorder.write(folder / "record", model, [optimizer], {"val_loss": 0.5}, {})
     return RunRecord.read(folder / "record")
 
 
@@ -65,23 +66,78 @@ def test_a_resumed_run_records_all_losses_and_its_own_samples(tmp_path: Path) ->
     assert found.state_hash == whole.state_hash
 
 
-def test_the_final_state_names_weights_states_averages_and_metrics() -> None:
+class Counter:
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": 3, "rate": 0.5, "curve": [1.0, 2.0], "word": "a", "huge": 2**80, "no": None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        del state
+
+
+class Frozen(nn.Linear):
+    """A module whose state leaves its bias out, as adapters leave out what they adapt."""
+
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+        found = super().state_dict(*args, **options)
+        del found[options["prefix"] + "bias"]
+        return found
+
+
+def test_the_state_names_everything_that_the_run_has_prepared_and_keeps() -> None:
     model, outside = nn.Linear(2, 1), nn.Parameter(torch.ones(1))
-    inside, other = Adam(model.parameters()), SGD([outside], lr=0.1, momentum=0.5)
-    (model(torch.ones(1, 2)) * outside).sum().backward()
+    extra = nn.Sequential(Frozen(1, 1), nn.BatchNorm1d(1))
+    extra[0].register_buffer("cache", torch.ones(1), persistent=False)
+    inside, other = (
+        Adam([*model.parameters(), extra[1].weight]), SGD([outside], lr=0.1, momentum=0.5),
+    )  # fmt: skip
+    (model(torch.ones(1, 2)) * outside * extra[1].weight).sum().backward()
     inside.step()
     other.step()
-    found = final_state(model, [inside, other], {"val_loss": 0.5}, {"ema.weight": torch.ones(1)})
-    assert set(found) == {
+    schedule = torch.optim.lr_scheduler.ConstantLR(inside)
+    found = state_tensors(
+        RunState([model, extra], [inside, other], [schedule], {"mine": Counter()})
+    )
+    groups = {name for name in found if ".group" in name}
+    assert {"optimizer0.group0.lr", "optimizer0.group0.betas", "optimizer1.group0.lr"} <= groups
+    schedules = {name for name in found if name.startswith("schedule0.")}
+    assert "schedule0.last_epoch" in schedules
+    assert set(found) - groups - schedules == {
         "model.weight", "model.bias",
-        *(f"optimizer0.{p}.{key}" for p in ("weight", "bias") for key in ("step", "exp_avg", "exp_avg_sq")),
+        "extra0.0.weight", "extra0.0.bias",
+        *(f"extra0.1.{n}" for n in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")),
+        *(f"optimizer0.{p}.{key}" for p in ("weight", "bias", "extra0.1.weight")
+          for key in ("step", "exp_avg", "exp_avg_sq")),
         "optimizer1.parameter-0", "optimizer1.parameter-0.momentum_buffer",
-        "ema.weight", "metrics.val_loss",
+        *(f"kept.mine.{key}" for key in ("seen", "rate", "curve", "word", "huge")),
     }  # fmt: skip
-    assert found["metrics.val_loss"].dtype == torch.float64
-    before = found["model.weight"].clone()
-    nn.init.zeros_(model.weight)
-    assert torch.equal(found["model.weight"], before), "a copy"
+    assert found["kept.mine.curve"].dtype == torch.float64
+
+
+def test_a_record_holds_the_buffers_of_extra_modules_and_the_number_of_threads(
+    tmp_path: Path,
+) -> None:
+    with samestep.start(settings(tmp_path)) as run:
+        Recorder(run, tmp_path / "record")
+        model, extra = net(), nn.BatchNorm1d(3)
+        run.prepare(model, extra, SGD([*model.parameters(), *extra.parameters()], lr=0.1))
+        for step in run.steps(Noisy()):
+            step.train(
+                lambda batch: ((model(extra(batch.x))[:, 0] - batch.y).square().sum(), len(batch))
+            )
+    state = read_state(tmp_path / "record")
+    assert state["extra0.running_mean"].abs().sum() > 0
+    assert RunRecord.read(tmp_path / "record").threads == [1]
+
+
+class Broken(Noisy):
+    def __getitem__(self, index: int) -> Any:
+        raise ZeroDivisionError
+
+
+def test_a_run_that_fails_leaves_no_record(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        record(tmp_path, Broken())
+    assert not (tmp_path / "record").exists()
 
 
 STATE = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor(3)}
@@ -108,9 +164,3 @@ def test_the_hash_does_not_depend_on_the_order_of_names() -> None:
 
 def test_zeros_of_both_signs_differ() -> None:
     assert hash_state({"a": torch.tensor(0.0)}) != hash_state({"a": torch.tensor(-0.0)})
-
-
-def test_a_metric_may_be_lists_of_other_lengths() -> None:
-    curves: Any = {"curve": [[0.5, 1.0], [2.0]]}
-    found = final_state(nn.Linear(1, 1), [], curves, {})
-    assert found["metrics.curve"].tolist() == [0.5, 1.0, 2.0]

@@ -68,7 +68,7 @@ def test_a_record_is_written_on_request(task: str, tmp_path: Path) -> None:
     record = RunRecord.read(tmp_path / "record")
     assert (record.steps, record.losses) == (6, losses(tmp_path / "run"))
     state = read_state(tmp_path / "record")
-    assert {"model.0.weight", "metrics.val_loss"} <= set(state)
+    assert {"model.0.weight", "kept.training.metrics.val_loss"} <= set(state)
 
 
 def test_a_training_can_be_stopped_after_so_many_steps_and_resumed(

@@ -21,10 +21,13 @@ def recorded(
     losses: tuple[float, ...] = (2.0, 1.0),
     samples: tuple[str, ...] = ("a", "b"),
     ranks: tuple[str, ...] = ("x", "x"),
+    threads: tuple[int, ...] = (1, 1),
 ) -> Path:
     """The record of a run of two steps."""
     folder.mkdir(parents=True)
-    record = RunRecord(len(ranks), len(losses), [*losses], [*samples], "hash", [*ranks], 0.1)
+    record = RunRecord(
+        len(ranks), len(losses), [*losses], [*samples], "hash", [*ranks], 0.1, threads=[*threads]
+    )
     (folder / "record.json").write_text(json.dumps(asdict(record)))
     save_file({"model.w": torch.tensor([weight, 3.0])}, folder / "state.safetensors")
     return folder
@@ -71,6 +74,18 @@ def test_the_first_difference_is_named_with_the_tensor_that_differs_most(tmp_pat
     difference = verified(tmp_path, "bits", losses=(2.0, 1.5), weight=1.5).worlds[1].difference
     assert difference is not None
     assert (difference.what, difference.step, difference.tensor) == ("loss", 1, "model.w")
+
+
+@pytest.mark.parametrize("losses", [(2.0, 1.0), (2.0, 1.1)])
+def test_other_numbers_of_threads_are_noted_and_are_no_difference_by_themselves(
+    tmp_path: Path, losses: tuple[float, ...]
+) -> None:
+    result = verified(tmp_path, "bits", threads=(2, 2), losses=losses)
+    assert result.kept is (losses == (2.0, 1.0))
+    assert "2 thread(s) per rank, not 1 as in the first run" in str(result.worlds[1])
+    document = result.as_json()["worlds"]
+    assert document["2"]["threads_per_rank"] == [2, 2]
+    assert document["1"]["note"] is None
 
 
 @pytest.mark.parametrize(

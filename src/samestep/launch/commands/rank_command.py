@@ -13,16 +13,38 @@ from samestep.errors import LaunchError
 from samestep.lanes.plan import deal_lanes
 
 
+def is_script(file: Path) -> bool:
+    """Whether a run is named by a script that calls `samestep.start`, not by a config."""
+    return file.suffix == ".py"
+
+
+def words_of(
+    file: Path, overrides: Sequence[str], options: Sequence[str], arguments: Sequence[str]
+) -> tuple[str, ...]:
+    """The words of a command: a script's own arguments are last, after `--`."""
+    name = str(file)
+    words = [f"./{name}" if name.startswith("-") else name, *overrides, *options]
+    return (*words, "--", *arguments) if arguments else tuple(words)
+
+
 @dataclass(frozen=True)
 class RankCommand:
-    """The training of a config, however its ranks are started."""
+    """The training of a config or a script, however its ranks are started."""
 
     config: Config
-    config_file: Path
+    """With the overrides; a script decides the rest of it when it opens its run."""
+    file: Path
+    """The config, or a script that calls `samestep.start`."""
     overrides: tuple[str, ...] = ()
     record: Path | None = None
     """Where the ranks write their exact record."""
     stop_after: int | None = None
+    arguments: tuple[str, ...] = ()
+    """A script's own."""
+    trace: Path | None = None
+    """Where the ranks write every tensor of their steps."""
+    trace_from: int = 0
+    """The first of these steps."""
     folder: Path | None = None
     """Where the command runs; by default the working directory."""
 
@@ -36,20 +58,18 @@ class RankCommand:
 
     def train(self, *options: str) -> tuple[str, ...]:
         """The arguments of the interpreter for one rank."""
-        return ("-m", "samestep", "train", *self._arguments(), *options)
+        return ("-m", "samestep", "train", *self._words(options))
 
     def launch(self, *options: str) -> tuple[str, ...]:
         """The arguments of the interpreter for what starts ranks on another machine."""
-        return ("-m", "samestep", "launch", *self._arguments(), *options)
+        return ("-m", "samestep", "launch", *self._words(options))
 
-    def _arguments(self) -> tuple[str, ...]:
-        file = str(self.config_file)
-        arguments = [f"./{file}" if file.startswith("-") else file, *self.overrides]
-        if self.record is not None:
-            arguments += ["--record", str(self.record)]
-        if self.stop_after is not None:
-            arguments += ["--stop-after", str(self.stop_after)]
-        return tuple(arguments)
+    def _words(self, options: Sequence[str]) -> tuple[str, ...]:
+        ours = [] if self.record is None else ["--record", str(self.record)]
+        ours += [] if self.stop_after is None else ["--stop-after", str(self.stop_after)]
+        if self.trace is not None:
+            ours += ["--trace", str(self.trace), "--trace-from", str(self.trace_from)]
+        return words_of(self.file, self.overrides, [*ours, *options], self.arguments)
 
 
 def check_world(config: Config, world: int, source: str) -> None:

@@ -1,14 +1,25 @@
-"""What torch reports when a run cannot go on as configured, with what to do about it."""
+"""How a run ends: by an error of its code, or of what is still to be done when that has ended."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import torch
 
 from samestep.errors import NotDeterministic
 from samestep.run_setup import RunSetup
 from samestep.step.micro_batches import out_of_memory
+
+
+def end_with(error: BaseException | None, *last: Callable[[], None]) -> BaseException | None:
+    """The run's error; without one `last` is called, whose error is the run's then."""
+    try:
+        for call in last if error is None else ():
+            call()
+    except BaseException as late:
+        return late
+    return error
 
 
 def with_advice(error: BaseException, setup: RunSetup, step: int | None) -> BaseException:

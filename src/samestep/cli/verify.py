@@ -1,0 +1,149 @@
+"""The command that proves the promise: verify."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from samestep.cli.app import (
+    TRAINING,
+    AsJson,
+    Overrides,
+    RunFile,
+    TakesScript,
+    app,
+    command_with,
+    guarded,
+    script_arguments,
+)
+from samestep.errors import PROMISE_NOT_KEPT, SamestepError
+
+if TYPE_CHECKING:
+    from samestep.verify.result import Verification
+
+_OFFER = "To name the first tensor that differs"
+_NOT_FOUND = (
+    "No tensor differed when the steps were run again and traced: what differs depends on time, on "
+    "memory, or on CUDA graphs or torch.compile, which were off"
+)
+
+Worlds = Annotated[
+    str, typer.Option(help="World sizes, compared with the first; 4@slurm names the launcher.")
+]
+Via = Annotated[str, typer.Option(help="What starts them: torchrun, mpirun, slurm or ssh.")]
+Nodes = Annotated[int, typer.Option(min=1, help="Machines of a Slurm job.")]
+Hosts = Annotated[str, typer.Option(metavar="a,b", help="Machines for mpirun and ssh.")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Steps to run; by default the config's.")]
+Resumed = Annotated[
+    bool,
+    typer.Option("--resumed", help="Also stop the run at each size and resume it at the next."),
+]
+Explain = Annotated[
+    bool,
+    typer.Option("--explain", help="If runs differ, trace them and name the first such tensor."),
+]
+Against = Annotated[
+    Path | None, typer.Option(help="Also compare with this loss curve (.csv or .jsonl).")
+]
+Rtol = Annotated[float, typer.Option(help="Tolerance for same: rounding and for --against.")]
+Report = Annotated[Path | None, typer.Option(help="Where the HTML report goes.")]
+
+
+@app.command(rich_help_panel=TRAINING, cls=TakesScript)
+def verify(
+    context: typer.Context,
+    config: RunFile,
+    overrides: Overrides = None,
+    worlds: Worlds = "1,2,4",
+    via: Via = "torchrun",
+    nodes: Nodes = 1,
+    hosts: Hosts = "",
+    steps: Steps = None,
+    resumed: Resumed = False,
+    explain: Explain = False,
+    against: Against = None,
+    rtol: Rtol = 1e-3,
+    as_json: AsJson = False,
+    report: Report = None,
+) -> None:
+    """Run a config, or a script, at several world sizes and prove that it is the same run.
+
+    Exits 0 only if the promise of the config's `same` level held, else 4.
+    """
+    with guarded():
+        from samestep.launch.commands.rank_command import RankCommand
+        from samestep.launch.run.target import read_target
+        from samestep.ui.page import require_plotly
+        from samestep.verify.verify import verify as run_verify
+        from samestep.verify.worlds import Machines, parse_worlds
+
+        if report is not None:
+            require_plotly()
+        changed, arguments = tuple(overrides or ()), script_arguments(context)
+        loaded = read_target(config, changed, arguments)
+        result = run_verify(
+            RankCommand(loaded, config, changed, arguments=arguments),
+            parse_worlds(worlds, via),
+            machines=Machines.parse(nodes, hosts),
+            steps=steps,
+            resumed=resumed,
+            explained=explain,
+            against=against,
+            rtol=rtol,
+            report=lambda line: typer.echo(line, err=True),
+        )
+        _print(result, as_json)
+        if result.runs_differ and result.suspect is None:
+            again = command_with(context, "--explain")
+            typer.echo(_NOT_FOUND if explain else f"{_OFFER}: {again}", err=True)
+        _write_report(result, loaded.name, report or loaded.run_path / "verify" / "report.html")
+    if not result.kept:
+        raise typer.Exit(PROMISE_NOT_KEPT)
+
+
+def _print(result: Verification, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(result.as_json()))
+    else:
+        _print_verification(result)
+
+
+def _write_report(result: Verification, name: str, path: Path) -> None:
+    from samestep.verify.report import write_report
+
+    try:
+        write_report(result, name, path)
+        typer.echo(f"Report: {path}", err=True)
+    except SamestepError as error:
+        typer.echo(f"No report: {error}", err=True)
+
+
+def _print_verification(result: Verification) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from samestep.verify.report import promise, verdict
+
+    table = Table("ranks", "steps", "ms per step", "state", "result")
+    for world in result.worlds:
+        record = world.record
+        table.add_row(
+            world.label,
+            str(record.steps),
+            f"{record.seconds_per_step * 1e3:.1f}",
+            record.state_hash,
+            str(world),
+            style=None if world.kept else "red",
+        )
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(table)
+    if result.against:
+        off = result.against_difference
+        console.print(f"Against the given curve: {'agrees' if off is None else off}")
+    if result.suspect is not None:
+        console.print(str(result.suspect), style="red", highlight=False)
+    console.print(f"same: {result.same} promises {promise(result)}: {verdict(result)}")

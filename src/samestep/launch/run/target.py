@@ -1,0 +1,53 @@
+"""What is launched: the config of a task, or a script, which decides its config itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from samestep.config import Config, load_config
+from samestep.errors import LaunchError, RankFailed, code_of_ranks
+from samestep.launch.commands.rank_command import is_script, words_of
+
+
+def read_target(file: Path, overrides: Sequence[str], arguments: Sequence[str] = ()) -> Config:
+    """The config of a run; a script is run up to its `samestep.start` to learn it.
+
+    Args:
+        file: a config, or a script that calls `samestep.start`.
+        overrides: `section.key=value` texts.
+        arguments: the script's own.
+
+    Raises:
+        RankFailed: if the script fails before it opens its run.
+        LaunchError: if it opens none.
+    """
+    if not is_script(file):
+        return load_config(file, overrides)
+    with TemporaryDirectory() as folder:
+        answer = Path(folder) / "config.json"
+        words = words_of(file, overrides, ["--describe", str(answer)], arguments)
+        asked = subprocess.run(
+            [sys.executable, "-m", "samestep", "train", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        if asked.returncode != 0:
+            message = asked.stderr.strip().removeprefix("samestep: ")
+            raise RankFailed(
+                f"{file} failed before its samestep.start, to which it is run first:\n{message}",
+                code_of_ranks(asked.returncode),
+            )
+        if not answer.exists():
+            raise LaunchError(
+                f"{file} has ended without calling samestep.start: there is no run in it"
+            )
+        return load_config(json.loads(answer.read_text(encoding="utf-8")))

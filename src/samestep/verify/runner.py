@@ -1,0 +1,89 @@
+"""Starts the runs of a verification, each in its own directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from samestep.config import override_config
+from samestep.errors import Stopped
+from samestep.launch.commands.rank_command import RankCommand
+from samestep.launch.run.launches import Launch
+from samestep.verify.worlds import Machines, World, launch_of
+
+_SAVE_UNITS = ("steps", "minutes", "epochs")
+
+
+def with_overrides(command: RankCommand, *overrides: str) -> RankCommand:
+    """The command with more overrides, for its ranks and in what we know of its config."""
+    config = override_config(command.config, overrides)
+    return replace(command, config=config, overrides=(*command.overrides, *overrides))
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Starts the runs of a verification; holds what they share."""
+
+    rank_command: RankCommand
+    machines: Machines
+    report: Callable[[str], None]
+
+    def launch(
+        self,
+        world: World,
+        run: Path,
+        *,
+        stop_after: int | None = None,
+        saves: bool = False,
+        resume: Path | None = None,
+        trace_from: int | None = None,
+    ) -> Launch:
+        """The launch of one run, which keeps its exact record.
+
+        Args:
+            world: The number of ranks, and their launcher.
+            run: The run's directory.
+            stop_after: Stop after so many steps.
+            saves: Whether it saves where it stops.
+            resume: The directory of a run whose last checkpoint it begins with.
+            trace_from: The first step of which it also writes every tensor.
+        """
+        overrides = [f"run_dir={json.dumps(str(run))}"]
+        overrides.append(f"checkpoint.enabled={str(saves).lower()}")
+        if saves:
+            overrides += [f"checkpoint.every_{unit}=null" for unit in _SAVE_UNITS]
+        if resume is not None:
+            overrides.append(f"resume.checkpoint={json.dumps(str(resume))}")
+        if trace_from is not None:
+            # A graph's replay, and what was compiled, call no hooks.
+            overrides += ["speed.graph=false", "speed.compile=false"]
+        command = with_overrides(self.rank_command, *overrides, *self._even_lanes(world))
+        method = f"distributed.launch_method={world.via}"
+        command = replace(
+            command,
+            config=override_config(command.config, [method]),
+            record=run / "record",
+            stop_after=stop_after,
+            trace=None if trace_from is None else run / "trace",
+            trace_from=trace_from or 0,
+        )
+        return launch_of(world, command, self.machines)
+
+    def _even_lanes(self, world: World) -> list[str]:
+        weights = self.rank_command.config.distributed.lane_weights
+        if weights is None or len(weights) == world.ranks:
+            return []
+        self.report(
+            f"lane_weights are for {len(weights)} ranks: {world.ranks} rank(s) share lanes evenly"
+        )
+        return ["distributed.lane_weights=null"]
+
+    def run(self, launch: Launch) -> None:
+        """To its end, or to where it is to stop."""
+        try:
+            launch.run(self.report, follow=True, quiet=True)
+        except Stopped:
+            if launch.command.rank_command.stop_after is None:
+                raise

@@ -1,0 +1,90 @@
+"""A script that calls samestep.start is a run for train, launch and verify."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from samestep.train.record import RunRecord, read_state
+from tests.cli.processes import ROOT, samestep
+
+LOOP = ROOT / "tests" / "distributed" / "own_loop.py"
+
+
+def losses(run: Path) -> list[float]:
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [row["loss"] for row in rows if "loss" in row]
+
+
+def test_launch_starts_a_script_as_ranks_and_overrides_its_config(tmp_path: Path) -> None:
+    alone = samestep("train", LOOP, "steps=4", "epochs=null", "--", "alone", cwd=tmp_path)
+    assert alone.returncode == 0, alone.stderr
+    done = samestep(
+        "launch", LOOP, "steps=4", "epochs=null", "--nproc", "2", "--", "two", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 rank(s) drive 4+4 lanes; 4 steps" in done.stderr
+    assert (tmp_path / "two" / "launch").is_dir(), "the launcher knows the script's run directory"
+    assert losses(tmp_path / "two") == losses(tmp_path / "alone")
+    assert len(losses(tmp_path / "two")) == 4
+
+
+def test_a_script_shows_its_plan_before_it_is_launched(tmp_path: Path) -> None:
+    shown = samestep("launch", LOOP, "--nproc", "2", "--print", "--", "a b", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "8: 4 for each rank" in shown.stderr
+    assert shown.stdout.rstrip().endswith(f"-m samestep train {LOOP} -- 'a b'")
+    assert not (tmp_path / "a b").exists(), "nothing was started"
+    many = samestep("launch", LOOP, "--nproc", "9", "--", "run", cwd=tmp_path)
+    assert many.returncode == 2
+    assert "9 ranks but only 8 lanes" in many.stderr
+
+
+def test_a_failing_rank_of_a_script_is_shown_first(tmp_path: Path) -> None:
+    done = samestep("launch", LOOP, "--nproc", "2", "--", "run", "--fail-on", "1", cwd=tmp_path)
+    assert done.returncode == 1
+    output = done.stderr[done.stderr.index("samestep: rank 1") :]
+    assert "ZeroDivisionError: my own bug" in output
+    assert "own_loop.py" in output, "the user's own traceback"
+
+
+def test_verify_runs_a_script_at_several_sizes_and_resumed(tmp_path: Path) -> None:
+    done = samestep(
+        "verify", LOOP, "--worlds", "1,2", "--steps", "4", "--resumed", "--json", "--", "run",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    worlds = json.loads(done.stdout)["worlds"]
+    assert {label: world["steps"] for label, world in worlds.items()} == {"1": 4, "2": 4, "1→2": 4}
+    assert len({world["state_hash"] for world in worlds.values()}) == 1
+    record = tmp_path / "run" / "verify" / "world-2" / "record"
+    assert RunRecord.read(record).threads == [1, 1]
+    assert {"extra0.0.weight", "extra0.1.running_mean"} <= set(read_state(record))
+
+
+def test_verify_finds_the_fault_of_a_script(tmp_path: Path) -> None:
+    done = samestep(
+        "verify", LOOP, "--worlds", "1,2", "--steps", "2", "--json", "--", "run", "--rank-seeded",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 4, done.stderr
+    assert json.loads(done.stdout)["worlds"]["2"]["first_difference"]["step"] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "message"),
+    [
+        ("print('nothing')", 2, "without calling samestep.start"),
+        ("import samestep\nsamestep.start({'epochz': 1})", 2, "is not a key of this config"),
+        ("1 / 0", 1, "ZeroDivisionError"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "launch"])
+def test_scripts_that_open_no_run(
+    tmp_path: Path, text: str, code: int, message: str, command: str
+) -> None:
+    (tmp_path / "script.py").write_text(text)
+    done = samestep(command, "script.py", cwd=tmp_path)
+    assert (done.returncode, message in done.stderr) == (code, True), done.stderr

@@ -1,0 +1,46 @@
+"""A loop as a person writes it, for the commands that take a script: two modules, an average.
+
+python own_loop.py RUN_DIR [--fail-on RANK] [--rank-seeded]
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import samestep
+from tests.distributed.tasks import Net, Noisy
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("run_dir")
+    parser.add_argument("--fail-on", type=int)
+    parser.add_argument("--rank-seeded", action="store_true")
+    options = parser.parse_args()
+    config = {
+        "global_batch": 32,
+        "epochs": 2,
+        "run_dir": options.run_dir,
+        "distributed": {"threads_per_rank": 1},
+    }
+    with samestep.start(config) as run:
+        model, head = Net(0.3), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], lr=3e-3)
+        model, head, optimizer = run.prepare(model, head, optimizer)
+        for step in run.steps(Noisy(90)):
+            for batch in step.lanes:
+                if options.rank_seeded:
+                    torch.manual_seed(run.context.rank)
+                loss = F.cross_entropy(head(model(batch.x)), batch.y, reduction="sum")
+                step.backward(loss, count=len(batch))
+            if step.index == 1 and run.context.rank == options.fail_on:
+                raise ZeroDivisionError("my own bug")
+            step.update()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""The words of a rank's command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from samestep.config import load_config
+from samestep.launch.commands.rank_command import RankCommand, is_script
+
+CONFIG = load_config({"global_batch": 8, "epochs": 1})
+
+
+def test_a_scripts_own_arguments_come_last() -> None:
+    command = RankCommand(
+        CONFIG, Path("loop.py"), ("seed=3",), Path("r"), 5, ("--seed", "a b"), Path("t"), 4
+    )  # fmt: skip
+    ours = (
+        "loop.py",
+        "seed=3",
+        "--record",
+        "r",
+        "--stop-after",
+        "5",
+        "--trace",
+        "t",
+        "--trace-from",
+        "4",
+    )
+    assert command.train("--launched") == (
+        "-m", "samestep", "train", *ours, "--launched", "--", "--seed", "a b",
+    )  # fmt: skip
+    assert command.launch()[:3] == ("-m", "samestep", "launch")
+
+
+def test_a_config_has_no_arguments() -> None:
+    assert RankCommand(CONFIG, Path("-a.yaml")).train() == ("-m", "samestep", "train", "./-a.yaml")
+
+
+@pytest.mark.parametrize(("name", "script"), [("a.py", True), ("a.yaml", False), ("py", False)])
+def test_a_script_is_known_by_its_name(name: str, script: bool) -> None:
+    assert is_script(Path(name)) is script
