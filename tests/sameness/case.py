@@ -30,8 +30,6 @@ class Case:
     ways: Sequence[str] | None = None
     """The ways that mean something for it; all unless given."""
     is_loop: bool = False
-    needs: str = ""
-    """`Class.attribute` of samestep without which it cannot be run yet."""
     mistake: str = ""
     """Why it must differ somewhere: what `samestep verify` is there to find."""
     moves: Sequence[str] = ()
@@ -56,11 +54,3 @@ class Case:
             **named, **length, "global_batch": 32, "lanes": 8, "run_dir": str(run), "log_every": 1,
             **self.config, **extra, "distributed": distributed,
         }  # fmt: skip
-
-
-def missing(needs: str) -> bool:
-    """Whether samestep does not have this yet."""
-    import samestep
-
-    owner, _, attribute = needs.partition(".")
-    return bool(needs) and not hasattr(getattr(samestep, owner), attribute)

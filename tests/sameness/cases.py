@@ -115,6 +115,7 @@ TRAINING = (
         "fp16 with loss scaling and overflows",
         "images:Overflowing",
         {"precision": "fp16"},
+        ways=("eager", "resumed", "workers", "launcher", "graphs"),
     ),
     Case(
         "lane_weights",

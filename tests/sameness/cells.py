@@ -11,11 +11,11 @@ from pathlib import Path
 from samestep.train.record import RunRecord, read_state
 from samestep.verify.result import compare_runs
 from tests.preloaded.client import ROOT
-from tests.sameness.case import Case, missing
+from tests.sameness.case import Case
 from tests.sameness.ways import TRAINED, Ended, Way, parts, run_in_parts, run_once, steps_of
 
 IDENTICAL, REFUSED, DIFFERENT = "identical", "refused", "DIFFERENT"
-FAILED, FOUND, NOT_FOUND, NOT_YET = "FAILED", "found", "NOT FOUND", "not yet"
+FAILED, FOUND, NOT_FOUND = "FAILED", "found", "NOT FOUND"
 BAD = (DIFFERENT, FAILED, NOT_FOUND)
 
 
@@ -53,8 +53,6 @@ class Plan:
 
     def count(self, case: Case) -> int:
         """How many cells a row has."""
-        if missing(case.needs):
-            return 1
         return sum(len(_sizes(self, case, way)) for way in self.ways_of(case))
 
 
@@ -97,11 +95,6 @@ class _Row:
         self._references: dict[str, tuple[Ended, float]] = {}
 
     def cells(self) -> Iterator[Cell]:
-        if missing(self._case.needs):
-            yield Cell(
-                self._case.name, "all", "", NOT_YET, f"waits for `{self._case.needs}` of samestep"
-            )
-            return
         for way in self._plan.ways_of(self._case):
             for world in _sizes(self._plan, self._case, way):
                 yield self._cell(way, world)

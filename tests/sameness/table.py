@@ -10,7 +10,7 @@ from datetime import date
 import torch
 
 from tests.sameness.case import Case
-from tests.sameness.cells import BAD, FAILED, FOUND, IDENTICAL, NOT_YET, REFUSED, Cell
+from tests.sameness.cells import BAD, FAILED, FOUND, IDENTICAL, REFUSED, Cell
 from tests.sameness.ways import Way
 
 HEAD = """# The sameness matrix
@@ -30,7 +30,6 @@ states, averages, metrics) is compared with those of the same training on one ra
 - **refused**: ends before the first step, with the reason
 - **found**: a mistake in the task, which `samestep verify --resumed` finds
 - **DIFFERENT**, **FAILED**: the promise is broken; `make sameness` then exits with 1
-- **not yet**: the training needs something that is not in this version
 
 | column | how the training is run |
 |---|---|
@@ -67,7 +66,7 @@ def device_name(device: str) -> str:
 def summary(cells: Sequence[Cell]) -> str:
     """Such as `810 identical, 12 refused`."""
     counts = Counter(cell.verdict for cell in cells)
-    order = [IDENTICAL, REFUSED, FOUND, *BAD, NOT_YET]
+    order = [IDENTICAL, REFUSED, FOUND, *BAD]
     found = [f"{counts[verdict]} {verdict}" for verdict in order if counts[verdict]]
     return ", ".join(found)
 

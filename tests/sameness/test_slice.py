@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.preloaded.client import ROOT
-from tests.sameness.case import missing
 from tests.sameness.cases import CASES
 from tests.sameness.cells import FOUND, IDENTICAL, REFUSED, Cell, Plan, run_row
 from tests.sameness.table import page
@@ -19,8 +18,6 @@ BY_NAME = {case.name: case for case in CASES}
 def run(name: str, ways: str, folder: Path, worlds: tuple[int, ...] = (1, 2, 4)) -> list[Cell]:
     case = BY_NAME[name]
     chosen = [way for way in WAYS if way.name in ways.split()]
-    if missing(case.needs):
-        pytest.skip(f"samestep has no {case.needs}")
     return run_row(Plan(chosen, worlds, "cpu", folder), case)
 
 

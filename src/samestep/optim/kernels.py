@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 import torch.utils.deterministic
 
-from samestep.environment.variables import export, process_environment
+from samestep.environment.variables import export, process_environment, withdraw
 from samestep.optim.precision import Precision
 
 Deterministic = bool | Literal["warn"]
@@ -35,7 +35,7 @@ def choose_kernels(precision: Precision, deterministic: Deterministic) -> Callab
         torch.use_deterministic_algorithms(True, warn_only=deterministic == "warn")
         # It would fill all new memory with NaN, which changes no result of a correct program.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        if _WORKSPACE not in process_environment():
+        if before["workspace"] is None:
             export({_WORKSPACE: ":4096:8"})  # read when CUDA's first matrix product needs it
     tf32 = precision.kind == "tf32"
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
@@ -45,6 +45,7 @@ def choose_kernels(precision: Precision, deterministic: Deterministic) -> Callab
 
 def _settings() -> dict[str, Any]:
     return {
+        "workspace": process_environment().get(_WORKSPACE),
         "deterministic": torch.backends.cudnn.deterministic,
         "benchmark": torch.backends.cudnn.benchmark,
         "tf32": torch.backends.cudnn.allow_tf32,
@@ -56,6 +57,8 @@ def _settings() -> dict[str, Any]:
 
 
 def _put_back(before: dict[str, Any]) -> None:
+    if before["workspace"] is None:
+        withdraw(_WORKSPACE)
     torch.backends.cudnn.deterministic = before["deterministic"]
     torch.backends.cudnn.benchmark = before["benchmark"]
     torch.backends.cudnn.allow_tf32 = before["tf32"]

@@ -38,6 +38,11 @@ class CheckedScaling(Scaling):
                 real = torch.view_as_real(grad) if grad.is_complex() else grad
                 by_type.setdefault(real.dtype, []).append(real)
         for dtype, group in by_type.items():
+            if dtype == torch.bfloat16:  # which torch's check does not know
+                sums = [grad.sum(dtype=torch.float32) for grad in group]
+                self._note(torch.stack(sums).isfinite().all())
+                torch._foreach_mul_(group, inverse)
+                continue
             # The check takes a float32 factor, which would round float64 gradients.
             wide = dtype == torch.float64
             checked_by = self._one if wide else inverse.float()
@@ -51,9 +56,11 @@ class CheckedScaling(Scaling):
             self.found.fill_(1.0)
         tensors = [loss for loss in losses if isinstance(loss, Tensor)]
         if tensors:
-            total = torch.stack(tensors).sum(dtype=torch.float64)
-            # Never 2: fused optimizers skip at exactly 1.
-            self.found.clamp_(min=total.isfinite().logical_not().to(self.found))
+            self._note(torch.stack(tensors).sum(dtype=torch.float64).isfinite())
+
+    def _note(self, finite: Tensor) -> None:
+        # Never 2: fused optimizers skip at exactly 1.
+        self.found.clamp_(min=finite.logical_not().to(self.found))
 
     @property
     def _inverse(self) -> Tensor:

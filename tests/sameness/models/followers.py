@@ -133,8 +133,8 @@ class Codebook(nn.Module):
         if self.training:
             with torch.no_grad():
                 hits = F.one_hot(nearest, len(codes)).to(found)
-                self.sizes.lerp_(hits.sum(0), 0.05)
-                self.sums.lerp_(hits.T @ found, 0.05)
+                self.sizes.lerp_(hits.sum(0).float(), 0.05)
+                self.sums.lerp_((hits.T @ found).float(), 0.05)
         through = found + (chosen - found).detach()
         return self.decode(through), F.mse_loss(found, chosen, reduction="sum")
 
