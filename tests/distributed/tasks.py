@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+import samestep
 from samestep import LaneBatch, Schedule, Task, orders
 from samestep.environment.launch import detect_launch
 
@@ -478,14 +479,16 @@ class BadLoss(Everything):
 
 
 class Drifting(Everything):
-    """One rank's weights change by themselves in the third step."""
+    """One rank's weights change by themselves after the third step."""
 
-    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
-        self.calls = getattr(self, "calls", 0) + 1
-        if rank() == 1 and self.calls == 8:
+    def model(self) -> nn.Module:
+        self.made = super().model()
+        return self.made
+
+    def after_update(self, step: samestep.Step) -> None:
+        if rank() == 1 and step.index == 2:
             with torch.no_grad():
-                model.last.bias[0] += 1e-6
-        return super().loss(model, batch)
+                self.made.last.bias[0] += 1e-6
 
 
 class Forgetful(Everything):

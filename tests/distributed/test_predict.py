@@ -18,7 +18,7 @@ def _predict(run: str, folder: str, data: str, formats: list[str], overrides: li
     from samestep.train.run_dir import config_of
 
     config = config_of(Path(run), overrides)
-    with create_run_context(config, detect_hardware()) as context:
+    with create_run_context(config, detect_hardware(), needs_lanes=False) as context:
         return [
             predict_once(
                 Request(

@@ -50,7 +50,7 @@ def predict(
         from samestep.train.run_dir import config_of
 
         config = config_of(run, overrides or [])
-        with as_rank(config, context, local_rank) as place:
+        with as_rank(config, context, local_rank, needs_lanes=False) as place:
             from samestep.inference.predict import Request, predict_once
 
             request = Request(

@@ -25,15 +25,25 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def as_rank(config: Config, command: typer.Context, local_rank: int | None) -> Iterator[RunContext]:
-    """This process's place among the ranks. Import what needs torch inside, not before."""
+def as_rank(
+    config: Config, command: typer.Context, local_rank: int | None, needs_lanes: bool = True
+) -> Iterator[RunContext]:
+    """This process's place among the ranks. Import what needs torch inside, not before.
+
+    Args:
+        config: The run's config.
+        command: The command that was called.
+        local_rank: What a legacy launcher passed.
+        needs_lanes: Whether every rank must have a lane, as training requires.
+    """
     launch = detect_launch(process_environment())
     with _threads_before_torch(config, launch):
         from samestep.distributed.context import create_run_context
         from samestep.distributed.hardware import detect_hardware
 
         _obey_launcher(command, local_rank, launch)
-        with create_run_context(config, detect_hardware(), launch) as place:
+        hardware = detect_hardware()
+        with create_run_context(config, hardware, launch, needs_lanes=needs_lanes) as place:
             yield place
 
 

@@ -273,6 +273,7 @@ def create_run_context(
     launch: LaunchFacts | None = None,
     device: torch.device | None = None,
     same: Same = "bits",
+    needs_lanes: bool = True,
 ) -> RunContext:
     """This process's context: a single process, or a rank of the process group that it opens.
 
@@ -289,9 +290,11 @@ def create_run_context(
         launch: This process's place according to its launcher; by default from the environment.
         device: Where to compute, instead of what the config and the local rank decide.
         same: The level of sameness, for a `distributed` section alone.
+        needs_lanes: Whether every rank must have a lane of the config's, as training requires.
 
     Raises:
         LaunchError: The config, the launcher and the machine contradict each other.
+        PlanError: There are more ranks than lanes.
         InitError: The process group could not be opened.
     """
     section = config.distributed if isinstance(config, Config) else config
@@ -305,7 +308,7 @@ def create_run_context(
     place = decide_placement(section, hardware, launch, same)
     if device is not None:
         place = replace(place, device=Fact(str(device), "chosen by the caller"))
-    if isinstance(config, Config):
+    if isinstance(config, Config) and needs_lanes:
         # Every rank can refuse this by itself, before it waits for the others.
         world = place.world.value
         deal_lanes(config.batch_plan(world).lane_count, world, section.lane_weights)
