@@ -190,7 +190,9 @@ def build_engine(
         update=update,
         runner=prepared.runner,
         terms=prepared.terms,
-        forward_check=ForwardCheck(prepared.modules, setup.config.check_ranks_every or None),
+        forward_check=ForwardCheck(
+            prepared.modules, setup.config.check_ranks_every, setup.context.log.main
+        ),
         step_log=step_log,
         params=prepared.params,
         frozen=prepared.frozen,

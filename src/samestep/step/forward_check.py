@@ -6,12 +6,13 @@ number of ranks would decide how often they change.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from samestep.errors import TaskError
+from samestep.step.hidden_state import HiddenState
 
 _FIRST_STEPS = 2
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -20,11 +21,19 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class ForwardCheck:
     """Compares parameters before and after lanes' forward passes, in some steps."""
 
-    def __init__(self, modules: Sequence[nn.Module], every: int | None) -> None:
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        every: int | None,
+        warn: Callable[[str], None] = lambda line: None,
+    ) -> None:
         """Args:
         modules: All of the run's.
         every: In which steps to look, besides the first ones; None for no others.
+        warn: Called once about state that no checkpoint holds.
         """
+        self._modules, self._warn = modules, warn
+        self._hidden: HiddenState | None = None
         self._names = [
             name if number == 0 else f"module {number}.{name}"
             for number, module in enumerate(modules)
@@ -55,6 +64,8 @@ class ForwardCheck:
         if self._looks:
             self._versions = [param._version for param in self._params]
             self._sums = _sums(self._params) if self._counts_bits else []
+        if self._steps == 1 and self._counts_bits:
+            self._hidden = HiddenState(self._modules)
         if self._looks and self._unsaved:
             buffers = [part._buffers.get(name) for _, part, name in self._unsaved]
             self._unsaved_before = [None if b is None else b.clone() for b in buffers]
@@ -64,6 +75,9 @@ class ForwardCheck:
         if not self._looks:
             return
         self._refuse_unsaved(lane)
+        hidden, self._hidden = self._hidden, None
+        if hidden is not None and (line := hidden.changed()):
+            self._warn(line)
         moved = [v != p._version for v, p in zip(self._versions, self._params, strict=True)]
         if self._counts_bits and not any(moved):
             sums = zip(self._sums, _sums(self._params), strict=True)

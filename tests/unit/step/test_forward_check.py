@@ -102,3 +102,34 @@ def test_a_buffer_that_no_checkpoint_holds_may_grow_but_not_change() -> None:
         else:
             with pytest.raises(TaskError, match=r"changed the buffer cache, .* persistent=False"):
                 train()
+
+
+class Hidden(nn.Module):
+    """Keeps something that no checkpoint holds."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.linear, self.what = nn.Linear(2, 1), what
+        self.calls, self.noise, self.mean = 0, torch.Generator().manual_seed(1), torch.zeros(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.what == "calls":
+            self.calls += 1
+        if self.what == "noise":
+            x = x + torch.randn(x.shape, generator=self.noise)
+        if self.what == "mean":
+            self.mean = self.mean + 1
+        out: Tensor = self.linear(x)
+        return out
+
+
+@pytest.mark.parametrize("what", ["calls", "noise", "mean", ""])
+def test_state_that_no_checkpoint_holds_is_warned_about_once(
+    what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = nn.Sequential(Hidden(what))
+    for step in Steps(model, objects=[model, SGD(model.parameters(), lr=0.1)]):
+        step.train(lambda batch: (model(batch.x).sum(), len(batch)))
+        if step.index == 3:
+            break
+    assert capsys.readouterr().err.count(f"forward changes 0.{what}, which") == bool(what)
