@@ -165,10 +165,6 @@ def build_engine(
             ranks; a loop that draws none there saves two seedings a step.
         watch: Looks into the steps.
     """
-
-    def enter_update(step: int) -> None:
-        setup.rng.enter(UPDATE, at=(step,))
-
     draws = draws_between or any(map(_may_draw, prepared.optimizers))
     update = Update(
         prepared.optimizers,
@@ -180,7 +176,7 @@ def build_engine(
         setup.context.device,
         prepared.runner.run_update,
         # Else what is drawn there would depend on which lane was this rank's last.
-        enter_update if draws else lambda step: None,
+        (lambda step: setup.rng.enter(UPDATE, at=(step,))) if draws else lambda step: None,
         after_update,
     )
     return StepEngine(
