@@ -200,7 +200,8 @@ def _idle(members: Reports, cpus: int) -> Finding:
         "note",
         f"every rank is bound to its own {plural(cpus, 'CPU')}, but uses "
         f"{plural(threads, 'thread')}",
-        "threads_per_rank: auto divides a machine's CPUs among its ranks; here the launcher "
-        "already did, so most of them stay idle",
-        f"set distributed.threads_per_rank: {cpus}",
+        "most of its CPUs stay idle: with same: bits on CPUs a rank computes with one thread, unless "
+        "another number is set",
+        "start a rank for each CPU, up to the number of lanes, which changes no bit; or set "
+        f"distributed.threads_per_rank: {cpus}, which is another run to the last bit",
     )
