@@ -27,7 +27,7 @@ numbers of ranks, and every loss, every sample and every bit of the final state 
 states, averages, metrics) is compared with those of the same training on one rank.
 
 - **identical**: 0 ULP apart, on each of these numbers of ranks
-- **refused**: ends before the first step, with the reason
+- **refused**: ends before the first update, with the reason
 - **found**: a mistake in the task, which `samestep verify --resumed` finds
 - **DIFFERENT**, **FAILED**: the promise is broken; `make sameness` then exits with 1
 

@@ -81,6 +81,8 @@ class RunContext(ABC):
         self._undo: list[Callable[[], None]] = []
         self.hosts: Sequence[str] = [socket.gethostname()]
         """The machine of every rank."""
+        before = torch.get_num_threads()
+        self.on_close(lambda: torch.set_num_threads(before))
         self.use_threads(threads)
         if device.type == "cuda":
             torch.cuda.set_device(device)

@@ -34,7 +34,8 @@ class Clipping:
         self._own = [(_Group(params), limit) for params, limit in own if limit is not None]
         # A parameter of two optimizers has one gradient.
         everything = list({id(param): param for group in groups for param in group}.values())
-        self._groups = [_Group(group) for group in (groups if rules.per_group else [everything])]
+        together = [everything] if everything else []
+        self._groups = [_Group(group) for group in (groups if rules.per_group else together)]
         self._usual = torch.zeros(len(self._groups), device=device)
         """Each group's running norm; 0 before the first step."""
 
@@ -51,7 +52,7 @@ class Clipping:
         for group, limit in self._own:
             grads = group.grads()
             group.limit(grads, group.norm(grads), limit)
-        if not self._rules.is_on:
+        if not self._rules.is_on or not self._groups:
             return None
         if not self._rules.per_group and self._rules.norm is not None:
             group = self._groups[0]

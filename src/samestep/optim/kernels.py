@@ -35,8 +35,9 @@ def choose_kernels(precision: Precision, deterministic: Deterministic) -> Callab
         torch.use_deterministic_algorithms(True, warn_only=deterministic == "warn")
         # It would fill all new memory with NaN, which changes no result of a correct program.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        if before["workspace"] is None:
-            export({_WORKSPACE: ":4096:8"})  # read when CUDA's first matrix product needs it
+    if before["workspace"] is None:
+        # Also where kernels may vary: torch looks at it once in a process, with its first product.
+        export({_WORKSPACE: ":4096:8"})
     tf32 = precision.kind == "tf32"
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = tf32

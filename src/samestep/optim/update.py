@@ -124,6 +124,7 @@ class Update:
             last.copied.synchronize()
         if not bool(last.found):
             self._guard.passed()
+            self._before_change(last.step)  # what schedules draw is that step's
             self._follow(last.step, last.optimizers)
             return
         scale = None if last.scale is None else float(last.scale)

@@ -43,6 +43,7 @@ class BufferLists:
         ]
         self._collectives = collectives
         self._starts: list[int] = []
+        self._bases: list[Tensor] = []
         self._mine: list[_Entry] = []
         self._gathered: list[_Entry] = []
 
@@ -52,6 +53,7 @@ class BufferLists:
 
     def begin_step(self) -> None:
         self._mine = []
+        self._bases = [item.own.clone() for item in self._listed]
         # Read on the host, as the code that writes into a queue does, too.
         self._starts = [
             -1 if item.own_pointer is None else int(item.own_pointer) % _length(item)
@@ -69,7 +71,19 @@ class BufferLists:
                 end = int(current(item.pointer, item.own_pointer))
                 places = _places(start, (end - start) % length, item)
                 values = now.index_select(_dim(item), places)
+                self._refuse_other_changes(item, now, self._bases[number], places)
             self._mine.append(_Entry(lane, number, values.detach().cpu().clone()))
+
+    def _refuse_other_changes(
+        self, item: _Listed, now: Tensor, base: Tensor, places: Tensor
+    ) -> None:
+        rest = now.index_copy(_dim(item), places, base.index_select(_dim(item), places))
+        if not torch.equal(rest, base):
+            raise TaskError(
+                f"buffer {item.slot.path}: a lane wrote elsewhere than into the {len(places)} places that "
+                "its pointer moved by. Move the pointer by the number of entries, from where they begin; "
+                "and make the queue longer than what a step writes"
+            )
 
     def exchange(self) -> None:
         if self._listed:

@@ -55,13 +55,6 @@ class _Kind:
         if self.views:
             torch._foreach_copy_(self.tensors, self.views)
 
-    def parts(self, flat: Tensor) -> list[Tensor]:
-        return list(flat.split([view.numel() * _width(view) for view in self.views]))
-
-
-def _width(view: Tensor) -> int:
-    return 2 if view.is_complex() else 1
-
 
 def _shaped(part: Tensor, like: Tensor) -> Tensor:
     if like.is_complex():
@@ -154,18 +147,6 @@ class BufferSums:
             set_now = torch.where(count > 0, flags > 0, self._flags.base > 0)
             self._flags.now.copy_(set_now)
             self._flags.write()
-
-    def changed(self) -> set[str]:
-        """The paths of buffers that this step has changed; the same on every rank. Waits."""
-        numbers, high, low, flags, _ = self._total()
-        found = set()
-        moves = [(self._numbers, numbers != 0), (self._integers, (high != 0) | (low != 0))]
-        moves.append((self._flags, (flags > 0) != (self._flags.base > 0)))
-        for kind, moved in moves:
-            for slot, part in zip(kind.slots, kind.parts(moved), strict=True):
-                if bool(part.any()):
-                    found.add(slot.path)
-        return found
 
     def _total(self) -> tuple[Tensor, ...]:
         parts: tuple[Tensor, ...] = self._exchange.total[: sum(self._sizes)].split(self._sizes)

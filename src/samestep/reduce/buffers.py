@@ -57,8 +57,10 @@ class LaneBuffers:
         self._assignment, self._collectives, self._warn = assignment, collectives, warn
         # One lane in all changes the buffers in place: the join of one lane is that lane.
         self._alone = sum(map(len, assignment)) == 1
-        self._constant: list[tuple[BufferSlot, Tensor, int]] = []
-        """Large buffers that the first step left alone, with their versions then."""
+        self._constant: list[tuple[BufferSlot, Tensor]] = []
+        """Large buffers that the first step left alone."""
+        self._versions: list[int] = []
+        """Of these, when the lane began: others than lanes may write to them, such as an average."""
         self._settled = self._alone
         self._touched = False
         self._lists, pointers = _lists(slots, assignment, collectives)
@@ -69,7 +71,7 @@ class LaneBuffers:
 
     def _rebuild(self) -> None:
         """Make room for the buffers that change."""
-        constant = {id(slot) for slot, _, _ in self._constant}
+        constant = {id(slot) for slot, _ in self._constant}
         self._joined = [pair for pair in self._own if id(pair[0]) not in constant]
         self._tensors = [] if self._alone else [tensor for _, tensor in self._joined]
         self._base = [tensor.clone() for tensor in self._tensors]
@@ -94,16 +96,13 @@ class LaneBuffers:
             if self._tensors:
                 torch._foreach_copy_(self._tensors, self._base)
         self._touched = True
+        self._versions = [own._version for _, own in self._constant]
 
     @torch.no_grad()
     def leave_lane(self, lane: int) -> None:
         """After the lane's forward pass: take its changes."""
         self._refuse_late_changes()
         if self._alone:
-            for slot, own in self._own:
-                if slot.tensor is not own:
-                    own.copy_(current(slot, own))
-            self._put_back()
             return
         if self._sums is not None:
             self._sums.leave_lane(lane)
@@ -121,8 +120,14 @@ class LaneBuffers:
     def finish(self) -> None:
         """Put the step's new buffers in place."""
         if self._alone:
+            for slot, own in self._own:
+                if slot.tensor is not own:
+                    own.copy_(current(slot, own))
+            self._put_back()
             return
         self._put_back()
+        if self._lists.slots:  # else what this rank's last lane wrote would stay
+            torch._foreach_copy_(self._tensors, self._base)
         if self._sums is not None:
             self._sums.finish()
         self._lists.finish()
@@ -138,7 +143,7 @@ class LaneBuffers:
     def _settle(self) -> None:
         """After the first step: leave large buffers that did not change out of all others.
 
-        Every rank has the same sums, and so finds the same buffers.
+        Every rank has the same buffers before and after it, and so finds the same. This waits.
         """
         self._settled = True
         if self._sums is None:
@@ -148,12 +153,11 @@ class LaneBuffers:
         ]
         if not large:
             return
-        changed = self._sums.changed()
-        self._constant = [
-            (slot, own, own._version) for slot, own in large if slot.path not in changed
-        ]
+        bases = {id(tensor): base for tensor, base in zip(self._tensors, self._base, strict=True)}
+        self._constant = [pair for pair in large if _same_bits(pair[1], bases[id(pair[1])])]
+        constant = {id(slot) for slot, _ in self._constant}
         for slot, own in large:
-            if slot.path in changed and own.is_floating_point():
+            if id(slot) not in constant and own.is_floating_point():
                 self._warn(
                     f"buffer {slot.path} {tuple(own.shape)} changes in forward: it moves by the mean "
                     f"of the lanes' changes. If it is a queue or a table of counts, declare how lanes "
@@ -163,7 +167,7 @@ class LaneBuffers:
         self._rebuild()
 
     def _refuse_late_changes(self) -> None:
-        for slot, own, version in self._constant:
+        for (slot, own), version in zip(self._constant, self._versions, strict=True):
             if slot.tensor is not own or own._version != version:
                 raise TaskError(
                     f"buffer {slot.path} {tuple(own.shape)} did not change in the first step and changes "
@@ -177,6 +181,11 @@ class LaneBuffers:
                     f"buffer {slot.path} was None when the run was prepared and holds a tensor now: "
                     "give it its shape with register_buffer, so that lanes can be joined"
                 )
+
+
+def _same_bits(left: Tensor, right: Tensor) -> bool:
+    as_bytes = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in (left, right)]
+    return torch.equal(*as_bytes)
 
 
 def _lists(

@@ -101,8 +101,6 @@ class LaneBucket:
         grads: Grads = [param.grad for param in self.params]
         self.clear_grads()
         used = [grad is not None for grad in grads]
-        if self.used is None:
-            self._refuse_sparse(grads)
         if self.used is not None and not may_vary:
             self.check_used(used, f"in lane {lane}")
         self.used = used
@@ -140,14 +138,6 @@ class LaneBucket:
     def _skip_to(self, lane: int) -> None:
         for empty in range(self._next, lane):
             self._tree.push(empty, 1, [None] * len(self.params))
-
-    def _refuse_sparse(self, grads: Grads) -> None:
-        for name, grad in zip(self._names, grads, strict=True):
-            if grad is not None and grad.layout != torch.strided:
-                raise TaskError(
-                    f"parameter {name} got a sparse gradient, but lanes are added up as dense ones: "
-                    "use sparse=False"
-                )
 
     def check_used(self, used: list[bool], where: str) -> None:
         """Refuse a parameter that takes part here and not elsewhere, or the other way round."""

@@ -19,7 +19,7 @@ def sum_lanes(
     collectives: Collectives,
     device: torch.device,
 ) -> Tensor:
-    """The sum in the tree's order, added up in float64, in the type of the values.
+    """The sum in the tree's order, added up in float64 (integers exactly), in the type of the values.
 
     Args:
         values: Of this rank's lanes that have samples, by lane.
@@ -36,12 +36,13 @@ def sum_lanes(
     if len(every) != 1:
         raise StepError(f"step.sum_over_lanes needs tensors of one shape and type, not {every}")
     shape, dtype = every.pop()
-    like = torch.empty(0, dtype=torch.float64, device=device)
+    whole = not (dtype.is_floating_point or dtype.is_complex)
+    like = torch.empty(0, dtype=torch.int64 if whole else torch.float64, device=device)
     tree: LaneTree[Tensor | None] = LaneTree(_add)
     for lane in assignment[collectives.rank]:
         value = values.get(lane)
-        tree.push(lane, 1, None if value is None else value.detach().to(like).flatten())
-    numel = torch.Size(shape).numel()
+        tree.push(lane, 1, None if value is None else _real(value.detach()).to(like).flatten())
+    numel = torch.Size(shape).numel() * (2 if dtype.is_complex else 1)
     blocks = [aligned_blocks(lanes) for lanes in assignment]
     exchange = create_exchange(blocks, collectives, numel, like)
     for row, node in zip(exchange.rows, tree.nodes, strict=True):
@@ -51,7 +52,14 @@ def sum_lanes(
     with collectives.activity.waiting("a sum over lanes"):
         for pending in exchange.start():
             pending.wait()
-    return exchange.total[:numel].view(shape).to(dtype)
+    total = exchange.total[:numel]
+    if dtype.is_complex:
+        total = torch.view_as_complex(total.view(-1, 2).clone())
+    return total.view(shape).to(dtype)
+
+
+def _real(value: Tensor) -> Tensor:
+    return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
 
 
 def _add(left: Tensor | None, right: Tensor | None) -> Tensor | None:

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, MultiplicativeLR
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from samestep.checkpoint.state import Stateful
 from samestep.config.optim import ClipConfig
@@ -97,7 +98,9 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore) -> Prepar
     graphed = _uses_graphs(setup, optimizers)
     scaling = _scaling(setup)
     units = setup.assignment.units
-    losses = NamedLosses(config.loss_weights, context.device) if config.loss_weights else None
+    losses = None
+    if config.loss_weights:
+        losses = NamedLosses(config.loss_weights, context.device, context.collectives)
     terms: LossTerms = OneLoss() if losses is None else losses
     parts_of_run = [*modules] if losses is None else [*modules, losses]
     reduction = build_reduction(
@@ -165,7 +168,7 @@ def build_engine(
             ranks; a loop that draws none there saves two seedings a step.
         watch: Looks into the steps.
     """
-    draws = draws_between or any(map(_may_draw, prepared.optimizers))
+    draws = draws_between or _may_draw([*prepared.optimizers, *prepared.schedules])
     update = Update(
         prepared.optimizers,
         prepared.schedules,
@@ -200,10 +203,17 @@ def build_engine(
     )
 
 
-def _may_draw(optimizer: Optimizer) -> bool:
-    """Whether its step may draw random numbers: torch's own and ours do not."""
-    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
-    return any(hooks) or not type(optimizer).__module__.startswith(("torch.optim.", "samestep."))
+def _may_draw(items: Sequence[Optimizer | LRScheduler]) -> bool:
+    """Whether their steps may draw random numbers: those of torch's own and ours do not."""
+    hooks: list[Any] = [_global_optimizer_pre_hooks, _global_optimizer_post_hooks]
+    for item in items:
+        if isinstance(item, Optimizer):
+            hooks += [item._optimizer_step_pre_hooks, item._optimizer_step_post_hooks]
+        elif isinstance(item, (LambdaLR, MultiplicativeLR)):
+            return True  # it calls a function of the user's
+        if not type(item).__module__.startswith(("torch.optim.", "samestep.")):
+            return True
+    return any(hooks)
 
 
 def _uses_graphs(setup: RunSetup, optimizers: Sequence[Optimizer]) -> bool:

@@ -7,6 +7,8 @@ number of ranks would decide how often they change.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +44,8 @@ class ForwardCheck:
         self._params = [param for module in modules for param in module.parameters()]
         self._every, self._steps = every, 0
         self._looks = self._counts_bits = False
+        self._hooks: list[Any] = []
+        """On gradients as they come, in the first step: where they are added up, all are dense."""
         self._versions: list[int] = []
         self._sums: list[int] = []
         self._unsaved = [
@@ -55,6 +59,13 @@ class ForwardCheck:
     def begin(self, step: int) -> None:
         """A new step."""
         first = self._steps < _FIRST_STEPS
+        if self._steps == 0:
+            named = zip(self._names, self._params, strict=True)
+            trained = [(name, param) for name, param in named if param.requires_grad]
+            self._hooks = [p.register_hook(partial(_refuse_sparse, name)) for name, p in trained]
+        else:
+            while self._hooks:
+                self._hooks.pop().remove()
         self._steps += 1
         self._looks = first or bool(self._every and step % self._every == 0)
         # What is changed by way of `.data` has no new version: look at the bits of one lane.
@@ -99,7 +110,7 @@ class ForwardCheck:
             # A cache that grows has another shape, or was not there.
             if before is None or now is None or now.shape != before.shape:
                 continue
-            if not torch.equal(now, before):
+            if now.dtype != before.dtype or _bytes(now) != _bytes(before):
                 raise TaskError(
                     f"the forward pass of lane {lane} changed the buffer {path}, which is registered with "
                     "persistent=False: no checkpoint holds it, and lanes are not joined in it. Register "
@@ -111,6 +122,17 @@ def _sums(tensors: Sequence[Tensor]) -> list[int]:
     """A number for each tensor that another one with other bits hardly has; waits for the device."""
     found = [_sum(tensor.detach()) for tensor in tensors]
     return torch.stack(found).tolist() if found else []
+
+
+def _refuse_sparse(name: str, grad: Tensor) -> None:
+    if grad.layout != torch.strided:
+        raise TaskError(
+            f"parameter {name} got a sparse gradient, but lanes are added up as dense ones: use sparse=False"
+        )
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _sum(tensor: Tensor) -> Tensor:

@@ -278,6 +278,9 @@ class LanePasses:
             engine.watch.summed(self.data.index)
         updated = engine.update.apply(self.data.index, stats, optimizers)
         self.updated = True
+        if engine.draws_between:
+            # What the loop draws from here on must not depend on who has drawn in the update.
+            engine.setup.rng.enter(BETWEEN, at=(self.data.index, 2))
         totals = engine.terms.totals()
         engine.step_log.add(self.data.index, self.data.epoch, stats, updated, totals)
 

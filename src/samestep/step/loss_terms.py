@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from samestep.distributed.collectives import Collectives
 from samestep.errors import StepError, TaskError
 
 Term = tuple[Tensor, Tensor | float]
@@ -55,6 +57,12 @@ class OneLoss:
         return None
 
 
+_ONE_PROPORTION = (
+    "Losses are divided by one count after all lanes are added up: give them counts in one proportion, "
+    "such as the number of samples"
+)
+
+
 class NamedLosses(nn.Module):
     """Losses with names, each a mean over its own count, added up by weights.
 
@@ -64,12 +72,17 @@ class NamedLosses(nn.Module):
 
     buffer_joins = {"sums": "sum"}  # noqa: RUF012 (as modules declare it)
 
-    def __init__(self, weights: Mapping[str, float], device: torch.device) -> None:
+    def __init__(
+        self, weights: Mapping[str, float], device: torch.device, collectives: Collectives
+    ) -> None:
         """Args:
         weights: By name. The count of the first is the step's.
         device: Where the losses are computed.
+        collectives: How this rank talks to the others.
         """
         super().__init__()
+        self._collectives = collectives
+        self._agreed = False
         self._weights = dict(weights)
         self._ratios: dict[str, float] = {}
         self.sums: Tensor
@@ -99,7 +112,7 @@ class NamedLosses(nn.Module):
         """A loss times its weight, for a division by `whole` in place of its own count."""
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             raise StepError(f"loss {name} must be a sum over the lane's samples: reduction='sum'")
-        ratio = 1.0
+        ratio: float | None = 1.0
         if isinstance(count, Tensor) or isinstance(whole, Tensor):
             if count is not whole:
                 raise TaskError(
@@ -107,13 +120,16 @@ class NamedLosses(nn.Module):
                     "waiting for the device: give all losses the same count, or counts as numbers"
                 )
         elif whole or count:
-            ratio = count / whole if whole else float("nan")
+            ratio = count / whole if whole else math.inf
+        else:
+            ratio = self._ratios.get(name)  # a lane that counts nothing tells nothing
+        if ratio is None:
+            return loss * self._weights[name]
         known = self._ratios.setdefault(name, ratio)
-        if ratio != known:
+        if not math.isclose(ratio, known, rel_tol=1e-9):
             raise TaskError(
                 f"loss {name} counts {count} where the first loss counts {whole}; in other lanes that "
-                f"was {known:g} for each. Losses are divided by one count after all lanes are added up: "
-                "give them counts in one proportion, such as the number of samples"
+                f"was {known:g} for each. {_ONE_PROPORTION}"
             )
         return loss * (self._weights[name] / known)
 
@@ -121,5 +137,19 @@ class NamedLosses(nn.Module):
         self.sums.zero_()
 
     def totals(self) -> TermSums:
+        if not self._agreed:
+            self._agree()
         names = tuple(self._weights)
         return TermSums(self.sums.clone(), names, tuple(self._ratios.get(n, 1.0) for n in names))
+
+    def _agree(self) -> None:
+        """With the first step: the proportions are the same on all ranks, and known to all of them."""
+        self._agreed = True
+        for theirs in self._collectives.gather(self._ratios):
+            for name, ratio in theirs.items():
+                known = self._ratios.setdefault(name, ratio)
+                if not math.isclose(ratio, known, rel_tol=1e-9):
+                    raise TaskError(
+                        f"loss {name} counts {known:g} for each that the first loss counts, and {ratio:g} "
+                        f"on another rank. {_ONE_PROPORTION}"
+                    )

@@ -256,6 +256,9 @@ class Run:
         activity = self.context.activity
         for data in source.steps(self._saver.position, total):
             activity.begin_step(data.index)
+            if self._listeners.draws:
+                # A hook may change what this step's forward pass reads.
+                engine.update.sync_update()
             passes = self._passes = LanePasses(engine, data)
             step = Step(passes, engine.runner.needs_function)
             self._listeners.begin_step(step)

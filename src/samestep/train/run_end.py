@@ -33,6 +33,12 @@ def with_advice(error: BaseException, setup: RunSetup, step: int | None) -> Base
     at = "before the first step" if step is None else f"in step {step}"
     if isinstance(error, torch.OutOfMemoryError):
         return out_of_memory(error, setup.context.device, setup.batch.lane_batch, at)
+    if isinstance(error, RuntimeError) and "CUBLAS_WORKSPACE_CONFIG" in str(error):
+        return NotDeterministic(
+            f"{at} torch found that matrix products were computed on the GPU before the run was opened, "
+            "with kernels that give other bits each time, and it does not choose again. Start the process "
+            "with CUBLAS_WORKSPACE_CONFIG=:4096:8, or call samestep.start before anything computes on a GPU"
+        )
     if isinstance(error, RuntimeError) and "deterministic" in str(error):
         return _not_deterministic(error, at) or error
     return error

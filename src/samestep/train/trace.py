@@ -81,6 +81,8 @@ def read_trace(folder: Path) -> list[list[Entry]]:
 class Tracer(RunListener):
     """Follows a run from some step on and writes every tensor that it computes."""
 
+    draws = False
+
     def __init__(self, run: Run, folder: Path, first: int) -> None:
         """Args:
         run: The run, before its first step.

@@ -62,6 +62,8 @@ def test_with_same_bits_other_cpus_are_used_by_a_launch(
         (8, None, ["same=rounding"], 1),
         (8, None, ["global_batch=null", "batch_per_rank=4"], 1),
         (8, None, ["distributed.world_size=3"], 3),
+        (8, None, ["distributed.enabled=false"], 1),
+        (8, None, ["distributed.lane_weights=[3,1]"], 2),
     ],
 )
 def test_a_launch_without_nproc_uses_the_cpus_that_lanes_can_use(
@@ -74,4 +76,5 @@ def test_a_launch_without_nproc_uses_the_cpus_that_lanes_can_use(
     monkeypatch.setattr(torchrun, "owned_cpus", lambda environ: Fact(cpus, "as a test has it"))
     loaded = config("distributed.threads_per_rank=auto", *overrides)
     assert default_nproc(loaded, device_count=0) == ranks
+    assert default_nproc(config(), device_count=0, nodes=4) == min(2, cpus if omp is None else 2)
     assert default_nproc(config("distributed.device=auto"), device_count=4) == 4

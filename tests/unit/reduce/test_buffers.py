@@ -362,3 +362,51 @@ def test_a_large_buffer_that_changes_is_warned_about_unless_declared() -> None:
         assert len(warnings) == count
         assert all("buffer codes (32768,) changes in forward" in line for line in warnings)
         assert module.codes[0] == 2.0
+
+
+def test_others_than_lanes_may_write_to_a_constant_buffer() -> None:
+    """As a moving average that is swapped in, or a skipped step that puts buffers back."""
+    module = Holder(mask=torch.ones(1 << 15), m=torch.zeros(1))
+    found = joined(module, 2)
+    for _ in range(3):
+        run_lanes(found, *[lambda: module.m.add_(1)] * 2)
+        module.mask.copy_(module.mask.clone())
+
+
+def test_a_mask_of_minus_infinity_is_constant() -> None:
+    module = Holder(mask=torch.full((1 << 15,), -torch.inf))
+    warnings: list[str] = []
+    found = joined(module, 2, warnings)
+    run_lanes(found, *[lambda: None] * 2)
+    assert not warnings
+    assert found._joined == []
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_an_assigned_buffer_may_be_needed_by_backward(lanes: int) -> None:
+    module = Holder(m=torch.ones(2))
+    weight = torch.ones(2, requires_grad=True)
+    found = joined(module, lanes)
+    found.begin_step()
+    for lane in range(lanes):
+        found.enter_lane()
+        loss = (weight * module.m).sum()
+        module.m = 0.5 * module.m
+        found.leave_lane(lane)
+        loss.backward()
+    found.start()
+    found.finish()
+    assert module.m.tolist() == [0.5, 0.5]
+
+
+def test_a_lane_that_writes_without_its_pointer_is_refused() -> None:
+    module = queue(4)
+
+    def forward() -> None:
+        module.queue[:, 3] = 1.0
+
+    with pytest.raises(TaskError, match=r"queue: a lane wrote elsewhere than into the 0 places"):
+        run_lanes(joined(module, 2), forward, forward)
+    module = queue(2)  # filled by one lane: the pointer is where it was
+    with pytest.raises(TaskError, match="make the queue longer"):
+        run_lanes(joined(module, 2), *[lambda: enqueue(module, 1)] * 2)

@@ -41,3 +41,8 @@ def test_a_step_sums_what_its_first_pass_measured() -> None:
     torch.testing.assert_close(step.sum_over_lanes(seen), whole)
     with pytest.raises(StepError, match="got 1 tensors for 4 lanes"):
         step.sum_over_lanes(seen[:1])
+
+
+def test_complex_numbers_and_large_integers_are_summed_exactly() -> None:
+    assert total({lane: torch.tensor([1j, 2 + 1j]) for lane in range(4)}).tolist() == [4j, 8 + 4j]
+    assert total({0: torch.tensor(2**60), 1: torch.tensor(1)}).item() == 2**60 + 1

@@ -93,3 +93,15 @@ def test_counts_as_tensors_must_be_the_same_tensor() -> None:
 
     steps = Steps(loss_weights=WEIGHTS)
     steps.first().train(lambda batch: same(steps.model(batch.x).sum(), batch))
+
+
+def test_a_lane_that_counts_nothing_says_nothing_of_the_proportion() -> None:
+    steps = Steps(loss_weights=WEIGHTS)
+    counts = iter((0, 1, 3, 2))
+
+    def loss(batch: Any) -> Any:
+        out, count = steps.model(batch.x).sum(), next(counts)
+        return {"out": (out, count), "size": (out, 0.1 * count)}
+
+    steps.first().train(loss)
+    assert steps.records[0].count == 6

@@ -48,7 +48,8 @@ class MpirunCommand:
         if not self.hosts:  # all ranks share the CPUs of this machine
             threads = max(1, owned_cpus(process_environment()).value // self.world)
         machines = max(1, len(self.hosts))
-        return plan_rows(self.rank_command.config, self.world, machines, threads)
+        config = self.rank_command.config
+        return plan_rows(config, self.world, machines, threads, threads_are_share=True)
 
 
 def flavour_of(version: str) -> Flavour:

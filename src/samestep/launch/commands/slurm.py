@@ -60,7 +60,7 @@ class SlurmJob:
     def summary(self) -> Rows:
         config = self.rank_command.config
         threads = config.launch.slurm.cpus_per_task
-        return plan_rows(config, self.world, self.nodes.most, threads)
+        return plan_rows(config, self.world, self.nodes.most, threads, threads_are_share=True)
 
 
 def slurm_job(

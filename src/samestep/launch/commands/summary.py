@@ -10,8 +10,23 @@ from samestep.lanes.plan import deal_lanes
 Rows = list[tuple[str, Any]]
 
 
-def plan_rows(config: Config, world: int | None, machines: int, threads: int | None) -> Rows:
-    """(what, how many): ranks, lanes, batch and threads; `None` is decided on the machines."""
+def plan_rows(
+    config: Config,
+    world: int | None,
+    machines: int,
+    threads: int | None,
+    threads_are_share: bool = False,
+) -> Rows:
+    """(what, how many): ranks, lanes, batch and threads; `None` is decided on the machines.
+
+    Args:
+        config: The run's config.
+        world: The number of ranks.
+        machines: The number of machines.
+        threads: Of each rank, unless the config sets them.
+        threads_are_share: Whether `threads` are its CPUs, which it uses beside a GPU only if
+            `same: bits`.
+    """
     rows: Rows = [
         ("run directory", config.run_path),
         ("machines", machines),
@@ -28,10 +43,12 @@ def plan_rows(config: Config, world: int | None, machines: int, threads: int | N
     if world is not None or config.global_batch is not None:
         rows.append(("batch", f"{batch.global_batch} samples a step, {batch.lane_batch} a lane"))
     configured = config.distributed.threads_per_rank
-    threads = threads if configured == "auto" else configured
     share = "each rank's share of its machine's CPUs"
     if config.same == "bits":
-        share = f"1 on CPUs; beside a GPU {share}"
+        known = threads if threads_are_share and threads is not None else share
+        share = f"1 on CPUs; beside a GPU {known}"
+        threads = None if threads_are_share else threads
+    threads = threads if configured == "auto" else configured
     rows.append(("threads for each rank", share if threads is None else threads))
     if threads is not None and world is not None:
         rows.append(("threads in all", threads * world))

@@ -221,7 +221,7 @@ def _cpus() -> int:
     return owned_cpus(process_environment()).value
 
 
-def default_nproc(config: Config, device_count: int) -> int:
+def default_nproc(config: Config, device_count: int, nodes: int = 1) -> int:
     """How many ranks to start without --nproc: what the config sets, or one per GPU.
 
     On CPUs as many as have lanes and CPUs, where the threads of a rank are decided, as they are
@@ -236,6 +236,8 @@ def default_nproc(config: Config, device_count: int) -> int:
     if device_count and section.device != "cpu":
         return device_count
     threads = _chosen_threads(config)
-    if threads is None or config.batch_per_rank is not None:
+    if threads is None or config.batch_per_rank is not None or section.enabled is False:
         return 1  # with batch_per_rank, another number of ranks would be another run
-    return max(1, min(config.batch_plan(1).lane_count, _cpus() // threads))
+    if section.lane_weights is not None:
+        return max(1, len(section.lane_weights) // nodes)
+    return max(1, min(config.batch_plan(1).lane_count // nodes, _cpus() // threads))

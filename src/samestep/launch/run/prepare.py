@@ -87,7 +87,8 @@ def _by_torchrun(rank_command: RankCommand, request: Request) -> Launch:
     if nproc is None:
         from samestep.distributed.hardware import detect_hardware
 
-        count = default_nproc(rank_command.config, detect_hardware().device_count)
+        machines = 1 if request.nodes is None else request.nodes.most
+        count = default_nproc(rank_command.config, detect_hardware().device_count, machines)
         nproc = Size(count, count)
     command = torchrun_command(
         rank_command,
