@@ -206,3 +206,21 @@ def test_an_engine_by_default_sends_no_flags_and_draws_between_lanes() -> None:
     engine = Steps().engine
     assert engine.flags() is NO_FLAGS
     assert engine.draws_between
+
+
+def test_groups_may_all_have_a_clip_norm_of_their_own() -> None:
+    model = linear()
+    groups = [{"params": model.parameters(), "clip_norm": 0.5}]
+    for per_group in (False, True):
+        clip = {"norm": 1.0, "per_group": per_group}
+        steps = Steps(model, objects=[model, SGD(groups, lr=0.1)], clip=clip)
+        steps.first().train(output_sum(model))
+        assert model.weight.grad is not None
+        assert model.weight.grad.norm() <= 0.5 + 1e-6
+
+
+def test_a_clip_norm_that_is_no_limit_is_refused() -> None:
+    model = linear()
+    optimizer = SGD([{"params": model.parameters(), "clip_norm": 0.0}], lr=0.1)
+    with pytest.raises(TaskError, match=r"clip_norm 0\.0: give a number above 0"):
+        Steps(model, objects=[model, optimizer])
