@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import io
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from samestep.errors import TaskError
 from samestep.lanes.rng import METRICS, RngStreams
+from samestep.pytree import move
 from samestep.step.loss_terms import LossValue
 from samestep.train.metric_names import flatten
 from samestep.train.metric_states import NestedStates, is_torchmetrics
@@ -43,29 +44,33 @@ class WholeObjects:
         prototype: The metric; it is neither updated nor changed.
         """
         self._name, self._prototype = name, prototype
-        self.state(prototype)  # raises now what would otherwise follow a first epoch
+        self._refuse_unpicklable()  # now, and not after a first epoch
 
     def copy(self, device: torch.device, copies: dict[int, Any]) -> Any:
         copied = copy.deepcopy(self._prototype, copies)
         return copied.to(device) if hasattr(copied, "to") else copied
 
-    def state(self, metric: Any) -> bytes:
-        file = io.BytesIO()
-        try:
-            torch.save(metric, file)
-        except Exception as error:
-            raise TaskError(
-                f"metric {self._name}: {type(metric).__name__} cannot be pickled, so no other rank "
-                f"can receive it: {error}"
-            ) from error
-        return file.getvalue()
+    def state(self, metric: Any) -> Any:
+        """The metric itself, with its tensors in host memory: other ranks may have other devices."""
+        host = torch.device("cpu")
+        if hasattr(metric, "to"):  # it may hold the device by name
+            return metric.to(host)
+        found = copy.copy(metric)
+        if hasattr(found, "__dict__"):
+            vars(found).update(move(vars(found), host))
+        return found
 
-    def merge(self, lanes: Sequence[bytes]) -> Any:
-        first, *others = [
-            torch.load(io.BytesIO(lane), map_location="cpu", weights_only=False) for lane in lanes
-        ]
-        if hasattr(first, "to"):  # it may hold the device by name
-            first, *others = [metric.to(torch.device("cpu")) for metric in (first, *others)]
+    def _refuse_unpicklable(self) -> None:
+        try:
+            pickle.dumps(self._prototype)
+        except Exception as error:  # whatever the object's own code raises
+            raise TaskError(
+                f"metric {self._name}: {type(self._prototype).__name__} cannot be pickled, so no "
+                f"other rank can receive it: {error}"
+            ) from error
+
+    def merge(self, lanes: Sequence[Any]) -> Any:
+        first, *others = lanes
         if hasattr(first, "merge_state"):
             first.merge_state(others)
         else:
