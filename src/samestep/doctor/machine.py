@@ -277,7 +277,7 @@ def check_disk(folder: str, space: Space | None, refusal: str) -> Finding:
             "warning",
             f"{format_bytes(space.free)} free at {folder}",
             "a checkpoint that does not fit ends the run",
-            "make room, or set run_dir to another file system",
+            "free some space, or set run_dir to another file system",
         )
     free = "" if space is None else f", {format_bytes(space.free)} free"
     return ok(check, f"{folder} can be written to{free}")

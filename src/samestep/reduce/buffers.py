@@ -70,7 +70,7 @@ class LaneBuffers:
         self._rebuild()
 
     def _rebuild(self) -> None:
-        """Make room for the buffers that change."""
+        """Allocate what the buffers that change need."""
         constant = {id(slot) for slot, _ in self._constant}
         self._joined = [pair for pair in self._own if id(pair[0]) not in constant]
         self._tensors = [] if self._alone else [tensor for _, tensor in self._joined]

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from samestep.distributed.deferred_signals import DeferredSignals
 from samestep.distributed.signals import STOPPING, AgreedAction, StopSignals
 
 
@@ -134,18 +133,6 @@ def test_outside_the_main_thread_signals_do_what_they_did(handlers: dict[Any, An
     thread.start()
     thread.join()
     assert seen == [True, True]
-
-
-def test_a_signal_before_the_run_has_begun_is_not_lost() -> None:
-    with DeferredSignals():
-        os.kill(os.getpid(), signal.SIGUSR1)
-        with StopSignals() as signals:
-            assert signals.flag(save=False) == signal.SIGUSR1
-            os.kill(os.getpid(), signal.SIGUSR2)
-            assert signals.flag(save=False) == signal.SIGUSR1, "the first one counts"
-        with StopSignals() as again:
-            assert again.flag(save=False) == signal.SIGUSR1
-    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 
 
 # Loader processes, on systems that know a signal's sender and on macOS, which does not

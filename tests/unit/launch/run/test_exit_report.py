@@ -152,7 +152,7 @@ def test_a_stop_is_no_failure_and_is_not_tried_again(tmp_path: Path) -> None:
     assert found.lost == ()
 
 
-def test_a_rank_that_left_silently_is_described_by_its_exit_code(tmp_path: Path) -> None:
+def test_a_rank_that_ended_silently_is_reported_by_its_exit_code(tmp_path: Path) -> None:
     found = report_on(tmp_path, silent(0, 9), ranks=1)
     assert str(found.error).splitlines()[1] == "ended with exit code 9 and left no traceback"
     assert isinstance(found.error, SamestepError)
