@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import TensorDataset
 
 import samestep
@@ -215,6 +216,44 @@ class Langevin(Idiom):
         return _Langevin(model.parameters(), lr=0.05)
 
 
+class RandomRates(Idiom):
+    """A schedule whose function draws."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Dropout(0.1), nn.Linear(16, 5))
+
+    def schedules(self, optimizers: Sequence[Optimizer], steps: int | None) -> samestep.Schedule:
+        def factor(step: int) -> float:
+            return 1.0 + float(torch.rand(()))
+
+        return samestep.Schedule(LambdaLR(optimizers[0], factor))
+
+
+class SparseTable(Idiom):
+    """Sparse gradients from a function: no module says so beforehand."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(8, 5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.embedding(x[:, 0].abs().long().clamp(max=7), self.table, sparse=True)
+
+
+class Disproportionate(Idiom):
+    """Named losses whose counts are in another proportion in odd lanes."""
+
+    def model(self) -> nn.Module:
+        return nn.Linear(16, 5)
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> Any:
+        out = model(batch.x)
+        fit = F.cross_entropy(out, batch.y, reduction="sum")
+        size = (out.square().sum(), (1 + batch.lane % 2) * len(batch))
+        return {"fit": (fit, len(batch)), "size": size}
+
+
 class Named(Idiom):
     """Losses with names, one of them with a weight that follows the run's progress."""
 
@@ -248,4 +287,5 @@ class Named(Idiom):
 
 IDENTICAL: Sequence[str] = (
     "Reassigned", "Bf16", "Counter", "Mixed", "Spectrum", "Queue", "Teacher", "Langevin",
+    "RandomRates",
 )  # fmt: skip

@@ -39,6 +39,28 @@ def test_a_teacher_that_follows_in_forward_is_refused_by_name(world: int, tmp_pa
     assert any("changed the parameters slow.weight, slow.bias" in text for _, text in answers)
 
 
+@pytest.mark.parametrize("world", [1, 2, 8])
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("SparseTable", {}, "parameter table got a sparse gradient"),
+        (
+            "Disproportionate",
+            {"loss_weights": {"fit": 1.0, "size": 1.0}},
+            "counts in one proportion",
+        ),
+    ],
+)
+def test_what_one_rank_refuses_all_sizes_refuse(
+    name: str, values: dict[str, Any], message: str, world: int, tmp_path: Path
+) -> None:
+    """On eight ranks every rank has one lane, and sees nothing odd by itself."""
+    config = settings(folder=tmp_path / "run", **of(name, **values))
+    answers = answers_of_ranks(_train, world, config, str(tmp_path / "record"))
+    assert not any(ok for ok, _ in answers)
+    assert any(message in text for _, text in answers)
+
+
 def test_losses_with_names_and_clip_norms_of_groups(tmp_path: Path) -> None:
     weights = {"fit": 1.0, "size": 0.5}
     runs = [
