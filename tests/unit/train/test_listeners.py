@@ -195,3 +195,20 @@ def test_what_fails_at_the_end_fails_the_run_and_closes_it(tmp_path: Path) -> No
         run_to_the_end()
     with samestep.start(settings(tmp_path)) as again:
         assert again.start_step == 6, "the directory is free, and everything was saved"
+
+
+@pytest.mark.parametrize("draws", [0, 3])
+def test_a_listener_leaves_the_loops_own_draws_alone(draws: int, tmp_path: Path) -> None:
+    class Drawing(RunListener):
+        def after_update(self, step: Step) -> None:
+            torch.rand(draws)
+
+    found: list[list[float]] = []
+    for listener in (None, Drawing()):
+        drawn: list[float] = []
+        with samestep.start(settings(tmp_path / str(len(found)))) as run:
+            train(
+                run, each=lambda step, to=drawn: to.append(torch.rand(()).item()), listener=listener
+            )  # type: ignore[misc]
+        found.append(drawn)
+    assert found[0] == found[1]
