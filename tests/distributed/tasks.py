@@ -118,7 +118,7 @@ class Everything(Task):
         return F.cross_entropy(logits, batch.y, reduction="sum"), len(batch)
 
 
-class _Exploding(torch.autograd.Function):
+class Exploding(torch.autograd.Function):
     """Does nothing forward, and gives an infinite gradient."""
 
     @staticmethod
@@ -140,7 +140,7 @@ class Overflowing(Everything):
     def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
         logits = model(batch.x)
         if self.sample in batch.ids:
-            logits = _Exploding.apply(logits)
+            logits = Exploding.apply(logits)
         return F.cross_entropy(logits, batch.y, reduction="sum"), len(batch)
 
 
@@ -361,9 +361,9 @@ class Broken(Everything):
 class CountingStream:
     """One lane's samples, from a place that it can tell and be put to; draws noise."""
 
-    def __init__(self, lane: int, lanes: int, epoch: int) -> None:
-        self.x, self.y = points(SAMPLES + 7 * epoch)
-        self.indices = range(lane, len(self.x), lanes)
+    def __init__(self, x: Tensor, y: Tensor, lane: int, lanes: int) -> None:
+        self.x, self.y = x, y
+        self.indices = range(lane, len(x), lanes)
         self.place = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -381,7 +381,7 @@ class CountingStream:
 
 class CountingStreams:
     def lane_stream(self, lane: int, lanes: int, seed: int, epoch: int) -> CountingStream:
-        return CountingStream(lane, lanes, epoch)
+        return CountingStream(*points(SAMPLES + 7 * epoch), lane, lanes)
 
 
 class StatefulStreamed(Streamed):

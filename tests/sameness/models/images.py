@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from samestep import LaneBatch, Task
+from tests.distributed.tasks import Exploding
 from tests.sameness.models.base import CLASSES, Pictures, pictures
 
 
@@ -55,18 +56,6 @@ class NamedConvolutions(Convolutions):
     """Its optimizers and schedules are the config's."""
 
     optimizers = Task.optimizers
-
-
-class Exploding(torch.autograd.Function):
-    """Does nothing forward, and gives an infinite gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad * float("inf")
 
 
 class Overflowing(Convolutions):

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from samestep import orders
+from tests.distributed.tasks import CountingStream
 from tests.sameness.models.base import SAMPLES, Classify, points
 
 
@@ -119,30 +120,9 @@ class Streamed(Classify):
         return Streams()
 
 
-class CountingStream:
-    """A stream that can tell its place and be put there."""
-
-    def __init__(self, lane: int, lanes: int, epoch: int) -> None:
-        self.x, self.y = points(SAMPLES + 7 * epoch)
-        self.indices = range(lane, len(self.x), lanes)
-        self.place = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        while self.place < len(self.indices):
-            index = self.indices[self.place]
-            self.place += 1
-            yield self.x[index] + 0.1 * torch.randn(()), self.y[index]
-
-    def state_dict(self) -> dict[str, int]:
-        return {"place": self.place}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.place = state["place"]
-
-
 class CountingStreams:
     def lane_stream(self, lane: int, lanes: int, seed: int, epoch: int) -> CountingStream:
-        return CountingStream(lane, lanes, epoch)
+        return CountingStream(*points(SAMPLES + 7 * epoch), lane, lanes)
 
 
 class StatefulStreamed(Classify):
