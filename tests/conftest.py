@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Before anything imports torch: one thread a rank, for libraries that read it only then.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -17,11 +21,20 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # that wait by spinning burn the time of those they wait for. 96 steps of the starter: 36 s or 7 s.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# The user's key, by which they know their own runs, is not for tests to make.
+if "SAMESTEP_TESTS_STATE" not in os.environ:
+    os.environ["SAMESTEP_TESTS_STATE"] = os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+
 # What a shell or nohup starts in the background ignores these, and so would all our processes.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# The suite tries the same cases every time: new ones are for `make fuzz`, which nobody waits for.
+settings.register_profile("suite", derandomize="FUZZ_TIMES" not in os.environ, deadline=None)
+settings.load_profile("suite")
 
 # Threads that outlive a test by design: hypothesis' and the standard library's own pools, and the
 # watch over progress bars that ONNX's exporter starts.

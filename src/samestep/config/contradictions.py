@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 
+from samestep.config.optimizer_names import optimizer_mistakes
+from samestep.config.schedule_names import schedule_mistakes
 from samestep.config.schema import ALLOWED_KEYS, Config
+from samestep.config.torch_classes import torch_optimizers, torch_schedulers
 from samestep.errors import Mistake, PlanError
 
 
@@ -27,10 +30,26 @@ def contradictions(config: Config, wrong: Set[str] = frozenset()) -> list[Mistak
         ({"clip"}, lambda config: config.clip.mistakes()),
         ({"swa"}, lambda config: config.swa.mistakes() if config.swa is not None else []),
         ({"lr_scaling", "base_batch"}, _lr_scaling_mistakes),
+        ({"optimizer", *_inside("optimizer", "name", "args", "groups")}, _optimizer_mistakes),
+        ({"schedule", *_inside("schedule", "name", "args", "every", "warmup")}, _schedule_mistakes),
         (set(), lambda config: config.distributed.mistakes()),
         ({"launch.environment", "launch.ssh"}, lambda config: config.launch.mistakes()),
     ]
     return [m for keys, check in checks if not keys & wrong for m in check(config)]
+
+
+def _inside(section: str, *keys: str) -> list[str]:
+    return [f"{section}.{key}" for key in keys]
+
+
+def _optimizer_mistakes(config: Config) -> list[Mistake]:
+    known = {} if config.optimizer is None else torch_optimizers()
+    return optimizer_mistakes(config.optimizer, known) if known and config.optimizer else []
+
+
+def _schedule_mistakes(config: Config) -> list[Mistake]:
+    known = {} if config.schedule is None else torch_schedulers()
+    return schedule_mistakes(config.schedule, known) if known and config.schedule else []
 
 
 def _length_mistakes(config: Config) -> list[Mistake]:

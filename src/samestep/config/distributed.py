@@ -7,15 +7,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from samestep.config.bounds import (
+    MOST_ENTRIES,
+    MOST_RANKS,
+    Cpus,
+    Gpu,
+    LaneWeight,
+    NodeRank,
+    Nodes,
+    Port,
+    Rank,
+    Ranks,
+    RanksPerNode,
+    Seconds,
+    SecondsOfSilence,
+)
 from samestep.environment.variables import process_environment
-from samestep.errors import ConfigError, Mistake
+from samestep.errors import ConfigError, Mistake, TextError
+from samestep.foreign.json_text import parse_json
+from samestep.foreign.limits import check_text
 
 Auto = Literal["auto"]
-Positive = Annotated[int, Field(ge=1, strict=True)]
-FromZero = Annotated[int, Field(ge=0, strict=True)]
-Port = Annotated[int, Field(ge=1, le=65535, strict=True)]
 
 LaunchMethod = Literal["torchrun", "torch.distributed.launch", "mpirun", "slurm", "ssh"]
 
@@ -30,6 +44,18 @@ _STANDARD_NAMES = {
     "master_addr": "MASTER_ADDR",
     "master_port": "MASTER_PORT",
 }
+
+
+def _for_the_environment(text: str) -> str:
+    try:
+        check_text(text)
+    except TextError as error:
+        raise ValueError(str(error)) from None
+    return text
+
+
+Variable = Annotated[str, AfterValidator(_for_the_environment)]
+"""Text that becomes an environment variable's."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +76,18 @@ class DistributedConfig(BaseModel):
     enabled: bool | Auto = Field("auto", description="false refuses to run as a rank")
     backend: Literal["auto", "nccl", "gloo"] = Field("auto", description="nccl on GPUs, else gloo")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="cuda where there is one")
-    world_size: Positive | Auto = Field("auto", description="ranks in the run")
-    rank: FromZero | Auto = Field("auto", description="set only when spawning ranks by hand")
-    num_nodes: Positive | Auto = Field("auto", description="machines in the run")
-    node_rank: FromZero | Auto = Field("auto", description="this machine's number")
-    num_gpus_per_node: Positive | Auto = Field("auto", description="ranks on each machine")
-    device_ids: tuple[FromZero, ...] | None = Field(
-        None, description="GPUs of this machine, one per local rank"
+    world_size: Ranks | Auto = Field("auto", description="ranks in the run")
+    rank: Rank | Auto = Field("auto", description="set only when spawning ranks by hand")
+    num_nodes: Nodes | Auto = Field("auto", description="machines in the run")
+    node_rank: NodeRank | Auto = Field("auto", description="this machine's number")
+    num_gpus_per_node: RanksPerNode | Auto = Field("auto", description="ranks on each machine")
+    device_ids: tuple[Gpu, ...] | None = Field(
+        None, max_length=MOST_ENTRIES, description="GPUs of this machine, one per local rank"
     )
-    master_addr: str = Field("auto", description="host of rank 0")
+    master_addr: Variable = Field("auto", description="host of rank 0")
     master_port: Port | Auto = Field("auto", description="a free port on that host")
-    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        600.0, description="seconds a collective may wait"
-    )
-    lost_after: Annotated[float, Field(ge=5, allow_inf_nan=False)] = Field(
+    timeout: Seconds = Field(600.0, description="seconds a collective may wait")
+    lost_after: SecondsOfSilence = Field(
         120.0,
         description="seconds of silence after which a rank that others wait for is lost",
     )
@@ -73,16 +97,18 @@ class DistributedConfig(BaseModel):
     launch_method: LaunchMethod = Field(
         "torchrun", description="how samestep launch starts the ranks, unless --via is given"
     )
-    threads_per_rank: Positive | Auto = Field(
+    threads_per_rank: Cpus | Auto = Field(
         "auto",
         description="auto: OMP_NUM_THREADS if it is set, 1 for same: bits on CPUs, else each rank's "
         "share of its machine's CPUs",
     )
-    network: dict[str, str] = Field(
-        {}, description="NCCL_*, GLOO_* and TORCH_* variables; the environment takes precedence"
+    network: dict[str, Variable] = Field(
+        {},
+        max_length=MOST_ENTRIES,
+        description="NCCL_*, GLOO_* and TORCH_* variables; the environment takes precedence",
     )
-    lane_weights: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] | None = Field(
-        None, description="share of the lanes per rank, for uneven machines"
+    lane_weights: tuple[LaneWeight, ...] | None = Field(
+        None, max_length=MOST_RANKS, description="share of the lanes per rank, for uneven machines"
     )
     find_unused_parameters: bool = Field(
         False, description="some parameters are not used in every step or lane"
@@ -215,6 +241,6 @@ def _variable(name: str) -> str:
 
 def _decode(text: str) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError:
+        return parse_json(text)
+    except TextError:
         return text

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,8 +18,9 @@ from typing import Any
 
 import yaml
 
-from samestep.config.plain_yaml import PlainLoader, parse_yaml
-from samestep.errors import EditError
+from samestep.errors import EditError, TextError
+from samestep.foreign.files import read_text
+from samestep.foreign.plain_yaml import LARGEST_YAML, first_anchor, parse_yaml
 
 Scalar = bool | int | float | str | None
 _NULL = "tag:yaml.org,2002:null"
@@ -41,7 +43,7 @@ def set_value(path: Path, key: str, value: Scalar) -> None:
     """
     text, _ = _edit(path, key, value)
     target = path.resolve()  # replaces the file that a link points to, not the link
-    partial = target.with_name(target.name + ".partial")
+    partial = target.with_name(f".{target.name[:100]}-{secrets.token_hex(8)}.partial")
     try:
         with partial.open("w", encoding="utf-8", newline="") as file:
             file.write(text)
@@ -61,11 +63,9 @@ def preview(path: Path, key: str, value: Scalar) -> dict[str, Any]:
 
 def _edit(path: Path, key: str, value: Scalar) -> tuple[str, dict[str, Any]]:
     try:
-        text = path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise EditError(f"{path} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise EditError(f"{path} is not UTF-8 text") from None
+        text = read_text(path, LARGEST_YAML)
+    except TextError as error:
+        raise EditError(f"{path} {error}") from None
     is_json = path.suffix == ".json"
     try:
         edited = with_value(text, key, value, is_json)
@@ -88,12 +88,13 @@ def with_value(text: str, key: str, value: Scalar, is_json: bool = False) -> str
     """
     keys = key.split(".")
     readable = _readable(text, is_json)
+    roots: list[yaml.Node | None] = []
     try:
         _refuse_anchors(readable)
-        root = yaml.compose(readable, Loader=PlainLoader)
-        before = parse_yaml(readable)
-    except yaml.YAMLError as error:
-        raise EditError(f"it is not valid YAML: {' '.join(str(error).split())}") from None
+        before = parse_yaml(readable, roots.append)
+    except TextError as error:
+        raise EditError(f"it {error}") from None
+    root = roots[0]
     if not isinstance(root, yaml.MappingNode):
         raise EditError("it holds no keys")
     expected = _with_change(before, keys, value)
@@ -101,7 +102,7 @@ def with_value(text: str, key: str, value: Scalar, is_json: bool = False) -> str
     try:
         # Types and order count as well: 1 is not true, and a key keeps its place.
         is_exact = repr(parse_yaml(_readable(edited, is_json))) == repr(expected)
-    except yaml.YAMLError:
+    except TextError:
         is_exact = False
     if not is_exact:
         raise EditError(f"{key} cannot be set without changing anything else")
@@ -114,12 +115,11 @@ def _readable(text: str, is_json: bool) -> str:
 
 
 def _refuse_anchors(text: str) -> None:
-    for token in yaml.scan(text, Loader=PlainLoader):
-        if isinstance(token, (yaml.AnchorToken, yaml.AliasToken)):
-            line = token.start_mark.line + 1
-            raise EditError(
-                f"line {line} holds an anchor or an alias (& or *): one value may be used in several places"
-            )
+    line = first_anchor(text)
+    if line is not None:
+        raise EditError(
+            f"line {line} holds an anchor or an alias (& or *): one value may be used in several places"
+        )
 
 
 def _with_change(document: Any, keys: Sequence[str], value: Scalar) -> Any:

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
-from samestep.config.distributed import Positive
-from samestep.errors import Mistake
+from samestep.config.bounds import MOST_ENTRIES, Cpus, Gpus, SlurmSeconds
+from samestep.config.secrets import is_secret, reference_to, referred
+from samestep.errors import LaunchError, Mistake
 
-Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
+
+@dataclass(frozen=True)
+class Meaning:
+    """What a pattern takes, in words: what messages and docs/config.md show in its place."""
+
+    meaning: str
+
+
+Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$"), Meaning("one line, not empty")]
 """Text of one line: a value in a script must not become another line of it."""
 
-MaybeLine = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$")]
+MaybeLine = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$"), Meaning("one line")]
 
 Style = Literal["srun", "torchrun", "mpirun"]
 
@@ -32,19 +43,21 @@ class SlurmConfig(BaseModel):
     account: Line | None = Field(None, description="sbatch --account")
     qos: Line | None = Field(None, description="sbatch --qos")
     mem: Line | None = Field(None, description="sbatch --mem, such as 64G")
-    cpus_per_task: Positive | None = Field(None, description="CPUs for each rank")
-    gpus_per_node: Positive | None = Field(None, description="GPUs, and so ranks, on each node")
+    cpus_per_task: Cpus | None = Field(None, description="CPUs for each rank")
+    gpus_per_node: Gpus | None = Field(None, description="GPUs, and so ranks, on each node")
     constraint: Line | None = Field(None, description="sbatch --constraint")
     array: Line | None = Field(
         None, description="sbatch --array; {array} in overrides is the task's number"
     )
     mail_user: Line | None = Field(None, description="sbatch --mail-user")
     mail_type: Line = Field("END,FAIL", description="sbatch --mail-type, with mail_user")
-    warn_seconds: Positive | None = Field(
+    warn_seconds: SlurmSeconds | None = Field(
         120, description="seconds before the time limit at which the run saves and is requeued"
     )
     requeue: bool = Field(True, description="let Slurm start the job again after a preemption")
-    extra: tuple[Line, ...] = Field((), description="more sbatch options, such as --nice=100")
+    extra: tuple[Line, ...] = Field(
+        (), max_length=MOST_ENTRIES, description="more sbatch options, such as --nice=100"
+    )
 
 
 class LaunchConfig(BaseModel):
@@ -55,12 +68,63 @@ class LaunchConfig(BaseModel):
     python: Line | None = Field(
         None, description="the ranks' interpreter; the launcher's if not set"
     )
-    modules: tuple[Line, ...] = Field((), description="module load, in a job script")
-    environment: dict[str, MaybeLine] = Field({}, description="variables that every rank gets")
-    before: tuple[Line, ...] = Field((), description="shell commands before the ranks, in a script")
+    modules: tuple[Line, ...] = Field(
+        (), max_length=MOST_ENTRIES, description="module load, in a job script"
+    )
+    environment: dict[str, MaybeLine] = Field(
+        {},
+        max_length=MOST_ENTRIES,
+        description="variables that every rank gets; ${NAME}: the launcher's own",
+    )
+    before: tuple[Line, ...] = Field(
+        (), max_length=MOST_ENTRIES, description="shell commands before the ranks, in a script"
+    )
     mpirun: Line = Field("mpirun", description="the mpirun to use")
     ssh: Line = Field("ssh", description="the ssh to use, with options")
     slurm: SlurmConfig = SlurmConfig()
+
+    _secrets: dict[str, str] = PrivateAttr(default_factory=dict)
+    """Values of variables that look secret. `environment` holds references in their place, so that
+    whatever shows or stores a config cannot tell them."""
+
+    def model_post_init(self, context: Any) -> None:
+        found = {
+            name: value
+            for name, value in self.environment.items()
+            if referred(value) is None and is_secret(name, value)
+        }
+        self._secrets = found
+        self.environment.update({name: reference_to(name) for name in found})
+
+    def keep_secrets(self, before: LaunchConfig) -> None:
+        """Take over the secrets of a config that this one was made from by its stored form."""
+        for name, value in before._secrets.items():
+            if self.environment.get(name) == reference_to(name):
+                self._secrets.setdefault(name, value)
+
+    def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """The variables that every rank gets.
+
+        Args:
+            environ: the launching process's environment, which references name.
+
+        Raises:
+            LaunchError: if it lacks some of them.
+        """
+        wanted = {name: referred(value) for name, value in self.environment.items()}
+        missing = [
+            f"launch.environment.{name} is {self.environment[name]}, and {source} is not set here"
+            for name, source in wanted.items()
+            if source is not None and name not in self._secrets and source not in environ
+        ]
+        if missing:
+            raise LaunchError(
+                "\n".join(missing)
+                + "\nSet it in the environment that launches the run, or give its "
+                "value in the config: one that looks secret is not stored with the run"
+            )
+        given = {name: environ[s] for name, s in wanted.items() if s is not None and s in environ}
+        return {**self.environment, **given, **self._secrets}
 
     def mistakes(self) -> list[Mistake]:
         """What is wrong in this section beyond its types."""

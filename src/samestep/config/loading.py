@@ -14,8 +14,14 @@ from samestep.config.aliases import apply_aliases
 from samestep.config.contradictions import contradictions
 from samestep.config.reference import accepted_values, section_of, suggest_key
 from samestep.config.schema import Config
+from samestep.config.secrets import without_values
 from samestep.config.sources import FlatValues
+from samestep.config.task_file import task_mistakes
 from samestep.errors import ConfigError, Mistake
+from samestep.foreign.limits import short
+
+_SUGGESTIONS = 20
+"""Unknown keys that get the nearest known one: to look for it takes milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -51,30 +57,34 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
 
 
 def read_config(
-    source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()
+    source: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, look: bool = False
 ) -> LoadedConfig:
     """Like `load_config`, but also returns where each value came from.
 
     Args:
         source: a YAML or JSON file, or a mapping with the same keys.
         overrides: texts of the form `section.key=value`, applied in order.
+        look: whether the task's file must be here, and have the class.
     """
     if isinstance(source, Mapping):
         name, folder = "the config", Path.cwd()
         flat = FlatValues.from_mapping(source)
     else:
         path = Path(source)
-        name, folder = str(path), path.resolve().parent
         flat = FlatValues.from_file(path)
+        name, folder = str(path), path.resolve().parent
         if "name" not in flat.values:
             flat.values["name"], flat.origins["name"] = _default_name(path), "default"
     flat.override(overrides)
     values, origins, doubled = apply_aliases(flat.values, flat.origins)
     mistakes = flat.mistakes + doubled
     config = _validate(values, origins, mistakes)
+    if config is not None:
+        config._folder = folder
+        wrong = task_mistakes(config) if look else []
+        mistakes += [Mistake(m.path, m.message, origins.get(m.path, "")) for m in wrong]
     if mistakes or config is None:
         raise ConfigError(name, mistakes)
-    config._folder = folder
     return LoadedConfig(config, origins, name)
 
 
@@ -87,6 +97,7 @@ def override_config(config: Config, overrides: Sequence[str]) -> Config:
     """
     changed = load_config(config.model_dump(mode="json"), overrides)
     changed._folder = config.folder
+    changed.launch.keep_secrets(config.launch)
     return changed
 
 
@@ -156,6 +167,7 @@ def _field_mistakes(
     errors: Sequence[ErrorDetails], values: Mapping[str, Any], origins: Mapping[str, str]
 ) -> dict[str, Mistake]:
     found: dict[str, Mistake] = {}
+    unknown = 0
     for error in errors:
         path, known, inside_list = _schema_path(error["loc"])
         if path in found:
@@ -163,18 +175,20 @@ def _field_mistakes(
         inside = (origin for key, origin in origins.items() if key.startswith(f"{path}."))
         origin = origins.get(path) or next(inside, "")
         if not known:
-            message = f"is not a key of this config{suggest_key(path)}"
+            unknown += 1
+            near = suggest_key(path) if unknown <= _SUGGESTIONS else ""
+            message = f"is not a key of this config{near}"
         elif inside_list:
             message = f"{inside_list}: {error['msg']}, not {_show(error['input'])}"
         else:
-            found_value = _show(values.get(path, error["input"]))
+            found_value = _show(without_values(path, values.get(path, error["input"])))
             message = f"you set {found_value}, but it takes {accepted_values(path)}"
         found[path] = Mistake(path, message, origin)
     return found
 
 
 def _show(value: Any) -> str:
-    return "nothing" if value is None else repr(value)
+    return "nothing" if value is None else short(repr(value))
 
 
 def _schema_path(location: tuple[int | str, ...]) -> tuple[str, bool, str]:

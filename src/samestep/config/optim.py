@@ -6,12 +6,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from samestep.config.distributed import Auto, FromZero, Positive
+from samestep.config.bounds import (
+    MOST_ENTRIES,
+    Above0,
+    Factor,
+    From0,
+    Samples,
+    Scale,
+    Share,
+    Steps,
+    StepsFromZero,
+)
+from samestep.config.distributed import Auto
 from samestep.errors import Mistake
-
-Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-From0 = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
@@ -23,13 +30,13 @@ class Section(BaseModel):
 class LossScaleConfig(Section):
     """Dynamic loss scaling, with precision fp16. The scale applies to the mean loss."""
 
-    init: Above0 = Field(65536.0, description="the scale of the first step")
-    growth: Annotated[float, Field(gt=1)] = Field(2.0, description="factor when it grows")
+    init: Scale = Field(65536.0, description="the scale of the first step")
+    growth: Factor = Field(2.0, description="factor when it grows")
     backoff: Annotated[float, Field(gt=0, lt=1)] = Field(0.5, description="factor at an overflow")
-    interval: Positive = Field(2000, description="steps without overflow before it grows")
-    min: Above0 = Field(1.0, description="an overflow at this scale ends the run")
-    max: Above0 = Field(2.0**24, description="it grows no further")
-    hysteresis: Positive = Field(1, description="overflows in a row before it shrinks")
+    interval: Steps = Field(2000, description="steps without overflow before it grows")
+    min: Scale = Field(1.0, description="an overflow at this scale ends the run")
+    max: Scale = Field(2.0**24, description="it grows no further")
+    hysteresis: Steps = Field(1, description="overflows in a row before it shrinks")
 
     def mistakes(self) -> list[Mistake]:
         """The contradictions within this section."""
@@ -67,12 +74,16 @@ class GroupConfig(Section):
     """Parameters with their own settings; the first group that matches a name applies."""
 
     match: tuple[str, ...] = Field(
-        min_length=1, description="patterns of parameter names, such as head.*"
+        min_length=1,
+        max_length=MOST_ENTRIES,
+        description="patterns of parameter names, such as head.*",
     )
     name: str | None = Field(None, description="another optimizer for this group")
     lr: From0 | None = Field(None, description="learning rate of this group")
     weight_decay: From0 | None = Field(None, description="weight decay of this group")
-    args: dict[str, Any] = Field({}, description="further arguments of the optimizer")
+    args: dict[str, Any] = Field(
+        {}, max_length=MOST_ENTRIES, description="further arguments of the optimizer"
+    )
 
 
 class OptimizerConfig(Section):
@@ -82,10 +93,16 @@ class OptimizerConfig(Section):
     lr: From0 = Field(1e-3, description="learning rate")
     weight_decay: From0 | None = Field(None, description="torch's default if not set")
     no_decay: tuple[str, ...] = Field(
-        ("bias", "norm"), description="no weight decay for: bias, norm, or patterns of names"
+        ("bias", "norm"),
+        max_length=MOST_ENTRIES,
+        description="no weight decay for: bias, norm, or patterns of names",
     )
-    args: dict[str, Any] = Field({}, description="further arguments of the optimizer")
-    groups: tuple[GroupConfig, ...] = Field((), description="parameters with their own settings")
+    args: dict[str, Any] = Field(
+        {}, max_length=MOST_ENTRIES, description="further arguments of the optimizer"
+    )
+    groups: tuple[GroupConfig, ...] = Field(
+        (), max_length=MOST_ENTRIES, description="parameters with their own settings"
+    )
     implementation: Literal["auto", "fused", "foreach", "plain"] = Field(
         "auto", description="auto: fused where torch has it, else foreach on GPUs, else plain"
     )
@@ -99,7 +116,7 @@ class ScheduleConfig(Section):
         description="constant, linear, cosine, one_cycle, step, plateau, warm_restarts, or a "
         "class of torch.optim.lr_scheduler",
     )
-    warmup: FromZero | Annotated[float, Field(gt=0, lt=1)] = Field(
+    warmup: StepsFromZero | Annotated[float, Field(gt=0, lt=1)] = Field(
         0, description="steps, or a share of the run, in which the rate rises from near 0"
     )
     final: Annotated[float, Field(ge=0, le=1)] = Field(
@@ -112,7 +129,9 @@ class ScheduleConfig(Section):
         description="when it advances; auto: epoch for step and most of torch's, else step; "
         "plateau: every evaluation",
     )
-    args: dict[str, Any] = Field({}, description="further arguments of the scheduler")
+    args: dict[str, Any] = Field(
+        {}, max_length=MOST_ENTRIES, description="further arguments of the scheduler"
+    )
 
 
 class EmaConfig(Section):
@@ -122,7 +141,7 @@ class EmaConfig(Section):
     per: Literal["step", "epoch"] = Field(
         "step", description="whether decay applies per step or per epoch"
     )
-    every: Positive = Field(1, description="steps between two updates of the average")
+    every: Steps = Field(1, description="steps between two updates of the average")
     warmup: bool = Field(True, description="average less at first: (1 + n) / (10 + n) at most")
     policy: Literal["per_rank", "rank0"] = Field(
         "per_rank", description="every rank holds the average, or only rank 0"
@@ -132,14 +151,12 @@ class EmaConfig(Section):
 class SwaConfig(Section):
     """Stochastic weight averaging: the mean of weights over the last part of the run."""
 
-    start: Share | Positive = Field(
-        0.75, description="share of the run, or step, at which it starts"
-    )
-    every: Positive | Literal["epoch"] = Field("epoch", description="steps between two samples")
+    start: Share | Steps = Field(0.75, description="share of the run, or step, at which it starts")
+    every: Steps | Literal["epoch"] = Field("epoch", description="steps between two samples")
     lr: From0 | None = Field(
         None, description="constant rate in this phase; the schedule's if not set"
     )
-    anneal: FromZero = Field(0, description="steps from the schedule's rate to lr")
+    anneal: StepsFromZero = Field(0, description="steps from the schedule's rate to lr")
 
     def mistakes(self) -> list[Mistake]:
         """The contradictions within this section."""
@@ -152,9 +169,11 @@ class MemoryConfig(Section):
     """How a lane fits into the device's memory."""
 
     checkpoint: tuple[str, ...] = Field(
-        (), description="patterns of modules whose activations are recomputed in backward"
+        (),
+        max_length=MOST_ENTRIES,
+        description="patterns of modules whose activations are recomputed in backward",
     )
-    lane_split: Positive | Auto = Field(
+    lane_split: Samples | Auto = Field(
         1, description="micro-batches per lane; auto: as few as fit (changes BatchNorm and draws)"
     )
 

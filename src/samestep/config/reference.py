@@ -10,6 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from samestep.config.aliases import ALIASES
+from samestep.config.bounds import Reason
 from samestep.config.schema import Config
 
 
@@ -23,7 +24,7 @@ def describe_key(key: str) -> tuple[str, str, str, str]:
     field = _field_at(key)
     default = field.get_default(call_default_factory=True)
     shown = "" if default is None else f"`{default}`"
-    return key, accepted_values(key), shown, field.description or ""
+    return key, accepted_values(key, reasons=False), shown, field.description or ""
 
 
 def suggest_key(path: str) -> str:
@@ -35,12 +36,19 @@ def suggest_key(path: str) -> str:
     return f": did you mean {match[0]}?" if match else "; samestep config show lists the keys"
 
 
-def accepted_values(key: str) -> str:
-    """The types, choices and limits of a key, such as `a whole number (at least 1)`."""
+def accepted_values(key: str, reasons: bool = True) -> str:
+    """The types, choices and limits of a key, such as `a whole number (at least 1)`.
+
+    Args:
+        key: its dotted path.
+        reasons: whether to say why there are such limits.
+    """
     field = _field_at(key)
-    limits = _limits_of(field)
+    limits = ", ".join(_limits_of(field))
     kinds = " or ".join(dict.fromkeys(_kinds(field.annotation)))
-    return kinds + (f" ({', '.join(limits)})" if limits else "")
+    why = "; ".join(meta.text for meta in _metadata(field) if isinstance(meta, Reason))
+    limits += f": {why}" if why and reasons else ""
+    return kinds + (f" ({limits})" if limits else "")
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
@@ -79,12 +87,13 @@ _LIMITS = {
     "gt": "above {}",
     "le": "at most {}",
     "lt": "below {}",
-    "pattern": "matching {}",
+    "meaning": "{}",
+    "max_length": "at most {} entries",
 }
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
-def _limits_of(field: Any) -> list[str]:
+def _metadata(field: Any) -> list[Any]:
     def walk(annotation: Any) -> Iterator[Any]:
         for meta in getattr(annotation, "__metadata__", ()):
             yield from getattr(meta, "metadata", [meta])
@@ -92,14 +101,25 @@ def _limits_of(field: Any) -> list[str]:
             if not isinstance(inner, str):
                 yield from walk(inner)
 
-    found = [*field.metadata, *walk(field.annotation)]
+    return [*field.metadata, *walk(field.annotation)]
+
+
+def _limits_of(field: Any) -> list[str]:
     # By attribute: which class holds a limit differs between releases of pydantic.
     return [
-        text.format(getattr(meta, name))
-        for meta in found
+        text.format(_shown(getattr(meta, name)))
+        for meta in _metadata(field)
         for name, text in _LIMITS.items()
         if getattr(meta, name, None) is not None
     ]
+
+
+def _shown(limit: Any) -> str:
+    """A limit as people write it: 1e9, not a row of zeros to be counted."""
+    short = f"{limit:.0e}" if isinstance(limit, (int, float)) and abs(limit) >= 1e6 else ""
+    if short and float(short) == limit:
+        return short.replace("e+0", "e").replace("e+", "e")
+    return f"{limit:.10g}" if isinstance(limit, float) else str(limit)
 
 
 def _kinds(annotation: Any) -> Iterator[str]:

@@ -7,8 +7,23 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr
 
-from samestep.config.distributed import Auto, DistributedConfig, FromZero, Positive
-from samestep.config.launch import LaunchConfig
+from samestep.config.bounds import (
+    MOST_ENTRIES,
+    Ahead,
+    Epochs,
+    Finite,
+    From0,
+    Kept,
+    Lanes,
+    Minutes,
+    Samples,
+    Seed,
+    Steps,
+    Times,
+    Workers,
+)
+from samestep.config.distributed import Auto, DistributedConfig
+from samestep.config.launch import LaunchConfig, Line, Meaning
 from samestep.config.optim import (
     ClipConfig,
     EmaConfig,
@@ -24,8 +39,13 @@ from samestep.lanes.plan import BatchPlan
 
 DEFAULT_LANES = 8
 
+FolderName = Annotated[
+    str,
+    Field(pattern=r"^[^-~./\\\x00-\x1f\x7f-\x9f][^/\\\x00-\x1f\x7f-\x9f]{0,99}$"),
+    Meaning("a plain folder name of at most 100 characters, without / and not starting with . - ~"),
+]
+"""It becomes a part of paths: it must not lead elsewhere, or be taken for an option."""
 
-Weight = Annotated[float, Field(allow_inf_nan=False)]
 Same = Literal["bits", "rounding", "samples"]
 """How much of a run is the same at any size."""
 
@@ -33,8 +53,8 @@ Same = Literal["bits", "rounding", "samples"]
 class LoaderConfig(Section):
     """How batches are read. Nothing here changes the run, only its speed."""
 
-    workers: FromZero = Field(0, description="loader processes per rank")
-    prefetch: Positive = Field(2, description="lane batches each worker reads ahead")
+    workers: Workers = Field(0, description="loader processes per rank")
+    prefetch: Ahead = Field(2, description="lane batches each worker reads ahead")
     pin_memory: bool | Auto = Field("auto", description="page-locked batches; auto: on GPUs")
 
 
@@ -44,9 +64,9 @@ class EvaluationConfig(Section):
     mode: Literal["sharded", "rank0"] = Field(
         "sharded", description="lanes over all ranks, or all lanes on rank 0; same result"
     )
-    every_epochs: Positive | None = Field(1, description="evaluate after every n epochs")
-    every_steps: Positive | None = Field(None, description="evaluate after every n steps")
-    batch: Positive | None = Field(
+    every_epochs: Epochs | None = Field(1, description="evaluate after every n epochs")
+    every_steps: Steps | None = Field(None, description="evaluate after every n steps")
+    batch: Samples | None = Field(
         None, description="samples per lane batch; as in training if not set"
     )
 
@@ -56,26 +76,26 @@ class BestConfig(Section):
 
     metric: str = Field("val_loss", description="a value the evaluation reports")
     mode: Literal["min", "max"] = Field("min", description="whether lower or higher is better")
-    min_delta: Annotated[float, Field(ge=0)] = Field(0.0, description="least improvement")
+    min_delta: From0 = Field(0.0, description="least improvement")
 
 
 class EarlyStoppingConfig(Section):
     """Stop when evaluations stop improving; uses the rule of `best`."""
 
-    patience: Positive = Field(3, description="evaluations without improvement before stopping")
+    patience: Times = Field(3, description="evaluations without improvement before stopping")
 
 
 class CheckpointConfig(Section):
     """When the run is saved. It is also saved at its end, at a new best, and on a stop signal."""
 
     enabled: bool = Field(True, description="false saves nothing, and a stopped run is lost")
-    every_steps: Positive | None = Field(None, description="save after every n steps")
-    every_minutes: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+    every_steps: Steps | None = Field(None, description="save after every n steps")
+    every_minutes: Minutes | None = Field(
         15.0, description="save when this long has passed since the last save"
     )
-    every_epochs: Positive | None = Field(1, description="save after every n epochs")
-    keep_last: Positive = Field(2, description="newest checkpoints that are kept, besides the best")
-    keep_best: Positive = Field(1, description="best checkpoints that are kept, by best.metric")
+    every_epochs: Epochs | None = Field(1, description="save after every n epochs")
+    keep_last: Kept = Field(2, description="newest checkpoints that are kept, besides the best")
+    keep_best: Kept = Field(1, description="best checkpoints that are kept, by best.metric")
     asynchronous: bool = Field(True, description="write behind the training; false waits for it")
 
 
@@ -97,7 +117,9 @@ class ResumeConfig(Section):
         "auto", description="auto: the newest valid one in the run directory; never; or a path"
     )
     allow: tuple[str, ...] = Field(
-        (), description="keys that may differ from the checkpoint's, though that changes the run"
+        (),
+        max_length=MOST_ENTRIES,
+        description="keys that may differ from the checkpoint's, though that changes the run",
     )
 
 
@@ -120,29 +142,25 @@ class Config(Section):
         None,
         description="FILE.py:Class, the path relative to this config; a custom loop needs none",
     )
-    params: dict[str, Any] = Field({}, description="keyword arguments for the task's class")
-    name: Annotated[str, Field(pattern=r"^[^/\\]+$")] = Field(
-        "run", description="the run's name; the config's folder if not set"
+    params: dict[str, Any] = Field(
+        {}, max_length=MOST_ENTRIES, description="keyword arguments for the task's class"
     )
-    run_dir: str | None = Field(None, description="the run's directory; runs/<name> if not set")
-    seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = Field(
-        0, description="root of every draw"
-    )
-    epochs: Positive | None = Field(None, description="passes over the data; or set steps")
-    steps: Positive | None = Field(None, description="optimizer steps; or set epochs")
-    steps_per_epoch: Positive | None = Field(
+    name: FolderName = Field("run", description="the run's name; the config's folder if not set")
+    run_dir: Line | None = Field(None, description="the run's directory; runs/<name> if not set")
+    seed: Seed = Field(0, description="root of every draw")
+    epochs: Epochs | None = Field(None, description="passes over the data; or set steps")
+    steps: Steps | None = Field(None, description="optimizer steps; or set epochs")
+    steps_per_epoch: Steps | None = Field(
         None, description="length of an epoch of iterable data; spares a collective per step"
     )
-    global_batch: Positive | None = Field(None, description="samples in one step of the whole run")
-    batch_per_rank: Positive | None = Field(
+    global_batch: Samples | None = Field(None, description="samples in one step of the whole run")
+    batch_per_rank: Samples | None = Field(
         None, description="samples per rank: the run then depends on the number of ranks"
     )
-    accumulation: Positive = Field(
+    accumulation: Lanes = Field(
         1, description="micro-batches per rank and step, with batch_per_rank only"
     )
-    lanes: Positive | None = Field(
-        None, description="equal parts of the global batch; 8 if not set"
-    )
+    lanes: Lanes | None = Field(None, description="equal parts of the global batch; 8 if not set")
     same: Same = Field("bits", description="what stays the same at another number of ranks")
     drop_last: bool = Field(False, description="leave out an epoch's incomplete last batch")
     precision: Literal["fp32", "tf32", "bf16", "fp16", "auto"] = Field(
@@ -156,20 +174,22 @@ class Config(Section):
     on_nonfinite: Literal["stop", "skip"] = Field(
         "stop", description="a NaN or infinite loss ends the run, or its step changes nothing"
     )
-    check_ranks_every: Positive | None = Field(
+    check_ranks_every: Steps | None = Field(
         None, description="compare weights and states over the ranks every n steps"
     )
-    loss_weights: dict[str, Weight] | None = Field(
-        None, description="weights of losses with names, if the task returns several"
+    loss_weights: dict[str, Finite] | None = Field(
+        None,
+        max_length=MOST_ENTRIES,
+        description="weights of losses with names, if the task returns several",
     )
-    log_every: Positive = Field(10, description="steps between two readings of the losses")
+    log_every: Steps = Field(10, description="steps between two readings of the losses")
     loss_scale: LossScaleConfig = LossScaleConfig()
     clip: ClipConfig = ClipConfig()
     optimizer: OptimizerConfig | None = None
     lr_scaling: Literal["none", "sqrt", "linear"] = Field(
         "none", description="how learning rates follow global_batch, against base_batch"
     )
-    base_batch: Positive | None = Field(
+    base_batch: Samples | None = Field(
         None, description="the global batch that the learning rates were chosen for"
     )
     schedule: ScheduleConfig | None = None

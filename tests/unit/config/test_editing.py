@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samestep.config.editing import preview, set_value, with_value
-from samestep.config.plain_yaml import parse_yaml
 from samestep.errors import EditError
+from samestep.foreign.plain_yaml import parse_yaml
 
 HAND_WRITTEN = """\
 # what this trains
@@ -156,7 +156,7 @@ DOCUMENTS = st.dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(DOCUMENTS, st.lists(NAMES, min_size=1, max_size=3), st.floats(1e-12, 1e3), st.data())
 def test_any_document_gets_exactly_this_change_or_stays(
     document: dict[str, Any], keys: list[str], value: float, data: st.DataObject
@@ -184,7 +184,7 @@ def test_any_document_gets_exactly_this_change_or_stays(
     assert parse_yaml(after) == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.tuples(NAMES, st.sampled_from(["1", "'x'", "{a: 1}", "[1, 2]", ""])), max_size=6),
     st.lists(st.sampled_from(["", "  # remark", "   "]), min_size=7, max_size=7),

@@ -92,14 +92,14 @@ distributed:
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("epochs", 0, "you set 0, but it takes a whole number (at least 1)"),
+        ("epochs", 0, "you set 0, but it takes a whole number (at least 1, "),
         ("clip.norm", 0, "you set 0, but it takes a number (above 0)"),
         ("same", "bit", "you set 'bit', but it takes one of bits, rounding, samples"),
         ("drop_last", "often", "you set 'often', but it takes true or false"),
         ("loader", 3, "you set 3, but it takes a mapping"),
         ("loader.pin_memory", "no way", "it takes true or false or auto"),
-        ("distributed.master_port", 70000, "(at least 1, at most 65535)"),
-        ("distributed.device_ids", [0, -1], "a list of whole numbers (at least 0)"),
+        ("distributed.master_port", 70000, "(at least 1, at most 65535: there are no other ports)"),
+        ("distributed.device_ids", [0, -1], "at least 0, below 1024: no machine has more)"),
     ],
 )
 def test_a_wrong_value_is_shown_beside_what_the_key_takes(key, value, expected):

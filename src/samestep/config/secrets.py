@@ -1,0 +1,98 @@
+"""Which variables hold secrets, and how a config names them without holding them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from samestep.errors import TextError
+from samestep.foreign.plain_yaml import parse_yaml
+
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_SECRET_WORDS = frozenset(
+    [
+        "KEY",
+        "KEYS",
+        "TOKEN",
+        "TOKENS",
+        "SECRET",
+        "SECRETS",
+        "PASS",
+        "PASSWORD",
+        "PASSWD",
+        "PASSPHRASE",
+        "PWD",
+        "CREDENTIAL",
+        "CREDENTIALS",
+        "CREDS",
+        "AUTH",
+        "AUTHORIZATION",
+        "BEARER",
+        "COOKIE",
+        "PAT",
+    ]
+)
+_SECRET_ENDINGS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "APIKEY", "CREDENTIALS")
+_URL_WITH_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]*@")
+
+
+def reference_to(name: str) -> str:
+    """What stands for the value of a variable: `${HF_TOKEN}`."""
+    return f"${{{name}}}"
+
+
+def referred(value: str) -> str | None:
+    """The variable that a value refers to; None if it is the value itself."""
+    found = _REFERENCE.fullmatch(value)
+    return None if found is None else found[1]
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable looks like a secret, by its name or as a URL with a password.
+
+    By whole words: TOKENIZERS_PARALLELISM is none.
+    """
+    words = [word for word in re.split(r"[_\d]+", name.upper()) if word]
+    named = words != ["PWD"] and any(
+        word in _SECRET_WORDS or word.endswith(_SECRET_ENDINGS) for word in words
+    )
+    return named or _URL_WITH_PASSWORD.search(value) is not None
+
+
+def without_values(key: str, value: Any) -> Any:
+    """What was set for a key, as a message may show it: the variables of launch.environment by name."""
+    if key != "launch.environment" or not isinstance(value, Mapping):
+        return value
+    return dict.fromkeys(value, "...")
+
+
+def public_overrides(overrides: Sequence[str], environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The overrides as others may read them, on a command line or in a script.
+
+    Args:
+        overrides: `section.key=value` texts.
+        environment: the launch.environment that they lead to, in which secrets are references.
+    """
+    kept, touched = [], False
+    for text in overrides:
+        key, _, value = text.partition("=")
+        if key == "launch.environment" or key.startswith("launch.environment."):
+            touched = True
+        elif key == "launch" and isinstance(section := _parsed(value), dict):
+            touched = touched or "environment" in section
+            rest = {name: inner for name, inner in section.items() if name != "environment"}
+            kept += [f"launch={json.dumps(rest)}"] if rest else []
+        else:
+            kept.append(text)
+    if touched:
+        kept.append(f"launch.environment={json.dumps(dict(environment), ensure_ascii=False)}")
+    return tuple(kept)
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return parse_yaml(text)
+    except TextError:
+        return None

@@ -1,0 +1,72 @@
+"""Text files from elsewhere."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from samestep.errors import TextError
+from samestep.foreign.limits import check_text
+
+LARGEST_FILE = 64_000_000
+"""Bytes of a file that is read as a whole."""
+LONGEST_LINE = 1_000_000
+
+
+def read_text(path: Path, most: int = LARGEST_FILE) -> str:
+    """The text of a UTF-8 file of at most so many bytes; raises a `TextError` with the reason."""
+    with _reading():
+        return read_bytes(path, most).decode("utf-8")
+
+
+def read_bytes(path: Path, most: int = LARGEST_FILE) -> bytes:
+    """The content of a file of at most so many bytes; raises a `TextError` with the reason."""
+    with _reading(), path.open("rb") as file:
+        content = file.read(most + 1)
+        if len(content) > most:
+            raise TextError(f"is larger than {most / 1e6:g} MB, which no such file is")
+        return content
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file one by one; bytes that are no text become the character U+FFFD."""
+    with _reading(), path.open(encoding="utf-8", errors="replace") as file:
+        while line := file.readline(LONGEST_LINE):
+            yield line
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; no, if there cannot be one of such a name."""
+    return os.path.isfile(path)  # noqa: PTH113 - the method raises for a name that is too long
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is such a directory; no, if there cannot be one of such a name."""
+    return os.path.isdir(path)  # noqa: PTH112 - the method raises for a name that is too long
+
+
+def unusable_path(path: Path) -> str:
+    """Why nothing can be of this name; empty if something can."""
+    try:
+        check_text(str(path).encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
+        path.lstat()
+    except (TextError, UnicodeError, ValueError) as error:
+        return str(error)
+    except OSError as error:
+        return str(error.strerror) if error.errno == errno.ENAMETOOLONG else ""
+    return ""
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise TextError(f"cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise TextError("is not UTF-8 text") from None
+    except ValueError:  # of open
+        raise TextError("cannot be read: a path holds no null character") from None

@@ -1,0 +1,45 @@
+"""JSON from elsewhere: also what this program wrote itself, since a disk or a person may change it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from samestep.errors import TextError
+from samestep.foreign.files import read_lines, read_text
+from samestep.foreign.limits import DEEPEST_JSON, check_values, short
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text; raises a `TextError` if it has none."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise TextError(f"is nested more than {DEEPEST_JSON} levels deep") from None
+    except ValueError as error:  # also for whole numbers of more than 4,300 digits
+        raise TextError(f"is not valid JSON: {short(str(error))}") from None
+    check_values(value, DEEPEST_JSON)
+    return value
+
+
+def read_json(path: Path) -> Any:
+    """The value of a JSON file; raises a `TextError` if it cannot be read or has none."""
+    return parse_json(read_text(path))
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, Any] | None]:
+    """The object of each line of a file; None for a line that holds none.
+
+    A run that was killed leaves half a line at its end. Raises a `TextError` if the file cannot be
+    read.
+    """
+    for line in read_lines(path):
+        if line.isspace():
+            continue
+        try:
+            value = parse_json(line)
+        except TextError:
+            value = None
+        yield value if isinstance(value, dict) else None
