@@ -71,6 +71,11 @@ class Training:
     def environment(self) -> dict[str, str]:
         return {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
 
+    @property
+    def by_hand(self) -> dict[str, str]:
+        """For agents that somebody starts on each machine, who sets their secret."""
+        return {**self.environment, "SAMESTEP_SECRET": "of tests, and no secret at all"}
+
     def command(self, name: str, *arguments: str | Path) -> list[str]:
         """`samestep NAME config.yaml ...`."""
         words = [self.python, "-m", "samestep", name, self.folder / "config.yaml", *arguments]

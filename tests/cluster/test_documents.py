@@ -64,7 +64,8 @@ def test_commands_run_on_each_machine_as_written(hosts: Hosts, folder: Path, blo
     assert len(lines) == len(block.splitlines()) == 2
     started = [
         hosts.start(
-            host, ["bash", "-c", command], env=environment(folder), cwd=folder,
+            host, ["bash", "-c", command], cwd=folder,
+            env={**environment(folder), "SAMESTEP_SECRET": "of tests, and no secret at all"},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )
         for command, host in lines

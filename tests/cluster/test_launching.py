@@ -36,7 +36,7 @@ def on_both(hosts: Hosts, training: Training, run: str, *options: str) -> list[t
     agents = [
         hosts.start(
             host, training.launch(run, "--nodes", "2", "--node-rank", str(node), *options),
-            env=training.environment, cwd=training.folder,
+            env=training.by_hand, cwd=training.folder,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )
         for node, host in enumerate(("n1", "n2"))

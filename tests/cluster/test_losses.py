@@ -36,7 +36,7 @@ def test_a_lost_machine_is_left_out_and_the_run_is_the_same(
     with log.open("w") as file:
         agents = [
             hosts.start(
-                host, argv, env=training.environment, cwd=tmp_path,
+                host, argv, env=training.by_hand, cwd=tmp_path,
                 stdout=file if host == "n1" else subprocess.DEVNULL, stderr=subprocess.STDOUT,
             )
             for host in ("n1", "n2")

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from samestep.foreign.numbers import whole_number
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -50,7 +52,8 @@ def _groups(root: Path, membership: str) -> Iterator[Path]:
 def _numbers(folder: Path, name: str) -> list[int]:
     """A file's numbers; none if it is not there, or holds 'max' or -1, which is no limit."""
     words = (read_text(folder / name) or "").split()
-    return [int(word) for word in words] if all(map(str.isdigit, words)) else []
+    numbers = [number for word in words if (number := whole_number(word)) is not None]
+    return numbers if len(numbers) == len(words) else []
 
 
 def _old_quota(folder: Path) -> list[int]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from samestep.environment.cgroups import read_limits
 from samestep.environment.fact import Fact
+from samestep.foreign.numbers import whole_number
 
 
 def detect_platform(environ: Mapping[str, str]) -> Fact[str]:
@@ -72,7 +73,8 @@ def cpu_limit(environ: Mapping[str, str]) -> Fact[int] | None:
     if quota is not None:
         found.append(Fact(max(1, int(quota)), "CPUs of the container's limit"))
     given = environ.get("SLURM_CPUS_ON_NODE", "")
+    number = whole_number(given)
     # Where mpirun starts its daemons by a Slurm step, that step is not what the job was given.
-    if given.isdigit() and "OMPI_COMM_WORLD_RANK" not in environ:
-        found.append(Fact(int(given), f"SLURM_CPUS_ON_NODE={given}"))
+    if number is not None and "OMPI_COMM_WORLD_RANK" not in environ:
+        found.append(Fact(number, f"SLURM_CPUS_ON_NODE={given}"))
     return min(found, key=lambda fact: fact.value, default=None)

@@ -7,7 +7,11 @@ import socket
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+LOOPBACK = "127.0.0.1"
+_ANYWHERE = "192.0.2.1"
+"""An address that is nobody's: the route to it is the one to other networks."""
 _VIRTUAL = ("lo", "docker", "veth", "br-", "virbr", "cni", "flannel", "cali", "lxc")
 """Prefixes of interfaces that reach no other machine."""
 
@@ -105,3 +109,35 @@ def address_towards(host: str) -> str | None:
                 continue
             return str(probe.getsockname()[0])
     return None
+
+
+def network_id() -> str:
+    """What two processes share that reach each other by loopback: not two containers, for example."""
+    kernel, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/net")
+    try:
+        return f"{kernel.read_text().strip()} {namespace.readlink()}"
+    except OSError:
+        return ""  # not Linux: the host's name alone distinguishes machines
+
+
+def meeting_address(name: str, one_machine: bool = False) -> str | None:
+    """Where a process of this machine listens that others know by `name`, and nowhere else.
+
+    The processes of this machine join it there, too. None: `name` is another machine.
+
+    Args:
+        name: A host name or address of the machine where all meet.
+        one_machine: Whether all of them are on this machine.
+    """
+    if one_machine:
+        return LOOPBACK
+    own = [address for address in resolve(name) if _is_local(address)]
+    outside = [address for address in own if not is_loopback(address)]
+    if outside or not own:
+        return next(iter(outside), None)
+    if name == "localhost" or name in own:
+        return own[0]
+    # Debian gives a machine's own name a loopback address, by which nobody else can know it.
+    towards = address_towards(_ANYWHERE)
+    others = [interface.address for interface in outward(list_interfaces())]
+    return next((address for address in (towards, *others) if address), own[0])

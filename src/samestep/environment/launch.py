@@ -13,6 +13,8 @@ from samestep.environment.node_lists import expand_counts, expand_hosts
 from samestep.environment.ports import rendezvous_ports
 from samestep.environment.variables import LAUNCH_ID
 from samestep.errors import LaunchError
+from samestep.foreign.limits import short
+from samestep.foreign.numbers import signed_number, whole_number
 
 
 @dataclass(frozen=True)
@@ -129,11 +131,12 @@ def requested_threads(environ: Mapping[str, str]) -> Fact[int] | None:
     """
     text = environ.get("OMP_NUM_THREADS", "")
     first = text.split(",")[0].strip()  # the rest is for nested regions, which torch has not
-    if not first.isdigit() or int(first) < 1:
+    number = whole_number(first)
+    if not number:
         return None
     if first == "1" and "TORCHELASTIC_RUN_ID" in environ:
         return None
-    return Fact(int(first), f"OMP_NUM_THREADS={text}")
+    return Fact(number, f"OMP_NUM_THREADS={text}")
 
 
 def _refuse_world_without_rank(environ: Mapping[str, str], launcher: _Launcher) -> None:
@@ -171,6 +174,11 @@ class _Reader:
             )
         nodes = self._may("nodes", source.nodes, 0, "ranks over ranks per node")
         local_world = self._local_world(world, nodes)
+        if local_world < 1:
+            raise LaunchError(
+                f"{local_world} ranks on this machine ({self.reasons['local_world']}) are none: look "
+                "at what was exported before the launch"
+            )
         nodes = nodes or -(-world // local_world)
         local_rank = self._may(
             "local_rank", source.local_rank, rank % local_world, "rank modulo ranks per node"
@@ -236,13 +244,13 @@ class _Reader:
         return default
 
     def _integer(self, name: str) -> int:
-        try:
-            return int(self.environ[name])
-        except ValueError:
+        number = signed_number(self.environ[name])
+        if number is None:
             raise LaunchError(
-                f"{name} is {self.environ[name]!r}, which is not a whole number; the launcher "
-                "sets it, so look at what was exported before the launch"
-            ) from None
+                f"{name} is {short(repr(self.environ[name]))}, which is not a whole number; the "
+                "launcher sets it, so look at what was exported before the launch"
+            )
+        return number
 
     def _master(
         self, world: int, local_world: int, job: str | None
@@ -259,11 +267,17 @@ class _Reader:
             self.reasons["master_addr"] = "all ranks are on this machine"
         if "MASTER_PORT" in self.environ:
             self.reasons["master_port"] = "MASTER_PORT is set"
-            return address, (self._integer("MASTER_PORT"),)
+            return address, (self._port(),)
         if job is None:
             return address, ()
         self.reasons["master_port"] = f"derived from the job ({job})"
         return address, rendezvous_ports(job)
+
+    def _port(self) -> int:
+        port = self._integer("MASTER_PORT")
+        if not 1 <= port <= 65535:
+            raise LaunchError(f"MASTER_PORT is {port}: ports run from 1 to 65535")
+        return port
 
     def _nodelist(self) -> str | None:
         """The hosts that Slurm started the ranks on, the one of rank 0 first."""
@@ -294,11 +308,11 @@ class _Reader:
 def _slurm_tasks_here(environ: Mapping[str, str]) -> int | None:
     """Tasks on this node, from '2(x3),1' and the node's number."""
     text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE")
-    node = environ.get("SLURM_NODEID", "0")
-    if not text or not node.isdigit():
+    node = whole_number(environ.get("SLURM_NODEID", "0"))
+    if not text or node is None:
         return None
     counts = expand_counts(text)
-    return counts[int(node)] if int(node) < len(counts) else None
+    return counts[node] if node < len(counts) else None
 
 
 def check_local_rank(passed: int | None, launch: LaunchFacts) -> None:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 
 from samestep.errors import LaunchError
+from samestep.foreign.limits import short
+from samestep.foreign.numbers import whole_number
+
+_MOST_HOSTS = 100_000
 
 
 def expand_hosts(nodelist: str) -> list[str]:
@@ -24,16 +28,21 @@ def _expand(part: str) -> list[str]:
     numbers: list[str] = []
     for span in inside.split(","):
         first, _, last = span.partition("-")
-        if not first.isdigit() or not (last or first).isdigit():
-            raise LaunchError(f"the Slurm node list has {part!r}, which is no range of hosts")
-        for number in range(int(first), int(last or first) + 1):
-            numbers.append(str(number).zfill(len(first)))
+        low, high = whole_number(first), whole_number(last or first)
+        if low is None or high is None or high - low >= _MOST_HOSTS:
+            raise LaunchError(
+                f"the Slurm node list has {short(repr(part))}, which is no range of hosts"
+            )
+        numbers += (str(number).zfill(len(first)) for number in range(low, high + 1))
     return [f"{before}{number}{tail}" for number in numbers for tail in _expand(after)]
 
 
 def expand_counts(text: str) -> list[int]:
     """The counts of `2(x3),1`: one for each node."""
     counts: list[int] = []
-    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
-        counts += [int(count)] * int(times or 1)
+    for count, times in re.findall(r"([0-9]+)(?:\(x([0-9]+)\))?", text):
+        number, again = whole_number(count), whole_number(times or "1")
+        if number is None or again is None or again > _MOST_HOSTS:
+            raise LaunchError(f"Slurm gives {short(repr(text))} as the tasks of its nodes")
+        counts += [number] * again
     return counts

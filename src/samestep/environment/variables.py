@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+
+from samestep.foreign.numbers import whole_number
 
 
 def process_environment() -> dict[str, str]:
@@ -46,9 +49,45 @@ def thread_variables(threads: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(threads)}
 
 
+_LAUNCHER = "SAMESTEP_LAUNCHER"
+_REPORT_PIPE, _ERROR_FILE = "SAMESTEP_REPORT_PIPE", "TORCHELASTIC_ERROR_FILE"
+
+
+def report_variables(pipe: int) -> dict[str, str]:
+    """What tells a rank where to report how it ended: a pipe that it inherits."""
+    return {_REPORT_PIPE: f"{pipe}:{os.fstat(pipe).st_ino}", _LAUNCHER: str(os.getpid())}
+
+
+def report_pipe(environ: Mapping[str, str]) -> int | None:
+    """The pipe to this rank's launcher; None if another one started it.
+
+    What a rank starts inherits the variable but not the pipe: there its number is another file's.
+    """
+    number, inode = map(whole_number, environ.get(_REPORT_PIPE, "").partition(":")[::2])
+    if number is None:
+        return None
+    try:
+        found = os.fstat(number)
+    except (OSError, OverflowError):
+        return None
+    return number if stat.S_ISFIFO(found.st_mode) and found.st_ino == inode else None
+
+
+def launcher_process(environ: Mapping[str, str]) -> int | None:
+    """The process that started this one as a rank; None if it was not our launcher."""
+    if report_pipe(environ) is None:
+        return None
+    return whole_number(environ.get(_LAUNCHER, ""))
+
+
+def error_file(environ: Mapping[str, str]) -> str:
+    """Where torchrun's agent looks up how this process failed; empty if none started it."""
+    return environ.get(_ERROR_FILE, "")
+
+
 def has_agent(environ: Mapping[str, str]) -> bool:
-    """Whether torch's elastic agent started this process and will look up how it failed."""
-    return "TORCHELASTIC_ERROR_FILE" in environ
+    """Whether an agent, ours or torchrun's, started this process and learns how it failed."""
+    return _REPORT_PIPE in environ or _ERROR_FILE in environ
 
 
 def agent_serves_store(environ: Mapping[str, str]) -> bool:

@@ -360,7 +360,7 @@ MISTAKES = [
     ("a word for ranks", hosts("a:x"), LaunchError, ["--hosts has 'a:x'", WRITE]),
     ("ranks below zero", hosts("a:-1"), LaunchError, ["--hosts has 'a:-1'", WRITE]),
     ("no ranks", hosts("a:4,b:0"), LaunchError,
-     ["--hosts has 'b:0': a host takes at least one rank"]),
+     ["--hosts has 'b:0': a host takes from 1 to 1000000 ranks"]),
     ("a colon and no ranks", hosts("a:"), LaunchError, ["--hosts has 'a:': write a:4,b:4"]),
     ("a host twice", hosts("a:4,a:4"), LaunchError, ["--hosts is a:4,a:4: a host is named twice"]),
     ("hosts that share unevenly", hosts("a,b", 5), LaunchError,
@@ -560,7 +560,7 @@ CLI_MISTAKES = [
     ("a node below zero", ["--node-rank", "-1"], ["node-rank"]),
     ("a word for ranks", ["--nproc", "all"], ["--nproc is 'all'"]),
     ("a launcher nobody knows", ["--via", "pbs"], ["pbs", "slurm"]),
-    ("a folder to write to", ["--nproc", "2", "--write", "."], [". cannot be written"]),
+    ("a folder to write to", ["--nproc", "2", "--write", "."], [". exists already"]),
 ]  # fmt: skip
 
 
@@ -785,6 +785,15 @@ def test_a_login_node_writes_what_it_shows(login_node: Path) -> None:
 
 
 def test_a_login_node_checks_a_config(login_node: Path) -> None:
+    missing = without_torch(login_node, "config", "check", "run.yaml")
+    assert missing.returncode == 2
+    assert "task.py cannot be read: No such file" in missing.stderr
+    (login_node / "task.py").write_text("class Other: ...\n")
+    other = without_torch(login_node, "config", "check", "run.yaml")
+    assert other.returncode == 2
+    assert "it has Other" in other.stderr
+    name = load_config(login_node / "run.yaml").task.rpartition(":")[2]
+    (login_node / "task.py").write_text(f"raise SystemExit\nclass {name}: ...\n")
     done = without_torch(login_node, "config", "check", "run.yaml")
     assert done.returncode == 0, done.stderr
     wrong = without_torch(login_node, "config", "check", "run.yaml", "epochs=0")

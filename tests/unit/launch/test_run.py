@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from samestep.cli import app
 from samestep.config import load_config
-from samestep.errors import LaunchError, RankFailed, Stopped
+from samestep.errors import LaunchError, RankFailed, RunDirError, Stopped
 from samestep.launch.commands.mpirun import Flavour, MpirunCommand, mpirun_command
 from samestep.launch.commands.rank_command import RankCommand
 from samestep.launch.commands.size import parse_hosts
@@ -178,9 +178,28 @@ def test_a_job_that_sbatch_refuses_is_not_remembered(cluster: Cluster) -> None:
 
 def test_a_folder_that_cannot_be_written_is_named(cluster: Cluster) -> None:
     (cluster.root / "runs").write_text("a file")
-    with pytest.raises(LaunchError, match=r"runs/tiny/slurm cannot be written: Not a directory"):
+    with pytest.raises(RunDirError, match=r"runs/tiny cannot be written: Not a directory"):
         submit(cluster.job())
     assert cluster.calls_of("sbatch") == []
+
+
+def test_a_job_is_not_put_into_a_users_directory(cluster: Cluster) -> None:
+    cluster.run.mkdir(parents=True)
+    (cluster.run / "config.json").write_text("mine")
+    with pytest.raises(RunDirError, match="is not a run's directory"):
+        submit(cluster.job())
+    assert [path.name for path in cluster.run.iterdir()] == ["config.json"]
+    assert cluster.calls_of("sbatch") == []
+
+
+def test_a_secret_reaches_a_job_by_its_environment(cluster: Cluster) -> None:
+    program(cluster.root / "bin" / "sbatch", f'echo "$HF_TOKEN" > "{cluster.root}/told"; echo 12')
+    command = rank_command(cluster.root, environment={"HF_TOKEN": "hf_S3CR3T"})
+    submit(slurm_job(command, None, 2))
+    script = cluster.run / "slurm" / "job.sh"
+    assert "hf_S3CR3T" not in script.read_text()
+    assert script.stat().st_mode & 0o777 == 0o600
+    assert (cluster.root / "told").read_text() == "hf_S3CR3T\n"
 
 
 def test_a_state_is_read_from_the_line_of_the_job(cluster: Cluster) -> None:

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from samestep.config.secrets import referred
 from samestep.environment.hardware import owned_cpus
+from samestep.environment.secret import SECRET, SHELL_SECRET
 from samestep.environment.variables import launch_variables, process_environment
 from samestep.errors import LaunchError
 from samestep.launch.commands.rank_command import RankCommand, exec_line, shell_script
@@ -28,19 +30,26 @@ class MpirunCommand:
     world: int
     hosts: tuple[Host, ...]
     argv: tuple[str, ...]
-    variables: Mapping[str, str]
-    """Set for mpirun, which passes them to the ranks by name: values do not show in `ps`."""
+    named: Mapping[str, str]
+    """Set for mpirun, which passes them to the ranks by name: values do not show in `ps`. Some may be
+    references to this process's own."""
     stops_by: str
     """The signal that it forwards to its ranks without killing them, and without a requeue."""
     ends_by: str
     """The signal that ends mpirun and its ranks at once."""
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """The same with the values that are referred to; raises if one is not set here."""
+        found = self.rank_command.variables()
+        return {k: v if referred(v) is None else found[k] for k, v in self.named.items()}
+
     def script(self) -> str:
         comment = "What samestep launch --via mpirun starts."
         # Each time the script runs it is another launch.
-        variables = {k: v for k, v in self.variables.items() if k not in launch_variables("")}
+        variables = {k: v for k, v in self.named.items() if k not in launch_variables("")}
         name = [f'export {variable}="mpirun-$HOSTNAME-$$"' for variable in launch_variables("")]
-        command = "\n".join([*name, exec_line(self.argv)])
+        command = "\n".join([*name, SHELL_SECRET, exec_line(self.argv)])
         return shell_script(comment, self.rank_command, variables, command)
 
     def summary(self) -> Rows:
@@ -94,7 +103,7 @@ def mpirun_command(
         argv += ["--oversubscribe"] if not hosts and world > cpus else []
         # By default it binds a rank to one core, which all its threads would share.
         argv += ["--bind-to", "none"]
-        for variable in [*variables, *_forwarded(environ, variables)]:
+        for variable in [*variables, SECRET, *_forwarded(environ, variables)]:
             argv += ["-x", variable]
     else:
         argv = [mpirun, "-n", str(world)]
@@ -110,4 +119,4 @@ def mpirun_command(
 
 def _forwarded(environ: Mapping[str, str], ours: Iterable[str]) -> list[str]:
     wanted = {name for name in environ if name in _FORWARDED or name.startswith(_FORWARDED_KINDS)}
-    return sorted(wanted - set(ours))
+    return sorted(wanted - {*ours, SECRET})

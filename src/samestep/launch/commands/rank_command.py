@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samestep.config import Config
+from samestep.config.secrets import public_overrides, referred
+from samestep.environment.variables import process_environment
 from samestep.errors import LaunchError
 from samestep.lanes.plan import deal_lanes
 
@@ -52,6 +54,10 @@ class RankCommand:
     def python(self) -> str:
         return self.config.launch.python or sys.executable
 
+    def variables(self) -> dict[str, str]:
+        """What launch.environment sets for every rank, with this process's values of what it refers to."""
+        return self.config.launch.variables(process_environment())
+
     @property
     def working_folder(self) -> Path:
         return self.folder or Path.cwd()
@@ -69,7 +75,9 @@ class RankCommand:
         ours += [] if self.stop_after is None else ["--stop-after", str(self.stop_after)]
         if self.trace is not None:
             ours += ["--trace", str(self.trace), "--trace-from", str(self.trace_from)]
-        return words_of(self.file, self.overrides, [*ours, *options], self.arguments)
+        # The ranks' command lines are for everyone to see, in `ps` and in scripts.
+        overrides = public_overrides(self.overrides, self.config.launch.environment)
+        return words_of(self.file, overrides, [*ours, *options], self.arguments)
 
 
 def check_world(config: Config, world: int, source: str) -> None:
@@ -97,8 +105,13 @@ def quoted(words: Iterable[str]) -> str:
 
 
 def exports(variables: Mapping[str, str]) -> list[str]:
-    """Lines of shell that set variables."""
-    return [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    """Lines of shell that set variables; one that refers to another must find it set."""
+    return [f"export {name}={_shell_value(value)}" for name, value in variables.items()]
+
+
+def _shell_value(value: str) -> str:
+    source = referred(value)
+    return shlex.quote(value) if source is None else f'"${{{source}:?set it for this launch}}"'
 
 
 def shell_script(
@@ -114,13 +127,23 @@ def shell_script(
     return "\n".join([*lines, command]) + "\n"
 
 
-def surroundings(rank_command: RankCommand, variables: Mapping[str, str]) -> list[str]:
-    """What goes before the command in every script: folder, modules, variables, commands."""
+def surroundings(
+    rank_command: RankCommand, variables: Mapping[str, str], *, references: bool = True
+) -> list[str]:
+    """What goes before the command in every script: folder, modules, variables, commands.
+
+    Args:
+        rank_command: what the ranks run.
+        variables: set besides those of launch.environment.
+        references: whether variables that refer to others are set from them; whoever runs the
+            script has these in the environment.
+    """
     launch = rank_command.config.launch
+    named = {k: v for k, v in launch.environment.items() if references or referred(v) is None}
     return [
         quoted(["cd", str(rank_command.working_folder)]),
         *(quoted(["module", "load", name]) for name in launch.modules),
-        *exports({**launch.environment, **variables}),
+        *exports({**named, **variables}),
         *launch.before,
     ]
 

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from samestep.errors import LaunchError
+from samestep.foreign.limits import short
+from samestep.foreign.numbers import signed_number, whole_number
+from samestep.lanes.plan import MOST_LANES
 
 
 @dataclass(frozen=True)
@@ -19,16 +22,17 @@ class Size:
     @classmethod
     def parse(cls, text: str, option: str) -> Size:
         """From `4` or `2:4`."""
-        parts = text.split(":")
-        try:
-            numbers = [int(part) for part in parts]
-        except ValueError:
-            numbers = []
-        if len(numbers) not in (1, 2):
-            raise LaunchError(f"{option} is {text!r}: give a number, or a range such as 2:4")
-        fewest, most = numbers[0], numbers[-1]
+        parts = [signed_number(part) for part in text.split(":")]
+        fewest, most = parts[0], parts[-1]
+        if len(parts) > 2 or fewest is None or most is None:
+            shown = short(repr(text))
+            raise LaunchError(f"{option} is {shown}: give a number, or a range such as 2:4")
         if fewest < 1:
             raise LaunchError(f"{option} is {text}: it must be at least 1")
+        if most > MOST_LANES:
+            raise LaunchError(
+                f"{option} is {text}: it must be at most {MOST_LANES}, each a process of its own"
+            )
         if most < fewest:
             raise LaunchError(f"{option} is {text}: the first number of a range is the smaller one")
         return cls(fewest, most)
@@ -73,6 +77,23 @@ _HOST = re.compile(
 """A name or an address; an IPv6 address with a number needs brackets, as in [fe80::1]:4."""
 
 
+_ENDPOINT = re.compile(
+    r"(?P<host>\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%[\w.-]+)?|\w[\w.-]*)"
+    r":(?P<port>[0-9]+)",
+    re.ASCII,
+)
+
+
+def check_endpoint(text: str, option: str) -> None:
+    """Refuse what is not the HOST:PORT of a machine."""
+    found = _ENDPOINT.fullmatch(text)
+    if found is None:
+        raise LaunchError(f"{option} is {short(repr(text))}: give HOST:PORT, such as node1:29500")
+    port = whole_number(found["port"])
+    if port is None or not 1 <= port <= 65535:
+        raise LaunchError(f"{option} is {short(repr(text))}: ports run from 1 to 65535")
+
+
 def parse_hosts(text: str, nproc: int | None) -> tuple[Host, ...]:
     """From `a:4,b:4`; a host without a number takes its equal share of `nproc` ranks."""
     parts = [part.strip() for part in text.split(",")]
@@ -88,9 +109,10 @@ def parse_hosts(text: str, nproc: int | None) -> tuple[Host, ...]:
                 f"--nproc {nproc} cannot be shared evenly by {len(parts)} hosts: give the number of "
                 "ranks of each host, as a:4,b:3"
             )
-        count = int(ranks or 0) if colon else nproc and nproc // len(parts)
-        if count is not None and count < 1:
-            raise LaunchError(f"--hosts has {part!r}: a host takes at least one rank")
+        count = whole_number(ranks) if colon else nproc and nproc // len(parts)
+        if (colon and count is None) or (count is not None and not 1 <= count <= MOST_LANES):
+            shown = short(repr(part))
+            raise LaunchError(f"--hosts has {shown}: a host takes from 1 to {MOST_LANES} ranks")
         hosts.append(Host(name, count))
     if len({host.name for host in hosts}) != len(hosts):
         raise LaunchError(f"--hosts is {text}: a host is named twice")

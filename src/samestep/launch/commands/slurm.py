@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from samestep.environment.secret import SHELL_SECRET
 from samestep.errors import LaunchError
 from samestep.launch.commands.rank_command import RankCommand, check_world, quoted, surroundings
 from samestep.launch.commands.size import Size
@@ -53,6 +54,8 @@ class SlurmJob:
             "",
             "set -eo pipefail",  # not -u, which breaks modules and conda
             *surroundings(self.rank_command, {}),
+            # In the job's environment, which is the user's alone, and in no file.
+            SHELL_SECRET,
             *body,
         ]
         return "\n".join(lines) + "\n"

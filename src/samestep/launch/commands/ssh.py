@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from samestep.environment.ports import rendezvous_ports
+from samestep.environment.secret import SECRET, SHELL_SECRET
+from samestep.environment.variables import process_environment
 from samestep.launch.commands.rank_command import RankCommand, check_world, quoted, surroundings
+from samestep.launch.commands.recorded import VARIABLE
 from samestep.launch.commands.size import Host, ranks_of
 from samestep.launch.commands.summary import Rows, plan_rows
 
@@ -41,7 +45,10 @@ class SshCommands:
     def argv(self, node: int) -> tuple[str, ...]:
         """What starts the agent of a node."""
         alive = ("-o", "ServerAliveInterval=15")  # or the ssh to a silent host never ends
-        return (*self.ssh, *alive, "--", self.hosts[node].name, self.remote(node, "--attached"))
+        # What a run is resumed by is this launch, not one machine's part of it.
+        typed = {k: v for k, v in process_environment().items() if k == VARIABLE}
+        command = self.remote(node, "--attached", variables=typed)
+        return (*self.ssh, *alive, "--", self.hosts[node].name, command)
 
     def check(self, node: int) -> tuple[str, ...]:
         """What checks that a node accepts our login without a password, and has what the run needs."""
@@ -49,23 +56,25 @@ class SshCommands:
         options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
         return (*self.ssh, *options, "--", self.hosts[node].name, command)
 
-    def remote(self, node: int, *more: str) -> str:
+    def remote(self, node: int, *more: str, variables: Mapping[str, str] | None = None) -> str:
         """The command line for a node's login shell."""
-        options = ["--via", "torchrun", "--nodes", str(len(self.hosts)), "--node-rank", str(node)]
+        options = ["--read-secret"]
+        options += ["--via", "torchrun", "--nodes", str(len(self.hosts)), "--node-rank", str(node)]
         ranks = self.hosts[node].ranks
         options += [] if ranks is None else ["--nproc", str(ranks)]
         options += ["--master-addr", self.hosts[0].address, "--master-port", str(self.port)]
         words = [self.rank_command.python, *self.rank_command.launch(*options, *more)]
-        return _in_folder(self.rank_command, words)
+        return _in_folder(self.rank_command, words, variables)
 
     def script(self) -> str:
         lines = [
             "#!/bin/bash",
             "# What samestep launch --via ssh starts: an agent on each host. samestep also checks the",
             "# hosts first, and ends all agents when one fails.",
+            SHELL_SECRET,
             "agents=()",
             *(
-                f"{quoted([*self.ssh, '--', host.name, self.remote(node)])} </dev/null &\n"
+                f'{quoted([*self.ssh, "--", host.name, self.remote(node)])} <<<"${SECRET}" &\n'
                 "agents+=($!)"
                 for node, host in enumerate(self.hosts)
             ),
@@ -87,10 +96,14 @@ def ssh_commands(rank_command: RankCommand, hosts: tuple[Host, ...], name: str) 
     return launch
 
 
-def _in_folder(rank_command: RankCommand, words: list[str]) -> str:
+def _in_folder(
+    rank_command: RankCommand, words: list[str], variables: Mapping[str, str] | None = None
+) -> str:
     """A command in the working directory, after the setup lines of the config.
 
-    In a login bash: the user's shell may be any, and modules are set up there.
+    In a login bash: the user's shell may be any, and modules are set up there. What refers to a
+    variable is looked up by the agent there: a command line is no place for its value.
     """
-    lines = ["set -e", *surroundings(rank_command, {}), f"exec {quoted(words)}"]
+    lines = ["set -e", *surroundings(rank_command, variables or {}, references=False)]
+    lines.append(f"exec {quoted(words)}")
     return quoted(["exec", "bash", "-lc", "\n".join(lines)])

@@ -17,7 +17,7 @@ from samestep.launch.commands.rank_command import (
     exec_line,
     shell_script,
 )
-from samestep.launch.commands.size import Size
+from samestep.launch.commands.size import Size, check_endpoint
 from samestep.launch.commands.summary import Rows, plan_rows
 
 
@@ -80,7 +80,10 @@ class TorchrunCommand:
         argv += [f"--nproc-per-node={self.nproc}"]
         argv += [f"--max-restarts={self.max_restarts}"] if self.max_restarts else []
         argv += self.rank_command.train()
-        comment = f"The ranks of samestep launch, by {module} itself."
+        comment = (
+            f"The ranks of samestep launch, by {module} itself. Other than samestep\n# launch, it "
+            "listens at every address of the machine and believes whoever connects."
+        )
         variables = thread_variables(self.threads)
         return shell_script(comment, self.rank_command, variables, exec_line(argv))
 
@@ -161,6 +164,8 @@ def _check_nodes(command: TorchrunCommand) -> None:
             f"--nodes is {nodes} but no meeting point is given: add --rendezvous HOST:PORT, or "
             "--node-rank N --master-addr HOST"
         )
+    option = "--rendezvous" if node_rank is None else "--master-addr with its port"
+    check_endpoint(command.rendezvous, option)
     if node_rank is None:
         return
     if node_rank >= nodes.one("--nodes", "with --node-rank the machines do not come and go"):

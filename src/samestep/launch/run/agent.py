@@ -1,36 +1,50 @@
-"""Starts ranks by torch's elastic agent, restarts them, and reports which one failed and why."""
+"""Starts ranks on this machine, restarts them, and reports which one failed and why.
+
+torch's elastic agent meets the agents of other machines and decides when ranks are restarted;
+the ranks' processes are ours.
+"""
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import signal
-import threading
-import time
 import uuid
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import fields, replace
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing.api import (
-    DefaultLogsSpecs,
-    SignalException,
-    Std,
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    SimpleElasticAgent,
+    Worker,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
 )
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousHandler
 
-from samestep.environment.interfaces import address_towards, is_loopback
-from samestep.environment.variables import exporting, launch_variables, thread_variables
-from samestep.errors import LaunchError, RankFailed, Stopped
+from samestep.checkpoint.ownership import claim
+from samestep.environment.secret import SECRET, new_secret, signer_of
+from samestep.environment.variables import (
+    exporting,
+    launch_variables,
+    process_environment,
+    thread_variables,
+)
+from samestep.errors import InitError, LaunchError
 from samestep.launch.commands.torchrun import TorchrunCommand
-from samestep.launch.run.exit_report import ExitReport, read_error, read_failures
+from samestep.launch.run.exit_report import ExitReport, after_signal, exit_report
+from samestep.launch.run.meeting import FixedMeeting, elastic_meeting
+from samestep.launch.run.orphans import Reaper
+from samestep.launch.run.rank_processes import RankProcesses
+from samestep.launch.run.signal_forwarder import SignalForwarder
 
-_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
-"""What the agent forwards to its ranks, which then save and stop."""
+_SECONDS_TO_FOLLOW = 10.0
+"""How long the other ranks get to notice by themselves that one has failed, and to report it."""
+_SECONDS_TO_END = 30.0
+"""How long they get after that: a checkpoint may be half written."""
+_LONGEST_ORPHANED = 300.0
+"""How long ranks may take to save when their launcher was killed."""
 
 Report = Callable[[str], None]
 
@@ -45,7 +59,7 @@ def run_ranks(command: TorchrunCommand, report: Report, quiet: bool = False) -> 
     this_launch = uuid.uuid4().hex
     for left in reversed(range(restarts + 1)):
         try:
-            _run_once(command, this_launch, quiet)
+            _run_once(command, this_launch, report, quiet)
             return
         except ExitReport as ended:
             if not left or not ended.may_pass:
@@ -58,31 +72,35 @@ def run_ranks(command: TorchrunCommand, report: Report, quiet: bool = False) -> 
             command = replace(command, nproc=nproc)
 
 
-def _run_once(command: TorchrunCommand, this_launch: str, quiet: bool) -> None:
-    started = time.time()
-    command.folder.mkdir(parents=True, exist_ok=True)
-    config = _agent_config(command, quiet)
-    interpreter, *arguments = command.rank_argv
+def _run_once(command: TorchrunCommand, this_launch: str, report: Report, quiet: bool) -> None:
+    claim(command.folder.parent, command.folder.name)
     _quiet_agent_logs()
     variables = {
-        **command.rank_command.config.launch.environment,
+        **command.rank_command.variables(),
         **thread_variables(command.threads),
         # Restarted ranks must not read the addresses of the ones before.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1" if _meets_again(command) else "0",
-        "TORCHELASTIC_SIGNALS_TO_HANDLE": _SIGNALS,
     }
     if command.nodes is None:
-        variables |= launch_variables(this_launch)
+        variables |= {**launch_variables(this_launch), SECRET: new_secret()}
+    with exporting(variables):
+        _run_agent(command, report, quiet)
+
+
+def _run_agent(command: TorchrunCommand, report: Report, quiet: bool) -> None:
+    reaper = Reaper(min(command.patience, _LONGEST_ORPHANED))
+    started: list[RankAgent] = []
     try:
-        with exporting(variables), _SecondInterrupt():
-            elastic_launch(config, entrypoint=interpreter)(*arguments)
-    except ChildFailedError as error:
-        raise read_failures(error.failures, command.nproc, command.folder) from None
-    except SignalException as error:
-        files = command.folder.glob(f"{config.run_id}_*/attempt_*/*/error.json")
-        ours = [path for path in files if path.stat().st_mtime >= started]
-        raise _on_signal(error.sigval, ours) from None
-    except (RuntimeError, OSError) as error:
+        with SignalForwarder(lambda number: _stop(started, number), lambda: _kill(started)):
+            meeting = _meeting(command, report)
+            agent = RankAgent(command, meeting, reaper, quiet)
+            started.append(agent)
+            result = agent.run()
+            meeting.shutdown()
+    except _Signalled as error:
+        ranks = [rank for agent in started for rank in agent.processes.ranks]
+        raise after_signal(error.number, ranks) from None
+    except (RendezvousError, RuntimeError, OSError, InitError) as error:
         if command.nodes is None:
             raise
         what = "--rendezvous" if command.node_rank is None else "--master-addr and --master-port"
@@ -90,6 +108,10 @@ def _run_once(command: TorchrunCommand, this_launch: str, quiet: bool) -> None:
             f"the nodes could not meet at {command.rendezvous}: {error}. Start the command on every "
             f"node, with the same {what}, of a node that all of them reach"
         ) from error
+    finally:
+        reaper.close()
+    if result is not None and result.is_failed():  # None: this machine came when all was over
+        raise exit_report(agent.processes.ranks, command.folder)
 
 
 def _meets_again(command: TorchrunCommand) -> bool:
@@ -97,63 +119,130 @@ def _meets_again(command: TorchrunCommand) -> bool:
     return command.nodes is not None and command.node_rank is None
 
 
-def _agent_config(command: TorchrunCommand, quiet: bool) -> LaunchConfig:
-    # Rank 0's output goes to the terminal unless it is quiet, that of the others to files.
-    redirected = range(command.nproc) if quiet else range(1, command.nproc)
-    known = {field.name for field in fields(LaunchConfig)}
-    options: dict[str, Any] = {
-        "min_nodes": 1,
-        "max_nodes": 1,
-        "run_id": uuid.uuid4().hex[:8],
-        "rdzv_endpoint": "127.0.0.1:0",  # the agent finds a free port and serves it
-        "local_addr": "127.0.0.1",
-        "max_restarts": 0,
-        # Ranks save before they stop; a hang is noticed after the timeout.
-        "shutdown_timeout": int(command.patience),
-        "signals_to_handle": _SIGNALS,
-    }
-    if command.nodes is not None:
-        options |= {
-            "min_nodes": command.nodes.fewest,
-            "max_nodes": command.nodes.most,
-            "run_id": command.run_id,
-            "rdzv_endpoint": command.rendezvous,
-            "local_addr": _address_for_others(command.rendezvous),
-        }
-    if command.node_rank is not None:
-        seconds = int(command.rank_command.config.distributed.timeout)
-        options["rdzv_configs"] = {"rank": command.node_rank, "timeout": max(1, seconds)}
-    elif command.nodes is not None:
-        options |= {
-            "max_restarts": command.max_restarts,
-            # A node that is gone is left out after 16 s; less, and clocks that are some seconds
-            # apart would make a node seem dead, since torch compares their times.
-            "rdzv_configs": {
-                "last_call_timeout": 5,
-                "keep_alive_interval": 2,
-                "keep_alive_max_attempt": 8,
-            },
-        }
-    return LaunchConfig(
-        nproc_per_node=command.nproc,
-        rdzv_backend="c10d" if command.node_rank is None else "static",
-        monitor_interval=0.1,
-        logs_specs=DefaultLogsSpecs(
-            log_dir=str(command.folder), redirects=dict.fromkeys(redirected, Std.ALL)
-        ),
-        # Older versions of torch lack some of these; they read the same from the environment.
-        **{name: value for name, value in options.items() if name in known},
+def _meeting(command: TorchrunCommand, report: Report) -> RendezvousHandler:
+    seconds = command.rank_command.config.distributed.timeout
+    if command.nodes is None:
+        return FixedMeeting.of_one_machine(uuid.uuid4().hex[:8], seconds)
+    signer = signer_of(process_environment(), "agents")
+    if signer is None:
+        raise LaunchError(
+            f"a launch on {command.nodes} machines needs a secret, by which they know each other: set "
+            f"{SECRET} to the same on every machine, such as the output of: openssl rand -hex 32 "
+            "(docs/security.md)"
+        )
+    host, _, port = command.rendezvous.rpartition(":")
+    nodes, name = command.nodes, command.run_id
+    if command.node_rank is None:
+        return elastic_meeting(host, int(port), nodes.fewest, nodes.most, name, signer)
+    return FixedMeeting(
+        host, int(port), command.node_rank, nodes.most, name, seconds, signer, report
     )
 
 
-def _address_for_others(rendezvous: str) -> str | None:
-    """This machine's address for the ranks of others; None lets torch use its host name.
+class RankAgent(SimpleElasticAgent):
+    """torch's elastic agent over processes of our own, which report how they end by a pipe."""
 
-    The others may not be able to resolve the name. But on the machine where they meet, the
-    address towards the rendezvous is loopback.
-    """
-    address = address_towards(rendezvous.rpartition(":")[0])
-    return None if address is None or is_loopback(address) else address
+    def __init__(
+        self, command: TorchrunCommand, meeting: RendezvousHandler, reaper: Reaper, quiet: bool
+    ) -> None:
+        spec = WorkerSpec(
+            role="rank",
+            local_world_size=command.nproc,
+            rdzv_handler=meeting,
+            entrypoint=command.rank_argv[0],
+            max_restarts=command.max_restarts if _meets_again(command) else 0,
+            monitor_interval=0.1,
+        )
+        super().__init__(spec)
+        self._command, self._reaper, self._quiet = command, reaper, quiet
+        self.processes = RankProcesses(command.folder, reaper)
+        self._signal: signal.Signals | None = None
+
+    def stop(self, number: signal.Signals) -> None:
+        """Forward a signal that stops the run; the ranks save first."""
+        if not self.processes.running:
+            raise _Signalled(number)  # while it waits for other machines
+        self._signal = number
+        self.processes.signal(number)
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self.processes = RankProcesses(self._command.folder, self._reaper)
+        ids = {}
+        for worker in worker_group.workers:
+            # Rank 0's output goes to the terminal unless it is quiet, that of the others to files.
+            redirected = self._quiet or worker.local_rank > 0
+            argv = [word.replace("${local_rank}", str(worker.local_rank)) for word in self._argv]
+            environ = {**process_environment(), **self._variables(worker_group, worker)}
+            ids[worker.local_rank] = self.processes.start(
+                worker.global_rank, argv, environ, redirected
+            )
+        return ids
+
+    @property
+    def _argv(self) -> tuple[str, ...]:
+        return self._command.rank_argv
+
+    def _variables(self, group: WorkerGroup, worker: Worker) -> Mapping[str, str]:
+        """As torchrun sets them."""
+        spec = group.spec
+        return {
+            "RANK": str(worker.global_rank),
+            "WORLD_SIZE": str(worker.world_size),
+            "LOCAL_RANK": str(worker.local_rank),
+            "LOCAL_WORLD_SIZE": str(spec.local_world_size),
+            "GROUP_RANK": str(group.group_rank),
+            "GROUP_WORLD_SIZE": str(group.group_world_size),
+            "ROLE_RANK": str(worker.role_rank),
+            "ROLE_WORLD_SIZE": str(worker.role_world_size),
+            "MASTER_ADDR": str(group.master_addr),
+            "MASTER_PORT": str(group.master_port),
+            "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
+            "TORCHELASTIC_RESTART_COUNT": str(spec.max_restarts - self._remaining_restarts),
+            "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
+            "TORCHELASTIC_USE_AGENT_STORE": str(spec.rdzv_handler.use_agent_store),
+        }
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        del worker_group
+        self.processes.poll()
+        if self._signal is not None:
+            if not self.processes.wait(self._command.patience):
+                self.processes.end(0.0)
+            raise _Signalled(self._signal)
+        if self.processes.failed:
+            self.processes.wait(_SECONDS_TO_FOLLOW)
+            if self._signal is not None:
+                raise _Signalled(self._signal)
+            return RunResult(state=WorkerState.FAILED)
+        if self.processes.running:
+            return RunResult(state=WorkerState.HEALTHY)
+        values = {rank.rank: 0 for rank in self.processes.ranks}
+        return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
+
+    def _stop_workers(self, worker_group: WorkerGroup, *_: Any, **__: Any) -> None:
+        self._shutdown()
+
+    def _shutdown(self, *_: Any, **__: Any) -> None:
+        self.processes.end(_SECONDS_TO_END)
+
+
+class _Signalled(Exception):
+    """The launcher was told to stop."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number.name)
+        self.number = number
+
+
+def _stop(started: Sequence[RankAgent], number: signal.Signals) -> None:
+    if not started:
+        raise _Signalled(number)
+    started[0].stop(number)
+
+
+def _kill(started: Sequence[RankAgent]) -> None:
+    for agent in started:
+        agent.processes.kill()
 
 
 def _quiet_agent_logs() -> None:
@@ -161,60 +250,3 @@ def _quiet_agent_logs() -> None:
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(("torch.distributed.elastic", "torch.distributed.run")):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-def _on_signal(number: signal.Signals, files: Sequence[Path]) -> Exception:
-    """How the ranks ended after a signal that the launcher forwarded to them."""
-    cause = ""
-    for path in files:
-        with suppress(ValueError):
-            kind, message, _ = read_error(json.loads(path.read_text(encoding="utf-8")))
-            if kind == "Stopped":
-                return Stopped(message)
-            if kind != "PeerLost":
-                cause = f": {kind}: {message}"
-    return RankFailed(f"stopped by {number.name} before it could be saved{cause}", 128 + number)
-
-
-class _SecondInterrupt:
-    """While entered, a second Ctrl-C kills the ranks; the agent would keep waiting for them.
-
-    Python writes each signal's number to a pipe before any handler runs, so this works beside
-    the agent's own handlers.
-    """
-
-    def __enter__(self) -> None:
-        self._watches = threading.current_thread() is threading.main_thread()
-        if not self._watches:
-            return  # Python delivers signals to the main thread only
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._write, False)
-        self._before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        self._thread = threading.Thread(target=self._watch, name="samestep-interrupts", daemon=True)
-        self._thread.start()
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if not self._watches:
-            return
-        signal.set_wakeup_fd(self._before)
-        os.close(self._write)
-        self._thread.join()
-        os.close(self._read)
-
-    def _watch(self) -> None:
-        interrupts = 0
-        while numbers := os.read(self._read, 16):
-            interrupts += numbers.count(signal.SIGINT)
-            if interrupts > 1:
-                _end_children()
-
-
-def _end_children() -> None:
-    """Kill what this process started, where /proc lists it; each rank leads a process group."""
-    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
-    if not children.exists():
-        return
-    for child in map(int, children.read_text().split()):
-        with suppress(ProcessLookupError, PermissionError):
-            if os.getpgid(child) == child:
-                os.killpg(child, signal.SIGKILL)

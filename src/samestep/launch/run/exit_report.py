@@ -1,19 +1,16 @@
-"""From the exit codes and error files of all ranks: which one failed by itself, and why."""
+"""From how all ranks ended: which one failed by itself, and why."""
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from samestep import errors
-from samestep.errors import RankFailed, SamestepError, Stopped, UserError
+from samestep.distributed.health.failure_report import FailureReport
+from samestep.errors import PeerLost, RankFailed, RankHung, SamestepError, Stopped, UserError
+from samestep.launch.run.rank_processes import RankProcess
 
 
 class ExitReport(Exception):
@@ -33,75 +30,86 @@ class ExitReport(Exception):
         return not isinstance(self.error, Stopped) and self.error.exit_code != UserError.exit_code
 
 
-@dataclass(frozen=True)
-class _Failure:
-    rank: int
-    pid: int
-    code: int
-    kind: str
-    """The exception's class, if the rank could record it."""
-    message: str
-    trace: str
-    time: float
+def exit_report(ranks: Sequence[RankProcess], folder: Path) -> ExitReport:
+    """One report for all ranks: what was recorded first, by whichever rank it was.
 
-    @property
-    def is_cause(self) -> bool:
-        """Whether this rank failed by itself, and not because another one did."""
-        return self.kind != "PeerLost" and self.code != -signal.SIGTERM
-
-    @property
-    def is_lost(self) -> bool:
-        return self.code < 0 and self.code != -signal.SIGTERM
-
-    def summary(self) -> str:
-        return self.message.splitlines()[0] if self.message else _describe_exit(self.code)
-
-
-def read_failures(failures: Mapping[int, ProcessFailure], ranks: int, folder: Path) -> ExitReport:
-    """One report for all ranks: the one that failed by itself first, with its own message."""
-    first, *others = sorted(
-        (_read(rank, failure) for rank, failure in failures.items()),
-        key=lambda failure: (not failure.is_cause, failure.time),
-    )
-    if first.kind == "Stopped":
-        return ExitReport(Stopped(first.message), first.message, ())
-    known = getattr(errors, first.kind, None)
-    log = folder.parent / "logs" / f"rank-{first.rank}.log"
-    failed = "failed" if first.is_cause else "ended because of another rank"
-    lines = [
-        f"rank {first.rank} on {socket.gethostname()} (pid {first.pid}) {failed}; its log: {log}; "
-        f"output of the ranks: {folder}",
-        first.message if known is not None else first.trace.rstrip() or _describe_exit(first.code),
-    ]
-    lines += [f"rank {other.rank} (pid {other.pid}): {other.summary()}" for other in others]
-    ended = sorted(set(range(ranks)) - set(failures)) if len(failures) <= ranks else []
-    lines += [f"rank {rank}: ended by the launcher" for rank in ended]
+    A rank that was ended meanwhile may have recorded the cause before that.
+    """
+    first, *others = sorted((rank for rank in ranks if not rank.has_succeeded), key=_order)
+    failure = first.failure or FailureReport()
+    if failure.kind == Stopped.__name__:
+        return ExitReport(Stopped(failure.message), failure.message, ())
+    known = getattr(errors, failure.kind, None)
+    told = failure.message if known is not None else failure.trace.rstrip()
+    lines = [_headline(first, folder), told or _describe_exit(first)]
+    lines += [f"rank {other.rank} (pid {other.pid}): {_summary(other)}" for other in others]
     error = RankFailed("\n".join(lines), 1 if known is None else known.exit_code)
-    headline = f"rank {first.rank} (pid {first.pid}): {first.summary()}"
-    return ExitReport(error, headline, tuple(f.rank for f in (first, *others) if f.is_lost))
+    headline = f"rank {_subject(first)}: {_summary(first)}"
+    return ExitReport(error, headline, tuple(rank.rank for rank in ranks if _is_lost(rank)))
 
 
-def _read(rank: int, failure: ProcessFailure) -> _Failure:
-    kind, message, trace = "", "", ""
-    if failure.error_file != "<N/A>":
-        kind, message, trace = read_error(failure.error_file_data)
-    return _Failure(
-        rank, failure.pid, failure.exitcode, kind, message, trace, float(failure.timestamp)
-    )
+def after_signal(number: signal.Signals, ranks: Sequence[RankProcess]) -> Exception:
+    """How the ranks ended after a signal that the launcher forwarded to them."""
+    failures = [rank.failure for rank in sorted(ranks, key=_order) if rank.failure is not None]
+    stopped = next((f for f in failures if f.kind == Stopped.__name__), None)
+    if stopped is not None:
+        return Stopped(stopped.message)
+    if ranks and all(rank.has_succeeded for rank in ranks):
+        return Stopped(f"stopped by {number.name} at the end of the run")
+    cause = next((f for f in failures if f.kind != PeerLost.__name__), None)
+    why = "" if cause is None else f": {cause.kind}: {cause.message}"
+    return RankFailed(f"stopped by {number.name} before it could be saved{why}", 128 + number)
 
 
-def read_error(document: Any) -> tuple[str, str, str]:
-    """The exception's class, its message and its traceback, from a rank's error file."""
-    if not isinstance(document, dict):
-        return "", "", ""
-    error = document.get("message", {})
-    if isinstance(error, str):
-        error = json.loads(error) if error.startswith("{") else {"message": error}
-    kind, _, message = str(error.get("message", "")).partition(": ")
-    return kind, message, str(error.get("extraInfo", {}).get("py_callstack", ""))
+def _order(rank: RankProcess) -> tuple[bool, float]:
+    failure = rank.failure
+    return not _is_cause(rank), rank.ended if failure is None else failure.time
 
 
-def _describe_exit(code: int) -> str:
-    if code < 0:
-        return f"ended by {signal.Signals(-code).name}"
+def _is_cause(rank: RankProcess) -> bool:
+    """Whether this rank failed by itself, and not because another one did."""
+    if rank.failure is not None:
+        return rank.failure.kind != PeerLost.__name__
+    return not rank.stopped_by_us
+
+
+def _is_lost(rank: RankProcess) -> bool:
+    return rank.code is not None and rank.code < 0 and not rank.stopped_by_us
+
+
+def _headline(first: RankProcess, folder: Path) -> str:
+    """Which rank it is about, and where to look."""
+    host, failure = socket.gethostname(), first.failure
+    if failure is not None and failure.kind == RankHung.__name__ and failure.ranks:
+        hung = ", ".join(map(str, failure.ranks))
+        what = f"rank{'s' * (len(failure.ranks) > 1)} {hung} hung, as rank {first.rank} on {host} found"
+        log = folder.parent / "logs" / f"rank-{failure.ranks[0]}.log"
+    else:
+        failed = "failed" if _is_cause(first) else "ended because of another rank"
+        what = f"rank {first.rank} on {host} (pid {first.pid}) {failed}"
+        log = folder.parent / "logs" / f"rank-{first.rank}.log"
+    return f"{what}; its log: {log}; output of the ranks: {folder}"
+
+
+def _subject(first: RankProcess) -> str:
+    failure = first.failure
+    if failure is not None and failure.kind == RankHung.__name__ and failure.ranks:
+        return ", ".join(map(str, failure.ranks))
+    return f"{first.rank} (pid {first.pid})"
+
+
+def _summary(rank: RankProcess) -> str:
+    message = "" if rank.failure is None else rank.failure.message
+    return message.splitlines()[0] if message else _describe_exit(rank)
+
+
+def _describe_exit(rank: RankProcess) -> str:
+    code = rank.code
+    if rank.stopped_by_us:
+        return "ended by the launcher"
+    if code is not None and code < 0:
+        known = -code in list(signal.Signals)
+        return f"ended by {signal.Signals(-code).name if known else f'signal {-code}'}"
+    if code == 0:
+        return "ended with exit code 0 before its run was over: something called os._exit"
     return f"ended with exit code {code} and left no traceback"

@@ -7,13 +7,17 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 
+from samestep.environment.secret import SECRET, new_secret
 from samestep.errors import LaunchError, RankFailed, Stopped, code_of_ranks
 from samestep.launch.commands.mpirun import Flavour, MpirunCommand, flavour_of
+from samestep.launch.run.orphans import Reaper
 from samestep.launch.run.signal_forwarder import SignalForwarder
 
 _SECONDS_TO_ANSWER = 20.0
+_SECONDS_TO_SAVE = 60.0
+"""How long mpirun's ranks get to save if this process is killed; they end with mpirun."""
 
 
 def find_flavour(mpirun: str) -> Flavour:
@@ -56,7 +60,7 @@ def run_mpirun(command: MpirunCommand, environ: Mapping[str, str], quiet: bool =
     with SignalForwarder(stop, end) as signals:
         process = subprocess.Popen(
             command.argv,
-            env={**environ, **command.variables},
+            env={**environ, **command.variables, SECRET: new_secret()},
             cwd=command.rank_command.working_folder,
             stdin=subprocess.DEVNULL,
             stdout=silent,
@@ -66,7 +70,10 @@ def run_mpirun(command: MpirunCommand, environ: Mapping[str, str], quiet: bool =
         started.append(process)
         if signals.received is not None:  # while it was being started
             end()
-        code = process.wait()
+        with closing(Reaper(_SECONDS_TO_SAVE)) as reaper:
+            reaper.watch(process.pid, signal.Signals[command.stops_by])
+            code = process.wait()
+            reaper.forget(process.pid)
     if code == 0:
         return
     if code == Stopped.exit_code:

@@ -7,14 +7,17 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
+from samestep.checkpoint.ownership import claim
 from samestep.environment.variables import process_environment
-from samestep.errors import LaunchError, RankFailed, Stopped, code_of_ranks
+from samestep.errors import LaunchError, RankFailed, Stopped, TextError, code_of_ranks
+from samestep.foreign.json_text import read_json_lines
 from samestep.launch.commands.slurm import SlurmJob
+from samestep.launch.run.private_file import write_private
 
 FINAL = frozenset(
     [
@@ -71,13 +74,13 @@ def submit(job: SlurmJob) -> Submitted:
     """Write the script and submit it; refused while the run has another job."""
     folder = job.folder
     refuse_second_job(folder.parent)
+    claim(folder.parent, folder.name)
+    script = folder / _SCRIPT
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        script = folder / _SCRIPT
-        script.write_text(job.script(), encoding="utf-8")
+        write_private(script, job.script(), 0o600)
     except OSError as error:
-        raise LaunchError(f"{folder} cannot be written: {error.strerror or error}") from None
-    answer = _slurm(["sbatch", "--parsable", str(script)])
+        raise LaunchError(f"{script} cannot be written: {error.strerror or error}") from None
+    answer = _slurm(["sbatch", "--parsable", str(script)], job.rank_command.variables())
     found = Submitted(
         answer.strip().partition(";")[0],
         time.time(),
@@ -113,9 +116,8 @@ def jobs_of(run: Path) -> list[Submitted]:
     if not path.exists():
         return []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        return [Submitted(**json.loads(line)) for line in lines]
-    except (OSError, ValueError, TypeError) as error:
+        return [Submitted(**(row or {})) for row in read_json_lines(path)]
+    except (TextError, TypeError) as error:
         raise LaunchError(
             f"{path} cannot be read: {error}. squeue --me shows your jobs; remove the file when none "
             "of them belongs to this run"
@@ -262,14 +264,16 @@ class _Outputs:
                 yield self._decoders.setdefault(path, make("replace")).decode(text)
 
 
-def _slurm(argv: Sequence[str]) -> str:
+def _slurm(argv: Sequence[str], variables: Mapping[str, str] | None = None) -> str:
     # A job that is submitted from inside another one must not inherit that one's variables.
     environ = process_environment()
     kept = {k: v for k, v in environ.items() if not k.startswith("SLURM_") or k == "SLURM_CONF"}
     try:
         done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=_SECONDS_TO_ANSWER, check=False, env=kept
-        )
+            argv, capture_output=True, text=True, timeout=_SECONDS_TO_ANSWER, check=False,
+            # By the environment, which sbatch passes to the job: a script can be read by others.
+            env={**kept, **(variables or {})},
+        )  # fmt: skip
     except OSError as error:
         raise LaunchError(
             f"{argv[0]} cannot be started here ({error.strerror}): is this a machine of a Slurm "

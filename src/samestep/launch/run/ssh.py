@@ -8,7 +8,9 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
+from samestep.environment.secret import new_secret
 from samestep.errors import LaunchError, RankFailed, Stopped, code_of_ranks
 from samestep.launch.commands.ssh import SshCommands
 from samestep.launch.run.signal_forwarder import SignalForwarder
@@ -60,7 +62,8 @@ def _refusal(command: SshCommands, node: int) -> str:
 def run_over_ssh(command: SshCommands) -> None:
     """Start all agents and wait; raises what the exit code of the first that failed means."""
     check_hosts(command)
-    agents = [_Agent(command, node) for node in range(len(command.hosts))]
+    secret = new_secret()
+    agents = [_Agent(command, node, secret) for node in range(len(command.hosts))]
     with SignalForwarder(lambda number: _stop(agents), lambda: _kill(agents)):
         try:
             failed = _first_to_fail(agents)
@@ -114,7 +117,7 @@ def _failure_of(agent: _Agent) -> Exception:
 class _Agent:
     """The ssh to one host, whose lines are shown with the host's name."""
 
-    def __init__(self, command: SshCommands, node: int) -> None:
+    def __init__(self, command: SshCommands, node: int, secret: str) -> None:
         self.host = command.hosts[node].name
         self.process = subprocess.Popen(
             command.argv(node),
@@ -125,6 +128,11 @@ class _Agent:
             errors="replace",
             start_new_session=True,
         )
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended already, and its exit code says why
+            # Not on the command line, which every user of that machine can read.
+            self.process.stdin.write(secret + "\n")
+            self.process.stdin.flush()
         self._reader = threading.Thread(target=self._show, name=f"samestep-ssh-{node}", daemon=True)
         self._reader.start()
 
@@ -136,7 +144,8 @@ class _Agent:
     def stop(self) -> None:
         """Let the agent stop its ranks: it ends when its standard input does."""
         if self.process.stdin is not None and not self.process.stdin.closed:
-            self.process.stdin.close()
+            with suppress(BrokenPipeError):  # it ended before it had read the secret
+                self.process.stdin.close()
 
     @property
     def was_lost(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 from samestep.config import Config, load_config
 from samestep.errors import LaunchError, RankFailed, code_of_ranks
+from samestep.foreign.json_text import read_json
 from samestep.launch.commands.rank_command import is_script, words_of
 
 
@@ -50,4 +50,4 @@ def read_target(file: Path, overrides: Sequence[str], arguments: Sequence[str] =
             raise LaunchError(
                 f"{file} has ended without calling samestep.start: there is no run in it"
             )
-        return load_config(json.loads(answer.read_text(encoding="utf-8")))
+        return load_config(read_json(answer))

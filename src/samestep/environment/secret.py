@@ -1,0 +1,96 @@
+"""The secret of a launch: what arrives over the network counts only if it is signed with it.
+
+`samestep launch` makes one for each launch and hands it to the ranks, never on a command line
+and never in a file. No torch here.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from collections.abc import Mapping
+
+from samestep.environment.variables import export
+from samestep.errors import LaunchError, NotAuthentic
+
+SECRET = "SAMESTEP_SECRET"
+"""The variable that holds it, on every machine of a launch."""
+
+_SHORTEST = 16
+_DIGEST = "sha256"
+_DIGEST_SIZE = 32
+
+
+SHELL_SECRET = f"{SECRET}=$(od -vAn -N32 -tx1 /dev/urandom | tr -d ' \\n')\nexport {SECRET}"
+"""Lines of shell that make one, each time the script runs."""
+
+
+def new_secret() -> str:
+    """A secret that nobody can guess."""
+    return secrets.token_hex(32)
+
+
+def receive_secret() -> None:
+    """Take the secret of this launch from the first line of standard input."""
+    line = b""
+    while not line.endswith(b"\n") and (character := os.read(0, 1)):
+        line += character
+    export({SECRET: line.decode(errors="replace").strip()})
+
+
+class Signer:
+    """Signs the messages of one purpose, and refuses what somebody without the secret made."""
+
+    def __init__(self, secret: str, purpose: str) -> None:
+        # A key for each purpose: a message of one cannot be passed off as one of another.
+        self._key = hmac.digest(secret.encode(), purpose.encode(), _DIGEST)
+
+    def sign(self, message: bytes) -> bytes:
+        """The message behind its signature."""
+        return self._digest(message) + message
+
+    def verified(self, signed: bytes) -> bytes:
+        """The message of `sign`; raises `NotAuthentic` for anything else."""
+        signature, message = signed[:_DIGEST_SIZE], signed[_DIGEST_SIZE:]
+        if not hmac.compare_digest(signature, self._digest(message)):
+            raise NotAuthentic(f"a message is not signed with this launch's secret ({SECRET})")
+        return message
+
+    def _digest(self, message: bytes) -> bytes:
+        return hmac.digest(self._key, message, _DIGEST)
+
+
+def signed(signer: Signer | None, message: bytes) -> bytes:
+    """The message behind its signature, or behind none where there is no secret."""
+    return bytes(_DIGEST_SIZE) + message if signer is None else signer.sign(message)
+
+
+def message_of(signer: Signer | None, received: bytes) -> bytes:
+    """The message of `signed`, checked as far as there is a secret; raises `NotAuthentic`."""
+    if signer is not None:
+        return signer.verified(received)
+    if any(received[:_DIGEST_SIZE]):
+        raise NotAuthentic(
+            f"the other processes of this run have a secret, and {SECRET} is not set here: set the "
+            "same one for all of them"
+        )
+    return claimed(received)
+
+
+def claimed(received: bytes) -> bytes:
+    """A message that may be anybody's: to name who sent it, and for nothing else."""
+    return received[_DIGEST_SIZE:]
+
+
+def signer_of(environ: Mapping[str, str], purpose: str) -> Signer | None:
+    """What signs the messages of one purpose; None where no launcher and no user set a secret."""
+    secret = environ.get(SECRET, "")
+    if not secret:
+        return None
+    if len(secret) < _SHORTEST:
+        raise LaunchError(
+            f"{SECRET} has {len(secret)} characters, which can be guessed: set at least "
+            f"{_SHORTEST}, such as the output of: openssl rand -hex 32"
+        )
+    return Signer(secret, purpose)

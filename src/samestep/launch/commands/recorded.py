@@ -1,0 +1,102 @@
+"""The command that started a run, recorded with it: `samestep resume` gives it again. No torch here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from samestep.config.secrets import public_overrides
+from samestep.errors import LaunchError, TextError
+from samestep.foreign.json_text import parse_json
+from samestep.launch.commands.rank_command import is_script, words_of
+
+VARIABLE = "SAMESTEP_COMMAND"
+"""By which a launcher tells its ranks how it was called."""
+_DECIDED = ("name", "run_dir", "resume", "resume.checkpoint")
+
+
+@dataclass(frozen=True)
+class RecordedCommand:
+    """`samestep train` or `samestep launch`, as it was typed."""
+
+    verb: Literal["train", "launch"]
+    file: str
+    """The config, or a script that calls `samestep.start`."""
+    folder: str
+    """Where it was typed."""
+    overrides: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    """The launcher's; what observes a run, such as --record, is left out."""
+    arguments: tuple[str, ...] = ()
+    """A script's own."""
+
+    @property
+    def code(self) -> Path | None:
+        """The script; None for a config."""
+        return Path(self.folder, self.file) if is_script(Path(self.file)) else None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Any) -> RecordedCommand | None:
+        """The command; None for what is none, since whoever has written it may be anyone."""
+        if not isinstance(document, dict) or document.get("verb") not in ("train", "launch"):
+            return None
+        texts = [document.get(name) for name in ("file", "folder")]
+        lists = [document.get(name) for name in ("overrides", "options", "arguments")]
+        inner = [item for found in lists if isinstance(found, list) for item in found]
+        if not all(isinstance(found, list) for found in lists) or not all(
+            isinstance(text, str) for text in [*texts, *inner]
+        ):
+            return None
+        return cls(document["verb"], *texts, *(tuple(found) for found in lists))  # type: ignore[arg-type]
+
+    @classmethod
+    def of_launcher(cls, environ: Mapping[str, str], file: Path) -> RecordedCommand | None:
+        """What the launcher of this process was called with, if it has launched this file.
+
+        A process that a run's own code starts inherits the variable, too.
+        """
+        try:
+            found = cls.from_json(parse_json(environ.get(VARIABLE, "null")))
+        except TextError:
+            return None
+        same = found is not None and Path(found.file) == file and Path(found.folder) == Path.cwd()
+        return found if same else None
+
+    def variables(self) -> dict[str, str]:
+        """What tells the ranks of a launch."""
+        return {VARIABLE: json.dumps(self.as_json())}
+
+    def without_secrets(self, environment: Mapping[str, str]) -> RecordedCommand:
+        """As it may be stored with the run; `environment` is the config's launch.environment."""
+        return replace(self, overrides=public_overrides(self.overrides, environment))
+
+    def again(self, run: Path, overrides: Sequence[str]) -> list[str]:
+        """The words that resume the run; a config is the one that the run has recorded.
+
+        Args:
+            run: the run's directory, wherever it is now.
+            overrides: `section.key=value` texts that come on top.
+
+        Raises:
+            LaunchError: if an override would make it another run.
+        """
+        wrong = [text for text in overrides if text.partition("=")[0] in _DECIDED]
+        if wrong:
+            raise LaunchError(
+                f"{', '.join(wrong)}: samestep resume resumes the run in {run} from its newest "
+                "checkpoint. For another run, use samestep train or launch"
+            )
+        run = run.absolute()
+        own = [f"run_dir={json.dumps(str(run), ensure_ascii=False)}", "resume.checkpoint=auto"]
+        if self.code is None:
+            file, ours = run / "config.json", [*overrides, *own]
+        else:
+            earlier = [text for text in self.overrides if text.partition("=")[0] not in _DECIDED]
+            file, ours = Path(self.file), [*earlier, *overrides, *own]
+        return [self.verb, *words_of(file, ours, self.options, self.arguments)]
