@@ -20,6 +20,7 @@ def _raise() -> None:
 HOW: dict[str, Callable[[], None]] = {
     "kill -9": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "raises": _raise,
+    "SIGSTOP": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "SIGUSR1": lambda: os.kill(os.getpid(), signal.SIGUSR1),
 }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
+import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -400,6 +403,20 @@ class Wider(Everything):
         return model
 
 
+class LostInEvaluation(Everything):
+    """Rank 0 is killed while all ranks measure the model."""
+
+    def metrics(self) -> Mapping[str, Metric]:
+        return {}
+
+    def evaluate(
+        self, model: nn.Module, batch: LaneBatch, metrics: Mapping[str, Metric]
+    ) -> tuple[Tensor, int]:
+        if rank() == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.loss(model, batch)
+
+
 class Slow(Everything):
     """Takes its time in every lane, for tests that do something meanwhile.
 
@@ -535,3 +552,55 @@ class Downloaded(Everything):
     def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
         total, count = super().loss(model, batch)
         return total * (1 + self.shift.to(total.device)), count
+
+
+class OwnCollective(Everything):
+    """On rank 0 alone, a collective of the user's own in the second step."""
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
+        if batch.step == 1 and rank() == 0:
+            torch.distributed.all_reduce(torch.ones(3))
+        return super().loss(model, batch)
+
+
+class HoldsInterpreter(Everything):
+    """Rank 1 calls into C for a while in the second step, and no other thread of it can run."""
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
+        if batch.step == 1 and batch.lane == 4 and rank() == 1:
+            ctypes.PyDLL(None).sleep(15)
+        return super().loss(model, batch)
+
+
+class Quits(Everything):
+    """Rank 1 ends in the second step, as if all were well."""
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
+        if batch.step == 1 and rank() == 1:
+            os._exit(0)
+        return super().loss(model, batch)
+
+
+class _Stuck(Noisy):
+    """On rank 1 a sample is never ready: its loader's worker waits in a lock forever."""
+
+    def __init__(self, samples: int, marker: str) -> None:
+        super().__init__(samples)
+        self.marker = Path(marker)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if rank() == 1:
+            self.marker.write_text(str(os.getpid()))
+            lock = threading.Lock()
+            lock.acquire()
+            lock.acquire()
+        return super().__getitem__(index)
+
+
+class StuckWorker(Everything):
+    def __init__(self, marker: str) -> None:
+        super().__init__()
+        self.marker = marker
+
+    def train_data(self) -> Dataset[Any]:
+        return _Stuck(SAMPLES, self.marker)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,18 @@ def test_a_rank_that_sleeps_in_its_loader_is_named_with_its_stack(tmp_path: Path
     assert "ranks 0, 2 wait in " in said
     assert "rank 1's Python stack" in said
     assert "time.sleep(10_000)" in said, "the line it sleeps in"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what a silent process does")
+def test_a_rank_that_holds_the_interpreter_is_described_as_that(tmp_path: Path) -> None:
+    said = everything_said(tmp_path / "run", "HoldsInterpreter", 2, **QUICK)
+    assert re.search(
+        r"rank 1 on \S+ \(pid \d+\) runs but is silent: it holds the interpreter \(its log then has its "
+        r"stacks\), or is ending; its last sign of life, \d+ s ago, was from ",
+        said,
+    )
+    stacks = (tmp_path / "run" / "logs" / "rank-1.log").read_text()
+    assert "in loss" in stacks, "where it is, and not where it was when it last reported"
 
 
 def test_a_rank_that_skips_a_collective_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A run that is interrupted and goes on at another size ends with the untouched run's bits."""
+"""A run that is interrupted and is resumed at another size ends with the untouched run's bits."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_never_sets_the_run_aside_and_a_path_starts_a_branch(tmp_path: Path) -> 
     branch = tmp_path / "branch"
     go_on(branch, 2, at=3, how="SIGTERM", resume=str(kept))
     ended = finish(branch, 1, resume=str(kept))
-    assert ended.record.start == 4, "an interrupted branch goes on from its own checkpoint"
+    assert ended.record.start == 4, "an interrupted branch resumes from its own checkpoint"
     assert ended.record.state_hash == untouched.record.state_hash
     said = go_on(tmp_path / "x", 1, resume=str(tmp_path / "nowhere"))
     assert "is not a valid checkpoint" in said[0][1]

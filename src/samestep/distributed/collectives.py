@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from samestep.distributed.health.activity import Activity
+from samestep.distributed.objects import ObjectExchange
+from samestep.environment.secret import Signer
 
 T = TypeVar("T")
 
@@ -83,12 +85,15 @@ def group_is_open() -> bool:
 class TorchCollectives(Collectives):
     """Over the default process group."""
 
-    def __init__(self, device: torch.device, activity: Activity) -> None:
+    def __init__(
+        self, device: torch.device, activity: Activity, signer: Signer | None = None
+    ) -> None:
         super().__init__(activity)
         self.rank = dist.get_rank()
         self.world = dist.get_world_size()
         self.device = device
         self._host_only = dist.get_backend() == "gloo"
+        self._objects = ObjectExchange(self.wire(device), signer)
 
     def wire(self, device: torch.device) -> torch.device:
         return torch.device("cpu") if self._host_only else device
@@ -98,22 +103,16 @@ class TorchCollectives(Collectives):
             dist.barrier()
 
     def broadcast(self, value: T, source: int = 0) -> T:
-        box: list[Any] = [value]
         with self.activity.waiting("broadcast"):
-            dist.broadcast_object_list(box, src=source, device=self.device)
-        return box[0]  # type: ignore[no-any-return]
+            return self._objects.broadcast(value, source)  # type: ignore[no-any-return]
 
     def gather(self, value: T) -> list[T]:
-        values: list[Any] = [None] * self.world
         with self.activity.waiting("gather"):
-            dist.all_gather_object(values, value)
-        return values
+            return self._objects.gather(value)
 
     def collect(self, value: T) -> list[T]:
-        values: list[Any] | None = [None] * self.world if self.rank == 0 else None
         with self.activity.waiting("collecting"):
-            dist.gather_object(value, values, dst=0)
-        return values or []
+            return self._objects.collect(value)
 
     def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
         with self.activity.waiting("broadcast of tensors"), torch.no_grad():

@@ -26,13 +26,16 @@ from samestep.distributed.collectives import (
     group_is_open,
 )
 from samestep.distributed.health.activity import Activity
+from samestep.distributed.health.failure_report import report_end
 from samestep.distributed.health.heartbeat import Heartbeat
+from samestep.distributed.health.peer_errors import broken_collective
 from samestep.distributed.logging import RankLog
 from samestep.distributed.placement import Placement, chosen_threads, decide_placement
 from samestep.distributed.process_group import open_process_group
 from samestep.environment.fact import Fact
 from samestep.environment.hardware import Hardware
 from samestep.environment.launch import LaunchFacts, detect_launch
+from samestep.environment.secret import Signer, signer_of
 from samestep.environment.variables import process_environment
 from samestep.errors import InitError, LaunchError, PeerLost, Stopped
 from samestep.lanes.plan import deal_lanes
@@ -80,7 +83,6 @@ class RunContext(ABC):
         self._turns = 0
         self._undo: list[Callable[[], None]] = []
         self.hosts: Sequence[str] = [socket.gethostname()]
-        """The machine of every rank."""
         before = torch.get_num_threads()
         self.on_close(lambda: torch.set_num_threads(before))
         self.use_threads(threads)
@@ -176,6 +178,7 @@ class RunContext(ABC):
         while self._undo:
             self._undo.pop()()
         self.log.close()
+        report_end()
 
     def __enter__(self) -> RunContext:
         return self
@@ -215,8 +218,9 @@ class DDPContext(RunContext):
         section: DistributedConfig,
         owned: bool,
         hosts: Sequence[str] | None = None,
+        signer: Signer | None = None,
     ) -> None:
-        super().__init__(TorchCollectives(device, Activity()), device, local_rank, threads)
+        super().__init__(TorchCollectives(device, Activity(), signer), device, local_rank, threads)
         self.hosts = self.gather(socket.gethostname()) if hosts is None else hosts
         self._owned = owned
         self._failed = False
@@ -248,10 +252,11 @@ class DDPContext(RunContext):
         if self._failed or isinstance(error, (Stopped, SystemExit)):
             return error
         self._failed = True
-        if not isinstance(error, PeerLost):
+        lost, trace = broken_collective(error)
+        if lost is None:
             self._heartbeat.announce(error)
             return error
-        meant = self._heartbeat.explain(error)
+        meant = self._heartbeat.explain(lost, trace)
         if not isinstance(meant, PeerLost):
             self._heartbeat.announce(meant)  # so that the rank that hangs ends, too
         return meant
@@ -354,8 +359,9 @@ def _open_group(section: DistributedConfig, place: Placement) -> RunContext:
     except InitError as error:
         return _without_group(section, place, error)
     device, threads = torch.device(place.device.value), joined.threads
+    signer = signer_of(process_environment(), f"objects of {joined.name}")
     context = DDPContext(
-        device, place.local_rank.value, threads.value, section, owned=True, hosts=joined.hosts
+        device, place.local_rank.value, threads.value, section, True, joined.hosts, signer
     )
     machines = len(set(joined.hosts))
     context.log.main(

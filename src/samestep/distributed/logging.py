@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -22,10 +23,26 @@ if LOGGER.level == logging.NOTSET:  # else it was configured before samestep was
 
 
 class _Terminal(logging.Handler):
-    """Writes to whatever stderr is now: a live progress bar puts lines above itself."""
+    """Writes to whatever stderr is now: a live progress bar puts lines above itself.
+
+    A launched rank's is a file, on a disk that may be full: its lines are lost, and no rank fails of it.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr, flush=True)
+        with suppress(OSError):
+            print(self.format(record), file=sys.stderr, flush=True)
+
+
+class _File(logging.FileHandler):
+    """A rank's file. On a full disk its lines are lost; logging would print a traceback for each."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        with suppress(OSError):  # what could not be written before cannot be now
+            super().close()
 
 
 class RankLog:
@@ -89,7 +106,7 @@ class RankLog:
         """From here on also write to `rank-N.log` in the folder."""
         folder.mkdir(parents=True, exist_ok=True)
         mode = "a" if append else "w"
-        self._file = logging.FileHandler(folder / f"rank-{self._rank}.log", mode=mode)
+        self._file = _File(folder / f"rank-{self._rank}.log", mode=mode)
         self._file.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
 
     def close(self) -> None:

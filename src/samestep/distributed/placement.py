@@ -39,6 +39,8 @@ class Placement:
     """Threads that a container or a batch system leaves to each rank."""
     shares_cpus: bool = False
     """Whether `threads` is a share of this machine's CPUs, which the other ranks here may change."""
+    one_machine: bool = False
+    """Whether it is known, and not only assumed, that all ranks are on this machine."""
 
     @property
     def ports(self) -> tuple[int, ...]:
@@ -141,6 +143,9 @@ class _Decision:
             self.launch.cpus_per_rank,
             self._thread_limit(local_world.value),
             shares_cpus=chosen is None,
+            one_machine=self.launch.external
+            and nodes.value == 1
+            and not self.launch.local_world_is_guessed,
         )
 
     def _place_by_hand(self) -> tuple[Fact[int], ...]:

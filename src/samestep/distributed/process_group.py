@@ -11,18 +11,26 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-from torch.distributed.rendezvous import rendezvous
 
 from samestep.config import DistributedConfig
 from samestep.distributed.hardware import gpu_id
 from samestep.distributed.logging import RankLog
 from samestep.distributed.placement import Placement
-from samestep.distributed.rendezvous import Introduction, introduce, join_store, serve_store
+from samestep.distributed.rendezvous import Introduction, introduce
+from samestep.distributed.tcp_store import connect, join_store, serve_store
 from samestep.distributed.topology import choose_interface, ranks_on_one_gpu, share_of_cpus
 from samestep.environment.fact import Fact
 from samestep.environment.hardware import allowed_cpus
-from samestep.environment.interfaces import address_towards, list_interfaces, own_address, resolve
-from samestep.environment.variables import export, process_environment
+from samestep.environment.interfaces import (
+    address_towards,
+    list_interfaces,
+    meeting_address,
+    network_id,
+    own_address,
+    resolve,
+)
+from samestep.environment.secret import SECRET, signer_of
+from samestep.environment.variables import agent_serves_store, export, process_environment
 from samestep.errors import InitError, LaunchError
 
 
@@ -35,6 +43,8 @@ class Joined:
     """CPUs that all ranks of the run compute on."""
     hosts: tuple[str, ...]
     """Of every rank."""
+    name: str
+    """Of this start of the ranks, which no other has."""
 
 
 def open_process_group(section: DistributedConfig, place: Placement) -> Joined:
@@ -44,7 +54,8 @@ def open_process_group(section: DistributedConfig, place: Placement) -> Joined:
         _export_network(section, log)
         store = _store(section, place, log)
         mine = _introduction(place)
-        gathering = introduce(store, mine, place.world.value, section.timeout, log.warn)
+        signer = signer_of(process_environment(), "introductions")
+        gathering = introduce(store, mine, place.world.value, section.timeout, log.warn, signer)
         ranks = gathering.ranks
         if place.backend.value == "nccl" and (shared := ranks_on_one_gpu(ranks)):
             raise LaunchError(
@@ -59,7 +70,8 @@ def open_process_group(section: DistributedConfig, place: Placement) -> Joined:
         log.close()
     threads = _threads(place, ranks)
     hosts = tuple(rank.host for rank in ranks)
-    return Joined(threads[place.rank.value], sum(one.value for one in threads), hosts)
+    cores = sum(one.value for one in threads)
+    return Joined(threads[place.rank.value], cores, hosts, gathering.name)
 
 
 def _threads(place: Placement, ranks: Sequence[Introduction]) -> list[Fact[int]]:
@@ -79,14 +91,36 @@ def _threads(place: Placement, ranks: Sequence[Introduction]) -> list[Fact[int]]
 
 
 def _store(section: DistributedConfig, place: Placement, log: RankLog) -> Any:
-    rank, world, seconds = place.rank.value, place.world.value, section.timeout
-    if place.launcher.value == "torchrun":
-        # Its agent serves a store, or sets variables that make rank 0 serve one.
-        return next(rendezvous("env://", rank, world, timeout=timedelta(seconds=seconds)))[0]
-    name = f"{place.job or 'by hand'} of {world} ranks"
-    if rank == 0:
-        return serve_store(place.ports, name, seconds)
-    return join_store(str(place.master_addr.value), place.ports, name, seconds, log.warn)
+    rank, seconds, environ = place.rank.value, section.timeout, process_environment()
+    master, port = str(place.master_addr.value), place.ports[0]
+    here = meeting_address(master, place.one_machine)
+    if agent_serves_store(environ):
+        # Ranks that are restarted must not read what those before them left there.
+        attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return PrefixStore(f"attempt {attempt}", _agents_store(here or master, port, seconds))
+    name = f"{place.job or 'by hand'} of {place.world.value} ranks"
+    signer = signer_of(environ, "stores")
+    if rank != 0:
+        return join_store(here or master, place.ports, name, seconds, log.warn, signer)
+    if here is None:
+        raise InitError(
+            f"{master} is no address of this machine, on which rank 0 is to listen: set MASTER_ADDR "
+            "or distributed.master_addr to the name or address by which the others reach it"
+        )
+    if signer is None and not place.one_machine:
+        log.main(
+            f"The ranks do not authenticate each other: {SECRET} is not set. Whoever reaches "
+            f"{here} could take part; see docs/security.md"
+        )
+    return serve_store(here, place.ports, name, seconds, signer)
+
+
+def _agents_store(address: str, port: int, seconds: float) -> Any:
+    store = connect(address, port, seconds)
+    if isinstance(store, str):
+        raise InitError(f"the launcher's store at {address}:{port} cannot be joined: {store}")
+    store.set_timeout(timedelta(seconds=seconds))
+    return store
 
 
 def _export_network(section: DistributedConfig, log: RankLog) -> None:
@@ -108,6 +142,7 @@ def _introduction(place: Placement) -> Introduction:
         gpu=gpu_id(device.index or 0) if device.type == "cuda" else None,
         address=None if master is None else address_towards(master),
         master=() if master is None else resolve(master),
+        network=network_id(),
     )
 
 

@@ -7,10 +7,12 @@ reduction and act at the same step boundary, so one rank's signal is enough.
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -97,6 +99,8 @@ def outlive_stop_signals(worker: int) -> None:
     Launchers and Ctrl-C signal whole groups of processes. Only the rank itself ends its workers.
     """
     del worker
+    rank = multiprocessing.parent_process()
+    end_with_parent(signal.SIGKILL, None if rank is None else rank.pid)
     for number in STOPPING:
         if number != signal.SIGTERM:
             signal.signal(number, signal.SIG_IGN)
@@ -127,14 +131,28 @@ def stop_with_input() -> None:
 
 
 _PR_SET_PDEATHSIG = 1
+_SECONDS_BETWEEN_LOOKS = 1.0
 
 
-def stop_with_parent() -> None:
-    """Get SIGTERM when the launcher ends, however it ends: its ranks must not outlive it.
+def end_with_parent(number: signal.Signals, parent: int | None = None) -> None:
+    """Get a signal when the process ends that started this one, however it ends.
 
-    Linux only; elsewhere a launcher that is killed leaves its ranks running.
+    On Linux from the kernel, even if this process is stuck; elsewhere from a thread that looks.
+
+    Args:
+        number: SIGTERM lets a rank save first.
+        parent: The process that started this one, if that is known: it may have ended already.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() == 1:  # it ended before the call
-            os.kill(os.getpid(), signal.SIGTERM)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
+        if parent not in (None, os.getppid()):  # it ended before the call
+            os.kill(os.getpid(), number)
+        return
+    parent = parent or os.getppid()
+
+    def look() -> None:
+        while os.getppid() == parent:
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=look, name="samestep-parent", daemon=True).start()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from samestep.distributed.rendezvous import Introduction
-from samestep.environment.interfaces import Interface, outward
+from samestep.environment.interfaces import Interface, is_loopback, outward
 
 Ranks = Sequence[Introduction]
 
@@ -56,7 +56,10 @@ def choose_interface(
 
     gloo takes the address of the host's own name (`named_address`), which may be loopback or
     of another network; nccl takes the first interface it finds. None: what they take is right.
+    Ranks of one machine take loopback, where nobody else can connect to them.
     """
+    if all((rank.host, rank.network) == (mine.host, mine.network) for rank in ranks):
+        return _loopback(backend, interfaces)
     way = _address_between(mine, ranks, interfaces)
     interface = next((i for i in interfaces if i.address == way), None)
     if way is None or interface is None:
@@ -71,6 +74,16 @@ def choose_interface(
         return None
     reason = f"the name {mine.host} resolves to {named_address}, not to {way}"
     return Chosen("GLOO_SOCKET_IFNAME", interface.name, reason)
+
+
+def _loopback(backend: str, interfaces: Sequence[Interface]) -> Chosen | None:
+    found = (i for i in interfaces if i.address is not None and is_loopback(i.address))
+    interface = next(found, None)
+    if interface is None:
+        return None
+    exactly = "=" if backend == "nccl" else ""
+    variable = f"{backend.upper()}_SOCKET_IFNAME"
+    return Chosen(variable, exactly + interface.name, "all ranks are on this machine")
 
 
 def _address_between(

@@ -6,6 +6,7 @@ import io
 import logging
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,29 @@ def test_a_closed_log_keeps_no_file_and_leaves_the_terminal(
     assert lines_of(tmp_path) == []
     assert capsys.readouterr().err == ""
     assert logging.getLogger("samestep").handlers == handlers
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
+def test_a_full_disk_costs_lines_and_prints_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rank-0.log").symlink_to("/dev/full")
+    log = RankLog(0, 1)
+    log.to_file(tmp_path, append=True)
+    log.main("a line")
+    log.close()
+    assert capsys.readouterr().err == "a line\n"
+
+
+def test_a_terminal_that_takes_no_more_lines_ends_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("/dev/full is Linux's")
+    with full.open("w") as stream:
+        monkeypatch.setattr("sys.stderr", stream)
+        log = RankLog(0, 1)
+        log.main("a line")
+        log.close()
+        monkeypatch.undo()
+        with suppress(OSError):
+            stream.close()

@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from samestep.distributed import rendezvous
+from samestep.distributed import rendezvous, tcp_store
 from samestep.distributed.health.store import PatientStore
 from samestep.distributed.rendezvous import (
     Gathering,
     Introduction,
     introduce,
-    join_store,
-    serve_store,
 )
+from samestep.distributed.tcp_store import join_store, listen, serve_store
 from samestep.distributed.topology import Chosen, choose_interface, ranks_on_one_gpu, share_of_cpus
 from samestep.environment.interfaces import Interface, address_towards, list_interfaces
-from samestep.errors import InitError
+from samestep.environment.secret import Signer, claimed, signed
+from samestep.errors import InitError, NotAuthentic
 
 
 def free_ports(count: int) -> list[int]:
@@ -51,7 +51,7 @@ def listening() -> Iterator[int]:
 
 def test_ranks_meet_at_the_first_port() -> None:
     ports = free_ports(2)
-    store = serve_store(ports, "job", 5)
+    store = serve_store("127.0.0.1", ports, "job", 5)
     store.set("x", "1")
     assert join_store("127.0.0.1", ports, "job", 5).get("x") == b"1"
 
@@ -59,15 +59,15 @@ def test_ranks_meet_at_the_first_port() -> None:
 def test_rank_0_leaves_a_taken_port_and_the_others_follow() -> None:
     with listening() as taken:
         ports = [taken, *free_ports(1)]
-        store = serve_store(ports, "job", 5)
+        store = serve_store("127.0.0.1", ports, "job", 5)
         store.set("x", "1")
         assert join_store("127.0.0.1", ports, "job", 5).get("x") == b"1"
 
 
 def test_a_rank_does_not_join_the_store_of_another_job() -> None:
     ports = free_ports(2)
-    other = serve_store(ports, "other job", 5)
-    own = serve_store(ports, "job", 5)
+    other = serve_store("127.0.0.1", ports, "other job", 5)
+    own = serve_store("127.0.0.1", ports, "job", 5)
     own.set("x", "mine")
     other.set("x", "theirs")
     assert join_store("127.0.0.1", ports, "job", 5).get("x") == b"mine"
@@ -75,16 +75,16 @@ def test_a_rank_does_not_join_the_store_of_another_job() -> None:
 
 def test_without_a_free_port_the_message_names_the_fix() -> None:
     with listening() as taken, pytest.raises(InitError) as caught:
-        serve_store([taken], "job", 5)
+        serve_store("127.0.0.1", [taken], "job", 5)
     assert f"cannot listen at port {taken}" in str(caught.value)
-    assert "EADDRINUSE" in str(caught.value)
+    assert "Address already in use" in str(caught.value)
     assert "set another MASTER_PORT" in str(caught.value)
 
 
 def test_something_that_is_no_store_is_named_and_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rendezvous, "_SECONDS_TO_ANSWER", 0.3)
+    monkeypatch.setattr(tcp_store, "_SECONDS_TO_ANSWER", 0.3)
     with listening() as taken, pytest.raises(InitError) as caught:
         join_store("127.0.0.1", [taken], "job", 60)
     assert "does not answer as rank 0 would" in str(caught.value)
@@ -93,7 +93,7 @@ def test_something_that_is_no_store_is_named_and_not_waited_for(
 def test_a_rank_reports_what_it_waits_for_and_then_gives_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rendezvous, "_SECONDS_TO_REPORT", 0.1)
+    monkeypatch.setattr(tcp_store, "_SECONDS_TO_REPORT", 0.1)
     [port] = free_ports(1)
     reported: list[str] = []
     with pytest.raises(InitError, match=f"rank 0 does not answer at 127.0.0.1:{port}: .*refused"):
@@ -112,7 +112,7 @@ def rank(number: int, host: str = "a", **facts: object) -> Introduction:
 
 def test_all_ranks_learn_of_each_other() -> None:
     ports = free_ports(1)
-    stores = [serve_store(ports, "job", 5)]
+    stores = [serve_store("127.0.0.1", ports, "job", 5)]
     stores += [join_store("127.0.0.1", ports, "job", 5) for _ in range(2)]
     everyone = [rank(0, master=("10.0.0.1",)), rank(1, "b"), rank(2, "b", gpu="x")]
     gathered: dict[int, Gathering] = {}
@@ -133,8 +133,8 @@ def wait_for_list(store: Any, host: str, ranks: int) -> None:
     """Wait until rank 0 has published a list in which the first `ranks` are on this host."""
     deadline = time.monotonic() + 30
     while True:
-        if store.check(["samestep/introductions/list"]):
-            listed = json.loads(store.get("samestep/introductions/list"))["ranks"]
+        if store.check(["samestep/ranks/list"]):
+            listed = json.loads(claimed(store.get("samestep/ranks/list")))["ranks"]
             if [one["host"] for one in listed[:ranks]] == [host] * ranks:
                 return
         assert time.monotonic() < deadline
@@ -150,7 +150,7 @@ def test_restarted_ranks_ignore_the_introductions_of_the_ranks_before_them(
     """
     monkeypatch.setattr(rendezvous, "_SECONDS_TO_AGREE", 0.5)
     ports = free_ports(1)
-    stores = [serve_store(ports, "job", 5)]
+    stores = [serve_store("127.0.0.1", ports, "job", 5)]
     stores += [join_store("127.0.0.1", ports, "job", 5) for _ in range(2)]
     names = []
     for attempt in (1, 2, 3):
@@ -171,6 +171,67 @@ def test_restarted_ranks_ignore_the_introductions_of_the_ranks_before_them(
         assert len({gathering.name for gathering in gathered.values()}) == 1
         names.append(gathered[0].name)
     assert len(set(names)) == 3
+
+
+OURS, THEIRS = Signer("ours" * 8, "x"), Signer("theirs" * 8, "x")
+
+
+@pytest.mark.parametrize("signer", [THEIRS, None], ids=["another secret", "no secret"])
+def test_a_rank_without_the_secret_is_refused_and_named(signer: Signer | None) -> None:
+    ports = free_ports(1)
+    stores = [serve_store("127.0.0.1", ports, "job", 5, OURS)]
+    stores += [join_store("127.0.0.1", ports, "job", 5, signer=OURS) for _ in range(2)]
+    forged = {"ticket": "x", "rank": 1, "host": "evil", "address": "10.6.6.6"}
+    stores[2].set("samestep/ranks/1", signed(signer, json.dumps(forged).encode()))
+    reported: list[str] = []
+    gathered: dict[int, Gathering] = {}
+
+    def join(number: int) -> None:
+        if number:
+            while not reported:
+                time.sleep(0.01)
+        gathered[number] = introduce(stores[number], rank(number), 2, 20, reported.append, OURS)
+
+    threads = [threading.Thread(target=join, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [one.host for one in gathered[0].ranks] == ["a", "a"], "the true one took its place"
+    assert len(reported) == 1
+    assert reported[0].startswith(
+        "refused a process that introduced itself as rank 1, host 'evil', address '10.6.6.6': "
+    )
+
+
+def test_a_refused_rank_that_claims_anything_is_harmless() -> None:
+    store = serve_store("127.0.0.1", free_ports(1), "job", 5, OURS)
+    store.set("samestep/ranks/1", bytes(32) + b"[" * 100_000)
+    reported: list[str] = []
+    with pytest.raises(InitError, match="of 2 ranks, 1 did not arrive in time: 1"):
+        introduce(store, rank(0), 2, 0.5, reported.append, OURS)
+    assert len(reported) == 1
+    assert "introduced itself as rank 1: a message is not signed" in reported[0]
+
+
+@pytest.mark.parametrize(("server", "client"), [(OURS, THEIRS), (OURS, None), (None, OURS)])
+def test_a_rank_0_with_another_secret_is_not_joined(
+    server: Signer | None, client: Signer | None
+) -> None:
+    ports = free_ports(1)
+    store = serve_store("127.0.0.1", ports, "job", 5, server)
+    with pytest.raises(NotAuthentic, match="SAMESTEP_SECRET"):
+        join_store("127.0.0.1", ports, "job", 5, signer=client)
+    del store
+
+
+def test_the_store_of_another_job_is_passed_by_whatever_its_secret() -> None:
+    ports = free_ports(2)
+    other = serve_store("127.0.0.1", ports[:1], "other job", 5, THEIRS)
+    own = serve_store("127.0.0.1", ports, "job", 5, OURS)
+    own.set("x", "mine")
+    assert join_store("127.0.0.1", ports, "job", 5, signer=OURS).get("x") == b"mine"
+    del other
 
 
 class _FrozenStore:
@@ -201,8 +262,8 @@ def test_a_store_that_has_fallen_silent_is_gone_after_a_while() -> None:
 
 
 def test_rank_0_names_the_ranks_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_SECONDS_TO_REPORT", 0.1)
-    store = serve_store(free_ports(1), "job", 5)
+    monkeypatch.setattr(tcp_store, "_SECONDS_TO_REPORT", 0.1)
+    store = serve_store("127.0.0.1", free_ports(1), "job", 5)
     reported: list[str] = []
     with pytest.raises(InitError, match="of 4 ranks, 3 did not arrive in time: 1, 2, 3"):
         introduce(store, rank(0), 4, 0.5, reported.append)
@@ -248,9 +309,26 @@ def test_gloo_is_left_alone_where_its_own_choice_is_right() -> None:
     assert choose_interface(ranks[0], ranks, "gloo", [LO, ETH0], "10.0.0.1") is None
 
 
-def test_on_one_machine_nothing_is_chosen() -> None:
+@pytest.mark.parametrize(("backend", "name"), [("gloo", "lo"), ("nccl", "=lo")])
+def test_on_one_machine_nobody_else_can_connect(backend: str, name: str) -> None:
     ranks = [rank(0), rank(1)]
-    assert choose_interface(ranks[0], ranks, "gloo", [LO, ETH0], "127.0.1.1") is None
+    chosen = choose_interface(ranks[0], ranks, backend, [ETH0, LO], "10.0.0.1")
+    reason = "all ranks are on this machine"
+    assert chosen == Chosen(f"{backend.upper()}_SOCKET_IFNAME", name, reason)
+
+
+def test_containers_of_one_name_do_not_meet_by_loopback() -> None:
+    ranks = [rank(0, network="net:1"), rank(1, network="net:2")]
+    assert choose_interface(ranks[0], ranks, "gloo", [LO, ETH0], "10.0.0.1") is None
+
+
+def test_a_store_listens_at_its_address_only() -> None:
+    store = listen("127.0.0.1", 0, 5)
+    store.set("x", "1")
+    assert tcp_store.knock("127.0.0.1", store.port, 2) == ""
+    assert tcp_store.knock("127.0.0.2", store.port, 2) != ""
+    with pytest.raises(OSError, match="assign requested address"):
+        listen("192.0.2.1", 0, 5)
 
 
 def test_a_loopback_name_of_rank_0s_machine_is_replaced_by_what_the_others_see() -> None:

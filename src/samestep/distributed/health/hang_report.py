@@ -6,9 +6,32 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from samestep.distributed.health.activity import EXCHANGE, READING
+
+ProcessState = Literal["", "gone", "stopped", "running"]
+
+_SILENT: dict[ProcessState, str] = {
+    "": "has ended, is stopped, or holds the interpreter",
+    "gone": "has ended",
+    "stopped": "is stopped (SIGSTOP, or a debugger)",
+    "running": "runs but is silent: it holds the interpreter (its log then has its stacks), or is ending",
+}
+
+
+def process_state(pid: int) -> ProcessState:
+    """What a process of this machine does, by the kernel's account; empty where that is not known."""
+    folder = Path("/proc")
+    if not (folder / "self" / "stat").exists():
+        return ""
+    try:
+        # The name, in parentheses, may hold anything.
+        letter = (folder / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "gone"
+    return {"T": "stopped", "t": "stopped", "Z": "gone", "X": "gone"}.get(letter, "running")  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -29,6 +52,8 @@ class Beat:
     """When this was written, by that host's clock."""
     silent: bool = False
     """Whether no newer one came while we watched."""
+    process: ProcessState = ""
+    """What its process does, where a silent rank is on this machine."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -42,6 +67,11 @@ class Beat:
         return self.phase in (EXCHANGE, READING)
 
     @property
+    def is_awaited(self) -> bool:
+        """Whether the others wait for it, and not it for them."""
+        return self.silent or not self.waits
+
+    @property
     def age(self) -> float:
         """Seconds since this was written, as far as two clocks can be compared."""
         return max(0.0, time.time() - self.time)
@@ -49,10 +79,9 @@ class Beat:
     def where(self) -> str:
         """Where this rank is, for people."""
         if self.silent:
-            return (
-                f"gave its last sign of life {self.age:.0f} s ago in {self._phase()} at step {self.step}: "
-                "it has ended, is stopped, or holds the interpreter"
-            )
+            # What it does now is another thing: it cannot tell.
+            last = f"its last sign of life, {self.age:.0f} s ago, was from {self._phase()} at step {self.step}"
+            return f"{_SILENT[self.process]}; {last}"
         return f"is in {self._phase()} at step {self.step} for {self.seconds:.0f} s"
 
     def _phase(self) -> str:
@@ -83,8 +112,8 @@ def hang_report(
     beats: Sequence[Beat], stacks: Mapping[int, str], calls: Mapping[int, Calls], timeout: float
 ) -> str:
     """Who waits for whom, and what the ranks that do not wait are doing."""
-    waiting = [beat for beat in beats if beat.waits and not beat.silent]
-    stuck = [beat for beat in beats if not beat.waits or beat.silent]
+    waiting = [beat for beat in beats if not beat.is_awaited]
+    stuck = [beat for beat in beats if beat.is_awaited]
     lines = [f"a collective waited longer than distributed.timeout ({timeout:g} s)"]
     mismatch = different_calls(calls)
     if mismatch is not None:

@@ -15,7 +15,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import IO, Any
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
@@ -28,8 +29,16 @@ from samestep.distributed.health.activity import (
     STARTING,
     Activity,
 )
-from samestep.distributed.health.error_file import record_failure
-from samestep.distributed.health.hang_report import Beat, Calls, different_calls, hang_report
+from samestep.distributed.health.causes import absence_of, failed_first, failure_of
+from samestep.distributed.health.failure_report import report_failure
+from samestep.distributed.health.hang_report import (
+    Beat,
+    Calls,
+    different_calls,
+    hang_report,
+    process_state,
+)
+from samestep.distributed.health.own_calls import unmatched_calls
 from samestep.distributed.health.store import PatientStore
 from samestep.environment.variables import agent_serves_store, process_environment
 from samestep.errors import CollectiveMismatch, PeerLost, RankHung, SamestepError
@@ -38,7 +47,6 @@ _SECONDS_TO_END = 3.0
 """How long a rank gets to end by itself after another one has failed."""
 _SECONDS_TO_LISTEN = 5.0
 """A rank that waits for longer checks whether the others are alive."""
-_LONGEST_TRACE = 8000
 _SECONDS_TO_SERVE = 8.0
 """How long rank 0 keeps serving the store for ranks that look up why the run ended."""
 
@@ -72,8 +80,9 @@ class Heartbeat:
         self._moves_seen, self._moved = activity.moves, time.monotonic()
         self._answered = 0
         """The last request for its stack that this rank has answered."""
-        self._before_end: Callable[[], None] = lambda: None
-        self._report: str | None = None
+        self._before_end: Callable[[], None] = _nothing
+        self._verdict: SamestepError | None = None
+        """What this rank, waiting for long, has found out about the others."""
         self._failure_seen: float | None = None
         self._has_left = False
         self._gone = 0
@@ -86,6 +95,7 @@ class Heartbeat:
     def dump_stacks_to(self, file: IO[str]) -> None:
         """Where to write all stacks if this process holds the interpreter lock and cannot beat."""
         self._stacks = file
+        self._arm_dump()
 
     def before_end(self, finish: Callable[[], None]) -> None:
         """What must be finished before this process is ended from outside: a save in flight."""
@@ -95,6 +105,7 @@ class Heartbeat:
         """End the thread. Safe to call twice."""
         self._done.set()
         self._thread.join(self._lost_after + 1)  # unless the store has fallen silent
+        self._before_end = _nothing  # which may hold the model, and that the process group
         if self._stacks is not None:
             faulthandler.cancel_dump_traceback_later()
             self._stacks = None
@@ -116,12 +127,12 @@ class Heartbeat:
             waited = self._seconds_waiting()
             self._watch_for_silence(waited)
             if waited < self._interval:
-                self._report = None  # it came back after all
-            elif waited > self._timeout - 2.5 * self._interval and self._report is None:
-                self._report = self._investigate()
+                self._verdict = None  # it came back after all
+            elif waited > self._timeout - 2.5 * self._interval and self._verdict is None:
+                self._verdict = self._compose(*self._look_around())
             if waited > self._timeout + _SECONDS_TO_END:
                 # A backend that does not raise by itself: the main thread will not return.
-                self._die(RankHung(self._report or "a collective never returned"))
+                self._die(self._verdict or RankHung("a collective never returned"))
             if self._store.is_silent and waited > min(_SECONDS_TO_LISTEN, self._lost_after):
                 silence = f"the store of the ranks did not answer for {self._lost_after:g} s"
                 self._die(PeerLost(f"{silence}: rank 0's machine, or the network to it, is gone"))
@@ -130,11 +141,15 @@ class Heartbeat:
                 self._die(PeerLost(f"the other ranks have ended, and this one {where}"))
 
     def _beat(self) -> None:
-        if self._stacks is not None:
-            faulthandler.dump_traceback_later(self._timeout, file=self._stacks)
+        self._arm_dump()
         self._number += 1
         document = json.dumps({"number": self._number, **self._now().as_json()})
         self._store.set(f"beat/{self._rank}", document)
+
+    def _arm_dump(self) -> None:
+        """Dump all stacks unless another beat comes first: before the others give up on this rank."""
+        if self._stacks is not None:
+            faulthandler.dump_traceback_later(0.75 * self._timeout, file=self._stacks)
 
     def _seconds_still(self) -> float:
         """How long this rank has been where it is, as far as this thread has looked."""
@@ -173,10 +188,11 @@ class Heartbeat:
         if newest > self._answered:
             self._answer(newest)
 
-    def _answer(self, request: int) -> None:
+    def _answer(self, request: int, trace: str = "") -> None:
         self._answered = request
         frames = sys._current_frames()
         stack = "".join(traceback.format_stack(frames.get(self._main))) if self._main else ""
+        stack = trace or stack  # the main thread has left a collective that broke
         answer = json.dumps({"stack": stack, "calls": list(self._activity.recent)})
         self._store.set(f"answer/{self._rank}", answer)
 
@@ -204,14 +220,16 @@ class Heartbeat:
         """All ranks' last beats, and their numbers."""
         found = [self._store.read(f"beat/{rank}") for rank in range(self._world)]
         numbered = [(document, document.pop("number")) for document in found if document]
-        return [(Beat(**{**document, "silent": True}), number) for document, number in numbered]
+        return [(self._read_beat(document, silent=True), number) for document, number in numbered]
+
+    def _read_beat(self, document: Mapping[str, Any], silent: bool) -> Beat:
+        beat = Beat(**{**document, "silent": silent})
+        here = silent and beat.host == self._host
+        return replace(beat, process=process_state(beat.pid)) if here else beat
 
     def _give_up(self, gone: list[Beat]) -> None:
         """Report for a rank that it is gone: it cannot, and others may wait until someone does."""
-        first = gone[0]
-        message = f"gone: it {first.where()}"
-        cause = {"rank": first.rank, "host": first.host, "kind": "gone", "message": message}
-        self._store.set_first("failed", json.dumps(cause))
+        self._store.set_first("failed", absence_of(gone[0]))
 
     def _end_if_stuck(self) -> None:
         if self._activity.phase == SAVE:
@@ -223,13 +241,12 @@ class Heartbeat:
             where = self._now().where().removeprefix("is ")
             self._die(
                 PeerLost(
-                    f"this rank was {where} and could not end by itself after "
-                    f"{_failed_first(cause)}"
+                    f"this rank was {where} and could not end by itself after {failed_first(cause)}"
                 )
             )
 
     def _die(self, error: SamestepError) -> None:
-        record_failure(error)
+        report_failure(error)
         self._before_end()
         self._store.add("left", 1)
         for file in (sys.stderr, self._stacks):
@@ -267,54 +284,50 @@ class Heartbeat:
     def announce(self, error: BaseException) -> None:
         """Notify the others that this rank fails by itself, so that they do not wait for it."""
         self._done.set()  # or our own thread would end this process
-        first_line = next(iter(str(error).splitlines()), "")
-        cause = json.dumps(
-            {
-                "rank": self._rank,
-                "host": self._host,
-                "kind": type(error).__name__,
-                "message": f"{type(error).__name__}: {first_line}",
-                "trace": "" if isinstance(error, SamestepError) else _trace(error),
-            }
-        )
-        self._store.set_first("failed", cause)
+        self._store.set_first("failed", failure_of(self._rank, self._host, error))
 
-    def explain(self, lost: PeerLost) -> SamestepError:
-        """Why a collective broke: a rank failed, is gone, hangs, or called another one."""
+    def explain(self, lost: PeerLost, trace: str = "") -> SamestepError:
+        """Why a collective broke: a rank failed, is gone, hangs, or called another one.
+
+        Args:
+            lost: What the collective raised.
+            trace: Where this rank called it.
+        """
         self._done.set()  # our own thread must not end this process while we find out
         self._thread.join(self._lost_after + 1)
-        timed_out, report = "imed out" in str(lost), self._report
-        if timed_out and report is not None:
-            return RankHung(report)
-        beats, answers = self._look_around()
+        if lost.timed_out and self._verdict is not None:
+            return self._verdict
+        beats, answers = self._look_around(trace)
         cause = self._store.read("failed")
-        if timed_out or (cause is not None and cause.get("kind") == RankHung.__name__):
-            return RankHung(self._compose(beats, answers))
+        if lost.timed_out or (cause is not None and cause.get("kind") == RankHung.__name__):
+            return self._compose(beats, answers)
         if cause is not None:
-            return PeerLost(f"rank {self._rank}: {_failed_first(cause)}")
+            return PeerLost(f"rank {self._rank}: {failed_first(cause)}")
         gone = [beat for beat in beats if beat.silent]
         self._gone = len(gone)
         if gone:
             self._give_up(gone)
             names = "; ".join(f"rank {b.rank} on {b.host} (pid {b.pid}) {b.where()}" for b in gone)
             return PeerLost(f"rank {self._rank} lost a peer: {names}")
-        mismatch = different_calls(_calls(answers))
+        mismatch = different_calls(_calls(answers)) or _unmatched(beats, _stacks(answers))
         if mismatch is not None:
             return CollectiveMismatch(mismatch)
         return PeerLost(f"rank {self._rank} {lost}")
 
-    def _investigate(self) -> str:
-        beats, answers = self._look_around()
-        return self._compose(beats, answers)
+    def _compose(
+        self, beats: list[Beat], answers: Mapping[int, dict[str, Any]]
+    ) -> RankHung | CollectiveMismatch:
+        stacks = _stacks(answers)
+        report = hang_report(beats, stacks, _calls(answers), self._timeout)
+        unmatched = _unmatched(beats, stacks)
+        if unmatched is not None:
+            return CollectiveMismatch(f"{unmatched}\n{report}")
+        return RankHung(report, [beat.rank for beat in beats if beat.is_awaited])
 
-    def _compose(self, beats: list[Beat], answers: Mapping[int, dict[str, Any]]) -> str:
-        stacks = {rank: answer["stack"] for rank, answer in answers.items()}
-        return hang_report(beats, stacks, _calls(answers), self._timeout)
-
-    def _look_around(self) -> tuple[list[Beat], dict[int, dict[str, Any]]]:
+    def _look_around(self, trace: str = "") -> tuple[list[Beat], dict[int, dict[str, Any]]]:
         """All ranks' last beats, and their stacks, which this requests."""
         request = self._store.add("requests", 1) or 0
-        self._answer(request)
+        self._answer(request, trace)
         before = {rank: self._store.read(f"beat/{rank}") for rank in range(self._world)}
         deadline = time.monotonic() + 3 * self._interval
         while time.monotonic() < deadline and not self._store.has("failed"):
@@ -326,7 +339,7 @@ class Heartbeat:
             if old is None or new is None:
                 continue
             moved = new.pop("number") != old["number"] or rank == self._rank
-            beats.append(Beat(**{**new, "silent": not moved}))
+            beats.append(self._read_beat(new, silent=not moved))
         answers = {rank: self._store.read(f"answer/{rank}") for rank in range(self._world)}
         return beats, {rank: answer for rank, answer in answers.items() if answer is not None}
 
@@ -349,16 +362,18 @@ class Heartbeat:
             left = self._store.add("left", 0)
 
 
+def _nothing() -> None:
+    """There is nothing to finish."""
+
+
 def _calls(answers: Mapping[int, dict[str, Any]]) -> dict[int, Calls]:
     return {rank: [tuple(call) for call in answer["calls"]] for rank, answer in answers.items()}
 
 
-def _trace(error: BaseException) -> str:
-    """The last part of a traceback, for users who cannot see the other machine's terminal."""
-    return "".join(traceback.format_exception(error))[-_LONGEST_TRACE:]
+def _stacks(answers: Mapping[int, dict[str, Any]]) -> dict[int, str]:
+    return {rank: answer["stack"] for rank, answer in answers.items()}
 
 
-def _failed_first(cause: Mapping[str, Any]) -> str:
-    rank, host, message = (cause.get(key) for key in ("rank", "host", "message"))
-    headline = f"rank {rank} on {host} failed first: {message}"
-    return "\n".join(filter(None, [headline, str(cause.get("trace", "")).rstrip()]))
+def _unmatched(beats: Sequence[Beat], stacks: Mapping[int, str]) -> str | None:
+    waiting = [beat.rank for beat in beats if not beat.is_awaited]
+    return unmatched_calls({b.rank: stacks.get(b.rank, "") for b in beats}, waiting)

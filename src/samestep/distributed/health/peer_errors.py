@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
+
+from samestep.distributed.health.own_calls import own_call
 from samestep.errors import PeerLost
 
-_SIGNS = ("gloo", "Connection", "NCCL", "ncclUnhandled", "Socket", "Timed out", "timed out")
+_TIMED_OUT = ("timed out", "timeout")
+_SIGNS = ("gloo", "connection", "nccl", "socket", *_TIMED_OUT)
 
 
 def lost_peer(error: BaseException | None) -> PeerLost | None:
@@ -14,7 +18,20 @@ def lost_peer(error: BaseException | None) -> PeerLost | None:
     """
     if not isinstance(error, RuntimeError):
         return None
-    text = str(error).strip()
-    if not any(sign in text for sign in _SIGNS):
+    text = next(iter(str(error).strip().splitlines()), "")
+    words = str(error).lower()
+    if not any(sign in words for sign in _SIGNS):
         return None
-    return PeerLost(f"lost another rank: {text.splitlines()[0][:200]}")
+    timed_out = any(sign in text.lower() for sign in _TIMED_OUT)
+    return PeerLost(f"lost another rank: {text[:200]}", timed_out)
+
+
+def broken_collective(error: BaseException) -> tuple[PeerLost | None, str]:
+    """A collective that broke, and where it was called: one of ours, or one that the user called.
+
+    The user's own breaks in their own code, where an error of any other kind is theirs.
+    """
+    trace = "".join(traceback.format_tb(error.__traceback__))
+    if isinstance(error, PeerLost):
+        return error, trace
+    return (lost_peer(error) if own_call(trace) is not None else None), trace

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from samestep.distributed.health.activity import COMPUTE, DATA, EXCHANGE, SAVE
-from samestep.distributed.health.hang_report import Beat, different_calls, hang_report
+from samestep.distributed.health.hang_report import (
+    Beat,
+    different_calls,
+    hang_report,
+    process_state,
+)
 
 
 def beat(rank: int, phase: str = EXCHANGE, age: float = 0.0, **changes: Any) -> Beat:
@@ -44,13 +53,14 @@ def test_a_rank_that_others_wait_for_is_named_with_its_place() -> None:
 
 
 def test_a_silent_rank_is_not_taken_for_a_busy_one() -> None:
-    beats = [beat(0), beat(1, COMPUTE, age=9.0), beat(2, age=9.0), beat(3, seconds=5)]
+    beats = [beat(0), beat(1, COMPUTE, age=9.0), beat(2, age=9.0, process="stopped"),
+             beat(3, seconds=5)]  # fmt: skip
     assert hang_report(beats, {}, {}, 2.5).splitlines() == [
         "a collective waited longer than distributed.timeout (2.5 s)",
-        "rank 1 on n1 (pid 75) gave its last sign of life 9 s ago in compute at step 120: it has ended, "
-        "is stopped, or holds the interpreter",
-        "rank 2 on n2 (pid 76) gave its last sign of life 9 s ago in gradients #481 at step 120: it has "
-        "ended, is stopped, or holds the interpreter",
+        "rank 1 on n1 (pid 75) has ended, is stopped, or holds the interpreter; its last sign of life, "
+        "9 s ago, was from compute at step 120",
+        "rank 2 on n2 (pid 76) is stopped (SIGSTOP, or a debugger); its last sign of life, 9 s ago, was "
+        "from gradients #481 at step 120",
         "ranks 0, 3 wait in gradients #481 for 184 s",
     ]
 
@@ -121,3 +131,21 @@ def test_the_first_call_that_differs_is_named(
     calls: dict[int, list[tuple[int, str]]], words: str | None
 ) -> None:
     assert different_calls(calls) == words
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the kernel tells it in /proc")
+def test_what_a_silent_process_does_is_known_on_its_machine() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert process_state(process.pid) == "running"
+        process.send_signal(signal.SIGSTOP)
+        deadline = time.monotonic() + 10
+        while process_state(process.pid) != "stopped":
+            assert time.monotonic() < deadline
+        process.kill()
+        while process_state(process.pid) != "gone":
+            assert time.monotonic() < deadline
+    finally:
+        process.kill()
+        process.communicate()
+    assert process_state(process.pid) == "gone"

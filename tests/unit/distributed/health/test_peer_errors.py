@@ -17,11 +17,14 @@ from samestep.distributed.health.peer_errors import lost_peer
         "Socket Timeout",
         "Timed out waiting 1000ms for recv operation to complete",
         "the operation timed out",
+        "Application timeout caused pair closure",
     ],
 )
 def test_a_backends_words_for_a_broken_connection_are_known(text: str) -> None:
     found = lost_peer(RuntimeError(text))
+    assert found is not None
     assert str(found) == f"lost another rank: {text}"
+    assert found.timed_out == ("time" in text.lower())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,38 @@
+"""Why a run ends, as the first rank that knows it leaves it in the store for the others."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from samestep.distributed.health.hang_report import Beat
+from samestep.errors import SamestepError
+
+_LONGEST_TRACE = 8000
+
+
+def failure_of(rank: int, host: str, error: BaseException) -> str:
+    """A rank that fails by itself."""
+    kind, first_line = type(error).__name__, next(iter(str(error).splitlines()), "")
+    # The last part of its traceback, for users who cannot see the other machine's terminal.
+    ours = isinstance(error, SamestepError)
+    trace = "" if ours else "".join(traceback.format_exception(error))[-_LONGEST_TRACE:]
+    message = f"{kind}: {first_line}"
+    return json.dumps(
+        {"rank": rank, "host": host, "kind": kind, "message": message, "trace": trace}
+    )
+
+
+def absence_of(gone: Beat) -> str:
+    """A rank that is gone, and cannot tell."""
+    message = f"gone: it {gone.where()}"
+    return json.dumps({"rank": gone.rank, "host": gone.host, "kind": "gone", "message": message})
+
+
+def failed_first(cause: Mapping[str, Any]) -> str:
+    """A cause, for people."""
+    rank, host, message = (cause.get(key) for key in ("rank", "host", "message"))
+    headline = f"rank {rank} on {host} failed first: {message}"
+    return "\n".join(filter(None, [headline, str(cause.get("trace", "")).rstrip()]))
