@@ -54,11 +54,13 @@ def run(
 
 
 @contextmanager
-def started(*arguments: str | Path, cwd: Path, cold: str = "") -> Iterator[subprocess.Popen[str]]:
+def started(
+    *arguments: str | Path, cwd: Path, cold: str = "", **variables: str
+) -> Iterator[subprocess.Popen[str]]:
     """A command that runs on while the test does things to it."""
     process = popen(
         command(*arguments), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        start_new_session=True, cold=cold,
+        start_new_session=True, cold=cold, env={**environment(), **variables},
     )  # fmt: skip
     try:
         yield process

@@ -38,7 +38,7 @@ def test_under_torchrun_it_writes_what_it_suggests_into_the_config(tmp_path: Pat
     assert json.loads((folder / "lr-find.json").read_text()) == printed
     assert (folder / "lr-find.png").read_bytes().startswith(b"\x89PNG")
     assert "2 rank(s) drive 4+4 lanes" in (folder / "logs" / "rank-1.log").read_text()
-    assert sorted(p.name for p in folder.parent.iterdir()) == ["lr-find"]
+    assert sorted(p.name for p in folder.parent.iterdir()) == [".samestep-run", "lr-find"]
 
 
 def test_alone_it_shows_a_table_and_keeps_every_remark_of_the_config(

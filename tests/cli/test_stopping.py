@@ -16,6 +16,8 @@ SAVED = 75
 PATIENCE = 180.0
 """Seconds that a test waits for something to happen, on a machine that is busy with others."""
 
+SECRET = "of tests, and no secret at all"
+
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
@@ -143,8 +145,13 @@ def test_a_lost_rank_shrinks_the_world_and_the_run_resumes(
     config: Path, tmp_path: Path, untouched: list[float]
 ) -> None:
     run = tmp_path / "runs" / "slow"
-    # A restart resumes even where the launch must not: it is the same launch.
-    arguments = ("--nproc", "1:3", "--max-restarts", "2", "resume=never")
+    arguments = (
+        "--nproc", "1:3", "--max-restarts", "2",
+        # A restart resumes even where the launch must not: it is the same launch.
+        "resume=never",
+        # Nothing is saved but what the ranks that are left save.
+        "checkpoint.every_steps=1000", "checkpoint.every_epochs=null", "evaluation.every_epochs=null",
+    )  # fmt: skip
     with started("launch", config, *arguments, cwd=tmp_path) as process:
         wait_for(lambda: steps_done(run) >= 4)
         os.kill(ranks_of(config, process.pid)[0], signal.SIGKILL)
@@ -203,9 +210,9 @@ def test_a_node_is_lost_and_comes_back(
         path = run / "logs" / "rank-0.log"
         return path.read_text() if path.exists() else ""
 
-    with started(*arguments, cwd=tmp_path) as first:
+    with started(*arguments, cwd=tmp_path, SAMESTEP_SECRET=SECRET) as first:
         wait_for(lambda: is_served(port))
-        with started(*arguments, cwd=tmp_path) as second:
+        with started(*arguments, cwd=tmp_path, SAMESTEP_SECRET=SECRET) as second:
             wait_for(lambda: "2 rank(s) drive" in log() and steps_done(run) >= 4)
             node = [second.pid, *children_of(second.pid)]
             for pid in node:
@@ -214,7 +221,7 @@ def test_a_node_is_lost_and_comes_back(
         wait_for(lambda: "at world size 2; now 1" in log())
         done = steps_done(run)
         wait_for(lambda: steps_done(run) > done + 2)
-        with started(*arguments, cwd=tmp_path) as again:
+        with started(*arguments, cwd=tmp_path, SAMESTEP_SECRET=SECRET) as again:
             wait_for(lambda: "at world size 1; now 2" in log())
             (tmp_path / "hurry").touch()
             output, _ = first.communicate(timeout=PATIENCE)

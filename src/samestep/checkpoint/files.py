@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import shutil
 from pathlib import Path
 from typing import IO
+
+from samestep.errors import OutputError
 
 
 class Files:
     """Plain file operations; `sync` makes them survive a crash of the machine."""
 
     def make_folder(self, path: Path) -> None:
-        """Create a directory; it must not exist yet."""
-        path.mkdir(parents=True)
+        """Create a directory, which must not exist yet, and its parent, but nothing above that.
+
+        A run directory that was removed must not come back with a single checkpoint in it.
+        """
+        path.parent.mkdir(exist_ok=True)
+        path.mkdir()
 
     def open_new(self, path: Path) -> IO[bytes]:
         """A new unbuffered file: what is written has left this process."""
@@ -42,6 +49,20 @@ class Files:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+
+def refuse_existing(*paths: Path) -> None:
+    """Refuse to replace files that a user has named; for commands that have a --force."""
+    taken = [str(path) for path in paths if path.exists() or path.is_symlink()]
+    if taken:
+        raise OutputError(
+            f"{', '.join(taken)} exists already: --force replaces it, or name another file"
+        )
+
+
+def partial_of(path: Path) -> Path:
+    """A name beside a file that a user has named, for writing it: nobody has such a file."""
+    return path.with_name(f".{path.name[:100]}-{secrets.token_hex(8)}.partial")
 
 
 class DigestedFile:

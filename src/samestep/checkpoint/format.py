@@ -9,13 +9,16 @@ Reading runs no code from the files: safetensors, JSON, and torch.load(weights_o
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
+from stat import S_ISREG
+from types import NoneType
 from typing import Any
 
 import torch
@@ -24,11 +27,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from samestep.checkpoint.files import DigestedFile, Files, sha256_of
-from samestep.errors import CheckpointError
+from samestep.errors import CheckpointError, TextError
+from samestep.foreign.files import is_file
+from samestep.foreign.json_text import parse_json, read_json
+from samestep.foreign.limits import short
 
 FORMAT = 1
 MODEL, TRAINING, MANIFEST = "model.safetensors", "training.pt", "manifest.json"
 PARTIAL = ".partial"
+SURVIVOR = ".survivor-"
+"""Before the rank in the name under which a survivor of lost ranks writes."""
 
 
 @dataclass(frozen=True)
@@ -74,32 +82,86 @@ class Manifest:
     def text(self) -> str:
         """The content of `manifest.json`, with its own checksum."""
         # Through JSON first, which turns keys into text: the digest must match what is read.
-        document = json.loads(json.dumps({"format": FORMAT, **asdict(self)}))
+        document = parse_json(json.dumps({"format": FORMAT, **asdict(self)}))
         return json.dumps({"sha256": _digest(document), **document}, indent=1)
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
         """The manifest of a checkpoint; raises a `CheckpointError` with what is wrong with it."""
         try:
-            document = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-            expected = document.pop("sha256")
-            if expected != _digest(document):
-                raise CheckpointError(f"{MANIFEST} is not what was written")
-            number = document.pop("format")
-            if number != FORMAT:
-                raise CheckpointError(
-                    f"it is of format {number}, and this samestep reads {FORMAT}: "
-                    "use the version that wrote it"
-                )
-            best = document.pop("best")
-            files = {name: (digest, size) for name, (digest, size) in document.pop("files").items()}
-            return cls(**document, best=best and Best(**best), files=files)
-        except FileNotFoundError:
-            raise CheckpointError(f"it has no {MANIFEST}") from None
-        except OSError as error:
-            raise CheckpointError(f"{MANIFEST} cannot be read: {error.strerror or error}") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{MANIFEST} is damaged: {error}") from None
+            document = read_json(folder / MANIFEST)
+        except TextError as error:
+            missing = not is_file(folder / MANIFEST)
+            why = f"it has no {MANIFEST}" if missing else f"{MANIFEST} is damaged: it {error}"
+            raise CheckpointError(why) from None
+        if not isinstance(document, dict):
+            raise CheckpointError(f"{MANIFEST} is damaged: it holds no object")
+        if document.pop("sha256", None) != _digest(document):
+            raise CheckpointError(f"{MANIFEST} is not what was written")
+        number = document.pop("format", None)
+        if number != FORMAT:
+            raise CheckpointError(
+                f"it is of format {short(str(number))}, and this samestep reads {FORMAT}: "
+                "use the version that wrote it"
+            )
+        return cls(**_typed(document))
+
+
+_COUNT, _NUMBER, _TEXT = (int,), (int, float), (str,)
+_KINDS: dict[str, tuple[type, ...]] = {
+    "step": _COUNT, "epoch": _COUNT, "world": _COUNT, "saved_at": _NUMBER, "metrics": (dict,),
+    "best": (dict, NoneType), "ended": (str, NoneType), "config": (dict,), "plan": (dict,), "versions": (dict,),
+    "files": (dict,), "measured": (int, NoneType),
+}  # fmt: skip
+_ADDED_LATER = ("files", "measured")
+_BEST = {"step": _COUNT, "metric": _TEXT, "value": _NUMBER}
+_MOST = 10**13
+"""Above every count."""
+_LAST_TIME = 250_000_000_000
+"""Seconds since 1970 that a calendar can show."""
+
+
+def _typed(document: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a manifest; raises if one is not of its kind: a checksum keeps no author out."""
+    _check_fields("", document, _KINDS, _ADDED_LATER)
+    best, files = document["best"], document.get("files", {})
+    if not document["saved_at"] < _LAST_TIME:
+        raise CheckpointError(f"{MANIFEST} is damaged: it has saved_at: {document['saved_at']}")
+    if best is not None:
+        _check_fields("best.", best, _BEST)
+    for name, entry in files.items():
+        sound = isinstance(entry, list) and [type(part) for part in entry] == [str, int]
+        if not sound or PurePath(name).name != name:
+            raise CheckpointError(
+                f"{MANIFEST} is damaged: files has {short(repr(name))}: {entry!r:.80}"
+            )
+    _check_fields("versions.", document["versions"], dict.fromkeys(document["versions"], _TEXT))
+    threads = document["plan"].get("threads_per_rank", 1)
+    _check_fields("plan.", {"threads_per_rank": threads}, {"threads_per_rank": _COUNT})
+    found = {name: (digest, size) for name, (digest, size) in files.items()}
+    return {**document, "best": None if best is None else Best(**best), "files": found}
+
+
+def _check_fields(
+    prefix: str,
+    found: Mapping[str, Any],
+    kinds: Mapping[str, tuple[type, ...]],
+    optional: Sequence[str] = (),
+) -> None:
+    names = [*kinds, *(name for name in found if name not in kinds)]
+    for name in names:
+        if name not in found and name not in optional:
+            raise CheckpointError(f"{MANIFEST} is damaged: it has no {prefix}{name}")
+        if name in found and not _fits(found[name], kinds.get(name, ()), prefix != "best."):
+            shown = f"{short(prefix + name)}: {short(repr(found[name]), 80)}"
+            raise CheckpointError(f"{MANIFEST} is damaged: it has {shown}")
+
+
+def _fits(value: Any, kinds: tuple[type, ...], is_limited: bool) -> bool:
+    if type(value) not in kinds:
+        return False
+    is_number = isinstance(value, (int, float)) and (is_limited or isinstance(value, int))
+    return not is_number or 0 <= value < _MOST
 
 
 def _digest(document: Mapping[str, Any]) -> str:
@@ -128,6 +190,21 @@ def write_checkpoint(
         manifest: what the checkpoint is; checksums are added.
     """
     partial = folder.with_name(folder.name + PARTIAL)
+    write_files(files, partial, model, training, manifest)
+    # Only a run that repeats this step finds the name taken, by a damaged checkpoint; the older
+    # one that it resumed from is still there.
+    files.remove(folder)
+    put_in_place(files, partial, folder)
+
+
+def write_files(
+    files: Files,
+    partial: Path,
+    model: Mapping[str, Tensor],
+    training: Mapping[str, Any],
+    manifest: Manifest,
+) -> None:
+    """Write a checkpoint's files into a directory that nobody takes for one, and sync them."""
     files.remove(partial)
     files.make_folder(partial)
     sums: dict[str, tuple[str, int]] = {}
@@ -149,10 +226,16 @@ def write_checkpoint(
         file.write(text.encode())
     files.sync(partial / MANIFEST)
     files.sync(partial)
-    # Only a run that repeats this step finds the name taken, by a damaged checkpoint; the older
-    # one that it resumed from is still there.
-    files.remove(folder)
-    files.replace(partial, folder)
+
+
+def put_in_place(files: Files, partial: Path, folder: Path) -> None:
+    """Give a written checkpoint its name, unless another rank has just done so with the same one."""
+    try:
+        files.replace(partial, folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        files.remove(partial)
     files.sync(folder.parent)
 
 
@@ -220,9 +303,13 @@ def verify_checkpoint(folder: Path, *, checksums: bool = True) -> Manifest:
     for name, (digest, size) in manifest.files.items():
         path = folder / name
         try:
-            found = path.stat().st_size
-            if found != size:
-                raise CheckpointError(f"{name} has {found} bytes and was written with {size}")
+            found = path.stat()
+            if not S_ISREG(found.st_mode):  # a pipe would never end
+                raise CheckpointError(f"{name} is no plain file")
+            if found.st_size != size:
+                raise CheckpointError(
+                    f"{name} has {found.st_size} bytes and was written with {size}"
+                )
             if checksums and sha256_of(path) != digest:
                 raise CheckpointError(f"{name} is not what was written (checksum)")
         except OSError as error:
@@ -232,10 +319,20 @@ def verify_checkpoint(folder: Path, *, checksums: bool = True) -> Manifest:
 
 def read_model(folder: Path) -> dict[str, Tensor]:
     """The model's tensors in a checkpoint, in host memory."""
+    return read_tensors(folder / MODEL)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, in host memory; raises a `CheckpointError`."""
     try:
-        return load_file(folder / MODEL)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{folder / MODEL} cannot be read: {error}") from None
+        return load_file(path)
+    except (OSError, SafetensorError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {short(str(error))}") from None
+
+
+_TRAINING_KINDS: dict[str, type] = {
+    "model": dict, "shared": dict, "modules": list, "optimizers": list, "schedules": list, "kept": dict,
+}  # fmt: skip
 
 
 def read_training(folder: Path) -> dict[str, Any]:
@@ -243,9 +340,17 @@ def read_training(folder: Path) -> dict[str, Any]:
     path = folder / TRAINING
     try:
         state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-        return state
     except Exception as error:  # an unpickler fails on bad bytes in too many ways to list
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise CheckpointError(
-            f"{path} cannot be read without running code from it, which is never done: {reason}"
+            f"{path} cannot be read without running code from it, which is never done: {short(reason)}"
         ) from None
+    if not isinstance(state, dict):
+        raise CheckpointError(
+            f"{path} is not the state of a run: it holds a {type(state).__name__}"
+        )
+    for name, kind in _TRAINING_KINDS.items():
+        if not isinstance(state.get(name, kind()), kind):
+            found = type(state[name]).__name__
+            raise CheckpointError(f"{path} is not the state of a run: {name} is a {found}")
+    return state

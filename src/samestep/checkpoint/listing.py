@@ -9,6 +9,7 @@ from typing import Any
 
 from samestep.checkpoint.format import Manifest, verify_checkpoint
 from samestep.errors import CheckpointError
+from samestep.foreign.numbers import whole_number
 
 
 @dataclass(frozen=True)
@@ -23,15 +24,20 @@ class FoundCheckpoint:
     @property
     def step(self) -> int:
         """The number of steps done when it was written, from its name."""
-        return int(self.folder.name.removeprefix("step-"))
+        return _step_of(self.folder) or 0
 
     @property
     def size(self) -> int:
-        """Bytes on disk; 0 if it is being removed at the same time."""
+        """Bytes on disk; 0 if they cannot be counted, as when it is being removed."""
         try:
             return sum(path.stat().st_size for path in self.folder.iterdir() if path.is_file())
-        except FileNotFoundError:
+        except OSError:
             return 0
+
+
+def _step_of(folder: Path) -> int | None:
+    """The step that a checkpoint's name gives; None if it is no such name."""
+    return whole_number(folder.name.removeprefix("step-"))
 
 
 def list_checkpoints(folder: Path, *, checksums: bool) -> list[FoundCheckpoint]:
@@ -43,7 +49,7 @@ def list_checkpoints(folder: Path, *, checksums: bool) -> list[FoundCheckpoint]:
     """
     found = []
     for path in folder.glob("step-*"):
-        if not path.name.removeprefix("step-").isdigit() or not path.is_dir():
+        if _step_of(path) is None or not path.is_dir():
             continue  # an unfinished save, or not ours
         try:
             found.append(FoundCheckpoint(path, verify_checkpoint(path, checksums=checksums)))

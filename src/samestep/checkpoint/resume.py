@@ -15,6 +15,7 @@ from samestep.checkpoint.listing import newest_valid
 from samestep.config import Config
 from samestep.config.schema import PLANNED_KEYS, SHAPING_KEYS
 from samestep.errors import CheckpointError
+from samestep.foreign.files import is_folder
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,21 @@ class ResumePoint:
     manifest: Manifest
     branches: bool = False
     """Whether a new run branches off here, rather than the run in the directory resuming."""
+    origin: Path | None = None
+    """Where a branch's checkpoint was found, if `folder` is a copy of it."""
+
+    @property
+    def shown(self) -> Path:
+        """The directory that a person knows."""
+        return self.origin or self.folder
 
 
 def find_resume_point(
-    config: Config, folder: Path, began_here: bool, warn: Callable[[str], None]
+    config: Config,
+    folder: Path,
+    began_here: bool,
+    warn: Callable[[str], None],
+    branched_from: str | None = None,
 ) -> ResumePoint | None:
     """The checkpoint to resume from; None for a run that starts from the beginning.
 
@@ -38,6 +50,7 @@ def find_resume_point(
         began_here: whether this very launch started the run in the folder and is now restarted:
             then it resumes, even with `never`.
         warn: called with a line about each checkpoint that cannot be used.
+        branched_from: the `resume.checkpoint` that the run in the folder was started with.
 
     Raises:
         CheckpointError: if the requested checkpoint is missing or damaged.
@@ -48,17 +61,15 @@ def find_resume_point(
         return None
     if requested in ("auto", "never"):
         return _newest_point(own, warn)
-    # A run that was started from a path and interrupted resumes from its own checkpoints.
+    # A run that was started from a path and interrupted resumes from its own checkpoints; the copy
+    # that it began with is one, and may have outlived its origin.
     newest = _newest_or_warn(own, warn)
-    if (
-        newest is not None
-        and newest.manifest.config.get("resume", {}).get("checkpoint") == requested
-    ):
+    if newest is not None and requested in (branched_from, _started_from(newest.manifest.config)):
         return newest
     path = Path(requested)
     if newest is not None and path.resolve() == newest.folder.resolve():
         return newest
-    if (path / "checkpoints").is_dir():
+    if is_folder(path / "checkpoints"):
         found = _newest_point(path / "checkpoints", warn)
         if found is None:
             raise CheckpointError(f"resume.checkpoint: {path} holds no valid checkpoint")
@@ -70,6 +81,11 @@ def find_resume_point(
             f"resume.checkpoint: {path} is not a valid checkpoint: {error}. Give a directory such "
             "as runs/NAME/checkpoints/step-00000120, a run directory, auto or never"
         ) from None
+
+
+def _started_from(config: Mapping[str, Any]) -> Any:
+    section = config.get("resume")
+    return section.get("checkpoint") if isinstance(section, Mapping) else None
 
 
 def _newest_or_warn(folder: Path, warn: Callable[[str], None]) -> ResumePoint | None:
@@ -117,7 +133,7 @@ def refuse_another_run(config: Config, plan: Mapping[str, Any], point: ResumePoi
         return
     keys = ", ".join(dict.fromkeys(re.split(r"[ .]", line)[0] for line in different))
     raise CheckpointError(
-        f"{point.folder} was written by another run than this config describes:\n  - "
+        f"{point.shown} was written by another run than this config describes:\n  - "
         + "\n  - ".join(different)
         + f"\nTo resume nevertheless: resume.allow=[{keys}]. To start from the beginning and set the "
         "earlier run aside: resume=never. To keep both: another name or run_dir"

@@ -70,6 +70,7 @@ class RunState:
         Raises:
             CheckpointError: with everything that does not fit.
         """
+        require(training, "model", "shared", "modules", "optimizers", "schedules")
         mistakes = [*_shape_mistakes(self._model, tensors, training["model"])]
         shared = _without_shared(self._model.state_dict())[1]
         if shared != training["shared"]:
@@ -97,6 +98,13 @@ class RunState:
             _keep_types(optimizer, state)
         for schedule, state in zip(self.schedules, training["schedules"], strict=True):
             _load("a schedule", schedule, state)
+
+
+def require(training: Mapping[str, Any], *names: str) -> None:
+    """Raise a `CheckpointError` unless a checkpoint's state has all of these parts."""
+    missing = [name for name in names if name not in training]
+    if missing:
+        raise CheckpointError(f"its training state lacks {', '.join(missing)}")
 
 
 def stored_once(state: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -171,5 +179,9 @@ def complete_model_state(
         tensors: what `read_model` returns.
         training: what `read_training` returns.
     """
+    require(training, "shared", "model")
+    unknown = [name for name, first in training["shared"].items() if first not in tensors]
+    if unknown:
+        raise CheckpointError(f"{', '.join(map(str, unknown))} shares memory with nothing in it")
     shared = {name: tensors[first] for name, first in training["shared"].items()}
     return {**tensors, **shared, **training["model"]}

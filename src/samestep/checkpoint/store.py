@@ -10,7 +10,14 @@ from typing import Any
 from torch import Tensor
 
 from samestep.checkpoint.files import Files
-from samestep.checkpoint.format import MODEL, PARTIAL, Manifest, folder_name, write_checkpoint
+from samestep.checkpoint.format import (
+    MODEL,
+    PARTIAL,
+    SURVIVOR,
+    Manifest,
+    folder_name,
+    write_checkpoint,
+)
 from samestep.checkpoint.listing import FoundCheckpoint, list_checkpoints, rank_by_metric
 from samestep.errors import CheckpointError
 
@@ -56,6 +63,12 @@ class CheckpointStore:
         if error is None:
             return
         if isinstance(error, OSError):
+            if not self._folder.parent.is_dir():
+                raise CheckpointError(
+                    f"run directory {self._folder.parent} is gone: it was removed or renamed while the "
+                    "run was using it. Put it back and start the run again to resume; without its "
+                    "checkpoints it starts from the beginning"
+                ) from error
             folder = self._folder / self._writing
             what, intact = (
                 f"checkpoint {folder} could not be written",
@@ -118,6 +131,11 @@ class CheckpointStore:
             raise CheckpointError(
                 f"{self._folder.parent / MODEL} could not be written: {error.strerror or error}"
             ) from error
+
+    def remove_unfinished(self) -> None:
+        """Remove what survivors of lost ranks began to write. Before the first save of a run."""
+        for leftover in self._folder.glob(f"*{SURVIVOR}*"):
+            self._files.remove(leftover)
 
     def _best(self, manifest: Manifest, found: Sequence[FoundCheckpoint]) -> set[str]:
         """The names of the best so far and of those with the next best values, `keep_best` in all."""

@@ -3,44 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from samestep.checkpoint.files import partial_of, refuse_existing
 from samestep.checkpoint.format import Manifest, read_model, read_training, verify_checkpoint
 from samestep.checkpoint.listing import select_checkpoint
-from samestep.checkpoint.state import complete_model_state
+from samestep.checkpoint.state import complete_model_state, require
 from samestep.errors import CheckpointError
 
 
-def write_torch_file(run: Path, which: str, to: Path) -> Manifest:
+def write_torch_file(run: Path, which: str, to: Path, force: bool = False) -> Manifest:
     """Write a checkpoint as {"model_state_dict", "optimizer_state_dict", "epoch"}.
 
     Args:
         run: the run's directory.
         which: `best`, `last` or the number of a step.
-        to: the file to write; it is replaced as a whole.
+        to: the file to write.
+        force: whether a file that is already there is replaced, as a whole.
 
     Returns:
         The manifest of the checkpoint.
 
     Raises:
         CheckpointError: if there is no such checkpoint, it is damaged, or `to` cannot be written.
+        OutputError: if `to` exists.
     """
+    if not force:
+        refuse_existing(to)
     folder = select_checkpoint(run, which).folder
     try:
         manifest = verify_checkpoint(folder)
         state = _merge(read_model(folder), read_training(folder), manifest.epoch)
     except CheckpointError as error:
         raise CheckpointError(f"{folder}: {error}") from error
-    partial = to.with_name(to.name + ".partial")
+    partial = partial_of(to)
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
         torch.save(state, partial)
         partial.replace(to)
     except (OSError, RuntimeError) as error:
+        with suppress(OSError):  # there may be no such folder
+            partial.unlink(missing_ok=True)
         raise CheckpointError(f"{to} could not be written: {error}") from error
     return manifest
 
@@ -49,6 +57,7 @@ def _merge(
     tensors: Mapping[str, Tensor], training: Mapping[str, Any], epoch: int
 ) -> dict[str, Any]:
     """One optimizer as itself, several as a list."""
+    require(training, "optimizers")
     optimizers = training["optimizers"]
     return {
         "model_state_dict": complete_model_state(tensors, training),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,8 +19,10 @@ from typer.core import TyperCommand, TyperGroup
 
 import samestep
 from samestep.environment.launch import detect_launch
-from samestep.environment.variables import has_agent, process_environment
+from samestep.environment.variables import has_agent, process_environment, report_pipe
 from samestep.errors import LaunchError, PeerLost, SamestepError, Stopped
+from samestep.foreign.files import unusable_path
+from samestep.foreign.limits import short
 
 TRAINING, STARTING, MODELS, RUNS = (
     "Train", "Start and check", "Tune and use a model", "Look at runs",
@@ -26,7 +30,7 @@ TRAINING, STARTING, MODELS, RUNS = (
 """Where --help shows a command."""
 
 _ORDER = (
-    "train", "launch", "verify", "init", "config", "env", "doctor", "lr-find", "predict", "export",
+    "train", "launch", "resume", "verify", "init", "config", "env", "doctor", "lr-find", "predict", "export",
     "average", "checkpoints", "times", "slurm",
 )  # fmt: skip
 
@@ -61,6 +65,19 @@ def script_arguments(context: typer.Context) -> tuple[str, ...]:
     return found
 
 
+def typed_options(context: typer.Context, *left_out: str) -> tuple[str, ...]:
+    """The options that were given, in their long form, without some of them."""
+    found: list[str] = []
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        value = context.params.get(name)
+        if parameter.param_type_name != "option" or name in left_out or value == parameter.default:
+            continue
+        text = str(value.value if isinstance(value, Enum) else value)
+        found += [parameter.opts[0]] if value is True else [parameter.opts[0], text]
+    return tuple(found)
+
+
 def command_with(context: typer.Context, option: str) -> str:
     """The command line that was typed, with one more option."""
     words, arguments = list(context.meta[_WORDS]), script_arguments(context)
@@ -76,16 +93,31 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+
+def usable(path: Path | None) -> Path | None:
+    """A path of the command line; refused if nothing can be of such a name."""
+    why = "" if path is None else unusable_path(path)
+    if why:
+        raise typer.BadParameter(f"{short(ascii(str(path)))}: {why}")
+    return path
+
+
 RunFile = Annotated[
     Path,
     typer.Argument(
+        callback=usable,
         help="The run's YAML or JSON file, or a script that calls samestep.start; its own arguments "
         "come last, after --.",
         metavar="CONFIG|SCRIPT.py",
     ),
 ]
-ConfigFile = Annotated[Path, typer.Argument(help="The run's YAML or JSON file.", metavar="CONFIG")]
-RunDirPath = Annotated[Path, typer.Argument(help="A run's directory.", metavar="RUN")]
+ConfigFile = Annotated[
+    Path,
+    typer.Argument(callback=usable, help="The run's YAML or JSON file.", metavar="CONFIG"),
+]
+RunDirPath = Annotated[
+    Path, typer.Argument(callback=usable, help="A run's directory.", metavar="RUN")
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="Config values, as section.key=value.", metavar="KEY=VALUE"),
@@ -96,6 +128,10 @@ Launched = Annotated[bool, typer.Option("--launched", hidden=True)]
 # How `verify` has its runs observed, by whatever starts their ranks.
 Trace = Annotated[Path | None, typer.Option(hidden=True)]
 TraceFrom = Annotated[int, typer.Option(hidden=True)]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Run the code that RUN names, also if it may not be yours.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 _SECONDS_FOR_THE_CAUSE = 3.0
@@ -104,19 +140,32 @@ _SECONDS_FOR_THE_CAUSE = 3.0
 @contextmanager
 def guarded(launched: bool = False) -> Iterator[None]:
     """Show errors as users want them: mistakes without a traceback, those of their code with it."""
+    environ = process_environment()
     try:
         yield
+        _report_end(environ)
     except Exception as error:
-        if has_agent(process_environment()):
-            from samestep.distributed.health.error_file import record_failure
+        if has_agent(environ):
+            from samestep.distributed.health.failure_report import report_failure
 
-            record_failure(error)
-        if isinstance(error, PeerLost):
+            report_failure(error)
+        if isinstance(error, PeerLost) and report_pipe(environ) is None:
             # A launcher ends all ranks with the first: let that be the one that failed by itself.
             time.sleep(_SECONDS_FOR_THE_CAUSE)
         if not launched:  # else the launcher shows it, the failing rank's first
             _show(error)
         raise typer.Exit(error.exit_code if isinstance(error, SamestepError) else 1) from None
+    except SystemExit as end:  # of a script
+        if end.code in (None, 0):
+            _report_end(environ)
+        raise
+
+
+def _report_end(environ: Mapping[str, str]) -> None:
+    if report_pipe(environ) is not None:
+        from samestep.distributed.health.failure_report import report_end
+
+        report_end()
 
 
 def _show(error: Exception) -> None:
@@ -174,3 +223,6 @@ def root(
 ) -> None:
     """Distributed PyTorch training that is the same run at any size."""
     context.obj = local_rank
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # A path that is not of this terminal's characters is shown, and not a traceback.
+        sys.stdout.reconfigure(errors="backslashreplace")

@@ -13,6 +13,7 @@ from samestep.cli.app import (
     LocalRank,
     Overrides,
     RunDirPath,
+    Trust,
     app,
     guarded,
     print_rows,
@@ -21,7 +22,7 @@ from samestep.cli.ranks import as_rank
 from samestep.errors import LaunchError
 
 if TYPE_CHECKING:
-    from samestep.inference.checkpoint_average import Averaged
+    from samestep.inference.checkpoint_average import Averaged, By
 
 _Last = Annotated[int | None, typer.Option(min=1, help="Average this many newest checkpoints.")]
 _Best = Annotated[int | None, typer.Option(min=1, help="Or this many with the best best.metric.")]
@@ -34,6 +35,7 @@ def average(
     overrides: Overrides = None,
     last: _Last = None,
     best: _Best = None,
+    trust: Trust = False,
     as_json: AsJson = False,
     local_rank: LocalRank = None,
 ) -> None:
@@ -43,16 +45,19 @@ def average(
     newest.
     """
     with guarded():
+        from samestep.train.origin import refuse_untrusted_task
         from samestep.train.run_dir import config_of
 
         if last is not None and best is not None:
             raise LaunchError(f"you set --last {last} and --best {best}: keep one of them")
         config = config_of(run, overrides or [])
+        refuse_untrusted_task(run, config, overrides or (), trust)  # before it sets up the ranks
         with as_rank(config, context, local_rank) as place:
             from samestep.inference.checkpoint_average import average_run
 
             count = best or last or config.checkpoint.keep_last
-            made = average_run(run, config, place, count, "best" if best else "last")
+            by: By = "best" if best else "last"
+            made = average_run(run, config, place, count, by, overrides or (), trust)
             if place.is_main:
                 _show(made, as_json)
 

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from samestep.cli.app import MODELS, AsJson, Overrides, RunDirPath, app, guarded
+from samestep.cli.app import (
+    MODELS,
+    AsJson,
+    Force,
+    Overrides,
+    RunDirPath,
+    Trust,
+    app,
+    guarded,
+    usable,
+)
 
 if TYPE_CHECKING:
     from samestep.export.export_run import Exported
@@ -22,12 +32,15 @@ def export_command(
     which: Annotated[str, typer.Option(help="best, last, or the number of a step.")] = "best",
     weights: Annotated[str, typer.Option(help="raw, ema, swa or average.")] = "raw",
     output: Annotated[
-        Path | None, typer.Option(help="The file to write; RUN/export/NAME.* if not given.")
+        Path | None,
+        typer.Option(callback=usable, help="The file to write; RUN/export/NAME.* if not given."),
     ] = None,
     methods: Annotated[
         str, typer.Option(help="Methods that a torchscript file must have, as a,b.")
     ] = "",
     device: Annotated[str, typer.Option(help="Where the exported model lives.")] = "cpu",
+    force: Force = False,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a run's model for other programs, and compare the file with the model.
@@ -47,6 +60,8 @@ def export_command(
             methods=[name.strip() for name in methods.split(",") if name.strip()],
             device=device,
             overrides=overrides or [],
+            force=force,
+            trust=trust,
         )
         if as_json:
             typer.echo(json.dumps({"path": str(done.path), "notes": done.notes, **done.facts}))

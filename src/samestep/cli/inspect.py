@@ -19,6 +19,7 @@ from samestep.cli.app import (
     app,
     guarded,
     print_rows,
+    usable,
 )
 from samestep.environment.variables import exporting, thread_variables
 
@@ -28,7 +29,9 @@ app.add_typer(config_app, name="config", rich_help_panel=STARTING)
 
 @app.command(rich_help_panel=STARTING)
 def init(
-    folder: Annotated[Path, typer.Argument(help="Where to write; created if missing.")],
+    folder: Annotated[
+        Path, typer.Argument(callback=usable, help="Where to write; created if missing.")
+    ],
 ) -> None:
     """Write a commented config.yaml and task.py to start from."""
     with guarded():
@@ -58,7 +61,8 @@ def env(
 @app.command(rich_help_panel=STARTING)
 def doctor(
     config: Annotated[
-        Path | None, typer.Argument(help="The run's YAML or JSON file.", metavar="[CONFIG]")
+        Path | None,
+        typer.Argument(callback=usable, help="The run's YAML or JSON file.", metavar="[CONFIG]"),
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -110,9 +114,9 @@ def show(
 
 @config_app.command()
 def check(config: ConfigFile, overrides: Overrides = None) -> None:
-    """Say everything that is wrong with a config; exits 0 if nothing is."""
+    """Say everything that is wrong with a config, as far as that needs no torch; exits 0 if nothing is."""
     with guarded():
-        from samestep.config import load_config
+        from samestep.config import read_config
 
-        load_config(config, overrides or [])
+        read_config(config, overrides or [], look=True)
         typer.echo(f"{config} is a valid config")

@@ -25,8 +25,10 @@ from samestep.cli.app import (
     guarded,
     print_rows,
     script_arguments,
+    typed_options,
 )
 from samestep.distributed.deferred_signals import DeferredSignals
+from samestep.environment.variables import exporting, process_environment
 from samestep.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -79,6 +81,18 @@ Follow = Annotated[bool, _option("--follow", help="Follow a Slurm job until it e
 Record = Annotated[Path | None, typer.Option(hidden=True)]
 StopAfter = Annotated[int | None, typer.Option(hidden=True)]
 Attached = Annotated[bool, typer.Option("--attached", hidden=True)]
+ReadSecret = Annotated[bool, typer.Option("--read-secret", hidden=True)]
+_NOT_REPEATED = (
+    "show",
+    "write",
+    "record",
+    "stop_after",
+    "trace",
+    "trace_from",
+    "attached",
+    "read_secret",
+)
+"""Options of `launch` that a resumed run is started without."""
 
 
 @app.command(rich_help_panel=TRAINING, cls=TakesScript)
@@ -115,6 +129,7 @@ def launch(
     trace: Trace = None,
     trace_from: TraceFrom = 0,
     attached: Attached = False,
+    read_secret: ReadSecret = False,
 ) -> None:
     """Start the ranks of a run: on this machine, on others, by mpirun, or as a Slurm job."""
     with guarded(), DeferredSignals():
@@ -137,11 +152,40 @@ def launch(
             raise LaunchError("--follow is for Slurm jobs: other launches are followed anyway")
         if show or write is not None:
             return _show(prepared, show, write)
-        if attached:
-            from samestep.distributed.signals import stop_with_input
+        _use_input(attached, read_secret)
+        with exporting(_told_to_ranks(context, rank_command)):
+            prepared.run(_report, follow=follow)
 
-            stop_with_input()
-        prepared.run(_report, follow=follow)
+
+def _told_to_ranks(context: typer.Context, rank_command: RankCommand) -> dict[str, str]:
+    """How `samestep resume` starts the run again; nothing where no single command does."""
+    from samestep.launch.commands.recorded import RecordedCommand
+
+    file = rank_command.file
+    outer = RecordedCommand.of_launcher(process_environment(), file)
+    if outer is not None:  # this launch is one machine's part of another
+        return outer.variables()
+    options = typed_options(context, *_NOT_REPEATED)
+    config = rank_command.config
+    if context.params["node_rank"] is not None or config.launch.slurm.array is not None:
+        return {}
+    overrides = tuple(context.params["overrides"] or ())
+    command = RecordedCommand(
+        "launch", str(file), str(Path.cwd()), overrides, options, rank_command.arguments
+    )
+    return command.without_secrets(config.launch.environment).variables()
+
+
+def _use_input(attached: bool, read_secret: bool) -> None:
+    """What a launcher on another machine sends: the secret, and the end of its input."""
+    if read_secret:
+        from samestep.environment.secret import receive_secret
+
+        receive_secret()
+    if attached:
+        from samestep.distributed.signals import stop_with_input
+
+        stop_with_input()
 
 
 def _report(line: str) -> None:
@@ -183,9 +227,12 @@ def _show(prepared: Launch, show: bool, write: Path | None) -> None:
         print_rows(("", "plan"), prepared.summary(), err=True)
         typer.echo(script, nl=False)
     if write is not None:
+        from samestep.launch.run.private_file import write_private
+
         try:
-            write.write_text(script, encoding="utf-8")
-            write.chmod(0o755)
+            write_private(write, script, 0o700, new=True)
+        except FileExistsError:
+            raise LaunchError(f"{write} exists already: remove it, or name another file") from None
         except (OSError, UnicodeError) as error:
             raise LaunchError(f"{write} cannot be written: {error}") from None
         _report(f"wrote {write}")

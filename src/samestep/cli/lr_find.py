@@ -70,9 +70,10 @@ def lr_find(
         test = RangeTest(smallest, largest, steps, smooth, stop_factor)
         loaded = load_config(config, overrides or [])
         if report is not None:
-            from samestep.ui.page import require_plotly
+            from samestep.ui.page import refuse_other_file, require_plotly
 
             require_plotly()
+            refuse_other_file(report)
         with as_rank(loaded, context, local_rank) as place:
             from samestep.lr_finder.range_test import Target, find_lr
 

@@ -12,11 +12,14 @@ import typer
 from samestep.cli.app import (
     MODELS,
     AsJson,
+    Force,
     LocalRank,
     Overrides,
     RunDirPath,
+    Trust,
     app,
     guarded,
+    usable,
 )
 from samestep.cli.ranks import as_rank
 
@@ -31,7 +34,9 @@ def predict(
             help="valid, train, or a name that the task's predict_data knows.", metavar="DATA"
         ),
     ],
-    output: Annotated[Path, typer.Option(help="The file: .csv, .jsonl or .parquet.")],
+    output: Annotated[
+        Path, typer.Option(callback=usable, help="The file: .csv, .jsonl or .parquet.")
+    ],
     overrides: Overrides = None,
     which: Annotated[str, typer.Option(help="best, last, or the number of a step.")] = "best",
     weights: Annotated[str, typer.Option(help="raw, ema, swa or average.")] = "raw",
@@ -41,21 +46,25 @@ def predict(
     batch: Annotated[
         int | None, typer.Option(min=1, help="Samples in one forward pass; as in evaluation.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    force: Force = False,
+    trust: Trust = False,
     as_json: AsJson = False,
     local_rank: LocalRank = None,
 ) -> None:
     """Write a trained model's predictions for every sample, in order; alone, or as a rank."""
     with guarded():
+        from samestep.train.origin import refuse_untrusted_task
         from samestep.train.run_dir import config_of
 
         config = config_of(run, overrides or [])
+        refuse_untrusted_task(run, config, overrides or (), trust)  # before it sets up the ranks
         with as_rank(config, context, local_rank, needs_lanes=False) as place:
             from samestep.inference.predict import Request, predict_once
 
             request = Request(
-                run, data, output, file_format, which, weights, batch, force, tuple(overrides or ())
-            )
+                run, data, output, file_format, which, weights, batch, force,
+                tuple(overrides or ()), trust,
+            )  # fmt: skip
             done = predict_once(request, place)
             if place.is_main and as_json:
                 typer.echo(json.dumps(asdict(done)))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import signal
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from samestep.environment.launch import LaunchFacts, check_local_rank, detect_la
 from samestep.environment.variables import (
     exporting,
     has_agent,
+    launcher_process,
     process_environment,
     thread_variables,
 )
@@ -21,6 +23,7 @@ from samestep.environment.variables import (
 if TYPE_CHECKING:
     from samestep.config import Config
     from samestep.distributed.context import RunContext
+    from samestep.launch.commands.recorded import RecordedCommand
     from samestep.train.requests import ScriptRequest
 
 
@@ -48,20 +51,41 @@ def as_rank(
 
 
 def run_script_as_rank(
-    script: Path, request: ScriptRequest, command: typer.Context, local_rank: int | None
+    script: Path,
+    request: ScriptRequest,
+    command: typer.Context,
+    local_rank: int | None,
+    recorded: RecordedCommand | None,
 ) -> None:
     """Run a script that opens its run itself; its threads are set when that is known."""
+    from samestep.train.origin import started_by
     from samestep.train.requests import run_script
 
     _obey_launcher(command, local_rank, detect_launch(process_environment()))
-    run_script(script, script_arguments(command), request)
+    with started_by(recorded):
+        run_script(script, script_arguments(command), request)
+
+
+def command_of_rank(
+    command: typer.Context, file: Path, overrides: Sequence[str]
+) -> RecordedCommand | None:
+    """What a person typed to start this process, or its launcher; None if another launcher did."""
+    from samestep.launch.commands.recorded import RecordedCommand
+
+    environ = process_environment()
+    launched = RecordedCommand.of_launcher(environ, file)
+    if launched is not None or detect_launch(environ).world > 1:
+        return launched
+    arguments = script_arguments(command)
+    return RecordedCommand("train", str(file), str(Path.cwd()), tuple(overrides), (), arguments)
 
 
 def _obey_launcher(command: typer.Context, local_rank: int | None, launch: LaunchFacts) -> None:
-    from samestep.distributed.signals import stop_with_parent
+    from samestep.distributed.signals import end_with_parent
 
-    if has_agent(process_environment()):
-        stop_with_parent()
+    environ = process_environment()
+    if has_agent(environ):
+        end_with_parent(signal.SIGTERM, launcher_process(environ))
     check_local_rank(command.obj if local_rank is None else local_rank, launch)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from samestep.cli.app import RUNS, AsJson, RunDirPath, app, guarded, print_rows
+from samestep.cli.app import RUNS, AsJson, Force, RunDirPath, app, guarded, print_rows, usable
 
 if TYPE_CHECKING:
     from samestep.checkpoint.listing import FoundCheckpoint
@@ -107,14 +107,15 @@ def _as_json(item: FoundCheckpoint, marks: dict[int, str]) -> dict[str, Any]:
 @checkpoints_app.command()
 def export(
     run: RunDirPath,
-    to: Annotated[Path, typer.Argument(help="The file to write.", metavar="FILE")],
+    to: Annotated[Path, typer.Argument(callback=usable, help="The file to write.", metavar="FILE")],
     which: Annotated[str, typer.Option(help="best, last, or the number of a step.")] = "best",
+    force: Force = False,
 ) -> None:
     """Write {"model_state_dict", "optimizer_state_dict", "epoch"} for other projects to read."""
     with guarded():
         from samestep.checkpoint.torch_file import write_torch_file
 
-        manifest = write_torch_file(run, which, to)
+        manifest = write_torch_file(run, which, to, force)
         typer.echo(f"wrote step {manifest.step} of {run} to {to}")
 
 

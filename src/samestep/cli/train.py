@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,7 @@ from samestep.cli.app import (
     app,
     guarded,
 )
-from samestep.cli.ranks import as_rank, run_script_as_rank
+from samestep.cli.ranks import as_rank, command_of_rank, run_script_as_rank
 from samestep.distributed.deferred_signals import DeferredSignals
 from samestep.environment.hardware import owned_cpus
 from samestep.environment.variables import process_environment
@@ -47,16 +48,20 @@ def train(
         from samestep.config import load_config
         from samestep.launch.commands.rank_command import is_script
 
+        command = command_of_rank(context, config, overrides or ())
         if is_script(config):
             from samestep.train.requests import Observation, ScriptRequest
 
             observation = Observation(record, stop_after, trace, trace_from)
             request = ScriptRequest(overrides or [], observation, describe)
-            return run_script_as_rank(config, request, context, local_rank)
+            return run_script_as_rank(config, request, context, local_rank, command)
         loaded = load_config(config, overrides or [])
-        with as_rank(loaded, context, local_rank) as place:
+        with as_rank(loaded, context, local_rank) as place, ExitStack() as recording:
             from samestep.launch.commands.summary import more_processes_may_help
+            from samestep.train.origin import started_by
             from samestep.train.train_once import train_once
+
+            recording.enter_context(started_by(command))
 
             on_gpu = place.device.type == "cuda"
             cpus = owned_cpus(process_environment()).value

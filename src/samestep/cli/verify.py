@@ -77,12 +77,13 @@ def verify(
     with guarded():
         from samestep.launch.commands.rank_command import RankCommand
         from samestep.launch.run.target import read_target
-        from samestep.ui.page import require_plotly
+        from samestep.ui.page import refuse_other_file, require_plotly
         from samestep.verify.verify import verify as run_verify
         from samestep.verify.worlds import Machines, parse_worlds
 
         if report is not None:
             require_plotly()
+            refuse_other_file(report)
         changed, arguments = tuple(overrides or ()), script_arguments(context)
         loaded = read_target(config, changed, arguments)
         result = run_verify(

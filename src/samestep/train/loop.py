@@ -10,9 +10,10 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
 
+from samestep.checkpoint.ownership import naming_errors
 from samestep.config.schema import BestConfig
 from samestep.data.batch import LaneBatch
-from samestep.errors import TaskError
+from samestep.errors import PeerLost, TaskError
 from samestep.step.step import Step
 from samestep.step.step_log import StepRecord
 from samestep.train.evaluate import Values
@@ -125,12 +126,19 @@ class Training(RunListener):
 
         Draw there only from generators of your own: torch's own are at some lane's stream.
         """
+        run = self._run
+        run.survivors.why_not = self._why_survivors_lack_state()
         self.model.train()
-        for step in self._run.steps(self._source, draws_between=False):
-            step.train(self._loss)
+        for step in run.steps(self._source, draws_between=False):
+            try:
+                step.train(self._loss)
+            except PeerLost as lost:
+                # Here, where a launcher's signal to end does not end the process yet.
+                run.survivors.save(lost)
+                raise
             self.outcome.steps = step.index + 1
             if step.ends_epoch:
-                self._run.sync_update()
+                run.sync_update()
                 for schedule in self._schedules_by("epoch"):
                     schedule.step()
             self.averages.end_step(step)
@@ -139,11 +147,19 @@ class Training(RunListener):
                 self.outcome.stopped = (
                     f"no better {self._best.rule.metric} for {self._best.waited} evaluations"
                 )
-                self._run.context.log.main(f"Stopping early: {self.outcome.stopped}")
-                self._run.stop(self.outcome.stopped)
-            if self._run.is_last_step(self._total):
+                run.context.log.main(f"Stopping early: {self.outcome.stopped}")
+                run.stop(self.outcome.stopped)
+            if run.is_last_step(self._total):
                 self._finish(step, values)
             yield step
+
+    def _why_survivors_lack_state(self) -> str:
+        """What one rank alone cannot save."""
+        if type(self._task).on_save is not Task.on_save:
+            return "the task's on_save writes files that belong to a checkpoint"
+        if self._source.has_streams:
+            return "a rank knows the positions of its own streams only"
+        return ""
 
     def _loss(self, batch: LaneBatch) -> Loss:
         return self._task.loss(self.model, batch)
@@ -162,7 +178,8 @@ class Training(RunListener):
         """Let the task write files of its own, once for the run."""
         if self._run.context.is_main:
             folder = self._run.run_dir / "files"
-            folder.mkdir(exist_ok=True)
+            with naming_errors(self._run.run_dir):
+                folder.mkdir(exist_ok=True)
             write(folder)
 
     def _schedules_by(self, every: str) -> list[LRScheduler]:

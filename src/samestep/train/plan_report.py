@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from samestep.checkpoint.ownership import naming_errors
 from samestep.checkpoint.resume import ResumePoint, refuse_another_run, warn_of_other_bits
 from samestep.config import Config
 from samestep.data.batch import Source
@@ -55,8 +56,8 @@ def report_plan(
         refuse_another_run(config, plan, point)
         warn_of_other_bits(plan, point, context.log.main)
     if context.is_main:
-        path = config.run_path / "plan.json"
-        path.write_text(json.dumps(plan, indent=2), encoding="utf-8")
+        with naming_errors(config.run_path):
+            (config.run_path / "plan.json").write_text(json.dumps(plan, indent=2), encoding="utf-8")
     if config.precision == "auto":
         context.log.main(f"precision {precision.kind}: {precision.reason}")
     for line in without_effect(config, precision):

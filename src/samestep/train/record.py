@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
+from samestep.checkpoint.format import read_tensors
+from samestep.checkpoint.ownership import claim
 from samestep.data.batch import LaneBatch
+from samestep.errors import CheckpointError, TextError
+from samestep.foreign.json_text import read_json, read_json_lines
 from samestep.step.step_log import StepRecord
 from samestep.train.listeners import RunListener
 from samestep.train.run import Run
@@ -42,12 +46,24 @@ class RunRecord:
 
     @classmethod
     def read(cls, folder: Path) -> RunRecord:
-        return cls(**json.loads((folder / "record.json").read_text()))
+        """The record in a folder; raises a `CheckpointError` if there is none that can be read."""
+        path = folder / "record.json"
+        try:
+            document = read_json(path)
+        except TextError as error:
+            raise CheckpointError(f"{path} {error}") from None
+        names = {field.name for field in fields(cls)}
+        if not isinstance(document, dict) or not document.keys() <= names:
+            raise CheckpointError(f"{path} is no record of a run")
+        try:
+            return cls(**document)
+        except TypeError as error:
+            raise CheckpointError(f"{path} is no record of a run: {error}") from None
 
 
 def read_state(folder: Path) -> dict[str, Tensor]:
     """Every tensor of the recorded run's final state, by name."""
-    return load_file(folder / "state.safetensors")
+    return read_tensors(folder / "state.safetensors")
 
 
 class Recorder(RunListener):
@@ -62,6 +78,8 @@ class Recorder(RunListener):
         folder: Where the record goes; every rank names the same, rank 0 writes.
         """
         self._run, self._folder = run, folder
+        if run.context.is_main:
+            claim(folder, purpose="record")
         self._records: list[StepRecord] = []
         self._ids: dict[int, list[tuple[int, tuple[Any, ...]]]] = {}
         run.add_listener(self)
@@ -80,7 +98,6 @@ class Recorder(RunListener):
         gathered = context.gather(self._ids)
         if not context.is_main:
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
         # Copies: safetensors refuses tensors that share memory, as tied weights do.
         copies = {name: dense(tensor).clone() for name, tensor in state.items()}
         save_file(copies, self._folder / "state.safetensors")
@@ -115,8 +132,8 @@ def _first_difference(digests: Sequence[Mapping[str, str]]) -> str | None:
 
 def _losses_before(metrics: Path, start: int) -> list[float]:
     """What a resumed run had measured before; its metrics hold every float in full."""
-    rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-    return [row["loss"] for row in rows if "loss" in row and row["step"] < start]
+    rows = [row for row in read_json_lines(metrics) if row is not None]
+    return [row["loss"] for row in rows if "loss" in row and row.get("step", start) < start]
 
 
 def _digest(step: int, gathered: Sequence[Mapping[int, list[tuple[int, tuple[Any, ...]]]]]) -> str:

@@ -33,6 +33,7 @@ from samestep.train.run_end import end_with, with_advice
 from samestep.train.run_log import RunLog
 from samestep.train.saver import Saver
 from samestep.train.step_end import StepEnd
+from samestep.train.survivors import Survivors
 from samestep.train.trackers import open_trackers
 
 A = TypeVar("A")
@@ -48,21 +49,22 @@ class Run:
     """
 
     def __init__(self, config: Config, context: RunContext) -> None:
-        self.setup = RunSetup.create(config, context)
+        setup = self.setup = RunSetup.create(config, context)
         self.run_dir = config.run_path
         """Where the run's files are."""
         self._listeners = Listeners(self.setup.rng)
         with ExitStack() as opening:
             self._opened = open_run(self.setup)
             opening.callback(self._opened.close)
-            self._saver = Saver(config, context, self.run_dir, self._opened.point)
-            self.start_step = self._saver.position.step
+            saver = self._saver = Saver(config, context, self.run_dir, self._opened.point)
+            self.start_step = start = saver.position.step
             """The first step of this process's part of the run; 0 unless it was resumed."""
-            trackers = open_trackers(config, self.run_dir, context.is_main, self.start_step)
+            trackers = open_trackers(config, self.run_dir, context.is_main, start, saver.rows)
             opening.pop_all()
-        context.before_end(self._saver.finish_write)
-        self._log = RunLog(self.setup, trackers, self._listeners)
-        self._step_end = StepEnd(self.setup, self._saver, self._log, self._listeners)
+        log = self._log = RunLog(setup, trackers, self._listeners)
+        self.survivors = Survivors(setup, saver, log, lambda: self._passes)
+        """What saves the run when other ranks are lost."""
+        self._step_end = StepEnd(setup, saver, log, self._listeners, self.survivors)
         self._watch: LaneWatch | None = None
         self._prepared: Prepared | None = None
         self._passes: LanePasses | None = None
@@ -73,6 +75,7 @@ class Run:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         found = end_with(error, self._log.flush, self._listeners.on_end)
+        self.survivors.report(found)
         step = None if self._passes is None else self._passes.data.index
         cause = None if found is None else with_advice(found, self.setup, step)
         # The others are notified first: what is still to be written may take long.
@@ -237,12 +240,9 @@ class Run:
         engine = self._build_engine(draws_between)
         total = self.total_steps(source)
         plan = report_plan(self.setup, source, total, self._opened.point, self._modules)
-        self._saver.refuse_unclaimed()
+        self._saver.begin(self._opened.accept)
         if self._step_end.is_complete(self._saver.position, total):
-            ended = self._saver.ended
-            why = "" if ended in (None, "done") else f", stopped by {ended}"
-            done = self._saver.position.step
-            self.context.log.main(f"The run is complete: {done} steps{why}. Nothing to train")
+            self._step_end.report_complete()
             return
         self._log.restart_clock()
         with self._step_end.signals:

@@ -13,15 +13,20 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from samestep.checkpoint.files import Files
+from samestep.checkpoint.ownership import claim, naming_errors
 from samestep.config import Config, load_config
-from samestep.errors import CheckpointError, RunDirError
+from samestep.errors import CheckpointError, RunDirError, TextError
+from samestep.foreign.files import is_file, read_lines, read_text
+from samestep.foreign.json_text import parse_json, read_json
+from samestep.train.origin import ORIGIN
 
 _LOCK = "run.lock"
 _STARTED = "started.json"
+CONFIG = "config.json"
 _OURS = (
-    "checkpoints", "metrics.jsonl", "model.safetensors", "config.json", "plan.json", "logs",
+    "checkpoints", "metrics.jsonl", "model.safetensors", CONFIG, "plan.json", "logs",
     "tensorboard", "export", "average.safetensors", "lr-find.json", "lr-find.png", "lr-find.html",
-    _STARTED,
+    _STARTED, ORIGIN,
 )  # fmt: skip
 """What one run writes there; any other file is not ours to move."""
 
@@ -36,9 +41,17 @@ def config_of(run: Path, overrides: Sequence[str] = ()) -> Config:
     Raises:
         CheckpointError: if `run` is not a run's directory.
     """
-    if not (run / "config.json").is_file():
+    if not is_file(run / CONFIG):
         raise CheckpointError(f"{run} is not a run's directory: it holds no config.json")
-    return load_config(run / "config.json", overrides)
+    return load_config(run / CONFIG, overrides)
+
+
+def holder_of(run: Path) -> str | None:
+    """Which process began to use a run's directory last; None if that cannot be read."""
+    try:
+        return (run / _LOCK).read_text(encoding="utf-8")
+    except OSError:
+        return None
 
 
 class RunDir:
@@ -48,19 +61,14 @@ class RunDir:
         path: the directory.
 
     Raises:
-        RunDirError: if it cannot be written, or another run (named in the message) is using it.
+        RunDirError: if it holds files that are not ours, cannot be written, or another run (named
+            in the message) is using it.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            path.mkdir(parents=True, exist_ok=True)
+        self.path = claim(path)
+        with naming_errors(path):
             (path / _LOCK).open("a").close()
-        except OSError as error:
-            raise RunDirError(
-                f"run directory {path} cannot be written: {error.strerror or error}. Set run_dir "
-                "to a directory that you can write to"
-            ) from None
         # A soft lock would outlive a killed process: without flock there is no lock at all.
         self._lock = FileLock(path / _LOCK, fallback_to_soft=False, thread_local=False)
         self._acquire_lock()
@@ -73,7 +81,7 @@ class RunDir:
         try:
             self._lock.acquire(blocking=False)
         except Timeout:
-            holder = (self.path / _LOCK).read_text(encoding="utf-8").strip() or "another process"
+            holder = self._holder() or "another process"
             raise RunDirError(
                 f"run directory {self.path} is in use by {holder}. Wait for that run to end, or "
                 "set another name or run_dir"
@@ -82,19 +90,41 @@ class RunDir:
             return  # this file system has no locks: two runs in one directory are not detected
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         holder = f"process {os.getpid()} on {socket.gethostname()} since {since}\n"
-        (self.path / _LOCK).write_text(holder, encoding="utf-8")
+        with naming_errors(self.path):
+            (self.path / _LOCK).write_text(holder, encoding="utf-8")
+
+    def _holder(self) -> str:
+        try:
+            return read_text(self.path / _LOCK, 1000).strip()
+        except TextError:
+            return ""
 
     def set_aside(self) -> Path | None:
         """Move the files of an earlier run to `earlier/N`; returns that path, None if there are none."""
-        leftover = [self.path / name for name in _OURS if (self.path / name).exists()]
+        leftover = self._leftover()
         if not any(path.name in ("metrics.jsonl", "checkpoints") for path in leftover):
             return None
+        return self._move_aside(leftover)
+
+    def bring_back(self, aside: Path) -> None:
+        """Undo `set_aside`; what this start has written meanwhile, such as its log, goes there."""
+        with naming_errors(self.path):
+            if leftover := self._leftover():
+                self._move_aside(leftover)
+            for path in list(aside.iterdir()):
+                shutil.move(str(path), str(self.path / path.name))
+            aside.rmdir()
+
+    def _leftover(self) -> list[Path]:
+        return [self.path / name for name in _OURS if (self.path / name).exists()]
+
+    def _move_aside(self, paths: Sequence[Path]) -> Path:
         number = 1
         while (self.path / "earlier" / str(number)).exists():
             number += 1
         aside = self.path / "earlier" / str(number)
         aside.mkdir(parents=True)
-        for path in leftover:
+        for path in paths:
             shutil.move(str(path), str(aside / path.name))
         return aside
 
@@ -104,8 +134,9 @@ class RunDir:
         if not path.exists():
             return
         partial = path.with_name(path.name + ".partial")
-        with path.open(encoding="utf-8") as lines, partial.open("w", encoding="utf-8") as kept:
-            kept.writelines(line.rstrip("\n") + "\n" for line in lines if _step_of(line) < step)
+        with partial.open("w", encoding="utf-8") as kept:
+            lines = (line.rstrip("\n") for line in read_lines(path))
+            kept.writelines(f"{line}\n" for line in lines if _step_of(line) < step)
         files = Files()
         files.sync(partial)
         files.replace(partial, path)
@@ -113,16 +144,28 @@ class RunDir:
     def started_by(self) -> list[str]:
         """The ids of the launch that started the run in this directory; empty if it had none."""
         try:
-            launch = json.loads((self.path / _STARTED).read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # missing, or truncated by a crash of the machine
+            launch = read_json(self.path / _STARTED)
+        except TextError:  # missing, or truncated by a crash of the machine
             return []
         return [i for i in launch if isinstance(i, str)] if isinstance(launch, list) else []
 
+    def branched_from(self) -> str | None:
+        """The `resume.checkpoint` of the run in this directory; None if that is not known."""
+        try:
+            found = read_json(self.path / CONFIG)["resume"]["checkpoint"]
+        except (TextError, KeyError, TypeError):
+            return None
+        return found if isinstance(found, str) else None
+
     def begin(self, launch: Sequence[str]) -> None:
         """Record the ids of the launch that starts a run here: its restarts resume that run."""
-        partial = self.path / (_STARTED + ".partial")
-        partial.write_text(json.dumps(list(launch)), encoding="utf-8")
-        partial.replace(self.path / _STARTED)
+        self.keep(_STARTED, json.dumps(list(launch)))
+
+    def keep(self, name: str, text: str) -> None:
+        """Write a file of the run that trains here: whole, or not at all."""
+        partial = self.path / (name + ".partial")
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(self.path / name)
 
     def close(self) -> None:
         """Release the lock, so that another run can use the directory. Safe to call twice."""
@@ -132,6 +175,8 @@ class RunDir:
 def _step_of(line: str) -> float:
     """The step of a line; infinity for a truncated line."""
     try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+        row = parse_json(line)
+    except TextError:
         return float("inf")
+    step = row.get("step") if isinstance(row, dict) else None
+    return step if isinstance(step, (int, float)) else float("inf")

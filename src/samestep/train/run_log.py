@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from samestep.errors import TaskError
+from samestep.errors import NonFiniteLoss, TaskError
 from samestep.optim.nonfinite import FiniteGuard
 from samestep.optim.update import Update
 from samestep.run_setup import RunSetup
 from samestep.step.step_log import StepLog, StepRecord
 from samestep.train.listeners import RunListener
 from samestep.train.step_times import StepTimes
-from samestep.train.trackers import Tracker
+from samestep.train.trackers import RecentRows, Tracker, Trackers
 
 
 class RunLog:
@@ -21,11 +21,17 @@ class RunLog:
     def __init__(self, setup: RunSetup, trackers: Tracker, listeners: RunListener) -> None:
         config, context = setup.config, setup.context
         context.activity.timed_every = min(context.activity.timed_every, config.log_every)
+        self.recent = RecentRows()
+        """What rank 0 may not have written to the disk yet."""
+        # Only where survivors can use it: on a GPU, other ranks than 0 would wait for their device.
+        if context.world > 1 and context.device.type == "cpu":
+            trackers = Trackers([trackers, self.recent])
         self._setup, self._trackers, self._listeners = setup, trackers, listeners
         self.times = StepTimes(context.activity, context.device)
         self.steps = StepLog(config.log_every, self._write, context.activity)
         self._update: Update | None = None
         self._guard: FiniteGuard | None = None
+        self._alone = False
 
     def follow(self, update: Update, guard: FiniteGuard) -> None:
         """Before the first step: whose updates are measured, and what stops at a bad loss."""
@@ -34,6 +40,8 @@ class RunLog:
     def _write(self, records: Sequence[StepRecord]) -> None:
         for record in records:
             if record.bad_lanes and self._guard is not None and not record.skipped:
+                if self._alone:
+                    raise NonFiniteLoss(f"the loss of step {record.step} is NaN or infinite")
                 self._guard.stop(record.step, record.bad_lanes)
             self._trackers.write(record.values())
             self._listeners.on_record(record)
@@ -58,6 +66,11 @@ class RunLog:
         self.sync_update()
         self.steps.flush()
         self._trackers.flush()
+
+    def flush_alone(self) -> None:
+        """Read and write every loss without other ranks, which may be gone."""
+        self._alone = True  # to name the samples of a bad loss, their rank would be asked
+        self.flush()
 
     def restart_clock(self) -> None:
         """Leave what happened since the last step out of the steps' times."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,9 @@ from samestep.config import Config
 from samestep.data.batch import Position
 from samestep.distributed.context import RunContext
 from samestep.distributed.health.activity import SAVE
-from samestep.errors import CheckpointError, StepError
+from samestep.errors import CheckpointError, StepError, TextError
+from samestep.foreign.json_text import parse_json
+from samestep.foreign.limits import check_text, check_values
 
 
 class Saver:
@@ -32,18 +34,22 @@ class Saver:
     ) -> None:
         self._config, self._rules, self._context = config, config.checkpoint, context
         self._writes = context.is_main
+        self.folder = folder / "checkpoints"
         self._activity = context.activity
         self._point = point
         self._store = CheckpointStore(
-            folder / "checkpoints", self._rules.keep_last, keep_best=self._rules.keep_best
+            self.folder, self._rules.keep_last, keep_best=self._rules.keep_best
         )
-        if point is not None and self._writes:
-            self._store.repair_export(point.manifest)
         self._snapshot = Snapshot()
         self._kept: dict[str, Stateful] = {}
         loaded = {} if point is None else read_training(point.folder)
-        self.position = Position(**loaded["position"]) if loaded else Position()
+        self.position = (
+            _position(point, loaded.get("position")) if point is not None else Position()
+        )
         """Where the run resumes."""
+        resumes = point is not None and not point.branches
+        self.rows: list[dict[str, Any]] = _rows(loaded.get("rows", [])) if resumes else []
+        """Measurements from before it that the metrics file may lack."""
         self._kept_before: dict[str, Any] = loaded.get("kept", {})
         self._loaded: dict[str, Any] | None = loaded or None
         """Until the run's objects have taken it: it may be as large as they are."""
@@ -65,7 +71,7 @@ class Saver:
             try:
                 self._state.load(read_model(self._point.folder), self._loaded)
             except CheckpointError as error:
-                raise CheckpointError(f"{self._point.folder}: {error}") from error
+                raise CheckpointError(f"{self._point.shown}: {error}") from error
             self._loaded = None
 
     def keep(self, name: str, item: Stateful) -> None:
@@ -82,16 +88,28 @@ class Saver:
             if name not in self._kept_before:
                 known = ", ".join(self._kept_before) or "nothing"
                 raise CheckpointError(
-                    f"{self._point.folder} has no state of {name!r}; it keeps {known}"
+                    f"{self._point.shown} has no state of {name!r}; it keeps {known}"
                 )
             item.load_state_dict(self._kept_before.pop(name))
 
-    def refuse_unclaimed(self) -> None:
-        """Refuse to resume without something that the run had kept."""
+    def begin(self, accept: Callable[[], None]) -> None:
+        """Call this before the first step; `accept` makes the run's directory that of this run.
+
+        Raises:
+            CheckpointError: if the run resumes without something that it had kept.
+        """
+        self._refuse_unclaimed()
+        accept()
+        if self._point is not None and self._writes:
+            self._store.remove_unfinished()
+            # Again, in case the run was killed between a checkpoint and its export.
+            self._store.repair_export(self._point.manifest)
+
+    def _refuse_unclaimed(self) -> None:
         if self._kept_before and self._point is not None:
             names = ", ".join(map(repr, self._kept_before))
             raise CheckpointError(
-                f"{self._point.folder} keeps the state of {names}, which this run does not: call "
+                f"{self._point.shown} keeps the state of {names}, which this run does not: call "
                 "run.keep for it before run.steps"
             )
 
@@ -151,14 +169,23 @@ class Saver:
         if not self._writes:
             return True
         with self._context.activity.during(SAVE):
-            training = {**self.state.training(), "position": vars(after)}
             self._store.wait()  # the buffers are the last write's until it is through
-            copy = self._snapshot.take({"model": self.state.model_tensors(), "training": training})
-            manifest = self._manifest(after, plan, ended)
-            self._store.write(copy["model"], copy["training"], manifest)
+            self._store.write(*self.take(after, plan, ended))
             if not self._rules.asynchronous:
                 self._store.wait()
         return True
+
+    def take(
+        self,
+        after: Position,
+        plan: Mapping[str, Any],
+        ended: str | None,
+        more: Mapping[str, Any] | None = None,
+    ) -> tuple[dict[str, Any], dict[str, Any], Manifest]:
+        """A copy of the run after a step: the model, the rest, and what they are."""
+        training = {**self.state.training(), "position": vars(after), **(more or {})}
+        copy = self._snapshot.take({"model": self.state.model_tensors(), "training": training})
+        return copy["model"], copy["training"], self._manifest(after, plan, ended)
 
     def wait(self) -> None:
         """Wait until what was saved is on the disk."""
@@ -189,9 +216,30 @@ class Saver:
         )
 
 
+def _rows(found: Any) -> list[dict[str, Any]]:
+    """The rows of a survivor's checkpoint, if they are what one writes."""
+    rows: list[Any] = found if isinstance(found, list) else [found]
+    if not all(isinstance(row, dict) and isinstance(row.get("step"), int) for row in rows):
+        raise CheckpointError("the checkpoint's rows for metrics.jsonl are not rows with a step")
+    return rows
+
+
+def _position(point: ResumePoint, saved: Any) -> Position:
+    try:
+        return Position(**saved)
+    except TypeError as error:
+        raise CheckpointError(f"{point.folder} has another kind of position: {error}") from None
+
+
 def _as_json(name: str, value: Any) -> Any:
     try:
-        return json.loads(json.dumps(value))
+        check_values(value)
+        check_text(name)
+        return parse_json(json.dumps(value))
+    except TextError as error:
+        raise StepError(
+            f"run.save: {name!a} {error}: a checkpoint could not be read again"
+        ) from None
     except (TypeError, ValueError):
         raise StepError(
             f"run.save: {name} is a {type(value).__name__}, not a number, text or list of them: give "

@@ -19,10 +19,12 @@ from samestep.reduce.stats import NO_FLAGS, LocalStats, RankFlags, ReadFlags
 from samestep.run_setup import RunSetup
 from samestep.step.lane_passes import LanePasses
 from samestep.train.listeners import RunListener
+from samestep.train.origin import resume_line
 from samestep.train.rank_check import refuse_different_ranks
 from samestep.train.requeue import requeue
 from samestep.train.run_log import RunLog
 from samestep.train.saver import Saver
+from samestep.train.survivors import Survivors
 
 _STEPS_BEHIND = 2
 """How far behind the flags are read where reading them at once would wait for a GPU."""
@@ -31,8 +33,16 @@ _STEPS_BEHIND = 2
 class StepEnd:
     """Decides at the end of each step what happens next; the same on every rank."""
 
-    def __init__(self, setup: RunSetup, saver: Saver, log: RunLog, listeners: RunListener) -> None:
+    def __init__(
+        self,
+        setup: RunSetup,
+        saver: Saver,
+        log: RunLog,
+        listeners: RunListener,
+        survivors: Survivors,
+    ) -> None:
         self._config, self._context = setup.config, setup.context
+        self._survivors = survivors
         self._saver, self._log, self._listeners = saver, log, listeners
         self.signals = StopSignals()
         self._stop_reason: str | None = None
@@ -69,6 +79,12 @@ class StepEnd:
         early = self._saver.ended not in (None, "done")
         return early and "early_stopping" not in self._config.resume.allow
 
+    def report_complete(self) -> None:
+        """Log that there is nothing left to do."""
+        ended, done = self._saver.ended, self._saver.position.step
+        why = "" if ended in (None, "done") else f", stopped by {ended}"
+        self._context.log.main(f"The run is complete: {done} steps{why}. Nothing to train")
+
     def why_last(self, data: StepData, total: int | None) -> str | None:
         """Why this step is the run's last one; None if it is not."""
         epochs = self._config.epochs
@@ -80,12 +96,13 @@ class StepEnd:
     ) -> bool:
         """Do what is due after a step; whether it was the run's last one."""
         data, done = passes.data, passes.data.index + 1
+        ended = self.why_last(data, total)
+        self._survivors.reached(data.following, plan, ended)
         action = self._agree(passes.stats)
         every = self._config.check_ranks_every
         if every is not None and done % every == 0:
             skip_buffers = self._config.same == "samples"
             refuse_different_ranks(self._context, data.index, *self._watched, skip_buffers)
-        ended = self.why_last(data, total)
         stops = ended is not None or action.signal is not None or done == self._pause_after
         if stops or action.save or self._saver.is_due(done, data.epoch + 1, data.ends_epoch):
             self._log.flush()  # a step that was not finite ends the run here, and is not saved
@@ -124,7 +141,9 @@ class StepEnd:
         why = "--stop-after"
         if action.signal is not None:
             why = action.signal + (f" on rank {action.rank}" if self._context.world > 1 else "")
-        kept = "it is saved, and resumes from there when it is started again"
+        line = resume_line(self._config)
+        how = "when it is started again" if line is None else f"with: {line}"
+        kept = f"it is saved, and resumes from there {how}"
         if not self._config.checkpoint.enabled:
             kept = "nothing is saved, since checkpoint.enabled is false"
         message = f"{why} stopped the run after step {done}: {kept}"

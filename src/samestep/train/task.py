@@ -16,6 +16,7 @@ from samestep.config import Config
 from samestep.data.batch import LaneBatch
 from samestep.data.orders import Order
 from samestep.errors import TaskError
+from samestep.foreign.files import is_file
 from samestep.optim.schedules import Schedule
 from samestep.step.loss_terms import LossValue
 from samestep.step.step import Step
@@ -226,7 +227,7 @@ def load_task(config: Config) -> Task:
         raise TaskError("the config names no task to train: set task: FILE.py:Class")
     path_text, _, class_name = config.task.rpartition(":")
     path = (config.folder / path_text).resolve()
-    if not path.is_file():
+    if not is_file(path):
         raise TaskError(f"task: {config.task} names {path}, and there is no such file")
     module = _import_file(path)
     task_class = getattr(module, class_name, None)

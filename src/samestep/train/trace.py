@@ -10,7 +10,7 @@ import base64
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from samestep.data.batch import LaneBatch
+from samestep.errors import CheckpointError
+from samestep.foreign.json_text import read_json_lines
+from samestep.foreign.numbers import whole_number
 from samestep.pytree import tensors
 from samestep.step.step import Step
 from samestep.train.listeners import RunListener
@@ -71,11 +74,19 @@ class Entry:
 
 def read_trace(folder: Path) -> list[list[Entry]]:
     """The entries of every rank, in the order in which they were written."""
-    files = sorted(folder.glob("rank-*.jsonl"), key=lambda path: int(path.stem.partition("-")[2]))
-    return [
-        [Entry(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
-        for path in files
-    ]
+    found = {
+        path: whole_number(path.stem.partition("-")[2]) for path in folder.glob("rank-*.jsonl")
+    }
+    ranks = sorted((rank, path) for path, rank in found.items() if rank is not None)
+    return [list(_read_entries(path)) for _, path in ranks]
+
+
+def _read_entries(path: Path) -> Iterator[Entry]:
+    names = {field.name for field in fields(Entry)}
+    for number, row in enumerate(read_json_lines(path), 1):
+        if row is None or row.keys() != names:
+            raise CheckpointError(f"{path}, line {number}, is no entry of a trace")
+        yield Entry(**row)
 
 
 class Tracer(RunListener):

@@ -6,14 +6,18 @@ import json
 import re
 import sys
 from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from samestep.checkpoint.ownership import naming_errors
 from samestep.config import Config
 from samestep.errors import MissingExtraError, RunDirError, TaskError
+from samestep.foreign.json_text import read_json_lines
 
 
 class Tracker(ABC):
@@ -119,6 +123,36 @@ class TensorBoard(Tracker):
         self._writer.close()
 
 
+class RecentRows(Tracker):
+    """Keeps the rows that may not be on rank 0's disk yet, in case it is lost.
+
+    Rank 0 has flushed what all ranks flushed before the last step but one: without that it would
+    not have taken part in the last one.
+    """
+
+    def __init__(self) -> None:
+        self._unflushed: list[dict[str, Any]] = []
+        self._flushed: list[dict[str, Any]] = []
+        self._flushed_before: list[dict[str, Any]] = []
+
+    def write(self, row: dict[str, Any]) -> None:
+        self._unflushed.append({k: v for k, v in row.items() if not is_figure(v)})
+
+    def flush(self) -> None:
+        self._flushed += self._unflushed
+        self._unflushed = []
+
+    def reached(self) -> None:
+        """Another step is over."""
+        self._flushed_before, self._flushed = self._flushed, []
+
+    def kept(self) -> list[dict[str, Any]]:
+        return [*self._flushed_before, *self._flushed, *self._unflushed]
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 class Trackers(Tracker):
     """All trackers of a run; on ranks other than 0, none."""
 
@@ -162,11 +196,55 @@ def _plain(name: str, value: Any) -> Any:
     )
 
 
-def open_trackers(config: Config, folder: Path, is_main: bool, start: int = 0) -> Trackers:
-    """The config's trackers on rank 0, for steps from `start` on; none on the others."""
+def open_trackers(
+    config: Config,
+    folder: Path,
+    is_main: bool,
+    start: int = 0,
+    rows: Sequence[dict[str, Any]] = (),
+) -> Trackers:
+    """The config's trackers on rank 0; none on the others.
+
+    Args:
+        config: The run's config.
+        folder: The run's directory.
+        is_main: Whether this is rank 0.
+        start: The first step that comes.
+        rows: Rows before `start` that the metrics file may lack.
+    """
     if not is_main:
         return Trackers([])
-    trackers: list[Tracker] = [JsonLines(folder / "metrics.jsonl"), FigureFiles(folder / "figures")]
-    if config.trackers.tensorboard:
-        trackers.append(TensorBoard(folder / "tensorboard", start))
-    return Trackers(trackers)
+    path = folder / "metrics.jsonl"
+    with naming_errors(folder):
+        trackers: list[Tracker] = [JsonLines(path), FigureFiles(folder / "figures")]
+        if config.trackers.tensorboard:
+            trackers.append(TensorBoard(folder / "tensorboard", start))
+        opened = Trackers(trackers)
+        for row in missing_rows(path, rows):
+            opened.write(row)
+        opened.flush()
+    return opened
+
+
+def missing_rows(path: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Which of these rows a metrics file lacks: rank 0 was lost before it had written them.
+
+    Args:
+        path: The file, of whole lines.
+        rows: In the order in which they were written on another rank, whose times are others.
+    """
+    if not rows or not path.exists():
+        return list(rows)
+    first = min(row["step"] for row in rows)
+    written: Counter[tuple[int, frozenset[str]]] = Counter()
+    for found in read_json_lines(path):
+        step = None if found is None else found.get("step")
+        if found is not None and isinstance(step, int) and step >= first:
+            written[step, frozenset(found)] += 1
+    missing = []
+    for row in rows:
+        key = row["step"], frozenset(row)
+        written[key] -= 1
+        if written[key] < 0:
+            missing.append(row)
+    return missing

@@ -56,6 +56,7 @@ def put(
     training = (
         {"optimizers": [], "position": {"step": saved.step}} if training is None else training
     )
+    folder.mkdir(parents=True, exist_ok=True)
     write_checkpoint(Files(), path, model, training, saved)
     return path
 

@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from samestep.checkpoint.files import sha256_of
+from samestep.checkpoint.files import Files, sha256_of
 from samestep.checkpoint.format import (
     MANIFEST,
     MODEL,
@@ -25,9 +25,11 @@ from samestep.checkpoint.format import (
     Best,
     Manifest,
     _digest,
+    put_in_place,
     read_model,
     read_training,
     verify_checkpoint,
+    write_files,
 )
 from samestep.errors import CheckpointError
 from tests.unit.checkpoint.checkpoints import (
@@ -284,3 +286,13 @@ def test_an_invalid_model_file_is_refused(tmp_path: Path, content: bytes) -> Non
     reseal(folder)
     with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read"):
         read_model(folder)
+
+
+def test_two_that_write_the_same_step_do_no_harm(tmp_path: Path) -> None:
+    """As rank 0 and a survivor may, after a rank was lost."""
+    first = put(tmp_path)
+    second = tmp_path / "step-00000004.survivor-3"
+    write_files(Files(), second, {"weight": torch.ones(2)}, {}, manifest())
+    put_in_place(Files(), second, first)
+    assert [path.name for path in tmp_path.iterdir()] == [first.name]
+    assert verify_checkpoint(first).step == 4

@@ -235,6 +235,7 @@ def in_memory() -> Iterator[Path]:
 def history(in_memory: Path) -> Path:
     """Steps 2 and 4 are saved; 4 is the best so far."""
     folder = in_memory / "history"
+    folder.mkdir()
     save(folder, 2, best=2)
     save(folder, 4, best=4)
     return folder

@@ -15,6 +15,7 @@ from samestep.checkpoint.format import (
 )
 from samestep.checkpoint.listing import list_checkpoints
 from samestep.checkpoint.store import CheckpointStore
+from samestep.errors import CheckpointError
 from tests.unit.checkpoint.checkpoints import (
     manifest,
 )
@@ -129,3 +130,12 @@ def test_exported_weights_outlive_their_checkpoint(tmp_path: Path) -> None:
     store.write_now({"weight": torch.zeros(1)}, {}, manifest(4, best=Best(3, "val_loss", 0.5)))
     assert steps_in(tmp_path) == [4]
     assert safetensors.torch.load_file(tmp_path / MODEL)["weight"].tolist() == [2.0, 2.0]
+
+
+def test_a_run_directory_that_was_removed_does_not_come_back(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    store = store_at(run, 2)
+    store.write({"weight": torch.ones(2)}, {}, manifest(2))
+    with pytest.raises(CheckpointError, match="is gone: it was removed or renamed"):
+        store.wait()
+    assert not run.exists()

@@ -137,7 +137,7 @@ class Broken(Noisy):
 def test_a_run_that_fails_leaves_no_record(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         record(tmp_path, Broken())
-    assert not (tmp_path / "record").exists()
+    assert not (tmp_path / "record" / "record.json").exists()
 
 
 STATE = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor(3)}

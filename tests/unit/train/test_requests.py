@@ -52,7 +52,7 @@ def test_a_script_is_recorded_stopped_and_resumed(script: Path, tmp_path: Path) 
     run, record = [str(tmp_path / "run")], tmp_path / "record"
     with pytest.raises(Stopped, match="after step 2"):
         run_script(script, run, ScriptRequest((), Observation(record, stop_after=2)))
-    assert not record.exists()
+    assert not (record / "record.json").exists()
     run_script(script, run, ScriptRequest((), Observation(record)))
     found = RunRecord.read(record)
     assert (found.start, found.steps) == (2, 6)

@@ -17,9 +17,12 @@ from pathlib import Path
 
 import pytest
 
+from samestep.checkpoint.ownership import claim
 from samestep.errors import RunDirError
 from samestep.train.run_dir import RunDir
 
+FRESH = [".samestep-run", "run.lock"]
+"""What is in a directory that a run has just opened."""
 HOLDER = """
 import os, sys, time
 from pathlib import Path
@@ -124,7 +127,7 @@ def test_a_file_system_without_locks_does_not_stop_the_run(
     first, second = RunDir(tmp_path), RunDir(tmp_path)
     for folder in (first, second, first):
         folder.close()
-    assert [path.name for path in tmp_path.iterdir()] == ["run.lock"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == FRESH
 
 
 def test_two_runs_of_one_process_do_not_share_a_directory(tmp_path: Path) -> None:
@@ -150,7 +153,7 @@ def test_a_directory_that_cannot_be_written_is_reported(tmp_path: Path, in_the_w
     blocked = tmp_path / "runs"
     path = blocked / in_the_way
     if in_the_way == "run/run.lock":
-        path.mkdir(parents=True)
+        claim(blocked / "run", "run.lock")
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("a file")
@@ -189,7 +192,7 @@ def test_what_an_earlier_run_left_is_set_aside_under_a_number(folder: RunDir) ->
         assert (aside / "metrics.jsonl").read_text() == mark
         assert (aside / "checkpoints" / "step-00000002" / "file").read_text() == mark
     assert {path.name for path in folder.path.iterdir()} == {
-        "earlier", "verify", "launch", "run.lock"
+        "earlier", "verify", "launch", *FRESH
     }  # fmt: skip
 
 
@@ -240,7 +243,7 @@ def test_rows_after_the_checkpoint_are_removed(
     path.write_text(before)
     folder.forget_after(step)
     assert path.read_text() == after
-    assert sorted(p.name for p in folder.path.iterdir()) == ["metrics.jsonl", "run.lock"]
+    assert sorted(p.name for p in folder.path.iterdir()) == sorted(["metrics.jsonl", *FRESH])
 
 
 def test_a_row_without_its_line_end_does_not_damage_the_next(folder: RunDir) -> None:
@@ -257,7 +260,7 @@ def test_a_row_without_its_line_end_does_not_damage_the_next(folder: RunDir) -> 
 
 def test_without_metrics_there_is_nothing_to_remove(folder: RunDir) -> None:
     folder.forget_after(4)
-    assert [path.name for path in folder.path.iterdir()] == ["run.lock"]
+    assert sorted(path.name for path in folder.path.iterdir()) == FRESH
 
 
 @pytest.mark.parametrize("content", ["", '"4f', "{}"])

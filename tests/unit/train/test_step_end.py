@@ -135,6 +135,16 @@ def step_data(index: int, **changes: Any) -> StepData:
     return StepData(**{**values, **changes})
 
 
+class Boundaries:
+    """What survivors would save."""
+
+    def __init__(self) -> None:
+        self.reached_all: list[Any] = []
+
+    def reached(self, *boundary: Any) -> None:
+        self.reached_all.append(boundary)
+
+
 class End:
     """A step's end on fakes that note what it does."""
 
@@ -143,7 +153,9 @@ class End:
         config = load_config({"global_batch": 4, "lanes": 2, "epochs": 3, **values})
         self.saver, self.log = Saver(self.events), Log(self.events)
         setup = RunSetup.create(config, context)
-        self.end = StepEnd(setup, self.saver, self.log, Listener(self.events))  # type: ignore[arg-type]
+        self.boundaries = Boundaries()
+        fakes: Any = (self.saver, self.log, Listener(self.events), self.boundaries)
+        self.end = StepEnd(setup, *fakes)
 
     def step(
         self,
@@ -409,3 +421,12 @@ def test_a_resumed_run_knows_whether_it_is_complete(
     end = End(context, resume={"allow": allow})
     end.saver.ended = ended
     assert end.end.is_complete(position, total) is complete
+
+
+def test_survivors_learn_of_a_boundary_before_the_ranks_act_together(two_ranks: TwoRanks) -> None:
+    end = End(two_ranks, check_ranks_every=1)
+    end.end.watch([nn.Linear(1, 1)], [])
+    two_ranks.other = {}
+    with pytest.raises(RanksDiffer):
+        end.step(3, 0.0, 0.0, total=4)
+    assert end.boundaries.reached_all == [(Position(4, 0, 4), PLAN, "done")]

@@ -16,6 +16,7 @@ from samestep.errors import RunDirError, TaskError
 from samestep.train.trackers import (
     FigureFiles,
     JsonLines,
+    RecentRows,
     TensorBoard,
     Tracker,
     Trackers,
@@ -177,3 +178,36 @@ def test_tensorboard_takes_figures(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path)).Reload()
     assert events.Tags()["images"] == ["curve"]
     assert events.Tags()["scalars"] == ["loss"]
+
+
+def test_what_rank_0_may_not_have_flushed_is_kept_for_two_steps() -> None:
+    recent = RecentRows()
+    recent.write({"step": 0, "loss": 1.0})
+    recent.flush()
+    recent.reached()
+    assert [row["step"] for row in recent.kept()] == [0], "rank 0 may have died before its flush"
+    recent.write({"step": 1, "loss": 1.0})
+    recent.reached()
+    assert [row["step"] for row in recent.kept()] == [1], "it took part in the next step"
+    recent.reached()
+    assert [row["step"] for row in recent.kept()] == [1], "never flushed"
+
+
+def test_a_resumed_run_gets_the_rows_that_rank_0_took_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0, "loss": 4.0}\n{"step": 1, "loss": 3.0}\n{"step": 1, "rate": 7}\n')
+    kept = [
+        {"step": 1, "loss": 3.0},
+        {"step": 1, "rate": 8},  # the other rank's own
+        {"step": 1, "val_loss": 5.0},
+        {"step": 2, "loss": 2.0},
+    ]
+    open_trackers(config(), tmp_path, is_main=True, start=3, rows=kept).close()
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert rows == [
+        {"step": 0, "loss": 4.0},
+        {"step": 1, "loss": 3.0},
+        {"step": 1, "rate": 7},
+        {"step": 1, "val_loss": 5.0},
+        {"step": 2, "loss": 2.0},
+    ]

@@ -1,0 +1,124 @@
+"""Which directories are ours. A marker is the first thing that is written into one; where it is
+missing and there are other files, nothing is written and nothing removed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from samestep.errors import RunDirError, TextError
+from samestep.foreign.json_text import read_json
+
+Purpose = Literal["run", "verify", "record"]
+
+_NOTE = "samestep made this directory ({purpose}), and may replace or move its own files in it.\n"
+
+
+def claim(folder: Path, *inside: str, purpose: Purpose = "run") -> Path:
+    """Make a directory ours, with its marker first; one that is ours already stays as it is.
+
+    Whoever writes into a run's directory before the run has opened it, as a launcher does, calls this.
+
+    Args:
+        folder: the directory, created if missing.
+        *inside: a folder in it that is created as well.
+        purpose: what it is for; a directory for something else is not ours.
+
+    Returns:
+        The directory, or the folder in it.
+
+    Raises:
+        RunDirError: if it holds other files and no marker, or cannot be written.
+    """
+    with naming_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not marker_of(folder, purpose).is_file():
+            if purpose != "run" or not _is_earlier_run(folder):
+                _refuse_foreign(folder, purpose)
+            # Appending: another process may be writing the same marker.
+            with marker_of(folder, purpose).open("a", encoding="utf-8") as file:
+                file.write(_NOTE.format(purpose=purpose))
+        found = folder.joinpath(*inside)
+        found.mkdir(parents=True, exist_ok=True)
+    return found
+
+
+def clear(folder: Path, purpose: Purpose) -> None:
+    """Remove everything in a directory of ours but its marker, so that a half-removed one stays ours.
+
+    Args:
+        folder: the directory; it need not exist.
+        purpose: what it must be for.
+
+    Raises:
+        RunDirError: if it is not ours, or cannot be removed.
+    """
+    if not folder.exists() and not folder.is_symlink():
+        return
+    claim(folder, purpose=purpose)
+    marker = marker_of(folder, purpose)
+    with naming_errors(folder):
+        for path in folder.iterdir():
+            if path == marker:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def marker_of(folder: Path, purpose: Purpose = "run") -> Path:
+    """The file that says that a directory is ours. Another purpose has another name: existence is
+    atomic, content is not."""
+    return folder / f".samestep-{purpose}"
+
+
+@contextmanager
+def naming_errors(folder: Path) -> Iterator[None]:
+    """Turn what the file system refuses into an error that names the directory."""
+    try:
+        yield
+    except OSError as error:
+        raise RunDirError(
+            f"run directory {folder} cannot be written: {_reason(folder, error)}. Set run_dir to a "
+            "directory that you can write to"
+        ) from None
+
+
+def _reason(folder: Path, error: OSError) -> str:
+    if folder.is_symlink() and not folder.exists():
+        return f"it is a link to {folder.readlink()}, which does not exist"
+    reason = error.strerror or str(error)
+    if isinstance(error, FileExistsError):
+        return f"{error.filename} is a file, not a directory"
+    where = error.filename
+    inside = isinstance(where, str) and Path(where) != folder
+    return f"{reason} ({where})" if inside else reason
+
+
+def _is_earlier_run(folder: Path) -> bool:
+    """Whether this is the directory of a run from before there were markers."""
+    try:
+        if not (folder / "run.lock").is_file():
+            return False
+        config = read_json(folder / "config.json")
+    except (OSError, TextError):
+        return False
+    return isinstance(config, dict) and {"same", "resume", "distributed", "launch"} <= config.keys()
+
+
+def _refuse_foreign(folder: Path, purpose: Purpose) -> None:
+    # The marker comes first: who sees other files sees it too, also on a network file system.
+    found = sorted(path.name for path in folder.iterdir())
+    if not found or marker_of(folder, purpose).name in found:
+        return
+    shown = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
+    what = "a run's directory" if purpose == "run" else f"a directory of samestep {purpose}"
+    raise RunDirError(
+        f"{folder} holds files ({shown}) and is not {what}: nothing was written there. Set another "
+        "name or run_dir, or give an empty directory"
+    )

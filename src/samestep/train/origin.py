@@ -1,0 +1,220 @@
+"""Where a run comes from: the command that started it and the code that it runs, signed by its user.
+
+A run's directory may come from anyone, and commands that use its model run its task's code. Only
+what this user has started, with a file that has not changed since, is run without being asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+from samestep.checkpoint.files import sha256_of
+from samestep.config import Config
+from samestep.environment.launch import detect_launch
+from samestep.environment.user_key import key_path, make_key, read_key
+from samestep.environment.variables import process_environment
+from samestep.errors import NotTrusted, TextError
+from samestep.foreign.json_text import read_json
+from samestep.launch.commands.recorded import RecordedCommand
+
+ORIGIN = "origin.json"
+_COMMAND: ContextVar[RecordedCommand | None] = ContextVar("samestep_command", default=None)
+
+
+@contextmanager
+def started_by(command: RecordedCommand | None) -> Iterator[None]:
+    """While entered, runs that are opened record this command."""
+    token = _COMMAND.set(command)
+    try:
+        yield
+    finally:
+        _COMMAND.reset(token)
+
+
+def resume_line(config: Config) -> str | None:
+    """What a person types to resume the run of this process; None if that is not known."""
+    known = Origin.of(config).command
+    return None if known is None else shlex.join(["samestep", "resume", str(config.run_path)])
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How a run was started, and the file of its own code."""
+
+    command: RecordedCommand | None
+    """None where something else started its ranks: then only that can start them again."""
+    code: str | None
+    """The whole path of the task's file, or of the script; None if neither is known."""
+    sha256: str | None
+    """Of that file, as it was then."""
+    config_sha256: str = ""
+    """Of the run's config.json."""
+    signature: str = ""
+
+    @classmethod
+    def of(cls, config: Config) -> Origin:
+        """Of the run that this process opens with a config."""
+        command = _COMMAND.get() or _plain_script()
+        if command is not None:
+            command = command.without_secrets(config.launch.environment)
+        code = task_file(config)
+        if code is None and command is not None:
+            code = command.code
+        if code is None or not code.is_file():
+            return cls(command, None, None)
+        return cls(command, str(code.resolve()), sha256_of(code))
+
+    def text(self, config: str) -> str:
+        """The content of origin.json, for the text of the run's config.json."""
+        config_sha256 = hashlib.sha256(config.encode()).hexdigest()
+        key = make_key()
+        signed = "" if key is None else self._signed(key, config_sha256)
+        command = None if self.command is None else self.command.as_json()
+        document = {
+            "command": command, "code": self.code, "sha256": self.sha256,
+            "config_sha256": config_sha256, "signature": signed,
+        }  # fmt: skip
+        return json.dumps(document, indent=1)
+
+    @classmethod
+    def read(cls, run: Path) -> Origin | None:
+        """The origin that a run's directory states; None if it states none."""
+        try:
+            document = read_json(run / ORIGIN)
+            names = ("code", "sha256", "config_sha256", "signature")
+            values = [document[name] for name in names]
+            command = RecordedCommand.from_json(document["command"])
+        except (TextError, KeyError, TypeError):
+            return None
+        if not all(value is None or isinstance(value, str) for value in values):
+            return None
+        return cls(command, values[0], values[1], values[2] or "", values[3] or "")
+
+    def is_signed(self, run: Path) -> bool:
+        """Whether this user has started the run, with the config that is there now."""
+        key = read_key()
+        try:
+            config_sha256 = sha256_of(run / "config.json")
+        except OSError:
+            return False
+        if key is None or config_sha256 != self.config_sha256:
+            return False
+        return hmac.compare_digest(self._signed(key, config_sha256), self.signature)
+
+    def _signed(self, key: bytes, config_sha256: str) -> str:
+        command = None if self.command is None else self.command.as_json()
+        content = json.dumps([command, self.code, self.sha256, config_sha256])
+        return hmac.new(key, content.encode(), "sha256").hexdigest()
+
+
+def task_file(config: Config) -> Path | None:
+    """The file of a config's task; None if it names none."""
+    if config.task is None:
+        return None
+    return config.folder / config.task.rpartition(":")[0]
+
+
+def refuse_untrusted_task(run: Path, config: Config, overrides: Sequence[str], trust: bool) -> None:
+    """Refuse to run a task's code only because a run's directory names it.
+
+    Args:
+        run: the run's directory.
+        config: its config, with the overrides.
+        overrides: what the user has given; who names the task there wants its code to run.
+        trust: whether the user has said that the code may run.
+
+    Raises:
+        NotTrusted: with what would be run, and why it is not trusted.
+    """
+    code = task_file(config)
+    if trust or code is None or config.task is None:
+        return
+    named = any(text.partition("=")[0] == "task" for text in overrides)
+    if named and config.distributed.network and _is_foreign(run):
+        raise NotTrusted(
+            f"{run} sets {', '.join(config.distributed.network)} in distributed.network, which can name "
+            f"libraries to load, and is not trusted: {_unsigned()}. Pass distributed.network={{}}, or "
+            "--trust (in Python: trust=True)"
+        )
+    _refuse_untrusted(run, code, f"the class {config.task.rpartition(':')[2]} of", named)
+
+
+def refuse_untrusted_command(run: Path, origin: Origin, words: Sequence[str]) -> None:
+    """Refuse to start again what this user has not started: a config names programs, too.
+
+    Args:
+        run: the run's directory.
+        origin: what it states.
+        words: the command that would start it.
+    """
+    if origin.command is not None and origin.command.code is not None:
+        _refuse_untrusted(run, origin.command.code, "the script", named=False)
+    if not origin.is_signed(run):
+        raise NotTrusted(
+            f"{run} would run {shlex.join(['samestep', *words])} in "
+            f"{origin.command and origin.command.folder}, which is not trusted: {_unsigned()}. Read "
+            f"{run / ORIGIN} and {run / 'config.json'} first; then --trust runs it"
+        )
+
+
+def _refuse_untrusted(run: Path, code: Path, what: str, named: bool) -> None:
+    """`named`: whether the user has named the file, and not only the run's directory."""
+    path = code.resolve()
+    reason = _doubt(run, path, named) if path.is_file() else ""
+    if reason:
+        raise NotTrusted(
+            f"{run} would run {what} {path}, which is not trusted: {reason}. Read that file first; "
+            "then --trust runs it (in Python: trust=True)"
+        )
+
+
+def _doubt(run: Path, path: Path, named: bool) -> str:
+    if path.is_relative_to(run.resolve()):
+        return "it lies inside the run's directory, which may come from anyone"
+    if named:
+        return ""
+    origin = Origin.read(run)
+    if origin is None:
+        return f"the run has no {ORIGIN} that says what it was started with"
+    if not origin.is_signed(run):
+        return _unsigned()
+    if origin.code != str(path):
+        return f"the run was started with {origin.code or 'no file that is known'}"
+    if origin.sha256 != sha256_of(path):
+        return (
+            "it is not what the run was started with. If you have edited it yourself, the model may "
+            "not be the one that was trained"
+        )
+    return ""
+
+
+def _is_foreign(run: Path) -> bool:
+    origin = Origin.read(run)
+    return origin is None or not origin.is_signed(run)
+
+
+def _unsigned() -> str:
+    return (
+        f"the run was not started by you, or its config.json was changed: {ORIGIN} is not signed by "
+        f"your key, {key_path()}"
+    )
+
+
+def _plain_script() -> RecordedCommand | None:
+    """The script that this process runs, if that is `python script.py` and no rank of a launcher."""
+    main = sys.modules.get("__main__")
+    file = getattr(main, "__file__", None)
+    if file is None or getattr(main, "__spec__", None) is not None or not file.endswith(".py"):
+        return None
+    if detect_launch(process_environment()).world > 1:
+        return None
+    return RecordedCommand("train", file, str(Path.cwd()), arguments=tuple(sys.argv[1:]))
