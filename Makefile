@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-fast coverage test-oldest test-newest cluster chaos sameness lint setup clean
+.PHONY: demo test test-fast fuzz coverage test-oldest test-newest cluster chaos launches sameness lint setup clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,10 +25,14 @@ test: $(STAMP) lint
 test-fast: $(STAMP) lint
 	$(BIN)/python -m pytest -n 2 tests/unit tests/test_architecture.py
 
+# Twenty times as many odd configs, run directories and command lines as the suite tries, new ones each time.
+fuzz: $(STAMP)
+	FUZZ_TIMES=20 $(BIN)/python -m pytest -n 2 -m hypothesis tests/fuzz tests/unit
+
 # Lines of src that tests run, in ranks and commands too. The cluster's tests are not among them.
 coverage: $(STAMP)
 	rm -rf build/coverage
-	$(BIN)/python -m coverage run -m pytest -n 3 tests/unit tests/distributed tests/export tests/cli
+	$(BIN)/python -m coverage run -m pytest -n 3 tests/unit tests/fuzz tests/distributed tests/export tests/cli
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report --skip-covered
 
@@ -41,7 +45,10 @@ cluster:
 	tests/cluster/install.sh
 
 chaos: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.chaos --kills 100
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.chaos --kills 300
+
+launches: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.launches --in-a-row 50 --at-once 4
 
 # Every kind of model, at every size, in every way to run it, to the bit: a quarter of an hour.
 # DEVICE=cuda: ranks that share a GPU, with bf16, fp16 and CUDA graphs besides.

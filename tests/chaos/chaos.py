@@ -1,206 +1,180 @@
-"""Kills a run again and again, at random instants and sizes, and lets it go on each time.
+"""Hits a run again and again, at random instants and sizes, and resumes it each time.
 
-    python -m tests.chaos.chaos --kills 100 --seed 1
+    python -m tests.chaos.chaos --kills 300 --seed 1
 
-Every run must end with the untouched run's weights and losses, no process may be left, and
-nothing half-written may ever be taken for a checkpoint.
+Every run must end with the untouched run's weights and losses. After every fault nothing of the
+run may be left, neither a process nor a socket that listens, and nothing half-written may be taken
+for a checkpoint. A fault that must end the run does so with its exit code and a clear message.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import shutil
-import signal
-import subprocess
+import re
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-import yaml
+from rich.console import Console
+from rich.table import Table
 
 from samestep.checkpoint.listing import list_checkpoints
-from samestep.config import load_config
 from samestep.train.record import RunRecord
-from tests.cli.processes import command, popen, processes_of
-from tests.distributed.running import settings
-from tests.ranks import RankProcesses
+from tests.chaos.disk import SmallDisk
+from tests.chaos.family import adopting_orphans, nothing_left
+from tests.chaos.faults import KINDS, SECONDS_TO_END, STEPS, Scene, remove
+from tests.cli.processes import command, popen
 
-STEPS = 30
-SECONDS_TO_END = 120.0
-"""After a kill, every process of the run must have ended by then."""
-
-
-def train_in_chaos(config: dict[str, Any], record: str, dies_at_call: int | None) -> None:
-    """A rank of a run; rank 0 may kill itself at one of the calls of its save path."""
-    if dies_at_call is not None and int(os.environ.get("RANK", "0")) == 0:
-        _die_inside_saves(dies_at_call)
-    from samestep.distributed.context import create_run_context
-    from samestep.distributed.hardware import detect_hardware
-    from samestep.train.train_once import train_once
-
-    loaded = load_config(config)
-    with create_run_context(loaded, detect_hardware()) as context:
-        train_once(loaded, context, Path(record))
-
-
-def _die_inside_saves(at: int) -> None:
-    from samestep.checkpoint.files import DigestedFile, Files
-
-    left = [at]
-
-    def deadly(whole: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            left[0] -= 1
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return whole(*args)
-
-        return call
-
-    for owner, names in (
-        (Files, ("make_folder", "open_new", "sync", "replace", "copy", "remove")),
-        (DigestedFile, ("write",)),
-    ):
-        for name in names:
-            setattr(owner, name, deadly(getattr(owner, name)))
+_FAULTS_PER_RUN = 12
+_SECONDS_TO_VANISH = 20.0
+"""For processes that nobody waits for, such as loader workers, when their run has ended."""
 
 
 @dataclass
 class Chaos:
-    """One history of kills."""
+    """One history of faults."""
 
     folder: Path
     kills: int
     seed: int
+    kinds: Sequence[str] = tuple(KINDS)
     tell: Callable[[str], None] = print
     counts: Counter[str] = field(default_factory=Counter)
+    """The faults that hit a run, by kind."""
+    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """How long each took, from the run's start to the end of its last process."""
+    saved: Counter[str] = field(default_factory=Counter)
+    """What survivors of lost ranks reported about the state that they held."""
     runs: int = 0
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
 
+    @property
+    def hits(self) -> int:
+        return sum(self.counts.values())
+
     def play(self) -> None:
-        """Kill until there were enough, then let the last run end; raises what went wrong."""
-        self._untouched = self._whole_run(self.folder / "untouched")
-        while sum(self.counts.values()) < self.kills:
-            self._one_run(self.folder / f"run-{self.runs}")
-            self.runs += 1
+        """Hit runs until there were enough faults; the last run ends, too. Raises what went wrong."""
+        self._disk = SmallDisk(self.folder / "disk")
+        try:
+            with adopting_orphans():
+                self._start_servers()
+                self._untouched = self._whole_run(self._scene("untouched", 1))
+                while self.hits < self.kills:
+                    self._one_run(f"run-{self.runs}")
+                    self.runs += 1
+                    assert self.runs < 20 + 5 * self.hits, "the faults hit nothing"
+        finally:
+            self._disk.close()
 
-    def _config(self, run: Path, timeout: float = 8) -> dict[str, Any]:
-        """A run that waits no longer for ranks that were killed before they were met."""
-        return settings(
-            "Slow", run, epochs=None, steps=STEPS, log_every=1, params={"seconds": 0.004},
-            checkpoint={"every_steps": 2, "every_epochs": None},
-            distributed={"timeout": timeout, "device": "cpu"},
-        )  # fmt: skip
+    def _start_servers(self) -> None:
+        """What forks commands for us stays, and is no part of a run."""
+        popen(command("--version"), stdout=-3, stderr=-3).wait()
 
-    def _whole_run(self, run: Path) -> tuple[str, list[float]]:
-        ranks = RankProcesses(train_in_chaos, 1, (self._config(run), str(run / "record"), None))
-        answers = ranks.answers()
-        assert answers[0][0], answers
-        return RunRecord.read(run / "record").state_hash, losses(run)
-
-    def _one_run(self, run: Path) -> None:
-        """Kill a run at most a dozen times, then let it end, and compare."""
-        self._history: list[str] = []
-        for _ in range(12):
-            if sum(self.counts.values()) >= self.kills or (run / "record").exists():
-                break
-            how = self._random.choices(
-                [
-                    "kill a rank",
-                    "kill all ranks",
-                    "kill inside a save",
-                    "stop",
-                    "kill the launcher",
-                ],
-                [5, 2, 5, 3, 1],
-            )[0]
-            world = self._random.randint(1, 4)
-            if how == "kill the launcher":
-                happened = self._kill_launcher(run, world)
-            else:
-                happened = self._disturb(run, world, how)
-            self.counts[how] += happened
-            steps = [item.step for item in list_checkpoints(run / "checkpoints", checksums=False)]
-            self._history.append(f"{how} on {world}: {steps}")
-            self._check(run, how, world)
+    def _scene(self, name: str, every_steps: int) -> Scene:
         world = self._random.randint(1, 4)
-        config = self._config(run, timeout=600)
-        ranks = RankProcesses(train_in_chaos, world, (config, str(run / "record"), None))
-        answers = ranks.answers()
+        return Scene(self._disk.folder / name, world, self._disk, self._random, every_steps)
+
+    def _whole_run(self, scene: Scene) -> tuple[str, list[float]]:
+        """Let a run end; its last state and all its losses."""
+        answers = scene.ranks(timeout=600).answers()
         assert all(ok for ok, _ in answers), answers
-        ended = RunRecord.read(run / "record").state_hash, losses(run)
+        return RunRecord.read(scene.run / "record").state_hash, losses(scene.run)
+
+    def _one_run(self, name: str) -> None:
+        """Hit a run a dozen times at most, then let it end, and compare."""
+        history: list[str] = []
+        # Where saves are rare, what survivors save matters.
+        every_steps = self._random.choice([2, 2, 10])
+        for _ in range(_FAULTS_PER_RUN):
+            scene = self._scene(name, every_steps)
+            if self.hits >= self.kills or self._is_complete(scene):
+                break
+            # One of each kind before the second of any: a short history has all of them.
+            kinds = [kind for kind in self.kinds if not self.counts[kind]] or self.kinds
+            weights = [KINDS[kind][0] for kind in kinds]
+            history.append(self._hit(scene, self._random.choices(kinds, weights)[0]))
+        scene = self._scene(name, every_steps)
+        ended = self._whole_run(scene)
         if ended != self._untouched:
             pairs = zip(ended[1], self._untouched[1], strict=False)
             first = next((step for step, (a, b) in enumerate(pairs) if a != b), None)
             raise AssertionError(
-                f"{run} did not end as the untouched run: losses from step {first} on, after "
-                f"{self._history}"
+                f"{name} did not end as the untouched run: losses from step {first} on, after {history}"
             )
-        self._check(run, "the end", world)
-        self.tell(f"{sum(self.counts.values())} kills; run {self.runs} ended on {world} rank(s)")
-        shutil.rmtree(run)
+        self._check(scene, "the end")
+        remove(scene.run)
 
-    def _disturb(self, run: Path, world: int, how: str) -> bool:
-        inside = self._random.randint(1, 120) if how == "kill inside a save" else None
-        ranks = RankProcesses(
-            train_in_chaos, world, (self._config(run), str(run / "record"), inside)
-        )
-        if inside is None:
-            time.sleep(self._random.uniform(0.3, 2.5))
-        pids = [process.pid for process in ranks.processes if process.is_alive()]
-        if how == "kill all ranks":
-            for pid in pids:
-                kill(pid, signal.SIGKILL)
-        elif how != "kill inside a save" and pids:
-            number = signal.SIGTERM if how == "stop" else signal.SIGKILL
-            kill(self._random.choice(pids), number)
+    def _hit(self, scene: Scene, kind: str) -> str:
         started = time.monotonic()
-        answers = ranks.answers()
-        if how not in ("kill inside a save", "stop"):
-            assert time.monotonic() - started < SECONDS_TO_END, f"{how}: ranks did not end in time"
-        # Only what happened counts: a run may end, or never save as often, before it is hit.
-        killed = any(process.exitcode == -signal.SIGKILL for process in ranks.processes)
-        return killed or any("Stopped: SIGTERM" in str(text) for _, text in answers)
+        what = f"{kind} on {scene.world} rank(s), seed {self.seed}, fault {self.hits + 1}"
+        try:
+            with nothing_left(what, _SECONDS_TO_VANISH):
+                happened = KINDS[kind][1](scene)
+            self._check(scene, kind)
+        except AssertionError as error:
+            raise AssertionError(f"{what}: {error}") from error
+        self.counts[kind] += happened
+        if happened:
+            self.seconds[kind].append(time.monotonic() - started)
+        steps = [item.step for item in list_checkpoints(self._checkpoints(scene), checksums=False)]
+        if happened:
+            self._count_survivors(scene.run)
+            self.tell(f"{self.hits}/{self.kills}  {kind} on {scene.world} rank(s): saved {steps}")
+        return f"{kind} on {scene.world}: {steps}"
 
-    def _kill_launcher(self, run: Path, world: int) -> bool:
-        """With the real command, whose ranks must not go on without it."""
-        file = run.with_suffix(".yaml")
-        file.write_text(yaml.safe_dump(self._config(run)))
-        process = popen(
-            command("launch", file, "--nproc", str(world)),
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        time.sleep(self._random.uniform(0.3, 6.0))
-        alive = process.poll() is None
-        process.kill()
-        process.wait()
-        deadline = time.monotonic() + SECONDS_TO_END
-        while processes_of(file):
-            assert time.monotonic() < deadline, "ranks outlived their launcher"
-            time.sleep(0.1)
-        return alive
+    def _count_survivors(self, run: Path) -> None:
+        said: set[str] = set()
+        for path in (run / "logs").glob("rank-*.log"):
+            for line in reversed(path.read_text(errors="replace").splitlines()):
+                if "Lost a rank. " in line:
+                    reason = line.partition("Lost a rank. ")[2]
+                    said.add(re.sub(r" \d+", " N", reason))
+                if "Lost a rank. " in line or "Plan: " in line:
+                    break  # what is before it is of an earlier start
+        self.saved.update(said)
 
-    def _check(self, run: Path, how: str, world: int) -> None:
-        found = list_checkpoints(run / "checkpoints", checksums=True)
+    def _is_complete(self, scene: Scene) -> bool:
+        """Whether the run was faster than the last fault."""
+        found = list_checkpoints(self._checkpoints(scene), checksums=False)
+        return any(item.step == STEPS for item in found)
+
+    def _checkpoints(self, scene: Scene) -> Path:
+        return scene.run / "checkpoints"
+
+    def _check(self, scene: Scene, what: str) -> None:
+        found = list_checkpoints(self._checkpoints(scene), checksums=True)
         wrong = [f"{item.folder}: {item.wrong}" for item in found if item.wrong]
-        assert not wrong, f"{how} on {world} rank(s) left {wrong}"
+        assert not wrong, f"{what} on {scene.world} rank(s) left {wrong}"
 
-
-def kill(pid: int | None, number: signal.Signals) -> None:
-    try:
-        os.kill(pid or 0, number)
-    except ProcessLookupError:
-        return  # it was faster
+    def summary(self, minutes: float) -> dict[str, Any]:
+        """Everything that was counted, for a report."""
+        return {
+            "kills": self.hits,
+            "runs": self.runs,
+            "seed": self.seed,
+            "minutes": round(minutes, 1),
+            "disk": "tmpfs" if self._disk.is_mounted else "limited size of files",
+            "kinds": {
+                kind: {
+                    "count": self.counts[kind],
+                    "median_seconds": round(median(self.seconds[kind]), 1),
+                    "longest_seconds": round(max(self.seconds[kind]), 1),
+                }
+                for kind in self.kinds
+                if self.counts[kind]
+            },
+            "survivors": dict(self.saved.most_common()),
+        }
 
 
 def losses(run: Path) -> list[float]:
@@ -208,22 +182,41 @@ def losses(run: Path) -> list[float]:
     return [row["loss"] for row in rows if "loss" in row]
 
 
+def _show(found: dict[str, Any], console: Console) -> None:
+    table = Table("fault", "times", "median s", "longest s")
+    for kind, row in found["kinds"].items():
+        table.add_row(kind, *map(str, row.values()))
+    console.print(table)
+    for said, times in found["survivors"].items():
+        console.print(f"survivors, {times} times: {said}")
+    console.print(
+        f"{found['kills']} faults, seed {found['seed']}: every one of {found['runs']} runs ended with the "
+        f"untouched run's bits, and nothing was left behind; {found['minutes']} minutes"
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     arguments = parser.parse_args()
+    console = Console(stderr=arguments.json, highlight=False)
+    started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        started = time.monotonic()
-        chaos = Chaos(Path(folder), arguments.kills, arguments.seed)
+        chaos = Chaos(
+            Path(folder), arguments.kills, arguments.seed, arguments.kinds,
+            lambda line: console.print(f"{(time.monotonic() - started) / 60:5.1f} min  {line}"),
+        )  # fmt: skip
         chaos.play()
-        minutes = (time.monotonic() - started) / 60
-    print(
-        f"{sum(chaos.counts.values())} kills ({dict(chaos.counts)}), seed {arguments.seed}: every "
-        f"one of {chaos.runs} runs ended with the untouched run's bits; {minutes:.1f} minutes"
-    )
+        found = chaos.summary((time.monotonic() - started) / 60)
+    _show(found, console)
+    if arguments.json:
+        print(json.dumps(found))
     return 0
 
 
 if __name__ == "__main__":
+    assert SECONDS_TO_END > _SECONDS_TO_VANISH
     sys.exit(main())
