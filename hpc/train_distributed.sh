@@ -23,4 +23,8 @@ set -euo pipefail
 # start more tasks of one CPU each (up to the number of lanes), whose bits do not depend on how many they are.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"
 
+# By which the ranks know each other: docs/security.md.
+SAMESTEP_SECRET=$(od -vAn -N32 -tx1 /dev/urandom | tr -d ' \n')
+export SAMESTEP_SECRET
+
 exec srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" samestep train "$@"

@@ -20,4 +20,8 @@
 set -euo pipefail
 : "${1:?usage: sbatch hpc/train_distributed_gpu.sh CONFIG [key=value ...]}"
 
+# By which the ranks know each other: docs/security.md.
+SAMESTEP_SECRET=$(od -vAn -N32 -tx1 /dev/urandom | tr -d ' \n')
+export SAMESTEP_SECRET
+
 exec srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" samestep train "$@"

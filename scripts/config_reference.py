@@ -16,6 +16,14 @@ all mistakes are reported at once, with their lines. Overrides on the command li
 `section.key=value`, and nothing else. `task` is relative to the file, `run_dir` to the working
 directory. Exactly one of `global_batch` and `batch_per_rank`, and one of `epochs` and `steps`, must be set.
 
+Every count has limits that no run comes near, so that a slip of the hand is a message and not a machine without
+memory. A file has at most a million characters (counting a YAML alias as what it stands for), 100 levels and 2,000
+keys. Dates and times such as `2024-01-01` and `12:00:00` are text. Text holds no null character.
+
+`samestep config check` also looks for what needs no torch to be known: whether the task's file is there and has the
+class, and whether the installed torch has the optimizer and the schedule, with such arguments. `samestep doctor` tries
+the rest.
+
 | key | takes | default | meaning |
 |---|---|---|---|
 """

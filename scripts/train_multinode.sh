@@ -14,6 +14,9 @@
 #   -- OPTIONS           further options of samestep launch, such as --print
 #   -h, --help           this text
 #
+# The machines know each other by a secret: first export SAMESTEP_SECRET, the same on all of them, such as
+# the output of: openssl rand -hex 32
+#
 # Example, on the second of two machines:
 #   scripts/train_multinode.sh --config config.yaml --nnodes 2 --node_rank 1 --master_addr gpu01
 set -euo pipefail

@@ -16,6 +16,7 @@ from samestep import LaneBatch, Task
 from samestep.checkpoint.files import Files
 from samestep.checkpoint.format import Best, Manifest, folder_name, write_checkpoint
 from samestep.config import load_config
+from samestep.train.origin import ORIGIN, Origin
 
 
 def finished_run(
@@ -39,7 +40,9 @@ def finished_run(
         }
     )
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(config.model_dump_json())
+    document = config.model_dump_json()
+    (folder / "config.json").write_text(document)
+    (folder / ORIGIN).write_text(Origin.of(config).text(document))
     for step in steps:
         torch.manual_seed(step)
         manifest = Manifest(

@@ -2,12 +2,14 @@
 
     SamestepError                 exit code 1
     ├── UserError                 exit code 2: something the user set, and can fix
+    │   ├── TextError             text from elsewhere that holds no usable value
     │   ├── ConfigError           every mistake of one config, at once
     │   ├── PlanError             numbers that cannot be split: batch, lanes, ranks
     │   ├── LaunchError           the launch contradicts itself, the config or the machine
     │   ├── TaskError             the task file, or what it returned, breaks the contract
     │   ├── StepError             the step's calls came in an order that means nothing
     │   ├── CheckpointError       a checkpoint that cannot be read or written
+    │   ├── NotTrusted            code that a run's directory names, and may come from anyone
     │   ├── RunDirError           a run directory that is in use, or cannot be written
     │   ├── PrecisionError        a number format that the device cannot compute in
     │   ├── GraphError            a step that cannot be recorded as a CUDA graph
@@ -19,6 +21,7 @@
     │   ├── EditError             a config file that a value cannot be put into safely
     │   └── MissingExtraError     a feature whose optional packages are not installed
     ├── InitError                 exit code 3: the process group could not be opened
+    │   └── NotAuthentic          somebody without the launch's secret took part
     ├── RankFailed                a rank ended the run, with that rank's exit code
     ├── PeerLost                  exit code 1: another rank went away in a collective
     ├── CollectiveMismatch        exit code 1: the ranks called different collectives
@@ -57,6 +60,10 @@ class UserError(SamestepError):
     """Something the user set, and can fix."""
 
     exit_code = 2
+
+
+class TextError(UserError):
+    """Text from elsewhere that holds no usable value; what it was read from is the caller's to name."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +114,10 @@ class RunDirError(UserError):
     """A run directory that is in use by another run, or cannot be written."""
 
 
+class NotTrusted(UserError):
+    """Code that a run's directory names and its user has not vouched for."""
+
+
 class PrecisionError(UserError, RuntimeError):
     """A number format that the device cannot compute in."""
 
@@ -154,6 +165,10 @@ class InitError(SamestepError):
     exit_code = 3
 
 
+class NotAuthentic(InitError):
+    """Something arrived from a process that does not have the launch's secret."""
+
+
 class RankFailed(SamestepError):
     """A rank ended the run; the message holds its own traceback first."""
 
@@ -164,6 +179,11 @@ class RankFailed(SamestepError):
 
 class PeerLost(SamestepError):
     """Another rank went away while this one waited for it in a collective."""
+
+    def __init__(self, message: str, timed_out: bool = False) -> None:
+        super().__init__(message)
+        self.timed_out = timed_out
+        """Whether nothing broke, but waiting took too long: no rank is known to be gone."""
 
 
 class CollectiveMismatch(SamestepError):
@@ -190,6 +210,11 @@ class RankHung(SamestepError):
     """A collective waited longer than distributed.timeout; the message lists where every rank is."""
 
     exit_code = 7
+
+    def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+        """The ones that the others waited for."""
 
 
 def code_of_ranks(code: int) -> int:

@@ -1,5 +1,6 @@
 #!/bin/bash
-# The ranks of samestep launch, by torch.distributed.launch itself.
+# The ranks of samestep launch, by torch.distributed.launch itself. Other than samestep
+# launch, it listens at every address of the machine and believes whoever connects.
 set -eo pipefail
 cd '/data/my project'
 export OMP_NUM_THREADS=2

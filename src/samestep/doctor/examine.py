@@ -181,7 +181,7 @@ def _meet(
     if place.world.value == 1 or address is None or port is None or place.more_ports:
         return [], True
     served = agent_serves_store(environ)
-    found = try_rendezvous(address, port, place.rank.value, served, seconds)
+    found = try_rendezvous(address, port, place.rank.value, served, seconds, place.one_machine)
     return [check_rendezvous(found, load_of(place, None))], found.possible
 
 

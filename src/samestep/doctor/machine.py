@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from samestep.doctor.facts import Load, Machine, Space
 from samestep.doctor.findings import Finding, format_bytes, ok, plural
+from samestep.foreign.numbers import whole_number
 
 MB = 1024 * 1024
 GB = 1024 * MB
@@ -102,15 +103,16 @@ def check_omp(machine: Machine, load: Load) -> Finding:
     """Whether OMP_NUM_THREADS contradicts the threads that a run gives each rank."""
     check, value = "omp threads", machine.variables.get("OMP_NUM_THREADS", "")
     threads = f"{plural(load.threads, 'thread')} per rank"
-    if not value.isdigit():
+    number = whole_number(value)
+    if number is None:
         return ok(check, f"OMP_NUM_THREADS is not set; {threads}")
-    if int(value) == load.threads:
+    if number == load.threads:
         return ok(check, f"OMP_NUM_THREADS={value}, {threads}")
     by = ""
     if value == "1" and "TORCHELASTIC_RUN_ID" in machine.variables:
         by = " (torchrun sets 1 where nothing else was set)"
     advice = f"export OMP_NUM_THREADS={load.threads} before the launch, or leave it unset: the run sets it"
-    if int(value) * load.ranks_here > len(machine.cpus):
+    if number * load.ranks_here > len(machine.cpus):
         return Finding(
             check,
             "warning",

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from samestep.distributed.rendezvous import connect, knock
+from samestep.distributed.tcp_store import connect, knock
 from samestep.doctor.facts import Load, Machine
 from samestep.doctor.findings import Finding, Place, Severity, ok, spans
-from samestep.environment.interfaces import is_loopback, outward, resolve
+from samestep.environment.interfaces import is_loopback, meeting_address, outward, resolve
 
 _VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 
@@ -33,7 +33,9 @@ class Rendezvous:
         return bool(self.addresses) and not self.failure
 
 
-def try_rendezvous(address: str, port: int, rank: int, served: bool, seconds: float) -> Rendezvous:
+def try_rendezvous(
+    address: str, port: int, rank: int, served: bool, seconds: float, one_machine: bool = False
+) -> Rendezvous:
     """Try the port as this rank will use it; `served`: a launcher already listens there.
 
     Otherwise rank 0 will listen, so that the port must be free there, and the others wait for
@@ -42,11 +44,12 @@ def try_rendezvous(address: str, port: int, rank: int, served: bool, seconds: fl
     found = resolve(address)
     if not found:
         return Rendezvous(address, port, (), "nothing")
+    own = meeting_address(address, one_machine)
     if rank == 0 and not served:
-        return Rendezvous(address, port, found, "bind", _bind(port))
-    failure = _wait_for(address, port, seconds)
+        return Rendezvous(address, port, found, "bind", _bind(own, port))
+    failure = _wait_for(own or address, port, seconds)
     if not failure:
-        answer = connect(address, port, seconds)
+        answer = connect(own or address, port, seconds)
         failure = answer if isinstance(answer, str) else ""
     return Rendezvous(address, port, found, "join", failure)
 
@@ -59,13 +62,16 @@ def _wait_for(address: str, port: int, seconds: float) -> str:
     return why
 
 
-def _bind(port: int) -> str:
-    with socket.socket() as probe:
+def _bind(address: str | None, port: int) -> str:
+    if address is None:
+        return "it is no address of this machine, on which rank 0 is to listen"
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as probe:
         # As torch does: a port in TIME_WAIT, after a run that ended, is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             # Without listen(): a rank that is ahead must find rank 0's store here, not this.
-            probe.bind(("", port))
+            probe.bind((address, port))
         except OSError as error:
             return error.strerror or str(error)
     return ""
@@ -83,7 +89,7 @@ def check_rendezvous(rendezvous: Rendezvous, load: Load) -> Finding:
             "set MASTER_ADDR to an address that every machine reaches, or add the name to "
             "/etc/hosts",
         )
-    # Rank 0's own machine may well call itself 127.0.1.1: its store listens everywhere.
+    # Rank 0's own machine may well call itself 127.0.1.1: its store listens where others come from.
     local = rendezvous.address == "localhost" or rendezvous.addresses == (rendezvous.address,)
     if load.nodes > 1 and all(map(is_loopback, rendezvous.addresses)) and (load.node or local):
         return Finding(

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD
 
 from samestep.config import Config
+from samestep.config.optim import OptimizerConfig, ScheduleConfig
+from samestep.config.task_file import look_at_task
 from samestep.doctor.findings import Finding, ok, plural
-from samestep.errors import PlanError
+from samestep.errors import ConfigError, Mistake, PlanError
 from samestep.lanes.plan import deal_lanes
+from samestep.optim.optimizers import section_mistakes
+from samestep.optim.schedules import build_schedules
 
 _OF_ONE_RANK = {"distributed": {"rank", "node_rank", "device_ids"}}
 """Keys that ranks started by hand must set differently."""
@@ -23,7 +31,7 @@ def digest(config: Config) -> str:
 
 def check_plan(config: Config, world: int) -> list[Finding]:
     """Whether this world can run the config."""
-    return [check_lanes(config, world), check_task(config)]
+    return [check_lanes(config, world), check_task(config), *check_optim(config)]
 
 
 def check_lanes(config: Config, world: int) -> Finding:
@@ -68,31 +76,55 @@ def _most(counts: Sequence[int]) -> str:
 
 def check_task(config: Config) -> Finding:
     """Whether the task's file is there and is Python; it is not run."""
-    check = "task"
-    if config.task is None:
+    check, why = "task", "training cannot start without its task"
+    found = look_at_task(config)
+    if found is None:
         return ok(check, "none: your own loop")
-    name, _, wanted = config.task.rpartition(":")
-    path = (config.folder / name).resolve()
-    why = "training cannot start without its task"
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        advice = (
-            "put the file there on every machine, or set task; its path is relative to the config"
-        )
-        return Finding(check, "error", f"{path}: {reason}", why, advice)
-    except SyntaxError as error:
-        return Finding(
-            check, "error", f"{path}, line {error.lineno}: {error.msg}", why, "fix that line"
-        )
-    classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
-    if wanted not in classes:
+    if found.wrong:
+        return Finding(check, "error", found.wrong, why, found.advice)
+    if not found.is_certain:
         return Finding(
             check,
             "note",
-            f"{path} defines no class {wanted}; it has {', '.join(classes) or 'none'}",
-            f"{why}, unless the file gets the class from elsewhere",
+            f"{found.path} does not name {found.class_name}, but may get it when it is run",
+            why,
             "write FILE.py:Class with a class of that file",
         )
-    return ok(check, f"{wanted} in {path}")
+    return ok(check, f"{found.class_name} in {found.path}")
+
+
+def check_optim(config: Config) -> list[Finding]:
+    """Whether torch takes the optimizer's and the schedule's arguments, found by making them."""
+    return [
+        *([] if config.optimizer is None else [_check_optimizer(config.optimizer)]),
+        *([] if config.schedule is None else [_check_schedule(config.schedule)]),
+    ]
+
+
+def _check_optimizer(section: OptimizerConfig) -> Finding:
+    return _of_mistakes("optimizer", section.name, section_mistakes(section))
+
+
+def _check_schedule(section: ScheduleConfig) -> Finding:
+    steps = 2 * (section.warmup if isinstance(section.warmup, int) else 0) + 1000
+    optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    try:
+        for schedule in build_schedules(section, [optimizer], steps, steps_per_epoch=steps):
+            optimizer.step()
+            value: list[Any] = [0.0] if schedule.every == "evaluation" else []
+            schedule.scheduler.step(*value)
+    except ConfigError as error:
+        return _of_mistakes("schedule", section.name, error.mistakes)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        mistake = Mistake("schedule.args", f"{section.name} fails with {section.args}: {error}")
+        return _of_mistakes("schedule", section.name, [mistake])
+    return ok("schedule", section.name)
+
+
+def _of_mistakes(check: str, name: str, mistakes: Sequence[Mistake]) -> Finding:
+    if not mistakes:
+        return ok(check, name)
+    found = "; ".join(map(str, mistakes))
+    return Finding(
+        check, "error", found, "training refuses to start", f"change the {check} section"
+    )

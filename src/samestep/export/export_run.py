@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from samestep.checkpoint.files import Files, sha256_of
+from samestep.checkpoint.files import Files, refuse_existing, sha256_of
 from samestep.errors import ExportDiffers, ExportError, TaskError
 from samestep.export.built import Built
 from samestep.export.check import Agreement, check
@@ -46,6 +46,8 @@ def export_run(
     methods: Sequence[str] = (),
     device: str = "cpu",
     overrides: Sequence[str] = (),
+    force: bool = False,
+    trust: bool = False,
 ) -> Exported:
     """Export a run's model; the file is written only if its outputs match the model's.
 
@@ -58,8 +60,12 @@ def export_run(
         methods: methods besides forward that a torchscript file must have.
         device: where the exported model is placed.
         overrides: `section.key=value` texts for the run's config.
+        force: whether a file that is already at `output` is replaced.
+        trust: whether the task's code may run although it is not known to be this user's.
 
     Raises:
+        NotTrusted: if the run's directory names code that this user has not started the run with.
+        OutputError: if `output` exists.
         ExportError: if the model cannot be written in this format.
         ExportDiffers: if the file's outputs differ from the model's.
 
@@ -68,7 +74,9 @@ def export_run(
         PosixPath('runs/digits/export/digits-ema.onnx')
     """
     form = _format(to, methods)
-    trained = load_trained(run, which, of, _device(device), overrides)
+    if output is not None and not force:
+        refuse_existing(output, _beside(output))
+    trained = load_trained(run, which, of, _device(device), overrides, trust=trust)
     subject = _subject(trained, methods, keep=to == "torchscript", device=_device(device))
     path = output or run / "export" / (_name(trained, which) + form.suffix)
     built = form.build(subject)

@@ -32,6 +32,7 @@ from samestep.run_setup import RunSetup
 from samestep.train.batchnorm import measure_batchnorm
 from samestep.train.evaluate import Evaluator, Values
 from samestep.train.metrics import make_metrics
+from samestep.train.origin import refuse_untrusted_task
 from samestep.train.task import Task, load_task
 
 By = Literal["last", "best"]
@@ -56,7 +57,15 @@ class Averaged:
         return float(value) if isinstance(value, (int, float)) else None
 
 
-def average_run(run: Path, config: Config, context: RunContext, count: int, by: By) -> Averaged:
+def average_run(
+    run: Path,
+    config: Config,
+    context: RunContext,
+    count: int,
+    by: By,
+    overrides: Sequence[str] = (),
+    trust: bool = False,
+) -> Averaged:
     """Average a run's last or best checkpoints into one file; every rank calls this.
 
     BatchNorm's statistics are estimated again for the mean, over the training set.
@@ -67,10 +76,14 @@ def average_run(run: Path, config: Config, context: RunContext, count: int, by: 
         context: this process's place in the run.
         count: how many checkpoints to average.
         by: `last` for the newest ones, `best` for those with the best values of best.metric.
+        overrides: the texts that the config was loaded with.
+        trust: whether the task's code may run although it is not known to be this user's.
 
     Raises:
+        NotTrusted: if the run's directory names code that this user has not started the run with.
         CheckpointError: if there are not so many, one is damaged, or the file cannot be written.
     """
+    refuse_untrusted_task(run, config, overrides, trust)
     chosen = context.broadcast(_choose(run, config, count, by) if context.is_main else [])
     rebuilt = _RebuiltRun(config, context, chosen)
     mean = RunningMean(rebuilt.model)

@@ -17,12 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from samestep.checkpoint.files import refuse_existing
 from samestep.checkpoint.listing import select_checkpoint
 from samestep.data.batch import LaneBatch
 from samestep.data.sequential import SequentialSource
 from samestep.distributed.context import RunContext
 from samestep.distributed.health.activity import COMPUTE
-from samestep.errors import OutputError, TaskError
+from samestep.errors import TaskError
 from samestep.inference.tables import Column, Table, format_of, new_table
 from samestep.inference.trained_model import Trained, load_trained
 from samestep.lanes.plan import BatchPlan
@@ -53,6 +54,7 @@ class Request:
         batch: samples per batch; by default as in evaluation or training.
         force: whether an existing file is replaced.
         overrides: `section.key=value` texts for the run's config.
+        trust: whether the task's code may run although it is not known to be this user's.
     """
 
     run: Path
@@ -64,6 +66,7 @@ class Request:
     batch: int | None = None
     force: bool = False
     overrides: tuple[str, ...] = ()
+    trust: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,8 +101,9 @@ def predict_once(request: Request, context: RunContext) -> Predicted:
         setup.rng.enter(INIT)
 
     trained = load_trained(
-        request.run, str(step), request.weights, context.device, request.overrides, prepare
-    )
+        request.run, str(step), request.weights, context.device, request.overrides, prepare,
+        request.trust,
+    )  # fmt: skip
     dataset = _dataset(trained.task, request.data)
     prediction = _Prediction(setup, trained, dataset, request)
     context.log.main(
@@ -126,10 +130,8 @@ def _setup(request: Request, context: RunContext) -> RunSetup:
 
 def _choose_step(request: Request) -> int:
     """The step whose weights are used; raises now if the output could not be written later."""
-    if request.output.exists() and not request.force:
-        raise OutputError(
-            f"{request.output} exists already: --force replaces it, or name another --output"
-        )
+    if not request.force:
+        refuse_existing(request.output)
     return select_checkpoint(request.run, request.which).step
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from samestep.checkpoint.files import Files
+from samestep.checkpoint.files import Files, partial_of
 from samestep.errors import MissingExtraError, OutputError, TaskError
 
 Column = np.ndarray[Any, Any] | list[Any]
@@ -208,7 +208,7 @@ def new_table(path: Path, kind: str) -> Iterator[Table]:
     Raises:
         OutputError: if the file cannot be written.
     """
-    files, partial = Files(), path.with_name(path.name + ".partial")
+    files, partial = Files(), partial_of(path)
     with _naming_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         table = FORMATS[kind](partial)

@@ -8,14 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from samestep.checkpoint.format import Manifest, read_model, read_training, verify_checkpoint
+from samestep.checkpoint.format import (
+    Manifest,
+    read_model,
+    read_tensors,
+    read_training,
+    verify_checkpoint,
+)
 from samestep.checkpoint.listing import select_checkpoint
-from samestep.checkpoint.state import complete_model_state
+from samestep.checkpoint.state import complete_model_state, require
 from samestep.config import Config
 from samestep.errors import CheckpointError
+from samestep.train.origin import refuse_untrusted_task
 from samestep.train.run_dir import config_of
 from samestep.train.task import Task, load_task
 
@@ -44,6 +50,7 @@ def load_trained(
     device: torch.device | str = "cpu",
     overrides: Sequence[str] = (),
     prepare: Callable[[Task], None] = lambda task: None,
+    trust: bool = False,
 ) -> Trained:
     """Load the model and the extra modules of a run, in evaluation mode.
 
@@ -54,8 +61,10 @@ def load_trained(
         device: where to put the model.
         overrides: `section.key=value` texts for the run's config.
         prepare: called with the task before it creates its model.
+        trust: whether the task's code may run although it is not known to be this user's.
 
     Raises:
+        NotTrusted: if the run's directory names code that this user has not started the run with.
         CheckpointError: if there is no such checkpoint, or it does not fit the task's model.
 
     Example:
@@ -65,10 +74,12 @@ def load_trained(
     config = config_of(run, overrides)
     folder = select_checkpoint(run, which).folder
     manifest = verify_checkpoint(folder)
+    refuse_untrusted_task(run, config, overrides, trust)
     task = load_task(config)
     prepare(task)
     model, extra_modules = task.model(), list(task.extra_modules())
     training = read_training(folder)
+    require(training, "kept", "modules")
     tensors = {**read_model(folder), **_other_weights(run, folder, weights, training["kept"])}
     saved = [complete_model_state(tensors, training), *training["modules"]]
     if len(saved) != 1 + len(extra_modules):
@@ -99,11 +110,12 @@ def _other_weights(
             raise CheckpointError(
                 f"{run} holds no {AVERAGE_FILE}: samestep average {run} writes it"
             )
-        return load_file(path)
-    if not kept.get(weights, {}).get("model"):
+        return read_tensors(path)
+    averaged = kept.get(weights)
+    found = averaged.get("model") if isinstance(averaged, Mapping) else None
+    if not isinstance(found, dict) or not found:
         raise CheckpointError(
             f"{folder} holds no {weights} weights: the run had no {weights}: section"
             + (", or it had not started" if weights == "swa" else "")
         )
-    averaged: dict[str, Tensor] = kept[weights]["model"]
-    return averaged
+    return found

@@ -6,12 +6,17 @@ samples a lane gets and which lanes a rank drives; `tree` decides the order of a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from itertools import accumulate, pairwise
 
 from samestep.errors import PlanError
+
+MOST_LANES = 1_000_000
+"""And so the most ranks: every one drives a lane."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,8 @@ class BatchPlan:
 
 
 def _near_divisors(number: int, near: int) -> str:
-    divisors = [d for d in range(1, number + 1) if number % d == 0]
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    divisors = {*small, *(number // d for d in small)}
     below = max((d for d in divisors if d < near), default=None)
     above = min((d for d in divisors if d > near), default=None)
     return " or ".join(str(d) for d in (below, above) if d is not None)
@@ -95,6 +101,11 @@ def deal_lanes(lane_count: int, world: int, weights: Sequence[float] | None = No
     Without weights the lanes are dealt as evenly as they go. With weights (one per rank)
     they follow them by largest remainder: `[3, 1]` over 8 lanes gives 6 and 2.
     """
+    if lane_count > MOST_LANES:
+        raise PlanError(
+            f"{lane_count} lanes are more than {MOST_LANES}, each a pass of its own: use fewer ranks, "
+            "or a lower accumulation"
+        )
     if world > lane_count:
         raise PlanError(
             f"{world} ranks but only {lane_count} lanes: every rank drives at least one lane. "
@@ -108,12 +119,14 @@ def deal_lanes(lane_count: int, world: int, weights: Sequence[float] | None = No
         )
     if any(share <= 0 for share in shares):
         raise PlanError(f"distributed.lane_weights {list(weights or ())} must all be above zero")
-    counts = _apportion(lane_count, shares)
-    starts = [sum(counts[:rank]) for rank in range(world)]
-    return [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
+    ends = list(accumulate(_apportion(lane_count, shares)))
+    return [range(start, end) for start, end in pairwise([0, *ends])]
 
 
 def _apportion(lane_count: int, shares: Sequence[Fraction]) -> list[int]:
+    if len(set(shares)) == 1:  # at once, where a million fractions take minutes
+        each, more = divmod(lane_count, len(shares))
+        return [each + 1] * more + [each] * (len(shares) - more)
     spare, total = lane_count - len(shares), sum(shares)
     exact = [max(Fraction(0), share / total * lane_count - 1) for share in shares]
     scale = Fraction(spare) / sum(exact) if sum(exact) else Fraction(0)

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from samestep.checkpoint.ownership import claim
 from samestep.config import Config, load_config
 from samestep.config.editing import preview
 from samestep.config.optim import SpeedConfig
@@ -92,6 +93,7 @@ def find_lr(
     Raises:
         RangeTestError: if the test cannot be run with these settings.
     """
+    claim(config.run_path)  # the run itself may come later
     with Run(range_test_config(config, test.steps), context) as run:
         task = load_task(config)
         key = key or default_key(config, task)

@@ -8,7 +8,7 @@ from typing import Any
 
 from samestep.errors import MissingExtraError
 from samestep.lr_finder.range_test import RangeTestResult
-from samestep.ui.page import page, require_plotly
+from samestep.ui.page import require_plotly, write_page
 
 _RAW, _SMOOTHED, _NOW = "#9db4c8", "#1f5f99", "#6b7580"
 _MARKS = {"steepest": "#c2571a", "valley": "#12703c"}
@@ -60,7 +60,7 @@ def write_html(found: RangeTestResult, title: str, path: Path) -> None:
         path: the file to write.
     """
     rows = "\n".join(
-        f'<tr><td>{rule}</td><td class="number">{rate:.3g}</td>'
+        f'<tr><td>{html.escape(rule)}</td><td class="number">{rate:.3g}</td>'
         f'<td class="number">{_loss_at(found, rate):.4f}</td></tr>'
         for rule, rate in found.suggestions.items()
     )
@@ -77,8 +77,7 @@ def write_html(found: RangeTestResult, title: str, path: Path) -> None:
 <p>Rates from {found.test.min:g} to {found.test.max:g}; {html.escape(ended)}.
 The config's rate is {found.rate_now:.3g} now.</p>
 {_figure(found)}"""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(title, body), encoding="utf-8")
+    write_page(path, title, body)
 
 
 def _figure(found: RangeTestResult) -> str:
@@ -101,7 +100,7 @@ def _figure(found: RangeTestResult) -> str:
         point = {"x": [rate], "y": [_loss_at(found, rate)], "showlegend": False}
         marker = {"color": _MARKS[rule], "size": 11}
         figure.add_trace(go.Scatter(**point, mode="markers", marker=marker, name=rule))
-    figure.update_xaxes(type="log", title_text=_rate_title(found), exponentformat="e")
+    figure.update_xaxes(type="log", title_text=html.escape(_rate_title(found)), exponentformat="e")
     figure.update_yaxes(title_text="loss", range=list(_loss_limits(found)))
     figure.update_layout(template="plotly_white", height=520, margin={"t": 40, "l": 60, "r": 20})
     html_text: str = figure.to_html(full_html=False, include_plotlyjs=True)

@@ -13,22 +13,12 @@ from torch import nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from samestep.config.named_classes import Named, Takes, arguments_of
 from samestep.config.optim import GroupConfig, OptimizerConfig
+from samestep.config.optimizer_names import optimizer_mistakes
 from samestep.errors import ConfigError, Mistake, TaskError
-from samestep.optim.registry import (
-    Takes,
-    argument_mistakes,
-    arguments_of,
-    classes_of,
-    closest,
-    with_tuples,
-)
+from samestep.optim.registry import classes_of, closest, with_tuples
 
-_UNUSABLE = {
-    "lbfgs": "it computes the loss several times in one step",
-    "sparseadam": "it needs sparse gradients, and lanes are added up as dense ones",
-}
-_KEYS_OF_THEIR_OWN = ("params", "lr", "weight_decay", "foreach", "fused", "differentiable")
 _WRONG_ARGUMENT = (ValueError, TypeError, RuntimeError, IndexError, KeyError)
 """What constructors of torch.optim raise at values they do not like."""
 _NORM = re.compile(r"Norm(?![a-z])")
@@ -97,29 +87,38 @@ class _Rule:
 
 def _rules(section: OptimizerConfig) -> tuple[list[_Rule], list[Mistake]]:
     """The section's own rule, then its groups'; or what is wrong with them."""
-    mistakes: list[Mistake] = []
-    kind = _kind("optimizer.name", section.name, mistakes)
-    rules = [_rule("optimizer", kind, section, section, {}, mistakes)] if kind else []
-    for number, group in enumerate(section.groups):
-        path = f"optimizer.groups[{number}]"
-        own = kind if group.name is None else _kind(f"{path}.name", group.name, mistakes)
-        if own is not None:
-            inherited = section.args if own is kind else {}
-            rules.append(_rule(path, own, group, section, inherited, mistakes))
-    return rules, mistakes
-
-
-def _kind(path: str, name: str, mistakes: list[Mistake]) -> type[Optimizer] | None:
     classes = classes_of(torch.optim, Optimizer)
-    found = classes.get(name.lower())
-    if found is None:
-        choices = ", ".join(k.__name__ for key, k in classes.items() if key not in _UNUSABLE)
-        mistakes.append(Mistake(path, f"there is no optimizer {name!r}: there are {choices}"))
-    elif name.lower() in _UNUSABLE:
-        reason = _UNUSABLE[name.lower()]
-        mistakes.append(Mistake(path, f"{found.__name__} cannot be used here: {reason}"))
-        return None
-    return found
+    known = {key: Named(k.__name__, arguments_of(k, ())) for key, k in classes.items()}
+    mistakes = optimizer_mistakes(section, known)
+    wrong = {mistake.path for mistake in mistakes}
+    rules: list[_Rule] = []
+    for path, entry in _entries(section):
+        name = section.name if entry.name is None else entry.name
+        inherited = section.args if name.lower() == section.name.lower() else {}
+        if (
+            not any(found.startswith(_parts_of(path)) for found in wrong)
+            and name.lower() in classes
+        ):
+            rules.append(_rule(path, classes[name.lower()], entry, section, inherited))
+    return rules, mistakes + [mistake for rule in rules for mistake in _value_mistakes(rule)]
+
+
+def _entries(
+    section: OptimizerConfig,
+) -> Iterator[tuple[str, OptimizerConfig | GroupConfig]]:
+    yield "optimizer", section
+    for number, group in enumerate(section.groups):
+        yield f"optimizer.groups[{number}]", group
+
+
+def _parts_of(path: str) -> tuple[str, ...]:
+    """What is an entry's own, and not its groups'."""
+    return tuple(f"{path}.{key}" for key in ("name", "args", "weight_decay"))
+
+
+def section_mistakes(section: OptimizerConfig) -> list[Mistake]:
+    """What is wrong in the section, whatever the model: names, arguments and their values."""
+    return _rules(section)[1]
 
 
 def _rule(
@@ -128,22 +127,15 @@ def _rule(
     entry: OptimizerConfig | GroupConfig,
     section: OptimizerConfig,
     inherited: Mapping[str, Any],
-    mistakes: list[Mistake],
 ) -> _Rule:
-    """A rule, with what is wrong about it noted; a group has the section's rate and decay."""
-    takes = arguments_of(kind, _KEYS_OF_THEIR_OWN)
-    args = with_tuples({**inherited, **entry.args})
-    wrong = argument_mistakes(f"{path}.args", kind.__name__, takes, args)
+    """A rule; a group has the section's rate and decay."""
+    takes = arguments_of(kind, ())
     decay: float | None = None
-    if "weight_decay" in arguments_of(kind, ()):
+    if "weight_decay" in takes:
         wanted = section.weight_decay if entry.weight_decay is None else entry.weight_decay
-        default = arguments_of(kind, ())["weight_decay"].default
-        decay = float(default) if wanted is None else wanted
-    elif entry.weight_decay is not None:
-        wrong.append(Mistake(f"{path}.weight_decay", f"{kind.__name__} has none: remove it"))
-    rule = _Rule(path, kind, section.lr if entry.lr is None else entry.lr, decay, args)
-    mistakes += wrong or _value_mistakes(rule)
-    return rule
+        decay = float(takes["weight_decay"].default) if wanted is None else wanted
+    args = with_tuples({**inherited, **entry.args})
+    return _Rule(path, kind, section.lr if entry.lr is None else entry.lr, decay, args)
 
 
 def _value_mistakes(rule: _Rule) -> list[Mistake]:

@@ -1,19 +1,13 @@
-"""Classes by the names that a config gives them, and whether they take its arguments."""
+"""Classes of a module by the names that a config gives them."""
 
 from __future__ import annotations
 
 import difflib
-import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeVar
 
-from samestep.errors import Mistake
-
 T = TypeVar("T")
-
-Takes = Mapping[str, inspect.Parameter]
-"""Arguments that a config can give, by name."""
 
 
 def classes_of(module: ModuleType, base: type[T]) -> dict[str, type[T]]:
@@ -24,32 +18,6 @@ def classes_of(module: ModuleType, base: type[T]) -> dict[str, type[T]]:
         if isinstance(value, type) and issubclass(value, base) and value is not base
         if not name.startswith("_")
     }
-
-
-def arguments_of(target: Any, without: Iterable[str]) -> Takes:
-    """What a class or function takes by name, but for what is given to it otherwise."""
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    left_out = set(without)
-    found = inspect.signature(target).parameters
-    return {n: p for n, p in found.items() if p.kind in kinds and n not in left_out}
-
-
-def argument_mistakes(
-    path: str, owner: str, takes: Takes, given: Mapping[str, Any]
-) -> list[Mistake]:
-    """Arguments of a config that the owner does not take, and those that it cannot do without."""
-    known = f"it takes {', '.join(takes)}" if takes else "it takes none"
-    wrong = [
-        Mistake(f"{path}.{name}", f"{owner} does not take it: {known}")
-        for name in given
-        if name not in takes
-    ]
-    missing = [
-        Mistake(f"{path}.{name}", f"{owner} cannot do without it: set it ({known})")
-        for name, parameter in takes.items()
-        if parameter.default is inspect.Parameter.empty and name not in given
-    ]
-    return wrong + missing
 
 
 def with_tuples(value: Any) -> Any:

@@ -134,6 +134,13 @@ class LaneBuffers:
         if not self._settled:
             self._settle()
 
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put back what the step began with, as if no lane of it had run."""
+        self._put_back()
+        if self._tensors:
+            torch._foreach_copy_(self._tensors, self._base)
+
     def _put_back(self) -> None:
         """Where forward assigned another tensor, put the one back that checkpoints and graphs know."""
         for slot, own in self._joined:

@@ -12,7 +12,8 @@ _FILES = {"config.yaml": "config.yaml", "task.py": "task.py.txt"}
 
 def write_starter(folder: Path) -> list[Path]:
     """Write the files; refuses to overwrite any, and then writes none."""
-    taken = [folder / name for name in _FILES if (folder / name).exists()]
+    paths = [folder / name for name in _FILES]
+    taken = [path for path in paths if path.exists() or path.is_symlink()]
     if taken:
         raise LaunchError(
             f"{', '.join(map(str, taken))} already exist: nothing was written. Name another folder"

@@ -102,6 +102,8 @@ class LanePasses:
     def __init__(self, engine: StepEngine, data: StepData) -> None:
         self.data = data
         self.updated = False
+        self.changes_weights = False
+        """Whether the update has begun: before it, a rank can return to where the last step ended."""
         self._engine = engine
         self._batches: list[LaneBatch] = []
         self._on_device: dict[int, LaneBatch] = {}
@@ -276,6 +278,7 @@ class LanePasses:
         self._check_frozen()
         if engine.watch is not None:
             engine.watch.summed(self.data.index)
+        self.changes_weights = True
         updated = engine.update.apply(self.data.index, stats, optimizers)
         self.updated = True
         if engine.draws_between:
@@ -288,6 +291,10 @@ class LanePasses:
     def stats(self) -> LocalStats:
         """What all lanes of all ranks measured, and the flags of all ranks."""
         return self._share()
+
+    def undo_lanes(self) -> None:
+        """Before the update: leave the modules as the last step did."""
+        self._engine.reduction.buffers.restore()
 
     def refuse_bad_weights(self) -> None:
         """Before this step is saved; waits for the device, as a save does."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import html
+from pathlib import Path
 from typing import Any
 
-from samestep.errors import MissingExtraError
+from samestep.errors import MissingExtraError, OutputError
+
+_GENERATOR = '<meta name="generator" content="samestep">'
+"""By which we know a page of ours."""
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; color: #1d2733 }
@@ -26,6 +30,38 @@ def require_plotly() -> Any:
     return plotly.graph_objects
 
 
+def write_page(path: Path, title: str, body: str) -> None:
+    """Write a page; one that we have written before is replaced.
+
+    Args:
+        path: the file.
+        title: plain text; it is escaped.
+        body: HTML.
+
+    Raises:
+        OutputError: if another file is there.
+    """
+    refuse_other_file(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page(title, body), encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def refuse_other_file(path: Path) -> None:
+    """Refuse to replace what is no page of ours; before the work of a command, not after it."""
+    try:
+        with path.open("rb") as file:
+            ours = _GENERATOR.encode() in file.read(1000)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
+    if not ours:
+        raise OutputError(f"{path} exists already, and is no page of samestep: name another file")
+
+
 def page(title: str, body: str) -> str:
     """A complete HTML document that loads nothing from the network.
 
@@ -34,7 +70,7 @@ def page(title: str, body: str) -> str:
         body: HTML.
     """
     return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>
+<html lang="en"><head><meta charset="utf-8">{_GENERATOR}<title>{html.escape(title)}</title>
 <style>{_STYLE}</style></head><body>
 {body}
 </body></html>

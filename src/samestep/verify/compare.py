@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from samestep.errors import ConfigError, Mistake
+from samestep.errors import ConfigError, Mistake, TextError
+from samestep.foreign.files import read_text
+from samestep.foreign.json_text import read_json_lines
+from samestep.foreign.limits import short
 from samestep.train.record import RunRecord
 from samestep.train.state_tensors import MODULES
 
@@ -180,22 +183,25 @@ def read_curve(path: Path) -> list[float]:
         return ConfigError(str(path), [Mistake("", message)])
 
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise wrong(f"cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise wrong("is not UTF-8 text") from None
-    try:
         if path.suffix in (".jsonl", ".json"):
-            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-            curve = [float(row["loss"]) for row in rows if "loss" in row]
+            rows = list(read_json_lines(path))
+            curve = [float(row["loss"]) for row in _all_rows(rows) if "loss" in row]
         else:
-            curve = _read_csv(text)
-    except (ValueError, TypeError, KeyError, IndexError) as error:
-        raise wrong(f"is not a loss curve: {error}") from None
+            curve = _read_csv(read_text(path))
+    except TextError as error:
+        raise wrong(str(error)) from None
+    except (ArithmeticError, ValueError, TypeError, IndexError, csv.Error) as error:
+        raise wrong(f"is not a loss curve: {short(str(error))}") from None
     if not curve:
         raise wrong("holds no losses: give a CSV with a 'loss' column, or JSON lines with 'loss'")
     return curve
+
+
+def _all_rows(rows: Sequence[dict[str, Any] | None]) -> Iterator[dict[str, Any]]:
+    for number, row in enumerate(rows, 1):
+        if row is None:
+            raise ValueError(f"row {number} is no JSON object")
+        yield row
 
 
 def _read_csv(text: str) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from pathlib import Path
 
-from samestep.ui.page import page, require_plotly
+from samestep.ui.page import require_plotly, write_page
 from samestep.verify.result import Verification, WorldResult
 
 _PROMISES = {
@@ -43,16 +43,15 @@ def write_report(result: Verification, title: str, path: Path) -> None:
     suspect = "" if result.suspect is None else f"<p>{html.escape(str(result.suspect))}</p>"
     body = f"""<h1>{html.escape(title)}: the promise was
 <span class="{"kept" if result.kept else "broken"}">{verdict(result)}</span></h1>
-<p><code>same: {result.same}</code> promises {html.escape(promise(result))}.
-Compared with the run on {result.worlds[0].label} rank(s).</p>
+<p><code>same: {html.escape(result.same)}</code> promises {html.escape(promise(result))}.
+Compared with the run on {html.escape(result.worlds[0].label)} rank(s).</p>
 <table><thead><tr><th class="number">ranks</th><th class="number">steps</th>
 <th class="number">ms per step</th><th>state</th><th>result</th></tr></thead>
 <tbody>{rows}</tbody></table>
 {suspect}
 {against}
 {_figure(result)}"""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(f"samestep verify: {title}", body), encoding="utf-8")
+    write_page(path, f"samestep verify: {title}", body)
 
 
 def _row(world: WorldResult) -> str:
@@ -61,7 +60,7 @@ def _row(world: WorldResult) -> str:
     return (
         f'<tr><td class="number">{html.escape(world.label)}</td><td class="number">{record.steps}</td>'
         f'<td class="number">{record.seconds_per_step * 1e3:.1f}</td>'
-        f"<td><code>{record.state_hash}</code></td>"
+        f"<td><code>{html.escape(record.state_hash)}</code></td>"
         f'<td class="{mark}">{html.escape(str(world))}</td></tr>'
     )
 
@@ -81,7 +80,8 @@ def _figure(result: Verification) -> str:
     )
     first, widest = result.worlds[0].record.losses, 2 + 2 * len(result.worlds)
     for number, world in enumerate(result.worlds):
-        losses, name = world.record.losses, f"{world.label} rank(s)"
+        # Plotly reads names and titles as HTML, too.
+        losses, name = world.record.losses, f"{html.escape(world.label)} rank(s)"
         # Ever thinner, so that curves which coincide can all be seen.
         line = {"width": widest - 2 * number, "color": qualitative.Safe[number % 11]}
         gaps = [abs(a - b) / abs(a) if a else 0.0 for a, b in zip(first, losses, strict=False)]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from samestep.checkpoint.ownership import claim, clear
 from samestep.config import Config
 from samestep.errors import PlanError
 from samestep.launch.commands.rank_command import RankCommand
@@ -80,11 +80,12 @@ def verify(
 
 
 def _fresh_folder(config: Config) -> Path:
-    folder = config.run_path / "verify"
+    """Where the runs go: a directory of its own in the run's, without those of before."""
+    folder = claim(config.run_path) / "verify"
     for run in folder.glob("*/slurm"):
         refuse_second_job(run.parent)
-    shutil.rmtree(folder, ignore_errors=True)
-    return folder
+    clear(folder, "verify")
+    return claim(folder, purpose="verify")
 
 
 def _run_in_parts(runner: Runner, worlds: Sequence[World], total: int, run: Path) -> Path:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from samestep.errors import LaunchError
+from samestep.foreign.numbers import whole_number
 from samestep.launch.commands.rank_command import RankCommand
 from samestep.launch.commands.size import Host, Size, parse_hosts
 from samestep.launch.run.launches import Launch
@@ -65,12 +66,13 @@ def parse_worlds(text: str, via: str = "torchrun") -> list[World]:
     for part in text.split(","):
         ranks, at, named = part.strip().partition("@")
         launcher = next((one for one in LAUNCHERS if one == (named if at else via)), None)
-        if not ranks.isdigit() or launcher is None:
+        number = whole_number(ranks)
+        if number is None or launcher is None:
             raise LaunchError(
                 f"--worlds is {text!r}: give numbers of ranks, such as 1,2,4, or with launchers "
                 f"({', '.join(LAUNCHERS)}) as 1,2@mpirun,4@slurm"
             )
-        worlds.append(World(int(ranks), launcher))
+        worlds.append(World(number, launcher))
     if min(world.ranks for world in worlds) < 1 or len(set(worlds)) != len(worlds):
         raise LaunchError(f"--worlds is {text!r}: give different numbers, each at least 1")
     return worlds

@@ -4,13 +4,12 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from samestep.data.orders import class_balanced, grouped, sequential, shuffled, weighted
 from samestep.errors import TaskError
 
-unhurried = settings(deadline=None)
 seeds = st.integers(0, 2**63 - 1)
 
 RANDOM_ORDERS = {
@@ -26,7 +25,6 @@ def test_the_order_of_existing_runs_does_not_change():
     assert list(shuffled(10)(0, 0)) == [4, 8, 2, 7, 6, 5, 3, 9, 1, 0]
 
 
-@unhurried
 @given(st.integers(1, 200), seeds, st.integers(0, 1000))
 def test_shuffled_gives_every_sample_once(samples, seed, epoch):
     assert sorted(shuffled(samples)(seed, epoch)) == list(range(samples))
@@ -93,7 +91,6 @@ def test_class_balanced_draws_each_member_of_a_class_equally_often():
     assert counts / 12_000 == pytest.approx([0.25, 0.25, 0.5], abs=0.02)
 
 
-@unhurried
 @given(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=60), seeds)
 def test_grouped_gives_every_sample_once_and_keeps_groups_together(groups, seed):
     order = list(grouped(groups)(seed, 0))

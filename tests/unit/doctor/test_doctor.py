@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ from samestep.doctor.network import (
     check_rendezvous,
     try_rendezvous,
 )
-from samestep.doctor.planned import check_lanes, check_task, digest
+from samestep.doctor.planned import check_lanes, check_optim, check_task, digest
 from samestep.doctor.ranks import (
     check_all_reduce,
     check_clocks,
@@ -526,7 +527,10 @@ def test_wrong_sums_and_slow_networks_are_reported() -> None:
 
 def configured(folder: Path, **changes: object) -> Config:
     (folder / "config.yaml").write_text("global_batch: 32\nlanes: 8\nsteps: 5\n")
-    return load_config(folder / "config.yaml", [f"{k}={v}" for k, v in changes.items()])
+    return load_config(
+        folder / "config.yaml",
+        [f"{k}={json.dumps(v) if isinstance(v, dict) else v}" for k, v in changes.items()],
+    )
 
 
 def test_lanes_are_dealt_to_the_world(tmp_path: Path) -> None:
@@ -545,10 +549,31 @@ def test_the_task_must_be_there(tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text("class Mine(\n")
     assert is_reported(check_task(config), "error", "line 1")
     (tmp_path / "task.py").write_text("class Other: ...\n")
-    assert is_reported(check_task(config), "note", "no class Mine; it has Other")
+    assert is_reported(check_task(config), "error", "no class Mine; it has Other")
+    (tmp_path / "task.py").write_text("from other import *\n")
+    assert is_reported(check_task(config), "note", "may get it when it is run")
     (tmp_path / "task.py").write_text("raise SystemExit\nclass Mine: ...\n")
     assert is_reported(check_task(config), "ok", "Mine in")
     assert is_reported(check_task(configured(tmp_path)), "ok", "none")
+
+
+def test_what_torch_refuses_is_reported(tmp_path: Path) -> None:
+    def found(**changes: Any) -> list[Finding]:
+        return check_optim(configured(tmp_path, task="t.py:T", **changes))
+
+    assert found() == []
+    sound = found(
+        optimizer={"name": "adamw"}, schedule={"name": "steplr", "args": {"step_size": 2}}
+    )
+    assert [finding.severity for finding in sound] == ["ok", "ok"]
+    [finding] = found(optimizer={"name": "sgd", "args": {"momentum": -1}})
+    assert is_reported(finding, "error", "SGD refuses", "Invalid momentum")
+    [finding] = found(schedule={"name": "one_cycle", "args": {"pct_start": 2}})
+    assert is_reported(finding, "error", "pct_start is 2: it takes a share from 0 to 1")
+    [finding] = found(schedule={"name": "steplr", "args": {"step_size": "x"}, "warmup": 0.5})
+    assert is_reported(finding, "error", "steplr fails with")
+    [finding] = found(schedule={"name": "plateau", "args": {"patience": 1}})
+    assert is_reported(finding, "ok", "plateau")
 
 
 def test_the_digest_is_of_the_run_not_of_the_rank(tmp_path: Path) -> None:

@@ -4,13 +4,11 @@ import re
 from itertools import pairwise
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from samestep.errors import PlanError
 from samestep.lanes.plan import BatchPlan, EpochPlan, deal_lanes
-
-unhurried = settings(deadline=None)
 
 
 @st.composite
@@ -37,7 +35,6 @@ def visited(plan, assignment):
     ]
 
 
-@unhurried
 @given(worlds(), st.integers(1, 6), st.integers(1, 300))
 def test_every_sample_is_visited_exactly_once_per_epoch(world, lane_batch, samples):
     lanes, ranks = world
@@ -45,7 +42,6 @@ def test_every_sample_is_visited_exactly_once_per_epoch(world, lane_batch, sampl
     assert visited(plan, deal_lanes(lanes, ranks)) == list(range(samples))
 
 
-@unhurried
 @given(worlds(), st.integers(1, 6), st.integers(1, 300))
 def test_drop_last_visits_exactly_the_whole_batches(world, lane_batch, samples):
     lanes, ranks = world
@@ -56,7 +52,6 @@ def test_drop_last_visits_exactly_the_whole_batches(world, lane_batch, samples):
     assert visited(plan, deal_lanes(lanes, ranks)) == list(range(whole))
 
 
-@unhurried
 @given(st.integers(1, 16), st.integers(1, 6), st.integers(1, 300))
 def test_the_tail_leaves_at_most_one_lane_partly_filled(lanes, lane_batch, samples):
     plan = EpochPlan(samples, BatchPlan(lanes * lane_batch, lanes))
@@ -74,7 +69,6 @@ def test_a_step_of_the_run_is_located_in_its_epoch(drop_last, places):
     assert [plan.locate(step) for step in range(4)] == places
 
 
-@unhurried
 @given(worlds())
 def test_lanes_without_weights_are_dealt_evenly(world):
     lanes, ranks = world
@@ -85,7 +79,6 @@ def test_lanes_without_weights_are_dealt_evenly(world):
     assert max(counts) - min(counts) <= 1
 
 
-@unhurried
 @given(weighted_worlds())
 def test_weighted_lanes_are_contiguous_complete_and_at_least_one_each(world):
     lanes, weights = world
@@ -95,7 +88,6 @@ def test_weighted_lanes_are_contiguous_complete_and_at_least_one_each(world):
     assert [lane for part in dealt for lane in part] == list(range(lanes))
 
 
-@unhurried
 @given(weighted_worlds())
 def test_a_heavier_rank_never_gets_fewer_lanes(world):
     lanes, weights = world
@@ -105,7 +97,6 @@ def test_a_heavier_rank_never_gets_fewer_lanes(world):
         assert lighter == heavier or fewer <= more
 
 
-@unhurried
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8))
 def test_weights_that_sum_to_the_lanes_are_the_counts(weights):
     dealt = deal_lanes(sum(weights), len(weights), weights)
@@ -131,7 +122,6 @@ def numbers_after(words, message):
     return [int(number) for number in listed.groups() if number]
 
 
-@unhurried
 @given(st.integers(1, 200), st.integers(1, 200))
 def test_a_batch_that_cannot_be_cut_names_the_nearest_that_can(global_batch, lanes):
     assume(lanes <= global_batch and global_batch % lanes)
@@ -160,9 +150,16 @@ def test_a_batch_that_cannot_be_cut_names_the_nearest_that_can(global_batch, lan
         ),
         (lambda: deal_lanes(8, 9), "Start 8 ranks or fewer, or set lanes to 9 or more"),
         (lambda: deal_lanes(8, 2, [1, 1, 1]), "has 3 entries but the run has 2 ranks"),
+        (lambda: deal_lanes(10**12, 2), "1000000000000 lanes are more than 1000000"),
+        (lambda: BatchPlan(999_999_937, 8), "nearest lanes: 1 or 999999937"),
         (lambda: deal_lanes(8, 2, [1, 0]), "lane_weights [1, 0] must all be above zero"),
     ],
 )
 def test_an_impossible_plan_says_what_to_do(make, advice):
     with pytest.raises(PlanError, match=re.escape(advice)):
         make()
+
+
+def test_a_million_ranks_are_dealt_at_once():
+    dealt = deal_lanes(1_000_000, 999_999)
+    assert [len(dealt[0]), len(dealt[1]), dealt[-1]] == [2, 1, range(999_999, 1_000_000)]

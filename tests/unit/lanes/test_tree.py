@@ -7,13 +7,11 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from samestep.lanes.plan import deal_lanes
 from samestep.lanes.tree import LaneTree, aligned_blocks, merge_order
-
-unhurried = settings(deadline=None)
 
 
 @st.composite
@@ -52,7 +50,6 @@ def depth(expression: Any) -> int:
     return 1 + max(map(depth, expression)) if isinstance(expression, tuple) else 0
 
 
-@unhurried
 @given(cuts())
 def test_any_assignment_adds_the_lanes_in_the_same_tree(assignment: list[range]) -> None:
     assert tree_over_ranks(assignment) == whole_tree(assignment[-1].stop)
@@ -74,7 +71,6 @@ def test_the_tree_of_existing_runs_does_not_change() -> None:
     assert whole_tree(7) == (((0, 1), (2, 3)), ((4, 5), 6))
 
 
-@unhurried
 @given(cuts())
 def test_aligned_blocks_tile_a_ranks_lanes(assignment: list[range]) -> None:
     for lanes in assignment:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from samestep.config import Config, load_config
 from samestep.distributed.context import SingleProcessContext
-from samestep.errors import EditError, MissingExtraError, RangeTestError
+from samestep.errors import EditError, MissingExtraError, OutputError, RangeTestError
 from samestep.lr_finder.curve import Curve, RangeTest, suggest, what_is_wrong
 from samestep.lr_finder.range_test import (
     GroupRates,
@@ -164,3 +165,29 @@ def test_a_missing_package_is_named(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtraError, match=rf"samestep\[{extra}\]"):
         write(found(), "mine", tmp_path / "file")
+
+
+def test_every_value_of_the_page_is_escaped(tmp_path: Path) -> None:
+    bad = "<script>alert(1)</script>"
+    good = found()
+    given = replace(
+        good, stopped=bad, key=f"params.{bad}", suggestions={"valley": next(iter(good.rates))}
+    )
+    for page in (given, replace(given, wrong=bad, suggestions={})):
+        write_html(page, f"{bad} & co", tmp_path / "lr.html")
+        text = (tmp_path / "lr.html").read_text(encoding="utf-8")
+        assert "alert(1)" in text
+        assert "<script>alert" not in text
+        assert "\\u003cscript\\u003ealert" not in text, "plotly reads a title as HTML"
+
+
+def test_a_page_replaces_pages_of_ours_only(tmp_path: Path) -> None:
+    write_html(found(), "mine", tmp_path / "lr.html")
+    write_html(found(), "again", tmp_path / "lr.html")
+    assert "<title>again" in (tmp_path / "lr.html").read_text(encoding="utf-8")
+    (tmp_path / "theirs.html").write_text("<html>mine</html>")
+    with pytest.raises(OutputError, match="is no page of samestep"):
+        write_html(found(), "mine", tmp_path / "theirs.html")
+    assert (tmp_path / "theirs.html").read_text() == "<html>mine</html>"
+    with pytest.raises(OutputError, match="cannot be written"):
+        write_html(found(), "mine", tmp_path)

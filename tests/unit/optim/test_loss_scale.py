@@ -60,7 +60,7 @@ class Rules:
     growth=st.sampled_from([2.0, 4.0]),
     backoff=st.sampled_from([0.5, 0.25]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_scale_follows_its_rules(
     steps: list[bool], interval: int, hysteresis: int, growth: float, backoff: float
 ) -> None:

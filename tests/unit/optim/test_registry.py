@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
+from samestep.config.named_classes import argument_mistakes, arguments_of
 from samestep.optim.registry import (
-    argument_mistakes,
-    arguments_of,
     classes_of,
     closest,
     with_tuples,

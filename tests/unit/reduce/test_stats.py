@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from samestep.distributed.health.activity import EXCHANGE, Activity
@@ -66,7 +66,6 @@ anything = st.floats(allow_nan=False, allow_infinity=False, width=64).filter(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(anything, min_size=2, max_size=8).filter(lambda v: len(v) % 2 == 0))
 def test_doubles_survive_in_three_floats_to_the_bit(numbers: list[float]) -> None:
     values = torch.tensor(numbers, dtype=torch.float64).view(-1, 2)

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from samestep.errors import ConfigError
@@ -22,7 +22,6 @@ from samestep.verify.compare import (
     ulp_distance,
 )
 
-without_deadline = settings(deadline=None)
 FLOATS = [torch.float64, torch.float32, torch.bfloat16]
 
 
@@ -40,7 +39,6 @@ def test_neighbours_are_one_apart(dtype, value):
     assert ulp_distance(tensor, tensor) == 0
 
 
-@without_deadline
 @given(st.floats(allow_nan=False, allow_infinity=False, width=32))
 def test_neighbours_are_one_apart_wherever_they_are(value):
     for dtype in (torch.float32, torch.float64):
@@ -48,7 +46,6 @@ def test_neighbours_are_one_apart_wherever_they_are(value):
         assert ulp_distance(tensor, after(tensor)) == 1
 
 
-@without_deadline
 @given(st.lists(st.floats(-1, 1, width=32), min_size=3, max_size=3).map(sorted))
 def test_distances_on_the_number_line_add_up(values):
     low, middle, high = torch.tensor(values).split(1)

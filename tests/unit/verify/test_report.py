@@ -1,0 +1,29 @@
+"""The report of a verification."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from samestep.verify.compare import Difference
+from samestep.verify.report import write_report
+from samestep.verify.suspect import Suspect
+from tests.unit.verify.test_result import verified
+
+BAD = "<script>alert(1)</script>"
+
+
+def test_every_value_is_escaped(tmp_path: Path) -> None:
+    result = verified(tmp_path, "bits", curve=(2.0, 1.0), losses=(2.0, 1.1))
+    worlds = tuple(
+        replace(world, label=BAD, note=BAD, record=replace(world.record, state_hash=BAD))
+        for world in result.worlds
+    )
+    differs = Difference(BAD)
+    suspect = Suspect(1, None, BAD, BAD, BAD, 0, BAD, BAD)
+    given = replace(result, worlds=worlds, against_difference=differs, suspect=suspect)
+    write_report(given, BAD, tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert text.count("alert(1)") > 8
+    assert "<script>alert" not in text
+    assert "\\u003cscript\\u003ealert" not in text, "plotly reads a name as HTML"
