@@ -11,6 +11,7 @@ from samestep.config.bounds import (
     Above0,
     Factor,
     From0,
+    Lanes,
     Samples,
     Scale,
     Share,
@@ -183,5 +184,8 @@ class SpeedConfig(Section):
 
     compile: bool = Field(False, description="torch.compile the model")
     graph: bool | Auto = Field(
-        False, description="replay steps as CUDA graphs; auto: where that is possible"
+        "auto", description="replay steps as CUDA graphs; auto: on GPUs, where that is possible"
+    )
+    parallel_lanes: Lanes | Auto = Field(
+        "auto", description="lanes side by side in a graph; auto: as many as memory allows, up to 8"
     )

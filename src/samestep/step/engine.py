@@ -223,7 +223,7 @@ def _uses_graphs(setup: RunSetup, optimizers: Sequence[Optimizer]) -> bool:
     why = why_no_graph(setup.config, setup.context.device, optimizers)
     if why and requested != "auto":
         raise TaskError(f"speed.graph: true, but {why}. speed.graph: auto then trains without")
-    if why:
+    if why and setup.context.device.type == "cuda":
         setup.context.log.main(f"speed.graph: auto: no CUDA graphs, since {why}")
     return not why
 
