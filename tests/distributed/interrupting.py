@@ -34,14 +34,23 @@ def train_and_end(config: dict[str, Any], record: str, at: int, rank: int, how: 
     from samestep.train.train_once import train_once
 
     if int(os.environ.get("RANK", "0")) == rank and how:
-        whole = LanePasses._close_lane
+        close_lane, close = LanePasses._close_lane, LanePasses.close
+        ways = [HOW[how]]
 
-        def close_lane(self: LanePasses, *args: Any) -> Any:
-            if self.data.index == at:
-                HOW[how]()
-            return whole(self, *args)
+        def end_at(self: LanePasses) -> None:
+            if self.data.index == at and ways:
+                ways.pop()()
 
-        LanePasses._close_lane = close_lane  # type: ignore[method-assign]
+        def end_in_lane(self: LanePasses, *args: Any) -> Any:
+            end_at(self)
+            return close_lane(self, *args)
+
+        def end_in_replay(self: LanePasses, *args: Any) -> None:
+            end_at(self)
+            close(self, *args)
+
+        LanePasses._close_lane = end_in_lane  # type: ignore[method-assign]
+        LanePasses.close = end_in_replay  # type: ignore[method-assign]
     loaded = load_config(config)
     with create_run_context(loaded, detect_hardware()) as context:
         return train_once(loaded, context, Path(record)).steps

@@ -49,6 +49,9 @@ class FiniteGuard:
     def begin(self, step: int) -> None:
         self._seen[step] = {}
         self._seen.pop(step - self._remembered, None)
+
+    def keep_buffers(self) -> None:
+        """Before the first lane: what a skipped step leaves the buffers at."""
         if self._buffers:
             torch._foreach_copy_(self._before, self._buffers)
 

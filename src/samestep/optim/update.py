@@ -30,16 +30,13 @@ class Updated:
 
     rates: tuple[float, ...]
     norms: Tensor | None = None
+    """Of the gradients before clipping, if they are measured."""
     skipped: Tensor | None = None
     """1 if the step changed nothing; None if that cannot be."""
     scale: Tensor | None = None
     """The loss scale of the step."""
-
-
-Change = Callable[[], Tensor | None]
-"""Changes the weights by the gradients; returns the gradient norms, if they are measured."""
-RunChange = Callable[[Change], Tensor | None]
-"""Runs a change, or replays a CUDA graph of it."""
+    numbers: Tensor | None = None
+    """All that a replayed step measured, in the step log's order; else None."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,6 @@ class Update:
         guard: FiniteGuard,
         rates: DeviceRates,
         device: torch.device,
-        run_change: RunChange = lambda change: change(),
         before_change: Callable[[int], None] = lambda step: None,
         after_update: Callable[[int], None] = lambda step: None,
     ) -> None:
@@ -79,41 +75,71 @@ class Update:
         guard: Restores buffers after a skipped step, and reports it.
         rates: The optimizers' learning rates on the device.
         device: Where the weights are.
-        run_change: Runs what changes the weights, such as by a CUDA graph.
         before_change: Called with the step before its weights are changed.
         after_update: Called with the step after every update that changed the weights.
         """
         self._optimizers, self._schedules = optimizers, schedules
         self._clipping, self._scaling, self._guard = clipping, scaling, guard
-        self._rates, self._run_change = rates, run_change
+        self._rates = rates
         self._before_change, self._after_update = before_change, after_update
         on_gpu = device.type == "cuda"
         self._decided_on_device = on_gpu and all(map(_reads_decision, optimizers))
         self._undecided: _Undecided | None = None
 
-    def apply(self, step: int, stats: LocalStats, chosen: Sequence[Optimizer]) -> Updated:
-        """Change the weights by the gradients in `.grad`, if they are finite."""
+    @property
+    def waits(self) -> bool:
+        """Whether the host must learn in each step whether it counts."""
+        return self._scaling.found is not None and not self._decided_on_device
+
+    def begin(self, step: int, chosen: Sequence[Optimizer] = ()) -> tuple[float, ...]:
+        """Before the weights are changed; returns the learning rates of all groups."""
         self.sync_update()
         self._refuse_unknown(chosen)
-        optimizers = chosen or self._optimizers
         rates = tuple(float(group["lr"]) for opt in self._optimizers for group in opt.param_groups)
+        self._rates.refresh()
+        self._before_change(step)
+        return rates
+
+    def change(
+        self, stats: LocalStats, rates: tuple[float, ...], chosen: Sequence[Optimizer] = ()
+    ) -> Updated:
+        """Change the weights by the gradients in `.grad`, if they are finite.
+
+        Nothing but kernels for the device, unless it `waits`: it can be captured.
+        """
         scaling = self._scaling
         scaling.check_losses(stats.losses())
         if scaling.found is None:
-            norms = self._change(step, optimizers)
-            self._follow(step, optimizers)
-            return Updated(rates, norms)
+            return Updated(rates, self._clip_and_step(chosen))
         scale = None if scaling.scale is None else scaling.scale.clone()
         skipped = scaling.found.clone()
         norms = None
         if self._decided_on_device or not bool(skipped):
-            norms = self._change(step, optimizers)
+            norms = self._clip_and_step(chosen)
         self._guard.restore_buffers(skipped)
         scaling.update(stats.count())
-        self._undecided = self._begin_to_read(step, stats, optimizers, skipped, scale)
+        return Updated(rates, norms, skipped, scale)
+
+    def end(
+        self, step: int, stats: LocalStats, updated: Updated, chosen: Sequence[Optimizer] = ()
+    ) -> None:
+        """After the weights have changed: let everything else follow, now or when it is known."""
+        optimizers = chosen or self._optimizers
+        if updated.skipped is None:
+            self._follow(step, optimizers)
+            return
+        self._undecided = self._begin_to_read(
+            step, stats, optimizers, updated.skipped, updated.scale
+        )
         if not self._decided_on_device:
             self.sync_update()
-        return Updated(rates, norms, skipped, scale)
+
+    def apply(self, step: int, stats: LocalStats, chosen: Sequence[Optimizer] = ()) -> Updated:
+        """The whole update of a step."""
+        rates = self.begin(step, chosen)
+        updated = self.change(stats, rates, chosen)
+        self.end(step, stats, updated, chosen)
+        return updated
 
     def sync_update(self) -> None:
         """Wait until it is known whether the last update counted, and do what follows from that."""
@@ -138,24 +164,16 @@ class Update:
                     "gradients are summed over no lanes. Give run.prepare every optimizer"
                 )
 
-    def _change(self, step: int, optimizers: Sequence[Optimizer]) -> Tensor | None:
-        self._rates.refresh()
-        self._before_change(step)
-
-        def change() -> Tensor | None:
-            found = self._scaling.found
-            norms = self._clipping.apply(found)
-            self._rates.put()
-            try:
-                for optimizer in optimizers:
-                    _step(optimizer, found if self._decided_on_device else None)
-            finally:
-                self._rates.put_back()
-            return norms
-
-        if len(optimizers) < len(self._optimizers):
-            return change()  # a graph would hold the steps of all of them
-        return self._run_change(change)
+    def _clip_and_step(self, chosen: Sequence[Optimizer]) -> Tensor | None:
+        found = self._scaling.found
+        norms = self._clipping.apply(found)
+        self._rates.put()
+        try:
+            for optimizer in chosen or self._optimizers:
+                _step(optimizer, found if self._decided_on_device else None)
+        finally:
+            self._rates.put_back()
+        return norms
 
     def _follow(self, step: int, optimizers: Sequence[Optimizer]) -> None:
         for schedule in self._schedules:

@@ -7,7 +7,7 @@ as two halves, whose sums are exact for up to 2^14 lanes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -24,12 +24,20 @@ _LOW = (1 << _HALF) - 1
 class _Kind:
     """The buffers of one kind of numbers, side by side in flat memory of one type."""
 
-    def __init__(self, pairs: Sequence[tuple[BufferSlot, Tensor]], wide: torch.dtype) -> None:
+    def __init__(
+        self, places: Sequence[int], pairs: Sequence[tuple[BufferSlot, Tensor]], wide: torch.dtype
+    ) -> None:
+        """Args:
+        places: Which of all buffers are of this kind.
+        pairs: All buffers.
+        wide: The type of the flat memory.
+        """
         # Complex ones first: their views need even offsets.
-        ordered = sorted(pairs, key=lambda pair: not pair[1].is_complex())
-        self.slots = [slot for slot, _ in ordered]
-        self.tensors = [tensor for _, tensor in ordered]
+        self._places = sorted(places, key=lambda place: not pairs[place][1].is_complex())
+        self.slots = [pairs[place][0] for place in self._places]
+        self.tensors = [pairs[place][1] for place in self._places]
         sizes = [t.numel() * (2 if t.is_complex() else 1) for t in self.tensors]
+        self._sizes = sizes
         self.numel = sum(sizes)
         like = self.tensors[0] if self.tensors else torch.empty(0)
         self.base = torch.zeros(self.numel, dtype=wide, device=like.device)
@@ -49,6 +57,17 @@ class _Kind:
         """Into `now`."""
         if self.views:
             torch._foreach_copy_(self.views, list(tensors))
+
+    def stacked(self, lanes: Sequence[Sequence[Tensor]]) -> Tensor:
+        """What several lanes made of all buffers, those of this kind in a row for each lane."""
+        rows = self.base.new_empty(len(lanes), self.numel)
+        views: list[Tensor] = []
+        for row in rows:
+            parts = zip(row.split(self._sizes), self.tensors, strict=True)
+            views += [_shaped(part, tensor) for part, tensor in parts]
+        if views:
+            torch._foreach_copy_(views, [lane[place] for lane in lanes for place in self._places])
+        return rows
 
     def write(self) -> None:
         """From `now` into the buffers."""
@@ -118,26 +137,56 @@ class BufferSums:
         self._tree.push(lane, 1, row)
         self._next = lane + 1
 
-    def start(self) -> None:
-        """After this rank's last lane: begin the exchange, behind the backward pass."""
+    def close_lanes(self) -> None:
+        """After this rank's last lane: put what they add up to where the ranks exchange it."""
         self._skip_to(self._lanes.stop)
         self._next = self._lanes.start
-        for place, row in zip(self._exchange.rows, self._tree.nodes, strict=True):
+        self._write_rows(self._tree.nodes)
+        self._free += [row for row in self._tree.nodes if row is not None]
+        self._tree.clear()
+
+    def _write_rows(self, nodes: Sequence[Tensor | None]) -> None:
+        for place, row in zip(self._exchange.rows, nodes, strict=True):
             place.fill_(NOTHING)
             if row is not None:
                 place[: row.numel()].copy_(row)
-                self._free.append(row)
-        self._tree.clear()
+
+    def record(self, lanes: Mapping[int, Sequence[Tensor]]) -> None:
+        """`leave_lane` of all of this rank's lanes, and `close_lanes`, in few kernels.
+
+        Args:
+            lanes: What each lane made of the buffers, in the order of the tensors.
+        """
+        rows = self._like.new_empty(len(lanes), sum(self._sizes))
+        numbers, high, low, flags, count = rows.split(self._sizes, dim=1)
+        torch.sub(self._numbers.stacked(list(lanes.values())), self._numbers.base, out=numbers)
+        if self._integers.numel:
+            change = self._integers.stacked(list(lanes.values())) - self._integers.base
+            high.copy_(change >> _HALF)
+            low.copy_(change & _LOW)
+        flags.copy_(self._flags.stacked(list(lanes.values())))
+        count.fill_(1.0)
+        tree: LaneTree[Tensor | None] = LaneTree(_add_in_place)
+        by_lane = dict(zip(lanes, rows, strict=True))
+        for lane in self._lanes:
+            tree.push(lane, 1, by_lane.get(lane))
+        self._write_rows(tree.nodes)
+
+    def start(self) -> None:
+        """Begin the exchange."""
         with self._activity.waiting("buffers"):
             self._steps = self._exchange.start()
             self._pending = next(self._steps, None)
 
-    def finish(self) -> None:
-        """Put the step's new buffers in place."""
+    def wait(self) -> None:
+        """End the exchange."""
         with self._activity.waiting("buffers"):
             while self._pending is not None:
                 self._pending.wait()
                 self._pending = next(self._steps, None)
+
+    def finish(self) -> None:
+        """Put the step's new buffers in place."""
         numbers, high, low, flags, count = self._total()
         lanes = count.clamp(min=1)
         self._write_numbers(numbers, lanes)
@@ -174,14 +223,19 @@ class BufferSums:
         kind.write()
 
     def _add(self, left: Tensor | None, right: Tensor | None) -> Tensor | None:
-        if left is None or right is None:
-            return right if left is None else left
-        self._free.append(right)
-        return left.add_(right)
+        if left is not None and right is not None:
+            self._free.append(right)
+        return _add_in_place(left, right)
 
     def _skip_to(self, lane: int) -> None:
         for empty in range(self._next, lane):
             self._tree.push(empty, 1, None)
+
+
+def _add_in_place(left: Tensor | None, right: Tensor | None) -> Tensor | None:
+    if left is None or right is None:
+        return right if left is None else left
+    return left.add_(right)
 
 
 def _kind(
@@ -189,7 +243,7 @@ def _kind(
     belongs: Callable[[Tensor], bool],
     wide: torch.dtype = torch.float64,
 ) -> _Kind:
-    return _Kind([(slot, tensor) for slot, tensor in pairs if belongs(tensor)], wide)
+    return _Kind([at for at, (_, tensor) in enumerate(pairs) if belongs(tensor)], pairs, wide)
 
 
 def _is_integer(tensor: Tensor) -> bool:

@@ -7,7 +7,8 @@ them declares in `buffer_joins`. Buffers that no state dict holds are taken for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +54,10 @@ class LaneBuffers:
         slots = find_slots(modules)
         pairs = [(slot, slot.tensor) for slot in slots if slot.tensor is not None]
         self._empty = empty_slots(modules)
+        self._modules = modules
         self._own: list[tuple[BufferSlot, Tensor]] = pairs
+        self._recorded: dict[int, list[Tensor]] = {}
+        """By lane, what was recorded of `_joined`."""
         self._assignment, self._collectives, self._warn = assignment, collectives, warn
         # One lane in all changes the buffers in place: the join of one lane is that lane.
         self._alone = sum(map(len, assignment)) == 1
@@ -113,8 +117,67 @@ class LaneBuffers:
         if self._alone:
             return
         if self._sums is not None:
+            self._sums.close_lanes()
             self._sums.start()
         self._lists.exchange()
+
+    def wait(self) -> None:
+        """End the exchange."""
+        if self._sums is not None:
+            self._sums.wait()
+
+    # -- lanes that are recorded as a CUDA graph -------------------------------------------
+
+    @property
+    def why_not_recorded(self) -> str | None:
+        """What keeps lanes from being replayed; None if nothing does."""
+        if self._alone or not self._lists.slots:
+            return None
+        slot = self._lists.slots[0]
+        return f"buffer {slot.path} takes lanes' values one after the other, by way of the host"
+
+    @contextmanager
+    def beside_others(self, lane: int) -> Iterator[None]:
+        """While a lane is recorded that will run beside others: it has buffers of its own."""
+        if self._alone:
+            yield
+            return
+        own = [tensor for _, tensor in self._joined]
+        copies = [torch.empty_like(tensor) for tensor in own]
+        if own:
+            torch._foreach_copy_(copies, own)
+        copy_of = {id(tensor): copy for tensor, copy in zip(own, copies, strict=True)}
+        # A buffer may be in several places; slots know one of them.
+        places = [
+            (module, name, tensor)
+            for root in self._modules
+            for module in root.modules()
+            for name, tensor in module._buffers.items()
+            if tensor is not None and id(tensor) in copy_of
+        ]
+        for module, name, tensor in places:
+            module._buffers[name] = copy_of[id(tensor)]
+        try:
+            yield
+            pairs = zip(self._joined, copies, strict=True)
+            self._recorded[lane] = [current(slot, copy) for (slot, _), copy in pairs]
+        finally:
+            for module, name, tensor in places:
+                module._buffers[name] = tensor
+
+    @torch.no_grad()
+    def record(self) -> None:
+        """After the recorded lanes: put what they add up to where the ranks exchange it."""
+        lanes, self._recorded = self._recorded, {}
+        if self._sums is not None:
+            self._sums.record(dict(sorted(lanes.items())))
+
+    def start_recorded(self) -> None:
+        """Instead of `start`, after a replay of what was recorded."""
+        if self._sums is not None:
+            self._sums.start()
+
+    # -- the end of a step -----------------------------------------------------------------
 
     @torch.no_grad()
     def finish(self) -> None:

@@ -40,7 +40,6 @@ def build_reduction(
     params: NamedParameters,
     assignment: Sequence[range],
     scaling: Scaling,
-    keeps_places: bool = False,
     warn: Callable[[str], None] = lambda line: None,
 ) -> LaneReduction:
     """What adds up the lanes of these modules, whose weights become rank 0's.
@@ -53,7 +52,6 @@ def build_reduction(
         params: What the optimizers train, by name.
         assignment: The units of every rank.
         scaling: The last factor of the gradients.
-        keeps_places: Whether the gradients must be in the same memory in every step.
         warn: Called about buffers of which no module declares how lanes are joined.
     """
     collectives.broadcast_tensors(
@@ -62,10 +60,10 @@ def build_reduction(
     model: nn.Module = modules[0]
     gradients: GradientSum
     if not isinstance(collectives, TorchCollectives):
-        gradients = _single_process_sum(config, params, assignment[0], scaling, keeps_places)
+        gradients = _single_process_sum(config, params, assignment[0], scaling)
     elif config.same == "bits":
         find_unused = config.distributed.find_unused_parameters
-        gradients = TreeSum(params, assignment, collectives, find_unused, scaling, keeps_places)
+        gradients = TreeSum(params, assignment, collectives, find_unused, scaling)
     else:
         wrapped = _wrapped(config, device, model)
         shared = config.same == "samples" and config.distributed.broadcast_buffers
@@ -84,13 +82,12 @@ def _single_process_sum(
     params: NamedParameters,
     my_units: range,
     scaling: Scaling,
-    keeps_places: bool,
 ) -> GradientSum:
     # In micro-batches, the lane's count is known only with the last of them.
     if len(my_units) == 1 and config.memory.lane_split == 1:
-        return OneLaneSum(params, scaling, keeps_places)
+        return OneLaneSum(params, scaling)
     find_unused = config.distributed.find_unused_parameters
-    return LaneSum(params, my_units, find_unused, scaling, keeps_places)
+    return LaneSum(params, my_units, find_unused, scaling)
 
 
 def _wrapped(config: Config, device: torch.device, model: nn.Module) -> DistributedDataParallel:

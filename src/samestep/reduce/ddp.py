@@ -87,11 +87,6 @@ class DDPSum(GradientSum):
         with self._collectives.activity.waiting("gradients in backward", COMPUTE):
             loss.backward(self.scaling.start)
 
-    def take(self, lane: int, last: bool) -> None:
-        raise AssertionError(
-            "gradients that were computed elsewhere cannot be handed to DistributedDataParallel"
-        )
-
     def finish(self, stats: LocalStats) -> None:
         inverse_count = inverse(stats.count(), self._inside[0].device)
         by_hand = [*self._outside, *(self._inside if self._ragged else ())]

@@ -9,45 +9,54 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from samestep.errors import TaskError
-from samestep.lanes.tree import LaneTree
+from samestep.lanes.tree import LaneTree, aligned_blocks
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import LaneStats, LocalStats, RankFlags, inverse
 
 Grads = list[Tensor | None]
 
 
+class RecordedSums(NamedTuple):
+    """What a rank's lanes leave behind that are replayed as a CUDA graph."""
+
+    blocks: Sequence[Grads]
+    """For each block of lanes (`aligned_blocks`), a gradient of each parameter."""
+    stats: Sequence[LaneStats]
+    """What each of the rank's lanes measured."""
+
+
 class GradientSum(ABC):
     """Sums gradients over the lanes of one step, on all ranks.
 
     A step is `begin`, for each lane a forward pass in `forward_scope` and one `backward`,
-    `share` before the last of them, then `finish`. Lanes without samples are simply never
-    mentioned. Where something else than `backward` ran the lane's backward pass, such as a CUDA
-    graph, `take` takes what that left in `.grad`.
+    `share` before the last of them, then `exchange` and `finish`. Lanes without samples are simply
+    never mentioned.
+
+    Lanes that are replayed as a CUDA graph leave their sums elsewhere: `record` is a part of that
+    graph, and their step is a replay, `share_recorded`, `exchange` and `finish`. Both kinds of step
+    start the same collectives in the same order: one rank may replay while another does not.
     """
 
-    def __init__(self, scaling: Scaling, keeps_places: bool = False) -> None:
+    is_local = False
+    """Whether all lanes are this process's: there is nothing to exchange."""
+
+    def __init__(self, scaling: Scaling) -> None:
         """Args:
         scaling: The last factor of the sum.
-        keeps_places: Whether the sum must be in the same memory in every step, for a CUDA
-            graph to find it there.
         """
         self.scaling = scaling
-        self._keeps_places = keeps_places
 
     @property
-    def is_final_after_backward(self) -> bool:
-        """Whether a backward pass leaves the step's gradients, with nothing left to be done."""
-        return False
-
-    def move_to(self, places: Grads) -> None:
-        """From now on leave the gradients in this memory; for `is_final_after_backward` only."""
-        raise AssertionError(f"{type(self).__name__} has more than one lane to add up: {places}")
+    def finishes_on_device(self) -> bool:
+        """Whether `finish` is nothing but kernels for the device, which can be captured."""
+        return True
 
     @abstractmethod
     def begin(self, ragged: bool) -> None:
@@ -69,9 +78,17 @@ class GradientSum(ABC):
     def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
         """Backpropagate one lane's summed loss and take the gradients."""
 
-    @abstractmethod
-    def take(self, lane: int, last: bool) -> None:
-        """Take what a lane's backward pass has left in `.grad`."""
+    def record(self, lanes: RecordedSums) -> None:
+        """Put what this rank's lanes add up to where the ranks exchange it."""
+        return None
+
+    def share_recorded(self, lanes: RecordedSums, flags: RankFlags) -> LocalStats:
+        """Instead of `share`, after a replay of what was recorded."""
+        raise AssertionError(f"{type(self).__name__} is not recorded")
+
+    def exchange(self) -> None:
+        """Bring the sums of all ranks together, and wait for them."""
+        return None
 
     @abstractmethod
     def finish(self, stats: LocalStats) -> None:
@@ -88,16 +105,10 @@ class LaneBucket:
         self._names = names
         self._lanes = lanes
         self._next = lanes.start
-        self._tree: LaneTree[Grads] = LaneTree(_add_grads)
-        self._places: list[Grads] = []
-        """With `in_places`: the memory of the tree's open nodes, by depth."""
+        self._tree: LaneTree[Grads] = LaneTree(add_grads)
 
-    def collect(self, lane: int, may_vary: bool, in_places: bool = False) -> None:
-        """Take the gradients of a lane's backward pass.
-
-        `in_places` copies what later lanes are added to into separate memory: the next
-        lane's backward pass overwrites it, and the sum must stay at the same address.
-        """
+    def collect(self, lane: int, may_vary: bool) -> None:
+        """Take the gradients of a lane's backward pass."""
         grads: Grads = [param.grad for param in self.params]
         self.clear_grads()
         used = [grad is not None for grad in grads]
@@ -105,15 +116,14 @@ class LaneBucket:
             self.check_used(used, f"in lane {lane}")
         self.used = used
         self._skip_to(lane)
-        if in_places and (lane == self._lanes.start or lane % 2 == 0):
-            grads = self._in_place(grads, depth=len(self._tree.nodes))
         self._tree.push(lane, 1, grads)
         self._next = lane + 1
 
-    def _in_place(self, grads: Grads, depth: int) -> Grads:
-        if depth == len(self._places):
-            self._places.append([None if g is None else torch.empty_like(g) for g in grads])
-        return copied(grads, self._places[depth])
+    def take_blocks(self, sums: Sequence[Grads]) -> None:
+        """Take what blocks of lanes, summed elsewhere, add up to."""
+        for (start, size), grads in zip(aligned_blocks(self._lanes), sums, strict=True):
+            self._tree.push(start, size, grads)
+        self._next = self._lanes.stop
 
     def clear_grads(self) -> None:
         for param in self.params:
@@ -150,41 +160,23 @@ class LaneBucket:
                 )
 
 
-def _add_grads(left: Grads, right: Grads) -> Grads:
+def add_grads(left: Grads, right: Grads) -> Grads:
+    """The sum, in the memory of the left ones."""
     both = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
     if both:
         torch._foreach_add_([a for a, _ in both], [b for _, b in both])
     return [b if a is None else a for a, b in zip(left, right, strict=True)]
 
 
-def copied(grads: Grads, places: Grads) -> Grads:
-    """The gradients in memory of their own; a parameter may have none, now or then."""
-    found: Grads = []
-    for grad, place in zip(grads, places, strict=True):
-        found.append(torch.empty_like(grad) if grad is not None and place is None else place)
-    both = [(p, g) for p, g in zip(found, grads, strict=True) if p is not None and g is not None]
-    torch._foreach_copy_([place for place, _ in both], [grad for _, grad in both])
-    return [None if grad is None else place for place, grad in zip(found, grads, strict=True)]
-
-
 class OneLaneSum(GradientSum):
     """The sum when there is one lane in all: its count is the whole count, known beforehand."""
 
-    def __init__(
-        self, params: Sequence[tuple[str, Parameter]], scaling: Scaling, keeps_places: bool = False
-    ) -> None:
-        super().__init__(scaling, keeps_places)
+    is_local = True
+
+    def __init__(self, params: Sequence[tuple[str, Parameter]], scaling: Scaling) -> None:
+        super().__init__(scaling)
         self._params = [param for _, param in params]
-        self._places: Grads | None = None
-        """Where a CUDA graph of the update looks for the gradients."""
         self._last_start: tuple[tuple[float, torch.dtype, torch.device], Tensor] | None = None
-
-    @property
-    def is_final_after_backward(self) -> bool:
-        return not self.scaling.checks
-
-    def move_to(self, places: Grads) -> None:
-        self._places = places
 
     def begin(self, ragged: bool) -> None:
         for param in self._params:
@@ -195,17 +187,11 @@ class OneLaneSum(GradientSum):
 
     def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
         loss.backward(self.start(loss, count))
-        if self._places is not None:
-            self.take(lane, last)
 
-    def take(self, lane: int, last: bool) -> None:
-        grads: Grads = [param.grad for param in self._params]
-        if self._places is None:
-            self._places = grads  # a graph's own memory, which it fills at each replay
-        elif any(grad is not place for grad, place in zip(grads, self._places, strict=True)):
-            self._places = copied(grads, self._places)
-            for param, grad in zip(self._params, self._places, strict=True):
-                param.grad = grad
+    def share_recorded(self, lanes: RecordedSums, flags: RankFlags) -> LocalStats:
+        for param, grad in zip(self._params, lanes.blocks[0], strict=True):
+            param.grad = grad
+        return LocalStats(lanes.stats, flags)
 
     def start(self, loss: Tensor, count: Tensor | float) -> Tensor:
         # 1 / count instead of 1: no pass over the gradients.
@@ -228,15 +214,16 @@ class OneLaneSum(GradientSum):
 class LaneSum(GradientSum):
     """The sum in a world of one: the tree over all lanes, in place."""
 
+    is_local = True
+
     def __init__(
         self,
         params: Sequence[tuple[str, Parameter]],
         lanes: range,
         find_unused: bool,
         scaling: Scaling,
-        keeps_places: bool = False,
     ) -> None:
-        super().__init__(scaling, keeps_places)
+        super().__init__(scaling)
         names = [name for name, _ in params]
         self._bucket = LaneBucket(names, [param for _, param in params], lanes)
         self._find_unused = find_unused
@@ -249,10 +236,11 @@ class LaneSum(GradientSum):
 
     def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
         loss.backward(self.scaling.start)
-        self.take(lane, last)
+        self._bucket.collect(lane, self._find_unused)
 
-    def take(self, lane: int, last: bool) -> None:
-        self._bucket.collect(lane, self._find_unused, self._keeps_places)
+    def share_recorded(self, lanes: RecordedSums, flags: RankFlags) -> LocalStats:
+        self._bucket.take_blocks(lanes.blocks)
+        return LocalStats(lanes.stats, flags)
 
     def finish(self, stats: LocalStats) -> None:
         grads = self._bucket.total()

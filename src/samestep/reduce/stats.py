@@ -253,6 +253,38 @@ class GatheredStats(RowStats):
             self._work = None
 
 
+class ReplayedStats(LocalStats):
+    """The stats of all lanes in a step that was replayed as a CUDA graph."""
+
+    def __init__(self, values: Tensor, recorded: LocalStats, flags: RankFlags) -> None:
+        """Args:
+        values: Each lane's loss and count, one after the other, in memory of this step's own.
+        recorded: The stats that were recorded; its tensors hold what the last replay measured.
+        flags: This rank's own.
+        """
+        self._values, self._recorded, self._flags = values, recorded, flags
+
+    def count(self) -> Tensor | float:
+        return self._values[1::2].sum()
+
+    def losses(self) -> list[Tensor | float]:
+        return [self._values[::2].sum()]
+
+    def values(self) -> list[Tensor | float]:
+        return list(self._values.unbind())
+
+    def flags(self) -> ReadFlags:
+        return self._recorded.flags() if self.flags_wait else lambda: [self._flags]
+
+    @property
+    def no_requests(self) -> bool:
+        return not self.flags_wait and self._flags is NO_FLAGS
+
+    @property
+    def flags_wait(self) -> bool:
+        return self._recorded.flags_wait
+
+
 def gather_stats(
     collectives: TorchCollectives,
     lanes: Sequence[LaneStats],
@@ -287,23 +319,28 @@ def read_numbers(values: Sequence[Tensor | float | None]) -> list[float]:
 def begin_reading(
     values: Sequence[Tensor | float | None],
 ) -> tuple[Callable[[], list[float]], bool]:
-    """Start copying values to the host; returns what waits for them, and whether it would wait."""
-    numbers = [math.nan if v is None or isinstance(v, Tensor) else float(v) for v in values]
-    by_type: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-    for place, value in enumerate(values):
-        if isinstance(value, Tensor):
-            by_type.setdefault((value.dtype, value.device), []).append(place)
-    stacks = [
-        (places, _to_host(torch.stack([values[place] for place in places])))  # type: ignore[misc]
-        for places in by_type.values()
-    ]
-    events = [event for _, (_, event) in stacks if event is not None]
+    """Start copying values to the host; returns what waits for them, and whether it would wait.
+
+    A tensor counts for as many numbers as it has elements.
+    """
+    numbers: list[float] = []
+    by_type: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], list[int]]] = {}
+    for value in values:
+        if not isinstance(value, Tensor):
+            numbers.append(math.nan if value is None else float(value))
+            continue
+        parts, places = by_type.setdefault((value.dtype, value.device), ([], []))
+        parts.append(value.reshape(-1))
+        places += range(len(numbers), len(numbers) + value.numel())
+        numbers += [math.nan] * value.numel()
+    copies = [(places, _to_host(torch.cat(parts))) for parts, places in by_type.values()]
+    events = [event for _, (_, event) in copies if event is not None]
 
     def read() -> list[float]:
         for event in events:
             event.synchronize()
-        for places, (stack, _) in stacks:
-            for place, number in zip(places, stack.tolist(), strict=True):
+        for places, (copy, _) in copies:
+            for place, number in zip(places, copy.tolist(), strict=True):
                 numbers[place] = float(number)
         return numbers
 

@@ -12,7 +12,7 @@ from samestep.distributed.collectives import TorchCollectives
 from samestep.errors import TaskError
 from samestep.lanes.tree import aligned_blocks
 from samestep.reduce.exchange import NOTHING, Pending, create_exchange
-from samestep.reduce.gradients import GradientSum, Grads, LaneBucket
+from samestep.reduce.gradients import GradientSum, Grads, LaneBucket, RecordedSums
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import (
     PIECES,
@@ -53,15 +53,15 @@ class TreeSum(GradientSum):
         collectives: TorchCollectives,
         find_unused: bool,
         scaling: Scaling,
-        keeps_places: bool = False,
     ) -> None:
-        super().__init__(scaling, keeps_places)
+        super().__init__(scaling)
         self._find_unused = find_unused
         self._usage_agreed = False
         self._assignment, self._collectives = assignment, collectives
         self._buckets = [
             _Bucket(chunk, assignment, collectives) for chunk in _chunks(list(reversed(params)))
         ]
+        self._params = [param for _, param in params]
         wide = (torch.float32, torch.float64)
         self._carrier = next((b for b in self._buckets if b.params[0].dtype in wide), None)
         """The bucket that takes the lanes' losses and counts along: no collective for them."""
@@ -98,21 +98,34 @@ class TreeSum(GradientSum):
     def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
         if not last:
             loss.backward(self.scaling.start)
-            self.take(lane, last)
+            for bucket in self._buckets:
+                bucket.collect(lane, self._find_unused)
             return
         for bucket in self._buckets:
             bucket.expect(self._find_unused, self._only_lane)
         self._last_lane = lane
         loss.backward(self.scaling.start)
 
-    def take(self, lane: int, last: bool) -> None:
-        if last:  # it is collected as its bucket leaves
-            self._last_lane = lane
-            return
-        for bucket in self._buckets:
-            bucket.collect(lane, self._find_unused, self._keeps_places)
+    @property
+    def finishes_on_device(self) -> bool:
+        return self._carrier is not None  # else the losses come by a collective of their own
 
-    def finish(self, stats: LocalStats) -> None:
+    def record(self, lanes: RecordedSums) -> None:
+        by_block = [dict(zip(map(id, self._params), grads, strict=True)) for grads in lanes.blocks]
+        for bucket in self._buckets:
+            bucket.record([[block[id(param)] for param in bucket.params] for block in by_block])
+        if self._carrier is not None:
+            self._carrier.seat_lanes(lanes.stats)
+
+    def share_recorded(self, lanes: RecordedSums, flags: RankFlags) -> LocalStats:
+        self._last_lane, self._sent = None, 0
+        for bucket in self._buckets:
+            bucket.is_written = True
+        if self._carrier is None:
+            return gather_stats(self._collectives, lanes.stats, flags, self._assignment)
+        return self._carrier.seat_flags(flags)
+
+    def exchange(self) -> None:
         # All of it before the wait: a rank without samples must call in the others' order.
         while self._sent < len(self._buckets):
             self._send()
@@ -124,12 +137,14 @@ class TreeSum(GradientSum):
                 for bucket in self._buckets:
                     bucket.agree_on_usage(self._find_unused)
         self._last_lane = None
+        self._usage_agreed = True
+
+    def finish(self, stats: LocalStats) -> None:
         if self._carrier is not None:
             self._carrier.deliver_passengers()
         inverse_count = inverse(stats.count(), self._buckets[0].params[0].device)
         for bucket in self._buckets:
             bucket.deliver(self.scaling, inverse_count)
-        self._usage_agreed = True
 
     @property
     def _exchange_usage(self) -> bool:
@@ -189,6 +204,8 @@ class _Bucket(LaneBucket):
         self._my_flags = self._passengers[at : at + seat]
         self._lanes_in_all = lanes
         self._waiting_stats: tuple[Sequence[LaneStats], RankFlags] | None = None
+        self.is_written = False
+        """Whether a replay has put this step's sums, and its lanes' losses, into the exchanged buffer."""
         self._riding = RidingStats(lanes)
         self._views = [
             [_view(row, at, param) for at, param in zip(offsets, params, strict=False)]
@@ -215,9 +232,9 @@ class _Bucket(LaneBucket):
             self.check_used([used or at == place for at, used in enumerate(self.used)], "here")
         raise TaskError(_IN_PIECES)
 
-    def collect(self, lane: int, may_vary: bool, in_places: bool = False) -> None:
+    def collect(self, lane: int, may_vary: bool) -> None:
         if not self._in_row:
-            super().collect(lane, may_vary, in_places)
+            super().collect(lane, may_vary)
             return
         self.clear_grads()
         if self.used is not None and not may_vary:
@@ -230,11 +247,31 @@ class _Bucket(LaneBucket):
         self._riding = RidingStats(self._lanes_in_all)
         return self._riding
 
+    def record(self, blocks: Sequence[Grads]) -> None:
+        """Write what this rank's lanes add up to."""
+        if self.used is not None:
+            self.check_used([grad is not None for grad in blocks[0]], "as a CUDA graph")
+        self.take_blocks(blocks)
+        self._write_blocks(with_usage=False)
+
+    def seat_lanes(self, stats: Sequence[LaneStats]) -> None:
+        """Write these lanes' losses and counts; the flags beside them are of each step."""
+        self._passengers.zero_()
+        self._my_seats.copy_(cut(stack_stats(stats, self._my_seats.device), self._my_seats.dtype))
+
+    def seat_flags(self, flags: RankFlags) -> RidingStats:
+        pieces = cut(torch.tensor([flags.pair], dtype=torch.float64), self._my_flags.dtype)
+        self._my_flags.copy_(pieces, non_blocking=True)
+        self._riding = RidingStats(self._lanes_in_all)
+        return self._riding
+
     def deliver_passengers(self) -> None:
         self._riding.arrive(self._passengers)
 
     def send(self, with_usage: bool) -> None:
-        if self._in_row:
+        if self.is_written:
+            self.is_written = False
+        elif self._in_row:
             self._in_row = False
             if with_usage:
                 row = self._exchange.rows[0]

@@ -29,9 +29,8 @@ from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import NO_FLAGS, RankFlags
 from samestep.run_setup import RunSetup
 from samestep.step.activation_checkpointing import checkpoint_activations
-from samestep.step.captures import GraphParts
 from samestep.step.forward_check import ForwardCheck
-from samestep.step.graphs import GraphedLanes, why_no_graph
+from samestep.step.graphs import GraphedSteps, why_no_graph
 from samestep.step.lane_passes import LaneRunner, LaneWatch, StepEngine
 from samestep.step.loss_terms import LossTerms, NamedLosses, OneLoss
 from samestep.step.micro_batches import MicroBatches
@@ -95,7 +94,6 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore) -> Prepar
     restore(modules, optimizers, schedules)
     if config.speed.compile:
         _compile(modules[0])
-    graphed = _uses_graphs(setup, optimizers)
     scaling = _scaling(setup)
     units = setup.assignment.units
     losses = None
@@ -111,14 +109,10 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore) -> Prepar
         named,
         units,
         scaling,
-        graphed,
         context.log.main,
     )
     rates = DeviceRates(optimizers, context.device)
     params = [param for _, param in named]
-    parts = GraphParts(
-        reduction.gradients, setup.precision, params, parts_of_run, optimizers, rates, terms
-    )
     return Prepared(
         modules=modules,
         optimizers=optimizers,
@@ -130,17 +124,22 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore) -> Prepar
         clipping=_clipping(config.clip, optimizers, context.device),
         scaling=scaling,
         rates=rates,
-        runner=_runner(setup, parts, graphed),
+        runner=_runner(setup, parts_of_run, params, optimizers),
         terms=terms,
     )
 
 
-def _runner(setup: RunSetup, parts: GraphParts, graphed: bool) -> LaneRunner:
+def _runner(
+    setup: RunSetup,
+    modules: Sequence[nn.Module],
+    params: Sequence[Parameter],
+    optimizers: Sequence[Optimizer],
+) -> LaneRunner:
     """How lanes run, as configured."""
-    if graphed:
-        return GraphedLanes(setup.context, parts, strict=setup.config.speed.graph is True)
+    if _uses_graphs(setup, optimizers):
+        return GraphedSteps(setup.context, setup.precision, modules, setup.config)
     if setup.config.memory.lane_split != 1:
-        return MicroBatches(setup, parts.modules, parts.params)
+        return MicroBatches(setup, modules, params)
     return WholeLanes(setup.precision)
 
 
@@ -177,7 +176,6 @@ def build_engine(
         prepared.guard,
         prepared.rates,
         setup.context.device,
-        prepared.runner.run_update,
         # Else what is drawn there would depend on which lane was this rank's last.
         (lambda step: setup.rng.enter(UPDATE, at=(step,))) if draws else lambda step: None,
         after_update,
@@ -193,6 +191,7 @@ def build_engine(
             prepared.modules, setup.config.check_ranks_every, setup.context.log.main
         ),
         step_log=step_log,
+        optimizers=prepared.optimizers,
         params=prepared.params,
         frozen=prepared.frozen,
         copies=DeviceCopies(setup.context.device),

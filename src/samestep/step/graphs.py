@@ -1,11 +1,9 @@
-"""Lanes and updates replayed as CUDA graphs: each lane's passes, and the update.
+"""Steps replayed as CUDA graphs.
 
-With one lane on one process both are one graph.
-
-A graph is captured once a shape of batch has been seen a few times, compared with the eager pass
-to the bit, and from then on replayed: its inputs are copied to where it reads them, the generator
-is at the lane's stream as ever, learning rates and scales are read from the device. What does not
-fit a captured graph runs eagerly, which gives the same bits.
+A step is captured once its batches' shapes have been seen a few times, compared with an eager run to
+the bit, and from then on replayed: batches are copied to where the graph reads them, every lane's
+generator is put at the start of its stream, learning rates and scales are read from the device. What
+does not fit a captured step runs eagerly, which gives the same bits.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from samestep.config import Config
@@ -23,20 +21,30 @@ from samestep.data.device import is_large
 from samestep.distributed.context import RunContext
 from samestep.errors import GraphError
 from samestep.optim.device_lr import takes_rate_from_device
-from samestep.optim.update import Change
+from samestep.optim.precision import Precision
 from samestep.pytree import leaves, signature
 from samestep.reduce.buffer_slots import keep_buffers
-from samestep.step.captures import GraphParts, LaneGraph, UpdateGraph, WholeStep
-from samestep.step.lane_passes import LanePasses, LossFunction
+from samestep.step.host_values import HostValues, loss_code
+from samestep.step.lane_passes import LanePasses, LossFunction, StepEngine
+from samestep.step.recorded_step import (
+    RecordedLanes,
+    RecordedStep,
+    host_generators,
+    refuse_other_numbers,
+)
 from samestep.step.whole_lanes import WholeLanes
 
-_UPDATES = 5
-"""Captures of the update after which it is not captured again: something changes all the time."""
 _WARM_UP = 3
-"""Eager passes before a capture: libraries set themselves up in the first ones."""
+"""Eager steps before a capture: libraries set themselves up in the first ones."""
 _CAPTURABLE = (Tensor, bool, int, float, type(None))
 _SHAPES = 4
 """Shapes of batches that are captured; each costs memory for its activations."""
+_CHANGES = 5
+"""Times that a value which a capture holds may change before steps are not captured again."""
+_WIDEST = 8
+"""Lanes side by side that fill a GPU, if memory allows."""
+_SHARE = 0.5
+"""Of the free memory that lanes side by side may take by themselves."""
 
 
 def why_no_graph(
@@ -53,6 +61,11 @@ def why_no_graph(
         return "memory.lane_split runs lanes in pieces"
     if config.memory.checkpoint:
         return "memory.checkpoint reads the state of the generator, which a capture cannot"
+    return why_no_update(optimizers) if config.speed.graph is True else None
+
+
+def why_no_update(optimizers: Sequence[Optimizer]) -> str | None:
+    """What keeps the update out of the graphs; None if nothing does."""
     for optimizer in optimizers:
         if not takes_rate_from_device(optimizer):
             name = type(optimizer).__name__
@@ -60,81 +73,85 @@ def why_no_graph(
     return None
 
 
-class GraphedLanes(WholeLanes):
-    """Runs lanes and updates, eagerly at first and then by replay."""
+class GraphedSteps(WholeLanes):
+    """Runs steps eagerly at first, and then by replay."""
 
-    def __init__(self, context: RunContext, parts: GraphParts, strict: bool) -> None:
-        """Args:
-        context: This process's place in the run.
-        parts: What is captured.
-        strict: Whether a step that cannot be captured ends the run.
-        """
-        super().__init__(parts.precision)
-        self.needs_function = "speed.graph: true" if strict else ""
-        self._context, self._parts, self._strict = context, parts, strict
-        self._pool = torch.cuda.graph_pool_handle()
-        self._seen: dict[Any, int] = {}
-        self._lanes: dict[Any, LaneGraph] = {}
+    def __init__(
+        self,
+        context: RunContext,
+        precision: Precision,
+        modules: Sequence[nn.Module],
+        config: Config,
+    ) -> None:
+        super().__init__(precision)
+        self._strict = config.speed.graph is True
+        self.needs_function = "speed.graph: true" if self._strict else ""
+        self._width = config.speed.parallel_lanes
+        self._context, self._modules = context, modules
         self._generator = torch.cuda.default_generators[context.device.index or 0]
+        self._seen: dict[Any, int] = {}
         self._refused: set[Any] = set()
-        self._update: UpdateGraph | None = None
-        self._updates = 0
-        self._captured_updates = 0
-        self._whole: WholeStep | None = None
-        self._whole_ran = False
+        self._changes = 0
+        self._lands: bool | None = None
+        self._forget()
 
-    def run_lane(self, passes: LanePasses, batch: LaneBatch, loss: LossFunction) -> None:
-        values = list(leaves(batch.data))
-        shape = self._key(batch, loss)
-        if self._whole is not None and self._whole.shape == shape and self._whole.fits():
-            self._parts.rates.refresh()
-            passes.enter_stream(on_device_only=True)
-            passes.took_backward(self._whole.replay(self._to_copy(passes, batch, values)), None)
-            self._whole_ran = True
+    def _forget(self) -> None:
+        self._steps: dict[Any, RecordedStep] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+        self._streams: list[torch.cuda.Stream] = []
+
+    def run_step(self, passes: LanePasses, loss: LossFunction) -> None:
+        batches = passes.read_lanes()
+        if not batches or passes.engine.watch is not None:
+            super().run_step(passes, loss)
             return
-        graph = self._lanes.get(shape)
-        if graph is None:
-            passes.enter_stream()
-            graph = self._capture(shape, passes.on_device(batch), loss)
-        if graph is None:
-            super().run_lane(passes, batch, loss)
+        shape = self._shape(batches, loss)
+        step = self._steps.get(shape)
+        if step is not None and (changed := step.values.changed()):
+            del self._steps[shape]
+            step = None
+            self._note_change(shape, changed)
+        if step is None:
+            step = self._record(shape, passes, batches, loss)
+        if step is None:
+            super().run_step(passes, loss)
             return
-        passes.enter_stream(on_device_only=True)
-        passes.took_backward(graph.replay(self._to_copy(passes, batch, values)), graph.grads)
+        if any(is_large(batch.data) for batch in batches):
+            batches = [passes.on_device(batch) for batch in batches]
+        step.replay(passes, batches)
 
-    def _to_copy(
-        self, passes: LanePasses, batch: LaneBatch, values: Sequence[Any]
-    ) -> Sequence[Any]:
-        """What a graph's inputs are copied from: large batches are on their way already."""
-        if not is_large(values):
-            return values
-        return list(leaves(passes.on_device(batch).data))
+    def _shape(self, batches: Sequence[LaneBatch], loss: LossFunction) -> Any:
+        """What one captured step is good for."""
+        return (*[(b.lane, signature(b.data)) for b in batches], loss_code(loss))
 
-    def _key(self, batch: LaneBatch, loss: LossFunction) -> Any:
-        """What one graph is good for: a shape, a loss, and the modules' modes."""
-        code = getattr(loss, "__code__", None) or getattr(loss, "__func__", loss)
-        return signature(batch.data), code, *[module.training for module in self._parts.modules]
+    def _note_change(self, shape: Any, name: str) -> None:
+        self._changes += 1
+        if self._changes == _CHANGES:
+            self._refuse(shape, f"{name} keeps changing, which a replay would not follow")
 
-    def _capture(self, shape: Any, batch: LaneBatch, loss: LossFunction) -> LaneGraph | None:
-        """The graph of batches of this shape, if it is time for one and there can be one."""
+    # -- capture ---------------------------------------------------------------------------
+
+    def _record(
+        self, shape: Any, passes: LanePasses, batches: Sequence[LaneBatch], loss: LossFunction
+    ) -> RecordedStep | None:
+        """The step of batches of this shape, if it is time for one and there can be one."""
         self._seen[shape] = seen = self._seen.get(shape, 0) + 1
         if shape in self._refused or seen <= _WARM_UP:
             return None
-        odd = [leaf for leaf in leaves(batch.data) if not isinstance(leaf, _CAPTURABLE)]
-        if odd:
-            why = f"a batch holds a {type(odd[0]).__name__}, which a replay would not follow"
-            self._refuse(shape, why, GraphError(why))
+        why = self._why_not(passes.engine, batches)
+        if why is not None:
+            self._refuse(shape, why)
             return None
-        if len(self._lanes) == _SHAPES:
-            self._refuse(shape, f"batches have more than {_SHAPES} shapes")
+        if len(self._steps) == _SHAPES:
+            self._refused.add(shape)
+            self._context.log.main(
+                f"speed.graph: a step runs without a graph: batches have more than {_SHAPES} shapes"
+            )
             return None
         spare, seed = self._generator.clone_state(), self._generator.initial_seed()
-        graph = None
         try:
-            with keep_buffers(self._parts.modules):
-                graph = LaneGraph(self._parts, batch, loss, self._pool, self._generator)
-            self._lanes[shape] = graph
-            self._context.log.main("speed.graph: batches of a shape are replayed from here on")
+            with keep_buffers(self._modules):
+                self._steps[shape] = self._captured(passes, batches, loss)
         except (RuntimeError, GraphError) as error:
             why = str(error) or type(error).__name__
             if not isinstance(error, GraphError):
@@ -142,50 +159,110 @@ class GraphedLanes(WholeLanes):
             # A capture that failed leaves the generator unusable. Graphs hold on to its state:
             # with another one the others must be captured again.
             self._generator.graphsafe_set_state(spare)
-            self._lanes.clear()
-            self._whole = self._update = None
-            self._pool = torch.cuda.graph_pool_handle()
+            self._forget()
             self._refuse(shape, why, error)
-        self._generator.manual_seed(seed)  # the lane's stream, from its start
-        return graph
+        self._generator.manual_seed(seed)
+        return self._steps.get(shape)
+
+    def _why_not(self, engine: StepEngine, batches: Sequence[LaneBatch]) -> str | None:
+        for batch in batches:
+            for leaf in leaves(batch.data):
+                if not isinstance(leaf, _CAPTURABLE):
+                    kind = type(leaf).__name__
+                    return f"a batch holds a {kind}, which a replay would not follow"
+        return engine.reduction.buffers.why_not_recorded
+
+    def _captured(
+        self, passes: LanePasses, batches: Sequence[LaneBatch], loss: LossFunction
+    ) -> RecordedStep:
+        engine, step = passes.engine, passes.data.index
+        engine.update.begin(step)  # brings to the device what a capture of the update reads there
+        lands = self._captures_update(engine)
+        values = HostValues(loss, self._modules, engine.optimizers if lands else ())
+        lanes = RecordedLanes(engine, batches, loss)
+
+        def run_eagerly() -> None:
+            lanes.seed(step)
+            lanes.run([torch.cuda.current_stream()])
+
+        run_eagerly()
+        eager = [None if value is None else value.clone() for value in lanes.results()]
+        if changed := values.changed():
+            raise GraphError(f"the loss changes {changed}, which a replay would not")
+        width = self._choose_width(len(batches), lanes.lane_bytes, engine)
+        while True:
+            try:
+                self._check_capture(lanes, eager, width, run_eagerly, step)
+                made = RecordedStep(
+                    lanes, engine, values, self._side_streams(width), self._pool, lands
+                )
+                break
+            except torch.OutOfMemoryError:
+                if width == 1:
+                    raise
+                width //= 2
+        self._context.log.main(
+            f"speed.graph: steps are replayed from here on, {width} of {len(batches)} lanes side by side"
+            f"{'' if lands else '; the update runs without a graph'}"
+        )
+        return made
+
+    def _check_capture(
+        self,
+        lanes: RecordedLanes,
+        eager: Sequence[Tensor | None],
+        width: int,
+        run_eagerly: Any,
+        step: int,
+    ) -> None:
+        """Capture the lanes alone, and refuse them if a replay gives other numbers."""
+        graph, draws = torch.cuda.CUDAGraph(), host_generators()
+        for generator in lanes.generators.values():
+            graph.register_generator_state(generator)
+        with torch.cuda.graph(graph):
+            lanes.run(self._side_streams(width) or [torch.cuda.current_stream()])
+        if draws != host_generators():
+            raise GraphError("the loss draws random numbers on the host, which a replay does not")
+        lanes.seed(step)
+        graph.replay()
+        refuse_other_numbers(lanes, eager, run_eagerly)
+        lanes.forget()  # before the graph goes, so that its memory is free again
+
+    def _captures_update(self, engine: StepEngine) -> bool:
+        if self._lands is None:
+            why = why_no_update(engine.optimizers)
+            if why is None and engine.update.waits:
+                why = "it waits for the device to learn whether a step counts"
+            if why is not None:
+                self._context.log.main(f"speed.graph: the update runs without a graph: {why}")
+            self._lands = why is None and engine.reduction.gradients.finishes_on_device
+        return self._lands
+
+    def _choose_width(self, lanes: int, lane_bytes: int, engine: StepEngine) -> int:
+        """How many lanes run side by side."""
+        if self._width != "auto":
+            return min(self._width, lanes)
+        grads = sum(param.numel() * param.element_size() for param in engine.params)
+        device = self._context.device
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free = (torch.cuda.mem_get_info(device)[0] + unused) * _SHARE
+        width = min(_WIDEST, lanes)
+        while width > 1 and width * (lane_bytes + grads) > free:
+            width -= 1
+        return width
+
+    def _side_streams(self, width: int) -> list[torch.cuda.Stream]:
+        """None for one lane at a time: it runs on the stream that is captured."""
+        if width == 1:
+            return []
+        while len(self._streams) < width:
+            self._streams.append(torch.cuda.Stream(self._context.device))
+        return self._streams[:width]
 
     def _refuse(self, shape: Any, why: str, error: Exception | None = None) -> None:
         self._refused.add(shape)
-        if self._strict and error is not None:
+        if self._strict:
             raise GraphError(
                 f"speed.graph: true, but {why}. speed.graph: auto then trains without"
             ) from error
-        self._context.log.main(f"speed.graph: a batch runs without a graph: {why}")
-
-    def run_update(self, change: Change) -> Tensor | None:
-        """Run or replay what changes the weights; returns the gradient norms."""
-        if self._whole_ran and self._whole is not None:
-            self._whole_ran = False
-            return self._whole.norms
-        if not self._lanes and self._whole is None:
-            return change()
-        self._updates += 1
-        if self._updates <= _WARM_UP:
-            return change()
-        if self._update is None or not self._update.fits():
-            if self._captured_updates == _UPDATES:
-                return change()
-            self._captured_updates += 1
-            if self._captured_updates == _UPDATES:
-                self._context.log.main(
-                    "speed.graph: updates run without a graph from here on: what an optimizer's "
-                    "groups hold besides the learning rate, such as momentum, keeps changing"
-                )
-            self._update = UpdateGraph(change, self._parts, self._pool)
-        norms = self._update.replay()
-        if self._whole is None and self._parts.gradients.is_final_after_backward:
-            self._merge(change)
-        return norms
-
-    def _merge(self, change: Change) -> None:
-        """Capture the lane and the update as one graph, which replaces their own."""
-        shape, lane = next(iter(self._lanes.items()))
-        self._whole = WholeStep(shape, lane, change, self._parts.optimizers, self._pool)
-        self._parts.gradients.move_to(self._whole.grads)
-        self._lanes.clear()
-        self._update = None
+        self._context.log.main(f"speed.graph: a step runs without a graph: {why}")

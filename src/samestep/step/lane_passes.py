@@ -20,13 +20,13 @@ from samestep.distributed.health.activity import DATA
 from samestep.errors import StepError
 from samestep.lanes.rng import BETWEEN, MODEL
 from samestep.optim.nonfinite import FiniteGuard
-from samestep.optim.update import Change, Update
+from samestep.optim.update import Update, Updated
 from samestep.reduce.build import LaneReduction
 from samestep.reduce.lane_sum import sum_lanes
 from samestep.reduce.stats import EMPTY, LaneStats, LocalStats, RankFlags
 from samestep.run_setup import RunSetup
 from samestep.step.forward_check import ForwardCheck
-from samestep.step.loss_terms import LossTerms, LossValue, Term
+from samestep.step.loss_terms import LossTerms, LossValue, Term, TermSums
 from samestep.step.step_log import StepLog
 
 LossFunction = Callable[[LaneBatch], LossValue]
@@ -34,23 +34,17 @@ LossFunction = Callable[[LaneBatch], LossValue]
 
 
 class LaneRunner(Protocol):
-    """How the lanes of a step whose loss is a function are run, and the update after them.
+    """How a step whose loss is a function is run.
 
-    At once (`WholeLanes`), in micro-batches (`MicroBatches`), or as CUDA graphs (`GraphedLanes`):
-    chosen when a run is prepared.
+    Lane by lane (`WholeLanes`), in micro-batches (`MicroBatches`), or as CUDA graphs
+    (`GraphedSteps`): chosen when a run is prepared.
     """
 
     needs_function: str
     """The config's key for which a step must be given its loss as a function; "" if none."""
 
-    def before_lanes(self, passes: LanePasses, loss: LossFunction) -> None:
-        """Called before the first lane of every step."""
-
-    def run_lane(self, passes: LanePasses, batch: LaneBatch, loss: LossFunction) -> None:
-        """Run the forward and backward pass of the open lane."""
-
-    def run_update(self, change: Change) -> Tensor | None:
-        """Run what changes the weights; returns the gradient norms."""
+    def run_step(self, passes: LanePasses, loss: LossFunction) -> None:
+        """Run the forward and backward pass of every lane, and the update."""
 
 
 class LaneWatch(Protocol):
@@ -81,6 +75,7 @@ class StepEngine:
     forward_check: ForwardCheck
     terms: LossTerms
     step_log: StepLog
+    optimizers: Sequence[Optimizer]
     params: Sequence[Parameter]
     """What the optimizers train."""
     frozen: Sequence[tuple[str, Parameter]]
@@ -95,6 +90,13 @@ class StepEngine:
     watch: LaneWatch | None = None
     """Looks into the steps, if something does."""
 
+    def begin_lanes(self) -> None:
+        """Before the first lane of a step, on the device: remember what lanes begin with."""
+        self.guard.keep_buffers()
+        self.reduction.gradients.scaling.begin()
+        self.terms.begin_step()
+        self.reduction.buffers.begin_step()
+
 
 class LanePasses:
     """One step on this rank: reads its batches, runs its lanes, and updates the weights."""
@@ -104,7 +106,7 @@ class LanePasses:
         self.updated = False
         self.changes_weights = False
         """Whether the update has begun: before it, a rank can return to where the last step ended."""
-        self._engine = engine
+        self.engine = engine
         self._batches: list[LaneBatch] = []
         self._on_device: dict[int, LaneBatch] = {}
         self._open: int | None = None
@@ -113,21 +115,20 @@ class LanePasses:
         self.moment = Moment(data.index, data.epoch, data.total, lane_count)
         self._lane_stats: dict[int, LaneStats] = {}
         self._stats: LocalStats | None = None
+        self._begun = False
         engine.guard.begin(data.index)
-        engine.reduction.gradients.begin(data.ragged)
-        engine.reduction.gradients.scaling.begin()
-        engine.terms.begin_step()
-        engine.reduction.buffers.begin_step()
         engine.forward_check.begin(data.index)
+
+    def train(self, loss: LossFunction) -> None:
+        """Run the whole step."""
+        self.engine.runner.run_step(self, loss)
 
     # -- lane by lane ----------------------------------------------------------------------
 
-    def run(self, loss: LossFunction) -> None:
-        """Run every lane's forward and backward pass."""
-        runner = self._engine.runner
-        runner.before_lanes(self, loss)
+    def enter_lanes(self) -> Iterator[LaneBatch]:
+        """This rank's batches as they were read, each with its lane open."""
         for position, unit in enumerate(self.data.units):
-            runner.run_lane(self, self._enter(position, unit), loss)
+            yield self._enter(position, unit)
         self._leave()
 
     def lanes(self) -> Iterator[LaneBatch]:
@@ -135,7 +136,7 @@ class LanePasses:
         for position, unit in enumerate(self.data.units):
             batch = self.on_device(self._enter(position, unit))
             self.enter_stream()
-            with self.forward_scope(), self._engine.setup.precision.forward():
+            with self.forward_scope(), self.engine.setup.precision.forward():
                 yield batch
         self._leave()
 
@@ -145,41 +146,43 @@ class LanePasses:
         self._on_device.clear()
         self._over = True
 
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self.engine.reduction.gradients.begin(self.data.ragged)
+            self.engine.begin_lanes()
+
     def _enter(self, position: int, unit: int) -> LaneBatch:
         """Begin a lane; returns its batch as it was read."""
+        self._begin()
         batch = self._batch(position)
-        self._engine.reduction.buffers.enter_lane()
-        self._engine.forward_check.enter_lane()
+        self.engine.reduction.buffers.enter_lane()
+        self.engine.forward_check.enter_lane()
         self._open = unit
-        if self._engine.watch is not None:
-            self._engine.watch.enter_lane(self.data.index, unit)
+        if self.engine.watch is not None:
+            self.engine.watch.enter_lane(self.data.index, unit)
         return batch
 
-    def enter_stream(self, on_device_only: bool = False) -> None:
-        """Put the generators at the start of the open lane's stream.
-
-        `on_device_only` is for a replay, in which nothing on the host draws.
-        """
+    def enter_stream(self) -> None:
+        """Put the generators at the start of the open lane's stream."""
         assert self._open is not None, "a lane draws only while it is open"
-        self._engine.setup.rng.enter(
-            MODEL, self._open, at=(self.data.index,), on_device_only=on_device_only
-        )
+        self.engine.setup.rng.enter(MODEL, self._open, at=(self.data.index,))
 
     def _leave(self) -> None:
         self._open = None
-        if self._engine.draws_between:
+        if self.engine.draws_between:
             # Else what is drawn there would depend on which lane was this rank's last.
-            self._engine.setup.rng.enter(BETWEEN, at=(self.data.index,))
+            self.engine.setup.rng.enter(BETWEEN, at=(self.data.index,))
 
     def forward_scope(self) -> AbstractContextManager[None]:
         """Around the open lane's forward pass: whether its gradients leave for other ranks."""
-        return self._engine.reduction.gradients.forward_scope(self._open == self.data.units[-1])
+        return self.engine.reduction.gradients.forward_scope(self._open == self.data.units[-1])
 
     def on_device(self, batch: LaneBatch) -> LaneBatch:
         """A lane's batch where the run computes."""
         found = self._on_device.get(batch.lane)
         if found is None:
-            data = self._engine.copies.to_device(batch.data)
+            data = self.engine.copies.to_device(batch.data)
             found = LaneBatch(batch.lane, data, batch.ids, self.moment)
             self._on_device[batch.lane] = found
         return found
@@ -193,7 +196,7 @@ class LanePasses:
 
     def backward_in_pieces(self, pieces: Sequence[LaneBatch], loss: LossFunction) -> None:
         """Backpropagate the open lane micro-batch by micro-batch."""
-        gradients, precision = self._engine.reduction.gradients, self._engine.setup.precision
+        gradients, precision = self.engine.reduction.gradients, self.engine.setup.precision
         total, counted = EMPTY.loss, EMPTY.count
         for piece in pieces[:-1]:
             # What leaves for other ranks during backward leaves with the last piece.
@@ -207,44 +210,33 @@ class LanePasses:
 
     def try_backward(self, batch: LaneBatch, loss: LossFunction) -> None:
         """A forward and backward pass that counts for nothing; the caller clears the gradients."""
-        gradients, precision = self._engine.reduction.gradients, self._engine.setup.precision
+        gradients, precision = self.engine.reduction.gradients, self.engine.setup.precision
         with gradients.forward_scope(last=False):
             value, _ = self._combined(loss(batch))
         with precision.backward():
             value.backward(gradients.scaling.start)
-        if self._engine.watch is not None:
-            self._engine.watch.forget_lane()
+        if self.engine.watch is not None:
+            self.engine.watch.forget_lane()
 
     def _combined(self, value: LossValue) -> Term:
-        loss, count = self._engine.terms.combine(value)
+        loss, count = self.engine.terms.combine(value)
         check_loss(loss, count)
         return loss, count
 
     def _backward(self, loss: Tensor, stats: LaneStats) -> None:
         lane, last = self._close_lane(stats)
-        with self._engine.setup.precision.backward():
-            self._engine.reduction.gradients.backward(loss, stats.count, lane, last)
-
-    def took_backward(self, stats: LaneStats, grads: Sequence[Tensor | None] | None) -> None:
-        """Take the gradients of a backward pass that ran elsewhere, as in a CUDA graph.
-
-        None if that has already changed the weights by them.
-        """
-        lane, last = self._close_lane(stats)
-        if grads is not None:
-            for param, grad in zip(self._engine.params, grads, strict=True):
-                param.grad = grad
-            self._engine.reduction.gradients.take(lane, last)
+        with self.engine.setup.precision.backward():
+            self.engine.reduction.gradients.backward(loss, stats.count, lane, last)
 
     def _close_lane(self, stats: LaneStats) -> tuple[int, bool]:
         """After the open lane's forward pass; whether it was this rank's last."""
         lane = self._require_open_lane()
         last = lane == self.data.units[-1]
         self._lane_stats[lane] = stats
-        self._engine.forward_check.leave_lane(lane)
-        if self._engine.watch is not None:
-            self._engine.watch.leave_lane(stats.loss, stats.count)
-        self._engine.reduction.buffers.leave_lane(lane)
+        self.engine.forward_check.leave_lane(lane)
+        if self.engine.watch is not None:
+            self.engine.watch.leave_lane(stats.loss, stats.count)
+        self.engine.reduction.buffers.leave_lane(lane)
         if last:
             self._share()
         return lane, last
@@ -256,7 +248,7 @@ class LanePasses:
                 f"step.sum_over_lanes got {len(values)} tensors for {len(self.data.units)} lanes of this "
                 "rank: give one for each batch of step.lanes"
             )
-        setup = self._engine.setup
+        setup = self.engine.setup
         return sum_lanes(
             dict(zip(self.data.units, values, strict=True)),
             setup.assignment.units,
@@ -270,21 +262,27 @@ class LanePasses:
         """Sum over all lanes of all ranks, divide by the count, clip, step and schedule."""
         if self.updated:
             raise StepError(f"step {self.data.index} was already updated: call step.update once")
-        engine = self._engine
+        engine, reduction = self.engine, self.engine.reduction
+        self._begin()
         self._drain()
         stats = self._share()
-        engine.reduction.gradients.finish(stats)
-        engine.reduction.buffers.finish()
+        reduction.gradients.exchange()
+        reduction.buffers.wait()
+        reduction.gradients.finish(stats)
+        reduction.buffers.finish()
         self._check_frozen()
         if engine.watch is not None:
             engine.watch.summed(self.data.index)
         self.changes_weights = True
         updated = engine.update.apply(self.data.index, stats, optimizers)
-        self.updated = True
+        self.close(stats, updated, engine.terms.totals())
+
+    def close(self, stats: LocalStats, updated: Updated, totals: TermSums | None) -> None:
+        """The weights have changed: the step is over, but for what the run does at its end."""
+        engine, self._stats, self.updated = self.engine, stats, True
         if engine.draws_between:
             # What the loop draws from here on must not depend on who has drawn in the update.
             engine.setup.rng.enter(BETWEEN, at=(self.data.index, 2))
-        totals = engine.terms.totals()
         engine.step_log.add(self.data.index, self.data.epoch, stats, updated, totals)
 
     @property
@@ -294,11 +292,12 @@ class LanePasses:
 
     def undo_lanes(self) -> None:
         """Before the update: leave the modules as the last step did."""
-        self._engine.reduction.buffers.restore()
+        if self._begun:
+            self.engine.reduction.buffers.restore()
 
     def refuse_bad_weights(self) -> None:
         """Before this step is saved; waits for the device, as a save does."""
-        self._engine.guard.refuse_bad_weights(self.data.index, self._engine.params)
+        self.engine.guard.refuse_bad_weights(self.data.index, self.engine.params)
 
     def _share(self) -> LocalStats:
         """Start sending what this rank's lanes counted, and changed in buffers, to all ranks.
@@ -307,18 +306,24 @@ class LanePasses:
         collectives in this order.
         """
         if self._stats is None:
-            engine = self._engine
+            engine = self.engine
             my_units = engine.setup.assignment.my_units
             rows = [self._lane_stats.get(unit, EMPTY) for unit in my_units]
             self._stats = engine.reduction.gradients.share(rows, engine.flags())
             engine.reduction.buffers.start()
         return self._stats
 
+    def read_lanes(self) -> list[LaneBatch]:
+        """The batches of all of this rank's lanes, as they were read."""
+        if self.data.units:
+            self._batch(len(self.data.units) - 1)
+        return self._batches
+
     def _batch(self, position: int) -> LaneBatch:
         if self._over:
             raise StepError(f"step {self.data.index} is over: its batches are gone")
         while len(self._batches) <= position:
-            engine, activity = self._engine, self._engine.setup.context.activity
+            engine, activity = self.engine, self.engine.setup.context.activity
             before = activity.enter(DATA)
             read = self.data.read()
             activity.enter(before)
@@ -329,8 +334,7 @@ class LanePasses:
 
     def _drain(self) -> None:
         """Read what the loop did not, so that the next step gets its own batches."""
-        if self.data.units:
-            self._batch(len(self.data.units) - 1)
+        self.read_lanes()
         self._open = None
 
     def _require_open_lane(self) -> int:
@@ -346,7 +350,7 @@ class LanePasses:
         return self._open
 
     def _check_frozen(self) -> None:
-        for name, param in self._engine.frozen:
+        for name, param in self.engine.frozen:
             if param.grad is not None:
                 raise StepError(
                     f"parameter {name} was frozen when the run was prepared and now has a "

@@ -60,10 +60,13 @@ class MicroBatches(WholeLanes):
         with passes.forward_scope(), self._precision.forward():
             passes.backward_in_pieces(pieces, loss)
 
-    def before_lanes(self, passes: LanePasses, loss: LossFunction) -> None:
-        """Find out how many micro-batches it takes, if that is not known yet."""
-        if self.pieces is not None:
-            return
+    def run_step(self, passes: LanePasses, loss: LossFunction) -> None:
+        if self.pieces is None:
+            self._find_pieces(passes, loss)
+        super().run_step(passes, loss)
+
+    def _find_pieces(self, passes: LanePasses, loss: LossFunction) -> None:
+        """Find out how many micro-batches it takes."""
         for first in passes.lanes():
             self.search(first, lambda piece: passes.try_backward(piece, loss))
             return

@@ -126,5 +126,4 @@ class Step:
         Args:
             loss: Returns a batch's summed loss and what it was summed over.
         """
-        self._passes.run(loss)
-        self._passes.update()
+        self._passes.train(loss)

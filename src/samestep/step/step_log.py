@@ -128,7 +128,8 @@ class StepLog:
         self.restart_clock()
         values = [_measured(entry) for entry in entries]
         numbers, in_flight = begin_reading([value for row in values for value in row])
-        self._reading = _Reading(entries, list(map(len, values)), numbers, in_flight, seconds)
+        counts = [sum(map(_size, row)) for row in values]
+        self._reading = _Reading(entries, counts, numbers, in_flight, seconds)
 
     def _write_requested(self) -> None:
         reading, self._reading = self._reading, None
@@ -144,16 +145,24 @@ class StepLog:
         self._write(records)
 
 
-def _measured(entry: _Pending) -> list[Tensor | float | None]:
+def _measured(entry: _Pending) -> Sequence[Tensor | float | None]:
+    if entry.updated.numbers is not None:
+        return (entry.updated.numbers,)
+    return step_numbers(entry.updated, entry.terms, entry.stats)
+
+
+def step_numbers(
+    updated: Updated, terms: TermSums | None, stats: LocalStats
+) -> list[Tensor | float | None]:
     """The numbers of a step: skipped, scale, norms, named losses, and the lanes' losses and counts."""
-    updated = entry.updated
     skipped = 0.0 if updated.skipped is None else updated.skipped
-    norms = updated.norms
-    several: Sequence[Tensor] = []
-    if norms is not None:
-        several = norms.unbind() if norms.dim() else (norms,)
-    named = () if entry.terms is None else entry.terms.sums.unbind()
-    return [skipped, updated.scale, *several, *named, *entry.stats.values()]
+    norms = () if updated.norms is None else (updated.norms,)
+    named = () if terms is None else (terms.sums,)
+    return [skipped, updated.scale, *norms, *named, *stats.values()]
+
+
+def _size(value: Tensor | float | None) -> int:
+    return value.numel() if isinstance(value, Tensor) else 1
 
 
 def _record(entry: _Pending, row: Sequence[float], seconds: float) -> StepRecord:

@@ -1,12 +1,9 @@
-"""Lanes run at once, eagerly."""
+"""Lanes run one after the other, eagerly."""
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from samestep.data.batch import LaneBatch
 from samestep.optim.precision import Precision
-from samestep.optim.update import Change
 from samestep.step.lane_passes import LanePasses, LossFunction
 
 
@@ -18,13 +15,13 @@ class WholeLanes:
     def __init__(self, precision: Precision) -> None:
         self._precision = precision
 
-    def before_lanes(self, passes: LanePasses, loss: LossFunction) -> None:
-        """Nothing to prepare."""
+    def run_step(self, passes: LanePasses, loss: LossFunction) -> None:
+        for batch in passes.enter_lanes():
+            self.run_lane(passes, batch, loss)
+        passes.update()
 
     def run_lane(self, passes: LanePasses, batch: LaneBatch, loss: LossFunction) -> None:
+        """Run the forward and backward pass of the open lane."""
         passes.enter_stream()
         with passes.forward_scope(), self._precision.forward():
             passes.backward(loss(passes.on_device(batch)))
-
-    def run_update(self, change: Change) -> Tensor | None:
-        return change()

@@ -1,0 +1,116 @@
+"""What a CUDA graph holds as it was when it was captured, though Python code may change it.
+
+A replay runs no Python: a number that the loss reads from its task, its closure, a module or an
+optimizer's group stays what it was. All of them that can be found are compared before each replay.
+What is inside of other objects, such as lists, is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.optim import Optimizer
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_READ_EACH_TIME = ("params", "lr", "initial_lr")
+"""What of an optimizer's group a graph does not hold: rates are on the device."""
+
+
+class _Held(NamedTuple):
+    holder: dict[str, Any]
+    name: str
+    value: Any
+    label: str
+
+    def has_changed(self) -> bool:
+        now = self.holder.get(self.name)
+        if now is self.value:
+            return False
+        return not (isinstance(now, _PLAIN) and type(now) is type(self.value) and now == self.value)
+
+
+class HostValues:
+    """Values that were read while a step was captured."""
+
+    def __init__(
+        self,
+        loss: Callable[..., Any],
+        modules: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer] = (),
+    ) -> None:
+        """Args:
+        loss: Whose closure, and the object it is a method of, are looked at.
+        modules: With all inside them.
+        optimizers: Whose groups a captured update holds.
+        """
+        self._held = [*_of_modules(modules), *_of_groups(optimizers)]
+        self._closure: list[tuple[Any, Any, str]] = []
+        for function, owner in _functions(loss):
+            if owner is not None:
+                attributes = vars(owner) if hasattr(owner, "__dict__") else {}
+                self._held += _of(attributes, type(owner).__name__, tuple(attributes))
+            code = getattr(function, "__code__", None)
+            if code is not None:
+                names = [name for name in code.co_names if name in function.__globals__]
+                self._held += _of(function.__globals__, function.__module__, names, plain_only=True)
+                cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+                self._closure += [(cell, _content(cell), name) for name, cell in cells]
+
+    def changed(self) -> str | None:
+        """The name of a value that is not what it was; None if all are."""
+        for held in self._held:
+            if held.holder.get(held.name) is not held.value and held.has_changed():
+                return held.label
+        for cell, value, name in self._closure:
+            now = _content(cell)
+            if now is not value and not (isinstance(now, _PLAIN) and now == value):
+                return f"{name}, which the loss function refers to"
+        return None
+
+
+def loss_code(loss: Callable[..., Any]) -> tuple[Any, ...]:
+    """What tells a loss from another one; a lambda that is made anew in every step is the same."""
+    return tuple(
+        (getattr(function, "__code__", function), id(owner)) for function, owner in _functions(loss)
+    )
+
+
+def _functions(loss: Callable[..., Any]) -> Iterator[tuple[Any, Any]]:
+    """The plain functions of a loss, each with the object it is a method of."""
+    while isinstance(loss, partial):
+        loss = loss.func
+    owner = getattr(loss, "__self__", None)
+    yield getattr(loss, "__func__", loss), owner
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+
+
+def _of(
+    holder: dict[str, Any], label: str, names: Sequence[str], plain_only: bool = False
+) -> list[_Held]:
+    held = [_Held(holder, name, holder[name], f"{label}.{name}") for name in names]
+    return [entry for entry in held if not plain_only or isinstance(entry.value, _PLAIN)]
+
+
+def _of_modules(modules: Sequence[nn.Module]) -> Iterator[_Held]:
+    for root in modules:
+        for path, module in root.named_modules():
+            label = f"{type(root).__name__}.{path}" if path else type(root).__name__
+            attributes = vars(module)
+            names = [name for name in attributes if not name.startswith("_")]
+            yield from _of(attributes, label, names)
+
+
+def _of_groups(optimizers: Sequence[Optimizer]) -> Iterator[_Held]:
+    for optimizer in optimizers:
+        for number, group in enumerate(optimizer.param_groups):
+            names = [name for name in group if name not in _READ_EACH_TIME]
+            yield from _of(group, f"{type(optimizer).__name__}'s group {number}", names)

@@ -1,0 +1,332 @@
+"""A rank's part of a step as CUDA graphs: its lanes side by side, and what follows from their sum.
+
+On one process all of it is one graph. On several it is two, before and after the exchange.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from samestep.data.batch import LaneBatch
+from samestep.errors import GraphError
+from samestep.lanes.rng import MODEL, derive, seed_at
+from samestep.optim.update import Updated
+from samestep.reduce.gradients import Grads, RecordedSums
+from samestep.reduce.stats import (
+    EMPTY,
+    NO_FLAGS,
+    LaneStats,
+    LocalStats,
+    RankFlags,
+    ReplayedStats,
+)
+from samestep.step.graph_inputs import GraphInputs
+from samestep.step.host_values import HostValues
+from samestep.step.lane_passes import LanePasses, LossFunction, StepEngine, check_loss
+from samestep.step.lane_streams import run_side_by_side
+from samestep.step.loss_terms import TermSums
+from samestep.step.step_log import step_numbers
+
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 3e-2}
+"""How far kernels that give other bits each time may be apart, as a part of the largest value."""
+
+
+class RecordedLanes:
+    """The forward and backward passes of a rank's lanes, and their sums, on batches at fixed places."""
+
+    def __init__(
+        self, engine: StepEngine, batches: Sequence[LaneBatch], loss: LossFunction
+    ) -> None:
+        device = engine.setup.context.device
+        self._engine, self._loss = engine, loss
+        self.inputs = GraphInputs(batches, device)
+        self.inputs.fill(batches)
+        self._generator = torch.cuda.default_generators[device.index or 0]
+        self.generators = {batch.lane: torch.Generator(device) for batch in batches}
+        """Each lane draws from a state of its own: beside others, it could not share one."""
+        seed = engine.setup.config.seed
+        self._roots = {batch.lane: derive(seed, MODEL, batch.lane) for batch in batches}
+        self._batches = [
+            _CapturedBatch(batch.lane, data, batch.ids, batch.moment)
+            for batch, data in zip(batches, self.inputs.data, strict=True)
+        ]
+        self._stats: dict[int, LaneStats] = {}
+        self.sums = RecordedSums([], [])
+        """What the last run left."""
+        self.lane_bytes = 0
+        """What a lane's forward pass has left in memory for its backward pass."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether the last run has drawn random numbers on the device."""
+        return any(generator.get_offset() > 0 for generator in self.generators.values())
+
+    def seed(self, step: int) -> None:
+        """Put every lane's generator at the start of its stream."""
+        for lane, generator in self.generators.items():
+            generator.manual_seed(seed_at(self._roots[lane], step))
+
+    def run(self, streams: Sequence[torch.cuda.Stream]) -> None:
+        """Run all lanes, and leave their sums where the ranks exchange them."""
+        engine, held = self._engine, self._engine.setup.assignment.my_units
+        self.forget()
+        self._clear_grads()
+        engine.begin_lanes()
+        lanes = {batch.lane: partial(self._run_lane, batch) for batch in self._batches}
+        blocks = run_side_by_side(lanes, held, streams)
+        nothing: Grads = [None] * len(engine.params)
+        stats = [self._stats.get(lane, EMPTY) for lane in held]
+        self.sums = RecordedSums([grads or nothing for grads in blocks], stats)
+        engine.reduction.gradients.record(self.sums)
+        engine.reduction.buffers.record()
+
+    def forget(self) -> None:
+        """Let go of what the last run left."""
+        self._stats, self.sums = {}, RecordedSums([], [])
+
+    def results(self) -> list[Tensor | None]:
+        """The losses and gradients of the last run."""
+        losses = [stats.loss for stats in self._stats.values() if isinstance(stats.loss, Tensor)]
+        return [*losses, *(grad for grads in self.sums.blocks for grad in grads)]
+
+    def _run_lane(self, batch: LaneBatch) -> Grads:
+        engine, precision = self._engine, self._engine.setup.precision
+        gradients = engine.reduction.gradients
+        before = torch.cuda.memory_allocated()
+        torch.clear_autocast_cache()  # it holds casts of other lanes, on other streams
+        with self._drawing(batch.lane), engine.reduction.buffers.beside_others(batch.lane):
+            with precision.forward():
+                value, count = engine.terms.combine(self._loss(batch))
+            check_loss(value, count)
+            self.lane_bytes = max(self.lane_bytes, torch.cuda.memory_allocated() - before)
+            with precision.backward():
+                value.backward(gradients.start(value, count))
+        torch.clear_autocast_cache()
+        self._stats[batch.lane] = LaneStats(value.detach(), count)
+        grads: Grads = [param.grad for param in engine.params]
+        self._clear_grads()
+        return grads
+
+    def _clear_grads(self) -> None:
+        for param in self._engine.params:
+            param.grad = None
+
+    @contextmanager
+    def _drawing(self, lane: int) -> Iterator[None]:
+        home = self._generator.graphsafe_get_state()
+        self._generator.graphsafe_set_state(self.generators[lane].graphsafe_get_state())
+        try:
+            yield
+        finally:
+            self._generator.graphsafe_set_state(home)
+
+
+class _CapturedBatch(LaneBatch):
+    """A batch that a loss is captured with: its lane, samples and step would stay for ever."""
+
+    def __len__(self) -> int:
+        return len(object.__getattribute__(self, "ids"))
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("ids", "step", "epoch", "progress"):
+            raise GraphError(f"the loss reads batch.{name}, which a replay would not follow")
+        return object.__getattribute__(self, name)
+
+
+class RecordedStep:
+    """A step's graphs, and the memory they read and write."""
+
+    def __init__(
+        self,
+        lanes: RecordedLanes,
+        engine: StepEngine,
+        values: HostValues,
+        streams: Sequence[torch.cuda.Stream],
+        pool: Any,
+        lands: bool,
+    ) -> None:
+        """Args:
+        lanes: What is captured; it has run eagerly before.
+        engine: The run's.
+        values: What the graphs hold as it is now.
+        streams: What lanes run on; none for the one that is captured on.
+        pool: The graphs' memory.
+        lands: Whether the update is captured too.
+        """
+        self._lanes, self._engine, self.values = lanes, engine, values
+        self._lands = lands
+        self._is_one = lands and engine.reduction.gradients.is_local
+        self._seeds = lanes.draws
+        self._landing: torch.cuda.CUDAGraph | None = None
+        self._pool = pool
+        self._graph = torch.cuda.CUDAGraph()
+        for generator in lanes.generators.values():
+            self._graph.register_generator_state(generator)
+        with torch.cuda.graph(self._graph, pool=pool), self._capturable():
+            lanes.run(streams or [torch.cuda.current_stream()])
+            if self._is_one:
+                self._land(self._exchange(NO_FLAGS))
+
+    def replay(self, passes: LanePasses, batches: Sequence[LaneBatch]) -> None:
+        """Run a step on these batches."""
+        engine, step = self._engine, passes.data.index
+        rates = engine.update.begin(step)
+        self._lanes.inputs.fill(batches)
+        if self._seeds:
+            self._lanes.seed(step)
+        flags = engine.flags()
+        if self._is_one:
+            passes.changes_weights = True
+        self._graph.replay()
+        if not self._is_one:
+            stats = self._exchange(flags)
+            passes.changes_weights = True
+            if not self._lands:
+                self._finish(stats)
+                updated = engine.update.change(stats, rates)
+                engine.update.end(step, stats, updated)
+                passes.close(stats, updated, engine.terms.totals())
+                return
+            if self._landing is None:
+                self._landing = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(self._landing, pool=self._pool), self._capturable():
+                    self._land(stats)
+            self._landing.replay()
+        self._put_grads()
+        replayed, updated = self._measured(rates, flags)
+        engine.update.end(step, replayed, updated)
+        passes.close(replayed, updated, self._totals)
+
+    def _exchange(self, flags: RankFlags) -> LocalStats:
+        """In the order of an eager step: another rank may be in one."""
+        reduction = self._engine.reduction
+        stats = reduction.gradients.share_recorded(self._lanes.sums, flags)
+        reduction.buffers.start_recorded()
+        reduction.gradients.exchange()
+        reduction.buffers.wait()
+        return stats
+
+    def _finish(self, stats: LocalStats) -> None:
+        self._engine.reduction.gradients.finish(stats)
+        self._engine.reduction.buffers.finish()
+
+    def _land(self, stats: LocalStats) -> None:
+        """From the sums of all ranks to the next weights."""
+        engine = self._engine
+        self._finish(stats)
+        self._updated = engine.update.change(stats, ())
+        self._totals: TermSums | None = engine.terms.totals()
+        self._stats = stats
+        numbers = step_numbers(self._updated, self._totals, stats)
+        self._first = sum(_size(value) for value in numbers) - 2 * engine.setup.batch.lane_count
+        self._numbers = _flat(numbers, engine.setup.context.device)
+        self._grads = [param.grad for param in engine.params]
+
+    def _measured(
+        self, rates: tuple[float, ...], flags: RankFlags
+    ) -> tuple[ReplayedStats, Updated]:
+        """What the replay measured, in memory that the next one leaves alone."""
+        numbers = self._numbers.clone()
+        updated = replace(self._updated, rates=rates, numbers=numbers)
+        if updated.skipped is not None:
+            updated.skipped = numbers[0]
+            updated.scale = None if updated.scale is None else numbers[1]
+        return ReplayedStats(numbers[self._first :], self._stats, flags), updated
+
+    def _put_grads(self) -> None:
+        """Where eager steps have put others, the gradients are this step's again."""
+        for param, grad in zip(self._engine.params, self._grads, strict=True):
+            if param.grad is not grad:
+                param.grad = grad
+
+    @contextmanager
+    def _capturable(self) -> Iterator[None]:
+        """Fused optimizers are capturable anyway, but torch checks the flag."""
+        groups = [g for o in self._engine.optimizers for g in o.param_groups if "capturable" in g]
+        before = [group["capturable"] for group in groups]
+        for group in groups:
+            group["capturable"] = True
+        try:
+            yield
+        finally:
+            for group, flag in zip(groups, before, strict=True):
+                group["capturable"] = flag
+
+
+def _size(value: Tensor | float | None) -> int:
+    return value.numel() if isinstance(value, Tensor) else 1
+
+
+def _flat(values: Sequence[Tensor | float | None], device: torch.device) -> Tensor:
+    """All numbers in one tensor on the device."""
+    known = [float("nan") if v is None or isinstance(v, Tensor) else float(v) for v in values]
+    parts: list[Tensor] = []
+    for value, number in zip(values, known, strict=True):
+        if isinstance(value, Tensor):
+            parts.append(value.reshape(-1).double())
+        else:
+            parts.append(torch.full((1,), number, dtype=torch.float64, device=device))
+    return torch.cat(parts)
+
+
+def refuse_other_numbers(
+    lanes: RecordedLanes, eager: Sequence[Tensor | None], again: Callable[[], None]
+) -> None:
+    """Raise if a replay gave other numbers than an eager run.
+
+    Args:
+        lanes: As the replay left them.
+        eager: The results of an eager run before.
+        again: Runs the lanes eagerly once more.
+    """
+    captured = [None if value is None else value.clone() for value in lanes.results()]
+    if _equal(eager, captured):
+        return
+    again()
+    # Some kernels give other bits each time, which is not the capture's fault.
+    varies = not _equal(eager, lanes.results())
+    tolerance = _TOLERANCE[lanes._engine.setup.precision.dtype]
+    if not (varies and _close(eager, captured, tolerance)):
+        raise GraphError(
+            "the captured loss gives other numbers than the eager one: does it change "
+            "something in Python, or read what was not in the batch?"
+        )
+
+
+def host_generators() -> tuple[Any, ...]:
+    """The states of the generators that a replay does not draw from."""
+    return (
+        random.getstate(),
+        pickle.dumps(np.random.get_state()),
+        torch.default_generator.get_state().numpy().tobytes(),
+    )
+
+
+def _equal(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> bool:
+    return all(
+        (a is None and b is None) or (a is not None and b is not None and _same(a, b))
+        for a, b in zip(left, right, strict=True)
+    )
+
+
+def _same(left: Tensor, right: Tensor) -> bool:
+    return torch.allclose(left, right, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+def _close(left: Sequence[Tensor | None], right: Sequence[Tensor | None], tolerance: float) -> bool:
+    pairs = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
+    for a, b in pairs:
+        largest = float(a.nan_to_num(posinf=0.0, neginf=0.0).abs().max())
+        if not torch.allclose(a, b, rtol=tolerance, atol=tolerance * largest, equal_nan=True):
+            return False
+    return True
