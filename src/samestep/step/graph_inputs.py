@@ -26,23 +26,22 @@ class _Column:
         first, lanes = tensors[0], len(tensors)
         self.block = torch.empty(lanes, *first.shape, dtype=first.dtype, device=device)
         self.places = self.block.unbind()
-        self._staging: list[tuple[Tensor, Sequence[Tensor], torch.cuda.Event]] = []
+        self._staging: list[tuple[Tensor, torch.cuda.Event]] = []
         if first.device.type == "cpu" and first.nbytes <= _STAGED and lanes > 1:
             for _ in range(_AHEAD):
                 memory = torch.empty(self.block.shape, dtype=first.dtype, pin_memory=True)
-                self._staging.append((memory, memory.unbind(), torch.cuda.Event()))
+                self._staging.append((memory, torch.cuda.Event()))
         self._turn = 0
 
-    def fill(self, tensors: Sequence[Tensor]) -> None:
+    def fill(self, tensors: list[Tensor]) -> None:
         if not self._staging or tensors[0].device.type != "cpu":
             for place, tensor in zip(self.places, tensors, strict=True):
                 place.copy_(tensor, non_blocking=True)
             return
-        memory, parts, copied = self._staging[self._turn]
+        memory, copied = self._staging[self._turn]
         self._turn = (self._turn + 1) % _AHEAD
         copied.synchronize()  # of a step long past
-        for part, tensor in zip(parts, tensors, strict=True):
-            part.copy_(tensor)
+        torch.stack(tensors, out=memory)
         self.block.copy_(memory, non_blocking=True)
         copied.record()
 

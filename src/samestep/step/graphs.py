@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 
 from samestep.config import Config
 from samestep.data.batch import LaneBatch
-from samestep.data.device import is_large
 from samestep.distributed.context import RunContext
 from samestep.errors import GraphError
 from samestep.optim.device_lr import takes_rate_from_device
@@ -116,7 +115,7 @@ class GraphedSteps(WholeLanes):
         if step is None:
             super().run_step(passes, loss)
             return
-        if any(is_large(batch.data) for batch in batches):
+        if step.is_large:
             batches = [passes.on_device(batch) for batch in batches]
         step.replay(passes, batches)
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from samestep.data.batch import LaneBatch
+from samestep.data.device import is_large
 from samestep.errors import GraphError
 from samestep.lanes.rng import MODEL, derive, seed_at
 from samestep.optim.update import Updated
@@ -35,7 +36,7 @@ from samestep.step.host_values import HostValues
 from samestep.step.lane_passes import LanePasses, LossFunction, StepEngine, check_loss
 from samestep.step.lane_streams import run_side_by_side
 from samestep.step.loss_terms import TermSums
-from samestep.step.step_log import step_numbers
+from samestep.step.step_log import KEPT_STEPS, step_numbers
 
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 3e-2}
 """How far kernels that give other bits each time may be apart, as a part of the largest value."""
@@ -49,6 +50,8 @@ class RecordedLanes:
     ) -> None:
         device = engine.setup.context.device
         self._engine, self._loss = engine, loss
+        self.is_large = any(is_large(batch.data) for batch in batches)
+        """Whether batches should be on the device before they are copied to where lanes read them."""
         self.inputs = GraphInputs(batches, device)
         self.inputs.fill(batches)
         self._generator = torch.cuda.default_generators[device.index or 0]
@@ -63,6 +66,8 @@ class RecordedLanes:
         self._stats: dict[int, LaneStats] = {}
         self.sums = RecordedSums([], [])
         """What the last run left."""
+        self._starts: list[Tensor | None] = []
+        """What backpropagation started from; a graph reads it there at each replay."""
         self.lane_bytes = 0
         """What a lane's forward pass has left in memory for its backward pass."""
 
@@ -92,7 +97,7 @@ class RecordedLanes:
 
     def forget(self) -> None:
         """Let go of what the last run left."""
-        self._stats, self.sums = {}, RecordedSums([], [])
+        self._stats, self.sums, self._starts = {}, RecordedSums([], []), []
 
     def results(self) -> list[Tensor | None]:
         """The losses and gradients of the last run."""
@@ -109,9 +114,11 @@ class RecordedLanes:
                 value, count = engine.terms.combine(self._loss(batch))
             check_loss(value, count)
             self.lane_bytes = max(self.lane_bytes, torch.cuda.memory_allocated() - before)
+            start = gradients.start(value, count)
             with precision.backward():
-                value.backward(gradients.start(value, count))
+                value.backward(start)
         torch.clear_autocast_cache()
+        self._starts.append(start)
         self._stats[batch.lane] = LaneStats(value.detach(), count)
         grads: Grads = [param.grad for param in engine.params]
         self._clear_grads()
@@ -164,10 +171,12 @@ class RecordedStep:
         lands: Whether the update is captured too.
         """
         self._lanes, self._engine, self.values = lanes, engine, values
+        self.is_large = lanes.is_large
         self._lands = lands
         self._is_one = lands and engine.reduction.gradients.is_local
         self._seeds = lanes.draws
         self._landing: torch.cuda.CUDAGraph | None = None
+        self._numbers = Ring(KEPT_STEPS, engine.setup.context.device)
         self._pool = pool
         self._graph = torch.cuda.CUDAGraph()
         for generator in lanes.generators.values():
@@ -229,14 +238,14 @@ class RecordedStep:
         self._stats = stats
         numbers = step_numbers(self._updated, self._totals, stats)
         self._first = sum(_size(value) for value in numbers) - 2 * engine.setup.batch.lane_count
-        self._numbers = _flat(numbers, engine.setup.context.device)
+        self._numbers.write(_flat(numbers, engine.setup.context.device))
         self._grads = [param.grad for param in engine.params]
 
     def _measured(
         self, rates: tuple[float, ...], flags: RankFlags
     ) -> tuple[ReplayedStats, Updated]:
-        """What the replay measured, in memory that the next one leaves alone."""
-        numbers = self._numbers.clone()
+        """What the replay measured, in memory that the next ones leave alone."""
+        numbers = self._numbers.next_row()
         updated = replace(self._updated, rates=rates, numbers=numbers)
         if updated.skipped is not None:
             updated.skipped = numbers[0]
@@ -261,6 +270,29 @@ class RecordedStep:
         finally:
             for group, flag in zip(groups, before, strict=True):
                 group["capturable"] = flag
+
+
+class Ring:
+    """Rows that replays of a graph write one after the other, without the host's help."""
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self._count, self._turn = rows, 0
+        self._at = torch.zeros(1, dtype=torch.int64, device=device)
+        """The row that the next replay writes."""
+        self._rows: tuple[Tensor, ...] = ()
+
+    def write(self, values: Tensor) -> None:
+        """Captured: put these values into the next row."""
+        memory = torch.empty(self._count, len(values), dtype=values.dtype, device=values.device)
+        memory.index_copy_(0, self._at, values.unsqueeze(0))
+        self._at.add_(1).remainder_(self._count)
+        self._rows = memory.unbind()
+
+    def next_row(self) -> Tensor:
+        """The row of the replay that was just started; good until as many others have been."""
+        row = self._rows[self._turn]
+        self._turn = (self._turn + 1) % self._count
+        return row
 
 
 def _size(value: Tensor | float | None) -> int:

@@ -6,16 +6,20 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from samestep.distributed.health.activity import READING, Activity
 from samestep.errors import TaskError
-from samestep.lanes.tree import LaneTree
+from samestep.lanes.tree import merge_order
 from samestep.optim.update import Updated
 from samestep.reduce.stats import LocalStats, begin_reading
 from samestep.step.loss_terms import TermSums
+
+KEPT_STEPS = 256
+"""Steps whose numbers stay on the device. Half of them are read at a time, at least."""
 
 
 @dataclass(slots=True)
@@ -86,7 +90,7 @@ class StepLog:
     def __init__(
         self, every: int, write: Callable[[Sequence[StepRecord]], None], activity: Activity
     ) -> None:
-        self._every = every
+        self._every = min(every, KEPT_STEPS // 2)
         self._write = write
         self._activity = activity
         self._pending: list[_Pending] = []
@@ -199,12 +203,14 @@ def _named_means(terms: TermSums, sums: Sequence[float], count: float) -> dict[s
 
 def _mean_loss(values: Sequence[float]) -> tuple[float, float]:
     """The step's loss per counted thing, summed over the lanes in the tree's order; the count."""
-    if len(values) == 2:
-        loss, total = values
-        return (loss / total if total else 0.0), total
-    tree: LaneTree[float] = LaneTree(lambda left, right: left + right)
-    total = 0.0
-    for lane, (loss, count) in enumerate(zip(values[::2], values[1::2], strict=True)):
-        tree.push(lane, 1, loss)
+    losses, total = list(values[::2]), 0.0
+    for count in values[1::2]:
         total += count
-    return (tree.close() / total if total else 0.0), total
+    for left, right in _additions(len(losses)):
+        losses[left] += losses[right]
+    return (losses[0] / total if total else 0.0), total
+
+
+@lru_cache
+def _additions(lanes: int) -> Sequence[tuple[int, int]]:
+    return tuple(merge_order([(lane, 1) for lane in range(lanes)]))
