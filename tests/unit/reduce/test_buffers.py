@@ -41,6 +41,7 @@ def run_lanes(found: LaneBuffers, *lanes: Callable[[], object]) -> None:
         forward()
         found.leave_lane(lane)
     found.start()
+    found.wait()
     found.finish()
 
 
@@ -54,6 +55,7 @@ def run_step(found: LaneBuffers, buffer: Tensor, changes: dict[int, float]) -> l
         buffer += change
         found.leave_lane(lane)
     found.start()
+    found.wait()
     found.finish()
     return starts
 
@@ -104,6 +106,7 @@ def test_buffers_of_different_types_and_shapes_keep_them() -> None:
             buffer += number + 1
         found.leave_lane(lane)
     found.start()
+    found.wait()
     found.finish()
     assert [buffer.flatten().tolist() for buffer in buffers] == [[1.0] * 6, [2.0], [3.0]]
     assert [buffer.dtype for buffer in buffers] == [torch.float32, torch.float64, torch.float16]
@@ -118,6 +121,7 @@ def test_one_lane_in_all_changes_buffers_in_place() -> None:
         buffer += 1
     found.leave_lane(0)
     found.start()
+    found.wait()
     found.finish()
     assert buffer.item() == 2.0
 
@@ -224,6 +228,68 @@ def test_from_infinity_lanes_values_count() -> None:
     smallest = torch.full((1,), float("inf"))
     run_lanes(buffers_of([smallest], 2), lambda: smallest.fill_(2.0), lambda: smallest.fill_(4.0))
     assert smallest.item() == 3.0
+
+
+# Lanes that are recorded
+
+
+def record_lanes(found: LaneBuffers, lanes: dict[int, Callable[[], object]]) -> None:
+    """A step whose lanes do not see each other, as if they ran side by side."""
+    found.begin_step()
+    for lane, forward in lanes.items():
+        with found.beside_others(lane):
+            forward()
+    found.record()
+    found.start_recorded()
+    found.wait()
+    found.finish()
+
+
+@pytest.mark.parametrize("missing", [(), (0,), (1, 4), (0, 1, 2, 3)])
+def test_recorded_lanes_give_the_bits_of_lanes_one_after_the_other(
+    missing: tuple[int, ...],
+) -> None:
+    torch.manual_seed(0)
+    start = {
+        "mean": torch.randn(3), "low": torch.randn(2).bfloat16(), "turn": torch.randn(2).cfloat(),
+        "count": torch.tensor(7), "flag": torch.tensor([False, True]), "limit": torch.tensor(-torch.inf),
+    }  # fmt: skip
+    eager, recorded = (Holder(**{n: b.clone() for n, b in start.items()}) for _ in range(2))
+    again = recorded.mean
+    recorded.alias = nn.Module()
+    recorded.alias.register_buffer("mean", again, persistent=False)
+
+    def forward(module: Holder, lane: int) -> None:
+        module.mean.mul_(0.9).add_(0.1 * lane)
+        module.low += lane / 3
+        module.turn = module.turn * (1 + 0.1j * lane)  # another tensor in its place
+        module.count += 3 * lane + 1
+        module.flag |= torch.tensor([lane == 3, False])
+        module.limit.fill_(max(float(module.limit), lane))
+
+    lanes = [lane for lane in range(6) if lane not in missing]
+    found, other = joined(eager, 6), joined(recorded, 6)
+    for _ in range(3):
+        found.begin_step()
+        for lane in lanes:
+            found.enter_lane()
+            forward(eager, lane)
+            found.leave_lane(lane)
+        found.start()
+        found.wait()
+        found.finish()
+        record_lanes(other, {lane: lambda lane=lane: forward(recorded, lane) for lane in lanes})
+    for name, buffer in eager.named_buffers():
+        assert torch.equal(buffer, recorded.get_buffer(name)), name
+    assert recorded.mean is again
+    assert recorded.alias.mean is again
+
+
+def test_values_that_come_by_way_of_the_host_keep_lanes_from_being_recorded() -> None:
+    module = declared({"seen": "last"}, seen=torch.zeros(1))
+    assert "buffer seen takes lanes' values" in (joined(module).why_not_recorded or "")
+    assert joined(module, lanes=1).why_not_recorded is None
+    assert buffers_of([torch.zeros(1)]).why_not_recorded is None
 
 
 # Other tensors in a buffer's place
@@ -395,6 +461,7 @@ def test_an_assigned_buffer_may_be_needed_by_backward(lanes: int) -> None:
         found.leave_lane(lane)
         loss.backward()
     found.start()
+    found.wait()
     found.finish()
     assert module.m.tolist() == [0.5, 0.5]
 

@@ -12,7 +12,15 @@ from torch.nn import Parameter
 from samestep.errors import TaskError
 from samestep.lanes.tree import LaneTree
 from samestep.optim.loss_scale import CheckedScaling
-from samestep.reduce.gradients import GradientSum, LaneBucket, LaneSum, OneLaneSum, copied
+from samestep.reduce.gradients import (
+    GradientSum,
+    Grads,
+    LaneBucket,
+    LaneSum,
+    OneLaneSum,
+    RecordedSums,
+    add_grads,
+)
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import NO_FLAGS, LaneStats, LocalStats
 
@@ -43,11 +51,10 @@ def backward(
 # -- several lanes --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("keeps_places", [False, True])
-def test_lanes_are_added_in_the_trees_order_and_divided_once(keeps_places: bool) -> None:
+def test_lanes_are_added_in_the_trees_order_and_divided_once() -> None:
     named = params(1.0)
     numbers = [1e8, 1.0, -1e8, 3.0, 0.125]
-    found = LaneSum(named, range(5), False, Scaling(), keeps_places)
+    found = LaneSum(named, range(5), False, Scaling())
     tree: LaneTree[Tensor] = LaneTree(lambda left, right: left + right)
     found.begin(ragged=False)
     for lane, number in enumerate(numbers):
@@ -106,10 +113,9 @@ def test_a_parameter_that_drops_out_is_refused_too() -> None:
         backward(found, named, 2, None, 1.0)
 
 
-@pytest.mark.parametrize("keeps_places", [False, True])
-def test_with_unused_parameters_each_lane_counts_for_what_it_used(keeps_places: bool) -> None:
+def test_with_unused_parameters_each_lane_counts_for_what_it_used() -> None:
     named = params(1.0, 1.0, 1.0)
-    found = LaneSum(named, range(4), True, Scaling(), keeps_places)
+    found = LaneSum(named, range(4), True, Scaling())
     found.begin(ragged=False)
     backward(found, named, 0, 1.0, None, None)
     backward(found, named, 1, 2.0, 4.0, None)
@@ -118,35 +124,23 @@ def test_with_unused_parameters_each_lane_counts_for_what_it_used(keeps_places: 
     assert grads(named) == [[0.75], [3.0], None]
 
 
-def test_kept_places_hold_the_sum_of_every_step() -> None:
-    named = params(1.0)
-    found = LaneSum(named, range(3), False, Scaling(), keeps_places=True)
-    places = set()
-    for factor in (1.0, 5.0):
-        found.begin(ragged=False)
-        for lane in range(3):
-            named[0][1].grad = torch.full((1,), factor)
-            found.take(lane, last=lane == 2)
-        found.finish(stats(1.0, 1.0, 1.0))
-        assert named[0][1].grad is not None
-        assert named[0][1].grad.item() == pytest.approx(factor)
-        places.add(named[0][1].grad.data_ptr())
-    assert len(places) == 1
-
-
-def test_a_graphs_own_memory_is_not_added_to() -> None:
-    """A replay overwrites it; what was added there would be lost or counted twice."""
-    named = params(1.0)
-    memory = torch.zeros(1)
-    found = LaneSum(named, range(2), False, Scaling(), keeps_places=True)
-    found.begin(ragged=False)
-    for lane, value in enumerate((3.0, 4.0)):
-        memory.fill_(value)
-        named[0][1].grad = memory
-        found.take(lane, last=lane == 1)
-    found.finish(stats(1.0, 1.0))
-    assert grads(named) == [[3.5]]
-    assert memory.item() == 4.0
+@pytest.mark.parametrize("lanes", [1, 3, 4, 5])
+def test_sums_of_recorded_lanes_give_the_bits_of_their_backward_passes(lanes: int) -> None:
+    numbers = [1e8, 1.0, -1e8, 3.0, 0.125][:lanes]
+    eager, recorded = params(1.0), params(1.0)
+    by_backward = LaneSum(eager, range(lanes), False, Scaling())
+    by_backward.begin(ragged=False)
+    for lane, number in enumerate(numbers):
+        backward(by_backward, eager, lane, number)
+    by_backward.finish(stats(*[2.0] * lanes))
+    tree: LaneTree[Grads] = LaneTree(add_grads)
+    for lane, number in enumerate(numbers):
+        tree.push(lane, 1, [torch.tensor([number])])
+    replayed = LaneSum(recorded, range(lanes), False, Scaling())
+    measured = [LaneStats(1.0, 2.0)] * lanes
+    found = replayed.share_recorded(RecordedSums(tree.nodes, measured), NO_FLAGS)
+    replayed.finish(found)
+    assert grads(recorded) == grads(eager)
 
 
 # -- one lane -------------------------------------------------------------------------------------
@@ -156,7 +150,6 @@ def test_a_graphs_own_memory_is_not_added_to() -> None:
 def test_one_lane_is_divided_before_its_backward_pass(count: Any) -> None:
     named = params(1.0)
     found = OneLaneSum(named, Scaling())
-    assert found.is_final_after_backward
     found.begin(ragged=False)
     found.backward(named[0][1].sum() * 6, count, 0, last=True)
     assert grads(named) == [[1.5]]
@@ -185,29 +178,12 @@ def test_a_checked_lane_is_final_only_after_the_check() -> None:
     named = params(1.0)
     scaling = CheckedScaling(CPU)
     found = OneLaneSum(named, scaling)
-    assert not found.is_final_after_backward
     for value, bad in ((6.0, 0.0), (float("inf"), 1.0)):
         scaling.begin()
         found.begin(ragged=False)
         found.backward(named[0][1].sum() * value, 4.0, 0, last=True)
         found.finish(stats(4.0))
         assert scaling.found.item() == bad
-
-
-def test_gradients_are_left_where_a_graph_looks_for_them() -> None:
-    named = params(1.0)
-    found = OneLaneSum(named, Scaling())
-    place = torch.zeros(1)
-    found.move_to([place])
-    found.begin(ragged=False)
-    found.backward(named[0][1].sum() * 6, 2.0, 0, last=True)
-    assert named[0][1].grad is place
-    assert place.item() == 3.0
-
-
-def test_several_lanes_cannot_be_moved() -> None:
-    with pytest.raises(AssertionError, match="LaneSum has more than one lane"):
-        LaneSum(params(1.0), range(2), False, Scaling()).move_to([None])
 
 
 # -- parts ----------------------------------------------------------------------------------------
@@ -227,13 +203,3 @@ def test_a_bucket_of_some_lanes_gives_one_sum_for_each_block_of_the_tree() -> No
 def test_a_bucket_with_no_lane_at_all_gives_nothing_for_each_block() -> None:
     bucket = LaneBucket(["p0"], [params(1.0)[0][1]], range(1, 4))
     assert bucket.close() == [[None], [None]]
-
-
-def test_copies_are_made_where_there_is_a_place_and_no_gradient_stays_none() -> None:
-    place, grad = torch.zeros(2), torch.ones(2)
-    found = copied([grad, grad * 2, None, None], [place, None, place, None])
-    assert found[0] is place
-    assert place.tolist() == [1, 1]
-    assert found[1] is not None
-    assert found[1].tolist() == [2, 2]
-    assert found[2:] == [None, None]

@@ -126,11 +126,11 @@ def test_a_graph_that_was_requested_is_refused_on_a_cpu() -> None:
         prepared(speed={"graph": True})
 
 
-def test_a_graph_by_choice_trains_without_one_on_a_cpu_and_reports_why(
+def test_by_default_a_cpu_trains_without_graphs_and_without_a_word(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert type(prepared(speed={"graph": "auto"}).runner) is WholeLanes
-    assert "speed.graph: auto: no CUDA graphs, since" in capsys.readouterr().err
+    assert type(prepared().runner) is WholeLanes
+    assert "graph" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from torch.optim import SGD, AdamW
 from samestep.config import load_config
 from samestep.data.batch import LaneBatch
 from samestep.errors import GraphError
-from samestep.step.captures import _CapturedBatch, _close, _equal
-from samestep.step.graphs import why_no_graph
+from samestep.step.graphs import why_no_graph, why_no_update
+from samestep.step.recorded_step import _CapturedBatch, _close, _equal
 
 GPU = torch.device("cuda", 0)
 PARAMS = [nn.Parameter(torch.ones(2))]
@@ -26,8 +26,8 @@ PARAMS = [nn.Parameter(torch.ones(2))]
         ({"same": "rounding"}, GPU, AdamW(PARAMS, fused=True), "uses DistributedDataParallel"),
         ({"memory": {"lane_split": 2}}, GPU, AdamW(PARAMS, fused=True), "memory.lane_split"),
         ({"memory": {"checkpoint": ["a"]}}, GPU, AdamW(PARAMS, fused=True), "memory.checkpoint"),
-        ({}, GPU, AdamW(PARAMS), "make it AdamW(..., fused=True)"),
-        ({}, GPU, SGD(PARAMS, lr=0.1), "make it SGD(..., fused=True)"),
+        ({"speed": {"graph": True}}, GPU, AdamW(PARAMS), "make it AdamW(..., fused=True)"),
+        ({}, GPU, AdamW(PARAMS), None),
         ({}, GPU, AdamW(PARAMS, fused=True), None),
     ],
 )
@@ -39,12 +39,18 @@ def test_what_keeps_a_run_from_graphs_is_named(
     assert why is None if words is None else words in (why or "")
 
 
+def test_an_optimizer_that_reads_its_rate_on_the_host_updates_without_a_graph() -> None:
+    assert "make it SGD(..., fused=True)" in (why_no_update([SGD(PARAMS, lr=0.1)]) or "")
+    assert why_no_update([AdamW(PARAMS, fused=True)]) is None
+
+
 def test_a_recorded_batch_has_a_size_and_no_samples() -> None:
     batch = _CapturedBatch(3, (torch.zeros(2), torch.ones(2)), (7, 8))
     assert isinstance(batch, LaneBatch)
     assert len(batch) == 2
     assert torch.equal(batch.y, torch.ones(2))
-    for name in ("ids", "lane"):
+    assert batch.lane == 3, "every lane is recorded by itself"
+    for name in ("ids", "step", "epoch"):
         with pytest.raises(GraphError, match=f"reads batch.{name}"):
             getattr(batch, name)
 

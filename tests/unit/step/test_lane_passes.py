@@ -12,8 +12,8 @@ from torch.optim import SGD
 from samestep.data.batch import LaneBatch, Position
 from samestep.errors import NonFiniteLoss, StepError, TaskError
 from samestep.lanes.rng import BETWEEN, MODEL
-from samestep.optim.update import Change
-from samestep.reduce.stats import LaneStats, RankFlags
+from samestep.reduce.gradients import Grads, RecordedSums
+from samestep.reduce.stats import NO_FLAGS, LaneStats, RankFlags
 from samestep.step.lane_passes import LanePasses, LossFunction, check_loss
 from samestep.step.whole_lanes import WholeLanes
 from tests.unit.step.engines import LR, Steps, inputs, linear, output_sum, setup_of
@@ -55,9 +55,8 @@ def test_a_second_backward_for_a_lane_is_refused_by_its_number() -> None:
 def test_a_second_update_is_refused_by_its_step() -> None:
     steps = Steps()
     passes = steps.first_passes()
-    passes.run(output_sum(steps.model))
     assert not passes.updated
-    passes.update()
+    passes.train(output_sum(steps.model))
     assert passes.updated
     with pytest.raises(StepError, match="step 0 was already updated"):
         passes.update()
@@ -101,11 +100,10 @@ def test_a_frozen_parameter_that_gets_a_gradient_is_refused_by_name() -> None:
     steps = Steps(model)
     passes = steps.first_passes()
     model[1].weight.requires_grad_(True)
-    passes.run(output_sum(model))
     with pytest.raises(
         StepError, match=r"parameter 1\.weight was frozen when the run was prepared"
     ):
-        passes.update()
+        passes.train(output_sum(model))
 
 
 # -- reading --------------------------------------------------------------------------------------
@@ -129,8 +127,7 @@ def test_every_batch_is_reported_once_and_in_order() -> None:
     )
     for passes in steps.passes(2):
         list(passes.lanes())
-        passes.run(output_sum(steps.model))
-        passes.update()
+        passes.train(output_sum(steps.model))
     assert seen == [(0, 0, (0, 1)), (0, 1, (2, 3)), (1, 0, (4, 5)), (1, 1, (6, 7))]
 
 
@@ -154,8 +151,7 @@ def test_flags_are_sent_once_in_a_step() -> None:
 
     steps = Steps(engine={"flags": flags})
     for number, passes in enumerate(steps.passes(2), start=1):
-        passes.run(output_sum(steps.model))
-        passes.update()
+        passes.train(output_sum(steps.model))
         assert [rank.flag for rank in passes.stats.flags()()] == [number]
     assert len(calls) == 2
 
@@ -164,10 +160,9 @@ def test_lanes_that_are_empty_count_nothing_and_keep_their_place() -> None:
     steps = Steps(samples=5)
     data = next(steps.source.steps(Position(1), None))
     passes = LanePasses(steps.engine, data)
-    passes.run(lambda batch: (2 * steps.model(batch.x).sum(), 3.0))
     loss = 2 * steps.model(inputs(5)[4]).item()
+    passes.train(lambda batch: (2 * steps.model(batch.x).sum(), 3.0))
     assert [float(value) for value in passes.stats.values()] == [loss, 3.0, *[0.0] * 6]
-    passes.update()
     assert torch.allclose(steps.model.weight[0], 0.25 - LR * 2 * inputs(5)[4] / 3)
 
 
@@ -199,10 +194,7 @@ def test_a_lanes_draws_follow_from_the_step_and_the_lane_alone() -> None:
 def test_draws_after_the_lanes_do_not_depend_on_the_last_lane(runs: str) -> None:
     steps = Steps()
     passes = steps.first_passes()
-    if runs == "lanes":
-        list(passes.lanes())
-    else:
-        passes.run(output_sum(steps.model))
+    list(passes.lanes() if runs == "lanes" else passes.enter_lanes())
     found = torch.rand(())
     setup_of().rng.enter(BETWEEN, at=(0,))
     assert torch.equal(found, torch.rand(()))
@@ -221,65 +213,63 @@ def test_a_loop_that_draws_nothing_between_lanes_is_not_seeded_there() -> None:
 # -- runners --------------------------------------------------------------------------------------
 
 
-class Recording(WholeLanes):
+class Noting(WholeLanes):
     """A runner that notes its calls."""
 
     def __init__(self) -> None:
         super().__init__(setup_of().precision)
         self.calls: list[Any] = []
 
-    def before_lanes(self, passes: LanePasses, loss: LossFunction) -> None:
-        self.calls.append(("before", passes.data.index))
+    def run_step(self, passes: LanePasses, loss: LossFunction) -> None:
+        self.calls.append(("step", passes.data.index))
+        super().run_step(passes, loss)
 
     def run_lane(self, passes: LanePasses, batch: LaneBatch, loss: LossFunction) -> None:
         self.calls.append((batch.lane, batch.ids))
         super().run_lane(passes, batch, loss)
 
-    def run_update(self, change: Change) -> Tensor | None:
-        self.calls.append("update")
-        return super().run_update(change)
 
-
-def test_a_runner_gets_the_lanes_in_order_between_its_first_and_last_call() -> None:
-    runner = Recording()
+def test_a_runner_gets_the_lanes_in_order() -> None:
+    runner = Noting()
     steps = Steps(samples=6, lanes=2, runner=runner)
     for passes in steps.passes(2):
-        passes.run(output_sum(steps.model))
-        passes.update()
+        passes.train(output_sum(steps.model))
+        assert passes.updated
     assert runner.calls == [
-        ("before", 0), (0, (0, 1)), (1, (2, 3)), "update",
-        ("before", 1), (0, (4, 5)), "update",
+        ("step", 0), (0, (0, 1)), (1, (2, 3)),
+        ("step", 1), (0, (4, 5)),
     ]  # fmt: skip
 
 
-class Elsewhere(Recording):
-    """A runner that hands in gradients which it computed itself, as a CUDA graph does."""
+class Elsewhere(Noting):
+    """A runner whose lanes leave sums and losses that it hands in, as a CUDA graph does."""
 
-    hands_in = True
+    def run_step(self, passes: LanePasses, loss: LossFunction) -> None:
+        engine, reduction = passes.engine, passes.engine.reduction
+        batches = [passes.on_device(batch) for batch in passes.read_lanes()]
+        rates = engine.update.begin(passes.data.index)
+        engine.begin_lanes()
+        lanes = [LaneStats(torch.tensor(1.0), len(batch)) for batch in batches]
+        total: Grads = [sum((b.x.sum(0, keepdim=True) for b in batches), torch.zeros(()))]
+        stats = reduction.gradients.share_recorded(RecordedSums([total], lanes), NO_FLAGS)
+        reduction.gradients.exchange()
+        reduction.gradients.finish(stats)
+        updated = engine.update.change(stats, rates)
+        engine.update.end(passes.data.index, stats, updated)
+        passes.close(stats, updated, None)
 
-    def run_lane(self, passes: LanePasses, batch: LaneBatch, loss: LossFunction) -> None:
-        grads = [passes.on_device(batch).x.sum(0, keepdim=True)] if self.hands_in else None
-        passes.took_backward(LaneStats(torch.tensor(1.0), len(batch)), grads)
 
-
-def test_gradients_computed_elsewhere_count_as_if_backward_had_run() -> None:
-    steps = Steps(lanes=2, runner=Elsewhere())
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_sums_of_lanes_that_ran_elsewhere_count_as_if_backward_had_run(lanes: int) -> None:
+    steps = Steps(lanes=lanes, runner=Elsewhere())
     passes = steps.first_passes()
-    passes.run(output_sum(steps.model))
-    passes.update()
-    assert torch.allclose(steps.model.weight[0], 0.25 - LR * inputs(8)[:4].mean(0))
-    assert (steps.records[0].loss, steps.records[0].count) == (0.5, 4)
-
-
-def test_weights_that_were_already_changed_elsewhere_leave_only_the_stats() -> None:
-    runner = Elsewhere()
-    runner.hands_in = False
-    steps = Steps(lanes=1, runner=runner)
-    passes = steps.first_passes()
-    steps.model.weight.grad = None
-    passes.run(output_sum(steps.model))
-    assert steps.model.weight.grad is None
-    assert passes.stats.count() == 4
+    passes.train(output_sum(steps.model))
+    # One lane is divided by its count before its backward pass, not after it.
+    mean = inputs(8)[:4].mean(0) if lanes == 2 else inputs(8)[:4].sum(0)
+    assert torch.allclose(steps.model.weight[0], 0.25 - LR * mean)
+    assert (steps.records[0].loss, steps.records[0].count) == (0.25 * lanes, 4)
+    with pytest.raises(StepError, match="already updated"):
+        passes.update()
 
 
 # -- pieces ---------------------------------------------------------------------------------------
@@ -347,8 +337,7 @@ def test_buffers_of_a_step_are_the_mean_over_its_lanes() -> None:
     model = nn.BatchNorm1d(2, momentum=0.5)
     steps = Steps(objects=[model, SGD(model.parameters(), lr=0.0)], lanes=2)
     passes = steps.first_passes()
-    passes.run(output_sum(model))
-    passes.update()
+    passes.train(output_sum(model))
     lanes = inputs(8)[:4].view(2, 2, 2)
     assert torch.allclose(model.running_mean, 0.5 * lanes.mean(1).mean(0))
     assert model.num_batches_tracked == 1
