@@ -1,8 +1,8 @@
 """Contestants of peers.py and lanes.py: the loop by hand, a bare CUDA graph, and samestep.
 
-All run in one process, whose settings of torch samestep changes while a run is open: it chooses
-deterministic kernels. `KeepingSettings` gives each contestant its own in its turns, so that the loop
-by hand is measured as people run it.
+All run in one process, and samestep changes its settings of torch while a run is open: it chooses
+deterministic kernels. `KeepingSettings` gives each contestant its own in its turns, so that the
+loop by hand is measured as people run it.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class KeepingSettings:
 def allow_deterministic_products() -> None:
     """To be called before the first matrix product, with which torch reads this variable for good.
 
-    On Hopper it is the workspace that torch takes anyway; other GPUs get a larger one than by default.
+    On Hopper it is the workspace that torch takes anyway; other GPUs get a larger one.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 

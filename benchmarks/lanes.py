@@ -1,18 +1,19 @@
 """What lanes cost on a GPU: eager, as CUDA graphs, one after the other and side by side.
 
-    python benchmarks/lanes.py [--workload mlp|conv|gpt|gpt-large|all] [--contestants a,b] [--rounds N]
-                               [--log-every N] [--device cpu|cuda] [--quick] [--json FILE]
+    python benchmarks/lanes.py [--workload mlp|conv|gpt|gpt-large|all] [--contestants a,b]
+                               [--rounds N] [--log-every N] [--device cpu|cuda] [--quick]
+                               [--json FILE]
 
-All train on the same batches, as in peers.py, in one process and in turns: the hand-written loop with the
-whole batch at once, a bare CUDA graph of that (the lower limit for one lane), and samestep with one lane,
-with the 8 lanes of its defaults, and with 8 lanes at every width of `speed.parallel_lanes`. The hand-written
-loop and the bare graph have torch's default settings in their turns, samestep's runs the deterministic
-kernels of `same: bits`.
+All train on the same batches, as in peers.py, in one process and in turns: the hand-written loop
+with the whole batch at once, a bare CUDA graph of that (the lower limit for one lane), and samestep
+with one lane, with the 8 lanes of its defaults, and with 8 lanes at every width of
+`speed.parallel_lanes`. The hand-written loop and the bare graph have torch's default settings in
+their turns, samestep has the deterministic kernels of `same: bits`.
 
-Neither a graph nor lanes side by side may change a bit: after the first round, all of samestep's with as
-many lanes must have one hash of the weights; otherwise the exit status is 1. So it is if one trained something
-else than the hand-written loop (not checked with BatchNorm, whose lanes are another model). The goals are for
-an H200.
+Neither a graph nor lanes side by side may change a bit: after the first round, all of samestep with
+as many lanes must have one hash of the weights; otherwise the exit status is 1. So it is if one
+trained something else than the hand-written loop (not checked with BatchNorm, whose lanes are
+another model). The goals are for an H200; a missed one does not change the exit status.
 
 `--log-every 1000000` shows the bare loops, in which nobody reads a loss. `--quick` runs tiny models.
 """
