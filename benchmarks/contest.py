@@ -1,8 +1,9 @@
-"""The comparison of peers.py: two workloads, and what every contestant gets of them.
+"""The comparison of peers.py and lanes.py: workloads, and what every contestant gets of them.
 
-An MLP of 4 layers, 256 wide, at batch 128 in fp32; and a GPT of 12 layers, 768 wide, at 16x512
-tokens in bf16 by autocast, with torch's scaled_dot_product_attention, a vocabulary of 8192 and a
-separate head (not tied to the embedding). Both can be learned, so that the losses show whether all
+An MLP of 4 layers, 256 wide, at batch 128 in fp32; a residual network of convolutions and BatchNorm
+at 256 images; and a GPT of 12 layers, 768 wide, at 16x512 tokens and at 128x512, with torch's
+scaled_dot_product_attention, a vocabulary of 8192 and a separate head (not tied to the embedding);
+the latter two in bf16 by autocast. All can be learned, so that the losses show whether all
 contestants trained the same.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -118,6 +119,61 @@ class GPT(nn.Module):
         return logits
 
 
+class ResidualBlock(nn.Module):
+    """Two convolutions with BatchNorm, and a way around them."""
+
+    def __init__(self, inward: int, outward: int, stride: int) -> None:
+        super().__init__()
+        self.convolutions = nn.Sequential(
+            *normed_convolution(inward, outward, stride), nn.ReLU(),
+            *normed_convolution(outward, outward),
+        )  # fmt: skip
+        same = inward == outward and stride == 1
+        around = () if same else normed_convolution(inward, outward, stride, kernel=1)
+        self.around = nn.Sequential(*around)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return F.relu(self.convolutions(hidden) + self.around(hidden))
+
+
+def normed_convolution(
+    inward: int, outward: int, stride: int = 1, kernel: int = 3
+) -> tuple[nn.Module, nn.Module]:
+    convolution = nn.Conv2d(inward, outward, kernel, stride, padding=kernel // 2, bias=False)
+    return convolution, nn.BatchNorm2d(outward)
+
+
+class ConvNet(nn.Module):
+    """A residual network for small images; with stages of 64, 128, 256, 512: ResNet-18."""
+
+    def __init__(self, stages: Sequence[int], classes: int = 10) -> None:
+        super().__init__()
+        blocks: list[nn.Module] = [*normed_convolution(3, stages[0]), nn.ReLU()]
+        before = stages[0]
+        for number, width in enumerate(stages):
+            blocks.append(ResidualBlock(before, width, stride=1 if number == 0 else 2))
+            blocks.append(ResidualBlock(width, width, stride=1))
+            before = width
+        self.blocks, self.head = nn.Sequential(*blocks), nn.Linear(before, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        # torch's pooling to one pixel has no deterministic backward pass on GPUs; a mean has.
+        logits: Tensor = self.head(self.blocks(images).mean((2, 3)))
+        return logits
+
+
+@dataclass(frozen=True)
+class Goals:
+    """The most that a step of samestep may take, as ratios."""
+
+    default: float
+    """With everything default (8 lanes), to the hand-written loop."""
+    graph: float
+    """With one lane as a CUDA graph, to the bare graph."""
+    eager: float
+    """With one lane without a graph, to the hand-written loop."""
+
+
 @dataclass(frozen=True)
 class Workload:
     """A model with its data."""
@@ -129,15 +185,19 @@ class Workload:
     epoch_steps: int
     precision: str
     rate: float
-    graph_goal: float
+    goals: Goals
     network: Callable[[float], nn.Module]
     """Takes the dropout probability."""
     data: Callable[[int], HostData]
     """Takes the number of samples."""
+    together: int = 100
+    """How many contestants of samestep fit into one GPU's memory, besides those by hand."""
+    comparable: bool = True
+    """Whether lanes have the losses of the whole batch: BatchNorm normalizes each by itself."""
 
 
 def workload_of(key: str, quick: bool) -> Workload:
-    return mlp_workload(quick) if key == "mlp" else gpt_workload(quick)
+    return WORKLOADS[key](quick)
 
 
 def mlp_workload(quick: bool) -> Workload:
@@ -147,13 +207,36 @@ def mlp_workload(quick: bool) -> Workload:
 
     return Workload(
         "MLP 4x256, batch 128, fp32", 128, 10 if quick else 200, 25 if quick else 400,
-        "fp32", 1e-3, 1.15, lambda dropout: mlp(4, 256), vectors,
+        "fp32", 1e-3, Goals(0.15, 1.05, 1.03), lambda dropout: mlp(4, 256), vectors,
+    )  # fmt: skip
+
+
+def conv_workload(quick: bool) -> Workload:
+    stages, batch, side = ((4, 8), 16, 8) if quick else ((64, 128, 256, 512), 256, 32)
+
+    def images(samples: int) -> HostData:
+        x = torch.randn(samples, 3, side, side)
+        return HostData(x, (x.flatten(1)[:, :64] @ torch.randn(64, 10)).argmax(1))
+
+    return Workload(
+        f"conv + BatchNorm {'-'.join(map(str, stages))}, {batch} images, bf16", batch,
+        10 if quick else 20, 25 if quick else 60, "bf16", 1e-3, Goals(0.70, 1.02, 1.02),
+        lambda dropout: ConvNet(stages), images, comparable=False,
     )  # fmt: skip
 
 
 def gpt_workload(quick: bool) -> Workload:
-    size = GPTSize(2, 16, 2, 2, 8, 64) if quick else GPTSize(12, 768, 12, 16, 512, 8192)
+    return sized_gpt(GPTSize(2, 16, 2, 8, 8, 64) if quick else GPTSize(12, 768, 12, 16, 512, 8192))
 
+
+def large_gpt_workload(quick: bool) -> Workload:
+    """The same model with so large a batch that an eighth of it fills the GPU."""
+    size = GPTSize(2, 16, 2, 16, 8, 64) if quick else GPTSize(12, 768, 12, 128, 512, 8192)
+    # A graph keeps the memory of its activations: all contestants at once would need too much.
+    return replace(sized_gpt(size), goals=Goals(1.06, 1.02, 1.01), epoch_steps=25, together=2)
+
+
+def sized_gpt(size: GPTSize) -> Workload:
     def texts(samples: int) -> HostData:
         # Low numbers are more frequent than high ones, which a model can learn quickly.
         text = (torch.rand(samples, size.tokens + 1) ** 4 * size.vocabulary).long()
@@ -161,9 +244,17 @@ def gpt_workload(quick: bool) -> Workload:
 
     return Workload(
         f"GPT {size.layers}x{size.width}, {size.batch}x{size.tokens} tokens, bf16", size.batch,
-        10, 25 if quick else 400, "bf16", 3e-4, 1.03, lambda dropout: GPT(size, dropout),
-        texts,
+        10, 400 if size.layers > 2 else 25, "bf16", 3e-4, Goals(1.25, 1.02, 1.02),
+        lambda dropout: GPT(size, dropout), texts,
     )  # fmt: skip
+
+
+WORKLOADS: dict[str, Callable[[bool], Workload]] = {
+    "mlp": mlp_workload,
+    "conv": conv_workload,
+    "gpt": gpt_workload,
+    "gpt-large": large_gpt_workload,
+}
 
 
 @dataclass(frozen=True)
@@ -175,6 +266,7 @@ class Contest:
     fused: bool
     dataset: HostData
     initial: nn.Module
+    log_every: int
 
     def model(self) -> nn.Module:
         return deepcopy(self.initial).to(self.device)
@@ -201,7 +293,14 @@ class Contest:
         return self.device.type == "cuda"
 
 
-def open_contest(workload: Workload, device: torch.device, fused: bool, dropout: float) -> Contest:
+def open_contest(
+    workload: Workload,
+    device: torch.device,
+    fused: bool = True,
+    dropout: float = 0.0,
+    log_every: int = LOG_EVERY,
+) -> Contest:
     torch.manual_seed(SEED)
     dataset = workload.data(workload.batch * workload.epoch_steps)
-    return Contest(workload, device, fused, dataset, Learner(workload.network(dropout)))
+    initial = Learner(workload.network(dropout))
+    return Contest(workload, device, fused, dataset, initial, log_every)

@@ -1,4 +1,4 @@
-"""The contest of benchmarks/peers.py: it runs, takes turns, and sees who trains something else."""
+"""The contests of benchmarks/: they run, take turns, and see who trains something else."""
 
 from __future__ import annotations
 
@@ -23,9 +23,17 @@ def peers(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def in_thread(peers: Any) -> Iterator[Callable[..., Any]]:
+def lanes(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return __import__("lanes")
+
+
+@pytest.fixture
+def in_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    measuring = __import__("measuring")
     with ExitStack() as stack:
-        yield lambda train: peers.InThread(train, stack)
+        yield lambda train: measuring.InThread(train, stack)
 
 
 def test_peers_runs_and_writes_what_it_measured(tmp_path: Path) -> None:
@@ -33,7 +41,7 @@ def test_peers_runs_and_writes_what_it_measured(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             sys.executable, str(BENCHMARKS / "peers.py"), "--quick", "--device", "cpu",
-            "--workload", "mlp", "--contestants", "hand-written,samestep,bare-graph",
+            "--workload", "mlp", "--contestants", "samestep,samestep-default,bare-graph",
             "--rounds", "2", "--json", str(answer),
         ],
         capture_output=True, text=True, timeout=300, check=False,
@@ -43,7 +51,9 @@ def test_peers_runs_and_writes_what_it_measured(tmp_path: Path) -> None:
     found = json.loads(answer.read_text(encoding="utf-8"))
     assert found["left_out"] == {"bare-graph": "needs a GPU"}
     rows = {row["contestant"]: row for row in found["results"]}
-    assert list(rows) == ["hand-written", "hand-written, in a thread", "samestep"]
+    assert list(rows) == [
+        "hand-written", "hand-written, in a thread", "samestep", "samestep-default",
+    ]  # fmt: skip
     assert all(row["milliseconds"] > 0 and row["rounds"] == 2 for row in rows.values())
     reference = rows["hand-written"]
     assert reference["loss"] < reference["loss_before"] - 0.05
@@ -68,6 +78,91 @@ def test_a_contestant_that_trains_something_else_is_named(peers: Any) -> None:
     assert results[-1].apart == pytest.approx(0.02)
     assert "unfair trained something else" in "".join(peers.notes_on(results, {}))
     assert not peers.disagreeing(peers.results_of(contest, spent, reached, drops=True))
+
+
+def test_lanes_runs_and_compares_bits(tmp_path: Path) -> None:
+    answer = tmp_path / "lanes.json"
+    done = subprocess.run(
+        [
+            sys.executable, str(BENCHMARKS / "lanes.py"), "--quick", "--device", "cpu",
+            "--workload", "conv", "--contestants", "default,8-eager,8-graph-4",
+            "--rounds", "1", "--log-every", "7", "--json", str(answer),
+        ],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "8 lane(s): one hash for default, 8-eager" in done.stdout
+    found = json.loads(answer.read_text(encoding="utf-8"))
+    assert found["left_out"] == {"bare-graph": "needs a GPU", "8-graph-4": "needs a GPU"}
+    assert found["machine"]["log_every"] == 7
+    rows = {row["contestant"]: row for row in found["results"]}
+    assert list(rows) == ["hand-written", "hand-written, again", "default", "8-eager"]
+    assert all(row["milliseconds"] > 0 and row["rounds"] == 1 for row in rows.values())
+    assert rows["default"]["lanes"] == rows["8-eager"]["lanes"] == 8
+    assert rows["default"]["weights"] == rows["8-eager"]["weights"]
+    assert rows["default"]["weights"] != rows["hand-written"]["weights"]
+
+
+def test_lanes_names_other_bits_and_missed_goals(lanes: Any) -> None:
+    workload = lanes.workload_of("mlp", quick=True)
+    # Only its name matters here: there are goals on GPUs only, and nothing is computed.
+    contest = lanes.open_contest(workload, torch.device("cuda"))
+    start = 2.3
+    names = ["hand-written", "bare-graph", "default", "1-eager", "1-graph", "8-graph-2"]
+    seconds = dict(zip(names, [10.0, 1.0, 1.4, 10.5, 1.04, 1.4], strict=True))
+    spent = {name: torch.full((2, 2), value).double() for name, value in seconds.items()}
+    same = {name: lanes.Learned(start - 1, "a") for name in names}
+    results = lanes.results_of(contest, spent, same, start)
+    assert {r.contestant: r.met for r in results if r.goal} == {
+        "default": True, "1-eager": False, "1-graph": True,
+    }  # fmt: skip
+    assert lanes.is_sound(results)
+
+    other = {**same, "8-graph-2": lanes.Learned(start - 1, "b")}
+    results = lanes.results_of(contest, spent, other, start)
+    assert not lanes.is_sound(results)
+    assert "8 lane(s): not the same bits:[/] default a, 8-graph-2 b" in str(
+        lanes.notes_on(results, {})
+    )
+    unfair = {**same, "default": lanes.Learned(start - 0.9, "a")}
+    results = lanes.results_of(contest, spent, unfair, start)
+    assert not lanes.is_sound(results)
+    assert "default trained something else" in str(lanes.notes_on(results, {}))
+
+
+def test_lanes_shares_a_gpu_among_as_many_as_fit(lanes: Any) -> None:
+    everyone = [*lanes.BY_HAND, *lanes.OURS]
+    small, large = (lanes.workload_of(key, quick=False) for key in ("gpt", "gpt-large"))
+    assert [set(part) for part in lanes.parts_of(small, everyone)] == [set(everyone)]
+    parts = lanes.parts_of(large, everyone)
+    assert parts[0] == ("default", "1-eager", *lanes.BY_HAND)
+    assert [name for part in parts for name in part if name in lanes.OURS] == [*lanes.OURS]
+
+
+def test_a_contestant_has_its_own_settings_of_torch_in_its_turns_only(peers: Any) -> None:
+    seen: list[bool] = []
+
+    def open_deterministic(seat: Any) -> Callable[[int], None]:
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.deterministic = True
+        return lambda number: seen.append(
+            torch.are_deterministic_algorithms_enabled() and torch.backends.cudnn.deterministic
+        )
+
+    def open_plain(seat: Any) -> Callable[[int], None]:
+        return lambda number: seen.append(
+            torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic
+        )
+
+    strict = peers.KeepingSettings(open_deterministic, None)
+    assert not torch.are_deterministic_algorithms_enabled()
+    plain = peers.KeepingSettings(open_plain, None)
+    for _ in range(2):
+        strict(1)
+        plain(1)
+    assert seen == [True, False, True, False]
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert not torch.backends.cudnn.deterministic
 
 
 def test_a_loop_in_a_thread_goes_on_only_when_it_is_let(in_thread: Callable[..., Any]) -> None:

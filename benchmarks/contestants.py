@@ -1,0 +1,274 @@
+"""Contestants of peers.py and lanes.py: the loop by hand, a bare CUDA graph, and samestep.
+
+All run in one process, and samestep changes its settings of torch while a run is open: it chooses
+deterministic kernels. `KeepingSettings` gives each contestant its own in its turns, so that the
+loop by hand is measured as people run it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.utils.deterministic
+from contest import CLIP, SEED, Contest, HostData, collate_nothing
+from measuring import THREADS, Advance, InThread, in_turns
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+
+import samestep
+from samestep.train.loop import Training
+
+GRAPH_WARM_UP = 3
+"""Steps before the bare graph is captured, as torch's documentation recommends."""
+ENDLESS = 10**9
+TOLERANCE = 0.01
+"""Largest difference from the hand-written loop's loss, relative to the decrease of that loss."""
+
+Steps = Generator[None, None, None]
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What one contestant gets: the contest, its own model, a directory, and a stack to close."""
+
+    contest: Contest
+    model: nn.Module
+    folder: Path
+    stack: ExitStack
+
+    def log(self) -> Callable[[Mapping[str, Any]], None]:
+        """A function that writes rows to a file, as in a hand-written loop."""
+        path = self.folder / "losses.jsonl"
+        file = self.stack.enter_context(path.open("w", buffering=1, encoding="utf-8"))
+        return lambda row: print(json.dumps(row), file=file)
+
+
+def repeat_forever(loader: Iterable[Any]) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+# -- settings of torch ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TorchSettings:
+    """What the whole process computes with, of which a contestant may want something else."""
+
+    deterministic: bool
+    warns_only: bool
+    fills_memory: bool
+    cudnn_deterministic: bool
+    cudnn_benchmark: bool
+    cudnn_tf32: bool
+    matmul_precision: str
+
+    @classmethod
+    def current(cls) -> TorchSettings:
+        return cls(
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            warns_only=torch.is_deterministic_algorithms_warn_only_enabled(),
+            fills_memory=torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+            cudnn_deterministic=torch.backends.cudnn.deterministic,
+            cudnn_benchmark=torch.backends.cudnn.benchmark,
+            cudnn_tf32=torch.backends.cudnn.allow_tf32,
+            matmul_precision=torch.get_float32_matmul_precision(),
+        )
+
+    def apply(self) -> None:
+        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warns_only)
+        torch.utils.deterministic.fill_uninitialized_memory = self.fills_memory  # type: ignore[attr-defined]
+        torch.backends.cudnn.deterministic = self.cudnn_deterministic
+        torch.backends.cudnn.benchmark = self.cudnn_benchmark
+        torch.backends.cudnn.allow_tf32 = self.cudnn_tf32
+        torch.set_float32_matmul_precision(self.matmul_precision)
+
+
+class KeepingSettings:
+    """A contestant that has its own settings of torch in its turns and leaves others theirs."""
+
+    def __init__(self, open_it: Callable[[Seat], Advance], seat: Seat) -> None:
+        outside = TorchSettings.current()
+        try:
+            self._advance = open_it(seat)
+            self._own = TorchSettings.current()
+        finally:
+            outside.apply()
+
+    def __call__(self, number: int) -> None:
+        outside = TorchSettings.current()
+        if self._own != outside:
+            self._own.apply()
+        try:
+            self._advance(number)
+        finally:
+            self._own = TorchSettings.current()
+            if self._own != outside:
+                outside.apply()
+
+
+def allow_deterministic_products() -> None:
+    """To be called before the first matrix product, with which torch reads this variable for good.
+
+    On Hopper it is the workspace that torch takes anyway; other GPUs get a larger one.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+# -- by hand -------------------------------------------------------------------------------
+
+
+def hand_written(seat: Seat) -> Steps:
+    """The loop that people write without a library."""
+    contest, model, log = seat.contest, seat.model, seat.log()
+    optimizer = contest.optimizer(model)
+    for step, batch in enumerate(repeat_forever(contest.loader()), start=1):
+        x, y = (tensor.to(contest.device, non_blocking=True) for tensor in batch)
+        optimizer.zero_grad(set_to_none=True)
+        with contest.autocast():
+            loss = model(x, y)
+        loss.backward()
+        clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        if step % contest.log_every == 0:
+            log({"step": step, "loss": loss.item()})
+        yield
+
+
+def open_hand_written(seat: Seat) -> Advance:
+    return in_turns(hand_written(seat), seat.stack)
+
+
+def open_in_thread(seat: Seat) -> Advance:
+    def train(end_step: Callable[[], None]) -> None:
+        for _ in hand_written(seat):
+            end_step()
+
+    return InThread(train, seat.stack)
+
+
+def bare_graph(seat: Seat) -> Steps:
+    """The lower limit: the whole step is one captured graph, without anything else."""
+    contest, model, log = seat.contest, seat.model, seat.log()
+    optimizer = contest.optimizer(model)
+    for group in optimizer.param_groups:
+        group["capturable"] = True
+    first = contest.dataset.__getitems__(range(contest.workload.batch))
+    x, y = (torch.empty_like(tensor, device=contest.device) for tensor in first)
+    loss = torch.zeros((), device=contest.device)
+
+    def step_once() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with contest.autocast():
+            now = model(x, y)
+        now.backward()
+        clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        loss.copy_(now.detach())
+
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    for step, batch in enumerate(repeat_forever(contest.loader()), start=1):
+        for static, tensor in zip((x, y), batch, strict=True):
+            static.copy_(tensor, non_blocking=True)
+        if step <= GRAPH_WARM_UP:
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                step_once()
+            torch.cuda.current_stream().wait_stream(side)
+        else:
+            if step == GRAPH_WARM_UP + 1:
+                with torch.cuda.graph(graph):
+                    step_once()
+            graph.replay()
+        if step % contest.log_every == 0:
+            log({"step": step, "loss": loss.item()})
+        yield
+
+
+def open_bare_graph(seat: Seat) -> Advance:
+    return in_turns(bare_graph(seat), seat.stack)
+
+
+# -- samestep ------------------------------------------------------------------------------
+
+
+class ContestTask(samestep.Task):
+    """The contest as a task of samestep."""
+
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+
+    def model(self) -> nn.Module:
+        return self._seat.model
+
+    def train_data(self) -> HostData:
+        return self._seat.contest.dataset
+
+    def order(self, dataset: HostData) -> Any:
+        return samestep.orders.sequential(len(dataset))
+
+    def collate(self, samples: Any) -> Any:
+        return collate_nothing(samples)
+
+    def optimizers(self, model: nn.Module) -> Optimizer:
+        return self._seat.contest.optimizer(model)
+
+    def loss(self, model: nn.Module, batch: samestep.LaneBatch) -> tuple[Tensor, float]:
+        return model(batch.x, batch.y, "sum"), batch.y.numel()
+
+
+@dataclass(frozen=True)
+class Samestep:
+    """samestep's own loop; with neither of these set, as a new user's config leaves it."""
+
+    lanes: int | None = None
+    graph: bool | None = None
+    parallel_lanes: int | None = None
+
+    def open(self, seat: Seat) -> Advance:
+        speed = {"graph": self.graph, "parallel_lanes": self.parallel_lanes}
+        config = {
+            "run_dir": str(seat.folder),
+            "seed": SEED,
+            "steps": ENDLESS,
+            "global_batch": seat.contest.workload.batch,
+            "lanes": self.lanes,
+            "precision": seat.contest.workload.precision,
+            "clip": {"norm": CLIP},
+            "log_every": seat.contest.log_every,
+            "speed": {key: value for key, value in speed.items() if value is not None},
+            "checkpoint": {"enabled": False},
+            "distributed": {"device": seat.contest.device.type, "threads_per_rank": THREADS},
+        }
+        run = seat.stack.enter_context(samestep.start(config))
+        return in_turns(Training(run, ContestTask(seat)).steps(), seat.stack)
+
+
+# -- what they learned ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reached:
+    loss: float
+    weights: Tensor
+
+
+def reached_by(contest: Contest, model: nn.Module) -> Reached:
+    """The loss and weights of a training, from a copy, since libraries wrap the model."""
+    if contest.on_gpu:
+        torch.cuda.synchronize(contest.device)  # it may have trained on another stream
+    probe = contest.model().eval()
+    probe.load_state_dict(model.state_dict())
+    first = contest.dataset.__getitems__(range(contest.workload.batch))
+    with torch.no_grad():
+        loss = probe(*(tensor.to(contest.device) for tensor in first)).item()
+    weights = torch.cat([param.detach().flatten().double() for param in probe.parameters()])
+    return Reached(loss, weights.cpu())

@@ -1,0 +1,356 @@
+"""What lanes cost on a GPU: eager, as CUDA graphs, one after the other and side by side.
+
+    python benchmarks/lanes.py [--workload mlp|conv|gpt|gpt-large|all] [--contestants a,b]
+                               [--rounds N] [--log-every N] [--device cpu|cuda] [--quick]
+                               [--json FILE]
+
+All train on the same batches, as in peers.py, in one process and in turns: the hand-written loop
+with the whole batch at once, a bare CUDA graph of that (the lower limit for one lane), and samestep
+with one lane, with the 8 lanes of its defaults, and with 8 lanes at every width of
+`speed.parallel_lanes`. The hand-written loop and the bare graph have torch's default settings in
+their turns, samestep has the deterministic kernels of `same: bits`.
+
+Neither a graph nor lanes side by side may change a bit: after the first round, all of samestep with
+as many lanes must have one hash of the weights; otherwise the exit status is 1. So it is if one
+trained something else than the hand-written loop (not checked with BatchNorm, whose lanes are
+another model). The goals are for an H200; a missed one does not change the exit status.
+
+`--log-every 1000000` shows the bare loops, in which nobody reads a loss. `--quick` runs tiny models.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tempfile
+import traceback
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from contest import LOG_EVERY, WORKLOADS, Contest, Workload, open_contest, workload_of
+from contestants import (
+    TOLERANCE,
+    KeepingSettings,
+    Samestep,
+    Seat,
+    allow_deterministic_products,
+    open_bare_graph,
+    open_hand_written,
+    reached_by,
+)
+from measuring import (
+    Advance,
+    add_device_option,
+    common_options,
+    cpu_ratio_to,
+    device_of,
+    goal_cell,
+    machine,
+    milliseconds,
+    on_ranks,
+    ratio_to,
+    rounds_of,
+    show,
+    time_rounds,
+    write_json,
+)
+from rich.table import Table
+from torch import Tensor
+
+from samestep.config.schema import DEFAULT_LANES
+from samestep.train.record import hash_state
+from samestep.train.state_tensors import module_tensors
+
+ROUNDS = 10
+HAND_WRITTEN, CONTROL, BARE_GRAPH = "hand-written", "hand-written, again", "bare-graph"
+BY_HAND: dict[str, Callable[[Seat], Advance]] = {
+    HAND_WRITTEN: open_hand_written,
+    CONTROL: open_hand_written,
+    BARE_GRAPH: open_bare_graph,
+}
+DEFAULT, ONE_EAGER, ONE_GRAPH = "default", "1-eager", "1-graph"
+WIDTHS = (1, 2, 4, 8)
+OURS = {
+    # First, since it chooses how many lanes run side by side by the memory that is free.
+    DEFAULT: Samestep(),
+    ONE_EAGER: Samestep(lanes=1, graph=False),
+    ONE_GRAPH: Samestep(lanes=1, graph=True),
+    "8-eager": Samestep(lanes=8, graph=False),
+    **{f"8-graph-{width}": Samestep(8, True, width) for width in WIDTHS},
+}
+
+
+def lanes_of(name: str) -> int | None:
+    return OURS[name].lanes or DEFAULT_LANES if name in OURS else None
+
+
+def needs_gpu(name: str) -> bool:
+    return name == BARE_GRAPH or (name in OURS and OURS[name].graph is True)
+
+
+# -- measuring -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a measuring process."""
+
+    workload: str
+    quick: bool
+    device: torch.device
+    rounds: int
+    log_every: int
+    contestants: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One contestant, compared with the hand-written loop and the bare graph."""
+
+    workload: str
+    contestant: str
+    lanes: int | None
+    milliseconds: float
+    ratio: float
+    low: float
+    high: float
+    """`low` to `high` holds the true median ratio in about 95 of 100 runs."""
+    graph_ratio: float | None
+    graph_low: float | None
+    graph_high: float | None
+    """The same compared with the bare graph, if that ran."""
+    cpu_ratio: float
+    rounds: int
+    goal: float | None
+    goal_against: str | None
+    met: bool | None
+    loss: float
+    agrees: bool
+    """Whether it learned what the hand-written loop did, if that can be compared."""
+    weights: str
+    """A hash of the weights and buffers after the first round."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a contestant has after its first round."""
+
+    loss: float
+    weights: str
+
+
+def measure(settings: Settings) -> tuple[list[Result], dict[str, str]]:
+    """Measure these contestants in this process; report which failed, and why."""
+    allow_deterministic_products()
+    workload = workload_of(settings.workload, settings.quick)
+    contest = open_contest(workload, settings.device, log_every=settings.log_every)
+    learned: dict[str, Learned] = {}
+    turns: dict[str, Callable[[], None]] = {}
+    failed: dict[str, str] = {}
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="samestep-lanes-")))
+        for name in settings.contestants:
+            (root / name).mkdir()
+            seat = Seat(contest, contest.model(), root / name, stack)
+            opener = BY_HAND[name] if name in BY_HAND else OURS[name].open
+            try:
+                turn = turn_of(KeepingSettings(opener, seat), workload.steps)
+                turn()
+            except Exception as error:
+                if name == HAND_WRITTEN:
+                    raise
+                traceback.print_exc()
+                failed[name] = f"on {workload.name}: {type(error).__name__}: {error}"
+            else:
+                turns[name], learned[name] = turn, learned_by(seat)
+            leave_memory(contest)
+        gc.freeze()
+        spent = time_rounds(turns, settings.rounds, 1, settings.device)
+    before = reached_by(contest, contest.initial).loss
+    return results_of(contest, spent, learned, before), failed
+
+
+def turn_of(advance: Advance, steps: int) -> Callable[[], None]:
+    return lambda: advance(steps)
+
+
+def learned_by(seat: Seat) -> Learned:
+    loss = reached_by(seat.contest, seat.model).loss
+    return Learned(loss, hash_state(module_tensors(seat.model)))
+
+
+def leave_memory(contest: Contest) -> None:
+    """Give back what a contestant no longer uses: the next may choose by what is free."""
+    gc.collect()
+    if contest.on_gpu:
+        torch.cuda.empty_cache()
+
+
+def results_of(
+    contest: Contest, spent: Mapping[str, Tensor], learned: Mapping[str, Learned], before: float
+) -> list[Result]:
+    """A row for each; `before` is the loss of the weights that all began with."""
+    workload, expected = contest.workload, learned[HAND_WRITTEN].loss
+    fall = abs(before - expected)
+    results = []
+    for name, table in spent.items():
+        ratio, low, high = ratio_to(spent[HAND_WRITTEN], table)
+        to_graph = ratio_to(spent[BARE_GRAPH], table) if BARE_GRAPH in spent else (None,) * 3
+        goal, against = goal_of(name, workload) if contest.on_gpu else (None, None)
+        judged = to_graph[0] if against == BARE_GRAPH else ratio
+        off = abs(learned[name].loss - expected)
+        results.append(
+            Result(
+                workload=workload.name,
+                contestant=name,
+                lanes=lanes_of(name),
+                milliseconds=milliseconds(table, workload.steps),
+                ratio=ratio,
+                low=low,
+                high=high,
+                graph_ratio=to_graph[0],
+                graph_low=to_graph[1],
+                graph_high=to_graph[2],
+                cpu_ratio=cpu_ratio_to(spent[HAND_WRITTEN], table),
+                rounds=len(table),
+                goal=goal,
+                goal_against=against,
+                met=None if goal is None or judged is None else judged <= goal,
+                loss=learned[name].loss,
+                agrees=not workload.comparable or off <= TOLERANCE * fall,
+                weights=learned[name].weights,
+            )
+        )
+    return results
+
+
+def goal_of(name: str, workload: Workload) -> tuple[float | None, str | None]:
+    """The highest ratio that is wanted, and to what."""
+    goals = workload.goals
+    return {
+        DEFAULT: (goals.default, HAND_WRITTEN),
+        ONE_EAGER: (goals.eager, HAND_WRITTEN),
+        ONE_GRAPH: (goals.graph, BARE_GRAPH),
+    }.get(name, (None, None))
+
+
+# -- showing -------------------------------------------------------------------------------
+
+
+def results_table(results: Sequence[Result]) -> Table:
+    table = Table(title=f"A step of {results[0].workload}", title_justify="left")
+    table.add_column("contestant", no_wrap=True)
+    for column in (
+        "ms/step", "to hand-written", "95% range", "to bare graph", "goal", "loss", "weights",
+    ):  # fmt: skip
+        table.add_column(column, justify="right")
+    for result in results:
+        to_graph, loss = result.graph_ratio, f"{result.loss:.4f}"
+        judged = to_graph if result.goal_against == BARE_GRAPH else result.ratio
+        table.add_row(
+            result.contestant, f"{result.milliseconds:.3f}", f"{result.ratio:.3f}",
+            f"{result.low:.3f}-{result.high:.3f}", "" if to_graph is None else f"{to_graph:.3f}",
+            "" if judged is None else goal_cell(judged, result.goal),
+            loss if result.agrees else f"[red]{loss}[/]",
+            "" if result.lanes is None else result.weights[:8],
+        )  # fmt: skip
+    return table
+
+
+def notes_on(results: Sequence[Result], left_out: Mapping[str, str]) -> list[str]:
+    notes = [f"left out: {name} ({why})" for name, why in left_out.items()]
+    for lanes, hashes in hashes_of(results).items():
+        if len(hashes) > 1 and len(set(hashes.values())) == 1:
+            notes.append(f"{lanes} lane(s): one hash for {', '.join(hashes)}")
+        elif len(hashes) > 1:
+            found = ", ".join(f"{name} {weights}" for name, weights in hashes.items())
+            notes.append(f"[red]{lanes} lane(s): not the same bits:[/] {found}")
+    for result in results:
+        if not result.agrees:
+            notes.append(
+                f"[red]{result.contestant} trained something else[/] than the hand-written loop: its "
+                f"loss is {result.loss:.6f}. Its time means nothing until that is fixed"
+            )
+    return notes
+
+
+def hashes_of(results: Sequence[Result]) -> dict[int, dict[str, str]]:
+    """By number of lanes, the hash of each contestant's weights."""
+    found: dict[int, dict[str, str]] = {}
+    for result in results:
+        if result.lanes is not None:
+            found.setdefault(result.lanes, {})[result.contestant] = result.weights
+    return found
+
+
+def is_sound(results: Sequence[Result]) -> bool:
+    """Whether all trained what they should, to the bit where that is promised."""
+    one_hash = all(len(set(hashes.values())) == 1 for hashes in hashes_of(results).values())
+    return one_hash and all(result.agrees for result in results)
+
+
+def options_of(arguments: Sequence[str] | None = None) -> Namespace:
+    parser = common_options("What lanes cost on a GPU.", ROUNDS)
+    add_device_option(parser)
+    parser.add_argument("--workload", choices=(*WORKLOADS, "all"), default="all")
+    parser.add_argument(
+        "--contestants", default=",".join(OURS), metavar="A,B",
+        help=f"of {', '.join(OURS)}; those by hand always run",
+    )  # fmt: skip
+    parser.add_argument(
+        "--log-every", type=int, default=LOG_EVERY, metavar="N",
+        help=f"steps between two readings of the loss (default: {LOG_EVERY})",
+    )  # fmt: skip
+    options = parser.parse_args(arguments)
+    options.contestants = options.contestants.split(",")
+    unknown = [name for name in options.contestants if name not in OURS]
+    if unknown:
+        parser.error(f"no contestant is called {', '.join(unknown)}: there are {', '.join(OURS)}")
+    if options.log_every < 1:
+        parser.error(f"--log-every is {options.log_every}: use at least 1")
+    return options
+
+
+def main() -> None:
+    options = options_of()
+    rounds, device = rounds_of(options, ROUNDS), device_of(options)
+    requested = [name for name in (*BY_HAND, *OURS) if name in (*BY_HAND, *options.contestants)]
+    on_gpu = device.type == "cuda"
+    running = [name for name in requested if on_gpu or not needs_gpu(name)]
+    left_out = {name: "needs a GPU" for name in requested if name not in running}
+    facts = {**machine(device), "log_every": options.log_every}
+
+    every: list[Result] = []
+    all_well = True
+    for key in WORKLOADS if options.workload == "all" else (options.workload,):
+        results: list[Result] = []
+        for part in parts_of(workload_of(key, options.quick), running):
+            settings = Settings(key, options.quick, device, rounds, options.log_every, part)
+            measured, failed = on_ranks(1, measure, settings)
+            seen = {result.contestant for result in results}
+            results += [result for result in measured if result.contestant not in seen]
+            left_out.update(failed)
+            all_well = all_well and not failed
+        results.sort(key=lambda result: requested.index(result.contestant))
+        every += results
+        all_well = all_well and is_sound(results)
+        show([results_table(results)], facts, rounds, notes_on(results, left_out))
+        write_json(options.json, facts, every, left_out=left_out)
+    if not all_well:
+        sys.exit(1)
+
+
+def parts_of(workload: Workload, running: Sequence[str]) -> list[tuple[str, ...]]:
+    """Who shares a process: those by hand, opened last, and as many of samestep's as fit."""
+    by_hand = [name for name in running if name in BY_HAND]
+    ours = [name for name in running if name in OURS]
+    starts = range(0, len(ours), workload.together)
+    return [(*ours[start : start + workload.together], *by_hand) for start in starts]
+
+
+if __name__ == "__main__":
+    main()
