@@ -161,10 +161,17 @@ def move(data: Any, device: torch.device) -> Any:
     return map_leaves(to_device, data, _moves_itself)
 
 
-def pin(data: Any) -> Any:
-    """The data with every tensor in page-locked memory."""
+def pin(data: Any, above: int = -1) -> Any:
+    """The data in page-locked memory.
+
+    Args:
+        data: What to walk; it stays as it is.
+        above: Tensors of up to so many bytes stay where they are.
+    """
 
     def to_pinned(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.pin_memory() if leaf.nbytes > above else leaf
         return leaf.pin_memory() if hasattr(leaf, "pin_memory") else leaf
 
     return map_leaves(to_pinned, data, _moves_itself)

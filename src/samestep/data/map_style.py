@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
 from samestep.data.batch import Collate, LaneBatch, Position, Source, StepData
-from samestep.data.device import pins_memory
+from samestep.data.device import pins_above, pins_memory
 from samestep.data.orders import Order
 from samestep.distributed.signals import outlive_stop_signals
 from samestep.errors import TaskError
@@ -152,12 +152,12 @@ class MapSource(Source):
         return self._ordered[1]
 
     def _read_here(self, requests: Iterator[LaneRequest]) -> Callable[[], LaneBatch]:
-        fetch, pins = self._reader.__getitem__, self._pins
+        fetch, pins, above = self._reader.__getitem__, self._pins, pins_above(self._loader)
 
         def read() -> LaneBatch:
             request = next(requests)
             data = fetch(request)
-            return LaneBatch(request.lane, pin(data) if pins else data, request.indices)
+            return LaneBatch(request.lane, pin(data, above) if pins else data, request.indices)
 
         return read
 
