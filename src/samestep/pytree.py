@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import hashlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,25 +97,49 @@ def map_with_path(
 
 def map_leaves(change: Callable[[Any], Any], data: Any, is_leaf: IsLeaf = _never) -> Any:
     """The same containers with every leaf changed."""
-    children = None if is_leaf(data) else _children(data)
+    if isinstance(data, Tensor) or is_leaf(data):
+        return change(data)
+    # Nearly every batch is of these; each lane of each step is walked several times.
+    kind = type(data)
+    if kind is tuple or kind is list:
+        return kind([map_leaves(change, value, is_leaf) for value in data])
+    if kind is dict:
+        return {key: map_leaves(change, value, is_leaf) for key, value in data.items()}
+    children = _children(data)
     if children is None:
         return change(data)
     return _rebuild(data, [(key, map_leaves(change, value, is_leaf)) for key, value in children])
 
 
-def leaves(data: Any) -> Iterator[Any]:
+def leaves(data: Any) -> list[Any]:
     """Every leaf, in the order of the containers."""
-    children = _children(data)
-    if children is None:
-        yield data
-        return
-    for _, value in children:
-        yield from leaves(value)
+    found: list[Any] = []
+    _collect(data, found)
+    return found
 
 
-def tensors(data: Any) -> Iterator[Tensor]:
+def _collect(data: Any, found: list[Any]) -> None:
+    kind = type(data)
+    if kind is Tensor:
+        found.append(data)
+    elif kind is tuple or kind is list:
+        for value in data:
+            _collect(value, found)
+    elif kind is dict:
+        for value in data.values():
+            _collect(value, found)
+    else:
+        children = _children(data)
+        if children is None:
+            found.append(data)
+            return
+        for _, value in children:
+            _collect(value, found)
+
+
+def tensors(data: Any) -> list[Tensor]:
     """Every tensor, in the order of the containers."""
-    return (leaf for leaf in leaves(data) if isinstance(leaf, Tensor))
+    return [leaf for leaf in leaves(data) if isinstance(leaf, Tensor)]
 
 
 # -- to a device ---------------------------------------------------------------------------
@@ -123,7 +147,7 @@ def tensors(data: Any) -> Iterator[Tensor]:
 
 def _moves_itself(node: Any) -> bool:
     """Such as a packed sequence, whose batch sizes must stay on the host. Mappings are walked."""
-    return hasattr(node, "to") and not isinstance(node, (Tensor, Mapping))
+    return not isinstance(node, (Tensor, Mapping)) and hasattr(node, "to")
 
 
 def move(data: Any, device: torch.device) -> Any:
@@ -137,10 +161,17 @@ def move(data: Any, device: torch.device) -> Any:
     return map_leaves(to_device, data, _moves_itself)
 
 
-def pin(data: Any) -> Any:
-    """The data with every tensor in page-locked memory."""
+def pin(data: Any, above: int = -1) -> Any:
+    """The data in page-locked memory.
+
+    Args:
+        data: What to walk; it stays as it is.
+        above: Tensors of up to so many bytes stay where they are.
+    """
 
     def to_pinned(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.pin_memory() if leaf.nbytes > above else leaf
         return leaf.pin_memory() if hasattr(leaf, "pin_memory") else leaf
 
     return map_leaves(to_pinned, data, _moves_itself)
@@ -198,10 +229,11 @@ def signature(data: Any) -> Any:
     """A hashable description: shapes and types of tensors, values of numbers, types of all else."""
     if isinstance(data, Tensor):
         return data.shape, data.dtype
+    if isinstance(data, (list, tuple)):
+        return tuple([signature(value) for value in data])
     children = _children(data)
     if children is not None:
-        named = not isinstance(data, (list, tuple))
-        return tuple([(k, signature(v)) if named else signature(v) for k, v in children])
+        return tuple([(key, signature(value)) for key, value in children])
     return data if data is None or isinstance(data, (bool, int, float)) else type(data)
 
 

@@ -153,6 +153,12 @@ def test_what_can_be_pinned_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(pinned) == 4
 
 
+def test_small_tensors_need_not_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tensor, "pin_memory", lambda self: "pinned")
+    four, eight = torch.zeros(1), torch.zeros(2)
+    assert pin((four, eight, four), above=4) == (four, "pinned", four)
+
+
 def test_a_clone_has_memory_of_its_own() -> None:
     data = {"a": ones(), "b": [Pair(ones(), 1)]}
     copied = clone(data)

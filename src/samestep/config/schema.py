@@ -55,7 +55,9 @@ class LoaderConfig(Section):
 
     workers: Workers = Field(0, description="loader processes per rank")
     prefetch: Ahead = Field(2, description="lane batches each worker reads ahead")
-    pin_memory: bool | Auto = Field("auto", description="page-locked batches; auto: on GPUs")
+    pin_memory: bool | Auto = Field(
+        "auto", description="page-locked batches; auto: on GPUs, if they are large"
+    )
 
 
 class EvaluationConfig(Section):

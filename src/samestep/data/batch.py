@@ -27,7 +27,10 @@ class Moment:
     lane_count: int = 1
 
 
-@dataclass(frozen=True)
+_FIRST = Moment()
+
+
+@dataclass(frozen=True, init=False)
 class LaneBatch:
     """One lane's samples of one step, collated, on the run's device.
 
@@ -42,8 +45,12 @@ class LaneBatch:
     """What the collate function returned."""
     ids: tuple[Any, ...]
     """Which samples these are: dataset indices, or digests for iterable data."""
-    moment: Moment = Moment()
+    moment: Moment = _FIRST
     """When it comes; see `step`, `epoch` and `progress`."""
+
+    def __init__(self, lane: int, data: Any, ids: tuple[Any, ...], moment: Moment = _FIRST) -> None:
+        # At once: each lane of each step makes two, and a frozen dataclass sets field by field.
+        self.__dict__.update(lane=lane, data=data, ids=ids, moment=moment)
 
     @property
     def step(self) -> int:

@@ -16,6 +16,18 @@ def pins_memory(loader: LoaderConfig, device: torch.device) -> bool:
     return device.type == "cuda" if setting == "auto" else bool(setting)
 
 
+_COPIED_AT_ONCE = 1 << 16
+"""Bytes up to which CUDA does not wait with a copy to the device, whatever memory it comes from."""
+
+
+def pins_above(loader: LoaderConfig) -> int:
+    """Bytes of a tensor above which the process that trains itself puts it into such memory.
+
+    That costs some microseconds for each, and a small one gains nothing by it.
+    """
+    return _COPIED_AT_ONCE if loader.pin_memory == "auto" else -1
+
+
 _WORTH_A_STREAM = 1 << 20
 """Bytes of a tensor from which on a copy beside the computation gains more than it costs."""
 

@@ -7,7 +7,7 @@ torch for it: neither the number of workers nor the prefetch can change a draw.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
 from samestep.data.batch import Collate, LaneBatch, Position, Source, StepData
-from samestep.data.device import pins_memory
+from samestep.data.device import pins_above, pins_memory
 from samestep.data.orders import Order
 from samestep.distributed.signals import outlive_stop_signals
 from samestep.errors import TaskError
@@ -47,11 +47,15 @@ class _LaneReader(Dataset[Any]):
 
 
 class _Requests(Sampler[LaneRequest]):
-    def __init__(self, requests: Iterator[LaneRequest]) -> None:
-        self._requests = requests
+    """Hands out requests, and remembers those that were issued."""
+
+    def __init__(self, requests: Iterator[LaneRequest], issued: deque[LaneRequest]) -> None:
+        self._requests, self._issued = requests, issued
 
     def __iter__(self) -> Iterator[LaneRequest]:
-        return self._requests
+        for request in self._requests:
+            self._issued.append(request)
+            yield request
 
 
 class MapSource(Source):
@@ -73,17 +77,21 @@ class MapSource(Source):
         self._reader = _LaneReader(dataset, collate or default_collate)
         self._order = order
         self._ordered: tuple[int, Sequence[int]] = (-1, ())
+        self._my_units = tuple(setup.assignment.my_units)
+        self._cuts = self._cut_by_unit()
+
+    def _cut_by_unit(self) -> list[tuple[int, slice]]:
+        """This rank's units, and what each takes of the rank's part of a global batch."""
+        size, first = self.plan.batch.lane_batch, self._assignment.my_lanes.start
+        by_unit = [(unit, self._assignment.lanes_of(unit)) for unit in self._my_units]
+        return [
+            (unit, slice((lanes.start - first) * size, (lanes.stop - first) * size))
+            for unit, lanes in by_unit
+        ]
 
     def steps(self, start: Position, stop: int | None) -> Iterator[StepData]:
-        issued: deque[LaneRequest] = deque()
-        requests = self._requests(start.step, stop, issued)
-        batches = self._read_ahead(requests) if self._loader.workers else self._read_here(requests)
-
-        def read() -> LaneBatch:
-            data = next(batches)
-            request = issued.popleft()
-            return LaneBatch(request.lane, data, request.indices)
-
+        requests = self._requests(start.step, stop)
+        read = self._read_ahead(requests) if self._loader.workers else self._read_here(requests)
         step = start.step
         while stop is None or step < stop:
             epoch, epoch_step = self.plan.locate(step)
@@ -103,32 +111,29 @@ class MapSource(Source):
     def _filled(self, epoch_step: int) -> tuple[tuple[int, ...], bool]:
         """This rank's units with samples, and whether some rank has none."""
         if (epoch_step + 1) * self.plan.batch.global_batch <= self.plan.samples:
-            return tuple(self._assignment.my_units), False
+            return self._my_units, False
         filled = [
             tuple(unit for unit in units if self._positions(epoch_step, unit))
             for units in self._assignment.units
         ]
         return filled[self._assignment.rank], not all(filled)
 
-    def _positions(self, epoch_step: int, unit: int) -> list[range]:
-        cut = [self.plan.positions(epoch_step, lane) for lane in self._assignment.lanes_of(unit)]
-        return [positions for positions in cut if positions]
+    def _positions(self, epoch_step: int, unit: int) -> range:
+        return self.plan.positions(epoch_step, self._assignment.lanes_of(unit))
 
-    def _requests(
-        self, start: int, stop: int | None, issued: deque[LaneRequest]
-    ) -> Iterator[LaneRequest]:
+    def _requests(self, start: int, stop: int | None) -> Iterator[LaneRequest]:
         step = start
         while stop is None or step < stop:
             epoch, epoch_step = self.plan.locate(step)
-            for unit in self._assignment.my_units:
-                positions = self._positions(epoch_step, unit)
-                if positions:
-                    order = self._epoch_order(epoch)
-                    picked = order[positions[0].start : positions[-1].stop]
-                    seed = self._seed_of(unit, epoch, epoch_step)
-                    request = LaneRequest(unit, tuple(np.asarray(picked).tolist()), seed)
-                    issued.append(request)
-                    yield request
+            mine = self.plan.positions(epoch_step, self._assignment.my_lanes)
+            if mine:
+                # All lanes at once: each cut from an array and made a list by itself costs more.
+                order = self._epoch_order(epoch)
+                picked = np.asarray(order[mine.start : mine.stop]).tolist()
+                for unit, cut in self._cuts:
+                    indices = tuple(picked[cut])
+                    if indices:  # the tail of an epoch fills the first lanes only
+                        yield LaneRequest(unit, indices, self._seed_of(unit, epoch, epoch_step))
             step += 1
 
     def _seed_of(self, unit: int, epoch: int, epoch_step: int) -> int:
@@ -146,17 +151,23 @@ class MapSource(Source):
             self._ordered = (epoch, order)  # type: ignore[assignment]
         return self._ordered[1]
 
-    def _read_here(self, requests: Iterator[LaneRequest]) -> Iterator[Any]:
-        for request in requests:
-            data = self._reader[request]
-            yield pin(data) if self._pins else data
+    def _read_here(self, requests: Iterator[LaneRequest]) -> Callable[[], LaneBatch]:
+        fetch, pins, above = self._reader.__getitem__, self._pins, pins_above(self._loader)
 
-    def _read_ahead(self, requests: Iterator[LaneRequest]) -> Iterator[Any]:
-        return iter(
+        def read() -> LaneBatch:
+            request = next(requests)
+            data = fetch(request)
+            return LaneBatch(request.lane, pin(data, above) if pins else data, request.indices)
+
+        return read
+
+    def _read_ahead(self, requests: Iterator[LaneRequest]) -> Callable[[], LaneBatch]:
+        issued: deque[LaneRequest] = deque()
+        batches = iter(
             DataLoader(
                 self._reader,
                 batch_size=None,
-                sampler=_Requests(requests),
+                sampler=_Requests(requests, issued),
                 collate_fn=as_it_is,
                 num_workers=self._loader.workers,
                 prefetch_factor=self._loader.prefetch,
@@ -166,6 +177,13 @@ class MapSource(Source):
                 generator=torch.Generator(),
             )
         )
+
+        def read() -> LaneBatch:
+            data = next(batches)
+            request = issued.popleft()
+            return LaneBatch(request.lane, data, request.indices)
+
+        return read
 
 
 def as_it_is(batch: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,17 @@ class LaneAssignment:
     fused: bool = False
     """Whether a rank's lanes are one batch (`same: samples`)."""
 
-    @property
+    @cached_property
     def units(self) -> tuple[range, ...]:
         """The units of each rank."""
         if self.fused:
             return tuple(range(rank, rank + 1) for rank in range(len(self.by_rank)))
         return self.by_rank
+
+    @property
+    def my_lanes(self) -> range:
+        """The plan's lanes of this rank."""
+        return self.by_rank[self.rank]
 
     @property
     def my_units(self) -> range:

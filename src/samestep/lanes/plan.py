@@ -84,10 +84,10 @@ class EpochPlan:
         whole, rest = divmod(self.samples, self.batch.global_batch)
         return whole + bool(rest and not self.drop_last)
 
-    def positions(self, epoch_step: int, lane: int) -> range:
-        """Positions in the epoch's order that `lane` gets in this step; may be empty."""
-        start = epoch_step * self.batch.global_batch + lane * self.batch.lane_batch
-        stop = start + self.batch.lane_batch
+    def positions(self, epoch_step: int, lanes: range) -> range:
+        """Positions in the epoch's order that contiguous lanes get in this step; may be empty."""
+        begin, size = epoch_step * self.batch.global_batch, self.batch.lane_batch
+        start, stop = begin + lanes.start * size, begin + lanes.stop * size
         return range(min(start, self.samples), min(stop, self.samples))
 
     def locate(self, step: int) -> tuple[int, int]:

@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-
-
-@dataclass
-class _Node(Generic[T]):
-    start: int
-    size: int
-    value: T
 
 
 class LaneTree(Generic[T]):
@@ -28,32 +20,32 @@ class LaneTree(Generic[T]):
 
     def __init__(self, add: Callable[[T, T], T]) -> None:
         self._add = add
-        self._nodes: list[_Node[T]] = []
+        self._nodes: list[tuple[int, int, T]] = []
+        """(start, size, value) of blocks that still wait for their sibling."""
 
     def push(self, start: int, size: int, value: T) -> None:
-        node = _Node(start, size, value)
-        while self._nodes and _are_siblings(self._nodes[-1], node):
-            left = self._nodes.pop()
-            node = _Node(left.start, left.size * 2, self._add(left.value, node.value))
-        self._nodes.append(node)
+        nodes = self._nodes
+        while nodes:
+            left_start, left_size, left = nodes[-1]
+            if left_size != size or left_start % (2 * size):
+                break  # not siblings
+            nodes.pop()
+            start, size, value = left_start, 2 * size, self._add(left, value)
+        nodes.append((start, size, value))
 
     @property
     def nodes(self) -> list[T]:
-        return [node.value for node in self._nodes]
+        return [value for _, _, value in self._nodes]
 
     def clear(self) -> None:
         self._nodes.clear()
 
     def close(self) -> T:
         """The whole sum: open blocks at the right end are added from the right."""
-        value = self._nodes[-1].value
-        for node in reversed(self._nodes[:-1]):
-            value = self._add(node.value, value)
+        value = self._nodes[-1][2]
+        for _, _, left in reversed(self._nodes[:-1]):
+            value = self._add(left, value)
         return value
-
-
-def _are_siblings(left: _Node[T], right: _Node[T]) -> bool:
-    return left.size == right.size and left.start % (2 * left.size) == 0
 
 
 def aligned_blocks(lanes: range) -> list[tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from samestep.data.batch import LaneBatch
@@ -65,26 +65,29 @@ class RunListener:
 class Listeners(RunListener):
     """All listeners of a run as one; what they draw is the same on every rank."""
 
+    draws = False
+
     def __init__(self, rng: RngStreams) -> None:
         self._all: list[RunListener] = []
+        self._on_batch: list[Callable[[int, LaneBatch], None]] = []
         self._rng = rng
         self._recent: dict[int, Step] = {}
         """The steps whose updates may not have been decided yet."""
 
     def add(self, listener: RunListener) -> None:
         self._all.append(listener)
-
-    @property
-    def draws(self) -> bool:  # type: ignore[override]
-        return any(listener.draws for listener in self._all)
+        self.draws = self.draws or listener.draws
+        # Every lane of every step comes by here: those who do not follow batches are left out.
+        if getattr(listener.on_batch, "__func__", None) is not RunListener.on_batch:
+            self._on_batch.append(listener.on_batch)
 
     @property
     def needs_sample_ids(self) -> bool:  # type: ignore[override]
         return any(listener.needs_sample_ids for listener in self._all)
 
     def on_batch(self, step: int, batch: LaneBatch) -> None:
-        for listener in self._all:
-            listener.on_batch(step, batch)
+        for follow in self._on_batch:
+            follow(step, batch)
 
     def begin_step(self, step: Step) -> None:
         self._recent[step.index] = step

@@ -85,6 +85,10 @@ class Training(RunListener):
         run.prepare_once(task.prepare_data)
         self._train_data = task.train_data()
         self._valid_data = task.valid_data()
+        rule = run.config.evaluation
+        self._evaluates = self._valid_data is not None and bool(
+            rule.every_epochs or rule.every_steps
+        )
         modules = [task.model(), *task.extra_modules()]
         self._optimizers = choose_optimizers(run, task, modules)
         self._order = task.order(self._train_data)
@@ -129,6 +133,7 @@ class Training(RunListener):
         run = self._run
         run.survivors.why_not = self._why_survivors_lack_state()
         self.model.train()
+        patience = run.config.early_stopping
         for step in run.steps(self._source, draws_between=False):
             try:
                 step.train(self._loss)
@@ -143,7 +148,7 @@ class Training(RunListener):
                     schedule.step()
             self.averages.end_step(step)
             values = self._evaluate(step) if self._evaluation_is_due(step) else {}
-            if self._patience_is_over():
+            if patience is not None and self._best.waited >= patience.patience:
                 self.outcome.stopped = (
                     f"no better {self._best.rule.metric} for {self._best.waited} evaluations"
                 )
@@ -184,11 +189,6 @@ class Training(RunListener):
 
     def _schedules_by(self, every: str) -> list[LRScheduler]:
         return [item.scheduler for item in self._schedules if item.every == every]
-
-    @property
-    def _evaluates(self) -> bool:
-        rule = self._run.config.evaluation
-        return self._valid_data is not None and bool(rule.every_epochs or rule.every_steps)
 
     def _evaluation_is_due(self, step: Step) -> bool:
         if not self._evaluates:
@@ -236,7 +236,3 @@ class Training(RunListener):
             self._report(step, values)
             self.outcome.metrics = {**self.outcome.metrics, **values}
             run.save({**measured, **values})
-
-    def _patience_is_over(self) -> bool:
-        rule = self._run.config.early_stopping
-        return rule is not None and self._best.waited >= rule.patience

@@ -52,11 +52,17 @@ class _Shown:
         if self._bar is not None:
             self._bar.stop()
 
+    def _is_due(self) -> bool:
+        """Whether what there is to show would be seen: a line is only now and then."""
+        if not self._shown or self._bar is not None:
+            return self._shown
+        return time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES
+
     def _show(self, done: int, text: str, rest: str = "") -> None:
-        """Show how far it is; `rest` is what a bar knows by itself."""
+        """Show how far it is, if that is due; `rest` is what a bar knows by itself."""
         if self._bar is not None:
             self._bar.update(self._row, completed=done, text=text)
-        elif time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
+        elif self._is_due():
             self._last_line = time.monotonic()
             left = "" if self._total is None else f"/{self._total}"
             self._log.main(f"{self._unit} {done}{left}  {text}{rest}")
@@ -72,7 +78,7 @@ class TrainingProgress(_Shown, RunListener):
         self._samples_per_step = samples_per_step
 
     def on_record(self, record: StepRecord) -> None:
-        if not self._shown:
+        if not self._is_due():
             return
         rate = self._samples_per_step / record.seconds if record.seconds else 0.0
         text = f"loss {record.loss:.4f}  {rate:,.0f} samples/s"

@@ -97,7 +97,8 @@ class StepEnd:
         """Do what is due after a step; whether it was the run's last one."""
         data, done = passes.data, passes.data.index + 1
         ended = self.why_last(data, total)
-        self._survivors.reached(data.following, plan, ended)
+        if self._context.world > 1:
+            self._survivors.reached(data.following, plan, ended)
         action = self._agree(passes.stats)
         every = self._config.check_ranks_every
         if every is not None and done % every == 0:

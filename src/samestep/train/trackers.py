@@ -7,8 +7,9 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ class JsonLines(Tracker):
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, row: dict[str, Any]) -> None:
-        texts = {name: value for name, value in row.items() if not is_figure(value)}
+        texts = without_figures(row)
         if texts.keys() == {"step"} != row.keys():
             return
         try:
@@ -81,15 +82,14 @@ class FigureFiles(Tracker):
         self._folder = folder
 
     def write(self, row: dict[str, Any]) -> None:
-        for name, value in row.items():
-            if is_figure(value):
-                safe = re.sub(r"[^\w.-]+", "-", name)
-                path = self._folder / f"{safe}-{row['step']:08d}.png"
-                try:
-                    self._folder.mkdir(exist_ok=True)
-                    value.savefig(path)
-                except OSError as error:
-                    raise RunDirError(f"{path} could not be written: {error}") from error
+        for name, figure in figures_in(row).items():
+            safe = re.sub(r"[^\w.-]+", "-", name)
+            path = self._folder / f"{safe}-{row['step']:08d}.png"
+            try:
+                self._folder.mkdir(exist_ok=True)
+                figure.savefig(path)
+            except OSError as error:
+                raise RunDirError(f"{path} could not be written: {error}") from error
 
     def flush(self) -> None:
         """A figure is written at once."""
@@ -110,11 +110,11 @@ class TensorBoard(Tracker):
         self._writer = SummaryWriter(str(folder), purge_step=start or None)
 
     def write(self, row: dict[str, Any]) -> None:
-        for name, value in row.items():
-            if is_figure(value):
-                self._writer.add_figure(name, value, row["step"], close=False)
-            elif name != "step" and isinstance(value, (int, float)):
+        for name, value in without_figures(row).items():
+            if name != "step" and isinstance(value, (int, float)):
                 self._writer.add_scalar(name, value, row["step"])
+        for name, figure in figures_in(row).items():
+            self._writer.add_figure(name, figure, row["step"], close=False)
 
     def flush(self) -> None:
         self._writer.flush()
@@ -136,7 +136,7 @@ class RecentRows(Tracker):
         self._flushed_before: list[dict[str, Any]] = []
 
     def write(self, row: dict[str, Any]) -> None:
-        self._unflushed.append({k: v for k, v in row.items() if not is_figure(v)})
+        self._unflushed.append(without_figures(row))
 
     def flush(self) -> None:
         self._flushed += self._unflushed
@@ -174,21 +174,35 @@ class Trackers(Tracker):
             tracker.close()
 
 
-def is_figure(value: Any) -> bool:
-    """Whether this is a matplotlib figure. Who has made one has imported it; we need not."""
+def figures_in(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The matplotlib figures of a row. Who has made one has imported it; we need not."""
     module = sys.modules.get("matplotlib.figure")
-    return module is not None and isinstance(value, module.Figure)
+    if module is None:
+        return {}
+    return {name: value for name, value in row.items() if isinstance(value, module.Figure)}
+
+
+def without_figures(row: dict[str, Any]) -> dict[str, Any]:
+    """What else is in a row."""
+    figures = figures_in(row)
+    return {name: row[name] for name in row if name not in figures} if figures else row
+
+
+_PLAIN = (bool, int, float, str, NoneType)
+_PLAIN_TYPES = frozenset(_PLAIN)
 
 
 def _plain(name: str, value: Any) -> Any:
     """A value as all trackers know it."""
+    if type(value) in _PLAIN_TYPES:  # first, since every step writes some
+        return value
     if isinstance(value, (Tensor, np.ndarray, np.generic)):
         return value.tolist()
     if isinstance(value, (list, tuple)):
         return [_plain(name, item) for item in value]
     if isinstance(value, dict):
         return {str(key): _plain(name, item) for key, item in value.items()}
-    if value is None or isinstance(value, (bool, int, float, str)) or is_figure(value):
+    if isinstance(value, _PLAIN) or figures_in({name: value}):
         return value
     raise TaskError(
         f"{name} is a {type(value).__name__}: trackers take numbers, text, tensors, lists and "

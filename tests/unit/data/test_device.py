@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from samestep.config.schema import LoaderConfig
-from samestep.data.device import DeviceCopies, is_large, pins_memory
+from samestep.data.device import DeviceCopies, is_large, pins_above, pins_memory
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -26,6 +26,11 @@ def test_memory_is_page_locked_for_gpus_unless_set(
     setting: Any, device: torch.device, pins: bool
 ) -> None:
     assert pins_memory(LoaderConfig(pin_memory=setting), device) is pins
+
+
+def test_small_tensors_are_page_locked_only_where_that_was_set() -> None:
+    assert pins_above(LoaderConfig()) == 1 << 16
+    assert pins_above(LoaderConfig(pin_memory=True)) < 0
 
 
 def test_on_a_cpu_a_batch_stays_where_it_is() -> None:

@@ -31,7 +31,7 @@ def visited(plan, assignment):
         for step in range(plan.steps)
         for lanes in assignment
         for lane in lanes
-        for position in plan.positions(step, lane)
+        for position in plan.positions(step, range(lane, lane + 1))
     ]
 
 
@@ -52,10 +52,20 @@ def test_drop_last_visits_exactly_the_whole_batches(world, lane_batch, samples):
     assert visited(plan, deal_lanes(lanes, ranks)) == list(range(whole))
 
 
+@given(worlds(), st.integers(1, 6), st.integers(1, 300))
+def test_lanes_together_get_what_each_gets_by_itself(world, lane_batch, samples):
+    lanes, ranks = world
+    plan = EpochPlan(samples, BatchPlan(lanes * lane_batch, lanes))
+    for step in range(plan.steps):
+        for mine in deal_lanes(lanes, ranks):
+            each = [p for lane in mine for p in plan.positions(step, range(lane, lane + 1))]
+            assert list(plan.positions(step, mine)) == each
+
+
 @given(st.integers(1, 16), st.integers(1, 6), st.integers(1, 300))
 def test_the_tail_leaves_at_most_one_lane_partly_filled(lanes, lane_batch, samples):
     plan = EpochPlan(samples, BatchPlan(lanes * lane_batch, lanes))
-    sizes = [len(plan.positions(plan.steps - 1, lane)) for lane in range(lanes)]
+    sizes = [len(plan.positions(plan.steps - 1, range(n, n + 1))) for n in range(lanes)]
     assert sizes == sorted(sizes, reverse=True)
     assert sum(0 < size < lane_batch for size in sizes) <= 1
 

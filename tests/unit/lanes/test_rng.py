@@ -73,6 +73,20 @@ def test_an_epochs_order_draws_from_a_generator_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 5, 2**32, 2**64 - 1])
+def test_python_and_numpy_are_as_their_own_functions_seed_them(seed: int) -> None:
+    def normals() -> tuple[float, ...]:
+        return random.gauss(0, 1), random.random(), np.random.normal(), np.random.rand()
+
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    state, expected = random.getstate(), normals()
+    assert random.getstate()[2] is not None, "of two normals drawn at once, the second is kept"
+    reseed(seed)
+    assert random.getstate() == state
+    assert normals() == expected
+
+
+@pytest.mark.parametrize("seed", [0, 5, 2**32, 2**64 - 1])
 def test_a_seed_puts_all_three_generators_to_one_place(seed: int) -> None:
     reseed(seed)
     first = draw()
