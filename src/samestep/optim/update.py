@@ -20,6 +20,7 @@ from samestep.errors import StepError
 from samestep.optim.clipping import Clipping
 from samestep.optim.device_lr import DeviceRates
 from samestep.optim.nonfinite import FiniteGuard
+from samestep.reduce.numbers_ring import ReplayedNumbers
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import LocalStats
 
@@ -35,7 +36,7 @@ class Updated:
     """1 if the step changed nothing; None if that cannot be."""
     scale: Tensor | None = None
     """The loss scale of the step."""
-    numbers: Tensor | None = None
+    numbers: ReplayedNumbers | None = None
     """All that a replayed step measured, in the step log's order; else None."""
 
 

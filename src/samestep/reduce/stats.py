@@ -256,22 +256,30 @@ class GatheredStats(RowStats):
 class ReplayedStats(LocalStats):
     """The stats of all lanes in a step that was replayed as a CUDA graph."""
 
-    def __init__(self, values: Tensor, recorded: LocalStats, flags: RankFlags) -> None:
+    def __init__(
+        self,
+        numbers: Callable[[], list[Tensor | float]],
+        lane_numbers: int,
+        recorded: LocalStats,
+        flags: RankFlags,
+    ) -> None:
         """Args:
-        values: Each lane's loss and count, one after the other, in memory of this step's own.
+        numbers: What the step measured, in memory of its own; the lanes' numbers last.
+        lane_numbers: How many these are, two for each lane.
         recorded: The stats that were recorded; its tensors hold what the last replay measured.
         flags: This rank's own.
         """
-        self._values, self._recorded, self._flags = values, recorded, flags
+        self._numbers, self._lane_numbers = numbers, lane_numbers
+        self._recorded, self._flags = recorded, flags
 
     def count(self) -> Tensor | float:
-        return self._values[1::2].sum()
+        return sum(self.values()[1::2])
 
     def losses(self) -> list[Tensor | float]:
-        return [self._values[::2].sum()]
+        return self.values()[::2]
 
     def values(self) -> list[Tensor | float]:
-        return list(self._values.unbind())
+        return self._numbers()[-self._lane_numbers :]
 
     def flags(self) -> ReadFlags:
         return self._recorded.flags() if self.flags_wait else lambda: [self._flags]

@@ -23,6 +23,7 @@ from samestep.errors import GraphError
 from samestep.lanes.rng import MODEL, derive, seed_at
 from samestep.optim.update import Updated
 from samestep.reduce.gradients import Grads, RecordedSums
+from samestep.reduce.numbers_ring import NumbersRing
 from samestep.reduce.stats import (
     EMPTY,
     NO_FLAGS,
@@ -176,7 +177,8 @@ class RecordedStep:
         self._is_one = lands and engine.reduction.gradients.is_local
         self._seeds = lanes.draws
         self._landing: torch.cuda.CUDAGraph | None = None
-        self._numbers = Ring(KEPT_STEPS, engine.setup.context.device)
+        self._lane_count = engine.setup.batch.lane_count
+        self._numbers = NumbersRing(KEPT_STEPS, engine.setup.context.device)
         self._pool = pool
         self._graph = torch.cuda.CUDAGraph()
         for generator in lanes.generators.values():
@@ -237,8 +239,7 @@ class RecordedStep:
         self._totals: TermSums | None = engine.terms.totals()
         self._stats = stats
         numbers = step_numbers(self._updated, self._totals, stats)
-        self._first = sum(_size(value) for value in numbers) - 2 * engine.setup.batch.lane_count
-        self._numbers.write(_flat(numbers, engine.setup.context.device))
+        self._numbers.write(numbers)
         self._grads = [param.grad for param in engine.params]
 
     def _measured(
@@ -248,9 +249,10 @@ class RecordedStep:
         numbers = self._numbers.next_row()
         updated = replace(self._updated, rates=rates, numbers=numbers)
         if updated.skipped is not None:
-            updated.skipped = numbers[0]
-            updated.scale = None if updated.scale is None else numbers[1]
-        return ReplayedStats(numbers[self._first :], self._stats, flags), updated
+            updated.skipped = numbers.measured[numbers.places.index(0)]
+            if updated.scale is not None:
+                updated.scale = numbers.measured[numbers.places.index(1)]
+        return ReplayedStats(numbers.unread, 2 * self._lane_count, self._stats, flags), updated
 
     def _put_grads(self) -> None:
         """Where eager steps have put others, the gradients are this step's again."""
@@ -270,45 +272,6 @@ class RecordedStep:
         finally:
             for group, flag in zip(groups, before, strict=True):
                 group["capturable"] = flag
-
-
-class Ring:
-    """Rows that replays of a graph write one after the other, without the host's help."""
-
-    def __init__(self, rows: int, device: torch.device) -> None:
-        self._count, self._turn = rows, 0
-        self._at = torch.zeros(1, dtype=torch.int64, device=device)
-        """The row that the next replay writes."""
-        self._rows: tuple[Tensor, ...] = ()
-
-    def write(self, values: Tensor) -> None:
-        """Captured: put these values into the next row."""
-        memory = torch.empty(self._count, len(values), dtype=values.dtype, device=values.device)
-        memory.index_copy_(0, self._at, values.unsqueeze(0))
-        self._at.add_(1).remainder_(self._count)
-        self._rows = memory.unbind()
-
-    def next_row(self) -> Tensor:
-        """The row of the replay that was just started; good until as many others have been."""
-        row = self._rows[self._turn]
-        self._turn = (self._turn + 1) % self._count
-        return row
-
-
-def _size(value: Tensor | float | None) -> int:
-    return value.numel() if isinstance(value, Tensor) else 1
-
-
-def _flat(values: Sequence[Tensor | float | None], device: torch.device) -> Tensor:
-    """All numbers in one tensor on the device."""
-    known = [float("nan") if v is None or isinstance(v, Tensor) else float(v) for v in values]
-    parts: list[Tensor] = []
-    for value, number in zip(values, known, strict=True):
-        if isinstance(value, Tensor):
-            parts.append(value.reshape(-1).double())
-        else:
-            parts.append(torch.full((1,), number, dtype=torch.float64, device=device))
-    return torch.cat(parts)
 
 
 def refuse_other_numbers(

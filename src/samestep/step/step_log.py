@@ -151,7 +151,7 @@ class StepLog:
 
 def _measured(entry: _Pending) -> Sequence[Tensor | float | None]:
     if entry.updated.numbers is not None:
-        return (entry.updated.numbers,)
+        return (entry.updated.numbers.measured,)
     return step_numbers(entry.updated, entry.terms, entry.stats)
 
 
@@ -171,6 +171,8 @@ def _size(value: Tensor | float | None) -> int:
 
 def _record(entry: _Pending, row: Sequence[float], seconds: float) -> StepRecord:
     updated = entry.updated
+    if updated.numbers is not None:
+        row = updated.numbers.fill(row)
     several = 0 if updated.norms is None else updated.norms.numel()
     norms, rest = tuple(row[2 : 2 + several]), row[2 + several :]
     named = 0 if entry.terms is None else len(entry.terms.names)

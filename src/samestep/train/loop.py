@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +135,11 @@ class Training(RunListener):
         run.survivors.why_not = self._why_survivors_lack_state()
         self.model.train()
         patience = run.config.early_stopping
+        # The task's own method: what its loss reads from the task is compared before a replay.
+        loss: Callable[[LaneBatch], Loss] = partial(self._task.loss, self.model)
         for step in run.steps(self._source, draws_between=False):
             try:
-                step.train(self._loss)
+                step.train(loss)
             except PeerLost as lost:
                 # Here, where a launcher's signal to end does not end the process yet.
                 run.survivors.save(lost)
@@ -165,9 +168,6 @@ class Training(RunListener):
         if self._source.has_streams:
             return "a rank knows the positions of its own streams only"
         return ""
-
-    def _loss(self, batch: LaneBatch) -> Loss:
-        return self._task.loss(self.model, batch)
 
     def on_record(self, record: StepRecord) -> None:
         self.outcome.loss = record.loss
