@@ -8,7 +8,6 @@ loop by hand is measured as people run it.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -113,14 +112,6 @@ class KeepingSettings:
             self._own = TorchSettings.current()
             if self._own != outside:
                 outside.apply()
-
-
-def allow_deterministic_products() -> None:
-    """To be called before the first matrix product, with which torch reads this variable for good.
-
-    On Hopper it is the workspace that torch takes anyway; other GPUs get a larger one.
-    """
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 # -- by hand -------------------------------------------------------------------------------

@@ -37,7 +37,6 @@ from contestants import (
     KeepingSettings,
     Samestep,
     Seat,
-    allow_deterministic_products,
     open_bare_graph,
     open_hand_written,
     reached_by,
@@ -62,6 +61,7 @@ from rich.table import Table
 from torch import Tensor
 
 from samestep.config.schema import DEFAULT_LANES
+from samestep.optim.kernels import allow_deterministic_products
 from samestep.train.record import hash_state
 from samestep.train.state_tensors import module_tensors
 
@@ -145,7 +145,7 @@ class Learned:
 
 def measure(settings: Settings) -> tuple[list[Result], dict[str, str]]:
     """Measure these contestants in this process; report which failed, and why."""
-    allow_deterministic_products()
+    allow_deterministic_products(settings.device)
     workload = workload_of(settings.workload, settings.quick)
     contest = open_contest(workload, settings.device, log_every=settings.log_every)
     learned: dict[str, Learned] = {}

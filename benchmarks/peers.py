@@ -45,7 +45,6 @@ from contestants import (
     Reached,
     Samestep,
     Seat,
-    allow_deterministic_products,
     open_bare_graph,
     open_hand_written,
     open_in_thread,
@@ -70,6 +69,8 @@ from measuring import (
 )
 from rich.table import Table
 from torch import Tensor
+
+from samestep.optim.kernels import allow_deterministic_products
 
 ROUNDS = 20
 HAND_WRITTEN, CONTROL = "hand-written", "hand-written, in a thread"
@@ -154,7 +155,7 @@ class Result:
 def measure(settings: Settings) -> tuple[list[Result], dict[str, str]]:
     """Measure all contestants of one workload in this process; report which failed, and why."""
     quieten()
-    allow_deterministic_products()
+    allow_deterministic_products(settings.device)
     workload = workload_of(settings.workload, settings.quick)
     contest = open_contest(workload, settings.device, settings.fused, settings.dropout)
     reached: dict[str, Reached] = {}

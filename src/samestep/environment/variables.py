@@ -20,11 +20,6 @@ def export(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
-def withdraw(name: str) -> None:
-    """Unset an environment variable of this process."""
-    os.environ.pop(name, None)
-
-
 @contextmanager
 def exporting(variables: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for the processes that are started meanwhile."""

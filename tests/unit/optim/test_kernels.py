@@ -44,7 +44,7 @@ def test_deterministic_kernels_are_put_back(deterministic: Deterministic, warns:
     assert torch.are_deterministic_algorithms_enabled()
     assert torch.is_deterministic_algorithms_warn_only_enabled() is warns
     assert torch.backends.cudnn.deterministic
-    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ, "every product would parse it"
     assert _settings()["fill"] is False
     undo()
     undo()
