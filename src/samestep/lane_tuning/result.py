@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -92,43 +92,69 @@ class LaneCosts:
         return sorted({one.world for one in self.measured})
 
     def cost(self, one: Measured) -> float | None:
-        """The time of a step, relative to the fastest choice of this world; None if it failed.
-
-        The median of the rounds' ratios: what disturbs the machine for a while disturbs all
-        choices of a round.
-        """
+        """The time of a step, relative to the fastest choice of this world; None if it failed."""
         if one.failed:
             return None
-        timed = [other for other in self.measured if other.world == one.world and not other.failed]
-        fastest = min(timed, key=lambda other: other.median)
-        return median(a / b for a, b in zip(one.seconds, fastest.seconds, strict=True))
+        others = [other for other in self.measured if other.world == one.world and not other.failed]
+        return _ratio(one, _fastest(others))
 
     def recommend(self) -> Recommendation:
-        """The most lanes whose cost is at most `LIMIT` in every world that was measured."""
+        """The most lanes whose cost is at most `LIMIT` in every world that was measured.
+
+        Relative to what can run in all of these worlds: a faster choice that cannot is none.
+        """
         costs = self._worst_costs()
         if not costs:
             raise PlanError(
-                f"no number of lanes could be measured at all of {self.worlds} ranks: give more lanes "
-                "by --lanes, or fewer --worlds"
+                f"no number of lanes could be measured on {self._shown_worlds}: give more lanes by "
+                "--lanes, or fewer --worlds"
             )
         cheap = [choice for choice, cost in costs.items() if cost <= LIMIT]
         least = min(costs, key=costs.__getitem__)
-        most = max((lanes for lanes, _ in cheap), default=least[0])
-        widths = [choice for choice in cheap if choice[0] == most] or [least]
-        lanes, parallel = min(widths, key=costs.__getitem__)
-        cost = costs[lanes, parallel]
-        return Recommendation(lanes, parallel, cost, _why(lanes, cost, bool(cheap)))
+        most = max((choice.lanes for choice in cheap), default=least.lanes)
+        widths = [choice for choice in cheap if choice.lanes == most] or [least]
+        best = min(widths, key=costs.__getitem__)
+        why = self._why(best.lanes, costs[best], bool(cheap))
+        return Recommendation(best.lanes, best.parallel, costs[best], why)
 
-    def _worst_costs(self) -> dict[tuple[int, int | None], float]:
-        """Of each number of lanes and width: its cost in the world where that is highest."""
-        by_key = {(m.world, m.lanes, m.parallel): self.cost(m) for m in self.measured}
-        found = {}
-        for one in self.measured:
-            costs = [by_key.get((world, one.lanes, _width(one, world))) for world in self.worlds]
-            known = [cost for cost in costs if cost is not None]
-            if len(known) == len(costs):
-                found[one.lanes, one.parallel] = max(known)
-        return found
+    def _worst_costs(self) -> dict[Choice, float]:
+        """Of what runs in all worlds: its cost in the world where that is highest."""
+        by_world = {
+            world: {Choice(m.lanes, m.parallel): m for m in self.measured if m.world == world}
+            for world in self.worlds
+        }
+        complete: dict[Choice, list[Measured]] = {}
+        for choice in dict.fromkeys(Choice(m.lanes, m.parallel) for m in self.measured):
+            runs = [found.get(_in_world(choice, world)) for world, found in by_world.items()]
+            done = [run for run in runs if run is not None and not run.failed]
+            if len(done) == len(runs):
+                complete[choice] = done
+        fastest = [_fastest(runs) for runs in zip(*complete.values(), strict=True)]
+        return {
+            choice: max(_ratio(run, base) for run, base in zip(runs, fastest, strict=True))
+            for choice, runs in complete.items()
+        }
+
+    def _why(self, lanes: int, cost: float, is_cheap: bool) -> str:
+        allows = f"and the run can use any number of ranks up to {lanes}"
+        if lanes == 1:
+            allows = "but the run can use one rank only: the table shows what more lanes cost"
+        several = len(self.worlds) > 1
+        where = f" that runs on {self._shown_worlds}" if several else ""
+        if is_cheap:
+            return (
+                f"it is the most whose steps take at most {LIMIT:g} times those of the fastest "
+                f"choice{where} ({cost:.2f}), {allows}"
+            )
+        return (
+            f"no choice takes at most {LIMIT:g} times the fastest one's time on each of "
+            f"{self._shown_worlds}, and this one comes nearest ({cost:.2f}), {allows}"
+        )
+
+    @property
+    def _shown_worlds(self) -> str:
+        *first, last = map(str, self.worlds)
+        return f"{', '.join(first)} and {last} ranks" if first else f"{last} rank(s)"
 
     def as_json(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -158,23 +184,17 @@ class LaneCosts:
         }
 
 
-def _width(one: Measured, world: int) -> int | None:
-    """A choice's width in another world, where a rank may have fewer lanes than that."""
-    if one.parallel is None:
-        return None
-    return min(one.parallel, lanes_of_a_rank(one.lanes, world))
+def _fastest(several: Sequence[Measured]) -> Measured:
+    return min(several, key=lambda one: one.median)
 
 
-def _why(lanes: int, cost: float, is_cheap: bool) -> str:
-    allows = f"and the run can use any number of ranks up to {lanes}"
-    if lanes == 1:
-        allows = "but the run can use one rank only: the table shows what more cost"
-    if is_cheap:
-        return (
-            f"it is the most whose steps take at most {LIMIT:g} times the fastest choice's "
-            f"({cost:.2f}), {allows}"
-        )
-    return (
-        f"no choice takes at most {LIMIT:g} times the fastest one's time at every number of ranks, and "
-        f"this one comes nearest ({cost:.2f}), {allows}"
-    )
+def _ratio(one: Measured, base: Measured) -> float:
+    """The median of the rounds' ratios: what disturbs the machine disturbs a whole round."""
+    return median(a / b for a, b in zip(one.seconds, base.seconds, strict=True))
+
+
+def _in_world(choice: Choice, world: int) -> Choice:
+    """What this choice is in another world, where a rank may have fewer lanes than its width."""
+    if choice.parallel is None:
+        return choice
+    return replace(choice, parallel=min(choice.parallel, lanes_of_a_rank(choice.lanes, world)))
