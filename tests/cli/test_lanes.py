@@ -7,9 +7,13 @@ import signal
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from samestep.cli import app
+from samestep.starter import write_starter
 from tests.cli.processes import samestep, started, torchrun, wait_for
 
+COLD = "Python reads TMPDIR once"
 QUICK = ("--rounds", "2", "--steps", "2")
 
 
@@ -18,7 +22,7 @@ def starter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A config; its commands keep their temporary files in `temporary`."""
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
-    assert samestep("init", "mine", cwd=tmp_path).returncode == 0
+    write_starter(tmp_path / "mine")
     return tmp_path / "mine" / "config.yaml"
 
 
@@ -31,7 +35,9 @@ def left(folder: Path) -> list[str]:
 
 def test_it_shows_a_table_and_recommends(starter: Path, tmp_path: Path) -> None:
     before, page = left(tmp_path), tmp_path / "lanes.html"
-    done = samestep("lanes", starter, *QUICK, "--lanes", "1,8", "--report", page, cwd=tmp_path)
+    done = samestep(
+        "lanes", starter, *QUICK, "--lanes", "1,8", "--report", page, cwd=tmp_path, cold=COLD
+    )
     assert done.returncode == 0, done.stderr
     for words in ("1 x 64", "8 x 8", "1 to 8", "global batch 64 on cpu", "Recommended: lanes: "):
         assert words in done.stdout
@@ -60,7 +66,8 @@ def test_json_has_the_usual_numbers_and_the_configs_own(starter: Path, tmp_path:
 def test_ranks_are_started_for_each_world(starter: Path, tmp_path: Path) -> None:
     before = left(tmp_path)
     done = samestep(
-        "lanes", starter, "lanes=1", *QUICK, "--lanes", "1,2,4", "--worlds", "1,2", "--json", cwd=tmp_path
+        "lanes", starter, "lanes=1", *QUICK, "--lanes", "1,2,4", "--worlds", "1,2", "--json", cwd=tmp_path,
+        cold=COLD,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -84,39 +91,52 @@ def test_it_runs_as_a_rank_of_any_launcher(starter: Path, tmp_path: Path) -> Non
         (["--lanes", "1,x"], "--lanes is '1,x': give numbers from 1 on"),
         (["--lanes", "5"], "global_batch 64 cannot be cut into 5 equal lanes"),
         (["--lanes", "1", "--worlds", "2"], "2 ranks need 2 lanes or more"),
-        (["--parallel", "1,4"], "this rank runs on cpu"),
         (["--rounds", "0"], "--rounds"),
         (["global_batch=null", "lanes=null", "batch_per_rank=4"], "there is nothing to choose"),
-        (["global_batch=4096"], "the training data has 2000 samples"),
         (["--worlds", "1", "distributed.world_size=2"], "pass distributed.world_size=auto"),
         (["--report", "mine/task.py"], "is no page of samestep"),
     ],
 )
-def test_a_mistake_is_reported_without_a_traceback(
-    starter: Path, tmp_path: Path, words: list[str], message: str
+def test_a_mistake_is_refused_before_anything_is_measured(
+    starter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     before = left(tmp_path)
-    done = samestep("lanes", starter, *words, cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert message in " ".join(done.stderr.replace("│", " ").split())
-    assert "Traceback" not in done.stderr
+    done = CliRunner().invoke(app, ["lanes", str(starter), *words])
+    assert done.exit_code == 2
+    assert message in " ".join(done.output.replace("│", " ").split())
+    assert "Traceback" not in done.output
     assert left(tmp_path) == before
 
 
-def test_a_mistake_of_ranks_comes_with_its_code(starter: Path, tmp_path: Path) -> None:
-    done = samestep("lanes", starter, "--parallel", "2", "--worlds", "2", cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["global_batch=4096"], "the training data has 2000 samples"),
+        (["--parallel", "2", "--worlds", "2"], "this rank runs on cpu"),
+    ],
+)
+def test_what_only_a_rank_can_find_has_the_same_code(
+    starter: Path, tmp_path: Path, words: list[str], message: str
+) -> None:
+    before = left(tmp_path)
+    done = samestep("lanes", starter, *words, cwd=tmp_path, cold=COLD)
     assert done.returncode == 2, done.stderr
-    assert "this rank runs on cpu" in done.stderr
-    assert list((tmp_path / "temporary").glob("samestep*")) == []
+    assert message in done.stderr
+    assert left(tmp_path) == before
 
 
-def test_a_signal_stops_it_and_nothing_is_left(starter: Path, tmp_path: Path) -> None:
-    temporary = tmp_path / "temporary"
-    with started("lanes", starter, "--steps", "100000", cwd=tmp_path) as process:
+@pytest.mark.parametrize("worlds", [[], ["--worlds", "1"]])
+def test_a_signal_stops_it_and_nothing_is_left(
+    starter: Path, tmp_path: Path, worlds: list[str]
+) -> None:
+    before, temporary = left(tmp_path), tmp_path / "temporary"
+    with started(
+        "lanes", starter, *worlds, "--steps", "100000", cwd=tmp_path, cold=COLD
+    ) as process:
         wait_for(lambda: bool(list(temporary.glob("samestep-lanes-*/1/metrics.jsonl"))))
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 75
         assert process.stdout is not None
-        assert "SIGTERM stopped" in process.stdout.read()
-    assert list(temporary.glob("samestep*")) == []
-    assert not (tmp_path / "runs").exists()
+        assert "SIGTERM stopped the measurement: nothing is kept" in process.stdout.read()
+    assert left(tmp_path) == before

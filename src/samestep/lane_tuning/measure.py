@@ -30,7 +30,8 @@ from samestep.config.schema import (
 from samestep.distributed.context import RunContext, create_run_context
 from samestep.distributed.hardware import detect_hardware
 from samestep.distributed.logging import LOGGER, RankLog
-from samestep.errors import OutOfMemory, PlanError, Stopped
+from samestep.distributed.signals import stopping_at_once
+from samestep.errors import OutOfMemory, PlanError
 from samestep.lane_tuning.choices import Choice, Comparison
 from samestep.lane_tuning.result import Measured
 from samestep.step.step import Step
@@ -64,6 +65,7 @@ def measure_lanes(config: Config, context: RunContext, compared: Comparison) -> 
     _refuse_widths(config, context, compared)
     choices = compared.choices(context.world)
     with (
+        stopping_at_once("the measurement", context.log.main),
         TemporaryDirectory(prefix="samestep-lanes-", ignore_cleanup_errors=True) as folder,
         TurnProgress(compared.rounds * len(choices), context.log, context.is_main) as progress,
     ):
@@ -154,9 +156,6 @@ class _Turns:
                 raise  # others may have had enough memory, and be waiting for this rank
             self._failed[choice] = str(error).splitlines()[0]
             turn = None
-        except Stopped as stop:
-            self._context.log.main(str(stop))  # the turn's own log is not shown
-            raise
         gc.collect()
         if turn is not None:
             ranks = self._context.gather(turn)

@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from samestep.config import override_config
+from samestep.distributed.signals import stopping_at_once
 from samestep.foreign.json_text import read_json
 from samestep.lane_tuning.choices import Comparison
 from samestep.lane_tuning.result import Measured
@@ -33,7 +34,10 @@ def measure_worlds(
         worlds: The numbers of ranks.
         report: Called with a line for each of them.
     """
-    with TemporaryDirectory(prefix="samestep-lanes-", ignore_cleanup_errors=True) as folder:
+    with (
+        stopping_at_once("the measurement", report),
+        TemporaryDirectory(prefix="samestep-lanes-", ignore_cleanup_errors=True) as folder,
+    ):
         found: list[Measured] = []
         for world in worlds:
             report(f"measuring on {world} rank(s)")

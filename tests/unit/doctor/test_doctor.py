@@ -566,11 +566,14 @@ def test_lanes_without_graphs_are_a_warning_on_a_gpu(tmp_path: Path) -> None:
     for changes, why in (
         ({"same": "rounding"}, "same: rounding"),
         ({"memory.lane_split": 2}, "memory.lane_split"),
-        ({"optimizer": {"implementation": "plain"}}, "optimizer.implementation: plain"),
+        (
+            {"task": "t.py:T", "optimizer": {"implementation": "plain"}},
+            "optimizer.implementation: plain",
+        ),
     ):
         assert is_reported(found(**changes), "warning", why)
     capturable = {"implementation": "foreach", "args": {"capturable": True}}
-    assert is_reported(found(optimizer=capturable), "ok")
+    assert is_reported(found(task="t.py:T", optimizer=capturable), "ok")
 
 
 def test_lanes_cost_nothing_worth_a_warning_elsewhere(tmp_path: Path) -> None:
