@@ -39,7 +39,7 @@ def test_it_shows_a_table_and_recommends(starter: Path, tmp_path: Path) -> None:
         "lanes", starter, *QUICK, "--lanes", "1,8", "--report", page, cwd=tmp_path, cold=COLD
     )
     assert done.returncode == 0, done.stderr
-    for words in ("1 x 64", "8 x 8", "1 to 8", "global batch 64 on cpu", "Recommended: lanes: "):
+    for words in ("1 x 64", "8 x 8", "1-8", "global batch 64 on cpu", "Recommended: lanes: "):
         assert words in done.stdout
     assert "16 x 4" not in done.stdout
     assert "Plan:" not in done.stderr, "the runs' own logs are not shown"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from samestep.lane_tuning.choices import Comparison
     from samestep.lane_tuning.result import LaneCosts, Measured
 
-_BAR = 20
+_BAR = 10
 """Characters of the longest bar in the table."""
 
 Lanes = Annotated[
@@ -154,23 +154,21 @@ def _print_costs(costs: LaneCosts) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from samestep.lane_tuning.report import conclusion, heading, rows
+    from samestep.lane_tuning.report import conclusion, heading, remarks, rows
 
-    table = Table(title=heading(costs), title_justify="left")
     header, body = rows(costs)
-    for name in header:
-        table.add_column(name, justify="left" if name in ("", "ranks it allows") else "right")
-    table.add_column("")
+    table = Table(title=heading(costs), title_justify="left")
+    for name in (*header, ""):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
     highest = max(costs.cost(one) or 0.0 for one in costs.measured)
     best = costs.recommend()
     for one, cells in zip(costs.measured, body, strict=True):
         cost = costs.cost(one)
-        bar = one.failed if cost is None else "█" * round(_BAR * cost / highest)
+        bar = "left out" if cost is None else "█" * round(_BAR * cost / highest)
         chosen = (one.lanes, one.parallel) == (best.lanes, best.parallel)
-        table.add_row(*cells, bar, style="bold green" if chosen else "red" if one.failed else None)
+        table.add_row(*cells, bar, style="bold green" if chosen else None)
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(table)
-    for one in costs.measured:
-        for note in one.notes:
-            console.print(f"{one.label}: {note}", style="dim", highlight=False)
+    for line in remarks(costs):
+        console.print(line, style="dim", highlight=False)
     console.print(conclusion(costs), highlight=False)

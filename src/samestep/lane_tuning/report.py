@@ -40,15 +40,21 @@ def _cells(costs: LaneCosts, one: Measured) -> dict[str, str]:
         "lanes x samples": f"{one.lanes} x {one.lane_batch}",
         "at once": "" if one.parallel is None else str(one.parallel),
         "ms per step": _ms(1e3 * one.median) if times else "-",
-        "spread": f"{_ms(times[0])} - {_ms(times[-1])}" if times else "-",
+        "spread": f"{_ms(times[0])}-{_ms(times[-1])}" if times else "-",
         "cost": "-" if cost is None else f"{cost:.2f}",
         "GPU memory": "" if one.peak_bytes is None else f"{one.peak_bytes / 2**30:.2f} GB",
-        "ranks it allows": "1" if one.lanes == 1 else f"1 to {one.lanes}",
+        "worlds": "1" if one.lanes == 1 else f"1-{one.lanes}",
     }
 
 
 def _ms(milliseconds: float) -> str:
     return f"{milliseconds:.1f}" if milliseconds >= 10 else f"{milliseconds:.3f}"
+
+
+def remarks(costs: LaneCosts) -> list[str]:
+    """Why choices are left out, and what the runs logged about their speed."""
+    failed = [f"{one.label}: left out: {one.failed}" for one in costs.measured if one.failed]
+    return failed + [f"{one.label}: {note}" for one in costs.measured for note in one.notes]
 
 
 def conclusion(costs: LaneCosts) -> str:
@@ -72,12 +78,8 @@ def write_html(costs: LaneCosts, title: str, path: Path) -> None:
     header, body = rows(costs)
     classes = ['class="number"' if name in _NUMBERS else "" for name in header]
     titles = "".join(f"<th {c}>{html.escape(n)}</th>" for n, c in zip(header, classes, strict=True))
-    lines = "\n".join(
-        _line(cells, classes, one) for cells, one in zip(body, costs.measured, strict=True)
-    )
-    notes = "".join(
-        f"<p>{one.label}: {html.escape(note)}</p>" for one in costs.measured for note in one.notes
-    )
+    lines = "\n".join(_line(cells, classes) for cells in body)
+    notes = "".join(f"<p>{html.escape(line)}</p>" for line in remarks(costs))
     write_page(
         path,
         title,
@@ -89,12 +91,11 @@ def write_html(costs: LaneCosts, title: str, path: Path) -> None:
     )
 
 
-def _line(cells: list[str], classes: list[str], one: Measured) -> str:
+def _line(cells: list[str], classes: list[str]) -> str:
     row = "".join(
         f"<td {c}>{html.escape(cell)}</td>" for cell, c in zip(cells, classes, strict=True)
     )
-    failed = f'<td class="broken">{html.escape(one.failed)}</td>' if one.failed else ""
-    return f"<tr>{row}{failed}</tr>"
+    return f"<tr>{row}</tr>"
 
 
 def _figure(costs: LaneCosts) -> str:

@@ -112,14 +112,14 @@ def test_ranks_hand_over_what_they_measured() -> None:
 def test_the_table_leaves_out_columns_that_say_nothing() -> None:
     found = costs(one(1, 10, 12, 9), one(2, 11.5, 11, 12))
     header, body = rows(found)
-    assert header == ["lanes x samples", "ms per step", "spread", "cost", "ranks it allows"]
-    assert body[1] == ["2 x 32", "11.5", "11.0 - 12.0", "1.15", "1 to 2"]
+    assert header == ["lanes x samples", "ms per step", "spread", "cost", "worlds"]
+    assert body[1] == ["2 x 32", "11.5", "11.0-12.0", "1.15", "1-2"]
     assert heading(found) == "global batch 64 on cpu, 1 thread(s); medians of 3 round(s)"
     on_gpu = costs(one(4, 1.5, world=2, parallel=2, peak_bytes=3 * 2**29))
     header, body = rows(on_gpu)
     assert dict(zip(header, body[0], strict=True)) == {
         "ranks": "2", "lanes x samples": "4 x 16", "at once": "2", "ms per step": "1.500",
-        "spread": "1.500 - 1.500", "cost": "1.00", "GPU memory": "1.50 GB", "ranks it allows": "1 to 4",
+        "spread": "1.500-1.500", "cost": "1.00", "GPU memory": "1.50 GB", "worlds": "1-4",
     }  # fmt: skip
 
 
@@ -138,8 +138,8 @@ def test_the_page_is_self_contained_and_replaces_no_other_file(tmp_path: Path) -
     write_html(found, "<mine>: what lanes cost", page)
     text = page.read_text()
     assert "<title>&lt;mine&gt;: what lanes cost</title>" in text
-    assert "&lt;no&gt; memory" in text
-    assert "a &lt; b" in text
+    assert "16 lanes: left out: &lt;no&gt; memory" in text
+    assert "8 lanes: a &lt; b" in text
     assert "8 x 8" in text
     assert "recommended: 8" in text
     assert not re.search(r"<(script|link|img)[^>]*(src|href)=", text)
