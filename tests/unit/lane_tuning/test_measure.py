@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from samestep.config import Config, load_config
 from samestep.distributed.context import SingleProcessContext
@@ -136,3 +137,40 @@ def test_data_without_a_whole_step_is_refused(
 def test_widths_need_a_gpu(tmp_path: Path, context: SingleProcessContext) -> None:
     with pytest.raises(PlanError, match=r"--parallel is about .* runs on cpu"):
         measure_lanes(config(tmp_path), context, Comparison((2,), (1, 2), **QUICK))
+
+
+def test_widths_need_graphs(tmp_path: Path, context: SingleProcessContext) -> None:
+    context.device = torch.device("cuda:0")  # refused before anything is computed
+    given = config(tmp_path, speed={"graph": False})
+    with pytest.raises(PlanError, match=r"--parallel is about .* speed\.graph is false"):
+        measure_lanes(given, context, Comparison((2,), (1, 2), **QUICK))
+
+
+def test_what_a_run_logs_about_its_speed_is_kept_once(
+    tmp_path: Path, context: SingleProcessContext
+) -> None:
+    (tmp_path / "talking.py").write_text(
+        "from tests.distributed.tasks import Everything\n"
+        "class Talking(Everything):\n"
+        "    def after_update(self, step):\n"
+        "        self.log.main('speed.graph: replayed')\n"
+        "        self.log.main('something else')\n"
+    )
+    given = config(tmp_path, f"{tmp_path}/talking.py:Talking")
+    with pytest.MonkeyPatch.context() as patch:
+        made = measure.load_task
+
+        def load(config: Config) -> Any:
+            task: Any = made(config)
+            kept = measure._KeptLog.__init__
+
+            def remember(log: Any, rank: int, world: int) -> None:
+                kept(log, rank, world)
+                task.log = log
+
+            patch.setattr(measure._KeptLog, "__init__", remember)
+            return task
+
+        patch.setattr(measure, "load_task", load)
+        (found,) = measure_lanes(given, context, Comparison((2,), **QUICK))
+    assert found.notes == ("speed.graph: replayed",)
