@@ -24,7 +24,7 @@ LAYERS: list[set[str]] = [
     {"data"},
     {"step"},
     {"train"},
-    {"amp", "inference", "lr_finder"},
+    {"amp", "inference", "lane_tuning", "lr_finder"},
     {"export", "verify", "doctor", "starter"},
     {"cli"},
 ]

@@ -55,7 +55,7 @@ def test_help_answers_fast_and_without_torch(tmp_path: Path) -> None:
 def test_help_shows_commands_in_the_order_a_person_meets_them(here: Callable[..., Result]) -> None:
     shown = here("--help").output
     words = ["╭─ Train ", "train", "launch", "verify", "╭─ Start", "init", "config", "env", "doctor",
-             "╭─ Tune", "lr-find", "predict", "export", "average",
+             "╭─ Tune", "lanes", "lr-find", "predict", "export", "average",
              "╭─ Look", "checkpoints", "times", "slurm"]  # fmt: skip
     places = [shown.find(word if word.startswith("╭") else f"\n│ {word} ") for word in words]
     assert -1 not in places
@@ -68,7 +68,7 @@ def test_the_version_is_the_packages_own(here: Callable[..., Result]) -> None:
 
 def test_bash_completes_commands(tmp_path: Path) -> None:
     script = (
-        'eval "$(samestep --show-completion)"; COMP_WORDS=(samestep la); COMP_CWORD=1; '
+        'eval "$(samestep --show-completion)"; COMP_WORDS=(samestep lau); COMP_CWORD=1; '
         '_samestep_completion samestep; echo "${COMPREPLY[@]}"; complete -p samestep'
     )
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

@@ -30,7 +30,7 @@ TRAINING, STARTING, MODELS, RUNS = (
 """Where --help shows a command."""
 
 _ORDER = (
-    "train", "launch", "resume", "verify", "init", "config", "env", "doctor", "lr-find", "predict", "export",
+    "train", "launch", "resume", "verify", "init", "config", "env", "doctor", "lanes", "lr-find", "predict", "export",
     "average", "checkpoints", "times", "slurm",
 )  # fmt: skip
 

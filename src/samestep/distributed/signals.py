@@ -13,12 +13,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 from samestep.distributed.deferred_signals import DeferredSignals
+from samestep.errors import Stopped
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -91,6 +93,31 @@ class StopSignals:
     def flag(self, save: bool) -> float:
         """This rank's flag for the coming step."""
         return float(self._received + (_SAVE if save else 0))
+
+
+@contextmanager
+def stopping_at_once(work: str, report: Callable[[str], None]) -> Iterator[None]:
+    """While entered, a stop signal raises `Stopped`: for work that has nothing to save, but to clean up.
+
+    Args:
+        work: What is stopped.
+        report: Called with a line about it.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped(f"{signal.Signals(number).name} stopped {work}: nothing is kept")
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {n: signal.signal(n, stop) for n in STOPPING}
+    try:
+        yield
+    except Stopped as stopped:
+        report(str(stopped))
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def outlive_stop_signals(worker: int) -> None:

@@ -125,7 +125,7 @@ def _look_here(
         check_disk(str(folder), space_of(_existing(folder)), _refusal(_existing(folder))),
     ]
     if config is not None:
-        findings += check_plan(config, load.world)
+        findings += check_plan(config, load)
     rank = 0 if place is None else place.rank.value
     return RankReport(
         Place(rank, machine.host),

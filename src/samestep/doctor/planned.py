@@ -13,11 +13,13 @@ from torch.optim import SGD
 from samestep.config import Config
 from samestep.config.optim import OptimizerConfig, ScheduleConfig
 from samestep.config.task_file import look_at_task
+from samestep.doctor.facts import Load
 from samestep.doctor.findings import Finding, ok, plural
 from samestep.errors import ConfigError, Mistake, PlanError
 from samestep.lanes.plan import deal_lanes
 from samestep.optim.optimizers import section_mistakes
 from samestep.optim.schedules import build_schedules
+from samestep.step.graphs import why_no_graph
 
 _OF_ONE_RANK = {"distributed": {"rank", "node_rank", "device_ids"}}
 """Keys that ranks started by hand must set differently."""
@@ -29,9 +31,11 @@ def digest(config: Config) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def check_plan(config: Config, world: int) -> list[Finding]:
-    """Whether this world can run the config."""
-    return [check_lanes(config, world), check_task(config), *check_optim(config)]
+def check_plan(config: Config, load: Load) -> list[Finding]:
+    """Whether this world can run the config, and what would make it slow."""
+    lanes = check_lanes(config, load.world)
+    cost = [] if lanes.severity == "error" else check_lane_cost(config, load)
+    return [lanes, *cost, check_task(config), *check_optim(config)]
 
 
 def check_lanes(config: Config, world: int) -> Finding:
@@ -67,6 +71,44 @@ def check_lanes(config: Config, world: int) -> Finding:
             f"use a number of ranks that divides {plan.lane_count}",
         )
     return ok(check, f"{found}, {_most(counts)} a rank")
+
+
+def check_lane_cost(config: Config, load: Load) -> list[Finding]:
+    """Whether a GPU runs a rank's lanes one after the other, each with kernels of its own.
+
+    Nothing is measured: which optimizers the task makes, and whether its loss can be captured, is
+    known only when it trains.
+    """
+    plan = config.batch_plan(load.world)
+    each = max(map(len, deal_lanes(plan.lane_count, load.world, config.distributed.lane_weights)))
+    device = torch.device(load.device)
+    if device.type != "cuda" or each == 1 or config.same == "samples":
+        return []
+    why = _why_eager(config, device)
+    if why is None:
+        return [ok("lane cost", f"{each} lanes a rank, in CUDA graphs if the loss can be captured")]
+    return [
+        Finding(
+            "lane cost",
+            "warning",
+            f"{each} lanes a rank, without CUDA graphs: {why}",
+            "its lanes run one after the other, and where kernels are small, lanes cost nearly as much "
+            "time as whole batches: far more than 1.1 times that of one lane",
+            "samestep lanes CONFIG measures it and recommends a number of lanes; or let graphs be used "
+            "(docs/speed.md)",
+        )
+    ]
+
+
+def _why_eager(config: Config, device: torch.device) -> str | None:
+    """What the config alone says against CUDA graphs; None if nothing does."""
+    if config.speed.graph is False:
+        return "speed.graph is false"
+    form = "auto" if config.optimizer is None else config.optimizer.implementation
+    args = {} if config.optimizer is None else config.optimizer.args
+    if form in ("foreach", "plain") and not args.get("capturable"):
+        return f"optimizer.implementation: {form} reads its learning rate on the host"
+    return why_no_graph(config, device, [])
 
 
 def _most(counts: Sequence[int]) -> str:

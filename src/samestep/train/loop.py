@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -126,7 +126,7 @@ class Training(RunListener):
             self._write_files(self._task.on_end)
         return self.outcome
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Generator[Step, None, None]:
         """Train step by step: each step is yielded when it is through.
 
         Draw there only from generators of your own: torch's own are at some lane's stream.

@@ -65,7 +65,7 @@ def report_plan(
     of_samples = f"{plan['samples']} samples, " if plan["samples"] else ""
     context.log.main(
         f"Plan: {of_samples}global batch {batch.global_batch} = {batch.lane_count} lanes "
-        f"x {batch.lane_batch}; {context.world} rank(s) drive "
+        f"x {batch.lane_batch} samples; {context.world} rank(s) drive "
         f"{'+'.join(map(str, shares))} lanes; {total or 'unknown'} steps; same: {config.same}"
     )
     tail = 0 if config.drop_last else (source.samples or 0) % batch.lane_batch

@@ -103,3 +103,25 @@ class SampleProgress(_Shown):
         if self._shown:
             rate = self._done / max(time.monotonic() - self._began, 1e-9)
             self._show(self._done, f"{rate:,.0f} samples/s")
+
+
+class TurnProgress(_Shown):
+    """Turns of a comparison, and whose it is."""
+
+    def __init__(self, total: int, log: RankLog, shown: bool) -> None:
+        super().__init__("turn", total, log, shown)
+        self._done, self._whose = 0, ""
+
+    def begin(self, whose: str) -> None:
+        """Show whose turn begins."""
+        self._whose = whose
+        self._tell()
+
+    def end(self) -> None:
+        """Show that this turn is over."""
+        self._done += 1
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._shown:
+            self._show(self._done, self._whose)

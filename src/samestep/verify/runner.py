@@ -16,12 +16,6 @@ from samestep.verify.worlds import Machines, World, launch_of
 _SAVE_UNITS = ("steps", "minutes", "epochs")
 
 
-def with_overrides(command: RankCommand, *overrides: str) -> RankCommand:
-    """The command with more overrides, for its ranks and in what we know of its config."""
-    config = override_config(command.config, overrides)
-    return replace(command, config=config, overrides=(*command.overrides, *overrides))
-
-
 @dataclass(frozen=True)
 class Runner:
     """Starts the runs of a verification; holds what they share."""
@@ -59,7 +53,7 @@ class Runner:
         if trace_from is not None:
             # A graph's replay, and what was compiled, call no hooks.
             overrides += ["speed.graph=false", "speed.compile=false"]
-        command = with_overrides(self.rank_command, *overrides, *self._even_lanes(world))
+        command = self.rank_command.with_overrides(*overrides, *self._even_lanes(world))
         method = f"distributed.launch_method={world.via}"
         command = replace(
             command,

@@ -15,7 +15,7 @@ from samestep.train.record import RunRecord
 from samestep.verify.compare import read_curve
 from samestep.verify.explain import ends_of_parts, explain
 from samestep.verify.result import Verification, compare_runs
-from samestep.verify.runner import Runner, with_overrides
+from samestep.verify.runner import Runner
 from samestep.verify.worlds import Machines, World, labels
 
 DEFAULT_RTOL = 1e-3
@@ -58,7 +58,7 @@ def verify(
         True
     """
     if steps:
-        rank_command = with_overrides(rank_command, f"steps={steps}", "epochs=null")
+        rank_command = rank_command.with_overrides(f"steps={steps}", "epochs=null")
     config = rank_command.config
     _refuse_unverifiable(rank_command, worlds)
     curve = read_curve(against) if against is not None else []

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from samestep.distributed.signals import STOPPING, AgreedAction, StopSignals
+from samestep.distributed.signals import STOPPING, AgreedAction, StopSignals, stopping_at_once
+from samestep.errors import Stopped
 
 
 @pytest.mark.parametrize(
@@ -199,3 +200,25 @@ def test_without_the_sender_of_a_signal_a_worker_leaves_the_group_that_is_signal
         assert os.getpgid(process.pid) == process.pid
     with worker("linux") as process:
         assert os.getpgid(process.pid) == os.getpgid(0)
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_work_without_anything_to_save_stops_at_once(number: signal.Signals) -> None:
+    before, lines = signal.getsignal(number), list[str]()
+    with pytest.raises(Stopped), stopping_at_once("the search", lines.append):
+        signal.raise_signal(number)
+    assert lines == [f"{number.name} stopped the search: nothing is kept"]
+    assert signal.getsignal(number) is before
+
+
+def test_a_thread_cannot_stop_at_once_and_does_its_work() -> None:
+    done: list[str] = []
+
+    def work() -> None:
+        with stopping_at_once("the search", done.append):
+            done.append("worked")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert done == ["worked"]

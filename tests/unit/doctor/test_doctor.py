@@ -42,7 +42,14 @@ from samestep.doctor.network import (
     check_rendezvous,
     try_rendezvous,
 )
-from samestep.doctor.planned import check_lanes, check_optim, check_task, digest
+from samestep.doctor.planned import (
+    check_lane_cost,
+    check_lanes,
+    check_optim,
+    check_plan,
+    check_task,
+    digest,
+)
 from samestep.doctor.ranks import (
     check_all_reduce,
     check_clocks,
@@ -541,6 +548,42 @@ def test_lanes_are_dealt_to_the_world(tmp_path: Path) -> None:
     weighted = configured(tmp_path, **{"distributed.lane_weights": "[3,1]"})
     assert is_reported(check_lanes(weighted, 2), "ok")
     assert is_reported(check_lanes(weighted, 3), "error", "lane_weights")
+
+
+def test_lanes_without_graphs_are_a_warning_on_a_gpu(tmp_path: Path) -> None:
+    on_gpu = Load(world=2, device="cuda:0")
+
+    def found(load: Load = on_gpu, **changes: object) -> Finding:
+        (finding,) = check_lane_cost(configured(tmp_path, **changes), load)
+        return finding
+
+    assert is_reported(found(), "ok", "4 lanes a rank, in CUDA graphs")
+    eager = found(**{"speed.graph": "false"})
+    assert is_reported(
+        eager, "warning", "4 lanes a rank, without CUDA graphs: speed.graph is false"
+    )
+    assert "samestep lanes CONFIG" in eager.advice
+    for changes, why in (
+        ({"same": "rounding"}, "same: rounding"),
+        ({"memory.lane_split": 2}, "memory.lane_split"),
+        (
+            {"task": "t.py:T", "optimizer": {"implementation": "plain"}},
+            "optimizer.implementation: plain",
+        ),
+    ):
+        assert is_reported(found(**changes), "warning", why)
+    capturable = {"implementation": "foreach", "args": {"capturable": True}}
+    assert is_reported(found(task="t.py:T", optimizer=capturable), "ok")
+
+
+def test_lanes_cost_nothing_worth_a_warning_elsewhere(tmp_path: Path) -> None:
+    eager = configured(tmp_path, **{"speed.graph": "false"})
+    assert check_lane_cost(eager, Load()) == []
+    assert check_lane_cost(eager, Load(world=8, device="cuda:3")) == [], "one lane a rank"
+    fused = configured(tmp_path, same="samples")
+    assert check_lane_cost(fused, Load(device="cuda:0")) == []
+    refused = check_plan(eager, Load(world=9, device="cuda:0"))
+    assert [f.check for f in refused] == ["lanes", "task"], "too few lanes are one error"
 
 
 def test_the_task_must_be_there(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_the_plan_is_printed_and_stored(
     assert json.loads((tmp_path / "plan.json").read_text()) == plan
     assert (plan["samples"], plan["steps"], plan["lane_batch"], plan["world"]) == (20, 6, 2, 1)
     assert capsys.readouterr().err == (
-        "Plan: 20 samples, global batch 8 = 4 lanes x 2; 1 rank(s) drive 4 lanes; 6 steps; "
+        "Plan: 20 samples, global batch 8 = 4 lanes x 2 samples; 1 rank(s) drive 4 lanes; 6 steps; "
         "same: bits\n"
     )
 
@@ -57,7 +57,7 @@ def test_streams_have_no_number_of_samples_or_steps(
 ) -> None:
     plan = report(context, tmp_path, Streams())
     assert (plan["samples"], plan["steps"]) == (None, None)
-    assert "Plan: global batch 8 = 4 lanes x 2; " in (text := capsys.readouterr().err)
+    assert "Plan: global batch 8 = 4 lanes x 2 samples; " in (text := capsys.readouterr().err)
     assert "; unknown steps;" in text
 
 

@@ -11,7 +11,7 @@ from rich.progress import Progress
 
 from samestep.distributed.logging import RankLog
 from samestep.step.step_log import StepRecord
-from samestep.train.progress import SampleProgress, TrainingProgress
+from samestep.train.progress import SampleProgress, TrainingProgress, TurnProgress
 from tests.unit.clock import Clock
 
 
@@ -73,6 +73,19 @@ def test_samples_are_counted_with_their_rate(
             wall.now += 8
             progress.add(40)
     assert capsys.readouterr().err == "sample 80/500  5 samples/s\n"
+
+
+def test_turns_are_shown_with_whose_they_are(
+    wall: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for shown in (True, False):
+        with TurnProgress(2, RankLog(0, 1), shown) as progress:
+            progress.begin("1 lane")
+            wall.now += 11
+            progress.end()
+            progress.begin("2 lanes")
+            progress.end()
+    assert capsys.readouterr().err == "turn 1/2  1 lane\n"
 
 
 def test_a_terminal_gets_a_bar_in_place_of_lines(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from samestep.config import Config
+from samestep.config import Config, override_config
 from samestep.config.secrets import public_overrides, referred
 from samestep.environment.variables import process_environment
 from samestep.errors import LaunchError
@@ -49,6 +49,15 @@ class RankCommand:
     """The first of these steps."""
     folder: Path | None = None
     """Where the command runs; by default the working directory."""
+    command: str = "train"
+    """What a rank is: `samestep train`, or another command that runs as a rank."""
+    options: tuple[str, ...] = ()
+    """That command's own."""
+
+    def with_overrides(self, *overrides: str) -> RankCommand:
+        """The same with more overrides, for its ranks and in what we know of its config."""
+        config = override_config(self.config, overrides)
+        return replace(self, config=config, overrides=(*self.overrides, *overrides))
 
     @property
     def python(self) -> str:
@@ -64,14 +73,15 @@ class RankCommand:
 
     def train(self, *options: str) -> tuple[str, ...]:
         """The arguments of the interpreter for one rank."""
-        return ("-m", "samestep", "train", *self._words(options))
+        return ("-m", "samestep", self.command, *self._words(options))
 
     def launch(self, *options: str) -> tuple[str, ...]:
         """The arguments of the interpreter for what starts ranks on another machine."""
         return ("-m", "samestep", "launch", *self._words(options))
 
     def _words(self, options: Sequence[str]) -> tuple[str, ...]:
-        ours = [] if self.record is None else ["--record", str(self.record)]
+        ours = [*self.options]
+        ours += [] if self.record is None else ["--record", str(self.record)]
         ours += [] if self.stop_after is None else ["--stop-after", str(self.stop_after)]
         if self.trace is not None:
             ours += ["--trace", str(self.trace), "--trace-from", str(self.trace_from)]

@@ -34,6 +34,17 @@ def test_a_scripts_own_arguments_come_last() -> None:
     assert command.launch()[:3] == ("-m", "samestep", "launch")
 
 
+def test_a_rank_may_be_another_command_with_options_of_its_own() -> None:
+    command = RankCommand(
+        CONFIG, Path("a.yaml"), ("seed=3",), command="lanes", options=("--x", "1")
+    )
+    words = ("-m", "samestep", "lanes", "a.yaml", "seed=3")
+    assert command.train("--launched") == (*words, "--x", "1", "--launched")
+    more = command.with_overrides("seed=4")
+    assert more.config.seed == 4
+    assert more.train() == (*words, "seed=4", "--x", "1")
+
+
 def test_a_config_has_no_arguments() -> None:
     assert RankCommand(CONFIG, Path("-a.yaml")).train() == ("-m", "samestep", "train", "./-a.yaml")
 
