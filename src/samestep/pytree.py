@@ -147,7 +147,7 @@ def tensors(data: Any) -> list[Tensor]:
 
 def _moves_itself(node: Any) -> bool:
     """Such as a packed sequence, whose batch sizes must stay on the host. Mappings are walked."""
-    return not isinstance(node, (Tensor, Mapping)) and hasattr(node, "to")
+    return hasattr(node, "to") and not isinstance(node, (Tensor, Mapping))
 
 
 def move(data: Any, device: torch.device) -> Any:
