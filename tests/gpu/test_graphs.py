@@ -33,8 +33,8 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def graphed(folder: Path, world: int, graph: bool, **values: Any) -> Any:
-    speed = {"graph": graph}
+def graphed(folder: Path, world: int, graph: bool, width: int | str = "auto", **values: Any) -> Any:
+    speed = {"graph": graph, "parallel_lanes": width}
     return train(folder, world, distributed=SHARED, speed=speed, **{"epochs": 5, **values})
 
 
@@ -51,6 +51,29 @@ def test_graphs_give_the_bits_of_eager_steps(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", ["batchnorm, dropout, tail, clipping, schedules", "fp16"])
 def test_graphs_give_the_same_bits_on_ranks_that_share_a_gpu(case: str, tmp_path: Path) -> None:
     assert_same([graphed(tmp_path, world, True, **CASES[case]) for world in (1, 2, 4)])
+
+
+def test_any_number_of_lanes_side_by_side_gives_the_same_bits(tmp_path: Path) -> None:
+    values = CASES["batchnorm, dropout, tail, clipping, schedules"]
+    runs = [graphed(tmp_path, 1, True, width, **values) for width in (1, 2, 3, 8)]
+    assert_same([graphed(tmp_path, 1, False, **values), *runs])
+    said = [(run.folder / "logs" / "rank-0.log").read_text() for run in runs]
+    for width, text in zip((1, 2, 3, 8), said, strict=True):
+        assert f"{width} of 8 lanes side by side" in text
+
+
+@pytest.mark.parametrize("task", ["Everything", "Tokens"])
+def test_an_optimizer_that_cannot_be_captured_updates_after_captured_lanes(
+    task: str, tmp_path: Path
+) -> None:
+    """As people's own AdamW(model.parameters()), and every default here."""
+    values = {"distributed": SHARED, "epochs": 5, "clip": {"norm": 0.5}}
+    eager = train(tmp_path, 1, task, speed={"graph": False}, **values)
+    runs = [train(tmp_path, world, task, **values) for world in (1, 2, 4)]
+    assert_same([eager, *runs])
+    said = (runs[0].folder / "logs" / "rank-0.log").read_text()
+    assert "the update runs without a graph: AdamW reads its learning rate on the host" in said
+    assert "steps are replayed from here on" in said
 
 
 def test_an_overflow_in_one_lane_is_skipped_on_the_device(tmp_path: Path) -> None:
@@ -103,7 +126,7 @@ def _refusals(config: dict[str, Any], kind: str) -> str:
             self.steps += 1
 
     task = Everything()
-    calls = [0]
+    calls, weight = [0], 1.0
 
     def loss(batch: Any) -> Any:
         out = model(batch.x)
@@ -117,6 +140,8 @@ def _refusals(config: dict[str, Any], kind: str) -> str:
             value = value * (1 + 0 * sum(batch.ids))
         if kind == "changes in Python":
             value = value * (1 + calls[0])
+        if kind == "refers to a number that changes":
+            value = value * weight
         return value, len(batch)
 
     try:
@@ -127,6 +152,7 @@ def _refusals(config: dict[str, Any], kind: str) -> str:
             optimizer = torch.optim.AdamW(model.parameters(), fused=True)
             model, optimizer = run.prepare(model, optimizer)
             for step in run.steps(task.train_data()):
+                weight = 1.0 + step.index
                 step.train(loss)
     except GraphError as error:
         return str(error)
@@ -138,6 +164,7 @@ WORDS = {
     "draws on the host": "draws random numbers on the host",
     "reads the samples": "reads batch.ids",
     "changes in Python": "gives other numbers than the eager one",
+    "refers to a number that changes": "weight (which the loss function refers to) keeps changing",
 }
 
 

@@ -33,7 +33,7 @@ def _peak_of_bits(folder: str) -> int:
     import samestep
 
     config = {
-        "global_batch": 8, "lanes": 2, "steps": STEPS, "run_dir": folder,
+        "global_batch": 8, "lanes": 2, "steps": STEPS, "run_dir": folder, "speed": {"graph": False},
         "checkpoint": {"enabled": False}, "distributed": {"device": "cuda", "backend": "gloo"},
     }  # fmt: skip
     with samestep.start(config) as run:

@@ -104,10 +104,6 @@ def _why_eager(config: Config, device: torch.device) -> str | None:
     """What the config alone says against CUDA graphs; None if nothing does."""
     if config.speed.graph is False:
         return "speed.graph is false"
-    form = "auto" if config.optimizer is None else config.optimizer.implementation
-    args = {} if config.optimizer is None else config.optimizer.args
-    if form in ("foreach", "plain") and not args.get("capturable"):
-        return f"optimizer.implementation: {form} reads its learning rate on the host"
     return why_no_graph(config, device, [])
 
 

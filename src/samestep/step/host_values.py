@@ -67,7 +67,7 @@ class HostValues:
         for cell, value, name in self._closure:
             now = _content(cell)
             if now is not value and not (isinstance(now, _PLAIN) and now == value):
-                return f"{name}, which the loss function refers to"
+                return f"{name} (which the loss function refers to)"
         return None
 
 

@@ -100,6 +100,10 @@ class RecordedLanes:
         """Let go of what the last run left."""
         self._stats, self.sums, self._starts = {}, RecordedSums([], []), []
 
+    def sums_of_step(self) -> RecordedSums:
+        """What the last replay left, with losses and counts that the next one leaves alone."""
+        return RecordedSums(self.sums.blocks, [_copied(stats) for stats in self.sums.stats])
+
     def results(self) -> list[Tensor | None]:
         """The losses and gradients of the last run."""
         losses = [stats.loss for stats in self._stats.values() if isinstance(stats.loss, Tensor)]
@@ -137,6 +141,11 @@ class RecordedLanes:
             yield
         finally:
             self._generator.graphsafe_set_state(home)
+
+
+def _copied(stats: LaneStats) -> LaneStats:
+    loss, count = (v.clone() if isinstance(v, Tensor) else v for v in stats.pair)
+    return LaneStats(loss, count)
 
 
 class _CapturedBatch(LaneBatch):
@@ -187,6 +196,10 @@ class RecordedStep:
             lanes.run(streams or [torch.cuda.current_stream()])
             if self._is_one:
                 self._land(self._exchange(NO_FLAGS))
+        if not engine.reduction.gradients.is_local:
+            lanes.sums = RecordedSums(
+                [], lanes.sums.stats
+            )  # they are in the buffers of the exchange
 
     def replay(self, passes: LanePasses, batches: Sequence[LaneBatch]) -> None:
         """Run a step on these batches."""
@@ -221,7 +234,8 @@ class RecordedStep:
     def _exchange(self, flags: RankFlags) -> LocalStats:
         """In the order of an eager step: another rank may be in one."""
         reduction = self._engine.reduction
-        stats = reduction.gradients.share_recorded(self._lanes.sums, flags)
+        sums = self._lanes.sums if self._lands else self._lanes.sums_of_step()
+        stats = reduction.gradients.share_recorded(sums, flags)
         reduction.buffers.start_recorded()
         reduction.gradients.exchange()
         reduction.buffers.wait()
@@ -284,10 +298,10 @@ def refuse_other_numbers(
         eager: The results of an eager run before.
         again: Runs the lanes eagerly once more.
     """
-    captured = [None if value is None else value.clone() for value in lanes.results()]
+    captured = lanes.results()
     if _equal(eager, captured):
         return
-    again()
+    again()  # which leaves the memory of the graph alone
     # Some kernels give other bits each time, which is not the capture's fault.
     varies = not _equal(eager, lanes.results())
     tolerance = _TOLERANCE[lanes._engine.setup.precision.dtype]

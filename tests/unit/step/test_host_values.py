@@ -89,7 +89,7 @@ def test_a_closure_is_followed_and_a_lambda_made_anew_is_the_same_loss() -> None
     assert loss_code(made()) == code
     assert values.changed() is None
     scale = 2.0
-    assert values.changed() == "scale, which the loss function refers to"
+    assert values.changed() == "scale (which the loss function refers to)"
 
 
 def test_modules_modes_and_numbers_are_followed() -> None:
