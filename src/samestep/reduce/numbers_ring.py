@@ -38,7 +38,15 @@ class ReplayedNumbers(NamedTuple):
 class NumbersRing:
     """Rows of numbers that the replays of a graph write one after the other."""
 
-    def __init__(self, rows: int, device: torch.device) -> None:
+    def __init__(self, rows: int, most: int, device: torch.device) -> None:
+        """Args:
+        rows: How many replays' numbers are kept.
+        most: How many numbers a row has at most.
+        device: Where they are.
+        """
+        # Outside of the capture: what is allocated inside may lie where earlier kernels of the same
+        # graph write at each replay, and only one row is written anew.
+        self._memory = torch.zeros(rows, most, dtype=torch.float64, device=device)
         self._order = torch.arange(rows, device=device).unsqueeze(1)
         self._at = torch.zeros((), dtype=torch.int64, device=device)
         """The row that the next replay writes."""
@@ -65,7 +73,7 @@ class NumbersRing:
             known += [math.nan] * len(at)
         by_type = [torch.cat(part).double() for part in parts.values()]
         row = torch.cat(by_type) if len(by_type) > 1 else by_type[0]
-        memory = torch.empty(len(self._order), len(row), dtype=row.dtype, device=row.device)
+        memory = self._memory[:, : len(row)]
         torch.where(self._order == self._at, row, memory, out=memory)
         self._at.add_(1).remainder_(len(self._order))
         self._rows = memory.unbind()

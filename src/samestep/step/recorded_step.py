@@ -187,7 +187,9 @@ class RecordedStep:
         self._seeds = lanes.draws
         self._landing: torch.cuda.CUDAGraph | None = None
         self._lane_count = engine.setup.batch.lane_count
-        self._numbers = NumbersRing(KEPT_STEPS, engine.setup.context.device)
+        groups = sum(len(optimizer.param_groups) for optimizer in engine.optimizers)
+        most = 2 * self._lane_count + groups + len(engine.setup.config.loss_weights or ()) + 2
+        self._numbers = NumbersRing(KEPT_STEPS, most, engine.setup.context.device)
         self._pool = pool
         self._graph = torch.cuda.CUDAGraph()
         for generator in lanes.generators.values():
@@ -197,9 +199,8 @@ class RecordedStep:
             if self._is_one:
                 self._land(self._exchange(NO_FLAGS))
         if not engine.reduction.gradients.is_local:
-            lanes.sums = RecordedSums(
-                [], lanes.sums.stats
-            )  # they are in the buffers of the exchange
+            # The gradients are where the ranks exchange them.
+            lanes.sums = RecordedSums([], lanes.sums.stats)
 
     def replay(self, passes: LanePasses, batches: Sequence[LaneBatch]) -> None:
         """Run a step on these batches."""
