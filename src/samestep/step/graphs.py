@@ -8,7 +8,7 @@ does not fit a captured step runs eagerly, which gives the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from samestep.optim.device_lr import takes_rate_from_device
 from samestep.optim.precision import Precision
 from samestep.pytree import leaves, signature
 from samestep.reduce.buffer_slots import keep_buffers
+from samestep.step.capture import capture
 from samestep.step.host_values import HostValues, loss_code
 from samestep.step.lane_passes import LanePasses, LossFunction, StepEngine
 from samestep.step.recorded_step import (
@@ -178,11 +179,11 @@ class GraphedSteps(WholeLanes):
         engine.update.begin(step)  # brings to the device what a capture of the update reads there
         lands = self._captures_update(engine)
         values = HostValues(loss, self._modules, engine.optimizers if lands else ())
-        lanes = RecordedLanes(engine, batches, loss)
+        lanes = RecordedLanes(engine, batches, loss, passes.moment)
 
         def run_eagerly() -> None:
             lanes.seed(step)
-            lanes.run([torch.cuda.current_stream()])
+            lanes.run()
 
         run_eagerly()
         eager = [None if value is None else value.clone() for value in lanes.results()]
@@ -211,15 +212,12 @@ class GraphedSteps(WholeLanes):
         lanes: RecordedLanes,
         eager: Sequence[Tensor | None],
         width: int,
-        run_eagerly: Any,
+        run_eagerly: Callable[[], None],
         step: int,
     ) -> None:
         """Capture the lanes alone, and refuse them if a replay gives other numbers."""
-        graph, draws = torch.cuda.CUDAGraph(), host_generators()
-        for generator in lanes.generators.values():
-            graph.register_generator_state(generator)
-        with torch.cuda.graph(graph):
-            lanes.run(self._side_streams(width) or [torch.cuda.current_stream()])
+        draws, streams = host_generators(), self._side_streams(width)
+        graph = capture(lambda: lanes.run(streams), generators=lanes.generators.values())
         if draws != host_generators():
             raise GraphError("the loss draws random numbers on the host, which a replay does not")
         lanes.seed(step)
@@ -251,7 +249,7 @@ class GraphedSteps(WholeLanes):
         return width
 
     def _side_streams(self, width: int) -> list[torch.cuda.Stream]:
-        """None for one lane at a time: it runs on the stream that is captured."""
+        """None for one lane at a time."""
         if width == 1:
             return []
         while len(self._streams) < width:

@@ -32,9 +32,10 @@ def run_side_by_side(
     Args:
         lanes: By lane, what runs its forward and backward pass; in order. Others have no samples.
         held: All lanes of this rank.
-        streams: As many as lanes may run at once.
+        streams: As many as lanes may run at once; none for one at a time, on the current stream.
     """
     here = torch.cuda.current_stream()
+    streams = streams or [here]
     for stream in streams:
         stream.wait_stream(here)
     tree: LaneTree[_Node | None] = LaneTree(_add)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samestep.data.batch import LaneBatch
+from samestep.data.batch import LaneBatch, Moment
 from samestep.data.device import is_large
 from samestep.errors import GraphError
 from samestep.lanes.rng import MODEL, derive, seed_at
@@ -32,6 +32,7 @@ from samestep.reduce.stats import (
     RankFlags,
     ReplayedStats,
 )
+from samestep.step.capture import capture, drawing_from, has_drawn
 from samestep.step.graph_inputs import GraphInputs
 from samestep.step.host_values import HostValues
 from samestep.step.lane_passes import LanePasses, LossFunction, StepEngine, check_loss
@@ -47,21 +48,26 @@ class RecordedLanes:
     """The forward and backward passes of a rank's lanes, and their sums, on batches at fixed places."""
 
     def __init__(
-        self, engine: StepEngine, batches: Sequence[LaneBatch], loss: LossFunction
+        self, engine: StepEngine, batches: Sequence[LaneBatch], loss: LossFunction, moment: Moment
     ) -> None:
+        """Args:
+        engine: The run's.
+        batches: Of one step, as they were read.
+        loss: Of a batch.
+        moment: What batches know of their step.
+        """
         device = engine.setup.context.device
         self._engine, self._loss = engine, loss
         self.is_large = any(is_large(batch.data) for batch in batches)
         """Whether batches should be on the device before they are copied to where lanes read them."""
         self.inputs = GraphInputs(batches, device)
         self.inputs.fill(batches)
-        self._generator = torch.cuda.default_generators[device.index or 0]
         self.generators = {batch.lane: torch.Generator(device) for batch in batches}
         """Each lane draws from a state of its own: beside others, it could not share one."""
         seed = engine.setup.config.seed
         self._roots = {batch.lane: derive(seed, MODEL, batch.lane) for batch in batches}
         self._batches = [
-            _CapturedBatch(batch.lane, data, batch.ids, batch.moment)
+            _CapturedBatch(batch.lane, data, batch.ids, moment)
             for batch, data in zip(batches, self.inputs.data, strict=True)
         ]
         self._stats: dict[int, LaneStats] = {}
@@ -75,15 +81,19 @@ class RecordedLanes:
     @property
     def draws(self) -> bool:
         """Whether the last run has drawn random numbers on the device."""
-        return any(generator.get_offset() > 0 for generator in self.generators.values())
+        return any(map(has_drawn, self.generators.values()))
 
     def seed(self, step: int) -> None:
         """Put every lane's generator at the start of its stream."""
         for lane, generator in self.generators.items():
             generator.manual_seed(seed_at(self._roots[lane], step))
 
-    def run(self, streams: Sequence[torch.cuda.Stream]) -> None:
-        """Run all lanes, and leave their sums where the ranks exchange them."""
+    def run(self, streams: Sequence[torch.cuda.Stream] = ()) -> None:
+        """Run all lanes, and leave their sums where the ranks exchange them.
+
+        Args:
+            streams: What lanes run on, side by side; one after the other on the current one if none.
+        """
         engine, held = self._engine, self._engine.setup.assignment.my_units
         self.forget()
         self._clear_grads()
@@ -111,10 +121,10 @@ class RecordedLanes:
 
     def _run_lane(self, batch: LaneBatch) -> Grads:
         engine, precision = self._engine, self._engine.setup.precision
-        gradients = engine.reduction.gradients
+        gradients, buffers = engine.reduction.gradients, engine.reduction.buffers
         before = torch.cuda.memory_allocated()
         torch.clear_autocast_cache()  # it holds casts of other lanes, on other streams
-        with self._drawing(batch.lane), engine.reduction.buffers.beside_others(batch.lane):
+        with drawing_from(self.generators[batch.lane]), buffers.beside_others(batch.lane):
             with precision.forward():
                 value, count = engine.terms.combine(self._loss(batch))
             check_loss(value, count)
@@ -132,15 +142,6 @@ class RecordedLanes:
     def _clear_grads(self) -> None:
         for param in self._engine.params:
             param.grad = None
-
-    @contextmanager
-    def _drawing(self, lane: int) -> Iterator[None]:
-        home = self._generator.graphsafe_get_state()
-        self._generator.graphsafe_set_state(self.generators[lane].graphsafe_get_state())
-        try:
-            yield
-        finally:
-            self._generator.graphsafe_set_state(home)
 
 
 def _copied(stats: LaneStats) -> LaneStats:
@@ -176,7 +177,7 @@ class RecordedStep:
         lanes: What is captured; it has run eagerly before.
         engine: The run's.
         values: What the graphs hold as it is now.
-        streams: What lanes run on; none for the one that is captured on.
+        streams: What lanes run on, side by side.
         pool: The graphs' memory.
         lands: Whether the update is captured too.
         """
@@ -191,13 +192,13 @@ class RecordedStep:
         most = 2 * self._lane_count + groups + len(engine.setup.config.loss_weights or ()) + 2
         self._numbers = NumbersRing(KEPT_STEPS, most, engine.setup.context.device)
         self._pool = pool
-        self._graph = torch.cuda.CUDAGraph()
-        for generator in lanes.generators.values():
-            self._graph.register_generator_state(generator)
-        with torch.cuda.graph(self._graph, pool=pool), self._capturable():
-            lanes.run(streams or [torch.cuda.current_stream()])
+
+        def run() -> None:
+            lanes.run(streams)
             if self._is_one:
                 self._land(self._exchange(NO_FLAGS))
+
+        self._graph = capture(run, pool, lanes.generators.values())
         if not engine.reduction.gradients.is_local:
             # The gradients are where the ranks exchange them.
             lanes.sums = RecordedSums([], lanes.sums.stats)
@@ -223,9 +224,7 @@ class RecordedStep:
                 passes.close(stats, updated, engine.terms.totals())
                 return
             if self._landing is None:
-                self._landing = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(self._landing, pool=self._pool), self._capturable():
-                    self._land(stats)
+                self._landing = capture(lambda: self._land(stats), self._pool)
             self._landing.replay()
         self._put_grads()
         replayed, updated = self._measured(rates, flags)
@@ -250,7 +249,8 @@ class RecordedStep:
         """From the sums of all ranks to the next weights."""
         engine = self._engine
         self._finish(stats)
-        self._updated = engine.update.change(stats, ())
+        with self._capturable():
+            self._updated = engine.update.change(stats, ())
         self._totals: TermSums | None = engine.terms.totals()
         self._stats = stats
         numbers = step_numbers(self._updated, self._totals, stats)

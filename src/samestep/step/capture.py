@@ -1,0 +1,48 @@
+"""CUDA graphs of functions, and generators that their replays draw from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+def capture(
+    body: Callable[[], None], pool: Any = None, generators: Iterable[torch.Generator] = ()
+) -> torch.cuda.CUDAGraph:
+    """A graph of everything that `body` launches; none of it is run.
+
+    What `body` allocates and holds on to is there after each replay, but earlier kernels of the same
+    graph may write to that memory first: what is to last from one replay to the next must be
+    allocated outside.
+
+    Args:
+        body: Called once.
+        pool: Memory that it shares with other graphs, which never run at the same time.
+        generators: What replays draw from, besides the device's own.
+    """
+    graph = torch.cuda.CUDAGraph()
+    for generator in generators:
+        graph.register_generator_state(generator)
+    with torch.cuda.graph(graph, pool=pool):
+        body()
+    return graph
+
+
+@contextmanager
+def drawing_from(generator: torch.Generator) -> Iterator[None]:
+    """Let the device's own generator draw from this one's state, also in replays of what is captured."""
+    own = torch.cuda.default_generators[generator.device.index or 0]
+    home = own.graphsafe_get_state()
+    own.graphsafe_set_state(generator.graphsafe_get_state())
+    try:
+        yield
+    finally:
+        own.graphsafe_set_state(home)
+
+
+def has_drawn(generator: torch.Generator) -> bool:
+    """Whether something was drawn since the generator was seeded."""
+    return generator.get_offset() > 0

@@ -1,0 +1,75 @@
+"""Steps that are replayed, by an emulated graph on a CPU: the bits of eager steps at any size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samestep.config import load_config
+from tests.distributed.running import Recorded, assert_same, settings, train
+from tests.ranks import run_ranks
+
+IDIOMS = Path(__file__).with_name("idioms.py")
+CASES: dict[str, dict[str, Any]] = {
+    "everything": {"clip": {"norm": 0.5}},
+    "one lane": {"lanes": 1, "clip": {"norm": 0.5}},
+    "five lanes": {"lanes": 5, "global_batch": 30},
+    "skipping": {"on_nonfinite": "skip", "clip": {"adaptive": 0.9}},
+    "fp16": {"precision": "fp16", "loss_scale": {"interval": 3}},
+    "two optimizers": {"task": "TwoOptimizers"},
+    "named losses": {"task": f"{IDIOMS}:NamedAlike", "loss_weights": {"fit": 1.0, "size": 0.5}},
+}
+
+
+def _train(config: dict[str, Any], record: str, why_no_update: str | None) -> None:
+    from samestep.distributed.context import create_run_context
+    from samestep.distributed.hardware import detect_hardware
+    from samestep.train.train_once import train_once
+    from tests.emulated_graphs import emulated_graphs
+
+    loaded = load_config(config)
+    with (
+        emulated_graphs(why_no_update),
+        create_run_context(loaded, detect_hardware()) as context,
+    ):
+        train_once(loaded, context, Path(record))
+
+
+def replayed(folder: Path, world: int, why_no_update: str | None = None, **values: Any) -> Recorded:
+    folder = folder / f"replayed-{world}{'' if why_no_update is None else '-eager'}"
+    config = settings(values.pop("task", "Everything"), folder, **values)
+    run_ranks(_train, world, config, str(folder / "record"), why_no_update)
+    said = (folder / "logs" / "rank-0.log").read_text()
+    assert "steps are replayed from here on" in said, said
+    # On a CPU no optimizer reads there whether a step counts.
+    waits = values.get("precision") == "fp16" or values.get("on_nonfinite") == "skip"
+    eager_update = why_no_update is not None or waits
+    assert ("the update runs without a graph" in said) is eager_update, said
+    return Recorded(folder)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_replayed_steps_are_one_run_with_eager_ones(case: str, tmp_path: Path) -> None:
+    values = {"epochs": 5, **CASES[case]}
+    runs = [train(tmp_path, 1, **values)]
+    worlds = (1,) if case == "one lane" else (1, 2, 4)
+    runs += [replayed(tmp_path, world, **values) for world in worlds]
+    assert_same(runs)
+
+
+IDIOMS_IN_GRAPHS = ["Reassigned", "Bf16", "Counter", "Mixed", "Spectrum"]
+
+
+@pytest.mark.parametrize("name", IDIOMS_IN_GRAPHS)
+def test_buffers_of_all_kinds_are_joined_in_replayed_steps(name: str, tmp_path: Path) -> None:
+    values = {"task": f"{IDIOMS}:{name}", "steps": 9, "epochs": None, "drop_last": True}
+    runs = [replayed(tmp_path, world, **values) for world in (1, 4)]
+    assert_same([train(tmp_path, 1, **values), *runs])
+
+
+@pytest.mark.parametrize("world", [1, 4])
+def test_an_update_without_a_graph_follows_replayed_lanes(world: int, tmp_path: Path) -> None:
+    values = {"epochs": 5, "clip": {"norm": 0.5}}
+    assert_same([train(tmp_path, 1, **values), replayed(tmp_path, world, "as it is", **values)])

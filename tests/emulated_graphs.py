@@ -1,0 +1,128 @@
+"""CUDA graphs on a CPU: a capture undoes what its body did, and a replay runs the body again.
+
+For everything around a graph, in CI, which has no GPU: when a step is recorded, what is handed to it,
+what it measures and in which order ranks talk. What only a GPU can get wrong (streams, memory that
+kernels of one graph share) is for tests/gpu.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from samestep.reduce import stats
+from samestep.reduce.stats import LocalStats
+from samestep.reduce.tree_sum import TreeSum
+from samestep.step import engine, graph_inputs, graphs, recorded_step
+
+
+class Graph:
+    def __init__(self, body: Callable[[], None]) -> None:
+        self._body = body
+
+    def replay(self) -> None:
+        self._body()
+
+
+def capture(
+    body: Callable[[], None], pool: Any = None, generators: Iterable[torch.Generator] = ()
+) -> Graph:
+    tensors = [item for item in gc.get_objects() if isinstance(item, Tensor)]
+    before = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    states = [(generator, generator.get_state()) for generator in generators]
+    body()
+    with torch.no_grad():
+        for tensor, values in before:
+            if tensor.shape == values.shape:
+                tensor.detach().copy_(values)
+    for generator, state in states:
+        generator.set_state(state)
+    return Graph(body)
+
+
+@contextmanager
+def drawing_from(generator: torch.Generator) -> Iterator[None]:
+    own = torch.default_generator
+    home = own.get_state()
+    own.set_state(generator.get_state())
+    try:
+        yield
+    finally:
+        generator.set_state(own.get_state())
+        own.set_state(home)
+
+
+class _Stream:
+    """Also an event: whatever it is asked, it is in order."""
+
+    def __getattr__(self, name: str) -> Callable[..., _Stream]:
+        return lambda *args: self
+
+
+class _DefaultGenerator:
+    """What a failed capture is undone with."""
+
+    def clone_state(self) -> None:
+        return None
+
+    def initial_seed(self) -> int:
+        return torch.default_generator.initial_seed()
+
+    def graphsafe_set_state(self, state: None) -> None:
+        assert state is None
+
+    def manual_seed(self, seed: int) -> None:
+        torch.default_generator.manual_seed(seed)
+
+
+def _land(self: recorded_step.RecordedStep, measured: LocalStats) -> None:
+    gradients = self._engine.reduction.gradients
+    if isinstance(gradients, TreeSum) and gradients._carrier is not None:
+        # A graph computes these stats where they were when it was captured.
+        gradients._carrier._riding = measured  # type: ignore[assignment]
+    _REAL_LAND(self, measured)
+
+
+_REAL_LAND = recorded_step.RecordedStep._land
+
+
+@contextmanager
+def emulated_graphs(why_no_update: str | None = None) -> Iterator[None]:
+    """Let runs of this process take its CPU for a GPU, as far as graphs are concerned.
+
+    Args:
+        why_no_update: What keeps updates out of the graphs.
+    """
+    patches: list[tuple[Any, str, Any]] = [
+        (torch.cuda, "Stream", lambda *args: _Stream()),
+        (torch.cuda, "Event", lambda *args: _Stream()),
+        (torch.cuda, "stream", lambda stream: nullcontext()),
+        (torch.cuda, "current_stream", lambda *args: _Stream()),
+        (torch.cuda, "graph_pool_handle", lambda: None),
+        (torch.cuda, "memory_allocated", lambda *args: 0),
+        (torch.cuda, "memory_reserved", lambda *args: 0),
+        (torch.cuda, "mem_get_info", lambda *args: (1 << 40, 1 << 40)),
+        (torch.cuda, "default_generators", [_DefaultGenerator()]),
+        (recorded_step.RecordedStep, "_land", _land),
+        (recorded_step.RecordedStep, "_capturable", lambda self: nullcontext()),
+        (recorded_step, "capture", capture),
+        (recorded_step, "drawing_from", drawing_from),
+        (recorded_step, "has_drawn", lambda generator: True),
+        (graphs, "capture", capture),
+        (graphs, "why_no_update", lambda optimizers: why_no_update),
+        (graphs, "why_no_graph", lambda *args: None),
+        (engine, "why_no_graph", lambda *args: None),
+        (graph_inputs, "_STAGED", -1),
+        # On a CPU numbers are read at once.
+        (stats, "_numbers", lambda rows: list(rows.flatten().unbind())),
+    ]
+    with ExitStack() as stack:
+        for owner, name, new in patches:
+            stack.enter_context(mock.patch.object(owner, name, new))
+        yield
