@@ -33,7 +33,7 @@ class Graph:
 def capture(
     body: Callable[[], None], pool: Any = None, generators: Iterable[torch.Generator] = ()
 ) -> Graph:
-    tensors = [item for item in gc.get_objects() if isinstance(item, Tensor)]
+    tensors = [item for item in gc.get_objects() if issubclass(type(item), Tensor)]
     before = [(tensor, tensor.detach().clone()) for tensor in tensors]
     states = [(generator, generator.get_state()) for generator in generators]
     body()

@@ -80,13 +80,6 @@ class RngStreams:
             torch.cuda.init()
             self._device_generators.append(torch.cuda.default_generators[device.index or 0])
 
-    def enter(
-        self, *key: str | int, at: tuple[int, ...] = (), on_device_only: bool = False
-    ) -> None:
+    def enter(self, *key: str | int, at: tuple[int, ...] = ()) -> None:
         """Go to a position of the stream that `key` names."""
-        seed = seed_at(derive(self._seed, *key), *at)
-        if not on_device_only:
-            reseed(seed, self._device_generators)
-            return
-        for generator in self._device_generators:
-            generator.manual_seed(seed)
+        reseed(seed_at(derive(self._seed, *key), *at), self._device_generators)

@@ -91,7 +91,7 @@ class GraphedSteps(WholeLanes):
         self._generator = torch.cuda.default_generators[context.device.index or 0]
         self._seen: dict[Any, int] = {}
         self._refused: set[Any] = set()
-        self._changes = 0
+        self._changes = self._update_changes = 0
         self._lands: bool | None = None
         self._forget()
 
@@ -107,10 +107,9 @@ class GraphedSteps(WholeLanes):
             return
         shape = self._shape(batches, loss)
         step = self._steps.get(shape)
-        if step is not None and (changed := step.values.changed()):
+        if step is not None and not self._still_fits(step, shape):
             del self._steps[shape]
             step = None
-            self._note_change(shape, changed)
         if step is None:
             step = self._record(shape, passes, batches, loss)
         if step is None:
@@ -124,10 +123,23 @@ class GraphedSteps(WholeLanes):
         """What one captured step is good for."""
         return (*[(b.lane, signature(b.data)) for b in batches], loss_code(loss))
 
-    def _note_change(self, shape: Any, name: str) -> None:
-        self._changes += 1
-        if self._changes == _CHANGES:
-            self._refuse(shape, f"{name} keeps changing, which a replay would not follow")
+    def _still_fits(self, step: RecordedStep, shape: Any) -> bool:
+        """Whether nothing that a capture holds has changed; what changes too often is given up."""
+        if name := step.of_loss.changed():
+            self._changes += 1
+            if self._changes >= _CHANGES:
+                self._refuse(shape, f"{name} keeps changing, which a replay would not follow")
+            return False
+        if name := step.of_optimizers.changed():
+            self._update_changes += 1
+            if self._update_changes >= _CHANGES:
+                self._no_update(f"{name} keeps changing")
+            return False
+        return True
+
+    def _no_update(self, why: str) -> None:
+        self._lands = False
+        self._context.log.main(f"speed.graph: the update runs without a graph: {why}")
 
     # -- capture ---------------------------------------------------------------------------
 
@@ -178,7 +190,8 @@ class GraphedSteps(WholeLanes):
         engine, step = passes.engine, passes.data.index
         engine.update.begin(step)  # brings to the device what a capture of the update reads there
         lands = self._captures_update(engine)
-        values = HostValues(loss, self._modules, engine.optimizers if lands else ())
+        of_loss = HostValues.of_loss(loss, self._modules)
+        of_optimizers = HostValues.of_optimizers(engine.optimizers if lands else ())
         lanes = RecordedLanes(engine, batches, loss, passes.moment)
 
         def run_eagerly() -> None:
@@ -187,14 +200,15 @@ class GraphedSteps(WholeLanes):
 
         run_eagerly()
         eager = [None if value is None else value.clone() for value in lanes.results()]
-        if changed := values.changed():
+        if changed := of_loss.changed():
             raise GraphError(f"the loss changes {changed}, which a replay would not")
         width = self._choose_width(len(batches), lanes.lane_bytes, engine)
         while True:
             try:
                 self._check_capture(lanes, eager, width, run_eagerly, step)
+                streams = self._side_streams(width)
                 made = RecordedStep(
-                    lanes, engine, values, self._side_streams(width), self._pool, lands
+                    lanes, engine, of_loss, of_optimizers, streams, self._pool, lands
                 )
                 break
             except torch.OutOfMemoryError:
@@ -230,9 +244,11 @@ class GraphedSteps(WholeLanes):
             why = why_no_update(engine.optimizers)
             if why is None and engine.update.waits:
                 why = "it waits for the device to learn whether a step counts"
+            if why is None and not engine.reduction.gradients.finishes_on_device:
+                why = "no parameter is float32 or float64, to send the losses along with"
+            self._lands = True
             if why is not None:
-                self._context.log.main(f"speed.graph: the update runs without a graph: {why}")
-            self._lands = why is None and engine.reduction.gradients.finishes_on_device
+                self._no_update(why)
         return self._lands
 
     def _choose_width(self, lanes: int, lane_bytes: int, engine: StepEngine) -> int:

@@ -7,7 +7,7 @@ What is inside of other objects, such as lists, is not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,29 +35,34 @@ class _Held(NamedTuple):
 class HostValues:
     """Values that were read while a step was captured."""
 
-    def __init__(
-        self,
-        loss: Callable[..., Any],
-        modules: Sequence[nn.Module],
-        optimizers: Sequence[Optimizer] = (),
-    ) -> None:
-        """Args:
-        loss: Whose closure, and the object it is a method of, are looked at.
-        modules: With all inside them.
-        optimizers: Whose groups a captured update holds.
-        """
-        self._held = [*_of_modules(modules), *_of_groups(optimizers)]
+    def __init__(self) -> None:
+        self._held: list[_Held] = []
         self._closure: list[tuple[Any, Any, str]] = []
-        for function, owner in _functions(loss):
-            if owner is not None:
-                attributes = vars(owner) if hasattr(owner, "__dict__") else {}
-                self._held += _of(attributes, type(owner).__name__, tuple(attributes))
-            code = getattr(function, "__code__", None)
-            if code is not None:
-                names = [name for name in code.co_names if name in function.__globals__]
-                self._held += _of(function.__globals__, function.__module__, names, plain_only=True)
-                cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-                self._closure += [(cell, _content(cell), name) for name, cell in cells]
+
+    @classmethod
+    def of_loss(cls, loss: Callable[..., Any], modules: Sequence[nn.Module]) -> HostValues:
+        """What a loss can read: from modules, its closure, and the object it is a method of."""
+        values = cls()
+        values._held += _of_modules(modules)
+        function, owner = _function(loss)
+        if owner is not None:
+            attributes = vars(owner) if hasattr(owner, "__dict__") else {}
+            values._held += _of(attributes, type(owner).__name__, tuple(attributes))
+        code = getattr(function, "__code__", None)
+        if code is not None:
+            names = [name for name in code.co_names if name in function.__globals__]
+            numbers = _of(function.__globals__, function.__module__, names)
+            values._held += [held for held in numbers if isinstance(held.value, _PLAIN)]
+            cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+            values._closure += [(cell, _content(cell), name) for name, cell in cells]
+        return values
+
+    @classmethod
+    def of_optimizers(cls, optimizers: Sequence[Optimizer]) -> HostValues:
+        """What optimizers read from their groups, but for the rates, which are on the device."""
+        values = cls()
+        values._held += _of_groups(optimizers)
+        return values
 
     def changed(self) -> str | None:
         """The name of a value that is not what it was; None if all are."""
@@ -71,19 +76,17 @@ class HostValues:
         return None
 
 
-def loss_code(loss: Callable[..., Any]) -> tuple[Any, ...]:
+def loss_code(loss: Callable[..., Any]) -> tuple[Any, int]:
     """What tells a loss from another one; a lambda that is made anew in every step is the same."""
-    return tuple(
-        (getattr(function, "__code__", function), id(owner)) for function, owner in _functions(loss)
-    )
+    function, owner = _function(loss)
+    return getattr(function, "__code__", function), id(owner)
 
 
-def _functions(loss: Callable[..., Any]) -> Iterator[tuple[Any, Any]]:
-    """The plain functions of a loss, each with the object it is a method of."""
+def _function(loss: Callable[..., Any]) -> tuple[Any, Any]:
+    """The plain function of a loss, and the object it is a method of."""
     while isinstance(loss, partial):
         loss = loss.func
-    owner = getattr(loss, "__self__", None)
-    yield getattr(loss, "__func__", loss), owner
+    return getattr(loss, "__func__", loss), getattr(loss, "__self__", None)
 
 
 def _content(cell: Any) -> Any:
@@ -93,11 +96,8 @@ def _content(cell: Any) -> Any:
         return None
 
 
-def _of(
-    holder: dict[str, Any], label: str, names: Sequence[str], plain_only: bool = False
-) -> list[_Held]:
-    held = [_Held(holder, name, holder[name], f"{label}.{name}") for name in names]
-    return [entry for entry in held if not plain_only or isinstance(entry.value, _PLAIN)]
+def _of(holder: dict[str, Any], label: str, names: Iterable[str]) -> list[_Held]:
+    return [_Held(holder, name, holder[name], f"{label}.{name}") for name in names]
 
 
 def _of_modules(modules: Sequence[nn.Module]) -> Iterator[_Held]:

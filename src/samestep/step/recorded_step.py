@@ -168,7 +168,8 @@ class RecordedStep:
         self,
         lanes: RecordedLanes,
         engine: StepEngine,
-        values: HostValues,
+        of_loss: HostValues,
+        of_optimizers: HostValues,
         streams: Sequence[torch.cuda.Stream],
         pool: Any,
         lands: bool,
@@ -176,12 +177,14 @@ class RecordedStep:
         """Args:
         lanes: What is captured; it has run eagerly before.
         engine: The run's.
-        values: What the graphs hold as it is now.
+        of_loss: What the lanes hold as it is now.
+        of_optimizers: What the update does.
         streams: What lanes run on, side by side.
         pool: The graphs' memory.
         lands: Whether the update is captured too.
         """
-        self._lanes, self._engine, self.values = lanes, engine, values
+        self._lanes, self._engine = lanes, engine
+        self.of_loss, self.of_optimizers = of_loss, of_optimizers
         self.is_large = lanes.is_large
         self._lands = lands
         self._is_one = lands and engine.reduction.gradients.is_local

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.optim import SGD, AdamW
+from torch.utils.data import TensorDataset
 
+import samestep
 from samestep.config import load_config
 from samestep.data.batch import LaneBatch
 from samestep.errors import GraphError
 from samestep.step.graphs import why_no_graph, why_no_update
 from samestep.step.recorded_step import _CapturedBatch, _close, _equal
+from tests.emulated_graphs import emulated_graphs
 
 GPU = torch.device("cuda", 0)
 PARAMS = [nn.Parameter(torch.ones(2))]
@@ -62,3 +68,64 @@ def test_overflows_at_the_same_places_are_equal() -> None:
     assert not _equal([bad], [None])
     assert _close([torch.tensor([100.0, 0.05])], [torch.tensor([100.0, 0.0])], tolerance=1e-3)
     assert not _close([torch.tensor([1.0])], [torch.tensor([2.0])], tolerance=1e-3)
+
+
+# -- with emulated graphs -------------------------------------------------------------------------
+
+
+class Scaled(nn.Linear):
+    scale = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * super().forward(x)
+
+
+def trained(folder: Path, graph: bool | str, kind: str) -> tuple[Tensor, str]:
+    """The weights after twelve steps in which something of this kind changes; what was said."""
+    config = {
+        "global_batch": 8, "lanes": 4, "steps": 12, "run_dir": str(folder), "log_every": 1,
+        "checkpoint": {"enabled": False}, "speed": {"graph": graph},
+        "distributed": {"device": "cpu"},
+    }  # fmt: skip
+    torch.manual_seed(0)
+    model = Scaled(4, 2)
+    model.scale = weight = 1.0
+
+    def loss(batch: LaneBatch) -> tuple[Tensor, int]:
+        return weight * F.cross_entropy(model(batch.x), batch.y, reduction="sum"), len(batch)
+
+    with emulated_graphs() if graph else nullcontext(), samestep.start(config) as run:
+        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+        cycle = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, 0.1, total_steps=20, cycle_momentum=kind == "momentum"
+        )
+        run.prepare(model, optimizer, cycle)
+        data = TensorDataset(torch.arange(64.0).view(16, 4) / 64, torch.arange(16) % 2)
+        for step in run.steps(data):
+            if kind == "closure":
+                weight = 1.0 + step.index
+            if kind == "module":
+                model.scale = 1.0 + step.index
+            step.train(loss)
+    return model.weight.detach().clone(), (folder / "logs" / "rank-0.log").read_text()
+
+
+KINDS = {
+    "nothing": ("steps are replayed from here on", "keeps changing"),
+    "closure": ("weight (which the loss function refers to) keeps changing", "\0"),
+    "module": ("Scaled.scale keeps changing, which a replay would not follow", "\0"),
+    "momentum": ("without a graph: SGD's group 0.momentum keeps changing", "a step runs without"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_changes_on_the_host_is_followed(kind: str, tmp_path: Path) -> None:
+    words, others = KINDS[kind]
+    eager, _ = trained(tmp_path / "eager", False, kind)
+    found, said = trained(tmp_path / "auto", "auto", kind)
+    assert torch.equal(found, eager)
+    assert words in said, said
+    assert others not in said
+    if kind in ("closure", "module"):
+        with pytest.raises(GraphError, match="keeps changing"):
+            trained(tmp_path / "strict", True, kind)

@@ -30,7 +30,7 @@ def model() -> nn.Module:
 
 
 def of_task(task: Task) -> HostValues:
-    return HostValues(task.loss, [])
+    return HostValues.of_loss(task.loss, [])
 
 
 def set_weight(task: Task) -> None:
@@ -67,7 +67,7 @@ def test_what_a_loss_reads_from_its_task_is_followed(
 
 def test_a_method_inside_a_partial_is_found() -> None:
     task = Task()
-    values = HostValues(partial(task.loss, batch=None), [])
+    values = HostValues.of_loss(partial(task.loss, batch=None), [])
     task.weight = 3.0
     assert values.changed() == "Task.weight"
 
@@ -85,7 +85,7 @@ def test_a_closure_is_followed_and_a_lambda_made_anew_is_the_same_loss() -> None
     def made() -> Callable[[Any], float]:
         return lambda batch: scale
 
-    values, code = HostValues(made(), []), loss_code(made())
+    values, code = HostValues.of_loss(made(), []), loss_code(made())
     assert loss_code(made()) == code
     assert values.changed() is None
     scale = 2.0
@@ -98,7 +98,7 @@ def test_modules_modes_and_numbers_are_followed() -> None:
         (lambda: setattr(net[1], "p", 0.3), "Sequential.1.p"),
         (lambda: net[0].eval(), "Sequential.0.training"),
     ):
-        values = HostValues(lambda batch: 0.0, [net])
+        values = HostValues.of_loss(lambda batch: 0.0, [net])
         assert values.changed() is None
         change()
         assert values.changed() == name
@@ -106,7 +106,7 @@ def test_modules_modes_and_numbers_are_followed() -> None:
 
 def test_groups_are_followed_but_for_their_rates() -> None:
     optimizer = AdamW(model().parameters())
-    values = HostValues(lambda batch: 0.0, [], [optimizer])
+    values = HostValues.of_optimizers([optimizer])
     optimizer.param_groups[0]["lr"] = 0.5
     assert values.changed() is None
     optimizer.param_groups[0]["betas"] = (0.8, 0.99)
