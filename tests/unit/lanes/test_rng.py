@@ -115,12 +115,3 @@ def test_streams_are_entered_by_key_and_position() -> None:
     assert draw() not in found
     RngStreams(4, CPU).enter(MODEL, 2, at=(0,))
     assert draw() not in found
-
-
-def test_what_is_entered_for_a_device_leaves_the_host_alone() -> None:
-    streams = RngStreams(3, CPU)
-    reseed(5)
-    expected = draw()
-    reseed(5)
-    streams.enter(MODEL, 2, at=(0,), on_device_only=True)
-    assert draw() == expected
