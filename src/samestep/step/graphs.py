@@ -39,6 +39,8 @@ _WARM_UP = 3
 _CAPTURABLE = (Tensor, bool, int, float, type(None))
 _SHAPES = 4
 """Shapes of batches that are captured; each costs memory for its activations."""
+_REMEMBERED = 4096
+"""Shapes that are counted: texts of all lengths have no end of them."""
 _CHANGES = 5
 """Times that a value which a capture holds may change before steps are not captured again."""
 _WIDEST = 8
@@ -86,11 +88,16 @@ class GraphedSteps(WholeLanes):
         super().__init__(precision)
         self._strict = config.speed.graph is True
         self.needs_function = "speed.graph: true" if self._strict else ""
-        self._width = config.speed.parallel_lanes
         self._context, self._modules = context, modules
         self._generator = torch.cuda.default_generators[context.device.index or 0]
+        width = config.speed.parallel_lanes
+        self._fills_memory = width == "auto"
+        self._widest = _WIDEST if width == "auto" else width
+        """How many lanes may run side by side; fewer after a capture that memory was too small for."""
         self._seen: dict[Any, int] = {}
+        """By shape, how many steps there were of it."""
         self._refused: set[Any] = set()
+        self._said: set[str] = set()
         self._changes = self._update_changes = 0
         self._lands: bool | None = None
         self._forget()
@@ -139,7 +146,7 @@ class GraphedSteps(WholeLanes):
 
     def _no_update(self, why: str) -> None:
         self._lands = False
-        self._context.log.main(f"speed.graph: the update runs without a graph: {why}")
+        self._say(f"the update runs without a graph: {why}")
 
     # -- capture ---------------------------------------------------------------------------
 
@@ -147,34 +154,46 @@ class GraphedSteps(WholeLanes):
         self, shape: Any, passes: LanePasses, batches: Sequence[LaneBatch], loss: LossFunction
     ) -> RecordedStep | None:
         """The step of batches of this shape, if it is time for one and there can be one."""
+        if shape in self._refused:
+            return None
+        if len(self._seen) == _REMEMBERED:
+            self._seen.clear()  # hardly one of so many comes again
         self._seen[shape] = seen = self._seen.get(shape, 0) + 1
-        if shape in self._refused or seen <= _WARM_UP:
+        if seen <= _WARM_UP:
             return None
         why = self._why_not(passes.engine, batches)
         if why is not None:
             self._refuse(shape, why)
-            return None
-        if len(self._steps) == _SHAPES:
+        elif len(self._steps) == _SHAPES:
             self._refused.add(shape)
-            self._context.log.main(
-                f"speed.graph: a step runs without a graph: batches have more than {_SHAPES} shapes"
-            )
-            return None
-        spare, seed = self._generator.clone_state(), self._generator.initial_seed()
-        try:
-            with keep_buffers(self._modules):
-                self._steps[shape] = self._captured(passes, batches, loss)
-        except (RuntimeError, GraphError) as error:
-            why = str(error) or type(error).__name__
-            if not isinstance(error, GraphError):
-                why = f"the loss cannot be captured: {why.splitlines()[0]}"
-            # A capture that failed leaves the generator unusable. Graphs hold on to its state:
-            # with another one the others must be captured again.
-            self._generator.graphsafe_set_state(spare)
-            self._forget()
-            self._refuse(shape, why, error)
-        self._generator.manual_seed(seed)
+            self._say(f"a step runs without a graph: batches have more than {_SHAPES} shapes")
+        else:
+            self._try_to_capture(shape, passes, batches, loss)
         return self._steps.get(shape)
+
+    def _try_to_capture(
+        self, shape: Any, passes: LanePasses, batches: Sequence[LaneBatch], loss: LossFunction
+    ) -> None:
+        while True:
+            spare = self._generator.clone_state()
+            width = self._widest
+            try:
+                with keep_buffers(self._modules):
+                    self._steps[shape] = self._captured(passes, batches, loss)
+                return
+            except (RuntimeError, GraphError) as error:
+                # A capture that failed leaves the generator unusable. Graphs hold on to its state:
+                # with another one the others must be captured again.
+                self._generator.graphsafe_set_state(spare)
+                self._forget()
+                if isinstance(error, torch.OutOfMemoryError) and width > 1:
+                    self._widest = width // 2
+                    continue
+                why = str(error) or type(error).__name__
+                if not isinstance(error, GraphError):
+                    why = f"the loss cannot be captured: {why.splitlines()[0]}"
+                self._refuse(shape, why, error)
+                return
 
     def _why_not(self, engine: StepEngine, batches: Sequence[LaneBatch]) -> str | None:
         for batch in batches:
@@ -203,18 +222,9 @@ class GraphedSteps(WholeLanes):
         if changed := of_loss.changed():
             raise GraphError(f"the loss changes {changed}, which a replay would not")
         width = self._choose_width(len(batches), lanes.lane_bytes, engine)
-        while True:
-            try:
-                self._check_capture(lanes, eager, width, run_eagerly, step)
-                streams = self._side_streams(width)
-                made = RecordedStep(
-                    lanes, engine, of_loss, of_optimizers, streams, self._pool, lands
-                )
-                break
-            except torch.OutOfMemoryError:
-                if width == 1:
-                    raise
-                width //= 2
+        self._check_capture(lanes, eager, width, run_eagerly, step)
+        streams = self._side_streams(width)
+        made = RecordedStep(lanes, engine, of_loss, of_optimizers, streams, self._pool, lands)
         self._context.log.main(
             f"speed.graph: steps are replayed from here on, {width} of {len(batches)} lanes side by side"
             f"{'' if lands else '; the update runs without a graph'}"
@@ -253,13 +263,13 @@ class GraphedSteps(WholeLanes):
 
     def _choose_width(self, lanes: int, lane_bytes: int, engine: StepEngine) -> int:
         """How many lanes run side by side."""
-        if self._width != "auto":
-            return min(self._width, lanes)
+        if not self._fills_memory:
+            return min(self._widest, lanes)
         grads = sum(param.numel() * param.element_size() for param in engine.params)
         device = self._context.device
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         free = (torch.cuda.mem_get_info(device)[0] + unused) * _SHARE
-        width = min(_WIDEST, lanes)
+        width = min(self._widest, lanes)
         while width > 1 and width * (lane_bytes + grads) > free:
             width -= 1
         return width
@@ -278,4 +288,10 @@ class GraphedSteps(WholeLanes):
             raise GraphError(
                 f"speed.graph: true, but {why}. speed.graph: auto then trains without"
             ) from error
-        self._context.log.main(f"speed.graph: a step runs without a graph: {why}")
+        self._say(f"a step runs without a graph: {why}")
+
+    def _say(self, line: str) -> None:
+        """Once: batches of every shape may have the same trouble."""
+        if line not in self._said:
+            self._said.add(line)
+            self._context.log.main(f"speed.graph: {line}")

@@ -17,6 +17,7 @@ import samestep
 from samestep.config import load_config
 from samestep.data.batch import LaneBatch
 from samestep.errors import GraphError
+from samestep.step import graphs
 from samestep.step.graphs import why_no_graph, why_no_update
 from samestep.step.recorded_step import _CapturedBatch, _close, _equal
 from tests.emulated_graphs import emulated_graphs
@@ -129,3 +130,64 @@ def test_what_changes_on_the_host_is_followed(kind: str, tmp_path: Path) -> None
     if kind in ("closure", "module"):
         with pytest.raises(GraphError, match="keeps changing"):
             trained(tmp_path / "strict", True, kind)
+
+
+def in_steps(folder: Path, data: Any, **values: Any) -> str:
+    """What a run of emulated graphs over this data said."""
+    config = {
+        "global_batch": 8, "lanes": 4, "run_dir": str(folder), "checkpoint": {"enabled": False},
+        "distributed": {"device": "cpu"}, **values,
+    }  # fmt: skip
+    model = nn.Linear(1, 2)
+    with emulated_graphs(), samestep.start(config) as run:
+        run.prepare(model, SGD(model.parameters(), lr=0.1))
+        for step in run.steps(data, order=samestep.orders.sequential(len(data))):
+            step.train(lambda batch: (model(batch.data.view(-1, 1)).sum(), len(batch)))
+    return (folder / "logs" / "rank-0.log").read_text()
+
+
+class Lengths:
+    """Samples whose length is that of their step: six lengths, one after the other."""
+
+    def __len__(self) -> int:
+        return 8 * 6
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.ones(1 + index // 8)
+
+
+def test_batches_of_many_shapes_are_captured_up_to_a_number_and_that_is_said_once(
+    tmp_path: Path,
+) -> None:
+    said = in_steps(tmp_path / "run", Lengths(), epochs=5)
+    assert said.count("steps are replayed from here on") == 4
+    assert said.count("batches have more than 4 shapes") == 1
+
+
+@pytest.mark.parametrize("width", [3, 16])
+def test_a_capture_that_memory_is_too_small_for_is_tried_with_fewer_lanes_at_once(
+    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, tried = graphs.GraphedSteps._check_capture, []
+
+    def check(self: Any, lanes: Any, eager: Any, lanes_at_once: int, *args: Any) -> None:
+        tried.append(lanes_at_once)
+        if lanes_at_once > 1:
+            raise torch.OutOfMemoryError("too much")
+        real(self, lanes, eager, lanes_at_once, *args)
+
+    monkeypatch.setattr(graphs.GraphedSteps, "_check_capture", check)
+    said = in_steps(
+        tmp_path / "run", Lengths(), epochs=4, steps_per_epoch=1, speed={"parallel_lanes": width}
+    )
+    assert tried[0] == min(width, 4)
+    assert tried[-1] == 1
+    assert "1 of 4 lanes side by side" in said
+
+
+def test_half_of_the_free_memory_is_for_lanes_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "_SHARE", 0.0)
+    said = in_steps(tmp_path / "run", Lengths(), epochs=4, steps_per_epoch=1)
+    assert "1 of 4 lanes side by side" in said
