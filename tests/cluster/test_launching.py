@@ -7,8 +7,10 @@ import re
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from samestep.train.record import RunRecord
@@ -208,3 +210,32 @@ def test_mpirun_forwards_a_signal_and_the_run_resumes_later(
     assert done.returncode == 0, done.stderr
     assert "Resuming from" in done.stderr
     assert is_same(training.record("run"), untouched)
+
+
+@pytest.mark.parametrize("flavour", ["openmpi", "hydra"])
+def test_an_mpirun_whose_launcher_is_killed_ends_with_all_its_ranks(
+    hosts: Hosts, tmp_path: Path, flavour: str
+) -> None:
+    training = Training.slow(tmp_path)
+    options = ["--via", "mpirun", "--nproc", "2"]
+    options += ["launch.mpirun=mpiexec.hydra"] if flavour == "hydra" else ["--hosts", "n1,n2"]
+    process = hosts.start(
+        "ctl", training.launch("run", *options), cwd=tmp_path, light=True,
+        env={**training.environment, **by_rsh(hosts)},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    wait_for(lambda: training.steps_of("run") >= 2)
+    assert len(_working_in(tmp_path)) > 2, "the launcher, mpirun and its ranks"
+    process.kill()
+    process.wait()
+    wait_for(lambda: not _working_in(tmp_path))
+
+
+def _working_in(folder: Path) -> list[psutil.Process]:
+    """The processes of this machine, and so of all its hosts, that were started in the folder."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it has just ended
+            if process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(folder):
+                found.append(process)
+    return found
