@@ -16,6 +16,7 @@ from torch import Tensor
 
 from samestep.distributed.collectives import TorchCollectives
 from samestep.distributed.health.activity import Activity
+from samestep.lanes.tree import merge_order
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -317,6 +318,20 @@ def inverse(total: Tensor | float, device: torch.device) -> Tensor | float:
     if not isinstance(total, Tensor):
         return torch.full((), 1.0 / total if total else 0.0, dtype=torch.float32, device=device)
     return torch.where(total > 0, total.double().reciprocal(), 0.0).to(torch.float32)
+
+
+def mean_loss(values: Sequence[Tensor | float], device: torch.device) -> Tensor:
+    """The loss per counted thing of a step, added up in the tree's order; never waits for a GPU.
+
+    Args:
+        values: Each lane's loss and count, one after the other.
+        device: Where the mean is wanted.
+    """
+    numbers = [torch.as_tensor(value, dtype=torch.float64, device=device) for value in values]
+    losses, total = numbers[::2], torch.stack(numbers[1::2]).sum()
+    for left, right in merge_order([(lane, 1) for lane in range(len(losses))]):
+        losses[left] = losses[left] + losses[right]
+    return losses[0] / total
 
 
 def read_numbers(values: Sequence[Tensor | float | None]) -> list[float]:

@@ -23,7 +23,7 @@ from samestep.optim.nonfinite import FiniteGuard
 from samestep.optim.update import Update, Updated
 from samestep.reduce.build import LaneReduction
 from samestep.reduce.lane_sum import sum_lanes
-from samestep.reduce.stats import EMPTY, LaneStats, LocalStats, RankFlags
+from samestep.reduce.stats import EMPTY, LaneStats, LocalStats, RankFlags, mean_loss
 from samestep.run_setup import RunSetup
 from samestep.step.forward_check import ForwardCheck
 from samestep.step.loss_terms import LossTerms, LossValue, Term, TermSums
@@ -115,7 +115,9 @@ class LanePasses:
         self.moment = Moment(data.index, data.epoch, data.total, lane_count)
         self._lane_stats: dict[int, LaneStats] = {}
         self._stats: LocalStats | None = None
-        self._begun = False
+        self._begun = self._reduced = False
+        self._samples = 0
+        """Of the open lane."""
         engine.guard.begin(data.index)
         engine.forward_check.begin(data.index)
 
@@ -156,6 +158,7 @@ class LanePasses:
         """Begin a lane; returns its batch as it was read."""
         self._begin()
         batch = self._batch(position)
+        self._samples = len(batch)
         self.engine.reduction.buffers.enter_lane()
         self.engine.forward_check.enter_lane()
         self._open = unit
@@ -191,7 +194,7 @@ class LanePasses:
 
     def backward(self, value: LossValue) -> None:
         """Backpropagate the open lane's summed loss."""
-        loss_sum, count = self._combined(value)
+        loss_sum, count = self._combined(value, self._samples)
         self._backward(loss_sum, LaneStats(loss_sum.detach(), count))
 
     def backward_in_pieces(self, pieces: Sequence[LaneBatch], loss: LossFunction) -> None:
@@ -201,25 +204,25 @@ class LanePasses:
         for piece in pieces[:-1]:
             # What leaves for other ranks during backward leaves with the last piece.
             with gradients.forward_scope(last=False):
-                value, count = self._combined(loss(piece))
+                value, count = self._combined(loss(piece), len(piece))
             with precision.backward():
                 value.backward(gradients.scaling.start)
             total, counted = total + value.detach(), counted + count
-        value, count = self._combined(loss(pieces[-1]))
+        value, count = self._combined(loss(pieces[-1]), len(pieces[-1]))
         self._backward(value, LaneStats(total + value.detach(), counted + count))
 
     def try_backward(self, batch: LaneBatch, loss: LossFunction) -> None:
         """A forward and backward pass that counts for nothing; the caller clears the gradients."""
         gradients, precision = self.engine.reduction.gradients, self.engine.setup.precision
         with gradients.forward_scope(last=False):
-            value, _ = self._combined(loss(batch))
+            value, _ = self._combined(loss(batch), len(batch))
         with precision.backward():
             value.backward(gradients.scaling.start)
         if self.engine.watch is not None:
             self.engine.watch.forget_lane()
 
-    def _combined(self, value: LossValue) -> Term:
-        loss, count = self.engine.terms.combine(value)
+    def _combined(self, value: LossValue, samples: int) -> Term:
+        loss, count = self.engine.terms.combine(value, samples)
         check_loss(loss, count)
         return loss, count
 
@@ -258,10 +261,11 @@ class LanePasses:
 
     # -- the end of the step ---------------------------------------------------------------
 
-    def update(self, optimizers: Sequence[Optimizer] = ()) -> None:
-        """Sum over all lanes of all ranks, divide by the count, clip, step and schedule."""
-        if self.updated:
-            raise StepError(f"step {self.data.index} was already updated: call step.update once")
+    def reduce(self) -> None:
+        """Leave the mean over all lanes of all ranks in `.grad`."""
+        if self.updated or self._reduced:
+            raise StepError(f"step {self.data.index} is reduced already: call step.reduce once")
+        self._reduced = True
         engine, reduction = self.engine, self.engine.reduction
         self._begin()
         self._drain()
@@ -273,9 +277,23 @@ class LanePasses:
         self._check_frozen()
         if engine.watch is not None:
             engine.watch.summed(self.data.index)
+
+    def update(self, optimizers: Sequence[Optimizer] = ()) -> None:
+        """Sum over all lanes of all ranks, divide by the count, clip, step and schedule."""
+        if self.updated:
+            raise StepError(f"step {self.data.index} was already updated: call step.update once")
+        if not self._reduced:
+            self.reduce()
+        stats = self._share()
         self.changes_weights = True
-        updated = engine.update.apply(self.data.index, stats, optimizers)
-        self.close(stats, updated, engine.terms.totals())
+        updated = self.engine.update.apply(self.data.index, stats, optimizers)
+        self.close(stats, updated, self.engine.terms.totals())
+
+    def mean_loss(self) -> Tensor:
+        """The step's loss over all lanes of all ranks, as the log shows it; on the device."""
+        if not self.updated and not self._reduced:
+            raise StepError("step.loss is known after step.update: the ranks have not met yet")
+        return mean_loss(self._share().values(), self.engine.setup.context.device)
 
     def close(self, stats: LocalStats, updated: Updated, totals: TermSums | None) -> None:
         """The weights have changed: the step is over, but for what the run does at its end."""

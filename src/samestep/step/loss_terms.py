@@ -14,7 +14,8 @@ from samestep.errors import StepError, TaskError
 
 Term = tuple[Tensor, Tensor | float]
 """A loss summed over a lane's samples (tokens, pixels), and how many that were."""
-LossValue = Term | Mapping[str, Term]
+LossValue = Tensor | Term | Mapping[str, Term]
+"""A mean over the lane's samples, or a sum with its count, or several of these by name."""
 
 
 class TermSums(NamedTuple):
@@ -29,8 +30,8 @@ class TermSums(NamedTuple):
 class LossTerms(Protocol):
     """How what a loss function returned becomes one loss."""
 
-    def combine(self, value: LossValue) -> Term:
-        """One loss and its count."""
+    def combine(self, value: LossValue, samples: int) -> Term:
+        """One loss, summed, and its count; a loss without one is the mean over so many samples."""
 
     def begin_step(self) -> None:
         """A new step."""
@@ -42,7 +43,9 @@ class LossTerms(Protocol):
 class OneLoss:
     """A loss without names, as it is."""
 
-    def combine(self, value: LossValue) -> Term:
+    def combine(self, value: LossValue, samples: int) -> Term:
+        if isinstance(value, Tensor):
+            return value * samples, samples
         if isinstance(value, Mapping):
             names = ", ".join(f"{name}: 1.0" for name in value)
             raise TaskError(
@@ -89,7 +92,7 @@ class NamedLosses(nn.Module):
         zeros = torch.zeros(len(self._weights), dtype=torch.float64, device=device)
         self.register_buffer("sums", zeros)
 
-    def combine(self, value: LossValue) -> Term:
+    def combine(self, value: LossValue, samples: int) -> Term:
         if not isinstance(value, Mapping) or value.keys() != self._weights.keys():
             names = ", ".join(value) if isinstance(value, Mapping) else "one loss without a name"
             raise TaskError(

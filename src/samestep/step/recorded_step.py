@@ -126,7 +126,7 @@ class RecordedLanes:
         torch.clear_autocast_cache()  # it holds casts of other lanes, on other streams
         with drawing_from(self.generators[batch.lane]), buffers.beside_others(batch.lane):
             with precision.forward():
-                value, count = engine.terms.combine(self._loss(batch))
+                value, count = engine.terms.combine(self._loss(batch), len(batch))
             check_loss(value, count)
             self.lane_bytes = max(self.lane_bytes, torch.cuda.memory_allocated() - before)
             start = gradients.start(value, count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -75,24 +76,37 @@ class Step:
             )
         return self._passes.lanes()
 
+    def batches(self) -> Iterator[Any]:
+        """What a DataLoader would yield, lane by lane, on the device: `batch.data` of `lanes`."""
+        for batch in self.lanes:
+            yield batch.data
+
     def backward(
-        self, loss_sum: Tensor | Mapping[str, Term], count: Tensor | float | None = None
+        self,
+        loss: Tensor | Mapping[str, Term],
+        count: Tensor | float | None = None,
+        *,
+        mean_over: Tensor | float | None = None,
     ) -> None:
         """Backpropagate the loss of the lane that the loop is in. Call it once per lane.
 
         Args:
-            loss_sum: The loss summed over the lane's samples (tokens, pixels); or several by name,
-                each as (sum, count), whose weights are in the config's `loss_weights`.
-            count: How many that were; the step's gradient is divided by the count of all lanes.
+            loss: A mean over the lane's samples; or, with `count`, a sum (over samples, tokens,
+                pixels); or several sums by name, each as (sum, count), whose weights are in the
+                config's `loss_weights`.
+            count: How many things the loss was summed over; the step's gradient is divided by the
+                count of all lanes.
+            mean_over: How many things the loss is a mean over, where these are not the lane's samples.
         """
-        if isinstance(loss_sum, Mapping):
-            self._passes.backward(loss_sum)
-        elif count is None:
-            raise StepError(
-                "step.backward needs the loss's count: how many things it was summed over"
-            )
+        if isinstance(loss, Mapping) or (count is None and mean_over is None):
+            self._passes.backward(loss)
+        elif count is not None and mean_over is not None:
+            raise StepError("step.backward got count and mean_over: a loss is a sum or a mean")
+        elif count is not None:
+            self._passes.backward((loss, count))
         else:
-            self._passes.backward((loss_sum, count))
+            assert mean_over is not None
+            self._passes.backward((loss * mean_over, mean_over))
 
     def sum_over_lanes(self, values: Sequence[Tensor]) -> Tensor:
         """Sum a statistic over all lanes of all ranks, in the tree's order. Every rank calls this.
@@ -112,6 +126,24 @@ class Step:
         """
         return self._passes.sum_over_lanes(values)
 
+    @property
+    def loss(self) -> Tensor:
+        """The loss of the whole global batch, once the step is reduced or updated.
+
+        A scalar on the device; `.item()` waits for it, and is the same number at any number of ranks.
+        """
+        return self._passes.mean_loss()
+
+    def reduce(self) -> None:
+        """Leave the mean over all lanes of all ranks in `.grad`, for clipping of one's own.
+
+        Example:
+            step.reduce()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            step.update()
+        """
+        self._passes.reduce()
+
     def update(self, *optimizers: Optimizer) -> None:
         """Sum over all lanes of all ranks, divide by the count, clip, step and schedule.
 
@@ -120,10 +152,18 @@ class Step:
         """
         self._passes.update(optimizers)
 
-    def train(self, loss: LossFunction) -> None:
+    def train(self, loss: LossFunction) -> Tensor:
         """Run the whole step: every lane's loss and backward pass, then the update.
 
         Args:
-            loss: Returns a batch's summed loss and what it was summed over.
+            loss: Returns the mean loss of a batch, or its sum and what it was summed over.
+
+        Returns:
+            The loss of the whole global batch, on the device.
         """
+        self.run(loss)
+        return self.loss
+
+    def run(self, loss: LossFunction) -> None:
+        """`train`, for loops that do not look at the loss: it costs a few kernels."""
         self._passes.train(loss)

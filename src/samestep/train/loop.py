@@ -139,7 +139,7 @@ class Training(RunListener):
         loss: Callable[[LaneBatch], Loss] = partial(self._task.loss, self.model)
         for step in run.steps(self._source, draws_between=False):
             try:
-                step.train(loss)
+                step.run(loss)
             except PeerLost as lost:
                 # Here, where a launcher's signal to end does not end the process yet.
                 run.survivors.save(lost)

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, TypeVar, overload
 
 from torch import nn
+from torch.utils.data import DataLoader
 
 from samestep.checkpoint.state import RunState, Stateful
 from samestep.config import Config
 from samestep.data.batch import Collate, Moment, Source
 from samestep.data.factory import open_source
+from samestep.data.loaders import parts_of
 from samestep.data.orders import Order
 from samestep.distributed.context import RunContext
 from samestep.distributed.health.activity import EVALUATE
 from samestep.errors import StepError
-from samestep.lanes.plan import BatchPlan
 from samestep.lanes.rng import BETWEEN, INIT
-from samestep.optim.lr_scaling import describe_scaling, lr_factor
 from samestep.run_setup import RunSetup
 from samestep.step.engine import Prepared, build_engine, prepare
 from samestep.step.lane_passes import LanePasses, LaneWatch, StepEngine
@@ -31,8 +31,10 @@ from samestep.train.open_run import open_run
 from samestep.train.plan_report import report_plan
 from samestep.train.run_end import end_with, with_advice
 from samestep.train.run_log import RunLog
+from samestep.train.run_place import RunPlace
 from samestep.train.saver import Saver
 from samestep.train.step_end import StepEnd
+from samestep.train.step_sequence import StepSequence
 from samestep.train.survivors import Survivors
 from samestep.train.trackers import open_trackers
 
@@ -42,7 +44,7 @@ C = TypeVar("C")
 D = TypeVar("D")
 
 
-class Run:
+class Run(RunPlace):
     """One run on this process: prepares objects, gives steps, evaluates, saves and logs.
 
     `samestep.start` opens one. All ranks make the same calls in the same order.
@@ -68,6 +70,7 @@ class Run:
         self._watch: LaneWatch | None = None
         self._prepared: Prepared | None = None
         self._passes: LanePasses | None = None
+        self._sequence = StepSequence()
         self.setup.rng.enter(INIT)
 
     def __enter__(self) -> Run:
@@ -87,21 +90,6 @@ class Run:
             closing.callback(self._log.close)
         if cause is not error and cause is not None:
             raise cause from (None if cause is found else found)
-
-    @property
-    def config(self) -> Config:
-        """The run's config."""
-        return self.setup.config
-
-    @property
-    def context(self) -> RunContext:
-        """This process's place in the run: its rank, its device, the other ranks."""
-        return self.setup.context
-
-    @property
-    def batch(self) -> BatchPlan:
-        """How a global batch is cut into lanes."""
-        return self.setup.batch
 
     @property
     def model(self) -> nn.Module:
@@ -134,7 +122,7 @@ class Run:
         All weights become rank 0's; in a resumed run, all objects get their saved state.
 
         Args:
-            *objects: In any order. The first module is the model.
+            *objects: In any order. The first module is the model. DataLoaders come back as they are.
 
         Returns:
             The same objects; at `same: rounding` and `samples` the model comes back wrapped in
@@ -145,22 +133,12 @@ class Run:
         """
         if self._prepared is not None:
             raise StepError("run.prepare was called twice: give it everything at once")
-        self._prepared = prepared = prepare(self.setup, objects, self._saver.prepare)
+        trained = [item for item in objects if not isinstance(item, DataLoader)]
+        self._prepared = prepared = prepare(self.setup, trained, self._saver.prepare)
         for name, item in prepared.states().items():
             self._saver.keep(name, item)
         model, wrapped = prepared.modules[0], prepared.reduction.model
         return tuple(wrapped if item is model else item for item in objects)
-
-    def prepare_once(self, prepare: Callable[[], None]) -> None:
-        """Call a function on one rank of each node before the others continue.
-
-        Args:
-            prepare: Downloads or unpacks data, for example; what it draws at random changes nothing.
-        """
-        with self.context.rank0_first() as first:
-            if first:
-                prepare()
-        self.setup.rng.enter(INIT)
 
     def keep(self, name: str, item: Stateful) -> None:
         """Save an object's state with the run; in a resumed run it gets that state back.
@@ -184,32 +162,23 @@ class Run:
         """Let an object look into the steps' lanes. Call it before `run.steps`, on every rank."""
         self._watch = watch
 
-    def scaled_lr(self, lr: float) -> float:
-        """A learning rate for this run's global batch, by `lr_scaling` against `base_batch`."""
-        scaled = describe_scaling(self.config, self.batch.global_batch)
-        if scaled is not None:
-            self.context.log.main(scaled)
-        return lr * lr_factor(self.config, self.batch.global_batch)
-
     def source(
         self, dataset: Any, order: Order | None = None, collate: Collate | None = None
     ) -> Source:
         """The steps' data, for `run.steps`.
 
         Args:
-            dataset: Map-style, or iterable with lane streams.
+            dataset: Map-style, iterable with lane streams, or a DataLoader of one.
             order: In which order samples are visited; shuffled each epoch unless given.
             collate: Makes a batch of a list of samples; torch's default unless given.
         """
-        digest = self._listeners.needs_sample_ids
-        return open_source(self.setup, dataset, order, collate, digest=digest)
-
-    def total_steps(self, source: Source) -> int | None:
-        """How many steps the run has; None if it is known only at the data's end."""
-        if self.config.steps is not None:
-            return self.config.steps
-        assert self.config.epochs is not None, "checked when the config was loaded"
-        return source.steps_per_epoch and source.steps_per_epoch * self.config.epochs
+        setup, digest = self.setup, self._listeners.needs_sample_ids
+        if isinstance(dataset, DataLoader):
+            if order is not None or collate is not None:
+                raise StepError("a DataLoader has an order and a collate function of its own")
+            parts = parts_of(dataset, setup)
+            setup, dataset, order, collate = parts.setup, parts.dataset, parts.order, parts.collate
+        return open_source(setup, dataset, order, collate, digest=digest)
 
     def steps(
         self,
@@ -219,24 +188,45 @@ class Run:
         *,
         draws_between: bool = True,
     ) -> Iterator[Step]:
-        """The run's steps over a dataset. A resumed run gives those that are left.
+        """The run's steps over a dataset, or those of an epoch inside `run.epochs()`.
 
-        After each step the run is saved if that is due, and stops if a signal requested it.
+        A resumed run gives those that are left. After each step the run is saved if that is due,
+        and stops if a signal requested it.
 
         Args:
-            dataset: Map-style, iterable with lane streams, or what `run.source` returned.
+            dataset: Map-style, iterable with lane streams, a DataLoader of one, or what `run.source`
+                returned.
             order: In which order samples are visited; shuffled each epoch unless given.
             collate: Makes a batch of a list of samples; torch's default unless given.
             draws_between: Whether random numbers that the loop draws outside of lanes are the
                 same on all ranks. A loop that draws none there can save the seeding.
 
         Example:
-            for step in run.steps(dataset):
-                for batch in step.lanes:
-                    step.backward(loss_sum(model(batch.x), batch.y), count=len(batch))
+            for step in run.steps(loader):
+                for x, y in step.batches():
+                    step.backward(F.cross_entropy(model(x), y))
                 step.update()
         """
-        source = dataset if isinstance(dataset, Source) else self.source(dataset, order, collate)
+
+        def begin() -> Iterator[Step]:
+            is_open = isinstance(dataset, Source)
+            source = dataset if is_open else self.source(dataset, order, collate)
+            return self._all_steps(source, draws_between)
+
+        return self._sequence.of(dataset, begin)
+
+    def epochs(self) -> Iterator[int]:
+        """The numbers of the epochs that are left, for loops with something to do after each.
+
+        Example:
+            for epoch in run.epochs():
+                for step in run.steps(loader):
+                    step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
+                run.print(f"epoch {epoch}: loss {step.loss.item():.4f}")
+        """
+        return self._sequence.epochs(self._saver.position.epoch, self.config.epochs)
+
+    def _all_steps(self, source: Source, draws_between: bool) -> Iterator[Step]:
         engine = self._build_engine(draws_between)
         total = self.total_steps(source)
         plan = report_plan(self.setup, source, total, self._opened.point, self._modules)

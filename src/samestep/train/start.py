@@ -10,11 +10,16 @@ from typing import Any
 from samestep.config import Config, load_config
 from samestep.distributed.context import create_run_context
 from samestep.distributed.hardware import detect_hardware
+from samestep.errors import ConfigError, Mistake
 from samestep.train.requests import requested
 from samestep.train.run import Run
 
 
-def start(config: Config | str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Run:
+def start(
+    config: Config | str | Path | Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    **keys: Any,
+) -> Run:
     """Open a run on this process: a single process, or a rank of whatever launched it.
 
     A script that calls this is a run for `samestep train`, `launch` and `verify`, too; the
@@ -23,18 +28,24 @@ def start(config: Config | str | Path | Mapping[str, Any], overrides: Sequence[s
     Args:
         config: A config, the path of a YAML or JSON file, or a mapping of its keys.
         overrides: Values that replace the config's, as `section.key=value`.
+        **keys: The config's keys, in place of a config; sections are mappings.
 
     Returns:
         The run; use it as a context manager, so that it is closed on every path.
 
     Example:
-        with samestep.start("config.yaml", ["epochs=3"]) as run:
-            model, optimizer = run.prepare(model, optimizer)
-            for step in run.steps(dataset):
-                step.train(lambda batch: (loss_sum(model(batch.x), batch.y), len(batch)))
+        with samestep.start(global_batch=64, epochs=3, clip={"norm": 1.0}) as run:
+            model, optimizer, loader = run.prepare(model, optimizer, loader)
+            for step in run.steps(loader):
+                step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
     """
+    if config is not None and keys:
+        raise ConfigError(
+            "samestep.start",
+            [Mistake(name, "give a config or keywords, not both: use overrides") for name in keys],
+        )
     if not isinstance(config, Config):
-        config = load_config(config, overrides)
+        config = load_config(keys if config is None else config, overrides)
     request = requested()
     config = request.configure(config)
     context = create_run_context(config, detect_hardware())

@@ -1,0 +1,87 @@
+"""What any loop may ask of a run: where it runs, and with what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from samestep.config import Config
+from samestep.data.batch import Source
+from samestep.distributed.context import RunContext
+from samestep.lanes.plan import BatchPlan
+from samestep.lanes.rng import INIT
+from samestep.optim.lr_scaling import describe_scaling, lr_factor
+from samestep.run_setup import RunSetup
+
+
+class RunPlace:
+    """This process's place in a run."""
+
+    setup: RunSetup
+
+    @property
+    def config(self) -> Config:
+        """The run's config."""
+        return self.setup.config
+
+    @property
+    def context(self) -> RunContext:
+        """This process's place in the run: its rank, its device, the other ranks."""
+        return self.setup.context
+
+    @property
+    def batch(self) -> BatchPlan:
+        """How a global batch is cut into lanes."""
+        return self.setup.batch
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+        return self.context.device
+
+    @property
+    def rank(self) -> int:
+        """This process's number among the ranks, from 0."""
+        return self.context.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return self.context.world
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which writes files and talks to people."""
+        return self.context.is_main
+
+    def print(self, *values: Any, sep: str = " ", end: str = "\n") -> None:
+        """`print`, once for the run: on rank 0."""
+        if self.is_main:
+            print(*values, sep=sep, end=end, flush=True)
+
+    def prepare_once(self, prepare: Callable[[], None]) -> None:
+        """Call a function on one rank of each node before the others continue.
+
+        Args:
+            prepare: Downloads or unpacks data, for example; what it draws at random changes nothing.
+        """
+        with self.context.rank0_first() as first:
+            if first:
+                prepare()
+        self.setup.rng.enter(INIT)
+
+    def scaled_lr(self, lr: float) -> float:
+        """A learning rate for this run's global batch, by `lr_scaling` against `base_batch`."""
+        scaled = describe_scaling(self.config, self.batch.global_batch)
+        if scaled is not None:
+            self.context.log.main(scaled)
+        return lr * lr_factor(self.config, self.batch.global_batch)
+
+    def total_steps(self, source: Source) -> int | None:
+        """How many steps the run has; None if it is known only at the data's end."""
+        if self.config.steps is not None:
+            return self.config.steps
+        assert self.config.epochs is not None, "checked when the config was loaded"
+        return source.steps_per_epoch and source.steps_per_epoch * self.config.epochs

@@ -1,0 +1,88 @@
+"""The steps of a run, handed to loops: all of them in a row, or epoch by epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from samestep.errors import StepError
+from samestep.step.step import Step
+
+_ALL_EPOCHS = (
+    "run.steps was called again, and would train once more: it gives the steps of all epochs. For a loop "
+    "over epochs write: for epoch in run.epochs(): for step in run.steps(...)"
+)
+
+
+class StepSequence:
+    """Gives every step once."""
+
+    def __init__(self) -> None:
+        self._steps: Iterator[Step] | None = None
+        self._data: Any = None
+        self._next: Step | None = None
+        """The step that comes next, or that is not ended yet; by epochs only."""
+        self._epoch: int | None = None
+        self._taken = False
+
+    def epochs(self, first: int, last: int | None) -> Iterator[int]:
+        """The numbers of the epochs; each loop body takes its steps from `of`.
+
+        Args:
+            first: The epoch that the run is in.
+            last: The epoch after the last one; None to go on until the steps end.
+        """
+        if self._steps is not None or self._epoch is not None:
+            raise StepError("run.epochs was called when the run had begun: call it once")
+        self._epoch = first
+        while last is None or self._epoch < last:
+            self._taken = False
+            yield self._epoch
+            if not self._taken:
+                raise StepError(
+                    f"nothing was trained in epoch {self._epoch}: take its steps inside the loop, with "
+                    "for step in run.steps(...)"
+                )
+            if self._next is not None and not self._next.ends_epoch:
+                raise StepError(
+                    f"epoch {self._epoch} was left after step {self._next.epoch_step}: an epoch is one pass "
+                    "over the data. Set steps for a shorter run"
+                )
+            self._advance()
+            if self._next is None:
+                return
+            self._epoch += 1
+
+    def of(self, data: Any, begin: Callable[[], Iterator[Step]]) -> Iterator[Step]:
+        """The steps of this epoch, or of all of them if nobody asked for epochs.
+
+        Args:
+            data: What the steps are read from.
+            begin: Opens the run's steps on it.
+        """
+        if self._epoch is None:
+            if self._steps is not None:
+                raise StepError(_ALL_EPOCHS)
+            self._steps = begin()
+            yield from self._steps
+            return
+        if self._taken:
+            raise StepError(f"run.steps was called twice in epoch {self._epoch}: call it once")
+        self._taken = True
+        if self._steps is None:
+            self._steps, self._data = begin(), data
+            self._advance()
+        elif data is not self._data:
+            raise StepError(
+                "run.steps got other data than in the epoch before: a run has one dataset"
+            )
+        while self._next is not None:
+            step = self._next
+            yield step
+            if step.ends_epoch:
+                return  # what ends the step follows the loop body's last lines
+            self._advance()
+
+    def _advance(self) -> None:
+        assert self._steps is not None, "opened with the first epoch"
+        self._next = next(self._steps, None)
