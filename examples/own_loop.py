@@ -35,17 +35,18 @@ def main(overrides):
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=total)
         model, optimizer, schedule = run.prepare(model, optimizer, schedule)
 
-        for step in run.steps(train_set):
-            for batch in step.lanes:  # this rank's lanes
-                loss = F.cross_entropy(model(batch.x), batch.y, reduction="sum")
-                step.backward(loss, count=len(batch))
-            step.update(optimizer)  # reduce, clip, step, schedule
-            if step.ends_epoch:
-                accuracy = {"accuracy": MulticlassAccuracy(10, average="micro")}
-                values = run.evaluate(valid_set, measure, accuracy, step=step.index)
-                run.log(step.index, values)
-                if run.context.is_main:
-                    print(f"epoch {step.epoch + 1}: accuracy {values['accuracy']:.4f}")
+        for epoch in run.epochs():
+            for step in run.steps(train_set):
+                for batch in step.lanes:  # this rank's lanes
+                    loss = F.cross_entropy(model(batch.x), batch.y, reduction="sum")
+                    step.backward(loss, count=len(batch))
+                step.update()  # reduce, clip, step, schedule
+            accuracy = {"accuracy": MulticlassAccuracy(10, average="micro")}
+            values = run.evaluate(valid_set, measure, accuracy, step=step.index)
+            run.log(step.index, values)
+            run.print(
+                f"epoch {epoch + 1}: accuracy {values['accuracy']:.4f}, loss {step.loss.item():.4f}"
+            )
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from samestep.data.batch import Collate, LaneBatch, Moment
 from samestep.data.sequential import SequentialSource
@@ -73,7 +73,10 @@ class Evaluator:
             for batch in self._batches(source, moment):
                 mine = by_lane[batch.lane]
                 with setup.precision.forward():
-                    mine.add_loss(measure(self._modules[0], batch, mine.metrics))
+                    loss = measure(self._modules[0], batch, mine.metrics)
+                if isinstance(loss, Tensor):  # a mean over the batch's samples
+                    loss = (loss * len(batch), len(batch))
+                mine.add_loss(loss)
         my_states = [(number, lane.state()) for number, lane in by_lane.items()]
         gathered = setup.context.gather((buffers.changed(), my_states))
         refuse_changed((changed for changed, _ in gathered), "the evaluation")

@@ -13,7 +13,7 @@ from torch import Tensor
 from samestep.errors import TaskError
 from samestep.lanes.rng import METRICS, RngStreams
 from samestep.pytree import move
-from samestep.step.loss_terms import LossValue
+from samestep.step.loss_terms import Term
 from samestep.train.metric_names import flatten
 from samestep.train.metric_states import NestedStates, is_torchmetrics
 
@@ -131,7 +131,7 @@ class LaneMetrics:
         self._device = device
         self._losses: dict[str, Tensor] = {}
 
-    def add_loss(self, value: LossValue) -> None:
+    def add_loss(self, value: Term | Mapping[str, Term]) -> None:
         """Add what a batch's loss was, with its count; one or several by name."""
         named = value if isinstance(value, Mapping) else {"": value}
         for name, pair in named.items():

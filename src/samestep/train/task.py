@@ -113,15 +113,15 @@ class Task:
         return ()
 
     def loss(self, model: nn.Module, batch: LaneBatch) -> Loss:
-        """The batch's summed loss and what it was summed over.
+        """The batch's loss: its mean, or its sum and what it was summed over.
 
         Args:
             model: The prepared model, in training mode.
             batch: One lane's samples.
 
         Returns:
-            The sum over the samples (tokens, pixels), and how many that were. The step's gradient
-            is divided once, by the count of all lanes. Or several losses by name, each with its
+            A mean over the samples; or the sum over samples (tokens, pixels), and how many that were.
+            The step's gradient is divided once, by the count of all lanes. Or several losses by name, each with its
             count, to be added up by the config's `loss_weights`:
             `{"recon": (recon, len(batch)), "kl": (kl, len(batch))}`.
         """

@@ -44,6 +44,14 @@ def test_every_sample_counts_once() -> None:
     assert 6.0 < found["val_loss"] < 7.0
 
 
+def test_a_loss_without_a_count_is_the_mean_over_its_batch() -> None:
+    def mean(model: nn.Module, batch: LaneBatch, metrics: Any) -> Tensor:
+        return batch.x.mean()
+
+    found = Evaluator(setup_of(), [Model()]).run(TensorDataset(SAMPLES), mean, {}, None, Moment())
+    assert found["val_loss"] == pytest.approx(SAMPLES.mean().item())
+
+
 @pytest.mark.parametrize("values", [{"lanes": 2, "global_batch": 2}, {"loader": {"workers": 2}}])
 def test_lanes_of_the_same_size_give_the_same_numbers(values: dict[str, Any]) -> None:
     assert evaluate(setup_of(**values))["val_loss"] == pytest.approx(
