@@ -168,7 +168,7 @@ def test_text_from_elsewhere_becomes_values_in_one_package() -> None:
 
 
 def test_packages_that_answer_at_once_import_no_torch_at_their_top() -> None:
-    heavy = ("torch", "torchmetrics", "transformers", "optuna", "plotly", "matplotlib")
+    heavy = ("torch", "torchmetrics", "transformers", "optuna", "matplotlib")
     eager = [
         f"{name}: {ast.unparse(node)}"
         for name, tree in modules().items()
