@@ -24,7 +24,7 @@ LAYERS: list[set[str]] = [
     {"data"},
     {"step"},
     {"train"},
-    {"amp", "inference", "lane_tuning", "lr_finder"},
+    {"amp", "inference", "lane_tuning", "lr_finder", "plotting"},
     {"export", "verify", "doctor", "starter"},
     {"cli"},
 ]
@@ -40,6 +40,7 @@ WITHOUT_EAGER_TORCH = (
     "config",
     "launch.commands",
     "ui",
+    "plotting",
     "starter",
     "cli",
 )

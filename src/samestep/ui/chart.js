@@ -128,7 +128,7 @@
       element(svg, "text", { x: left - 6, y: y.at(tick) + 4, "text-anchor": "end" }, format(tick, 4));
     }
     const given = panel.xticks && panel.xticks.filter((tick) => tick >= x.low && tick <= x.high);
-    for (const tick of given || x.ticks(Math.max(2, Math.floor((right - left) / 90)))) {
+    for (const tick of given || x.ticks(Math.max(2, Math.floor((right - left) / 65)))) {
       element(svg, "line", { x1: x.at(tick), x2: x.at(tick), y1: top, y2: bottom, class: "grid" });
       element(svg, "text", { x: x.at(tick), y: bottom + 16, "text-anchor": "middle" }, format(tick, 4));
     }

@@ -22,6 +22,7 @@ table { border-collapse: collapse; width: 100%; margin: 1rem 0 }
 th, td { text-align: left; padding: .35rem .7rem; border-bottom: 1px solid #dde3ea }
 .number { text-align: right; font-variant-numeric: tabular-nums }
 code { background: #f1f4f7; padding: .1rem .3rem; border-radius: .2rem }
+.facts td, .facts th { font-size: .85rem; overflow-wrap: anywhere }
 footer { font-size: .85rem; color: #4a5663 } footer table { width: auto } footer td { padding: .15rem .7rem }
 """
 
