@@ -63,7 +63,7 @@ def plot(
         if output is not None:
             refuse_picture(output, force)
         if report is not None and not force:
-            refuse_other_file(report)
+            refuse_other_file(report, "--force replaces it, or name another file")
         histories = read_histories(runs)
         metrics = choose(histories, metric or [])
         _remark(histories)

@@ -85,12 +85,13 @@ def _save(figure: Any, path: Path) -> None:
     partial = partial_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(partial, format=path.suffix[1:].lower())
-        partial.replace(path)
+        try:
+            figure.savefig(partial, format=path.suffix[1:].lower())
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _literal(name: str) -> str:

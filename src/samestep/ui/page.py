@@ -55,7 +55,7 @@ def write_page(
         raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
-def refuse_other_file(path: Path) -> None:
+def refuse_other_file(path: Path, advice: str = "name another file") -> None:
     """Refuse to replace what is no page of ours; before the work of a command, not after it."""
     try:
         with path.open("rb") as file:
@@ -65,7 +65,7 @@ def refuse_other_file(path: Path) -> None:
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
     if not ours:
-        raise OutputError(f"{path} exists already, and is no page of samestep: name another file")
+        raise OutputError(f"{path} exists already, and is no page of samestep: {advice}")
 
 
 def page(title: str, body: str, facts: Mapping[str, str] | None = None) -> str:
