@@ -39,7 +39,7 @@
   }
 
   function logTicks(low, high, wanted) {
-    const decades = Math.log10(high / low);
+    const decades = Math.log10(high) - Math.log10(low); // the quotient may be infinite
     const factors = decades > 2 ? [1] : decades > 1 ? [1, 2, 5] : [1, 2, 3, 4, 5, 6, 8];
     const every = Math.max(1, Math.ceil(decades / wanted));
     const found = [];
@@ -48,7 +48,7 @@
       found.push(...factors.map((factor) => factor * 10 ** power));
     }
     const inside = found.filter((tick) => tick >= low * 0.999 && tick <= high * 1.001);
-    return inside.length > 1 ? inside : linearTicks(low, high, wanted);
+    return inside.length > 1 ? inside : linearTicks(low, high, wanted).filter((tick) => tick > 0);
   }
 
   // From values to pixels, and back.
@@ -68,7 +68,7 @@
     let [start, end] = [turn(low), turn(high)];
     if (start === end) {
       const pad = log ? 0.5 : Math.abs(start) * 0.1 || 1;
-      [start, end] = [start - pad, end + pad];
+      [start, end] = [zero && low === 0 ? start : start - pad, end + pad];
     } else if (!fixed) {
       const pad = (end - start) * room;
       [start, end] = [zero && low === 0 ? start : start - pad, end + pad];
@@ -85,8 +85,9 @@
   const isNumber = (value) => value !== null && value !== undefined;
 
   // What of a line lies in the zoomed range, with a neighbour on each side, so that it leaves the picture.
-  function visible(line, zoom) {
-    const places = line.x.map((_, place) => place);
+  // A logarithmic axis has no place for what is not above 0.
+  function visible(line, zoom, log) {
+    const places = line.x.map((_, place) => place).filter((place) => !log || line.x[place] > 0);
     if (!zoom) return places;
     const inside = (place) => place >= 0 && place < line.x.length && line.x[place] >= zoom[0] && line.x[place] <= zoom[1];
     return places.filter((place) => inside(place) || inside(place - 1) || inside(place + 1));
@@ -96,7 +97,7 @@
     let path = "";
     let pen = "M";
     for (const place of places) {
-      if (!isNumber(line.y[place]) || !y.shows(line.y[place]) || !x.shows(line.x[place])) {
+      if (!isNumber(line.y[place]) || !y.shows(line.y[place])) {
         pen = "M";
         continue;
       }
@@ -123,7 +124,7 @@
 
   function drawAxes(svg, panel, x, y, size) {
     const { left, top, right, bottom } = size;
-    for (const tick of y.ticks(5)) {
+    for (const tick of y.ticks(Math.max(3, Math.floor((bottom - top) / 45)))) {
       element(svg, "line", { x1: left, x2: right, y1: y.at(tick), y2: y.at(tick), class: "grid" });
       element(svg, "text", { x: left - 6, y: y.at(tick) + 4, "text-anchor": "end" }, format(tick, 4));
     }
@@ -154,7 +155,7 @@
       else element(svg, "circle", { cx, cy, r: 4, fill: line.color });
     }
     for (const flag of line.flags || []) {
-      if (flag.x < x.low || flag.x > x.high) continue;
+      if (!(flag.x >= x.low && flag.x <= x.high)) continue;
       const at = x.at(flag.x);
       const mark = element(svg, "path", { d: `M${at - 5},${bottom}h10l-5,-9Z`, fill: line.color, class: "flag" });
       element(mark, "title", {}, `${line.name}: ${flag.text}`);
@@ -204,7 +205,7 @@
     const height = panel.height;
     const size = { left: MARGIN.left, top: MARGIN.top, right: width - MARGIN.right, bottom: height - MARGIN.bottom };
     const zoom = state.zoom;
-    const shown = lines.map((line) => [line, visible(line, zoom)]);
+    const shown = lines.map((line) => [line, visible(line, zoom, panel.xlog)]);
     const x = scale(zoom || state.ends(), panel.xlog, size.left, size.right, { fixed: zoom, room: 0.02 });
     const heights = shown.flatMap(([line, places]) => places.flatMap((at) => [line.y[at], ...(line.low ? [line.low[at], line.high[at]] : [])]));
     const y = scale(heights.filter(isNumber), panel.ylog, size.bottom, size.top, { zero: panel.zero, fixed: panel.ylog ? null : panel.yrange });
