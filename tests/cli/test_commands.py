@@ -56,7 +56,7 @@ def test_help_shows_commands_in_the_order_a_person_meets_them(here: Callable[...
     shown = here("--help").output
     words = ["╭─ Train ", "train", "launch", "verify", "╭─ Start", "init", "config", "env", "doctor",
              "╭─ Tune", "lanes", "lr-find", "predict", "export", "average",
-             "╭─ Look", "checkpoints", "times", "slurm"]  # fmt: skip
+             "╭─ Look", "checkpoints", "plot", "times", "slurm"]  # fmt: skip
     places = [shown.find(word if word.startswith("╭") else f"\n│ {word} ") for word in words]
     assert -1 not in places
     assert places == sorted(places)

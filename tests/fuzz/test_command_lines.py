@@ -95,7 +95,7 @@ launches = st.tuples(files, overrides, st.lists(options, max_size=4)).map(
 )  # fmt: skip
 looks = st.tuples(
     st.sampled_from(
-        [["config", "check"], ["config", "show"], ["checkpoints"], ["checkpoints", "list"], ["times"], ["slurm", "status"],
+        [["config", "check"], ["config", "show"], ["checkpoints"], ["checkpoints", "list"], ["times"], ["plot"], ["slurm", "status"],
          ["slurm", "logs"], ["--version"], ["config"], [], ["zzz"], ["\ud800"]]
     ),
     files,

@@ -26,9 +26,6 @@ from tests.preloaded.title import set_title
 
 MODULES = (
     "matplotlib.backends.backend_agg",
-    "plotly.graph_objects",
-    "plotly.io",
-    "plotly.subplots",
     "sklearn.datasets",
     "tests.distributed.tasks",
     "torch._dynamo",

@@ -31,7 +31,7 @@ TRAINING, STARTING, MODELS, RUNS = (
 
 _ORDER = (
     "train", "launch", "resume", "verify", "init", "config", "env", "doctor", "lanes", "lr-find", "predict", "export",
-    "average", "checkpoints", "times", "slurm",
+    "average", "checkpoints", "plot", "times", "slurm",
 )  # fmt: skip
 
 

@@ -100,10 +100,9 @@ def lanes(
 
 
 def _refuse_other_page(report: Path | None) -> None:
-    from samestep.ui.page import refuse_other_file, require_plotly
+    from samestep.ui.page import refuse_other_file
 
     if report is not None:
-        require_plotly()
         refuse_other_file(report)
 
 
@@ -145,8 +144,10 @@ def _hand_over(
         _print_costs(costs)
     if report is not None:
         from samestep.lane_tuning.report import write_html
+        from samestep.train.run_facts import config_fact
 
-        write_html(costs, f"{config.name}: what lanes cost", report)
+        facts = {**config_fact(config), "device": costs.device}
+        write_html(costs, f"{config.name}: what lanes cost", report, facts)
         typer.echo(f"Page: {report}", err=True)
 
 

@@ -70,9 +70,8 @@ def lr_find(
         test = RangeTest(smallest, largest, steps, smooth, stop_factor)
         loaded = load_config(config, overrides or [])
         if report is not None:
-            from samestep.ui.page import refuse_other_file, require_plotly
+            from samestep.ui.page import refuse_other_file
 
-            require_plotly()
             refuse_other_file(report)
         with as_rank(loaded, context, local_rank) as place:
             from samestep.lr_finder.range_test import Target, find_lr
@@ -131,6 +130,7 @@ def _keep(
 ) -> None:
     """Write the numbers and the plots to the test's directory."""
     from samestep.lr_finder.report import write_html, write_png
+    from samestep.train.run_facts import run_facts
 
     title = f"{config.name}: loss over learning rate"
     document = json.dumps({**found.as_json(), "written": written}, indent=1)
@@ -138,7 +138,7 @@ def _keep(
     page = page or found.folder / "lr-find.html"
     _write_file("Numbers", numbers, lambda: numbers.write_text(document, encoding="utf-8"))
     _write_file("Plot", picture, lambda: write_png(found, title, picture))
-    _write_file("Page", page, lambda: write_html(found, title, page))
+    _write_file("Page", page, lambda: write_html(found, title, page, run_facts(found.folder)))
 
 
 def _write_file(name: str, path: Path, write: Callable[[], object]) -> None:

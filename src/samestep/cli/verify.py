@@ -23,6 +23,7 @@ from samestep.cli.app import (
 from samestep.errors import PROMISE_NOT_KEPT, SamestepError
 
 if TYPE_CHECKING:
+    from samestep.config import Config
     from samestep.verify.result import Verification
 
 _OFFER = "To name the first tensor that differs"
@@ -77,12 +78,11 @@ def verify(
     with guarded():
         from samestep.launch.commands.rank_command import RankCommand
         from samestep.launch.run.target import read_target
-        from samestep.ui.page import refuse_other_file, require_plotly
+        from samestep.ui.page import refuse_other_file
         from samestep.verify.verify import verify as run_verify
         from samestep.verify.worlds import Machines, parse_worlds
 
         if report is not None:
-            require_plotly()
             refuse_other_file(report)
         changed, arguments = tuple(overrides or ()), script_arguments(context)
         loaded = read_target(config, changed, arguments)
@@ -101,7 +101,7 @@ def verify(
         if result.runs_differ and result.suspect is None:
             again = command_with(context, "--explain")
             typer.echo(_NOT_FOUND if explain else f"{_OFFER}: {again}", err=True)
-        _write_report(result, loaded.name, report or loaded.run_path / "verify" / "report.html")
+        _write_report(result, loaded, report)
     if not result.kept:
         raise typer.Exit(PROMISE_NOT_KEPT)
 
@@ -113,11 +113,18 @@ def _print(result: Verification, as_json: bool) -> None:
         _print_verification(result)
 
 
-def _write_report(result: Verification, name: str, path: Path) -> None:
+def _write_report(result: Verification, config: Config, report: Path | None) -> None:
+    from samestep.train.run_facts import config_fact, run_facts
     from samestep.verify.report import write_report
 
+    folder = config.run_path / "verify"
+    path = report or folder / "report.html"
+    # Every world has one of these, with its own directory and number of ranks in it.
+    run = min(folder.glob("world-*"), default=folder)
+    facts = {**run_facts(run), **config_fact(config)}
+    facts.pop("ranks", None)
     try:
-        write_report(result, name, path)
+        write_report(result, config.name, path, facts)
         typer.echo(f"Report: {path}", err=True)
     except SamestepError as error:
         typer.echo(f"No report: {error}", err=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
 from pathlib import Path
 
 from samestep.lane_tuning.result import LIMIT, LaneCosts, Measured
-from samestep.ui.page import require_plotly, write_page
+from samestep.ui.chart import COLORS, Line, Panel, chart
+from samestep.ui.page import write_page
 
-_COLORS = ("#1f5f99", "#12703c", "#c2571a", "#7a3e9d", "#5b6770")
 _LIMIT, _MARK = "#b3261e", "#12703c"
 _NUMBERS = ("ranks", "lanes x samples", "at once", "ms per step", "spread", "cost", "GPU memory")
 """Columns of numbers, in their order."""
@@ -67,13 +68,16 @@ def conclusion(costs: LaneCosts) -> str:
     return f"{text} The config has {costs.now}; other lanes are another run."
 
 
-def write_html(costs: LaneCosts, title: str, path: Path) -> None:
+def write_html(
+    costs: LaneCosts, title: str, path: Path, facts: Mapping[str, str] | None = None
+) -> None:
     """Write a page with the recommendation, the table, and an interactive plot.
 
     Args:
         costs: What was measured.
         title: The title of the page.
         path: The file to write.
+        facts: What it was measured with.
     """
     header, body = rows(costs)
     classes = ['class="number"' if name in _NUMBERS else "" for name in header]
@@ -88,6 +92,7 @@ def write_html(costs: LaneCosts, title: str, path: Path) -> None:
 <p>{html.escape(heading(costs))}. Cost: the time of a step relative to the fastest choice on as many ranks.</p>
 <table><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table>
 {notes}{_figure(costs)}""",
+        facts,
     )
 
 
@@ -99,31 +104,39 @@ def _line(cells: list[str], classes: list[str]) -> str:
 
 
 def _figure(costs: LaneCosts) -> str:
-    go = require_plotly()
-    figure = go.Figure()
-    best = costs.recommend()
     series: dict[tuple[int, int | None], list[Measured]] = {}
     for one in costs.measured:
         if not one.failed:
             series.setdefault((one.world, one.parallel), []).append(one)
+    lines = []
     for number, ((world, width), line) in enumerate(series.items()):
         name = f"{world} rank(s)" + (f", {width} lanes at once" if width else "")
-        style = {"color": _COLORS[number % len(_COLORS)], "width": 3}
-        x, y = [one.lanes for one in line], [costs.cost(one) for one in line]
-        texts = [f"{one.lanes} x {one.lane_batch}: {_ms(1e3 * one.median)} ms" for one in line]
-        figure.add_trace(
-            go.Scatter(x=x, y=y, name=name, line=style, text=texts, mode="lines+markers")
-        )
+        lines.append(
+            Line(
+                name=name, group=name, x=[one.lanes for one in line],
+                y=[costs.cost(one) for one in line], color=COLORS[number % len(COLORS)], width=3,
+                mark="circle",
+                text=[f"{one.lanes} x {one.lane_batch}: {_ms(1e3 * one.median)} ms" for one in line],
+            )
+        )  # fmt: skip
     counts = sorted({one.lanes for one in costs.measured})
+    label, best = f"{LIMIT:g} times the fastest", costs.recommend()
     ends = [counts[0], counts[-1]]
-    limit = {"color": _LIMIT, "dash": "dash", "width": 1}
-    label = f"{LIMIT:g} times the fastest"
-    figure.add_trace(go.Scatter(x=ends, y=[LIMIT, LIMIT], name=label, mode="lines", line=limit))
-    marker = {"color": _MARK, "size": 15, "symbol": "star"}
-    point = {"x": [best.lanes], "y": [best.cost], "mode": "markers", "marker": marker}
-    figure.add_trace(go.Scatter(**point, name=f"recommended: {best.lanes}"))
-    figure.update_xaxes(type="log", tickvals=counts, title_text="lanes")
-    figure.update_yaxes(title_text="time of a step, relative", rangemode="tozero")
-    figure.update_layout(template="plotly_white", height=480, margin={"t": 40, "l": 60, "r": 20})
-    text: str = figure.to_html(full_html=False, include_plotlyjs=True)
-    return text
+    lines.append(
+        Line(
+            name=label, group=label, x=ends, y=[LIMIT, LIMIT], color=_LIMIT, width=1, dash="dash",
+            hover=False,
+        )
+    )  # fmt: skip
+    name = f"recommended: {best.lanes}"
+    lines.append(
+        Line(
+            name=name, group=name, x=[best.lanes], y=[best.cost], color=_MARK, joined=False,
+            mark="star", hover=False,
+        )
+    )  # fmt: skip
+    panel = Panel(
+        title="what lanes cost", lines=lines, x="lanes", y="time of a step, relative", xlog=True,
+        xticks=counts, zero=True, height=440,
+    )  # fmt: skip
+    return chart([panel])

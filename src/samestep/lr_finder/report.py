@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from samestep.errors import MissingExtraError
 from samestep.lr_finder.range_test import RangeTestResult
-from samestep.ui.page import require_plotly, write_page
+from samestep.ui.chart import Line, Panel, chart
+from samestep.ui.page import write_page
 
 _RAW, _SMOOTHED, _NOW = "#9db4c8", "#1f5f99", "#6b7580"
 _MARKS = {"steepest": "#c2571a", "valley": "#12703c"}
@@ -51,13 +53,16 @@ def write_png(found: RangeTestResult, title: str, path: Path) -> None:
     figure.savefig(path)
 
 
-def write_html(found: RangeTestResult, title: str, path: Path) -> None:
+def write_html(
+    found: RangeTestResult, title: str, path: Path, facts: Mapping[str, str] | None = None
+) -> None:
     """Write a page with the suggestions, or why there are none, and an interactive curve.
 
     Args:
         found: the result of a range test.
         title: the title of the page.
         path: the file to write.
+        facts: what the test ran with.
     """
     rows = "\n".join(
         f'<tr><td>{html.escape(rule)}</td><td class="number">{rate:.3g}</td>'
@@ -77,40 +82,43 @@ def write_html(found: RangeTestResult, title: str, path: Path) -> None:
 <p>Rates from {found.test.min:g} to {found.test.max:g}; {html.escape(ended)}.
 The config's rate is {found.rate_now:.3g} now.</p>
 {_figure(found)}"""
-    write_page(path, title, body)
+    write_page(path, title, body, facts)
 
 
 def _figure(found: RangeTestResult) -> str:
-    go = require_plotly()
-    figure = go.Figure()
-    x = list(found.rates)
-    raw = {"color": _RAW, "width": 1}
-    strong = {"color": _SMOOTHED, "width": 3}
-    figure.add_trace(go.Scatter(x=x, y=list(found.losses), name="loss", line=raw, opacity=0.6))
-    figure.add_trace(go.Scatter(x=x, y=list(found.smoothed), name="smoothed loss", line=strong))
-    # Lines as traces: the label of a vline is misplaced on a logarithmic axis.
+    x, limits = list(found.rates), _loss_limits(found)
+    lines = [
+        Line(name="loss", group="loss", x=x, y=found.losses, color=_RAW, width=1, opacity=0.6),
+        Line(
+            name="smoothed loss", group="smoothed loss", x=x, y=found.smoothed, color=_SMOOTHED, width=3
+        ),
+    ]  # fmt: skip
     if _includes_rate_now(found):
-        now = {"color": _NOW, "dash": "dot", "width": 1}
-        figure.add_trace(
-            _vertical_line(go, found, found.rate_now, now, f"now {found.rate_now:.3g}")
-        )
+        name = f"now {found.rate_now:.3g}"
+        lines.append(_upright(name, found.rate_now, limits, _NOW, "dot"))
     for rule, rate in found.suggestions.items():
-        dashed = {"color": _MARKS[rule], "dash": "dash", "width": 1}
-        figure.add_trace(_vertical_line(go, found, rate, dashed, f"{rule} {rate:.3g}"))
-        point = {"x": [rate], "y": [_loss_at(found, rate)], "showlegend": False}
-        marker = {"color": _MARKS[rule], "size": 11}
-        figure.add_trace(go.Scatter(**point, mode="markers", marker=marker, name=rule))
-    figure.update_xaxes(type="log", title_text=html.escape(_rate_title(found)), exponentformat="e")
-    figure.update_yaxes(title_text="loss", range=list(_loss_limits(found)))
-    figure.update_layout(template="plotly_white", height=520, margin={"t": 40, "l": 60, "r": 20})
-    html_text: str = figure.to_html(full_html=False, include_plotlyjs=True)
-    return html_text
+        name, color = f"{rule} {rate:.3g}", _MARKS[rule]
+        lines.append(_upright(name, rate, limits, color, "dash"))
+        lines.append(
+            Line(
+                name=rule, group=name, x=[rate], y=[_loss_at(found, rate)], color=color,
+                joined=False, mark="circle",
+            )
+        )  # fmt: skip
+    panel = Panel(
+        title="loss over learning rate", lines=lines, x=_rate_title(found), y="loss", xlog=True,
+        yrange=limits, height=460,
+    )  # fmt: skip
+    return chart([panel])
 
 
-def _vertical_line(
-    go: Any, found: RangeTestResult, rate: float, line: dict[str, Any], name: str
-) -> Any:
-    return go.Scatter(x=[rate, rate], y=_loss_limits(found), mode="lines", line=line, name=name)
+def _upright(
+    name: str, rate: float, limits: tuple[float, float], color: str, dash: Literal["dash", "dot"]
+) -> Line:
+    return Line(
+        name=name, group=name, x=[rate, rate], y=limits, color=color, width=1.2, dash=dash,
+        hover=False,
+    )  # fmt: skip
 
 
 def _rate_title(found: RangeTestResult) -> str:

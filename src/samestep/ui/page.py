@@ -1,12 +1,16 @@
-"""Self-contained HTML pages: one style, and plots that load nothing from the network."""
+"""Self-contained HTML pages: one style, nothing from the network, and what they are evidence of."""
 
 from __future__ import annotations
 
 import html
+import platform
+import time
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
-from samestep.errors import MissingExtraError, OutputError
+import samestep
+from samestep.errors import OutputError
 
 _GENERATOR = '<meta name="generator" content="samestep">'
 """By which we know a page of ours."""
@@ -18,38 +22,40 @@ table { border-collapse: collapse; width: 100%; margin: 1rem 0 }
 th, td { text-align: left; padding: .35rem .7rem; border-bottom: 1px solid #dde3ea }
 .number { text-align: right; font-variant-numeric: tabular-nums }
 code { background: #f1f4f7; padding: .1rem .3rem; border-radius: .2rem }
+.facts td, .facts th { font-size: .85rem; overflow-wrap: anywhere }
+footer { font-size: .85rem; color: #4a5663 } footer table { width: auto } footer td { padding: .15rem .7rem }
 """
 
 
-def require_plotly() -> Any:
-    """Plotly's `graph_objects` module; raises the error that names the extra if it is missing."""
-    try:
-        import plotly.graph_objects
-    except ImportError:
-        raise MissingExtraError("the HTML report", "report") from None
-    return plotly.graph_objects
-
-
-def write_page(path: Path, title: str, body: str) -> None:
+def write_page(
+    path: Path,
+    title: str,
+    body: str,
+    facts: Mapping[str, str] | None = None,
+    force: bool = False,
+) -> None:
     """Write a page; one that we have written before is replaced.
 
     Args:
         path: the file.
         title: plain text; it is escaped.
         body: HTML.
+        facts: where the numbers come from, by name; plain text.
+        force: whether any other file is replaced, too.
 
     Raises:
         OutputError: if another file is there.
     """
-    refuse_other_file(path)
+    if not force:
+        refuse_other_file(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page(title, body), encoding="utf-8")
+        path.write_text(page(title, body, facts), encoding="utf-8")
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
-def refuse_other_file(path: Path) -> None:
+def refuse_other_file(path: Path, advice: str = "name another file") -> None:
     """Refuse to replace what is no page of ours; before the work of a command, not after it."""
     try:
         with path.open("rb") as file:
@@ -59,19 +65,38 @@ def refuse_other_file(path: Path) -> None:
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
     if not ours:
-        raise OutputError(f"{path} exists already, and is no page of samestep: name another file")
+        raise OutputError(f"{path} exists already, and is no page of samestep: {advice}")
 
 
-def page(title: str, body: str) -> str:
+def page(title: str, body: str, facts: Mapping[str, str] | None = None) -> str:
     """A complete HTML document that loads nothing from the network.
 
     Args:
         title: plain text; it is escaped.
         body: HTML.
+        facts: where the numbers come from, by name; plain text. The date and the versions that
+            wrote the page are added.
     """
+    rows = "".join(
+        f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>"
+        for name, value in {**(facts or {}), **_written_by()}.items()
+    )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">{_GENERATOR}<title>{html.escape(title)}</title>
 <style>{_STYLE}</style></head><body>
 {body}
+<footer><table><tbody>{rows}</tbody></table></footer>
 </body></html>
 """
+
+
+def _written_by() -> dict[str, str]:
+    try:
+        torch = version("torch")  # without importing it
+    except PackageNotFoundError:  # on the path, but not installed
+        torch = "unknown"
+    versions = f"samestep {samestep.__version__}, torch {torch}, Python {platform.python_version()}"
+    return {
+        "page written": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "with": f"{versions} on {platform.system()} {platform.machine()}",
+    }

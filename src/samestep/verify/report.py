@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
 from pathlib import Path
 
-from samestep.ui.page import require_plotly, write_page
+from samestep.ui.chart import COLORS, Line, Panel, chart
+from samestep.ui.page import write_page
 from samestep.verify.result import Verification, WorldResult
 
 _PROMISES = {
@@ -25,13 +27,16 @@ def verdict(result: Verification) -> str:
     return "kept" if result.kept else "NOT kept"
 
 
-def write_report(result: Verification, title: str, path: Path) -> None:
+def write_report(
+    result: Verification, title: str, path: Path, facts: Mapping[str, str] | None = None
+) -> None:
     """Write a page with the verdict, a table, the loss curves and their difference per step.
 
     Args:
         result: the verification.
         title: what was verified, for the heading.
         path: the file to write.
+        facts: what the runs were made with.
     """
     rows = "\n".join(_row(world) for world in result.worlds)
     against = ""
@@ -51,7 +56,7 @@ Compared with the run on {html.escape(result.worlds[0].label)} rank(s).</p>
 {suspect}
 {against}
 {_figure(result)}"""
-    write_page(path, f"samestep verify: {title}", body)
+    write_page(path, f"samestep verify: {title}", body, facts)
 
 
 def _row(world: WorldResult) -> str:
@@ -66,35 +71,25 @@ def _row(world: WorldResult) -> str:
 
 
 def _figure(result: Verification) -> str:
-    go = require_plotly()
-    from plotly.colors import qualitative
-    from plotly.subplots import make_subplots
-
-    figure = make_subplots(
-        rows=2,
-        cols=1,
-        shared_xaxes=True,
-        row_heights=[0.65, 0.35],
-        vertical_spacing=0.09,
-        subplot_titles=("loss", "difference from the first run, relative to its loss"),
-    )
     first, widest = result.worlds[0].record.losses, 2 + 2 * len(result.worlds)
+    losses, gaps = [], []
     for number, world in enumerate(result.worlds):
-        # Plotly reads names and titles as HTML, too.
-        losses, name = world.record.losses, f"{html.escape(world.label)} rank(s)"
+        curve, name = world.record.losses, f"{world.label} rank(s)"
+        color, steps = COLORS[number % len(COLORS)], range(len(curve))
+        apart = [abs(a - b) / abs(a) if a else 0.0 for a, b in zip(first, curve, strict=False)]
         # Ever thinner, so that curves which coincide can all be seen.
-        line = {"width": widest - 2 * number, "color": qualitative.Safe[number % 11]}
-        gaps = [abs(a - b) / abs(a) if a else 0.0 for a, b in zip(first, losses, strict=False)]
-        figure.add_trace(go.Scatter(y=losses, name=name, mode="lines", line=line), row=1, col=1)
-        thin = {**line, "width": 2}
-        figure.add_trace(go.Scatter(y=gaps, line=thin, showlegend=False), row=2, col=1)
+        width = widest - 2 * number
+        losses.append(Line(name=name, group=name, x=steps, y=curve, color=color, width=width))
+        gaps.append(Line(name=name, group=name, x=range(len(apart)), y=apart, color=color))
     if result.against:
-        dotted = {"dash": "dot", "color": "black"}
-        figure.add_trace(
-            go.Scatter(y=result.against, name="given curve", line=dotted), row=1, col=1
+        name, steps = "given curve", range(len(result.against))
+        losses.append(
+            Line(name=name, group=name, x=steps, y=result.against, color="#000000", dash="dot")
         )
-    figure.update_xaxes(title_text="step", row=2, col=1)
-    figure.update_yaxes(exponentformat="e", rangemode="tozero", row=2, col=1)
-    figure.update_layout(template="plotly_white", height=620, margin={"t": 40, "l": 60, "r": 20})
-    html_text: str = figure.to_html(full_html=False, include_plotlyjs=True)
-    return html_text
+    difference = "difference from the first run, relative to its loss"
+    return chart(
+        [
+            Panel(title="loss", lines=losses, y="loss", height=360),
+            Panel(title=difference, lines=gaps, y="relative", zero=True, height=220),
+        ]
+    )

@@ -137,7 +137,7 @@ def test_the_page_shows_the_suggestions_and_loads_nothing_from_the_network(tmp_p
     for rule, rate in result.suggestions.items():
         assert f'<td>{rule}</td><td class="number">{rate:.3g}</td>' in text
     assert not re.findall(r"<(?:script|link|img|iframe)[^>]*\s(?:src|href)=", text)
-    assert '"type":"log"' in text
+    assert '"xlog": true' in text
     assert "learning rate (params.lr)" in text
 
 
@@ -155,16 +155,10 @@ def test_the_page_of_a_test_without_suggestions_shows_why(tmp_path: Path) -> Non
     assert "0 of 100 steps" in text
 
 
-@pytest.mark.parametrize(
-    ("package", "write", "extra"),
-    [("matplotlib.figure", write_png, "plots"), ("plotly.graph_objects", write_html, "report")],
-)
-def test_a_missing_package_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, write: Any, extra: str
-) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingExtraError, match=rf"samestep\[{extra}\]"):
-        write(found(), "mine", tmp_path / "file")
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingExtraError, match=r"samestep\[plots\]"):
+        write_png(found(), "mine", tmp_path / "file")
 
 
 def test_every_value_of_the_page_is_escaped(tmp_path: Path) -> None:
@@ -178,7 +172,6 @@ def test_every_value_of_the_page_is_escaped(tmp_path: Path) -> None:
         text = (tmp_path / "lr.html").read_text(encoding="utf-8")
         assert "alert(1)" in text
         assert "<script>alert" not in text
-        assert "\\u003cscript\\u003ealert" not in text, "plotly reads a title as HTML"
 
 
 def test_a_page_replaces_pages_of_ours_only(tmp_path: Path) -> None:

@@ -1,0 +1,153 @@
+"""What runs have measured, read from their directories: finished, interrupted or still training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from samestep.errors import RunDirError, TextError
+from samestep.foreign.files import is_file
+from samestep.foreign.json_text import read_json, read_json_lines
+
+METRICS = "metrics.jsonl"
+_LONGEST_LIST = 16
+"""Values in a list that are curves of their own, such as the rates of parameter groups."""
+_RUNS_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Series:
+    """One metric of one run, by ascending step."""
+
+    steps: Sequence[int]
+    values: Sequence[float]
+    """May be NaN or infinite."""
+
+
+@dataclass(frozen=True)
+class History:
+    """All numbers of one run."""
+
+    run: Path
+    label: str
+    metrics: Mapping[str, Series]
+    skipped: Sequence[int] = ()
+    """Steps that changed nothing, since they were not finite."""
+    unread: int = 0
+    """Lines before the last one that hold no row."""
+    best: tuple[str, str] | None = None
+    """The metric that the run's config names as the one to judge by, and min or max."""
+
+    def better(self, metric: str) -> Literal["min", "max"] | None:
+        """Whether lower or higher is better; None if that cannot be known."""
+        if self.best is not None and self.best[0] == metric:
+            return "max" if self.best[1] == "max" else "min"
+        if "loss" in metric.lower() and metric != "loss_scale":
+            return "min"
+        return "max" if metric == "samples_per_second" else None
+
+
+def read_histories(runs: Sequence[Path]) -> list[History]:
+    """The numbers of several runs, each with a label of its own; a run named twice is read once.
+
+    Args:
+        runs: their directories.
+
+    Raises:
+        RunDirError: if one is no run's directory.
+    """
+    named: dict[Path, Path] = {}
+    for run in runs:
+        named.setdefault(run.resolve(), run)
+    distinct = list(named.values())
+    return [read_history(run, name) for run, name in zip(distinct, labels(distinct), strict=True)]
+
+
+def read_history(run: Path, label: str) -> History:
+    """The numbers of one run.
+
+    Args:
+        run: its directory.
+        label: what it is called beside its curves.
+
+    Raises:
+        RunDirError: if it is no run's directory.
+    """
+    found: dict[str, dict[int, float]] = {}
+    skipped: set[int] = set()
+    bad: list[int] = []
+    number = 0
+    try:
+        for number, row in enumerate(read_json_lines(run / METRICS), 1):
+            step = None if row is None else row.get("step")
+            if row is None or not isinstance(step, int) or isinstance(step, bool):
+                bad.append(number)
+                continue
+            if row.get("skipped") is True:
+                skipped.add(step)
+            for name, value in row.items():
+                for full, plain in _numbers(name, value):
+                    found.setdefault(full, {})[step] = plain  # the later row counts
+    except TextError as error:
+        raise RunDirError(f"{run / METRICS} {error}. {_advice(run)}") from None
+    found.pop("step", None)
+    metrics = {name: _series(values) for name, values in found.items()}
+    # A run that trains, or was killed, has half a line at its end.
+    unread = sum(line != number for line in bad)
+    return History(run, label, metrics, sorted(skipped), unread, _best(run))
+
+
+def labels(runs: Sequence[Path]) -> list[str]:
+    """The shortest ends of paths that tell them apart.
+
+    Args:
+        runs: paths that differ.
+    """
+    parts = [run.resolve().parts for run in runs]
+    lengths = [3 if path[-2:-1] == ("earlier",) else 1 for path in parts]
+    while True:
+        names = ["/".join(path[-size:]) for path, size in zip(parts, lengths, strict=True)]
+        doubled = [place for place, name in enumerate(names) if names.count(name) > 1]
+        grown = [place for place in doubled if lengths[place] < len(parts[place])]
+        if not grown:
+            return names
+        for place in grown:
+            lengths[place] += 1
+
+
+def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """The numbers of a value, each with the name of its curve."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield name, float(value)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _numbers(f"{name}/{key}", inner)
+    elif isinstance(value, list) and len(value) <= _LONGEST_LIST:
+        for place, inner in enumerate(value):
+            if not isinstance(inner, (list, dict)):
+                yield from _numbers(f"{name}[{place}]", inner)
+
+
+def _series(values: Mapping[int, float]) -> Series:
+    steps = sorted(values)
+    return Series(steps, [values[step] for step in steps])
+
+
+def _best(run: Path) -> tuple[str, str] | None:
+    try:
+        rule = read_json(run / "config.json")["best"]
+        metric, mode = rule["metric"], rule["mode"]
+    except (TextError, KeyError, TypeError):
+        return None
+    return (metric, mode) if isinstance(metric, str) and isinstance(mode, str) else None
+
+
+def _advice(run: Path) -> str:
+    """What to give instead."""
+    inside = sorted(path.parent for path in run.glob(f"*/{METRICS}") if is_file(path))
+    if not inside:
+        return "Give a run's directory"
+    names = ", ".join(map(str, inside[:_RUNS_NAMED]))
+    return f"Give the runs in it: {names}{', ...' if len(inside) > _RUNS_NAMED else ''}"

@@ -1,0 +1,95 @@
+"""Charts for pages: what they show, as data that `chart.js` draws in the browser."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from typing import Any, Literal
+
+COLORS = (
+    "#1f5f99", "#c2571a", "#12703c", "#7a3e9d", "#b3261e", "#0b7f8a", "#8a6d00", "#5b6770",
+)  # fmt: skip
+"""For lines that have no color of their own; told apart on white."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One line, or the points of one.
+
+    Values that are NaN, infinite or None leave a gap.
+    """
+
+    name: str
+    """Beside its value under the pointer."""
+    x: Sequence[float]
+    y: Sequence[float | None]
+    color: str
+    group: str = ""
+    """Its entry in the legend, which hides all lines of the group; none if empty."""
+    width: float = 2
+    dash: Literal["", "dash", "dot"] = ""
+    opacity: float = 1
+    joined: bool = True
+    """Whether there is a line between the points."""
+    mark: Literal["", "circle", "star"] = ""
+    """What each point is marked with."""
+    hover: bool = True
+    """Whether its values are shown under the pointer."""
+    text: Sequence[str] | None = None
+    """More about each point."""
+    low: Sequence[float | None] | None = None
+    high: Sequence[float | None] | None = None
+    """With `low`, the band around the line."""
+    flags: Sequence[Mapping[str, Any]] = ()
+    """`x` and `text` of what is marked below the line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """Lines on one pair of axes."""
+
+    title: str
+    lines: Sequence[Line]
+    x: str = "step"
+    """What the axis is of; also `y`."""
+    y: str = ""
+    xlog: bool = False
+    ylog: bool = False
+    xticks: Sequence[float] | None = None
+    """Where the axis has numbers; None lets the chart choose."""
+    yrange: tuple[float, float] | None = None
+    zero: bool = False
+    """Whether the vertical axis begins at 0."""
+    height: int = 320
+
+
+def chart(panels: Sequence[Panel], wide: bool = False) -> str:
+    """The HTML of panels that share a legend and the zoomed range.
+
+    Args:
+        panels: what is drawn, one below the other.
+        wide: whether two of them are side by side where the window is wide enough.
+    """
+    # No text of a user can end the script: what could is escaped, as JSON allows.
+    data = json.dumps([_plain(asdict(panel)) for panel in panels], allow_nan=False)
+    safe = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    here = files(__package__)
+    style, code = (here.joinpath(f"chart.{kind}").read_text("utf-8") for kind in ("css", "js"))
+    return f"""<style>{style}</style>
+<figure class="chart{" wide" if wide else ""}"><script type="application/json">{safe}</script>
+<noscript>The curves are drawn by JavaScript, which is off.</noscript></figure>
+<script>{code}</script>"""
+
+
+def _plain(value: Any) -> Any:
+    """The value in JSON, which has neither NaN nor infinity."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(inner) for inner in value]
+    return value
