@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from samestep.train.run import Run as Run
     from samestep.train.start import start as start
     from samestep.train.task import Task as Task
+    from samestep.train.tracking.contract import TrackedRun as TrackedRun
+    from samestep.train.tracking.contract import Tracker as Tracker
     from samestep.train.train_once import train_once as train_once
 
 # Imported when first used: `samestep --help` and the config need no torch.
@@ -57,6 +59,8 @@ _MODULES = {
     "Step": "samestep.step.step",
     "StepRecord": "samestep.step.step_log",
     "Task": "samestep.train.task",
+    "TrackedRun": "samestep.train.tracking.contract",
+    "Tracker": "samestep.train.tracking.contract",
     "UserError": "samestep.errors",
     "create_run_context": "samestep.distributed.context",
     "detect_hardware": "samestep.distributed.hardware",

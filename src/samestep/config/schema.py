@@ -35,6 +35,7 @@ from samestep.config.optim import (
     SpeedConfig,
     SwaConfig,
 )
+from samestep.config.trackers import TrackersConfig
 from samestep.lanes.plan import BatchPlan
 
 DEFAULT_LANES = 8
@@ -129,12 +130,6 @@ class PreemptionConfig(Section):
     """What happens when a signal stops the run."""
 
     requeue: bool = Field(True, description="inside a Slurm job: scontrol requeue after SIGUSR1")
-
-
-class TrackersConfig(Section):
-    """Where measurements go besides metrics.jsonl."""
-
-    tensorboard: bool = Field(False, description="also write TensorBoard events")
 
 
 class Config(Section):

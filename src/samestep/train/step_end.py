@@ -112,6 +112,8 @@ class StepEnd:
                 self._listeners.on_save(done, self._saver.metrics)
         if stops and ended is None:
             self._stop(action, done)
+        if ended is not None:
+            self._log.complete()
         return ended is not None
 
     def _position_after(self, data: StepData, source: Source) -> Position:
