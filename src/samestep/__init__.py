@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from samestep.reduce.buffer_slots import Concatenate as Concatenate
     from samestep.step.step import Step as Step
     from samestep.step.step_log import StepRecord as StepRecord
+    from samestep.train import callbacks as callbacks
     from samestep.train.listeners import RunListener as RunListener
     from samestep.train.run import Run as Run
     from samestep.train.start import start as start
@@ -62,6 +63,7 @@ _MODULES = {
     "TrackedRun": "samestep.train.tracking.contract",
     "Tracker": "samestep.train.tracking.contract",
     "UserError": "samestep.errors",
+    "callbacks": "samestep.train",
     "create_run_context": "samestep.distributed.context",
     "detect_hardware": "samestep.distributed.hardware",
     "errors": "samestep",
@@ -80,8 +82,8 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'samestep' has no attribute {name!r}")
     home = import_module(_MODULES[name])
-    # `errors` and `orders` are modules: importing them makes them attributes of their package.
-    if name in ("errors", "orders"):
+    # These are modules: importing them makes them attributes of their package.
+    if name in ("callbacks", "errors", "orders"):
         return import_module(f"{home.__name__}.{name}")
     return getattr(home, name)
 

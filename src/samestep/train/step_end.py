@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -45,6 +46,7 @@ class StepEnd:
         self._survivors = survivors
         self._saver, self._log, self._listeners = saver, log, listeners
         self.signals = StopSignals()
+        self._began = time.monotonic()
         self._stop_reason: str | None = None
         self._pause_after: int | None = None
         self._unread: deque[ReadFlags] = deque()
@@ -64,10 +66,17 @@ class StepEnd:
 
     def flags(self) -> RankFlags:
         """What this rank sends to all others with the coming step."""
-        flag = self.signals.flag(self._saver.wants_time())
+        flag = self.signals.flag(self._saver.wants_time(), self._time_is_up())
         if self._context.world == 1:
             return RankFlags(flag) if flag else NO_FLAGS
         return RankFlags(flag, self._log.times.since_last_flags())
+
+    def _time_is_up(self) -> bool:
+        """Whether the run stops for its time limit. Rank 0 decides: its flag reaches all ranks."""
+        minutes = self._config.preemption.after_minutes
+        if minutes is None or not self._context.is_main:
+            return False
+        return time.monotonic() - self._began >= 60 * minutes
 
     def is_complete(self, position: Position, total: int | None) -> bool:
         """Whether a resumed run has nothing left to do."""

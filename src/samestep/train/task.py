@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -18,7 +18,11 @@ from samestep.foreign.files import is_file
 from samestep.optim.schedules import Schedule
 from samestep.step.loss_terms import LossValue
 from samestep.step.step import Step
+from samestep.train.listeners import RunListener
 from samestep.train.python_file import import_file
+
+if TYPE_CHECKING:
+    from samestep.train.run import Run
 
 Loss = LossValue
 """A loss summed over a lane's samples (tokens, pixels), and how many that were; or several by name."""
@@ -158,6 +162,14 @@ class Task:
                     for slow, fast in zip(self.teacher.parameters(), self.student.parameters()):
                         slow.lerp_(fast, 0.01)
         """
+
+    def listeners(self, run: Run) -> Sequence[RunListener]:
+        """What follows the run, such as `samestep.callbacks`. Called once, before the first step.
+
+        Args:
+            run: The run; its model is there when the first listener is called.
+        """
+        return ()
 
     def on_save(self, folder: Path) -> None:
         """Write files of your own when the run is saved, on rank 0 alone.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.errors import MissingExtraError
-from samestep.train.tracking.contract import TrackedRun, Tracker, figures_in, without_figures
+from samestep.train.tracking.contract import TrackedRun, Tracker, figures_in, flat_values
 
 
 class TensorBoard(Tracker):
@@ -25,7 +25,7 @@ class TensorBoard(Tracker):
         self._writer = self._make(str(self._folder), purge_step=run.start or None)
 
     def write(self, row: dict[str, Any]) -> None:
-        for name, value in without_figures(row).items():
+        for name, value in flat_values(row).items():
             if name != "step" and isinstance(value, (int, float)):
                 self._writer.add_scalar(name, value, row["step"])
         for name, figure in figures_in(row).items():

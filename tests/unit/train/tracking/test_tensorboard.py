@@ -34,7 +34,8 @@ def test_tensorboard_gets_the_numbers_of_a_row_by_its_step(monkeypatch: pytest.M
     tracker.write({"step": 7, "loss": 0.5, "epoch": 1, "lr": [1, 2], "name": "x"})
     tracker.flush()
     tracker.close()
-    assert writer.calls == [("loss", 0.5, 7), ("epoch", 1, 7), "flush", "close"]
+    scalars = [("loss", 0.5, 7), ("epoch", 1, 7), ("lr/0", 1, 7), ("lr/1", 2, 7)]
+    assert writer.calls == [*scalars, "flush", "close"]
 
 
 def test_tensorboard_takes_figures(tmp_path: Path) -> None:
