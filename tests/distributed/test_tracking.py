@@ -98,7 +98,7 @@ def test_a_new_run_in_the_directory_is_tracked_anew(tmp_path: Path) -> None:
     for _ in range(2):
         finish(run, 1, trackers=trackers, resume={"checkpoint": "never"})
     assert [call["id"] for call in calls_of(path) if call["call"] == "start"] == [None, None]
-    assert (run / "earlier" / "1" / "trackers.json").is_file()
+    assert (run / "earlier" / "1" / "tracker-ids.json").is_file()
 
 
 def losses_by_step(rows: list[dict[str, Any]]) -> list[float]:
@@ -118,7 +118,7 @@ def test_wandb_offline_is_one_run_over_a_stop(tmp_path: Path) -> None:
     files = sorted((run / "wandb").glob("offline-run-*/*.wandb"))
     assert len(files) == 2, "one for each start, which wandb sync puts together by their id"
     assert {path.stem.removeprefix("run-") for path in files} == {
-        json.loads((run / "trackers.json").read_text())["wandb"]
+        json.loads((run / "tracker-ids.json").read_text())["wandb"]
     }
     rows = [row for path in files for row in history(path)]
     with (run / "metrics.jsonl").open() as file:
@@ -157,7 +157,7 @@ def test_mlflow_is_one_run_over_a_stop(tmp_path: Path, monkeypatch: pytest.Monke
     experiment = client.get_experiment_by_name("tests")
     (found,) = client.search_runs([experiment.experiment_id])
     number = found.info.run_id
-    assert number == json.loads((run / "trackers.json").read_text())["mlflow"]
+    assert number == json.loads((run / "tracker-ids.json").read_text())["mlflow"]
     assert found.info.status == "FINISHED"
     assert found.data.tags["team"] == "vision"
     assert (found.data.params["global_batch"], found.data.params["same"]) == ("32", "bits")

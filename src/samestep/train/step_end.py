@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from samestep.data.batch import Position, Source, StepData
 from samestep.distributed.health.activity import READING
-from samestep.distributed.signals import NO_ACTION, AgreedAction, StopSignals
+from samestep.distributed.signals import NO_ACTION, TIME_LIMIT, AgreedAction, StopSignals
 from samestep.environment.variables import process_environment
 from samestep.errors import Stopped
 from samestep.reduce.stats import NO_FLAGS, LocalStats, RankFlags, ReadFlags
@@ -152,7 +152,8 @@ class StepEnd:
         self._saver.wait()
         why = "--stop-after"
         if action.signal is not None:
-            why = action.signal + (f" on rank {action.rank}" if self._context.world > 1 else "")
+            by_rank = self._context.world > 1 and action.signal != TIME_LIMIT
+            why = action.signal + (f" on rank {action.rank}" if by_rank else "")
         line = resume_line(self._config)
         how = "when it is started again" if line is None else f"with: {line}"
         kept = f"it is saved, and resumes from there {how}"

@@ -18,7 +18,7 @@ _NO_TRACKERS = (
     "trackers.tensorboard=false", "trackers.csv=false", "trackers.wandb=null", "trackers.mlflow=null",
     "trackers.classes=[]",
 )  # fmt: skip
-"""A proof is no training: it is not shown among those."""
+"""A proof is no training, and is not shown among those."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Runner:
         """
         overrides = [f"run_dir={json.dumps(str(run))}"]
         overrides.append(f"checkpoint.enabled={str(saves).lower()}")
-        overrides += _NO_TRACKERS
+        overrides += [*_NO_TRACKERS, "preemption.after_minutes=null"]
         if saves:
             overrides += [f"checkpoint.every_{unit}=null" for unit in _SAVE_UNITS]
         if resume is not None:

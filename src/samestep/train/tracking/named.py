@@ -18,7 +18,7 @@ from samestep.train.tracking.own_class import make_tracker
 from samestep.train.tracking.tensorboard import TensorBoard
 from samestep.train.tracking.wandb_run import WandbRun
 
-TRACKER_IDS = "trackers.json"
+TRACKER_IDS = "tracker-ids.json"
 
 
 def named_trackers(config: Config, folder: Path, metrics: Path, start: int) -> list[GuardedTracker]:

@@ -16,6 +16,9 @@ from samestep.train.tracking.contract import (
     without_figures,
 )
 
+_LONGEST_FINISH = 300.0
+"""Seconds for the upload at the end, which W&B would otherwise wait for without end."""
+
 
 class WandbRun(Tracker):
     """Numbers, texts and figures over our step; files as one artifact."""
@@ -44,7 +47,9 @@ class WandbRun(Tracker):
             "dir": str(run.folder),
             "config": dict(run.params),
             "tags": [f"{name}={value}" for name, value in run.tags.items()],
-            "settings": self._wandb.Settings(console="off"),
+            "settings": self._wandb.Settings(
+                console="off", finish_timeout=_LONGEST_FINISH, finish_timeout_raises=True
+            ),
         }
         given = {name: value for name, value in defaults.items() if value is not None}
         self._run = self._wandb.init(**{**given, **config.args}, id=number, resume="allow")

@@ -129,9 +129,9 @@ def test_a_library_that_is_not_there_is_named_with_its_extra(
 
 
 def test_ids_survive_a_damaged_file(tmp_path: Path) -> None:
-    ids = TrackerIds(tmp_path / "trackers.json")
+    ids = TrackerIds(tmp_path / "tracker-ids.json")
     ids.keep("wandb", "a")
     ids.keep("mlflow", "b")
     assert (ids.get("wandb"), ids.get("mlflow"), ids.get("x")) == ("a", "b", None)
-    (tmp_path / "trackers.json").write_text('{"wandb": 3')
+    (tmp_path / "tracker-ids.json").write_text('{"wandb": 3')
     assert ids.get("wandb") is None
