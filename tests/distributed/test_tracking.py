@@ -12,6 +12,7 @@ import pytest
 from tests.distributed.interrupting import finish, go_on
 from tests.distributed.running import train
 from tests.distributed.wandb_file import history, records
+from tests.ranks import run_ranks
 
 OWN = """
 import json, os, random
@@ -99,6 +100,42 @@ def test_a_new_run_in_the_directory_is_tracked_anew(tmp_path: Path) -> None:
         finish(run, 1, trackers=trackers, resume={"checkpoint": "never"})
     assert [call["id"] for call in calls_of(path) if call["call"] == "start"] == [None, None]
     assert (run / "earlier" / "1" / "tracker-ids.json").is_file()
+
+
+def _track_a_figure(trackers: dict[str, Any], folder: str) -> list[str]:
+    """In a process of its own: the libraries leave threads behind. Returns the warnings."""
+    from matplotlib.figure import Figure
+
+    from samestep.config import load_config
+    from samestep.train.trackers import open_trackers
+
+    figure, warnings = Figure(), list[str]()
+    figure.subplots().plot([1, 2])
+    config = load_config({"global_batch": 8, "epochs": 1, "trackers": trackers})
+    opened = open_trackers(config, Path(folder), is_main=True)
+    opened.warn_with(warnings.append)
+    opened.write({"step": 1, "curve": figure, "odd (name)%": 2.0, "text": "x"})
+    opened.flush()
+    opened.close()
+    return warnings
+
+
+@pytest.mark.parametrize("library", ["wandb", "mlflow"])
+def test_libraries_take_figures_and_any_name(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(library, reason=f"needs the extra {library}")
+    pytest.importorskip("matplotlib", reason="makes a figure")
+    monkeypatch.setenv("DO_NOT_TRACK", "true")
+    monkeypatch.chdir(tmp_path)
+    settings = {"wandb": {"mode": "offline"}, "mlflow": {"uri": f"sqlite:///{tmp_path / 'm.db'}"}}
+    (warnings,) = run_ranks(_track_a_figure, 1, {library: settings[library]}, str(tmp_path))
+    assert warnings == []
+    where = {
+        "wandb": "wandb/offline-run-*/files/media/images/*.png",
+        "mlflow": "mlruns/*/*/artifacts/images/*.png",
+    }
+    assert len(list(tmp_path.glob(where[library]))) == 1
 
 
 def losses_by_step(rows: list[dict[str, Any]]) -> list[float]:

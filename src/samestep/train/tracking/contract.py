@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -79,6 +80,15 @@ def without_figures(row: dict[str, Any]) -> dict[str, Any]:
     """What else is in a row."""
     figures = figures_in(row)
     return {name: row[name] for name in row if name not in figures} if figures else row
+
+
+def figure_image(figure: Any) -> Any:
+    """A figure as pixels, by the library that matplotlib itself needs for them."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    return Image.open(file)
 
 
 def flat_values(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -11,7 +10,13 @@ from typing import Any, TypeVar
 
 from samestep.config.trackers import MlflowConfig
 from samestep.errors import MissingExtraError
-from samestep.train.tracking.contract import TrackedRun, Tracker, figures_in, flat_values
+from samestep.train.tracking.contract import (
+    TrackedRun,
+    Tracker,
+    figure_image,
+    figures_in,
+    flat_values,
+)
 
 _METRICS_AT_ONCE, _PARAMS_AT_ONCE, _LONGEST_PARAM = 1000, 100, 6000
 """MLflow's own limits."""
@@ -72,7 +77,7 @@ class MlflowRun(Tracker):
             if name != "step" and isinstance(value, (int, float))
         ]
         for name, figure in figures_in(row).items():
-            self._client.log_image(self._run, _image(figure), key=_name(name), step=step)
+            self._client.log_image(self._run, figure_image(figure), key=_name(name), step=step)
 
     def log_file(self, path: Path, name: str) -> None:
         folder = Path(name).parent
@@ -97,12 +102,3 @@ def _name(text: str) -> str:
 
 def _cut(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     return (items[start : start + size] for start in range(0, len(items), size))
-
-
-def _image(figure: Any) -> Any:
-    """A figure as pixels, by the library that matplotlib itself needs for them."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    figure.savefig(file, format="png")
-    return Image.open(file)

@@ -11,6 +11,7 @@ from samestep.errors import MissingExtraError
 from samestep.train.tracking.contract import (
     TrackedRun,
     Tracker,
+    figure_image,
     figures_in,
     flat_values,
     without_figures,
@@ -59,7 +60,10 @@ class WandbRun(Tracker):
         self._run.define_metric("*", step_metric="step")
 
     def write(self, row: dict[str, Any]) -> None:
-        figures = {name: self._wandb.Image(figure) for name, figure in figures_in(row).items()}
+        figures = {
+            name: self._wandb.Image(figure_image(figure))
+            for name, figure in figures_in(row).items()
+        }
         self._run.log({**flat_values(without_figures(row)), **figures})
 
     def log_file(self, path: Path, name: str) -> None:
