@@ -36,10 +36,13 @@ if TYPE_CHECKING:
     from samestep.reduce.buffer_slots import Concatenate as Concatenate
     from samestep.step.step import Step as Step
     from samestep.step.step_log import StepRecord as StepRecord
+    from samestep.train import callbacks as callbacks
     from samestep.train.listeners import RunListener as RunListener
     from samestep.train.run import Run as Run
     from samestep.train.start import start as start
     from samestep.train.task import Task as Task
+    from samestep.train.tracking.contract import TrackedRun as TrackedRun
+    from samestep.train.tracking.contract import Tracker as Tracker
     from samestep.train.train_once import train_once as train_once
 
 # Imported when first used: `samestep --help` and the config need no torch.
@@ -57,7 +60,10 @@ _MODULES = {
     "Step": "samestep.step.step",
     "StepRecord": "samestep.step.step_log",
     "Task": "samestep.train.task",
+    "TrackedRun": "samestep.train.tracking.contract",
+    "Tracker": "samestep.train.tracking.contract",
     "UserError": "samestep.errors",
+    "callbacks": "samestep.train",
     "create_run_context": "samestep.distributed.context",
     "detect_hardware": "samestep.distributed.hardware",
     "errors": "samestep",
@@ -76,8 +82,8 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'samestep' has no attribute {name!r}")
     home = import_module(_MODULES[name])
-    # `errors` and `orders` are modules: importing them makes them attributes of their package.
-    if name in ("errors", "orders"):
+    # These are modules: importing them makes them attributes of their package.
+    if name in ("callbacks", "errors", "orders"):
         return import_module(f"{home.__name__}.{name}")
     return getattr(home, name)
 

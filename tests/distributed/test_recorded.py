@@ -48,7 +48,7 @@ def _train(config: dict[str, Any], record: str, recorded: tuple[int, ...]) -> No
                     param.grad = None
                 engine.setup.rng.enter(MODEL, lane, at=(step,))
                 with reduction.buffers.beside_others(lane), engine.setup.precision.forward():
-                    value, count = engine.terms.combine(loss(batches[lane]))
+                    value, count = engine.terms.combine(loss(batches[lane]), len(batches[lane]))
                 value.backward(reduction.gradients.start(value, count))
                 measured[lane] = LaneStats(value.detach(), count)
                 grads = [param.grad for param in engine.params]

@@ -32,6 +32,10 @@ def contradictions(config: Config, wrong: Set[str] = frozenset()) -> list[Mistak
         ({"lr_scaling", "base_batch"}, _lr_scaling_mistakes),
         ({"optimizer", *_inside("optimizer", "name", "args", "groups")}, _optimizer_mistakes),
         ({"schedule", *_inside("schedule", "name", "args", "every", "warmup")}, _schedule_mistakes),
+        (
+            set(_inside("trackers", "artifacts", "classes", "wandb")),
+            lambda config: config.trackers.mistakes(),
+        ),
         (set(), lambda config: config.distributed.mistakes()),
         ({"launch.environment", "launch.ssh"}, lambda config: config.launch.mistakes()),
     ]

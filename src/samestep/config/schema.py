@@ -35,6 +35,7 @@ from samestep.config.optim import (
     SpeedConfig,
     SwaConfig,
 )
+from samestep.config.trackers import TrackersConfig
 from samestep.lanes.plan import BatchPlan
 
 DEFAULT_LANES = 8
@@ -126,15 +127,12 @@ class ResumeConfig(Section):
 
 
 class PreemptionConfig(Section):
-    """What happens when a signal stops the run."""
+    """When a run is saved and stopped before its end, besides by signals, and what follows."""
 
     requeue: bool = Field(True, description="inside a Slurm job: scontrol requeue after SIGUSR1")
-
-
-class TrackersConfig(Section):
-    """Where measurements go besides metrics.jsonl."""
-
-    tensorboard: bool = Field(False, description="also write TensorBoard events")
+    after_minutes: Minutes | None = Field(
+        None, description="save and stop when a start has lasted this long; it can be resumed"
+    )
 
 
 class Config(Section):

@@ -22,8 +22,11 @@ from typing import Any
 from samestep.distributed.deferred_signals import DeferredSignals
 from samestep.errors import Stopped
 
+TIME_LIMIT = "preemption.after_minutes"
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
+_TIME_LIMIT = 255
+"""In place of a signal's number: none is as high."""
 _SAVE = 256
 """Added to the flag of a rank that requests a checkpoint; below it is the number of a signal."""
 
@@ -34,7 +37,7 @@ class AgreedAction:
 
     save: bool = False
     signal: str | None = None
-    """The signal that stops the run."""
+    """The signal that stops the run, or the key of the config that does."""
     rank: int = 0
     """The lowest rank that got one."""
 
@@ -48,7 +51,9 @@ class AgreedAction:
         save = any(flag >= _SAVE for flag in flags)
         if rank is None:
             return cls(save)
-        return cls(save, signal.Signals(signals[rank]).name, rank)
+        number = signals[rank]
+        name = TIME_LIMIT if number == _TIME_LIMIT else signal.Signals(number).name
+        return cls(save, name, rank)
 
 
 NO_ACTION = AgreedAction()
@@ -90,9 +95,10 @@ class StopSignals:
         # its SIGTERM before the step ends.
         self._received = self._received or number
 
-    def flag(self, save: bool) -> float:
+    def flag(self, save: bool, time_is_up: bool = False) -> float:
         """This rank's flag for the coming step."""
-        return float(self._received + (_SAVE if save else 0))
+        stops = self._received or (_TIME_LIMIT if time_is_up else 0)
+        return float(stops + (_SAVE if save else 0))
 
 
 @contextmanager

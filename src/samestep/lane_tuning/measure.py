@@ -25,8 +25,8 @@ from samestep.config.schema import (
     EvaluationConfig,
     PreemptionConfig,
     ResumeConfig,
-    TrackersConfig,
 )
+from samestep.config.trackers import TrackersConfig
 from samestep.distributed.context import RunContext, create_run_context
 from samestep.distributed.hardware import detect_hardware
 from samestep.distributed.logging import LOGGER, RankLog

@@ -15,7 +15,8 @@ from samestep.checkpoint.ownership import claim
 from samestep.config import Config, load_config
 from samestep.config.editing import preview
 from samestep.config.optim import SpeedConfig
-from samestep.config.schema import CheckpointConfig, PreemptionConfig, ResumeConfig, TrackersConfig
+from samestep.config.schema import CheckpointConfig, PreemptionConfig, ResumeConfig
+from samestep.config.trackers import TrackersConfig
 from samestep.distributed.context import RunContext
 from samestep.errors import ConfigError, NonFiniteLoss, RangeTestError
 from samestep.lr_finder.curve import Curve, RangeTest, suggest, what_is_wrong

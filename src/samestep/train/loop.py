@@ -92,6 +92,7 @@ class Training(RunListener):
         )
         modules = [task.model(), *task.extra_modules()]
         self._optimizers = choose_optimizers(run, task, modules)
+        self._add_listeners()
         self._order = task.order(self._train_data)
         self._source = run.source(self._train_data, self._order, task.collate)
         self._total = run.total_steps(self._source)
@@ -111,6 +112,16 @@ class Training(RunListener):
         if self._valid_data is not None:
             # What cannot be merged is refused now, and not after an epoch.
             mergers_of(make_metrics(task.metrics, run.setup.rng, run.start_step))
+
+    def _add_listeners(self) -> None:
+        """Before the data is opened: a listener may need the ids of its samples."""
+        for listener in self._task.listeners(self._run):
+            if not isinstance(listener, RunListener):
+                raise TaskError(
+                    f"{type(self._task).__name__}.listeners returned a {type(listener).__name__}: "
+                    "return instances of subclasses of samestep.RunListener"
+                )
+            self._run.add_listener(listener)
 
     def train(self) -> Outcome:
         """Train to the end."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from samestep.checkpoint.format import PARTIAL, Manifest, folder_name
 from samestep.checkpoint.ownership import claim, naming_errors
@@ -154,10 +155,16 @@ def open_run(setup: RunSetup) -> Opened:
 
 
 def _with_whole_path(config: Config) -> Config:
-    """The config, its task named so that it is found from the run's directory too."""
-    if config.task is None:
-        return config
-    return config.model_copy(update={"task": str(config.folder.resolve() / config.task)})
+    """The config, its task and trackers named so that they are found from the run's directory too."""
+    folder, trackers = config.folder.resolve(), config.trackers
+    whole = [
+        entry.model_copy(update={"name": str(folder / entry.name)}) if entry.is_file else entry
+        for entry in trackers.classes
+    ]
+    update: dict[str, Any] = {"trackers": trackers.model_copy(update={"classes": tuple(whole)})}
+    if config.task is not None:
+        update["task"] = str(folder / config.task)
+    return config.model_copy(update=update)
 
 
 def _second_name(source: str, target: str) -> None:

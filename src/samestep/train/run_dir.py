@@ -19,6 +19,7 @@ from samestep.errors import CheckpointError, RunDirError, TextError
 from samestep.foreign.files import is_file, read_lines, read_text
 from samestep.foreign.json_text import parse_json, read_json
 from samestep.train.origin import ORIGIN
+from samestep.train.tracking.named import TRACKER_IDS
 
 _LOCK = "run.lock"
 _STARTED = "started.json"
@@ -26,7 +27,7 @@ CONFIG = "config.json"
 _OURS = (
     "checkpoints", "metrics.jsonl", "model.safetensors", CONFIG, "plan.json", "logs",
     "tensorboard", "export", "average.safetensors", "lr-find.json", "lr-find.png", "lr-find.html",
-    _STARTED, ORIGIN,
+    _STARTED, ORIGIN, "metrics.csv", "wandb", TRACKER_IDS,
 )  # fmt: skip
 """What one run writes there; any other file is not ours to move."""
 

@@ -12,15 +12,18 @@ from samestep.run_setup import RunSetup
 from samestep.step.step_log import StepLog, StepRecord
 from samestep.train.listeners import RunListener
 from samestep.train.step_times import StepTimes
-from samestep.train.trackers import RecentRows, Tracker, Trackers
+from samestep.train.trackers import RecentRows, Trackers
 
 
 class RunLog:
     """Collects what steps measure and hands it to the trackers and the run's listeners."""
 
-    def __init__(self, setup: RunSetup, trackers: Tracker, listeners: RunListener) -> None:
+    def __init__(self, setup: RunSetup, trackers: Trackers, listeners: RunListener) -> None:
         config, context = setup.config, setup.context
         context.activity.timed_every = min(context.activity.timed_every, config.log_every)
+        trackers.warn_with(context.log.warn)
+        self._log_files = trackers.log_files
+        self._complete = False
         self.recent = RecentRows()
         """What rank 0 may not have written to the disk yet."""
         # Only where survivors can use it: on a GPU, other ranks than 0 would wait for their device.
@@ -76,5 +79,12 @@ class RunLog:
         """Leave what happened since the last step out of the steps' times."""
         self.steps.restart_clock()
 
+    def complete(self) -> None:
+        """The run's last step is through: trackers get its files when it is closed."""
+        self._complete = True
+
     def close(self) -> None:
+        if self._complete:
+            config = self._setup.config
+            self._log_files(config.run_path, config.trackers.artifacts)
         self._trackers.close()

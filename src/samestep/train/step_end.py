@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from torch.optim import Optimizer
 
 from samestep.data.batch import Position, Source, StepData
 from samestep.distributed.health.activity import READING
-from samestep.distributed.signals import NO_ACTION, AgreedAction, StopSignals
+from samestep.distributed.signals import NO_ACTION, TIME_LIMIT, AgreedAction, StopSignals
 from samestep.environment.variables import process_environment
 from samestep.errors import Stopped
 from samestep.reduce.stats import NO_FLAGS, LocalStats, RankFlags, ReadFlags
@@ -45,6 +46,7 @@ class StepEnd:
         self._survivors = survivors
         self._saver, self._log, self._listeners = saver, log, listeners
         self.signals = StopSignals()
+        self._began = time.monotonic()
         self._stop_reason: str | None = None
         self._pause_after: int | None = None
         self._unread: deque[ReadFlags] = deque()
@@ -64,10 +66,17 @@ class StepEnd:
 
     def flags(self) -> RankFlags:
         """What this rank sends to all others with the coming step."""
-        flag = self.signals.flag(self._saver.wants_time())
+        flag = self.signals.flag(self._saver.wants_time(), self._time_is_up())
         if self._context.world == 1:
             return RankFlags(flag) if flag else NO_FLAGS
         return RankFlags(flag, self._log.times.since_last_flags())
+
+    def _time_is_up(self) -> bool:
+        """Whether the run stops for its time limit. Rank 0 decides: its flag reaches all ranks."""
+        minutes = self._config.preemption.after_minutes
+        if minutes is None or not self._context.is_main:
+            return False
+        return time.monotonic() - self._began >= 60 * minutes
 
     def is_complete(self, position: Position, total: int | None) -> bool:
         """Whether a resumed run has nothing left to do."""
@@ -112,6 +121,8 @@ class StepEnd:
                 self._listeners.on_save(done, self._saver.metrics)
         if stops and ended is None:
             self._stop(action, done)
+        if ended is not None:
+            self._log.complete()
         return ended is not None
 
     def _position_after(self, data: StepData, source: Source) -> Position:
@@ -141,7 +152,8 @@ class StepEnd:
         self._saver.wait()
         why = "--stop-after"
         if action.signal is not None:
-            why = action.signal + (f" on rank {action.rank}" if self._context.world > 1 else "")
+            by_rank = self._context.world > 1 and action.signal != TIME_LIMIT
+            why = action.signal + (f" on rank {action.rank}" if by_rank else "")
         line = resume_line(self._config)
         how = "when it is started again" if line is None else f"with: {line}"
         kept = f"it is saved, and resumes from there {how}"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -20,13 +18,14 @@ from samestep.foreign.files import is_file
 from samestep.optim.schedules import Schedule
 from samestep.step.loss_terms import LossValue
 from samestep.step.step import Step
+from samestep.train.listeners import RunListener
+from samestep.train.python_file import import_file
+
+if TYPE_CHECKING:
+    from samestep.train.run import Run
 
 Loss = LossValue
 """A loss summed over a lane's samples (tokens, pixels), and how many that were; or several by name."""
-
-
-_MARK = "__samestep_task__"
-"""On modules that `load_task` imported: another task file of that name may follow them."""
 
 
 class Task:
@@ -164,6 +163,14 @@ class Task:
                         slow.lerp_(fast, 0.01)
         """
 
+    def listeners(self, run: Run) -> Sequence[RunListener]:
+        """What follows the run, such as `samestep.callbacks`. Called once, before the first step.
+
+        Args:
+            run: The run; its model is there when the first listener is called.
+        """
+        return ()
+
     def on_save(self, folder: Path) -> None:
         """Write files of your own when the run is saved, on rank 0 alone.
 
@@ -229,7 +236,7 @@ def load_task(config: Config) -> Task:
     path = (config.folder / path_text).resolve()
     if not is_file(path):
         raise TaskError(f"task: {config.task} names {path}, and there is no such file")
-    module = _import_file(path)
+    module = import_file(path, "task")
     task_class = getattr(module, class_name, None)
     if task_class is None:
         found = [n for n, v in vars(module).items() if _is_task_class(v)]
@@ -242,29 +249,6 @@ def load_task(config: Config) -> Task:
     _check_params(task_class, config.params)
     task: Task = task_class(**config.params)
     return task
-
-
-def _import_file(path: Path) -> Any:
-    """Import the file under its own name, so that loader processes can import it too."""
-    name = path.stem
-    known = sys.modules.get(name)
-    if known is not None and not hasattr(known, _MARK):
-        raise TaskError(
-            f"task: {path} has the name of a module that is already imported ({name}): rename it"
-        )
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise TaskError(f"task: {path} is not a Python file")
-    sys.path[:] = [str(path.parent), *(p for p in sys.path if p != str(path.parent))]
-    module = importlib.util.module_from_spec(spec)
-    setattr(module, _MARK, True)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def _is_task_class(value: Any) -> bool:

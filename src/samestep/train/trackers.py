@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -15,28 +13,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from samestep.checkpoint.format import PARTIAL
 from samestep.checkpoint.ownership import naming_errors
 from samestep.config import Config
-from samestep.errors import MissingExtraError, RunDirError, TaskError
+from samestep.errors import RunDirError, TaskError
 from samestep.foreign.json_text import read_json_lines
-
-
-class Tracker(ABC):
-    """Takes rows of values; every row has a `step`.
-
-    Values are numbers, text, lists and mappings of them, and matplotlib figures; a tracker skips
-    what it does not take.
-    """
-
-    @abstractmethod
-    def write(self, row: dict[str, Any]) -> None: ...
-
-    @abstractmethod
-    def flush(self) -> None:
-        """Make what was written readable to others."""
-
-    @abstractmethod
-    def close(self) -> None: ...
+from samestep.train.tracking.contract import Tracker, figures_in, without_figures
+from samestep.train.tracking.guard import GuardedTracker
+from samestep.train.tracking.named import named_trackers
 
 
 class JsonLines(Tracker):
@@ -98,31 +82,6 @@ class FigureFiles(Tracker):
         """No file stays open."""
 
 
-class TensorBoard(Tracker):
-    """Scalars and figures as TensorBoard events."""
-
-    def __init__(self, folder: Path, start: int) -> None:
-        try:
-            from torch.utils.tensorboard.writer import SummaryWriter
-        except ImportError:
-            raise MissingExtraError("trackers.tensorboard", "tensorboard") from None
-        # Readers then drop what an interrupted run wrote after its checkpoint.
-        self._writer = SummaryWriter(str(folder), purge_step=start or None)
-
-    def write(self, row: dict[str, Any]) -> None:
-        for name, value in without_figures(row).items():
-            if name != "step" and isinstance(value, (int, float)):
-                self._writer.add_scalar(name, value, row["step"])
-        for name, figure in figures_in(row).items():
-            self._writer.add_figure(name, figure, row["step"], close=False)
-
-    def flush(self) -> None:
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
-
 class RecentRows(Tracker):
     """Keeps the rows that may not be on rank 0's disk yet, in case it is lost.
 
@@ -173,19 +132,33 @@ class Trackers(Tracker):
         for tracker in self._trackers:
             tracker.close()
 
+    def warn_with(self, warn: Callable[[str], None]) -> None:
+        """Who gets a warning if a tracker fails."""
+        for tracker in self._trackers:
+            if isinstance(tracker, GuardedTracker):
+                tracker.warn = warn
 
-def figures_in(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The matplotlib figures of a row. Who has made one has imported it; we need not."""
-    module = sys.modules.get("matplotlib.figure")
-    if module is None:
-        return {}
-    return {name: value for name, value in row.items() if isinstance(value, module.Figure)}
+    def log_files(self, folder: Path, patterns: Sequence[str]) -> None:
+        """Hand files of the run's directory to the trackers that take some.
+
+        Args:
+            folder: The run's directory.
+            patterns: Which of its files; what a directory holds counts if the pattern names it.
+        """
+        if self._trackers and patterns:
+            for path in _files_of(folder, patterns):
+                for tracker in self._trackers:
+                    tracker.log_file(path, path.relative_to(folder).as_posix())
 
 
-def without_figures(row: dict[str, Any]) -> dict[str, Any]:
-    """What else is in a row."""
-    figures = figures_in(row)
-    return {name: row[name] for name in row if name not in figures} if figures else row
+def _files_of(folder: Path, patterns: Sequence[str]) -> list[Path]:
+    """The files that patterns name, each once; none of a checkpoint that is being written."""
+    found: set[Path] = set()
+    for pattern in patterns:
+        for path in folder.glob(pattern):
+            found.update(path.rglob("*") if path.is_dir() else [path])
+    inside = [path for path in found if path.is_file() and PARTIAL not in path.as_posix()]
+    return sorted(inside)
 
 
 _PLAIN = (bool, int, float, str, NoneType)
@@ -231,8 +204,7 @@ def open_trackers(
     path = folder / "metrics.jsonl"
     with naming_errors(folder):
         trackers: list[Tracker] = [JsonLines(path), FigureFiles(folder / "figures")]
-        if config.trackers.tensorboard:
-            trackers.append(TensorBoard(folder / "tensorboard", start))
+        trackers += named_trackers(config, folder, path, start)
         opened = Trackers(trackers)
         for row in missing_rows(path, rows):
             opened.write(row)

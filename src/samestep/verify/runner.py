@@ -14,6 +14,11 @@ from samestep.launch.run.launches import Launch
 from samestep.verify.worlds import Machines, World, launch_of
 
 _SAVE_UNITS = ("steps", "minutes", "epochs")
+_NO_TRACKERS = (
+    "trackers.tensorboard=false", "trackers.csv=false", "trackers.wandb=null", "trackers.mlflow=null",
+    "trackers.classes=[]",
+)  # fmt: skip
+"""A proof is no training, and is not shown among those."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,7 @@ class Runner:
         """
         overrides = [f"run_dir={json.dumps(str(run))}"]
         overrides.append(f"checkpoint.enabled={str(saves).lower()}")
+        overrides += [*_NO_TRACKERS, "preemption.after_minutes=null"]
         if saves:
             overrides += [f"checkpoint.every_{unit}=null" for unit in _SAVE_UNITS]
         if resume is not None:

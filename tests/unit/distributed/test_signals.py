@@ -13,7 +13,13 @@ from typing import Any
 
 import pytest
 
-from samestep.distributed.signals import STOPPING, AgreedAction, StopSignals, stopping_at_once
+from samestep.distributed.signals import (
+    STOPPING,
+    TIME_LIMIT,
+    AgreedAction,
+    StopSignals,
+    stopping_at_once,
+)
 from samestep.errors import Stopped
 
 
@@ -25,11 +31,20 @@ from samestep.errors import Stopped
         ([0, float(signal.SIGTERM)], AgreedAction(signal="SIGTERM", rank=1)),
         ([float(signal.SIGUSR1), float(signal.SIGTERM)], AgreedAction(signal="SIGUSR1", rank=0)),
         ([0, 256.0 + signal.SIGUSR2, 0], AgreedAction(save=True, signal="SIGUSR2", rank=1)),
+        ([255.0, 0], AgreedAction(signal="preemption.after_minutes", rank=0)),
+        ([511.0, 0], AgreedAction(save=True, signal="preemption.after_minutes", rank=0)),
         ([256.0, float(signal.SIGINT)], AgreedAction(save=True, signal="SIGINT", rank=1)),
     ],
 )
 def test_the_ranks_flags_become_one_action(flags: list[float], action: AgreedAction) -> None:
     assert AgreedAction.of(flags) == action
+
+
+def test_a_signal_counts_before_the_time_limit() -> None:
+    signals = StopSignals()
+    assert AgreedAction.of([signals.flag(save=False, time_is_up=True)]).signal == TIME_LIMIT
+    signals._received = int(signal.SIGUSR1)  # which requests a requeue
+    assert AgreedAction.of([signals.flag(save=False, time_is_up=True)]).signal == "SIGUSR1"
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from samestep.run_setup import RunSetup
 from samestep.step.step_log import StepRecord
 from samestep.train.listeners import RunListener
 from samestep.train.run_log import RunLog
-from samestep.train.trackers import Tracker
+from samestep.train.trackers import Trackers
+from samestep.train.tracking.contract import Tracker
 
 FEW = Updated((0.1,))
 SKIPPED = Updated((0.1,), None, torch.tensor(1.0))
@@ -58,7 +59,7 @@ class Update:
 def log_of(context: SingleProcessContext, log_every: int = 2) -> tuple[RunLog, Notes]:
     config = load_config({"global_batch": 8, "lanes": 2, "epochs": 1, "log_every": log_every})
     notes = Notes()
-    log = RunLog(RunSetup.create(config, context), notes, notes)
+    log = RunLog(RunSetup.create(config, context), Trackers([notes]), notes)
     guard = FiniteGuard(context, [], 3, Scaling())
     log.follow(Update(notes.events), guard)  # type: ignore[arg-type]
     return log, notes
@@ -94,7 +95,7 @@ def test_a_flush_first_waits_for_the_last_update(context: SingleProcessContext) 
 def test_nothing_is_synchronised_before_there_is_an_update(context: SingleProcessContext) -> None:
     config = load_config({"global_batch": 8, "epochs": 1})
     notes = Notes()
-    log = RunLog(RunSetup.create(config, context), notes, notes)
+    log = RunLog(RunSetup.create(config, context), Trackers([notes]), notes)
     log.sync_update()
     log.flush()
     assert notes.events == ["flush"]

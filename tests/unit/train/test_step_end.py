@@ -107,6 +107,9 @@ class Log:
         if self.bad:
             raise NonFiniteLoss("the loss is NaN")
 
+    def complete(self) -> None:
+        self._events.append("complete")
+
 
 class Listener(RunListener):
     def __init__(self, events: list[Any]) -> None:

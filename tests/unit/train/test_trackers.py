@@ -17,11 +17,10 @@ from samestep.train.trackers import (
     FigureFiles,
     JsonLines,
     RecentRows,
-    TensorBoard,
-    Tracker,
     Trackers,
     open_trackers,
 )
+from samestep.train.tracking.contract import Tracker
 
 
 def config(**values: Any) -> Config:
@@ -102,32 +101,6 @@ def test_only_rank_0_opens_a_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-class Writer:
-    """What we use of TensorBoard's writer."""
-
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
-
-    def add_scalar(self, name: str, value: float, step: int) -> None:
-        self.calls.append((name, value, step))
-
-    def flush(self) -> None:
-        self.calls.append("flush")
-
-    def close(self) -> None:
-        self.calls.append("close")
-
-
-def test_tensorboard_gets_the_numbers_of_a_row_by_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    tracker = TensorBoard.__new__(TensorBoard)
-    writer = Writer()
-    monkeypatch.setattr(tracker, "_writer", writer, raising=False)
-    tracker.write({"step": 7, "loss": 0.5, "epoch": 1, "lr": [1, 2], "name": "x"})
-    tracker.flush()
-    tracker.close()
-    assert writer.calls == [("loss", 0.5, 7), ("epoch", 1, 7), "flush", "close"]
-
-
 def figure() -> Any:
     figures = pytest.importorskip("matplotlib.figure")
     made = figures.Figure(figsize=(1, 1))
@@ -166,18 +139,6 @@ def test_a_figure_that_cannot_be_written_names_its_file(tmp_path: Path) -> None:
     (tmp_path / "figures").write_text("in the way")
     with pytest.raises(RunDirError, match=r"curve-00000000\.png could not be written"):
         FigureFiles(tmp_path / "figures").write({"step": 0, "curve": figure()})
-
-
-def test_tensorboard_takes_figures(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    tracker = TensorBoard(tmp_path, 0)
-    tracker.write({"step": 3, "curve": figure(), "loss": 0.5})
-    tracker.close()
-    events = EventAccumulator(str(tmp_path)).Reload()
-    assert events.Tags()["images"] == ["curve"]
-    assert events.Tags()["scalars"] == ["loss"]
 
 
 def test_what_rank_0_may_not_have_flushed_is_kept_for_two_steps() -> None:

@@ -1,0 +1,88 @@
+"""The trackers that a config names, each guarded, and the ids by which a resumed run finds theirs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from samestep.config import Config
+from samestep.config.trackers import public_params
+from samestep.errors import TextError
+from samestep.foreign.json_text import read_json
+from samestep.train.tracking.contract import TrackedRun, Tracker
+from samestep.train.tracking.csv_table import CsvTable
+from samestep.train.tracking.guard import GuardedTracker
+from samestep.train.tracking.mlflow_run import MlflowRun
+from samestep.train.tracking.own_class import make_tracker
+from samestep.train.tracking.tensorboard import TensorBoard
+from samestep.train.tracking.wandb_run import WandbRun
+
+TRACKER_IDS = "tracker-ids.json"
+
+
+def named_trackers(config: Config, folder: Path, metrics: Path, start: int) -> list[GuardedTracker]:
+    """The trackers of a config; what is wrong with their names, or not installed, is an error.
+
+    Args:
+        config: The run's config.
+        folder: The run's directory.
+        metrics: Its metrics.jsonl.
+        start: The first step that comes.
+    """
+    chosen, found = config.trackers, dict[str, Tracker]()
+    if chosen.tensorboard:
+        found["tensorboard"] = TensorBoard(folder / "tensorboard")
+    if chosen.csv:
+        found["csv"] = CsvTable(folder / "metrics.csv", metrics)
+    if chosen.wandb is not None:
+        found["wandb"] = WandbRun(chosen.wandb)
+    if chosen.mlflow is not None:
+        found["mlflow"] = MlflowRun(chosen.mlflow)
+    for number, entry in enumerate(chosen.classes):
+        found[f"classes.{number} ({entry.name})"] = make_tracker(config, number)
+    if not found:
+        return []
+    params = public_params(config.model_dump(mode="json"))
+    ids = TrackerIds(folder / TRACKER_IDS)
+    return [
+        GuardedTracker(f"trackers.{key}", tracker, _run(config, folder, params, start, ids, key))
+        for key, tracker in found.items()
+    ]
+
+
+class TrackerIds:
+    """What trackers call this run, kept with it: a new run in the directory sets the file aside."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def get(self, key: str) -> str | None:
+        found = self._read().get(key)
+        return found if isinstance(found, str) else None
+
+    def keep(self, key: str, text: str) -> None:
+        partial = self._path.with_name(self._path.name + ".partial")
+        partial.write_text(json.dumps({**self._read(), key: text}, indent=1), encoding="utf-8")
+        partial.replace(self._path)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            document = read_json(self._path)
+        except TextError:  # not there yet, or truncated by a crash of the machine
+            return {}
+        return document if isinstance(document, dict) else {}
+
+
+def _run(
+    config: Config, folder: Path, params: dict[str, Any], start: int, ids: TrackerIds, key: str
+) -> TrackedRun:
+    return TrackedRun(
+        name=config.name,
+        folder=folder,
+        params=params,
+        tags=config.trackers.tags,
+        start=start,
+        id=ids.get(key),
+        keep_id=lambda text: ids.keep(key, text),
+    )
