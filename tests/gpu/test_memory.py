@@ -75,7 +75,7 @@ def test_one_lane_a_rank_takes_no_more_memory_than_plain_ddp(tmp_path: Path) -> 
 
 
 def _crowded(folder: str, memory: dict[str, Any]) -> str:
-    """Train with room for a part of a lane only; what was said."""
+    """Train with memory for a part of a lane only; what was said."""
     import samestep
 
     torch.cuda.init()
