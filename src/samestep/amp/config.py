@@ -81,6 +81,7 @@ class AMPConfig:
         values |= {f"distributed.{name}": value for name, value in (distributed or {}).items()}
         # The batch size and the end are the caller's: one sample a lane and one step are placeholders.
         values |= {"global_batch": lanes, "lanes": lanes, "steps": 1, "on_nonfinite": "skip"}
+        values["speed.graph"] = False  # its batches come one by one, without a loss to capture
         mistakes: list[Mistake] = []
         strategy = self.gradient_clip_strategy
         if strategy not in _STRATEGIES:

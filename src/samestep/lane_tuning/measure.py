@@ -20,13 +20,8 @@ from typing import NamedTuple
 import torch
 
 from samestep.config import Config
-from samestep.config.schema import (
-    CheckpointConfig,
-    EvaluationConfig,
-    PreemptionConfig,
-    ResumeConfig,
-)
-from samestep.config.trackers import TrackersConfig
+from samestep.config.schema import EvaluationConfig
+from samestep.config.trial_runs import trial_run
 from samestep.distributed.context import RunContext, create_run_context
 from samestep.distributed.hardware import detect_hardware
 from samestep.distributed.logging import LOGGER, RankLog
@@ -105,23 +100,14 @@ def turn_config(config: Config, choice: Choice, folder: Path) -> Config:
     speed = config.speed
     if choice.parallel is not None:
         speed = speed.model_copy(update={"parallel_lanes": choice.parallel})
-    return config.model_copy(
-        update={
-            "run_dir": str(folder),
-            "lanes": choice.lanes,
-            "speed": speed,
-            "steps": _ENDLESS,
-            "epochs": None,
-            # Never due; a plateau's schedule requires that there are evaluations.
-            "evaluation": EvaluationConfig(every_epochs=None, every_steps=_ENDLESS),
-            "checkpoint": CheckpointConfig(enabled=False, every_minutes=None, every_epochs=None),
-            "resume": ResumeConfig(checkpoint="never"),
-            "preemption": PreemptionConfig(requeue=False),
-            "trackers": TrackersConfig(),
-            "early_stopping": None,
-            "schedule": None,
-            "swa": None,
-        }
+    return trial_run(
+        config,
+        run_dir=str(folder),
+        lanes=choice.lanes,
+        speed=speed,
+        steps=_ENDLESS,
+        # Never due; a plateau's schedule requires that there are evaluations.
+        evaluation=EvaluationConfig(every_epochs=None, every_steps=_ENDLESS),
     )
 
 

@@ -15,8 +15,7 @@ from samestep.checkpoint.ownership import claim
 from samestep.config import Config, load_config
 from samestep.config.editing import preview
 from samestep.config.optim import SpeedConfig
-from samestep.config.schema import CheckpointConfig, PreemptionConfig, ResumeConfig
-from samestep.config.trackers import TrackersConfig
+from samestep.config.trial_runs import trial_run
 from samestep.distributed.context import RunContext
 from samestep.errors import ConfigError, NonFiniteLoss, RangeTestError
 from samestep.lr_finder.curve import Curve, RangeTest, suggest, what_is_wrong
@@ -120,23 +119,14 @@ def find_lr(
 
 def range_test_config(config: Config, steps: int) -> Config:
     """The config of the short run: in its own directory, without saves, schedules or averages."""
-    return config.model_copy(
-        update={
-            "run_dir": str(config.run_path / FOLDER),
-            "steps": steps,
-            "epochs": None,
-            "log_every": 1,  # each loss decides whether the test continues
-            "on_nonfinite": "stop",
-            "checkpoint": CheckpointConfig(enabled=False, every_minutes=None, every_epochs=None),
-            "resume": ResumeConfig(checkpoint="never"),
-            "preemption": PreemptionConfig(requeue=False),
-            "trackers": TrackersConfig(),
-            "early_stopping": None,
-            "schedule": None,
-            "ema": None,
-            "swa": None,
-            "speed": SpeedConfig(),  # a captured step keeps the rate that it was captured with
-        }
+    return trial_run(
+        config,
+        run_dir=str(config.run_path / FOLDER),
+        steps=steps,
+        log_every=1,  # each loss decides whether the test continues
+        on_nonfinite="stop",
+        ema=None,
+        speed=SpeedConfig(graph=False),  # too short to be worth a capture
     )
 
 

@@ -514,6 +514,10 @@ def test_a_world_of_one_is_the_plain_trainer() -> None:
     assert found[0] == found[1]
 
 
+def test_batches_that_come_one_by_one_are_not_for_graphs() -> None:
+    assert AMPConfig().for_run(lanes=2).speed.graph is False
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU for nccl")
 def test_nccl_without_a_gpu_says_what_to_do() -> None:
     trainer = DistributedAMPTrainer(net(), AMPConfig.auto(), rank=0, world_size=2)

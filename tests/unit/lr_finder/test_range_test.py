@@ -78,6 +78,7 @@ def test_the_test_is_a_separate_short_run() -> None:
     assert own.run_path == Path("there/lr-find")
     assert (own.steps, own.epochs, own.checkpoint.enabled) == (50, None, False)
     assert (own.ema, own.schedule, own.early_stopping) == (None, None, None)
+    assert own.speed.graph is False
     assert (own.task, own.seed, own.global_batch) == (given.task, given.seed, given.global_batch)
 
 
