@@ -115,6 +115,7 @@ def emulated_graphs(why_no_update: str | None = None) -> Iterator[None]:
         (recorded_step, "drawing_from", drawing_from),
         (recorded_step, "has_drawn", lambda generator: True),
         (graphs, "capture", capture),
+        (graphs, "fresh_stream", _Stream),
         (graphs, "why_no_update", lambda optimizers: why_no_update),
         (graphs, "why_no_graph", lambda *args: None),
         (engine, "why_no_graph", lambda *args: None),

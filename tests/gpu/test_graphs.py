@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from samestep.step.capture import capture
 from tests.distributed.interrupting import finish, go_on
 from tests.distributed.running import assert_same, settings, train
 from tests.distributed.tasks import Everything
@@ -111,6 +112,28 @@ def test_a_graphed_run_goes_on_at_other_sizes(tmp_path: Path) -> None:
     ended = finish(folder, 1, **values)
     assert 0 < ended.record.start < 18
     assert ended.record.state_hash == untouched.record.state_hash
+
+
+def test_a_graph_outlives_those_captured_beside_it() -> None:
+    """torch forgets what products work in on the stream of a graph that goes."""
+    torch.manual_seed(0)
+    left, right = (torch.randn(shape, device="cuda") for shape in ((64, 65536), (65536, 64)))
+    right.requires_grad_()
+    made: list[torch.Tensor] = []
+    other = torch.randn(64, 64, device="cuda")
+    graph = capture(lambda: made.append(left @ right))
+    graph.replay()
+    expected = made[0].clone()
+    for _ in range(3):
+        gone = capture(lambda: other @ other)
+        gone.replay()
+        del gone
+        torch.cuda.empty_cache()
+        kept = [torch.full((1 << 20,), 7, device="cuda", dtype=torch.int32) for _ in range(64)]
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(made[0], expected)
+        assert all(bool((block == 7).all()) for block in kept)
 
 
 def _refusals(config: dict[str, Any], kind: str) -> str:

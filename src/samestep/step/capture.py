@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,9 +27,44 @@ def capture(
     graph = torch.cuda.CUDAGraph()
     for generator in generators:
         graph.register_generator_state(generator)
-    with torch.cuda.graph(graph, pool=pool):
-        body()
+    begins, works = _capture_stream(), _working_stream()
+    with torch.cuda.graph(graph, pool=pool, stream=begins):
+        works.wait_stream(begins)
+        try:
+            with torch.cuda.stream(works):
+                body()
+        finally:  # a capture that fails must leave no stream behind
+            begins.wait_stream(works)
     return graph
+
+
+def fresh_stream() -> torch.cuda.Stream:
+    """A stream for what graphs compute, on which none is captured.
+
+    When a graph goes, torch frees the memory that matrix products work in on the stream it was
+    captured on, though other graphs hold its address (pytorch/pytorch#193402): their replays would
+    write to memory of others. So our graphs begin on a stream on which nothing is computed. Streams
+    come from a pool of torch's, which soon hands out the same ones again.
+    """
+    taken = [_capture_stream(), _default_capture_stream()]
+    while (stream := torch.cuda.Stream()) in taken:
+        pass
+    return stream
+
+
+@cache
+def _capture_stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()
+
+
+@cache
+def _working_stream() -> torch.cuda.Stream:
+    return fresh_stream()
+
+
+def _default_capture_stream() -> torch.cuda.Stream | None:
+    """The one that other people's graphs are captured on."""
+    return torch.cuda.graph(torch.cuda.CUDAGraph()).capture_stream
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from samestep.optim.device_lr import takes_rate_from_device
 from samestep.optim.precision import Precision
 from samestep.pytree import leaves, signature
 from samestep.reduce.buffer_slots import keep_buffers
-from samestep.step.capture import capture
+from samestep.step.capture import capture, fresh_stream
 from samestep.step.host_values import HostValues, loss_code
 from samestep.step.lane_passes import LanePasses, LossFunction, StepEngine
 from samestep.step.recorded_step import (
@@ -220,6 +220,7 @@ class GraphedSteps(WholeLanes):
         run_eagerly()
         eager = [None if value is None else value.clone() for value in lanes.results()]
         if changed := of_loss.changed():
+            of_loss.put_back()  # this was not the step's own pass
             raise GraphError(f"the loss changes {changed}, which a replay would not")
         width = self._choose_width(len(batches), lanes.lane_bytes, engine)
         self._check_capture(lanes, eager, width, run_eagerly, step)
@@ -279,7 +280,7 @@ class GraphedSteps(WholeLanes):
         if width == 1:
             return []
         while len(self._streams) < width:
-            self._streams.append(torch.cuda.Stream(self._context.device))
+            self._streams.append(fresh_stream())
         return self._streams[:width]
 
     def _refuse(self, shape: Any, why: str, error: Exception | None = None) -> None:

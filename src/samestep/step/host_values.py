@@ -75,6 +75,14 @@ class HostValues:
                 return f"{name} (which the loss function refers to)"
         return None
 
+    def put_back(self) -> None:
+        """Make all values what they were."""
+        for held in self._held:
+            held.holder[held.name] = held.value
+        for cell, value, _ in self._closure:
+            if _content(cell) is not value:
+                cell.cell_contents = value
+
 
 def loss_code(loss: Callable[..., Any]) -> tuple[Any, int]:
     """What tells a loss from another one; a lambda that is made anew in every step is the same."""

@@ -111,3 +111,23 @@ def test_groups_are_followed_but_for_their_rates() -> None:
     assert values.changed() is None
     optimizer.param_groups[0]["betas"] = (0.8, 0.99)
     assert values.changed() == "AdamW's group 0.betas"
+
+
+def test_values_are_put_back_after_a_trial() -> None:
+    task, scale = Task(), 1.0
+
+    def loss(batch: Any) -> float:
+        nonlocal scale
+        scale += 1
+        return scale
+
+    of_closure, values = HostValues.of_loss(loss, []), of_task(task)
+    loss(None)
+    task.loss(None)
+    assert values.changed()
+    assert of_closure.changed()
+    values.put_back()
+    of_closure.put_back()
+    assert (task.calls, scale) == (0, 1.0)
+    assert values.changed() is None
+    assert of_closure.changed() is None
