@@ -63,7 +63,7 @@ def test_any_number_of_lanes_side_by_side_gives_the_same_bits(tmp_path: Path) ->
         assert f"{width} of 8 lanes side by side" in text
 
 
-@pytest.mark.parametrize("task", ["Everything", "Tokens"])
+@pytest.mark.parametrize("task", ["Everything", "PaddedTokens"])
 def test_an_optimizer_that_cannot_be_captured_updates_after_captured_lanes(
     task: str, tmp_path: Path
 ) -> None:
@@ -121,6 +121,7 @@ def test_a_graph_outlives_those_captured_beside_it() -> None:
     right.requires_grad_()
     made: list[torch.Tensor] = []
     other = torch.randn(64, 64, device="cuda")
+    other @ other  # cuBLAS cannot be opened in a capture
     graph = capture(lambda: made.append(left @ right))
     graph.replay()
     expected = made[0].clone()

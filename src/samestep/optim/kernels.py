@@ -47,16 +47,16 @@ def allow_deterministic_products(device: torch.device) -> None:
 
     It looks once in a process, with the first product: that is computed here, also for runs whose
     kernels may vary, since another one may follow. Then the setting is withdrawn. torch would read it
-    again in every product, by a regular expression: with it a GPT's
-    eager step on an H200 took 43 ms, and 27 without. And it is not needed: torch gives each stream a workspace of its own,
-    which is what makes cuBLAS deterministic.
+    again in every product, by a regular expression: with it a GPT's eager step on an H200 took 43 ms,
+    and 27 without. And it is not needed: torch gives each stream a workspace of its own, which is
+    what makes cuBLAS deterministic. The one that this product makes is at least as large as later
+    ones need, and stays: graphs of other runs may hold the addresses of such memory.
     """
     if process_environment().get(_WORKSPACE) is not None or not torch.cuda.is_available():
         return
     with exporting({_WORKSPACE: ":4096:8"}):
         one = torch.ones(1, 1, device=device)
         torch.mm(one, one)
-    torch._C._cuda_clearCublasWorkspaces()  # this one had the size that the setting gives
 
 
 def _settings() -> dict[str, Any]:

@@ -115,8 +115,8 @@ class GraphedSteps(WholeLanes):
         shape = self._shape(batches, loss)
         step = self._steps.get(shape)
         if step is not None and not self._still_fits(step, shape):
-            del self._steps[shape]
             step = None
+            self._drop(shape)
         if step is None:
             step = self._record(shape, passes, batches, loss)
         if step is None:
@@ -143,6 +143,11 @@ class GraphedSteps(WholeLanes):
                 self._no_update(f"{name} keeps changing")
             return False
         return True
+
+    def _drop(self, shape: Any) -> None:
+        del self._steps[shape]
+        if not self._steps:
+            self._pool = torch.cuda.graph_pool_handle()  # the last graph takes the old one along
 
     def _no_update(self, why: str) -> None:
         self._lands = False
