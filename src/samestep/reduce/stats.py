@@ -6,7 +6,6 @@ They stay on the device until they are read.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,6 @@ from torch import Tensor
 
 from samestep.distributed.collectives import TorchCollectives
 from samestep.distributed.health.activity import Activity
-from samestep.lanes.tree import LaneTree
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -319,40 +317,6 @@ def inverse(total: Tensor | float, device: torch.device) -> Tensor | float:
     if not isinstance(total, Tensor):
         return torch.full((), 1.0 / total if total else 0.0, dtype=torch.float32, device=device)
     return torch.where(total > 0, total.double().reciprocal(), 0.0).to(torch.float32)
-
-
-def mean_loss(values: Sequence[Tensor | float], device: torch.device) -> Tensor:
-    """The loss per counted thing of a step, added up in the tree's order; never waits for a GPU.
-
-    Args:
-        values: Each lane's loss and count, one after the other.
-        device: Where the mean is wanted.
-    """
-    loss, total = _add_up(values[::2]), _add_up(values[1::2])
-    return torch.as_tensor(loss, dtype=torch.float64, device=device) / total
-
-
-def _add_up(values: Sequence[Tensor | float]) -> Tensor | float:
-    """The sum of all lanes in the tree's order: level by level, in a few kernels on a GPU."""
-    tensors = [value for value in values if isinstance(value, Tensor)]
-    if not tensors:
-        tree: LaneTree[float] = LaneTree(operator.add)
-        for lane, value in enumerate(values):
-            tree.push(lane, 1, float(value))
-        return tree.close()
-    device = tensors[0].device
-    scalars = (
-        value
-        if isinstance(value, Tensor)
-        else torch.full((), value, dtype=torch.float64, device=device)
-        for value in values
-    )
-    column = torch.stack(tuple(scalars)).double()
-    while len(column) > 1:
-        even = len(column) // 2 * 2
-        pairs = column[:even:2] + column[1:even:2]
-        column = pairs if even == len(column) else torch.cat([pairs, column[even:]])
-    return column[0]
 
 
 def read_numbers(values: Sequence[Tensor | float | None]) -> list[float]:

@@ -23,7 +23,8 @@ from samestep.optim.nonfinite import FiniteGuard
 from samestep.optim.update import Update, Updated
 from samestep.reduce.build import LaneReduction
 from samestep.reduce.lane_sum import sum_lanes
-from samestep.reduce.stats import EMPTY, LaneStats, LocalStats, RankFlags, mean_loss
+from samestep.reduce.mean_loss import mean_loss
+from samestep.reduce.stats import EMPTY, LaneStats, LocalStats, RankFlags
 from samestep.run_setup import RunSetup
 from samestep.step.forward_check import ForwardCheck
 from samestep.step.loss_terms import LossTerms, LossValue, Term, TermSums
