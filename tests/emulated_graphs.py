@@ -16,6 +16,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from samestep.optim import update
 from samestep.reduce import stats
 from samestep.reduce.stats import LocalStats
 from samestep.reduce.tree_sum import TreeSum
@@ -92,6 +93,20 @@ def _land(self: recorded_step.RecordedStep, measured: LocalStats) -> None:
 _REAL_LAND = recorded_step.RecordedStep._land
 
 
+def _make_update(self: update.Update, *args: Any, **others: Any) -> None:
+    _REAL_UPDATE(self, *args, **others)
+    self._decided_on_device = all(map(update._reads_decision, self._optimizers))
+
+
+_REAL_UPDATE = update.Update.__init__
+
+
+def _begin_to_read(
+    self: update.Update, step: int, stats: LocalStats, optimizers: Any, skipped: Tensor, scale: Any
+) -> update._Undecided:
+    return update._Undecided(step, stats, optimizers, skipped.clone(), None, scale)
+
+
 @contextmanager
 def emulated_graphs(why_no_update: str | None = None) -> Iterator[None]:
     """Let runs of this process take its CPU for a GPU, as far as graphs are concerned.
@@ -109,6 +124,9 @@ def emulated_graphs(why_no_update: str | None = None) -> Iterator[None]:
         (torch.cuda, "memory_reserved", lambda *args: 0),
         (torch.cuda, "mem_get_info", lambda *args: (1 << 40, 1 << 40)),
         (torch.cuda, "default_generators", [_DefaultGenerator()]),
+        # Fused optimizers of a CPU can be told on the device that a step is skipped, too.
+        (update.Update, "__init__", _make_update),
+        (update.Update, "_begin_to_read", _begin_to_read),
         (recorded_step.RecordedStep, "_land", _land),
         (recorded_step.RecordedStep, "_capturable", lambda self: nullcontext()),
         (recorded_step, "capture", capture),

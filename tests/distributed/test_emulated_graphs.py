@@ -73,3 +73,24 @@ def test_buffers_of_all_kinds_are_joined_in_replayed_steps(name: str, tmp_path: 
 def test_an_update_without_a_graph_follows_replayed_lanes(world: int, tmp_path: Path) -> None:
     values = {"epochs": 5, "clip": {"norm": 0.5}}
     assert_same([train(tmp_path, 1, **values), replayed(tmp_path, world, "as it is", **values)])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_ranks_that_replay_and_ranks_that_do_not_learn_together_of_a_skipped_step(
+    precision: str, tmp_path: Path
+) -> None:
+    """One rank's loss counts its calls and is not captured; all must talk in one order."""
+    values: dict[str, Any] = {
+        "task": "BadLoss", "params": {"step": 4, "optimizer": "fused"}, "on_nonfinite": "skip",
+        "precision": precision, "epochs": 4,
+    }  # fmt: skip
+    eager = train(tmp_path, 1, **values)
+    for world in (2, 4):
+        folder = tmp_path / f"mixed-{world}"
+        config = settings(folder=folder, **values)
+        run_ranks(_train, world, config, str(folder / "record"), None)
+        said = (folder / "logs" / "rank-0.log").read_text()
+        assert "steps are replayed from here on" in said, said
+        assert "the update runs without a graph" not in said, said
+        assert "the loss of step 4 is NaN or infinite in lane 5" in said, said
+        assert_same([eager, Recorded(folder)])

@@ -26,24 +26,20 @@ class _Column:
         first, lanes = tensors[0], len(tensors)
         self.block = torch.empty(lanes, *first.shape, dtype=first.dtype, device=device)
         self.places = self.block.unbind()
-        self._staging: list[tuple[Tensor, torch.cuda.Event]] = []
+        self._staging: list[Tensor] = []
         if first.device.type == "cpu" and first.nbytes <= _STAGED and lanes > 1:
-            for _ in range(_AHEAD):
-                memory = torch.empty(self.block.shape, dtype=first.dtype, pin_memory=True)
-                self._staging.append((memory, torch.cuda.Event()))
-        self._turn = 0
+            self._staging = [
+                torch.empty(self.block.shape, dtype=first.dtype, pin_memory=True)
+                for _ in range(_AHEAD)
+            ]
 
-    def fill(self, tensors: list[Tensor]) -> None:
+    def fill(self, tensors: list[Tensor], turn: int) -> None:
         if not self._staging or tensors[0].device.type != "cpu":
             for place, tensor in zip(self.places, tensors, strict=True):
                 place.copy_(tensor, non_blocking=True)
             return
-        memory, copied = self._staging[self._turn]
-        self._turn = (self._turn + 1) % _AHEAD
-        copied.synchronize()  # of a step long past
-        torch.stack(tensors, out=memory)
-        self.block.copy_(memory, non_blocking=True)
-        copied.record()
+        torch.stack(tensors, out=self._staging[turn])
+        self.block.copy_(self._staging[turn], non_blocking=True)
 
 
 class GraphInputs:
@@ -68,12 +64,17 @@ class GraphInputs:
             _with_leaves(batch.data, found) for batch, found in zip(batches, places, strict=True)
         ]
         """Each lane's data, with its tensors in this memory."""
+        self._copied = [torch.cuda.Event() for _ in range(_AHEAD)]
+        self._turn = 0
 
     def fill(self, batches: Sequence[LaneBatch]) -> None:
         """Put what these batches hold where the graph reads it."""
+        turn, self._turn = self._turn, (self._turn + 1) % _AHEAD
+        self._copied[turn].synchronize()  # of a step long past
         rows = [list(leaves(batch.data)) for batch in batches]
         for at, group, column in self._columns:
-            column.fill([rows[number][at] for number in group])
+            column.fill([rows[number][at] for number in group], turn)
+        self._copied[turn].record()
 
 
 def _with_leaves(data: Any, places: Mapping[int, Tensor]) -> Any:

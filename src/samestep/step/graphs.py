@@ -212,7 +212,6 @@ class GraphedSteps(WholeLanes):
         self, passes: LanePasses, batches: Sequence[LaneBatch], loss: LossFunction
     ) -> RecordedStep:
         engine, step = passes.engine, passes.data.index
-        engine.update.begin(step)  # brings to the device what a capture of the update reads there
         lands = self._captures_update(engine)
         of_loss = HostValues.of_loss(loss, self._modules)
         of_optimizers = HostValues.of_optimizers(engine.optimizers if lands else ())
@@ -223,6 +222,7 @@ class GraphedSteps(WholeLanes):
             lanes.run()
 
         run_eagerly()
+        lanes.see_who_draws()
         eager = [None if value is None else value.clone() for value in lanes.results()]
         if changed := of_loss.changed():
             of_loss.put_back()  # this was not the step's own pass
@@ -247,7 +247,7 @@ class GraphedSteps(WholeLanes):
     ) -> None:
         """Capture the lanes alone, and refuse them if a replay gives other numbers."""
         draws, streams = host_generators(), self._side_streams(width)
-        graph = capture(lambda: lanes.run(streams), generators=lanes.generators.values())
+        graph = capture(lambda: lanes.run(streams), generators=lanes.drawn_from.values())
         if draws != host_generators():
             raise GraphError("the loss draws random numbers on the host, which a replay does not")
         lanes.seed(step)

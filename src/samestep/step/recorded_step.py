@@ -62,8 +62,10 @@ class RecordedLanes:
         """Whether batches should be on the device before they are copied to where lanes read them."""
         self.inputs = GraphInputs(batches, device)
         self.inputs.fill(batches)
-        self.generators = {batch.lane: torch.Generator(device) for batch in batches}
+        self._generators = {batch.lane: torch.Generator(device) for batch in batches}
         """Each lane draws from a state of its own: beside others, it could not share one."""
+        self.drawn_from = self._generators
+        """By lane, the generators of those that draw, as far as is known."""
         seed = engine.setup.config.seed
         self._roots = {batch.lane: derive(seed, MODEL, batch.lane) for batch in batches}
         self._batches = [
@@ -78,14 +80,17 @@ class RecordedLanes:
         self.lane_bytes = 0
         """What a lane's forward pass has left in memory for its backward pass."""
 
-    @property
-    def draws(self) -> bool:
-        """Whether the last run has drawn random numbers on the device."""
-        return any(map(has_drawn, self.generators.values()))
+    def see_who_draws(self) -> None:
+        """Leave out the generators of lanes that drew nothing: each costs a replay two kernels.
+
+        A capture in which such a lane draws after all is refused by torch.
+        """
+        every = self._generators.items()
+        self.drawn_from = {lane: generator for lane, generator in every if has_drawn(generator)}
 
     def seed(self, step: int) -> None:
         """Put every lane's generator at the start of its stream."""
-        for lane, generator in self.generators.items():
+        for lane, generator in self.drawn_from.items():
             generator.manual_seed(seed_at(self._roots[lane], step))
 
     def run(self, streams: Sequence[torch.cuda.Stream] = ()) -> None:
@@ -124,7 +129,7 @@ class RecordedLanes:
         gradients, buffers = engine.reduction.gradients, engine.reduction.buffers
         before = torch.cuda.memory_allocated()
         torch.clear_autocast_cache()  # it holds casts of other lanes, on other streams
-        with drawing_from(self.generators[batch.lane]), buffers.beside_others(batch.lane):
+        with drawing_from(self._generators[batch.lane]), buffers.beside_others(batch.lane):
             with precision.forward():
                 value, count = engine.terms.combine(self._loss(batch), len(batch))
             check_loss(value, count)
@@ -188,7 +193,6 @@ class RecordedStep:
         self.is_large = lanes.is_large
         self._lands = lands
         self._is_one = lands and engine.reduction.gradients.is_local
-        self._seeds = lanes.draws
         self._landing: torch.cuda.CUDAGraph | None = None
         self._lane_count = engine.setup.batch.lane_count
         groups = sum(len(optimizer.param_groups) for optimizer in engine.optimizers)
@@ -201,7 +205,7 @@ class RecordedStep:
             if self._is_one:
                 self._land(self._exchange(NO_FLAGS))
 
-        self._graph = capture(run, pool, lanes.generators.values())
+        self._graph = capture(run, pool, lanes.drawn_from.values())
         if not engine.reduction.gradients.is_local:
             # The gradients are where the ranks exchange them.
             lanes.sums = RecordedSums([], lanes.sums.stats)
@@ -209,16 +213,17 @@ class RecordedStep:
     def replay(self, passes: LanePasses, batches: Sequence[LaneBatch]) -> None:
         """Run a step on these batches."""
         engine, step = self._engine, passes.data.index
-        rates = engine.update.begin(step)
+        # With others, only after the exchange, as in an eager step: ranks report a skipped one together.
+        rates = engine.update.begin(step) if self._is_one else ()
         self._lanes.inputs.fill(batches)
-        if self._seeds:
-            self._lanes.seed(step)
+        self._lanes.seed(step)
         flags = engine.flags()
         if self._is_one:
             passes.changes_weights = True
         self._graph.replay()
         if not self._is_one:
             stats = self._exchange(flags)
+            rates = engine.update.begin(step)
             passes.changes_weights = True
             if not self._lands:
                 self._finish(stats)
