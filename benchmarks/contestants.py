@@ -23,6 +23,8 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 import samestep
+from samestep.optim.kernels import choose_kernels
+from samestep.optim.precision import Precision
 from samestep.train.loop import Training
 
 GRAPH_WARM_UP = 3
@@ -186,6 +188,16 @@ def bare_graph(seat: Seat) -> Steps:
 
 def open_bare_graph(seat: Seat) -> Advance:
     return in_turns(bare_graph(seat), seat.stack)
+
+
+def deterministic(open_it: Callable[[Seat], Advance]) -> Callable[[Seat], Advance]:
+    """The same with the kernels that `same: bits` takes: what they cost without samestep."""
+
+    def open_deterministic(seat: Seat) -> Advance:
+        choose_kernels(Precision("fp32", "by hand", seat.contest.device), deterministic=True)
+        return open_it(seat)
+
+    return open_deterministic
 
 
 # -- samestep ------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ All train on the same batches, as in peers.py, in one process and in turns: the 
 with the whole batch at once, a bare CUDA graph of that (the lower limit for one lane), and samestep
 with one lane, with the 8 lanes of its defaults, and with 8 lanes at every width of
 `speed.parallel_lanes`. The hand-written loop and the bare graph have torch's default settings in
-their turns, samestep has the deterministic kernels of `same: bits`.
+their turns, samestep has the deterministic kernels of `same: bits`. What these cost by themselves,
+the loop and the graph show that run a second time with them.
 
 Neither a graph nor lanes side by side may change a bit: after the first round, all of samestep with
 as many lanes must have one hash of the weights; otherwise the exit status is 1. So it is if one
@@ -37,6 +38,7 @@ from contestants import (
     KeepingSettings,
     Samestep,
     Seat,
+    deterministic,
     open_bare_graph,
     open_hand_written,
     reached_by,
@@ -67,10 +69,13 @@ from samestep.train.state_tensors import module_tensors
 
 ROUNDS = 10
 HAND_WRITTEN, CONTROL, BARE_GRAPH = "hand-written", "hand-written, again", "bare-graph"
+FIXED_GRAPH = "bare-graph, deterministic"
 BY_HAND: dict[str, Callable[[Seat], Advance]] = {
     HAND_WRITTEN: open_hand_written,
     CONTROL: open_hand_written,
+    "hand-written, deterministic": deterministic(open_hand_written),
     BARE_GRAPH: open_bare_graph,
+    FIXED_GRAPH: deterministic(open_bare_graph),
 }
 DEFAULT, ONE_EAGER, ONE_GRAPH = "default", "1-eager", "1-graph"
 WIDTHS = (1, 2, 4, 8)
@@ -89,7 +94,7 @@ def lanes_of(name: str) -> int | None:
 
 
 def needs_gpu(name: str) -> bool:
-    return name == BARE_GRAPH or (name in OURS and OURS[name].graph is True)
+    return name in (BARE_GRAPH, FIXED_GRAPH) or (name in OURS and OURS[name].graph is True)
 
 
 # -- measuring -----------------------------------------------------------------------------
