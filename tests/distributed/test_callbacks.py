@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ class Followed(Everything):
         return [
             samestep.callbacks.FlopsUtilization(run, 1e6, 1e12),
             samestep.callbacks.SamplePredictions(run, self.predictions),
+            samestep.callbacks.GradientNorms(run, every=2),
+            samestep.callbacks.GradientNorms(run, every=3, depth=1),
         ]
 
     def predictions(self, model):
@@ -48,8 +51,9 @@ def rows_with(run: Recorded, name: str) -> list[dict[str, Any]]:
 
 
 def test_a_tasks_listeners_write_once_and_change_nothing(tmp_path: Path, task: Path) -> None:
-    plain = train(tmp_path, 1)
-    followed = [train(tmp_path, world, f"{task}:Followed") for world in (1, 2)]
+    values = {"clip": {"norm": 1e30}}
+    plain = train(tmp_path, 1, **values)
+    followed = [train(tmp_path, world, f"{task}:Followed", **values) for world in (1, 2)]
     for world, run in zip((1, 2), followed, strict=True):
         assert run.record.state_hash == plain.record.state_hash
         assert run.record.losses == plain.record.losses
@@ -62,7 +66,25 @@ def test_a_tasks_listeners_write_once_and_change_nothing(tmp_path: Path, task: P
         samples = rows_with(run, "sample/logits")
         assert [row["step"] for row in samples] == [2, 5]
         assert samples == rows_with(followed[0], "sample/logits"), "the same at any size"
+        check_norms(run)
     assert len(samples[0]["sample/logits"]) == 2
+
+
+def check_norms(run: Recorded) -> None:
+    """The parts' norms make up the whole's."""
+    whole = {row["step"]: row["grad_norm"] for row in rows_with(run, "loss")}
+    found = [
+        {name: value for name, value in row.items() if name.startswith("grad_norm/")}
+        | {"": row["step"]}
+        for row in map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
+        if any(name.startswith("grad_norm/") for name in row)
+    ]
+    assert [row[""] for row in found] == [1, 2, 3, 5, 5]
+    by_parameter = [any(name.count(".") for name in row) for row in found]
+    assert by_parameter == [True, False, True, True, False]
+    for row in found:
+        step = row.pop("")
+        assert math.hypot(*row.values()) == pytest.approx(whole[step], rel=1e-5)
 
 
 def test_what_is_no_listener_is_refused(tmp_path: Path, task: Path) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from samestep.errors import TaskError
+from samestep.step.step import Step
 from samestep.step.step_log import StepRecord
 from samestep.train.eval_mode import evaluating
 from samestep.train.listeners import RunListener
@@ -55,6 +56,44 @@ class FlopsUtilization(RunListener):
         if self._peak is not None:
             values["mfu"] = values["flops_per_second"] / self._peak
         self._run.log(record.step, values)
+
+
+class GradientNorms(RunListener):
+    """Writes the norm of every parameter's gradient, or of every module's, once in some steps.
+
+    Of the global batch's gradients as the optimizer got them: summed, divided, clipped. Reading
+    them waits for the device; `every` says how often.
+
+    Example:
+        run.add_listener(samestep.callbacks.GradientNorms(run, every=100, depth=1))
+    """
+
+    draws = False
+
+    def __init__(self, run: Run, every: int = 100, depth: int | None = None) -> None:
+        """Args:
+        run: The run.
+        every: Steps between two measurements.
+        depth: Parameters whose names have so many leading parts in common count as one; None
+            for each by itself.
+        """
+        for name, value in (("every", every), ("depth", depth)):
+            if value is not None and not value >= 1:
+                raise TaskError(f"GradientNorms: {name} is {value}: give 1 or more")
+        self._run, self._every, self._depth = run, every, depth
+
+    def on_step(self, step: Step) -> None:
+        if (step.index + 1) % self._every:
+            return
+        groups: dict[str, list[Tensor]] = {}
+        for name, param in self._run.model.named_parameters():
+            if param.grad is not None:
+                groups.setdefault(".".join(name.split(".")[: self._depth]), []).append(param.grad)
+        if not groups:
+            return
+        norms = torch.stack([torch.nn.utils.get_total_norm(grads) for grads in groups.values()])
+        named = zip(groups, norms.tolist(), strict=True)
+        self._run.log(step.index, {f"grad_norm/{name}": norm for name, norm in named})
 
 
 class SamplePredictions(RunListener):
