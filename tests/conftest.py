@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -46,18 +47,38 @@ _SET_BY_OTHERS = (
     "PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK",
 )  # fmt: skip
 
-_LONGEST_FIRST = ("test_docs.py", "cluster", "cli", "chaos", "distributed", "sameness")
+_LONGEST_FIRST = (
+    "test_every_command_of_a_document_runs_as_written",
+    "cli", "chaos", "distributed", "sameness",
+)  # fmt: skip
+"""Test functions, and folders."""
+
+_CHUNK = 4
+"""Tests that a worker is handed at once: `--maxschedchunk` in the Makefile."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The slow tests first, so that none of several workers is left with one at the end."""
+    """The slow tests first, so that none of several workers is left with one at the end.
+
+    Those of the cluster wait for Slurm most of the time: a chunk of them comes after every four
+    others, so that the workers do not all wait at once.
+    """
     places = {name: number for number, name in enumerate(_LONGEST_FIRST)}
     tests = Path(__file__).parent
 
-    def place(item: pytest.Item) -> int:
-        return places.get(item.path.relative_to(tests).parts[0], len(places))
+    def folder(item: pytest.Item) -> str:
+        return item.path.relative_to(tests).parts[0]
 
-    items.sort(key=place)
+    def place(item: pytest.Item) -> int:
+        function = item.name.partition("[")[0]
+        return places.get(function, places.get(folder(item), len(places)))
+
+    waiting = iter([item for item in items if folder(item) == "cluster"])
+    busy = sorted((item for item in items if folder(item) != "cluster"), key=place)
+    ordered = []
+    for at in range(0, len(busy), 4 * _CHUNK):
+        ordered += [*busy[at : at + 4 * _CHUNK], *islice(waiting, _CHUNK)]
+    items[:] = [*ordered, *waiting]
 
 
 @pytest.fixture(autouse=True)

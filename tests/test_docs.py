@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import yaml
 from safetensors.torch import load_file
 
 from samestep.config import load_config
-from tests.preloaded.client import ROOT, environment, shell_path
+from tests.preloaded.client import POSSIBLE, ROOT, environment, server, shell_path
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")])
 
@@ -71,6 +72,12 @@ def _with_any_diagnosis(block: str) -> str:
     return re.sub(r"(?m)^(.*samestep doctor[^#\n]*)", r"\1 || true ", block)
 
 
+def _with_forked_proofs(block: str) -> str:
+    """`samestep verify` starts ten processes here; tests/cli runs one whose ranks import torch."""
+    forked = shlex.quote(str(server().programs / "samestep")) if POSSIBLE else "samestep"
+    return re.sub("(?m)^samestep verify", f"{forked} verify", block)
+
+
 WITH_COMMANDS = [page for page in PAGES if page.parent.name != "benchmarks" and bash_blocks(page)]
 
 
@@ -78,8 +85,8 @@ WITH_COMMANDS = [page for page in PAGES if page.parent.name != "benchmarks" and 
 def test_every_command_of_a_document_runs_as_written(tmp_path: Path, page: Path) -> None:
     """In one folder, in the order of reading, with the tools of this environment.
 
-    Those of the README are processes that start from nothing, as a reader's are; on the other pages
-    the interpreter is one that has torch imported already.
+    Those of the README are processes that start from nothing, as a reader's are, but for the many
+    ranks of its proofs; on the other pages the interpreter is one that has torch imported already.
     """
     for folder in ("examples", "recipes"):
         (tmp_path / folder).symlink_to(ROOT / folder)
@@ -92,7 +99,7 @@ def test_every_command_of_a_document_runs_as_written(tmp_path: Path, page: Path)
         del surroundings["OMP_NUM_THREADS"]  # which a reader has not set
     for block in [*before, *bash_blocks(page)]:
         done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", block],
+            ["bash", "-euo", "pipefail", "-c", _with_forked_proofs(block) if is_readme else block],
             cwd=tmp_path, env=surroundings, capture_output=True, text=True,
             timeout=900, check=False,
         )  # fmt: skip

@@ -13,7 +13,6 @@ from samestep.cli import app
 from samestep.starter import write_starter
 from tests.cli.processes import samestep, started, torchrun, wait_for
 
-COLD = "Python reads TMPDIR once"
 QUICK = ("--rounds", "2", "--steps", "2")
 
 
@@ -35,9 +34,7 @@ def left(folder: Path) -> list[str]:
 
 def test_it_shows_a_table_and_recommends(starter: Path, tmp_path: Path) -> None:
     before, page = left(tmp_path), tmp_path / "lanes.html"
-    done = samestep(
-        "lanes", starter, *QUICK, "--lanes", "1,8", "--report", page, cwd=tmp_path, cold=COLD
-    )
+    done = samestep("lanes", starter, *QUICK, "--lanes", "1,8", "--report", page, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for words in ("1 x 64", "8 x 8", "1-8", "global batch 64 on cpu", "Recommended: lanes: "):
         assert words in done.stdout
@@ -67,7 +64,6 @@ def test_ranks_are_started_for_each_world(starter: Path, tmp_path: Path) -> None
     before = left(tmp_path)
     done = samestep(
         "lanes", starter, "lanes=1", *QUICK, "--lanes", "1,2,4", "--worlds", "1,2", "--json", cwd=tmp_path,
-        cold=COLD,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -120,7 +116,7 @@ def test_what_only_a_rank_can_find_has_the_same_code(
     starter: Path, tmp_path: Path, words: list[str], message: str
 ) -> None:
     before = left(tmp_path)
-    done = samestep("lanes", starter, *words, cwd=tmp_path, cold=COLD)
+    done = samestep("lanes", starter, *words, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
     assert left(tmp_path) == before
@@ -131,9 +127,7 @@ def test_a_signal_stops_it_and_nothing_is_left(
     starter: Path, tmp_path: Path, worlds: list[str]
 ) -> None:
     before, temporary = left(tmp_path), tmp_path / "temporary"
-    with started(
-        "lanes", starter, *worlds, "--steps", "100000", cwd=tmp_path, cold=COLD
-    ) as process:
+    with started("lanes", starter, *worlds, "--steps", "100000", cwd=tmp_path) as process:
         wait_for(lambda: bool(list(temporary.glob("samestep-lanes-*/1/metrics.jsonl"))))
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 75

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from samestep.train.record import RunRecord
 from tests.cluster.hosts import Hosts
-from tests.cluster.runs import PATIENCE, Training, is_same, wait_for
+from tests.cluster.runs import PATIENCE, TASKS, Training, is_same, wait_for
 from tests.cluster.slurm import Slurm
 from tests.cluster.sshd import Sshd
 from tests.cluster.test_launching import by_rsh
@@ -147,26 +146,13 @@ def test_a_machine_without_the_secret_is_refused_and_named(hosts: Hosts, tmp_pat
     assert "of 2 machines, 1 did not arrive in time: 1" in output
 
 
-def secrets_of(folder: Path) -> tuple[set[str], list[str]]:
-    """The secrets in the environment of a run's processes, and all command lines of the machine."""
-    secrets, lines = set(), []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            line = (process / "cmdline").read_bytes().decode(errors="replace")
-            variables = (process / "environ").read_bytes().decode(errors="replace")
-        except OSError:
-            continue  # it has ended
-        lines.append(line)
-        if str(folder) in line:
-            secrets |= set(re.findall("SAMESTEP_SECRET=([^\0]+)", variables))
-    return secrets, lines
-
-
-def is_hidden(folder: Path) -> bool:
-    """Whether ranks have a secret that no command line and no file of the run shows."""
-    secrets, lines = secrets_of(folder)
+def shown_by(folder: Path) -> list[str]:
+    """The command lines of all processes of the machine, and the files of a run."""
     texts = [p.read_text(errors="replace") for p in folder.rglob("*") if p.is_file()]
-    return bool(secrets) and not any(s in text for s in secrets for text in (*lines, *texts))
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            texts.append(line.read_text(errors="replace"))
+    return texts
 
 
 def test_the_secret_is_on_no_command_line_and_in_no_file(
@@ -183,16 +169,21 @@ def test_the_secret_is_on_no_command_line_and_in_no_file(
     for name, launch in launches.items():
         folder = tmp_path / name
         folder.mkdir()
-        training = Training.slow(folder, cold="only a process of its own shows its variables")
+        confided = tmp_path / f"secret of {name}"
+        params = {"seconds": 0.3, "hurry": str(folder / "hurry"), "confide": str(confided)}
+        training = Training.write(folder, task=f"{TASKS}:Confiding", params=params)
         process = hosts.start(
             "ctl", launch(training), cwd=folder, light=True,
             env={**os.environ, **training.environment, **by_rsh(hosts), **slurm.env},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         wait_for(lambda t=training, p=process: t.steps_of("run") >= 1 or p.poll() is not None)
-        hidden = is_hidden(folder)
+        shown = shown_by(folder)
         training.hurry()
         output, _ = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, output
-        assert hidden, name
+        assert any(str(folder) in text for text in shown)
+        secret = confided.read_text()
+        assert len(secret) >= 32
+        assert not any(secret in text for text in shown), name
         assert "do not authenticate each other" not in output

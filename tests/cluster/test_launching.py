@@ -185,30 +185,35 @@ def test_names_with_everything_in_them_reach_the_ranks_by_a_real_sbatch(
     assert not list(tmp_path.rglob("pwned"))
 
 
+def start_mpirun(
+    hosts: Hosts, training: Training, flavour: str, stdout: int
+) -> subprocess.Popen[str]:
+    """A launch by OpenMPI from ctl on two hosts, or by MPICH's hydra on n1 alone."""
+    options = ["--hosts", "n1,n2"] if flavour == "openmpi" else ["launch.mpirun=mpiexec.hydra"]
+    return hosts.start(
+        "ctl" if flavour == "openmpi" else "n1",
+        training.launch("run", "--via", "mpirun", "--nproc", "2", *options),
+        env={**training.environment, **by_rsh(hosts)}, cwd=training.folder,
+        light=flavour == "openmpi", stdout=stdout, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("flavour", ["openmpi", "hydra"])
 def test_mpirun_forwards_a_signal_and_the_run_resumes_later(
     hosts: Hosts, tmp_path: Path, untouched: RunRecord, flavour: str
 ) -> None:
     training = Training.slow(tmp_path)
-    options = ["--via", "mpirun", "--nproc", "2"]
-    if flavour == "hydra":
-        options += ["launch.mpirun=mpiexec.hydra"]
-    else:
-        options += ["--hosts", "n1,n2"]
-    environment = {**training.environment, **by_rsh(hosts)}
-    process = hosts.start(
-        "ctl", training.launch("run", *options), env=environment, cwd=tmp_path, light=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+    process = start_mpirun(hosts, training, flavour, stdout=subprocess.PIPE)
     wait_for(lambda: training.steps_of("run") >= 2)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 75, output
     training.hurry()
     assert re.search(r"SIG(USR2|TERM) on rank 0 stopped the run after step", output)
-    done = run_on_ctl(hosts, training, training.launch("run", *options))
-    assert done.returncode == 0, done.stderr
-    assert "Resuming from" in done.stderr
+    resumed = start_mpirun(hosts, training, flavour, stdout=subprocess.PIPE)
+    output, _ = resumed.communicate(timeout=PATIENCE)
+    assert resumed.returncode == 0, output
+    assert "Resuming from" in output
     assert is_same(training.record("run"), untouched)
 
 
@@ -217,13 +222,7 @@ def test_an_mpirun_whose_launcher_is_killed_ends_with_all_its_ranks(
     hosts: Hosts, tmp_path: Path, flavour: str
 ) -> None:
     training = Training.slow(tmp_path)
-    options = ["--via", "mpirun", "--nproc", "2"]
-    options += ["launch.mpirun=mpiexec.hydra"] if flavour == "hydra" else ["--hosts", "n1,n2"]
-    process = hosts.start(
-        "ctl", training.launch("run", *options), cwd=tmp_path, light=True,
-        env={**training.environment, **by_rsh(hosts)},
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    process = start_mpirun(hosts, training, flavour, stdout=subprocess.DEVNULL)
     wait_for(lambda: training.steps_of("run") >= 2)
     assert len(_working_in(tmp_path)) > 2, "the launcher, mpirun and its ranks"
     process.kill()

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from samestep.train.record import RunRecord
-from tests.cluster.runs import ROOT, Training, is_same
+from tests.cluster.runs import ROOT, Training, interpreter, is_same
 from tests.cluster.slurm import Slurm
-
-HERE = str(Path(sys.executable).parent)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +34,8 @@ def test_a_script_trains_the_same_run(
     shown: str,
 ) -> None:
     training = Training.write(tmp_path)
-    environment = {**training.environment, "PATH": f"{HERE}:{os.environ['PATH']}"}
+    path = os.pathsep.join([str(interpreter[0].parent), os.environ["PATH"]])
+    environment = {**training.environment, "PATH": path}
     done = slurm.run(
         ["sbatch", "--parsable", "--output=out.txt", *options, str(ROOT / "hpc" / script),
          str(tmp_path / "config.yaml"), f"run_dir={tmp_path / 'run'}",

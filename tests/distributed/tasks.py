@@ -451,6 +451,19 @@ class Slow(Everything):
         return bool(self.hurry) and Path(self.hurry).exists()
 
 
+class Confiding(Slow):
+    """Leaves the secret of its launch in a file, for a test that then looks for it everywhere else."""
+
+    def __init__(self, confide: str, **values: Any) -> None:
+        super().__init__(**values)
+        self.confide = Path(confide)
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
+        if not self.confide.exists():  # a reader finds it whole once a step is done
+            self.confide.write_text(os.environ["SAMESTEP_SECRET"])
+        return super().loss(model, batch)
+
+
 def rank() -> int:
     return detect_launch(dict(os.environ)).rank
 

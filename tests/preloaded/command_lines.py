@@ -42,4 +42,6 @@ def is_known(argv: list[str]) -> bool:
 def starts_others(argv: list[str]) -> bool:
     """Whether the command starts ranks."""
     _, module, words = parse(argv)
-    return module in LAUNCHERS or (module == "samestep" and words[:1] in (["launch"], ["verify"]))
+    if module != "samestep":
+        return module in LAUNCHERS
+    return words[:1] in (["launch"], ["verify"]) or (words[:1] == ["lanes"] and "--worlds" in words)

@@ -10,6 +10,7 @@ import random
 import runpy
 import signal
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import NoReturn
@@ -35,6 +36,8 @@ def become(request: Request, descriptors: list[int]) -> None:
     # A process of its own draws its own numbers where nobody sets a seed.
     random.seed()
     np.random.seed()
+    # And finds the folder for temporary files by its own TMPDIR.
+    tempfile.tempdir = None
     set_title(*request.argv)
 
 
