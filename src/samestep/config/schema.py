@@ -102,6 +102,16 @@ class CheckpointConfig(Section):
     asynchronous: bool = Field(True, description="write behind the training; false waits for it")
 
 
+class ContrastiveConfig(Section):
+    """Losses over the whole global batch."""
+
+    recompute: bool | Auto = Field(
+        "auto",
+        description="embed each lane a second time for its backward pass; auto: unless the activations "
+        "of a rank's lanes fill less than half of the free memory",
+    )
+
+
 SHAPING_KEYS = (
     "task", "params", "seed", "epochs", "steps", "steps_per_epoch", "same", "drop_last",
     "precision", "loss_scale", "loss_weights", "clip", "on_nonfinite", "optimizer", "lr_scaling", "base_batch",
@@ -196,6 +206,7 @@ class Config(Section):
     ema: EmaConfig | None = None
     swa: SwaConfig | None = None
     memory: MemoryConfig = MemoryConfig()
+    contrastive: ContrastiveConfig = ContrastiveConfig()
     speed: SpeedConfig = SpeedConfig()
     loader: LoaderConfig = LoaderConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

@@ -30,6 +30,7 @@ from samestep.reduce.stats import NO_FLAGS, RankFlags
 from samestep.run_setup import RunSetup
 from samestep.step.activation_checkpointing import checkpoint_activations
 from samestep.step.forward_check import ForwardCheck
+from samestep.step.global_loss import GlobalSteps
 from samestep.step.graphs import GraphedSteps, why_no_graph
 from samestep.step.lane_passes import LaneRunner, LaneWatch, StepEngine
 from samestep.step.loss_terms import LossTerms, NamedLosses, OneLoss
@@ -198,6 +199,7 @@ def build_engine(
         flags=flags,
         on_batch=on_batch,
         draws_between=draws_between,
+        global_steps=GlobalSteps(setup, prepared.params),
         watch=watch,
     )
 

@@ -148,9 +148,13 @@ class Training(RunListener):
         patience = run.config.early_stopping
         # The task's own method: what its loss reads from the task is compared before a replay.
         loss: Callable[[LaneBatch], Loss] = partial(self._task.loss, self.model)
+        embed: Callable[[LaneBatch], Any] = partial(self._task.embed, self.model)
         for step in run.steps(self._source, draws_between=False):
             try:
-                step.run(loss)
+                if self._task.has_batch_loss:
+                    step.run_global(embed, self._task.batch_loss)
+                else:
+                    step.run(loss)
             except PeerLost as lost:
                 # Here, where a launcher's signal to end does not end the process yet.
                 run.survivors.save(lost)
