@@ -42,7 +42,7 @@ class LoaderParts:
 def parts_of(loader: DataLoader[Any], setup: RunSetup) -> LoaderParts:
     """Take a DataLoader apart.
 
-    Its batch size must be the run's global batch. Workers, prefetching, pinning and `drop_last` are
+    Its batch size must be the run's global batch, which is its own if nothing else has set it. Workers, prefetching, pinning and `drop_last` are
     the loader's; what draws random numbers follows the run's seed.
 
     Raises:
@@ -80,19 +80,28 @@ def _refuse_contradictions(section: BaseModel, values: Mapping[str, Any], prefix
             )
 
 
-def _refuse_other_batch(loader: DataLoader[Any], setup: RunSetup) -> None:
+def batch_size_of(loader: DataLoader[Any]) -> int:
+    """The size of its batches, each of which can be cut into lanes.
+
+    Raises:
+        TaskError: It does not cut its batches by samples itself.
+    """
     if not isinstance(loader.batch_sampler, BatchSampler | None):
         raise TaskError(
             f"the DataLoader has a batch_sampler of its own ({type(loader.batch_sampler).__name__}), "
             "whose batches cannot be cut into lanes: give it batch_size and a sampler, or run.steps a "
             "dataset with an order"
         )
-    size, whole = loader.batch_size, setup.batch.global_batch
-    if size is None:
+    if loader.batch_size is None:
         raise TaskError(
             "the DataLoader has batch_size=None, so that its dataset makes the batches: lanes are cut by "
             "samples. Give it the global batch as its batch_size"
         )
+    return loader.batch_size
+
+
+def _refuse_other_batch(loader: DataLoader[Any], setup: RunSetup) -> None:
+    size, whole = batch_size_of(loader), setup.batch.global_batch
     if size == whole:
         return
     world = setup.context.world
@@ -101,7 +110,8 @@ def _refuse_other_batch(loader: DataLoader[Any], setup: RunSetup) -> None:
     )
     raise TaskError(
         f"the DataLoader has batch_size={size}, and global_batch is {whole}. In samestep a DataLoader's "
-        f"batch is the global batch, whatever the number of ranks.{per_rank} set both to one number"
+        f"batch is the global batch, whatever the number of ranks.{per_rank} set both to one number. Where "
+        "global_batch is not set, it is the batch_size of the first DataLoader that run.prepare gets"
     )
 
 

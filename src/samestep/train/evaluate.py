@@ -43,7 +43,7 @@ class Evaluator:
             by_rank = (range(lane_count), *[none] * (setup.context.world - 1))
         self._setup = replace(
             setup,
-            batch=BatchPlan(lane_batch * lane_count, lane_count),
+            planned=BatchPlan(lane_batch * lane_count, lane_count),
             assignment=LaneAssignment(by_rank, setup.context.rank),
         )
 

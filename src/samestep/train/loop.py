@@ -103,10 +103,10 @@ class Training(RunListener):
         self.model = run.prepare(*modules, *self._optimizers, *per_step)[0]
         self._best = BestSoFar(run.config.best)
         self.outcome = Outcome(self._best)
-        run.keep("training", self.outcome)
+        run.register("training", self.outcome)
         for every in ("epoch", "evaluation"):
             for number, schedule in enumerate(self._schedules_by(every)):
-                run.keep(f"{every} schedule {number}", schedule)
+                run.register(f"{every} schedule {number}", schedule)
         run.add_listener(self)
         self.averages = TrainingAverages(run, self._optimizers, self._source, self._total)
         if self._valid_data is not None:

@@ -84,7 +84,7 @@ def test_schedules_and_kept_objects_resume_too(tmp_path: Path) -> None:
             with samestep.start(settings(tmp_path)) as run:
                 run.add_listener(Rates())
                 run.prepare(model, optimizer, StepLR(optimizer, 2, gamma=0.5))
-                run.keep("counter", counter)
+                run.register("counter", counter)
                 if pause is not None:
                     run.pause_after(pause)
                 for step in run.steps(Noisy()):
@@ -100,10 +100,10 @@ def test_schedules_and_kept_objects_resume_too(tmp_path: Path) -> None:
 
 def test_a_resumed_run_refuses_to_lose_what_was_kept(tmp_path: Path) -> None:
     with samestep.start(settings(tmp_path, epochs=1)) as run:
-        run.keep("extra", nn.Linear(1, 1))
+        run.register("extra", nn.Linear(1, 1))
         train(run)
     with (
-        pytest.raises(CheckpointError, match=r"keeps the state of 'extra'.*run\.keep"),
+        pytest.raises(CheckpointError, match=r"keeps the state of 'extra'.*run\.register"),
         samestep.start(settings(tmp_path, resume={"allow": ["epochs"]})) as run,
     ):
         train(run)
@@ -179,7 +179,7 @@ def test_prepare_gives_the_objects_back_in_their_order(tmp_path: Path) -> None:
         (lambda run: run.evaluate(Noisy(), None), r"run\.evaluate came before run\.prepare"),
         (lambda run: run.save({"a": 1.0}), r"run\.save belongs inside 'for step in run\.steps"),
         (lambda run: (prepared(run), prepared(run)), r"run\.prepare was called twice"),
-        (lambda run: run.keep("x", object()), r"run\.keep\('x'\) got a object"),
+        (lambda run: run.register("x", object()), r"run\.register\('x'\) got a object"),
     ],
 )
 def test_calls_that_come_too_early_or_twice_are_refused(
