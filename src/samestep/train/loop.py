@@ -219,7 +219,7 @@ class Training(RunListener):
         is_best = self._best.offer(values, step.index)
         for schedule in self._schedules_by("evaluation"):
             schedule.step(values[self._best.rule.metric])  # type: ignore[arg-type]  # a plateau's
-        self._run.save(values, best=is_best)
+        self._run.remember(values, best=is_best)
         return values
 
     def _measure(self, step: Step, prefix: str = "") -> Values:
@@ -246,4 +246,4 @@ class Training(RunListener):
         if values:
             self._report(step, values)
             self.outcome.metrics = {**self.outcome.metrics, **values}
-            run.save({**measured, **values})
+            run.remember({**measured, **values})

@@ -130,15 +130,48 @@ class RunFiles(RunPlace):
         self._listeners.add(listener)
 
     def save(self, metrics: Mapping[str, Any] | None = None, *, best: bool = False) -> None:
+        """Save the run with this step, when the loop's body is through. Call it on every rank.
+
+        Not in its middle: a resumed run begins with the next step, and what the rest of the body does
+        must be in the checkpoint. After the last step of an epoch in `run.epochs()`, what is still
+        to come of that epoch belongs to it. Nothing is saved where `checkpoint.enabled` is false.
+
+        Args:
+            metrics: Numbers, text or lists of them by name, for the checkpoint.
+            best: Whether these weights are the best so far.
+
+        Example:
+            step.update()
+            if step.index % 1000 == 999:
+                run.save()
+        """
+        passes = self._passes_of("run.save")
+        if not passes.updated:
+            raise StepError(
+                f"run.save came before the update of step {passes.data.index}: a checkpoint is of whole "
+                "steps. Call it after step.update()"
+            )
+        if metrics is not None or best:
+            self.remember(metrics or {}, best=best)
+        self._parts.saver.request()
+
+    def remember(self, metrics: Mapping[str, Any], *, best: bool = False) -> None:
         """Remember an evaluation's metrics for the checkpoints. Call it on every rank.
 
         Args:
             metrics: Numbers, text or lists of them, by name.
             best: Whether to save these weights as the best so far, when the step is finished.
         """
+        index = self._passes_of("run.remember").data.index
+        self._parts.saver.remember(index + 1, metrics, best)
+
+    def _passes_of(self, caller: str) -> LanePasses:
         if self._passes is None:
-            raise StepError("run.save belongs inside 'for step in run.steps(...)'")
-        self._parts.saver.remember(self._passes.data.index + 1, metrics or {}, best)
+            raise StepError(
+                f"{caller} belongs inside 'for step in run.steps(...)', after step.update(): a run is saved "
+                "with a step, and at its end by itself"
+            )
+        return self._passes
 
     def stop(self, reason: str) -> None:
         """Let this step be the run's last one. Call it on every rank.

@@ -138,6 +138,10 @@ class Saver:
             self._best = Best(step, metric, float(metrics.get(metric, float("nan"))))
             self._requested = True
 
+    def request(self) -> None:
+        """Save at the end of this step."""
+        self._requested = True
+
     def wants_time(self) -> bool:
         """Whether to request a save: every_minutes have passed on rank 0. Requests once per save."""
         minutes = self._rules.every_minutes

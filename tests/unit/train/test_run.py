@@ -304,9 +304,9 @@ def test_metrics_and_the_best_go_into_the_checkpoint_of_their_step(tmp_path: Pat
 
         def each(step: Step) -> None:
             if step.index == 1:
-                run.save({"val_loss": 0.25}, best=True)
+                run.remember({"val_loss": 0.25}, best=True)
             if step.index == 3:
-                run.save({"val_loss": 0.5})
+                run.remember({"val_loss": 0.5})
 
         train(run, each=each)
     assert saved_steps(tmp_path) == [2, 6], "a new best is saved at once, other metrics wait"
