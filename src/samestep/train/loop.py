@@ -99,7 +99,7 @@ class Training(RunListener):
         self._schedules = choose_schedules(
             run, task, self._optimizers, self._source, self._evaluates
         )
-        per_step = self._schedules_by("step")
+        per_step = [schedule for schedule in self._schedules if schedule.every == "step"]
         self.model = run.prepare(*modules, *self._optimizers, *per_step)[0]
         self._best = BestSoFar(run.config.best)
         self.outcome = Outcome(self._best)

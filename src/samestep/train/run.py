@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar, overload
 
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from samestep.config import Config
@@ -15,9 +16,11 @@ from samestep.data.orders import Order
 from samestep.distributed.context import RunContext
 from samestep.errors import StepError
 from samestep.lanes.rng import BETWEEN
+from samestep.optim.schedules import Pace, Schedule
 from samestep.step.engine import build_engine, prepare
 from samestep.step.lane_passes import LanePasses, LaneWatch, StepEngine
 from samestep.step.step import Step
+from samestep.train.loop_schedules import LoopSchedules
 from samestep.train.plan_report import report_plan
 from samestep.train.run_measures import RunMeasures
 from samestep.train.step_sequence import StepSequence
@@ -38,6 +41,7 @@ class Run(RunMeasures):
         super().__init__(config, context)
         self._watch: LaneWatch | None = None
         self._sequence = StepSequence()
+        self._schedules = LoopSchedules.of((), None)
 
     def __enter__(self) -> Run:
         return self
@@ -45,38 +49,58 @@ class Run(RunMeasures):
     @overload
     def prepare(self, a: A, b: B, /) -> tuple[A, B]: ...
     @overload
-    def prepare(self, a: A, b: B, c: C, /) -> tuple[A, B, C]: ...
+    def prepare(self, a: A, b: B, c: C, /, *, every: Pace | None = None) -> tuple[A, B, C]: ...
     @overload
-    def prepare(self, a: A, b: B, c: C, d: D, /) -> tuple[A, B, C, D]: ...
+    def prepare(
+        self, a: A, b: B, c: C, d: D, /, *, every: Pace | None = None
+    ) -> tuple[A, B, C, D]: ...
     @overload
-    def prepare(self, *objects: Any) -> Any: ...
+    def prepare(self, *objects: Any, every: Pace | None = None) -> Any: ...
 
-    def prepare(self, *objects: Any) -> Any:
-        """Take modules, optimizers and per-step schedulers into the run. Call it once.
+    def prepare(self, *objects: Any, every: Pace | None = None) -> Any:
+        """Take modules, optimizers and schedulers into the run. Call it once.
 
         All weights become rank 0's; in a resumed run, all objects get their saved state.
 
         Args:
             *objects: In any order. The first module is the model. DataLoaders come back as they are;
                 without `global_batch`, the first one's batch size is the global batch.
+            every: When schedulers move on: with every "step", with every "epoch", or ("call") where the
+                loop calls `scheduler.step()`. A `samestep.Schedule` has its own. Unless given it is with
+                every step; those that are mostly used by epochs, such as StepLR, must be given it.
 
         Returns:
             The same objects; at `same: rounding` and `samples` the model comes back wrapped in
             DistributedDataParallel.
 
         Example:
-            model, optimizer, scheduler = run.prepare(model, optimizer, scheduler)
+            model, optimizer, scheduler = run.prepare(model, optimizer, scheduler, every="epoch")
         """
         if self._prepared is not None:
             raise StepError("run.prepare was called twice: give it everything at once")
         self._see([item for item in objects if isinstance(item, DataLoader)])
-        trained = [item for item in objects if not isinstance(item, DataLoader)]
+        schedules = LoopSchedules.of(objects, every)
+        others = (DataLoader, LRScheduler, Schedule)
+        trained = [item for item in objects if not isinstance(item, others)]
         saver = self._parts.saver
-        self._prepared = prepared = prepare(self.setup, trained, saver.prepare)
-        for name, item in prepared.states().items():
+        self._prepared = prepared = prepare(
+            self.setup, [*trained, *schedules.by_pace["step"]], saver.prepare
+        )
+        for name, item in {**prepared.states(), **schedules.kept}.items():
             saver.keep(name, item)
+        schedules.take_over(self._before_own_move)
+        self._schedules = schedules
         model, wrapped = prepared.modules[0], prepared.reduction.model
         return tuple(wrapped if item is model else item for item in objects)
+
+    def _before_own_move(self) -> None:
+        """Before the loop moves a scheduler on itself."""
+        if self._passes is not None and not self._passes.updated:
+            raise StepError(
+                f"scheduler.step() was called in the middle of step {self._passes.data.index}, where each rank "
+                "has lanes of its own: call it after step.update()"
+            )
+        self.sync_update()
 
     def watch_lanes(self, watch: LaneWatch) -> None:
         """Let an object look into the steps' lanes. Call it before `run.steps`, on every rank."""
@@ -180,6 +204,8 @@ class Run(RunMeasures):
             yield step
             if not passes.updated:
                 raise StepError(f"step {data.index} was left without step.update: call it once")
+            if data.ends_epoch:
+                self._schedules.end_epoch(self.sync_update)
             self._listeners.on_step(step)
             passes.release()
             self._passes = None

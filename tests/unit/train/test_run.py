@@ -83,7 +83,7 @@ def test_schedules_and_kept_objects_resume_too(tmp_path: Path) -> None:
         try:
             with samestep.start(settings(tmp_path)) as run:
                 run.add_listener(Rates())
-                run.prepare(model, optimizer, StepLR(optimizer, 2, gamma=0.5))
+                run.prepare(model, optimizer, StepLR(optimizer, 2, gamma=0.5), every="step")
                 run.register("counter", counter)
                 if pause is not None:
                     run.pause_after(pause)
@@ -167,7 +167,7 @@ def test_prepare_gives_the_objects_back_in_their_order(tmp_path: Path) -> None:
     optimizer = SGD(model.parameters(), lr=0.1)
     schedule = StepLR(optimizer, 1)
     with samestep.start(settings(tmp_path)) as run:
-        assert run.prepare(optimizer, schedule, model) == (optimizer, schedule, model)
+        assert run.prepare(optimizer, schedule, model, every="step") == (optimizer, schedule, model)
         assert run.model is model
 
 
