@@ -112,7 +112,7 @@ class Run(RunMeasures):
         """The steps' data, for `run.steps`.
 
         Args:
-            dataset: Map-style, iterable with lane streams, or a DataLoader of one.
+            dataset: Map-style, iterable with lane streams, a DataLoader of one, or `samestep.drawn`.
             order: In which order samples are visited; shuffled each epoch unless given.
             collate: Makes a batch of a list of samples; torch's default unless given.
         """
@@ -140,8 +140,8 @@ class Run(RunMeasures):
         and stops if a signal requested it.
 
         Args:
-            dataset: Map-style, iterable with lane streams, a DataLoader of one, or what `run.source`
-                returned.
+            dataset: Map-style, iterable with lane streams, a DataLoader of one, `samestep.drawn`, or
+                what `run.source` returned.
             order: In which order samples are visited; shuffled each epoch unless given.
             collate: Makes a batch of a list of samples; torch's default unless given.
             draws_between: Whether random numbers that the loop draws outside of lanes are the
