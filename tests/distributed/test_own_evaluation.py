@@ -128,6 +128,10 @@ def _misuse(folder: str, kind: str) -> str:
             if kind == "unprepared":
                 next(iter(run.batches(_valid())))
             run.prepare(model, optimizer)
+            if kind == "in a lane":
+                for step in run.steps(_loader()):
+                    for x, _ in step.batches():
+                        run.gather(x)
             if kind == "list without a loop":
                 run.reduce([1.0])
             values: dict[str, Any] = {}
@@ -161,6 +165,7 @@ def _misuse(folder: str, kind: str) -> str:
     ("kind", "words"),
     [
         ("unprepared", "run.batches came before run.prepare"),
+        ("in a lane", "run.gather was called inside the loop over a step's lanes"),
         ("list without a loop", "there was no loop over run.batches"),
         ("inside", "run.gather was called inside a loop over run.batches"),
         ("break", "after a break out of one"),

@@ -128,6 +128,11 @@ class LanePasses:
 
     # -- lane by lane ----------------------------------------------------------------------
 
+    @property
+    def in_lane(self) -> bool:
+        """Whether a lane is open: what all ranks call together must not be called there."""
+        return self._open is not None
+
     def enter_lanes(self) -> Iterator[LaneBatch]:
         """This rank's batches as they were read, each with its lane open."""
         for position, unit in enumerate(self.data.units):

@@ -86,7 +86,9 @@ def _ends_in_mean(node: Any, count: float, deepest: int) -> bool:
     if not deepest:
         return False
     inputs = [before for before, _ in node.next_functions if before is not None]
-    factor = _number(getattr(node, "_saved_other", None))
+    factor = None
+    if name.startswith(("DivBackward", "MulBackward")):
+        factor = _number(getattr(node, "_saved_other", None))
     if name.startswith("DivBackward") and factor is not None:
         # A division by 2 may be the half of a square.
         if count > 2 and math.isclose(factor, count, rel_tol=1e-6):

@@ -131,6 +131,11 @@ class RunMeasures(RunFiles):
 
     def _finished_share(self, caller: str) -> LoopShare | None:
         """The loop over `run.batches` that came since the step began, if there was one."""
+        if self._passes is not None and self._passes.in_lane:
+            raise StepError(
+                f"{caller} was called inside the loop over a step's lanes, of which ranks have different "
+                "numbers: call it after the loop"
+            )
         passes, share = self._share
         if share is None or passes is not self._passes:
             return None
