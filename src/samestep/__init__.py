@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from samestep.config import load_config as load_config
     from samestep.data import orders as orders
     from samestep.data.batch import LaneBatch as LaneBatch
+    from samestep.data.drawn import drawn as drawn
     from samestep.data.iterable import strided as strided
     from samestep.data.orders import Order as Order
     from samestep.distributed.context import RunContext as RunContext
@@ -67,6 +68,7 @@ _MODULES = {
     "callbacks": "samestep.train",
     "create_run_context": "samestep.distributed.context",
     "detect_hardware": "samestep.distributed.hardware",
+    "drawn": "samestep.data.drawn",
     "errors": "samestep",
     "load_config": "samestep.config",
     "losses": "samestep",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.nn import Parameter
@@ -27,11 +27,9 @@ from samestep.reduce.mean_loss import mean_loss
 from samestep.reduce.stats import EMPTY, LaneStats, LocalStats, RankFlags
 from samestep.run_setup import RunSetup
 from samestep.step.forward_check import ForwardCheck
+from samestep.step.lane_watch import LaneWatch
 from samestep.step.loss_terms import LossTerms, LossValue, Term, TermSums, check_loss
 from samestep.step.step_log import StepLog
-
-if TYPE_CHECKING:
-    from samestep.step.global_loss import GlobalSteps
 
 LossFunction = Callable[[LaneBatch], LossValue]
 """Returns a batch's summed loss and what it was summed over, or several of them by name."""
@@ -51,20 +49,16 @@ class LaneRunner(Protocol):
         """Run the forward and backward pass of every lane, and the update."""
 
 
-class LaneWatch(Protocol):
-    """Looks into steps while they run: for a trace of everything that they compute."""
+class GlobalRunner(Protocol):
+    """How a step whose loss is over the whole global batch is run."""
 
-    def enter_lane(self, step: int, lane: int) -> None:
-        """A lane's forward pass begins; the last one is over."""
-
-    def forget_lane(self) -> None:
-        """What the open lane has computed so far was a trial, and counts for nothing."""
-
-    def leave_lane(self, loss: Tensor | float, count: Tensor | float) -> None:
-        """The lane's forward pass is over, its last backward pass comes next."""
-
-    def summed(self, step: int) -> None:
-        """Gradients and buffers are those of all lanes; the update comes next."""
+    def run(
+        self,
+        passes: LanePasses,
+        embed: Callable[[LaneBatch], Any],
+        loss: Callable[[Any, Any], LossValue],
+    ) -> None:
+        """Run the whole step."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +85,7 @@ class StepEngine:
     """Called with the step and every batch, when it is read."""
     draws_between: bool
     """Whether random numbers drawn between lanes and steps are the same on all ranks."""
-    global_steps: GlobalSteps
+    global_steps: GlobalRunner
     """Runs steps whose loss is over the whole global batch."""
     watch: LaneWatch | None = None
     """Looks into the steps, if something does."""
@@ -132,6 +126,11 @@ class LanePasses:
         self.engine.runner.run_step(self, loss)
 
     # -- lane by lane ----------------------------------------------------------------------
+
+    @property
+    def in_lane(self) -> bool:
+        """Whether a lane is open: what all ranks call together must not be called there."""
+        return self._open is not None
 
     def enter_lanes(self) -> Iterator[LaneBatch]:
         """This rank's batches as they were read, each with its lane open."""

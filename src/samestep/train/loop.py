@@ -99,14 +99,14 @@ class Training(RunListener):
         self._schedules = choose_schedules(
             run, task, self._optimizers, self._source, self._evaluates
         )
-        per_step = self._schedules_by("step")
+        per_step = [schedule for schedule in self._schedules if schedule.every == "step"]
         self.model = run.prepare(*modules, *self._optimizers, *per_step)[0]
         self._best = BestSoFar(run.config.best)
         self.outcome = Outcome(self._best)
-        run.keep("training", self.outcome)
+        run.register("training", self.outcome)
         for every in ("epoch", "evaluation"):
             for number, schedule in enumerate(self._schedules_by(every)):
-                run.keep(f"{every} schedule {number}", schedule)
+                run.register(f"{every} schedule {number}", schedule)
         run.add_listener(self)
         self.averages = TrainingAverages(run, self._optimizers, self._source, self._total)
         if self._valid_data is not None:
@@ -223,7 +223,7 @@ class Training(RunListener):
         is_best = self._best.offer(values, step.index)
         for schedule in self._schedules_by("evaluation"):
             schedule.step(values[self._best.rule.metric])  # type: ignore[arg-type]  # a plateau's
-        self._run.save(values, best=is_best)
+        self._run.remember(values, best=is_best)
         return values
 
     def _measure(self, step: Step, prefix: str = "") -> Values:
@@ -250,4 +250,4 @@ class Training(RunListener):
         if values:
             self._report(step, values)
             self.outcome.metrics = {**self.outcome.metrics, **values}
-            run.save({**measured, **values})
+            run.remember({**measured, **values})

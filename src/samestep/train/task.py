@@ -269,7 +269,8 @@ class Task:
 def load_task(config: Config) -> Task:
     """The task that a config names, made with the config's params."""
     if config.task is None:
-        raise TaskError("the config names no task to train: set task: FILE.py:Class")
+        and_batch = " and global_batch" if config.leaves_batch_open else ""
+        raise TaskError(f"the config names no task to train: set task: FILE.py:Class{and_batch}")
     path_text, _, class_name = config.task.rpartition(":")
     path = (config.folder / path_text).resolve()
     if not is_file(path):

@@ -33,7 +33,7 @@ class TrainingAverages(RunListener):
         named: dict[str, WeightAverage | None] = {"ema": self._ema, "swa": self._swa}
         self._averages = {name: average for name, average in named.items() if average is not None}
         for name, average in self._averages.items():
-            run.keep(name, average)
+            run.register(name, average)
         run.add_listener(self)
 
     def after_update(self, step: Step) -> None:
