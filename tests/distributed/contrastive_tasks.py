@@ -127,3 +127,28 @@ class Wrong(Plain):
         if self.kind == "names":
             return {"a": (embeddings.sum(), 1)}
         return super().batch_loss(embeddings, batch)
+
+
+class ArcFace(Views):
+    """A loss and a miner of another library, as they are; the loss has weights."""
+
+    def __init__(self) -> None:
+        from pytorch_metric_learning import losses, miners
+
+        self.arcface = losses.ArcFaceLoss(CLASSES, SIZE)
+        self.similar = losses.MultiSimilarityLoss()
+        self.miner = miners.MultiSimilarityMiner()
+
+    def extra_modules(self) -> Any:
+        return [self.arcface]
+
+    def optimizers(self, model: nn.Module) -> Any:
+        own = torch.optim.SGD(self.arcface.parameters(), lr=0.05)
+        return [torch.optim.AdamW(model.parameters(), lr=1e-2), own]
+
+    def embed(self, model: nn.Module, batch: samestep.LaneBatch) -> Any:
+        return model(batch.x)
+
+    def batch_loss(self, embeddings: Any, batch: Any) -> Any:
+        hard = self.miner(embeddings, batch.y)
+        return self.arcface(embeddings, batch.y) + self.similar(embeddings, batch.y, hard)

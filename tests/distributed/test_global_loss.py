@@ -35,6 +35,11 @@ def test_a_loss_over_the_global_batch_is_the_same_at_any_size(case: str, tmp_pat
     assert_same([contrast(tmp_path, world, task, **values) for world in (1, 2, 4)])
 
 
+def test_losses_of_other_libraries_with_weights_of_their_own(tmp_path: Path) -> None:
+    pytest.importorskip("pytorch_metric_learning")
+    assert_same([contrast(tmp_path, world, "ArcFace") for world in (1, 2, 4)])
+
+
 @pytest.mark.parametrize("world", [1, 2])
 def test_activations_kept_and_computed_again_give_the_same_bits(world: int, tmp_path: Path) -> None:
     runs = [
