@@ -14,7 +14,7 @@ HEAD = """# The config
 One YAML or JSON file describes a run. Unknown keys are errors with the nearest valid name, and
 all mistakes are reported at once, with their lines. Overrides on the command line are
 `section.key=value`, and nothing else. `task` is relative to the file, `run_dir` to the working
-directory. Exactly one of `global_batch` and `batch_per_rank`, and one of `epochs` and `steps`, must be set.
+directory. Exactly one of `global_batch` (which a custom loop can leave to its DataLoader) and `batch_per_rank`, and one of `epochs` and `steps`, must be set.
 
 Every count has limits that no run comes near, so that a slip of the hand is a message and not a machine without
 memory. A file has at most a million characters (counting a YAML alias as what it stands for), 100 levels and 2,000

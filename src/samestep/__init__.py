@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from samestep import errors as errors
+    from samestep import losses as losses
     from samestep.config import Config as Config
     from samestep.config import DistributedConfig as DistributedConfig
     from samestep.config import load_config as load_config
     from samestep.data import orders as orders
     from samestep.data.batch import LaneBatch as LaneBatch
+    from samestep.data.drawn import drawn as drawn
     from samestep.data.iterable import strided as strided
     from samestep.data.orders import Order as Order
     from samestep.distributed.context import RunContext as RunContext
@@ -66,8 +68,10 @@ _MODULES = {
     "callbacks": "samestep.train",
     "create_run_context": "samestep.distributed.context",
     "detect_hardware": "samestep.distributed.hardware",
+    "drawn": "samestep.data.drawn",
     "errors": "samestep",
     "load_config": "samestep.config",
+    "losses": "samestep",
     "orders": "samestep.data",
     "start": "samestep.train.start",
     "strided": "samestep.data.iterable",
@@ -83,7 +87,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'samestep' has no attribute {name!r}")
     home = import_module(_MODULES[name])
     # These are modules: importing them makes them attributes of their package.
-    if name in ("callbacks", "errors", "orders"):
+    if name in ("callbacks", "errors", "losses", "orders"):
         return import_module(f"{home.__name__}.{name}")
     return getattr(home, name)
 

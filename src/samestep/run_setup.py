@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from samestep.config import Config
 from samestep.distributed.context import RunContext
+from samestep.errors import StepError
 from samestep.lanes.assignment import LaneAssignment
 from samestep.lanes.plan import BatchPlan, deal_lanes
 from samestep.lanes.rng import RngStreams
@@ -19,7 +20,8 @@ class RunSetup:
 
     config: Config
     context: RunContext
-    batch: BatchPlan
+    planned: BatchPlan | None
+    """How a global batch is cut; None until a custom loop's DataLoader says how large it is."""
     assignment: LaneAssignment
     rng: RngStreams
     precision: Precision
@@ -35,16 +37,41 @@ class RunSetup:
             context: This process's place in the run.
             batch: How a global batch is cut, if not as configured.
         """
-        batch = config.batch_plan(context.world) if batch is None else batch
-        by_rank = deal_lanes(batch.lane_count, context.world, config.distributed.lane_weights)
+        if batch is None and not config.leaves_batch_open:
+            batch = config.batch_plan(context.world)
+        lane_count = config.lane_count(context.world) if batch is None else batch.lane_count
+        by_rank = deal_lanes(lane_count, context.world, config.distributed.lane_weights)
         precision = choose_precision(config.precision, context.device)
         deterministic = config.deterministic if config.same == "bits" else False
         context.on_close(choose_kernels(precision, deterministic))
         return cls(
             config=config,
             context=context,
-            batch=batch,
+            planned=batch,
             assignment=LaneAssignment(tuple(by_rank), context.rank, fused=config.same == "samples"),
             rng=RngStreams(config.seed, context.device),
             precision=precision,
         )
+
+    @property
+    def batch(self) -> BatchPlan:
+        """How a global batch is cut into lanes.
+
+        Raises:
+            StepError: It is left to a DataLoader that the run has not seen yet.
+        """
+        if self.planned is None:
+            raise StepError(
+                "the global batch is not known yet: it is the batch_size of the first DataLoader that "
+                "run.prepare gets. Call run.prepare first, or set global_batch"
+            )
+        return self.planned
+
+    def with_batch(self, global_batch: int) -> RunSetup:
+        """This setup, its config completed by the global batch.
+
+        Raises:
+            PlanError: The batch cannot be cut into the run's lanes.
+        """
+        config = self.config.model_copy(update={"global_batch": global_batch})
+        return replace(self, config=config, planned=config.batch_plan(self.context.world))

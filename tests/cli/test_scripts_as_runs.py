@@ -11,6 +11,8 @@ from samestep.train.record import RunRecord, read_state
 from tests.cli.processes import ROOT, samestep
 
 LOOP = ROOT / "tests" / "distributed" / "own_loop.py"
+PLAIN = ROOT / "examples" / "plain_loop.py"
+"""It leaves the global batch to its DataLoader."""
 
 
 def losses(run: Path) -> list[float]:
@@ -62,6 +64,32 @@ def test_verify_runs_a_script_at_several_sizes_and_resumed(tmp_path: Path) -> No
     record = tmp_path / "run" / "verify" / "world-2" / "record"
     assert RunRecord.read(record).threads == [1, 1]
     assert {"extra0.0.weight", "extra0.1.running_mean"} <= set(read_state(record))
+
+
+def test_a_script_leaves_the_global_batch_to_its_loader(tmp_path: Path) -> None:
+    shown = samestep("launch", PLAIN, "--nproc", "2", "--print", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "8: 4 for each rank" in shown.stderr
+    assert "that of the script's DataLoader" in shown.stderr
+    done = samestep(
+        "verify", PLAIN, "--worlds", "1,2", "--steps", "4", "--resumed", "--json", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    worlds = json.loads(done.stdout)["worlds"]
+    assert {label: world["steps"] for label, world in worlds.items()} == {"1": 4, "2": 4, "1→2": 4}
+    run = tmp_path / "runs" / "plain-loop" / "verify" / "world-2"
+    assert json.loads((run / "config.json").read_text())["global_batch"] == 64
+    other = samestep("train", PLAIN, "global_batch=32", "epochs=1", "name=other", cwd=tmp_path)
+    assert other.returncode == 2, "what is set and what the loader has must be the same"
+    assert "batch_size=64, and global_batch is 32" in other.stderr
+
+
+def test_a_config_to_train_still_needs_a_batch(tmp_path: Path) -> None:
+    (tmp_path / "task.yaml").write_text("epochs: 1\ntask: task.py:Task\n")
+    (tmp_path / "none.yaml").write_text("epochs: 1\n")
+    for name, words in (("task.yaml", "set global_batch"), ("none.yaml", "and global_batch")):
+        done = samestep("train", name, cwd=tmp_path)
+        assert (done.returncode, words in done.stderr) == (2, True), done.stderr
 
 
 def test_verify_finds_the_fault_of_a_script(tmp_path: Path) -> None:

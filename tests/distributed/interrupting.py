@@ -34,22 +34,22 @@ def train_and_end(config: dict[str, Any], record: str, at: int, rank: int, how: 
     from samestep.train.train_once import train_once
 
     if int(os.environ.get("RANK", "0")) == rank and how:
-        close_lane, close = LanePasses._close_lane, LanePasses.close
+        end_forward, close = LanePasses.end_forward, LanePasses.close
         ways = [HOW[how]]
 
         def end_at(self: LanePasses) -> None:
             if self.data.index == at and ways:
                 ways.pop()()
 
-        def end_in_lane(self: LanePasses, *args: Any) -> Any:
+        def end_in_lane(self: LanePasses) -> None:
             end_at(self)
-            return close_lane(self, *args)
+            end_forward(self)
 
         def end_in_replay(self: LanePasses, *args: Any) -> None:
             end_at(self)
             close(self, *args)
 
-        LanePasses._close_lane = end_in_lane  # type: ignore[method-assign]
+        LanePasses.end_forward = end_in_lane  # type: ignore[method-assign]
         LanePasses.close = end_in_replay  # type: ignore[method-assign]
     loaded = load_config(config)
     with create_run_context(loaded, detect_hardware()) as context:

@@ -192,3 +192,29 @@ def test_a_loop_over_epochs_resumes_in_the_middle_of_one_at_another_size(tmp_pat
     assert run_ranks(_in_parts, 4, folder, 6)[0][1] == [1]
     ended = run_ranks(_in_parts, 1, folder, None)[0]
     assert ended == (untouched[0], [2])
+
+
+def _mistaken(folder: str, form: str) -> str:
+    import samestep
+
+    with samestep.start(**_keys(folder, epochs=1)) as run:
+        model = _net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = run.prepare(model, optimizer, _loader())
+        for step in run.steps(loader):
+            if form == "function":
+                step.train(lambda batch: (F.cross_entropy(model(batch.x), batch.y), len(batch)))
+                continue
+            for x, y in step.batches():
+                reduction = "sum" if form == "right" else "mean"
+                step.backward(F.cross_entropy(model(x), y, reduction=reduction), count=len(y))
+            step.update()
+        return _digest(model)
+
+
+@pytest.mark.parametrize("form", ["loop", "function", "right"])
+def test_a_mean_given_as_a_sum_is_warned_about_once(form: str, tmp_path: Path) -> None:
+    run_ranks(_mistaken, 2, str(tmp_path / "run"), form)
+    logs = [path.read_text() for path in sorted((tmp_path / "run" / "logs").glob("*"))]
+    counts = [log.count("was given as a sum over 4, but it is a mean already") for log in logs]
+    assert counts == ([0, 0] if form == "right" else [1, 0])

@@ -27,7 +27,7 @@ def use(path: Path, changes: list[str]) -> None:
     json.loads(config.model_dump_json().encode())
     json.dumps({key: [value, origin] for key, value, origin in loaded.rows()}).encode()
     override_config(config, [])
-    f"{config.run_path} {config.batch_plan(2)}".encode()
+    f"{config.run_path} {config.lane_count(2)}".encode()
 
 
 def write(folder: Path, text: str, name: str) -> Path:

@@ -62,7 +62,7 @@ class FedSteps:
         setup = RunSetup(
             config=config,
             context=context,
-            batch=BatchPlan(ends[-1], ends[-1]),
+            planned=BatchPlan(ends[-1], ends[-1]),
             assignment=LaneAssignment(tuple(by_rank), context.rank),
             rng=RngStreams(config.seed, context.device),
             precision=precision,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from samestep.config import DistributedConfig, read_config
+from samestep.config import Config, DistributedConfig, read_config
 from samestep.distributed.hardware import detect_hardware
 from samestep.distributed.placement import Placement, decide_placement
 from samestep.environment.launch import LaunchFacts, detect_launch
@@ -37,19 +37,26 @@ def describe_config(file: Path, overrides: Sequence[str]) -> list[tuple[Any, ...
     config = loaded.config
     place = decide_placement(config.distributed, detect_hardware(), launch, config.same)
     resolved = {key: (value, reason) for key, value, reason in place.rows()}
-    batch = config.batch_plan(place.world.value)
     rows: list[tuple[Any, ...]] = []
     for key, value, origin in loaded.rows():
         if value == "auto" and key in resolved:
             found, reason = resolved[key]
             rows.append((key, found, _origin(key, launch, place), reason))
         elif key == "lanes" and value is None:
-            rows.append((key, batch.lane_count, "default", f"{batch.lane_batch} samples a lane"))
+            rows.append(
+                (key, config.lane_count(place.world.value), "default", _lane_size(config, place))
+            )
         elif key == "run_dir" and value is None:
             rows.append((key, str(config.run_path), "default", "runs/<name>"))
         else:
             rows.append((key, value, origin, None))
     return rows
+
+
+def _lane_size(config: Config, place: Placement) -> str:
+    if config.leaves_batch_open:
+        return "equal parts of the DataLoader's batch"
+    return f"{config.batch_plan(place.world.value).lane_batch} samples a lane"
 
 
 def _origin(key: str, launch: LaunchFacts, place: Placement) -> str:

@@ -20,7 +20,7 @@ def contradictions(config: Config, wrong: Set[str] = frozenset()) -> list[Mistak
             look at them are skipped.
     """
     checks: list[tuple[Set[str], Callable[[Config], list[Mistake]]]] = [
-        ({"global_batch", "batch_per_rank", "lanes", "accumulation"}, _batch_mistakes),
+        ({"global_batch", "batch_per_rank", "lanes", "accumulation", "task"}, _batch_mistakes),
         ({"epochs", "steps"}, _length_mistakes),
         ({"task"}, _task_mistakes),
         ({"same"}, _same_mistakes),
@@ -103,7 +103,7 @@ def _resume_mistakes(config: Config) -> list[Mistake]:
 
 
 def _batch_mistakes(config: Config) -> list[Mistake]:
-    if config.global_batch is None and config.batch_per_rank is None:
+    if config.leaves_batch_open and config.task is not None:
         return [
             Mistake(
                 "global_batch",
@@ -137,6 +137,8 @@ def _batch_mistakes(config: Config) -> list[Mistake]:
                 "there a rank accumulates over its lanes; set lanes instead",
             )
         )
+    if config.leaves_batch_open:
+        return found
     try:
         config.batch_plan(world=1)
     except PlanError as error:

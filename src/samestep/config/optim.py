@@ -147,6 +147,11 @@ class EmaConfig(Section):
     policy: Literal["per_rank", "rank0"] = Field(
         "per_rank", description="every rank holds the average, or only rank 0"
     )
+    buffers: Literal["average", "copy"] = Field(
+        "average",
+        description="statistics of BatchNorm: averaged like the weights they were measured with, or the "
+        "model's own",
+    )
 
 
 class SwaConfig(Section):

@@ -36,6 +36,7 @@ from samestep.config.optim import (
     SwaConfig,
 )
 from samestep.config.trackers import TrackersConfig
+from samestep.errors import PlanError
 from samestep.lanes.plan import BatchPlan
 
 DEFAULT_LANES = 8
@@ -102,6 +103,16 @@ class CheckpointConfig(Section):
     asynchronous: bool = Field(True, description="write behind the training; false waits for it")
 
 
+class ContrastiveConfig(Section):
+    """Losses over the whole global batch."""
+
+    recompute: bool | Auto = Field(
+        "auto",
+        description="embed each lane a second time for its backward pass; auto: unless the activations "
+        "of a rank's lanes fill less than half of the free memory",
+    )
+
+
 SHAPING_KEYS = (
     "task", "params", "seed", "epochs", "steps", "steps_per_epoch", "same", "drop_last",
     "precision", "loss_scale", "loss_weights", "clip", "on_nonfinite", "optimizer", "lr_scaling", "base_batch",
@@ -153,7 +164,10 @@ class Config(Section):
     steps_per_epoch: Steps | None = Field(
         None, description="length of an epoch of iterable data; spares a collective per step"
     )
-    global_batch: Samples | None = Field(None, description="samples in one step of the whole run")
+    global_batch: Samples | None = Field(
+        None,
+        description="samples in one step of the whole run; a custom loop can leave it to its DataLoader",
+    )
     batch_per_rank: Samples | None = Field(
         None, description="samples per rank: the run then depends on the number of ranks"
     )
@@ -196,6 +210,7 @@ class Config(Section):
     ema: EmaConfig | None = None
     swa: SwaConfig | None = None
     memory: MemoryConfig = MemoryConfig()
+    contrastive: ContrastiveConfig = ContrastiveConfig()
     speed: SpeedConfig = SpeedConfig()
     loader: LoaderConfig = LoaderConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -220,10 +235,25 @@ class Config(Section):
         """The run's directory: `run_dir`, or `runs/<name>`."""
         return Path(self.run_dir if self.run_dir is not None else f"runs/{self.name}")
 
+    @property
+    def leaves_batch_open(self) -> bool:
+        """Whether the global batch is left to the DataLoader of a custom loop."""
+        return self.global_batch is None and self.batch_per_rank is None
+
+    def lane_count(self, world: int) -> int:
+        """How many lanes a global batch is split into on `world` ranks."""
+        if self.batch_per_rank is not None:
+            return world * self.accumulation
+        return DEFAULT_LANES if self.lanes is None else self.lanes
+
     def batch_plan(self, world: int) -> BatchPlan:
         """How this config splits a global batch into lanes on `world` ranks."""
+        lane_count = self.lane_count(world)
         if self.batch_per_rank is not None:
-            lane_count = world * self.accumulation
             return BatchPlan(self.batch_per_rank * lane_count, lane_count)
-        assert self.global_batch is not None, "checked when the config was loaded"
-        return BatchPlan(self.global_batch, DEFAULT_LANES if self.lanes is None else self.lanes)
+        if self.global_batch is None:
+            raise PlanError(
+                "global_batch is not set, and no DataLoader has been seen that it could be taken from: "
+                "set global_batch"
+            )
+        return BatchPlan(self.global_batch, lane_count)

@@ -7,9 +7,11 @@ from typing import Any
 
 from samestep.data.batch import Collate, LaneBatch, Position, Source
 from samestep.data.device import DeviceCopies
+from samestep.data.drawn import drawn, drawn_source
 from samestep.data.iterable import StreamSource
 from samestep.data.map_style import MapSource, is_map_style
 from samestep.data.orders import Order, shuffled
+from samestep.errors import TaskError
 from samestep.lanes.plan import EpochPlan
 from samestep.run_setup import RunSetup
 
@@ -26,11 +28,17 @@ def open_source(
 
     Args:
         setup: The run's setup.
-        dataset: Map-style, or iterable with lane streams.
+        dataset: Map-style, iterable with lane streams, or drawn by a function.
         order: In which order a map-style dataset is visited; shuffled unless given.
         collate: Makes a batch of a list of samples; torch's default unless given.
         digest: Whether samples of iterable data get digests as their ids.
     """
+    if isinstance(dataset, drawn):
+        if order is not None or collate is not None:
+            raise TaskError(
+                "samestep.drawn makes whole batches: it takes no order or collate function"
+            )
+        return drawn_source(setup, dataset)
     if not is_map_style(dataset):
         return StreamSource(setup, dataset, collate, digest=digest)
     config = setup.config

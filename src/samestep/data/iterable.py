@@ -60,16 +60,28 @@ class strided:  # noqa: N801 - reads as a verb where it is used
     Each lane reads the whole iterable and skips the others' samples. The iterable must yield
     the same samples in the same order every time.
 
+    Args:
+        samples: The iterable, or a function that returns one, such as a generator function.
+
     Example:
-        def train_data(self):
-            return samestep.strided(Lines("corpus.txt"))
+        def lines():
+            with open("corpus.txt") as file:
+                yield from map(encode, file)
+
+        for step in run.steps(samestep.strided(lines)): ...
     """
 
-    def __init__(self, samples: Iterable[Any]) -> None:
+    def __init__(self, samples: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
+        if isinstance(samples, Iterator):
+            raise TaskError(
+                f"samestep.strided got a {type(samples).__name__}, which can be read only once, and every lane "
+                "reads it, again when a run resumes: give it the function that makes it, without calling it"
+            )
         self._samples = samples
 
     def lane_stream(self, lane: int, lanes: int, seed: int, epoch: int) -> Iterable[Any]:
-        return islice(self._samples, lane, None, lanes)
+        samples = self._samples
+        return islice(samples() if callable(samples) else samples, lane, None, lanes)
 
 
 class _HuggingFace:
@@ -93,7 +105,8 @@ def lane_streams(dataset: Any) -> LaneStreams:
     raise TaskError(
         f"{type(dataset).__name__} has no length, so it is read as lane streams, but it does not "
         "define how. Give it a method lane_stream(lane, lanes, seed, epoch), use a Hugging Face "
-        "iterable dataset, or wrap a deterministic iterable in samestep.strided(...)"
+        "iterable dataset, or wrap a deterministic iterable, or the function of a generator, in "
+        "samestep.strided(...)"
     )
 
 

@@ -42,7 +42,7 @@ class LoaderParts:
 def parts_of(loader: DataLoader[Any], setup: RunSetup) -> LoaderParts:
     """Take a DataLoader apart.
 
-    Its batch size must be the run's global batch. Workers, prefetching, pinning and `drop_last` are
+    Its batch size must be the run's global batch, which is its own if nothing else has set it. Workers, prefetching, pinning and `drop_last` are
     the loader's; what draws random numbers follows the run's seed.
 
     Raises:
@@ -58,17 +58,49 @@ def parts_of(loader: DataLoader[Any], setup: RunSetup) -> LoaderParts:
     order = None if iterable else _order_of(loader.sampler, loader.dataset)
     config = setup.config
     changes: dict[str, Any] = {"drop_last": bool(loader.drop_last)}
-    read: dict[str, Any] = {
-        "workers": loader.num_workers,
-        "pin_memory": loader.pin_memory or "auto",
-    }
-    if loader.num_workers and loader.prefetch_factor is not None:
-        read["prefetch"] = loader.prefetch_factor
+    read = _read_options(loader)
     _refuse_contradictions(config, changes, "")
     _refuse_contradictions(config.loader, read, "loader.")
     changes["loader"] = config.loader.model_copy(update=read)
     taken = replace(setup, config=config.model_copy(update=changes))
     return LoaderParts(loader.dataset, order, loader.collate_fn, taken)
+
+
+def evaluation_parts(loader: DataLoader[Any], setup: RunSetup) -> LoaderParts:
+    """Take the DataLoader of validation data apart: each of its samples is read once, in order.
+
+    Raises:
+        TaskError: It would leave samples out, or repeat some.
+    """
+    batch_size_of(loader)
+    if loader.drop_last:
+        raise TaskError(
+            "the DataLoader has drop_last=True: an evaluation takes every sample once. Remove it"
+        )
+    kind = type(loader.sampler)
+    whole = kind in (SequentialSampler, DistributedSampler) or (
+        isinstance(loader.sampler, RandomSampler)
+        and not loader.sampler.replacement
+        and loader.sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+    )
+    if not whole and not isinstance(loader.dataset, IterableDataset):
+        raise TaskError(
+            f"the DataLoader has a {kind.__name__}: an evaluation takes every sample once, in the "
+            "dataset's order. Give it a torch.utils.data.Subset of the dataset instead of a sampler"
+        )
+    read = setup.config.loader.model_copy(update=_read_options(loader))
+    taken = replace(setup, config=setup.config.model_copy(update={"loader": read}))
+    return LoaderParts(loader.dataset, None, loader.collate_fn, taken)
+
+
+def _read_options(loader: DataLoader[Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "workers": loader.num_workers,
+        "pin_memory": loader.pin_memory or "auto",
+    }
+    if loader.num_workers and loader.prefetch_factor is not None:
+        found["prefetch"] = loader.prefetch_factor
+    return found
 
 
 def _refuse_contradictions(section: BaseModel, values: Mapping[str, Any], prefix: str) -> None:
@@ -80,19 +112,28 @@ def _refuse_contradictions(section: BaseModel, values: Mapping[str, Any], prefix
             )
 
 
-def _refuse_other_batch(loader: DataLoader[Any], setup: RunSetup) -> None:
+def batch_size_of(loader: DataLoader[Any]) -> int:
+    """The size of its batches, each of which can be cut into lanes.
+
+    Raises:
+        TaskError: It does not cut its batches by samples itself.
+    """
     if not isinstance(loader.batch_sampler, BatchSampler | None):
         raise TaskError(
             f"the DataLoader has a batch_sampler of its own ({type(loader.batch_sampler).__name__}), "
             "whose batches cannot be cut into lanes: give it batch_size and a sampler, or run.steps a "
             "dataset with an order"
         )
-    size, whole = loader.batch_size, setup.batch.global_batch
-    if size is None:
+    if loader.batch_size is None:
         raise TaskError(
             "the DataLoader has batch_size=None, so that its dataset makes the batches: lanes are cut by "
             "samples. Give it the global batch as its batch_size"
         )
+    return loader.batch_size
+
+
+def _refuse_other_batch(loader: DataLoader[Any], setup: RunSetup) -> None:
+    size, whole = batch_size_of(loader), setup.batch.global_batch
     if size == whole:
         return
     world = setup.context.world
@@ -101,7 +142,8 @@ def _refuse_other_batch(loader: DataLoader[Any], setup: RunSetup) -> None:
     )
     raise TaskError(
         f"the DataLoader has batch_size={size}, and global_batch is {whole}. In samestep a DataLoader's "
-        f"batch is the global batch, whatever the number of ranks.{per_rank} set both to one number"
+        f"batch is the global batch, whatever the number of ranks.{per_rank} set both to one number. Where "
+        "global_batch is not set, it is the batch_size of the first DataLoader that run.prepare gets"
     )
 
 

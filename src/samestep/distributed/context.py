@@ -318,7 +318,7 @@ def create_run_context(
     if isinstance(config, Config) and needs_lanes:
         # Every rank can refuse this by itself, before it waits for the others.
         world = place.world.value
-        deal_lanes(config.batch_plan(world).lane_count, world, section.lane_weights)
+        deal_lanes(config.lane_count(world), world, section.lane_weights)
     if place.world.value == 1:
         context: RunContext = SingleProcessContext(place.device.value, place.threads.value)
         context.log.main(

@@ -42,8 +42,9 @@ def check_lanes(config: Config, world: int) -> Finding:
     """Whether the lanes can be dealt to the ranks, and how evenly."""
     check = "lanes"
     try:
-        plan = config.batch_plan(world)
-        assignment = deal_lanes(plan.lane_count, world, config.distributed.lane_weights)
+        lane_count = config.lane_count(world)
+        assignment = deal_lanes(lane_count, world, config.distributed.lane_weights)
+        plan = None if config.leaves_batch_open else config.batch_plan(world)
     except PlanError as error:
         return Finding(
             check,
@@ -52,8 +53,9 @@ def check_lanes(config: Config, world: int) -> Finding:
             "training refuses to start",
             "change the number of ranks, or the batch and lanes, accordingly",
         )
-    found = f"{plural(plan.lane_count, 'lane')} of {plural(plan.lane_batch, 'sample')}"
-    if config.batch_per_rank is not None:
+    size = "the DataLoader's batch" if plan is None else plural(plan.lane_batch, "sample")
+    found = f"{plural(lane_count, 'lane')} of {size}"
+    if plan is not None and config.batch_per_rank is not None:
         return Finding(
             check,
             "note",
@@ -68,7 +70,7 @@ def check_lanes(config: Config, world: int) -> Finding:
             "note",
             f"{found}: {_most(counts)} a rank",
             "the run is the same, but ranks with fewer lanes wait for the others in every step",
-            f"use a number of ranks that divides {plan.lane_count}",
+            f"use a number of ranks that divides {lane_count}",
         )
     return ok(check, f"{found}, {_most(counts)} a rank")
 
@@ -79,8 +81,8 @@ def check_lane_cost(config: Config, load: Load) -> list[Finding]:
     Nothing is measured: which optimizers the task makes, and whether its loss can be captured, is
     known only when it trains.
     """
-    plan = config.batch_plan(load.world)
-    each = max(map(len, deal_lanes(plan.lane_count, load.world, config.distributed.lane_weights)))
+    lane_count = config.lane_count(load.world)
+    each = max(map(len, deal_lanes(lane_count, load.world, config.distributed.lane_weights)))
     device = torch.device(load.device)
     if device.type != "cuda" or each == 1 or config.same == "samples":
         return []

@@ -106,7 +106,7 @@ def _sample_reader(dataset: Any, count: int, config: Config) -> Callable[[range]
 
 
 def _stream(dataset: Any, config: Config) -> Iterator[Any]:
-    lane_count = config.batch_plan(world=1).lane_count
+    lane_count = config.lane_count(world=1)
     return iter(lane_streams(dataset).lane_stream(0, lane_count, config.seed, 0))
 
 

@@ -20,6 +20,7 @@ from samestep.errors import StepError
 from samestep.optim.clipping import Clipping
 from samestep.optim.device_lr import DeviceRates
 from samestep.optim.nonfinite import FiniteGuard
+from samestep.optim.scheduler_calls import move
 from samestep.reduce.numbers_ring import ReplayedNumbers
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import LocalStats
@@ -179,7 +180,7 @@ class Update:
     def _follow(self, step: int, optimizers: Sequence[Optimizer]) -> None:
         for schedule in self._schedules:
             if any(schedule.optimizer is optimizer for optimizer in optimizers):
-                schedule.step()
+                move(schedule)
         self._after_update(step)
 
     def _begin_to_read(

@@ -37,12 +37,24 @@ class WeightAverage(ABC):
     and the mean of a mask's infinities is not a number.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(
+        self, model: nn.Module, settle: Callable[[], None] = lambda: None, statistics: bool = True
+    ) -> None:
+        """Args:
+        model: Whose weights are averaged.
+        settle: Called before the weights are swapped. Where a GPU decides whether a step counts, an
+            update follows the next step; inside the block it would average averages.
+        statistics: Whether the statistics of normalisation layers are averaged; else they are the
+            model's.
+        """
+        self._model, self._settle = model, settle
+        self._is_swapped = False
         live = stored_once(model.state_dict(keep_vars=True))
         norms = [layer for layer in model.modules() if isinstance(layer, _NormBase)]
         measured = {id(buffer) for layer in norms for buffer in layer.buffers(recurse=False)}
         self._statistics = [name for name, tensor in live.items() if id(tensor) in measured]
+        if not statistics:
+            measured = set()
         self._live = {
             name: tensor
             for name, tensor in live.items()
@@ -62,13 +74,16 @@ class WeightAverage(ABC):
     @contextmanager
     def swapped(self) -> Iterator[None]:
         """The averaged weights in the model, for a block; its own, to the bit, after it."""
+        self._settle()
         own = stored_once(self._model.state_dict(keep_vars=True))
         copies = [tensor.detach().clone() for tensor in own.values()]
         try:
             with torch.no_grad():
                 self._put()
+            self._is_swapped = True
             yield
         finally:
+            self._is_swapped = False
             with torch.no_grad():
                 for tensor, copy in zip(own.values(), copies, strict=True):
                     tensor.copy_(copy)
@@ -109,6 +124,11 @@ class WeightAverage(ABC):
         ]
 
     def _mix(self, mix: Mix) -> None:
+        if self._is_swapped:
+            raise StepError(
+                "the average was updated inside `with average.swapped()`, where the model has averaged "
+                "weights: let the last update follow before, Ema(..., settle=run.sync_update)"
+            )
         with torch.no_grad():
             for averages, live in self._groups:
                 if averages[0].dtype != live[0].dtype:
@@ -133,8 +153,16 @@ class Ema(WeightAverage):
         rule: EmaConfig,
         steps_per_epoch: int | None,
         collectives: Collectives,
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(model)
+        """Args:
+        model: Whose weights are averaged.
+        rule: How.
+        steps_per_epoch: For a decay per epoch.
+        collectives: How this rank talks to the others.
+        settle: Called before the weights are swapped: `run.sync_update`.
+        """
+        super().__init__(model, settle, statistics=rule.buffers == "average")
         self._every, self._warmup = rule.every, rule.warmup
         self._stays = _per_step(rule, steps_per_epoch) ** rule.every
         self._rank0_only, self._collectives = rule.policy == "rank0", collectives

@@ -77,7 +77,7 @@ class LaneBuffers:
         """Allocate what the buffers that change need."""
         constant = {id(slot) for slot, _ in self._constant}
         self._joined = [pair for pair in self._own if id(pair[0]) not in constant]
-        self._tensors = [] if self._alone else [tensor for _, tensor in self._joined]
+        self._tensors = [tensor for _, tensor in self._joined]
         self._base = [tensor.clone() for tensor in self._tensors]
         summed = [pair for pair in self._summed if id(pair[0]) not in constant]
         self._sums = None
@@ -95,7 +95,7 @@ class LaneBuffers:
             self._lists.begin_step()
 
     def enter_lane(self) -> None:
-        if self._touched and not self._alone:
+        if self._touched:
             self._put_back()
             if self._tensors:
                 torch._foreach_copy_(self._tensors, self._base)
@@ -142,6 +142,28 @@ class LaneBuffers:
         if self._alone:
             yield
             return
+        with self._on_copies() as copies:
+            yield
+            pairs = zip(self._joined, copies, strict=True)
+            self._recorded[lane] = [current(slot, copy) for (slot, _), copy in pairs]
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """While a lane runs forward whose backward pass comes after other lanes' forward passes.
+
+        It changes copies, which its backward pass finds as it left them; then the buffers have their
+        values.
+        """
+        with self._on_copies() as copies:
+            yield
+            pairs = zip(self._joined, copies, strict=True)
+            left = [current(slot, copy) for (slot, _), copy in pairs]
+        with torch.no_grad():
+            for (_, own), value in zip(self._joined, left, strict=True):
+                own.copy_(value)
+
+    @contextmanager
+    def _on_copies(self) -> Iterator[list[Tensor]]:
         own = [tensor for _, tensor in self._joined]
         copies = [torch.empty_like(tensor) for tensor in own]
         if own:
@@ -158,9 +180,7 @@ class LaneBuffers:
         for module, name, tensor in places:
             module._buffers[name] = copy_of[id(tensor)]
         try:
-            yield
-            pairs = zip(self._joined, copies, strict=True)
-            self._recorded[lane] = [current(slot, copy) for (slot, _), copy in pairs]
+            yield copies
         finally:
             for module, name, tensor in places:
                 module._buffers[name] = tensor

@@ -30,9 +30,12 @@ from samestep.reduce.stats import NO_FLAGS, RankFlags
 from samestep.run_setup import RunSetup
 from samestep.step.activation_checkpointing import checkpoint_activations
 from samestep.step.forward_check import ForwardCheck
+from samestep.step.global_loss import GlobalSteps
 from samestep.step.graphs import GraphedSteps, why_no_graph
-from samestep.step.lane_passes import LaneRunner, LaneWatch, StepEngine
+from samestep.step.lane_passes import LaneRunner, StepEngine
+from samestep.step.lane_watch import LaneWatch
 from samestep.step.loss_terms import LossTerms, NamedLosses, OneLoss
+from samestep.step.mean_as_sum import CheckedTerms
 from samestep.step.micro_batches import MicroBatches
 from samestep.step.step_log import StepLog
 from samestep.step.supported import refuse_unsupported
@@ -186,7 +189,7 @@ def build_engine(
         guard=prepared.guard,
         update=update,
         runner=prepared.runner,
-        terms=prepared.terms,
+        terms=_checked(prepared.terms, setup),
         forward_check=ForwardCheck(
             prepared.modules, setup.config.check_ranks_every, setup.context.log.main
         ),
@@ -198,8 +201,14 @@ def build_engine(
         flags=flags,
         on_batch=on_batch,
         draws_between=draws_between,
+        global_steps=GlobalSteps(setup, prepared.params),
         watch=watch,
     )
+
+
+def _checked(terms: LossTerms, setup: RunSetup) -> LossTerms:
+    """On one rank: all of them run the same code."""
+    return CheckedTerms(terms, setup.context.log.warn) if setup.context.is_main else terms
 
 
 def _may_draw(items: Sequence[Optimizer | LRScheduler]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.nn import Parameter
@@ -27,7 +27,8 @@ from samestep.reduce.mean_loss import mean_loss
 from samestep.reduce.stats import EMPTY, LaneStats, LocalStats, RankFlags
 from samestep.run_setup import RunSetup
 from samestep.step.forward_check import ForwardCheck
-from samestep.step.loss_terms import LossTerms, LossValue, Term, TermSums
+from samestep.step.lane_watch import LaneWatch
+from samestep.step.loss_terms import LossTerms, LossValue, Term, TermSums, check_loss
 from samestep.step.step_log import StepLog
 
 LossFunction = Callable[[LaneBatch], LossValue]
@@ -48,20 +49,16 @@ class LaneRunner(Protocol):
         """Run the forward and backward pass of every lane, and the update."""
 
 
-class LaneWatch(Protocol):
-    """Looks into steps while they run: for a trace of everything that they compute."""
+class GlobalRunner(Protocol):
+    """How a step whose loss is over the whole global batch is run."""
 
-    def enter_lane(self, step: int, lane: int) -> None:
-        """A lane's forward pass begins; the last one is over."""
-
-    def forget_lane(self) -> None:
-        """What the open lane has computed so far was a trial, and counts for nothing."""
-
-    def leave_lane(self, loss: Tensor | float, count: Tensor | float) -> None:
-        """The lane's forward pass is over, its last backward pass comes next."""
-
-    def summed(self, step: int) -> None:
-        """Gradients and buffers are those of all lanes; the update comes next."""
+    def run(
+        self,
+        passes: LanePasses,
+        embed: Callable[[LaneBatch], Any],
+        loss: Callable[[Any, Any], LossValue],
+    ) -> None:
+        """Run the whole step."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +85,8 @@ class StepEngine:
     """Called with the step and every batch, when it is read."""
     draws_between: bool
     """Whether random numbers drawn between lanes and steps are the same on all ranks."""
+    global_steps: GlobalRunner
+    """Runs steps whose loss is over the whole global batch."""
     watch: LaneWatch | None = None
     """Looks into the steps, if something does."""
 
@@ -127,6 +126,11 @@ class LanePasses:
         self.engine.runner.run_step(self, loss)
 
     # -- lane by lane ----------------------------------------------------------------------
+
+    @property
+    def in_lane(self) -> bool:
+        """Whether a lane is open: what all ranks call together must not be called there."""
+        return self._open is not None
 
     def enter_lanes(self) -> Iterator[LaneBatch]:
         """This rank's batches as they were read, each with its lane open."""
@@ -171,6 +175,20 @@ class LanePasses:
         """Put the generators at the start of the open lane's stream."""
         assert self._open is not None, "a lane draws only while it is open"
         self.engine.setup.rng.enter(MODEL, self._open, at=(self.data.index,))
+
+    def again(self) -> None:
+        """Let the open lane begin once more: what it has computed counts for nothing."""
+        self.forget_lane()
+        self.engine.reduction.buffers.enter_lane()
+
+    def forget_lane(self) -> None:
+        """What the open lane has computed so far was a trial."""
+        if self.engine.watch is not None:
+            self.engine.watch.forget_lane()
+
+    def reopen(self, lane: int) -> None:
+        """Go back to a lane whose forward pass is over, for its backward pass."""
+        self._open = lane
 
     def _leave(self) -> None:
         self._open = None
@@ -219,8 +237,7 @@ class LanePasses:
             value, _ = self._combined(loss(batch), len(batch))
         with precision.backward():
             value.backward(gradients.scaling.start)
-        if self.engine.watch is not None:
-            self.engine.watch.forget_lane()
+        self.forget_lane()
 
     def _combined(self, value: LossValue, samples: int) -> Term:
         loss, count = self.engine.terms.combine(value, samples)
@@ -228,22 +245,26 @@ class LanePasses:
         return loss, count
 
     def _backward(self, loss: Tensor, stats: LaneStats) -> None:
-        lane, last = self._close_lane(stats)
-        with self.engine.setup.precision.backward():
-            self.engine.reduction.gradients.backward(loss, stats.count, lane, last)
+        self.end_forward()
+        self.backward_lane(loss, stats)
 
-    def _close_lane(self, stats: LaneStats) -> tuple[int, bool]:
-        """After the open lane's forward pass; whether it was this rank's last."""
+    def end_forward(self) -> None:
+        """The open lane's forward pass is over: take what it made of the buffers."""
+        lane = self._require_open_lane()
+        self.engine.forward_check.leave_lane(lane)
+        self.engine.reduction.buffers.leave_lane(lane)
+
+    def backward_lane(self, loss: Tensor, stats: LaneStats) -> None:
+        """Backpropagate the open lane, whose forward pass is over."""
         lane = self._require_open_lane()
         last = lane == self.data.units[-1]
         self._lane_stats[lane] = stats
-        self.engine.forward_check.leave_lane(lane)
         if self.engine.watch is not None:
             self.engine.watch.leave_lane(stats.loss, stats.count)
-        self.engine.reduction.buffers.leave_lane(lane)
         if last:
             self._share()
-        return lane, last
+        with self.engine.setup.precision.backward():
+            self.engine.reduction.gradients.backward(loss, stats.count, lane, last)
 
     def sum_over_lanes(self, values: Sequence[Tensor]) -> Tensor:
         """The sum of what this rank's lanes, and all others', have measured."""
@@ -375,19 +396,3 @@ class LanePasses:
                     f"parameter {name} was frozen when the run was prepared and now has a "
                     "gradient, which no other rank would get. Unfreeze it before run.prepare"
                 )
-
-
-def check_loss(loss_sum: Tensor, count: Tensor | float) -> None:
-    """Refuse a loss that is not a sum with its count."""
-    if not isinstance(loss_sum, Tensor) or loss_sum.dim() != 0:
-        shape = tuple(loss_sum.shape) if isinstance(loss_sum, Tensor) else type(loss_sum).__name__
-        raise StepError(
-            f"the loss must be a sum over the lane's samples, a tensor of no dimensions, "
-            f"not {shape}: use reduction='sum'"
-        )
-    if not loss_sum.requires_grad:
-        raise StepError("the loss does not depend on any parameter that requires a gradient")
-    if not isinstance(count, Tensor) and not count >= 0:
-        raise StepError(f"count is {count}: it is how many things the loss was summed over")
-    if isinstance(count, Tensor) and (count.dim() != 0 or count.requires_grad):
-        raise StepError("count must be a number or a tensor of no dimensions without gradient")

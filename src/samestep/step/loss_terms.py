@@ -156,3 +156,19 @@ class NamedLosses(nn.Module):
                         f"loss {name} counts {known:g} for each that the first loss counts, and {ratio:g} "
                         f"on another rank. {_ONE_PROPORTION}"
                     )
+
+
+def check_loss(loss_sum: Tensor, count: Tensor | float) -> None:
+    """Refuse a loss that is not a sum with its count."""
+    if not isinstance(loss_sum, Tensor) or loss_sum.dim() != 0:
+        shape = tuple(loss_sum.shape) if isinstance(loss_sum, Tensor) else type(loss_sum).__name__
+        raise StepError(
+            f"the loss must be a sum over the lane's samples, a tensor of no dimensions, "
+            f"not {shape}: use reduction='sum'"
+        )
+    if not loss_sum.requires_grad:
+        raise StepError("the loss does not depend on any parameter that requires a gradient")
+    if not isinstance(count, Tensor) and not count >= 0:
+        raise StepError(f"count is {count}: it is how many things the loss was summed over")
+    if isinstance(count, Tensor) and (count.dim() != 0 or count.requires_grad):
+        raise StepError("count must be a number or a tensor of no dimensions without gradient")

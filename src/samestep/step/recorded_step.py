@@ -35,9 +35,9 @@ from samestep.reduce.stats import (
 from samestep.step.capture import capture, drawing_from, has_drawn
 from samestep.step.graph_inputs import GraphInputs
 from samestep.step.host_values import HostValues
-from samestep.step.lane_passes import LanePasses, LossFunction, StepEngine, check_loss
+from samestep.step.lane_passes import LanePasses, LossFunction, StepEngine
 from samestep.step.lane_streams import run_side_by_side
-from samestep.step.loss_terms import TermSums
+from samestep.step.loss_terms import TermSums, check_loss
 from samestep.step.step_log import KEPT_STEPS, step_numbers
 
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 3e-2}

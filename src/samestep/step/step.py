@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from samestep.data.batch import LaneBatch
 from samestep.errors import StepError
+from samestep.step.global_loss import BatchLoss, Embed
 from samestep.step.lane_passes import LanePasses, LossFunction
 from samestep.step.loss_terms import Term
 
@@ -163,6 +164,30 @@ class Step:
         """
         self.run(loss)
         return self.loss
+
+    def train_global(self, embed: Embed, loss: BatchLoss) -> Tensor:
+        """Run the whole step with a loss over all samples of the global batch, such as a contrast.
+
+        Args:
+            embed: Returns the embeddings of a lane's batch, a row or several for each sample.
+            loss: Gets the embeddings of all lanes, in the order of the lanes, and a batch with the
+                samples of all; returns the mean over them, or a sum and its count. It is called
+                on every rank, with the same numbers.
+
+        Returns:
+            The loss, on the device.
+
+        Example:
+            step.train_global(
+                lambda batch: model(batch.x), lambda z, batch: samestep.losses.supcon(z, batch.y)
+            )
+        """
+        self.run_global(embed, loss)
+        return self.loss
+
+    def run_global(self, embed: Embed, loss: BatchLoss) -> None:
+        """`train_global`, for loops that do not look at the loss."""
+        self._passes.engine.global_steps.run(self._passes, embed, loss)
 
     def run(self, loss: LossFunction) -> None:
         """`train`, for loops that do not look at the loss: it costs a few kernels."""

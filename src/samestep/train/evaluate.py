@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,18 +11,15 @@ from torch import Tensor, nn
 
 from samestep.data.batch import Collate, LaneBatch, Moment
 from samestep.data.sequential import SequentialSource
-from samestep.lanes.assignment import LaneAssignment
-from samestep.lanes.plan import BatchPlan
 from samestep.lanes.rng import METRICS
 from samestep.run_setup import RunSetup
 from samestep.step.loss_terms import LossValue
+from samestep.train.eval_batches import evaluation_batches, evaluation_setup
 from samestep.train.eval_mode import BufferSnapshot, evaluating, refuse_changed
 from samestep.train.metrics import LaneMetrics, merge_lanes, mergers_of
 
 Measure = Callable[[nn.Module, LaneBatch, Mapping[str, Any]], LossValue]
 Values = dict[str, float | list[float]]
-
-_EVALUATION = "evaluation"
 
 
 class Evaluator:
@@ -34,18 +30,7 @@ class Evaluator:
         setup: The run's setup.
         modules: The model, and the extra modules that take part.
         """
-        self._modules = modules
-        config, lane_count = setup.config, setup.batch.lane_count
-        lane_batch = config.evaluation.batch or setup.batch.lane_batch
-        by_rank = setup.assignment.by_rank
-        if config.evaluation.mode == "rank0":
-            none = range(lane_count, lane_count)
-            by_rank = (range(lane_count), *[none] * (setup.context.world - 1))
-        self._setup = replace(
-            setup,
-            batch=BatchPlan(lane_batch * lane_count, lane_count),
-            assignment=LaneAssignment(by_rank, setup.context.rank),
-        )
+        self._modules, self._setup = modules, evaluation_setup(setup)
 
     def run(
         self,
@@ -70,7 +55,7 @@ class Evaluator:
         by_lane = {lane: LaneMetrics(mergers, setup.context.device) for lane in my_lanes}
         buffers = BufferSnapshot(self._modules)
         with evaluating(self._modules), torch.no_grad():
-            for batch in self._batches(source, moment):
+            for batch in evaluation_batches(setup, source, moment):
                 mine = by_lane[batch.lane]
                 with setup.precision.forward():
                     loss = measure(self._modules[0], batch, mine.metrics)
@@ -87,12 +72,3 @@ class Evaluator:
         if any(isinstance(value, float) and math.isnan(value) for value in values.values()):
             setup.context.log.warn(f"evaluation at step {moment.step} gave NaN: {values}")
         return values
-
-    def _batches(self, source: SequentialSource, moment: Moment) -> Iterator[LaneBatch]:
-        def enter_stream(number: int) -> None:
-            self._setup.rng.enter(_EVALUATION, at=(moment.step, number))
-
-        if self._setup.assignment.my_units:
-            for batches in source.rounds(enter_stream):
-                for batch in batches:
-                    yield replace(batch, moment=moment)

@@ -99,14 +99,14 @@ class Training(RunListener):
         self._schedules = choose_schedules(
             run, task, self._optimizers, self._source, self._evaluates
         )
-        per_step = self._schedules_by("step")
+        per_step = [schedule for schedule in self._schedules if schedule.every == "step"]
         self.model = run.prepare(*modules, *self._optimizers, *per_step)[0]
         self._best = BestSoFar(run.config.best)
         self.outcome = Outcome(self._best)
-        run.keep("training", self.outcome)
+        run.register("training", self.outcome)
         for every in ("epoch", "evaluation"):
             for number, schedule in enumerate(self._schedules_by(every)):
-                run.keep(f"{every} schedule {number}", schedule)
+                run.register(f"{every} schedule {number}", schedule)
         run.add_listener(self)
         self.averages = TrainingAverages(run, self._optimizers, self._source, self._total)
         if self._valid_data is not None:
@@ -148,9 +148,13 @@ class Training(RunListener):
         patience = run.config.early_stopping
         # The task's own method: what its loss reads from the task is compared before a replay.
         loss: Callable[[LaneBatch], Loss] = partial(self._task.loss, self.model)
+        embed: Callable[[LaneBatch], Any] = partial(self._task.embed, self.model)
         for step in run.steps(self._source, draws_between=False):
             try:
-                step.run(loss)
+                if self._task.has_batch_loss:
+                    step.run_global(embed, self._task.batch_loss)
+                else:
+                    step.run(loss)
             except PeerLost as lost:
                 # Here, where a launcher's signal to end does not end the process yet.
                 run.survivors.save(lost)
@@ -219,7 +223,7 @@ class Training(RunListener):
         is_best = self._best.offer(values, step.index)
         for schedule in self._schedules_by("evaluation"):
             schedule.step(values[self._best.rule.metric])  # type: ignore[arg-type]  # a plateau's
-        self._run.save(values, best=is_best)
+        self._run.remember(values, best=is_best)
         return values
 
     def _measure(self, step: Step, prefix: str = "") -> Values:
@@ -246,4 +250,4 @@ class Training(RunListener):
         if values:
             self._report(step, values)
             self.outcome.metrics = {**self.outcome.metrics, **values}
-            run.save({**measured, **values})
+            run.remember({**measured, **values})

@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar, overload
 
-from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from samestep.checkpoint.state import RunState, Stateful
 from samestep.config import Config
-from samestep.data.batch import Collate, Moment, Source
+from samestep.data.batch import Collate, Source
 from samestep.data.factory import open_source
 from samestep.data.loaders import parts_of
 from samestep.data.orders import Order
 from samestep.distributed.context import RunContext
-from samestep.distributed.health.activity import EVALUATE
 from samestep.errors import StepError
-from samestep.lanes.rng import BETWEEN, INIT
-from samestep.run_setup import RunSetup
-from samestep.step.engine import Prepared, build_engine, prepare
-from samestep.step.lane_passes import LanePasses, LaneWatch, StepEngine
+from samestep.lanes.rng import BETWEEN
+from samestep.optim.schedules import Pace, Schedule
+from samestep.step.engine import build_engine, prepare
+from samestep.step.lane_passes import LanePasses, StepEngine
+from samestep.step.lane_watch import LaneWatch
 from samestep.step.step import Step
-from samestep.train.batchnorm import Forward, measure_batchnorm
-from samestep.train.evaluate import Evaluator, Measure, Values
-from samestep.train.listeners import Listeners, RunListener
-from samestep.train.open_run import open_run
+from samestep.train.loop_schedules import LoopSchedules
 from samestep.train.plan_report import report_plan
-from samestep.train.run_end import end_with, with_advice
-from samestep.train.run_log import RunLog
-from samestep.train.run_place import RunPlace
-from samestep.train.saver import Saver
-from samestep.train.step_end import StepEnd
+from samestep.train.run_measures import RunMeasures
 from samestep.train.step_sequence import StepSequence
-from samestep.train.survivors import Survivors
-from samestep.train.trackers import open_trackers
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -44,119 +32,76 @@ C = TypeVar("C")
 D = TypeVar("D")
 
 
-class Run(RunPlace):
+class Run(RunMeasures):
     """One run on this process: prepares objects, gives steps, evaluates, saves and logs.
 
     `samestep.start` opens one. All ranks make the same calls in the same order.
     """
 
     def __init__(self, config: Config, context: RunContext) -> None:
-        setup = self.setup = RunSetup.create(config, context)
-        self.run_dir = config.run_path
-        """Where the run's files are."""
-        self._listeners = Listeners(self.setup.rng)
-        with ExitStack() as opening:
-            self._opened = open_run(self.setup)
-            opening.callback(self._opened.close)
-            saver = self._saver = Saver(config, context, self.run_dir, self._opened.point)
-            self.start_step = start = saver.position.step
-            """The first step of this process's part of the run; 0 unless it was resumed."""
-            trackers = open_trackers(config, self.run_dir, context.is_main, start, saver.rows)
-            opening.pop_all()
-        log = self._log = RunLog(setup, trackers, self._listeners)
-        self.survivors = Survivors(setup, saver, log, lambda: self._passes)
-        """What saves the run when other ranks are lost."""
-        self._step_end = StepEnd(setup, saver, log, self._listeners, self.survivors)
+        super().__init__(config, context)
         self._watch: LaneWatch | None = None
-        self._prepared: Prepared | None = None
-        self._passes: LanePasses | None = None
         self._sequence = StepSequence()
-        self.setup.rng.enter(INIT)
+        self._schedules = LoopSchedules.of((), None)
 
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        found = end_with(error, self._log.flush, self._listeners.on_end)
-        self.survivors.report(found)
-        step = None if self._passes is None else self._passes.data.index
-        cause = None if found is None else with_advice(found, self.setup, step)
-        # The others are notified first: what is still to be written may take long.
-        cause = cause if cause is None else self.context.failed(cause)
-        with ExitStack() as closing:
-            closing.callback(self.context.close)
-            closing.callback(self._opened.close)
-            closing.callback(self._saver.close)
-            closing.callback(self._log.close)
-        if cause is not error and cause is not None:
-            raise cause from (None if cause is found else found)
-
-    @property
-    def model(self) -> nn.Module:
-        """The prepared model, unwrapped."""
-        return self._modules[0]
-
-    @property
-    def _modules(self) -> Sequence[nn.Module]:
-        if self._prepared is None:
-            raise StepError("there is no model yet: call run.prepare first")
-        return self._prepared.modules
-
-    @property
-    def state(self) -> RunState:
-        """Everything that the run saves: modules, optimizers, schedules, and what it keeps."""
-        return self._saver.state
-
     @overload
     def prepare(self, a: A, b: B, /) -> tuple[A, B]: ...
     @overload
-    def prepare(self, a: A, b: B, c: C, /) -> tuple[A, B, C]: ...
+    def prepare(self, a: A, b: B, c: C, /, *, every: Pace | None = None) -> tuple[A, B, C]: ...
     @overload
-    def prepare(self, a: A, b: B, c: C, d: D, /) -> tuple[A, B, C, D]: ...
+    def prepare(
+        self, a: A, b: B, c: C, d: D, /, *, every: Pace | None = None
+    ) -> tuple[A, B, C, D]: ...
     @overload
-    def prepare(self, *objects: Any) -> Any: ...
+    def prepare(self, *objects: Any, every: Pace | None = None) -> Any: ...
 
-    def prepare(self, *objects: Any) -> Any:
-        """Take modules, optimizers and per-step schedulers into the run. Call it once.
+    def prepare(self, *objects: Any, every: Pace | None = None) -> Any:
+        """Take modules, optimizers and schedulers into the run. Call it once.
 
         All weights become rank 0's; in a resumed run, all objects get their saved state.
 
         Args:
-            *objects: In any order. The first module is the model. DataLoaders come back as they are.
+            *objects: In any order. The first module is the model. DataLoaders come back as they are;
+                without `global_batch`, the first one's batch size is the global batch.
+            every: When schedulers move on: with every "step", with every "epoch", or ("call") where the
+                loop calls `scheduler.step()`. A `samestep.Schedule` has its own. Unless given it is with
+                every step; those that are mostly used by epochs, such as StepLR, must be given it.
 
         Returns:
             The same objects; at `same: rounding` and `samples` the model comes back wrapped in
             DistributedDataParallel.
 
         Example:
-            model, optimizer, scheduler = run.prepare(model, optimizer, scheduler)
+            model, optimizer, scheduler = run.prepare(model, optimizer, scheduler, every="epoch")
         """
         if self._prepared is not None:
             raise StepError("run.prepare was called twice: give it everything at once")
-        trained = [item for item in objects if not isinstance(item, DataLoader)]
-        self._prepared = prepared = prepare(self.setup, trained, self._saver.prepare)
-        for name, item in prepared.states().items():
-            self._saver.keep(name, item)
+        self._see([item for item in objects if isinstance(item, DataLoader)])
+        schedules = LoopSchedules.of(objects, every)
+        others = (DataLoader, LRScheduler, Schedule)
+        trained = [item for item in objects if not isinstance(item, others)]
+        saver = self._parts.saver
+        self._prepared = prepared = prepare(
+            self.setup, [*trained, *schedules.by_pace["step"]], saver.prepare
+        )
+        for name, item in {**prepared.states(), **schedules.kept}.items():
+            saver.keep(name, item)
+        schedules.take_over(self._before_own_move)
+        self._schedules = schedules
         model, wrapped = prepared.modules[0], prepared.reduction.model
         return tuple(wrapped if item is model else item for item in objects)
 
-    def keep(self, name: str, item: Stateful) -> None:
-        """Save an object's state with the run; in a resumed run it gets that state back.
-
-        Args:
-            name: What the checkpoint calls it.
-            item: Something with `state_dict()` and `load_state_dict()`, whose state is the same
-                on all ranks.
-        """
-        self._saver.keep(name, item)
-
-    def add_listener(self, listener: RunListener) -> None:
-        """Let an object follow the run. Call it before `run.steps`, on every rank.
-
-        Args:
-            listener: Its methods are called while the run trains.
-        """
-        self._listeners.add(listener)
+    def _before_own_move(self) -> None:
+        """Before the loop moves a scheduler on itself."""
+        if self._passes is not None and not self._passes.updated:
+            raise StepError(
+                f"scheduler.step() was called in the middle of step {self._passes.data.index}, where each rank "
+                "has lanes of its own: call it after step.update()"
+            )
+        self.sync_update()
 
     def watch_lanes(self, watch: LaneWatch) -> None:
         """Let an object look into the steps' lanes. Call it before `run.steps`, on every rank."""
@@ -168,10 +113,12 @@ class Run(RunPlace):
         """The steps' data, for `run.steps`.
 
         Args:
-            dataset: Map-style, iterable with lane streams, or a DataLoader of one.
+            dataset: Map-style, iterable with lane streams, a DataLoader of one, or `samestep.drawn`.
             order: In which order samples are visited; shuffled each epoch unless given.
             collate: Makes a batch of a list of samples; torch's default unless given.
         """
+        if isinstance(dataset, DataLoader):
+            self._see([dataset])
         setup, digest = self.setup, self._listeners.needs_sample_ids
         if isinstance(dataset, DataLoader):
             if order is not None or collate is not None:
@@ -194,8 +141,8 @@ class Run(RunPlace):
         and stops if a signal requested it.
 
         Args:
-            dataset: Map-style, iterable with lane streams, a DataLoader of one, or what `run.source`
-                returned.
+            dataset: Map-style, iterable with lane streams, a DataLoader of one, `samestep.drawn`, or
+                what `run.source` returned.
             order: In which order samples are visited; shuffled each epoch unless given.
             collate: Makes a batch of a list of samples; torch's default unless given.
             draws_between: Whether random numbers that the loop draws outside of lanes are the
@@ -224,27 +171,27 @@ class Run(RunPlace):
                     step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
                 run.print(f"epoch {epoch}: loss {step.loss.item():.4f}")
         """
-        return self._sequence.epochs(self._saver.position.epoch, self.config.epochs)
+        return self._sequence.epochs(self._parts.saver.position.epoch, self.config.epochs)
 
     def _all_steps(self, source: Source, draws_between: bool) -> Iterator[Step]:
         engine = self._build_engine(draws_between)
         total = self.total_steps(source)
-        plan = report_plan(self.setup, source, total, self._opened.point, self._modules)
-        self._saver.begin(self._opened.accept)
-        if self._step_end.is_complete(self._saver.position, total):
-            self._step_end.report_complete()
+        plan = report_plan(self.setup, source, total, self._parts.opened.point, self._modules)
+        self._parts.saver.begin(self._parts.opened.accept)
+        if self._parts.step_end.is_complete(self._parts.saver.position, total):
+            self._parts.step_end.report_complete()
             return
-        self._log.restart_clock()
-        with self._step_end.signals:
+        self._parts.log.restart_clock()
+        with self._parts.step_end.signals:
             yield from self._train(engine, source, plan, total)
-        self._log.flush()
-        self._saver.wait()
+        self._parts.log.flush()
+        self._parts.saver.wait()
 
     def _train(
         self, engine: StepEngine, source: Source, plan: Mapping[str, Any], total: int | None
     ) -> Iterator[Step]:
         activity = self.context.activity
-        for data in source.steps(self._saver.position, total):
+        for data in source.steps(self._parts.saver.position, total):
             activity.begin_step(data.index)
             if self._listeners.draws:
                 # A hook may change what this step's forward pass reads.
@@ -258,10 +205,12 @@ class Run(RunPlace):
             yield step
             if not passes.updated:
                 raise StepError(f"step {data.index} was left without step.update: call it once")
+            if data.ends_epoch:
+                self._schedules.end_epoch(self.sync_update)
             self._listeners.on_step(step)
             passes.release()
             self._passes = None
-            if self._step_end.end(passes, source, plan, total):
+            if self._parts.step_end.end(passes, source, plan, total):
                 break
             activity.end_step()
 
@@ -269,122 +218,16 @@ class Run(RunPlace):
         prepared = self._prepared
         if prepared is None:
             raise StepError("run.steps came before run.prepare: prepare model and optimizer first")
-        self._step_end.watch(prepared.modules, prepared.optimizers)
+        self._parts.step_end.watch(prepared.modules, prepared.optimizers)
         engine = build_engine(
             self.setup,
             prepared,
-            self._log.steps,
-            flags=self._step_end.flags,
+            self._parts.log.steps,
+            flags=self._parts.step_end.flags,
             on_batch=self._listeners.on_batch,
             after_update=self._listeners.updated,
             draws_between=draws_between or self._listeners.draws,
             watch=self._watch,
         )
-        self._log.follow(engine.update, engine.guard)
+        self._parts.log.follow(engine.update, engine.guard)
         return engine
-
-    def save(self, metrics: Mapping[str, Any] | None = None, *, best: bool = False) -> None:
-        """Remember an evaluation's metrics for the checkpoints. Call it on every rank.
-
-        Args:
-            metrics: Numbers, text or lists of them, by name.
-            best: Whether to save these weights as the best so far, when the step is finished.
-        """
-        if self._passes is None:
-            raise StepError("run.save belongs inside 'for step in run.steps(...)'")
-        self._saver.remember(self._passes.data.index + 1, metrics or {}, best)
-
-    def stop(self, reason: str) -> None:
-        """Let this step be the run's last one. Call it on every rank.
-
-        Args:
-            reason: Kept with the run.
-        """
-        self._step_end.stop(reason)
-
-    def is_last_step(self, total: int | None) -> bool:
-        """Whether the run ends with the current step.
-
-        Args:
-            total: How many steps the run has, if that is known.
-        """
-        passes = self._passes
-        return passes is not None and self._step_end.why_last(passes.data, total) is not None
-
-    def pause_after(self, steps: int) -> None:
-        """Save and stop after so many steps, as if a signal had requested it."""
-        self._step_end.pause_after(steps)
-
-    def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write numbers, tensors, figures to the trackers, once. Call it on every rank or on any."""
-        self._log.write(step, values)
-
-    def flush(self) -> None:
-        """Read every loss that is still on the device, and write it."""
-        self._log.flush()
-
-    def sync_update(self) -> None:
-        """Wait until schedules and averages have followed the last update."""
-        self._log.sync_update()
-
-    def evaluate(
-        self,
-        dataset: Any,
-        measure: Measure,
-        metrics: Mapping[str, Any] | None = None,
-        collate: Collate | None = None,
-        step: int = 0,
-        prefix: str = "",
-    ) -> Values:
-        """Measure the model on a dataset: each sample once, the same result on every rank.
-
-        Args:
-            dataset: A map-style dataset.
-            measure: `measure(model, batch, metrics)` updates the metrics and returns the loss as
-                (sum, count). It gets the unwrapped model.
-            metrics: By name, of torchmetrics, or with `update`, `compute` and a way to merge.
-            collate: Makes a batch of a list of samples; torch's default unless given.
-            step: The step after which this is measured; random numbers follow from it.
-            prefix: Put before every name in the result.
-
-        Returns:
-            `val_loss` and every metric, by name; a value inside a metric's result is `NAME/KEY`.
-        """
-        if self._prepared is None:
-            raise StepError("run.evaluate came before run.prepare: prepare the model first")
-        self.flush()
-        evaluator = Evaluator(self.setup, self._modules)
-        moment = Moment(step, lane_count=self.batch.lane_count)
-        if self._passes is not None:
-            moment = replace(self._passes.moment, step=step)
-        with self.context.activity.during(EVALUATE):
-            found = evaluator.run(dataset, measure, metrics or {}, collate, moment)
-        values = {f"{prefix}{name}": value for name, value in found.items()}
-        self.setup.rng.enter(BETWEEN, at=(step,))
-        self._log.restart_clock()
-        self._listeners.on_evaluation(step, values)
-        return values
-
-    def measure_batchnorm(
-        self,
-        dataset: Any,
-        forward: Forward,
-        order: Order | None = None,
-        collate: Collate | None = None,
-    ) -> bool:
-        """Measure the statistics of the model's BatchNorm again, over the training set.
-
-        Args:
-            dataset: The training set.
-            forward: `forward(model, batch)` puts a batch through the model.
-            order: In which order samples are visited; shuffled unless given.
-            collate: Makes a batch of a list of samples; torch's default unless given.
-
-        Returns:
-            False if the model has no BatchNorm.
-        """
-        with self.context.activity.during(EVALUATE):
-            found = measure_batchnorm(self.setup, self._modules, forward, dataset, order, collate)
-        self.setup.rng.enter(BETWEEN)
-        self._log.restart_clock()
-        return found

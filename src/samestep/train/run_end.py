@@ -31,7 +31,7 @@ def with_advice(error: BaseException, setup: RunSetup, step: int | None) -> Base
         step: The step that was running; None before the first.
     """
     at = "before the first step" if step is None else f"in step {step}"
-    if isinstance(error, torch.OutOfMemoryError):
+    if isinstance(error, torch.OutOfMemoryError) and setup.planned is not None:
         return out_of_memory(error, setup.context.device, setup.batch.lane_batch, at)
     if isinstance(error, RuntimeError) and "CUBLAS_WORKSPACE_CONFIG" in str(error):
         return NotDeterministic(

@@ -78,11 +78,13 @@ class Saver:
         """Take one more object whose state belongs to the run; brings its state back."""
         if not isinstance(item, Stateful):
             raise StepError(
-                f"run.keep({name!r}) got a {type(item).__name__}: it needs state_dict() and "
+                f"run.register({name!r}) got a {type(item).__name__}: it needs state_dict() and "
                 "load_state_dict()"
             )
         if name in self._kept:
-            raise StepError(f"run.keep was called twice for {name!r}: give each a different name")
+            raise StepError(
+                f"run.register was called twice for {name!r}: give each a different name"
+            )
         self._kept[name] = item
         if self._point is not None:
             if name not in self._kept_before:
@@ -110,7 +112,7 @@ class Saver:
             names = ", ".join(map(repr, self._kept_before))
             raise CheckpointError(
                 f"{self._point.shown} keeps the state of {names}, which this run does not: call "
-                "run.keep for it before run.steps"
+                "run.register for it before run.steps"
             )
 
     @property
@@ -135,6 +137,10 @@ class Saver:
             metric = self._config.best.metric
             self._best = Best(step, metric, float(metrics.get(metric, float("nan"))))
             self._requested = True
+
+    def request(self) -> None:
+        """Save at the end of this step."""
+        self._requested = True
 
     def wants_time(self) -> bool:
         """Whether to request a save: every_minutes have passed on rank 0. Requests once per save."""

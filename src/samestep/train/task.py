@@ -16,6 +16,7 @@ from samestep.data.orders import Order
 from samestep.errors import TaskError
 from samestep.foreign.files import is_file
 from samestep.optim.schedules import Schedule
+from samestep.step.global_loss import GlobalBatch
 from samestep.step.loss_terms import LossValue
 from samestep.step.step import Step
 from samestep.train.listeners import RunListener
@@ -126,6 +127,38 @@ class Task:
         """
         raise TaskError(f"{type(self).__name__} must define loss(self, model, batch)")
 
+    def embed(self, model: nn.Module, batch: LaneBatch) -> Any:
+        """The embeddings of a lane's samples, for `batch_loss`: a tensor with a row for each sample, or
+        for each of its views; or several in containers.
+
+        Args:
+            model: The prepared model, in training mode.
+            batch: One lane's samples.
+        """
+        raise TaskError(
+            f"{type(self).__name__} defines batch_loss: it must define embed(self, model, batch) too"
+        )
+
+    def batch_loss(self, embeddings: Any, batch: GlobalBatch) -> Loss:
+        """In place of `loss`: a loss over the whole global batch, such as a contrast of all samples.
+
+        It is called on every rank, with the same numbers. Modules with weights of its own belong to
+        `extra_modules`.
+
+        Args:
+            embeddings: What `embed` returned for all lanes, in the order of the lanes.
+            batch: The samples of all lanes, such as `batch.y`, in the same order.
+
+        Returns:
+            A mean over the samples; or a sum, and what it was summed over.
+        """
+        raise NotImplementedError  # a task that does not override it has a `loss`
+
+    @property
+    def has_batch_loss(self) -> bool:
+        """Whether it trains by `batch_loss`."""
+        return type(self).batch_loss is not Task.batch_loss
+
     def metrics(self) -> Mapping[str, Any]:
         """What evaluation measures besides the loss, by name: new metrics for each evaluation.
 
@@ -145,6 +178,11 @@ class Task:
         Returns:
             The batch's loss, as `loss` returns it.
         """
+        if self.has_batch_loss:
+            raise TaskError(
+                f"{type(self).__name__} has a batch_loss, which a part of the validation set does not "
+                "have: define evaluate(self, model, batch, metrics), or no valid_data"
+            )
         return self.loss(model, batch)
 
     def after_update(self, step: Step) -> None:
@@ -231,7 +269,8 @@ class Task:
 def load_task(config: Config) -> Task:
     """The task that a config names, made with the config's params."""
     if config.task is None:
-        raise TaskError("the config names no task to train: set task: FILE.py:Class")
+        and_batch = " and global_batch" if config.leaves_batch_open else ""
+        raise TaskError(f"the config names no task to train: set task: FILE.py:Class{and_batch}")
     path_text, _, class_name = config.task.rpartition(":")
     path = (config.folder / path_text).resolve()
     if not is_file(path):

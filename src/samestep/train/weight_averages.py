@@ -27,13 +27,15 @@ class TrainingAverages(RunListener):
         self._log = run.context.log
         self._ema = self._swa = None
         if config.ema is not None:
-            self._ema = Ema(run.model, config.ema, epoch, run.context.collectives)
+            self._ema = Ema(
+                run.model, config.ema, epoch, run.context.collectives, settle=run.sync_update
+            )
         if config.swa is not None:
             self._swa = Swa(run.model, config.swa, optimizers, total, epoch)
         named: dict[str, WeightAverage | None] = {"ema": self._ema, "swa": self._swa}
         self._averages = {name: average for name, average in named.items() if average is not None}
         for name, average in self._averages.items():
-            run.keep(name, average)
+            run.register(name, average)
         run.add_listener(self)
 
     def after_update(self, step: Step) -> None:

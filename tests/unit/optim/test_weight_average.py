@@ -365,3 +365,32 @@ def test_a_phase_goes_on_with_its_rate() -> None:
 def test_annealing_to_no_rate_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"swa.anneal.*set swa.lr"):
         load_config({"steps": 9, "global_batch": 8, "swa": {"anneal": 3}})
+
+
+def test_the_last_update_follows_before_the_weights_are_swapped() -> None:
+    model = Tied()
+    pending = [1]
+
+    def settle() -> None:
+        while pending:
+            ema.update()
+            pending.pop()
+
+    ema = Ema(model, EmaConfig(decay=0.5, warmup=False), None, ALONE, settle=settle)
+    move(model, 1)
+    with ema.swapped():
+        assert ema.updates == 1
+        with pytest.raises(StepError, match=r"settle=run\.sync_update"):
+            ema.update()
+
+
+def test_statistics_may_stay_the_models_own() -> None:
+    model = Tied()
+    ema = Ema(model, EmaConfig(decay=0.5, warmup=False, buffers="copy"), None, ALONE)
+    move(model, 1)
+    model(torch.randn(8, 3))
+    ema.update()
+    own = model.state_dict()["norm.running_mean"].clone()
+    assert own.any()
+    assert torch.equal(ema.weights()["norm.running_mean"], own)
+    assert not torch.equal(ema.weights()["first.weight"], model.first.weight)

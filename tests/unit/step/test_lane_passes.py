@@ -14,7 +14,8 @@ from samestep.errors import NonFiniteLoss, StepError, TaskError
 from samestep.lanes.rng import BETWEEN, MODEL
 from samestep.reduce.gradients import Grads, RecordedSums
 from samestep.reduce.stats import NO_FLAGS, LaneStats, RankFlags
-from samestep.step.lane_passes import LanePasses, LossFunction, check_loss
+from samestep.step.lane_passes import LanePasses, LossFunction
+from samestep.step.loss_terms import check_loss
 from samestep.step.whole_lanes import WholeLanes
 from tests.unit.step.engines import LR, Steps, inputs, linear, output_sum, setup_of
 

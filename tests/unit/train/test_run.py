@@ -83,8 +83,8 @@ def test_schedules_and_kept_objects_resume_too(tmp_path: Path) -> None:
         try:
             with samestep.start(settings(tmp_path)) as run:
                 run.add_listener(Rates())
-                run.prepare(model, optimizer, StepLR(optimizer, 2, gamma=0.5))
-                run.keep("counter", counter)
+                run.prepare(model, optimizer, StepLR(optimizer, 2, gamma=0.5), every="step")
+                run.register("counter", counter)
                 if pause is not None:
                     run.pause_after(pause)
                 for step in run.steps(Noisy()):
@@ -100,10 +100,10 @@ def test_schedules_and_kept_objects_resume_too(tmp_path: Path) -> None:
 
 def test_a_resumed_run_refuses_to_lose_what_was_kept(tmp_path: Path) -> None:
     with samestep.start(settings(tmp_path, epochs=1)) as run:
-        run.keep("extra", nn.Linear(1, 1))
+        run.register("extra", nn.Linear(1, 1))
         train(run)
     with (
-        pytest.raises(CheckpointError, match=r"keeps the state of 'extra'.*run\.keep"),
+        pytest.raises(CheckpointError, match=r"keeps the state of 'extra'.*run\.register"),
         samestep.start(settings(tmp_path, resume={"allow": ["epochs"]})) as run,
     ):
         train(run)
@@ -167,7 +167,7 @@ def test_prepare_gives_the_objects_back_in_their_order(tmp_path: Path) -> None:
     optimizer = SGD(model.parameters(), lr=0.1)
     schedule = StepLR(optimizer, 1)
     with samestep.start(settings(tmp_path)) as run:
-        assert run.prepare(optimizer, schedule, model) == (optimizer, schedule, model)
+        assert run.prepare(optimizer, schedule, model, every="step") == (optimizer, schedule, model)
         assert run.model is model
 
 
@@ -179,7 +179,7 @@ def test_prepare_gives_the_objects_back_in_their_order(tmp_path: Path) -> None:
         (lambda run: run.evaluate(Noisy(), None), r"run\.evaluate came before run\.prepare"),
         (lambda run: run.save({"a": 1.0}), r"run\.save belongs inside 'for step in run\.steps"),
         (lambda run: (prepared(run), prepared(run)), r"run\.prepare was called twice"),
-        (lambda run: run.keep("x", object()), r"run\.keep\('x'\) got a object"),
+        (lambda run: run.register("x", object()), r"run\.register\('x'\) got a object"),
     ],
 )
 def test_calls_that_come_too_early_or_twice_are_refused(
@@ -304,9 +304,9 @@ def test_metrics_and_the_best_go_into_the_checkpoint_of_their_step(tmp_path: Pat
 
         def each(step: Step) -> None:
             if step.index == 1:
-                run.save({"val_loss": 0.25}, best=True)
+                run.remember({"val_loss": 0.25}, best=True)
             if step.index == 3:
-                run.save({"val_loss": 0.5})
+                run.remember({"val_loss": 0.5})
 
         train(run, each=each)
     assert saved_steps(tmp_path) == [2, 6], "a new best is saved at once, other metrics wait"

@@ -120,7 +120,7 @@ def test_two_things_cannot_be_kept_under_one_name(
 ) -> None:
     saver = saver_in(tmp_path, context)
     saver.keep("ema", nn.Linear(1, 1))
-    with pytest.raises(StepError, match=r"run\.keep was called twice for 'ema'"):
+    with pytest.raises(StepError, match=r"run\.register was called twice for 'ema'"):
         saver.keep("ema", nn.Linear(1, 1))
 
 

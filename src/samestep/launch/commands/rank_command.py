@@ -102,7 +102,7 @@ def check_world(config: Config, world: int, source: str) -> None:
         raise LaunchError(
             f"distributed.enabled is false but {source}: set enabled: auto, or start one rank"
         )
-    deal_lanes(config.batch_plan(world).lane_count, world, section.lane_weights)
+    deal_lanes(config.lane_count(world), world, section.lane_weights)
 
 
 def quoted(words: Iterable[str]) -> str:

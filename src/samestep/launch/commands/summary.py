@@ -32,15 +32,18 @@ def plan_rows(
         ("machines", machines),
         ("ranks", "one for each GPU" if world is None else world),
     ]
-    batch = config.batch_plan(1 if world is None else world)
+    lane_count = config.lane_count(1 if world is None else world)
     if world is not None:
-        assignment = deal_lanes(batch.lane_count, world, config.distributed.lane_weights)
+        assignment = deal_lanes(lane_count, world, config.distributed.lane_weights)
         counts = sorted({len(lanes) for lanes in assignment})
         shown = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        rows.append(("lanes", f"{batch.lane_count}: {shown} for each rank"))
-    elif config.global_batch is not None:
-        rows.append(("lanes", batch.lane_count))
-    if world is not None or config.global_batch is not None:
+        rows.append(("lanes", f"{lane_count}: {shown} for each rank"))
+    elif config.batch_per_rank is None:
+        rows.append(("lanes", lane_count))
+    if config.leaves_batch_open:
+        rows.append(("batch", "that of the script's DataLoader"))
+    elif world is not None or config.global_batch is not None:
+        batch = config.batch_plan(1 if world is None else world)
         rows.append(("batch", f"{batch.global_batch} samples a step, {batch.lane_batch} a lane"))
     configured = config.distributed.threads_per_rank
     share = "each rank's share of its machine's CPUs"
@@ -68,7 +71,7 @@ def more_processes_may_help(
         cpus: The CPUs that this process may use.
         on_gpu: Whether it computes on a GPU.
     """
-    lane_count = config.batch_plan(1).lane_count
+    lane_count = config.lane_count(1)
     if on_gpu or world > 1 or lane_count == 1:
         return ""
     ranks = min(lane_count, cpus // threads)

@@ -245,4 +245,4 @@ def default_nproc(config: Config, device_count: int, nodes: int = 1) -> int:
         return 1  # with batch_per_rank, another number of ranks would be another run
     if section.lane_weights is not None:
         return max(1, len(section.lane_weights) // nodes)
-    return max(1, min(config.batch_plan(1).lane_count // nodes, _cpus() // threads))
+    return max(1, min(config.lane_count(1) // nodes, _cpus() // threads))

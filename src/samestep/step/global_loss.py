@@ -1,0 +1,242 @@
+"""A loss over the whole global batch, such as a contrast of each sample with all others.
+
+No lane can compute it alone, and no rank holds the activations of all. So every lane is embedded
+first; the embeddings of all lanes meet on every rank, in the order of the lanes, where the loss and
+its gradient with respect to them are computed, the same everywhere; and each lane's gradient is
+backpropagated from its own rows. Where a rank has room for the activations of its lanes it keeps them
+from the first pass; otherwise each lane runs forward again, with the same random numbers and buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from samestep.data.batch import LaneBatch, Moment
+from samestep.errors import StepError
+from samestep.lanes.rng import WHOLE_BATCH
+from samestep.pytree import leaves, map_leaves
+from samestep.reduce.lane_rows import LaneRows
+from samestep.reduce.stats import LaneStats
+from samestep.run_setup import RunSetup
+from samestep.step.lane_passes import LanePasses
+from samestep.step.loss_terms import LossValue, OneLoss, check_loss
+
+Embed = Callable[[LaneBatch], Any]
+"""Returns the embeddings of a lane's samples: a tensor, or several in containers."""
+
+
+class GlobalBatch:
+    """The samples of all lanes, in the order of the lanes, as a loss over all of them sees them.
+
+    What it is asked for is gathered from all ranks; what it is not asked for stays where it is.
+    """
+
+    def __init__(
+        self, rows: LaneRows, samples: Sequence[int], mine: Sequence[LaneBatch], moment: Moment
+    ) -> None:
+        self._rows, self._samples, self._mine = rows, samples, mine
+        self._moment = moment
+
+    @property
+    def step(self) -> int:
+        """The step's number in the run, from 0."""
+        return self._moment.step
+
+    @property
+    def epoch(self) -> int:
+        """The epoch's number in the run, from 0."""
+        return self._moment.epoch
+
+    @cached_property
+    def x(self) -> Any:
+        """The first element of (input, target) batches."""
+        return self._gather("batch.x", {batch.lane: batch.x for batch in self._mine})
+
+    @cached_property
+    def y(self) -> Any:
+        """The second element of (input, target) batches."""
+        return self._gather("batch.y", {batch.lane: batch.y for batch in self._mine})
+
+    @cached_property
+    def data(self) -> Any:
+        """All of what the collate function returned."""
+        return self._gather("batch.data", {batch.lane: batch.data for batch in self._mine})
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return sum(self._samples)
+
+    def _gather(self, name: str, mine: Mapping[int, Any]) -> Any:
+        return self._rows.gather(name, self._samples, mine)
+
+
+BatchLoss = Callable[[Any, GlobalBatch], LossValue]
+"""Takes what `Embed` returned for all lanes and their samples; returns a mean over the samples, or a
+sum and its count."""
+
+
+class GlobalSteps:
+    """Runs the steps of a run whose loss is over the whole global batch."""
+
+    def __init__(self, setup: RunSetup, params: Sequence[Parameter]) -> None:
+        """Args:
+        setup: The run's.
+        params: What its optimizers train.
+        """
+        context = setup.context
+        self._setup, self._params = setup, params
+        self._rows = LaneRows(setup.assignment.units, context.collectives, context.device)
+        choice = setup.config.contrastive.recompute
+        self._keeps: bool | None = None if choice == "auto" else not choice
+        """Whether activations are kept from the first pass; None before the first lane was seen."""
+
+    def run(self, passes: LanePasses, embed: Embed, loss: BatchLoss) -> None:
+        """Run the whole step."""
+        _refuse_runner(passes)
+        embedded, kept = self._embed_lanes(passes, embed)
+        whole = self._loss_of(passes, embedded, loss)
+        if kept:
+            for lane in passes.data.units:
+                passes.reopen(lane)
+                whole.backward(passes, lane, embedded[lane])
+        else:
+            embedded.clear()
+            for batch in passes.enter_lanes():
+                rows = self._forward(passes, batch, embed)
+                passes.end_forward()
+                whole.backward(passes, batch.lane, rows)
+        passes.update()
+
+    def _embed_lanes(self, passes: LanePasses, embed: Embed) -> tuple[dict[int, Any], bool]:
+        """The first pass: each lane's embeddings, and whether they can be backpropagated."""
+        embedded: dict[int, Any] = {}
+        if self._keeps is None and len(passes.data.units) == 1:
+            self._keeps = True
+        for batch in passes.enter_lanes():
+            if self._keeps is None:
+                with measured_activations(self._params) as saved:
+                    self._forward(passes, batch, embed)
+                self._keeps = saved.bytes * len(self._setup.assignment.my_units) <= self._room()
+                passes.again()
+            if self._keeps:
+                with passes.engine.reduction.buffers.apart():
+                    embedded[batch.lane] = self._forward(passes, batch, embed)
+                passes.end_forward()
+            else:
+                with torch.no_grad():
+                    embedded[batch.lane] = self._forward(passes, batch, embed)
+                passes.forget_lane()
+        return embedded, bool(self._keeps)
+
+    def _forward(self, passes: LanePasses, batch: LaneBatch, embed: Embed) -> Any:
+        passes.enter_stream()
+        with passes.forward_scope(), self._setup.precision.forward():
+            return embed(passes.on_device(batch))
+
+    def _room(self) -> float:
+        """Bytes that this rank may fill with activations: half of what is free."""
+        context = self._setup.context
+        if context.device.type == "cuda":
+            unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+            return (torch.cuda.mem_get_info()[0] + unused) / 2
+        return psutil.virtual_memory().available / 2 / context.world
+
+    def _loss_of(
+        self, passes: LanePasses, embedded: Mapping[int, Any], loss: BatchLoss
+    ) -> _WholeLoss:
+        batches = [passes.on_device(batch) for batch in passes.read_lanes()]
+        samples = self._rows.share_samples({batch.lane: len(batch) for batch in batches})
+        rows = self._rows.gather("the embeddings", samples, embedded)
+        seen = GlobalBatch(self._rows, samples, batches, passes.moment)
+        # What it draws is the same on every rank, and so is all else.
+        self._setup.rng.enter(WHOLE_BATCH, at=(passes.data.index,))
+        return _WholeLoss(rows, samples, lambda whole: loss(whole, seen), self._params)
+
+
+class _WholeLoss:
+    """The loss of all lanes, and what each contributes to the step's gradients."""
+
+    def __init__(
+        self,
+        rows: Any,
+        samples: Sequence[int],
+        loss: Callable[[Any], LossValue],
+        params: Sequence[Parameter],
+    ) -> None:
+        self._samples, self._total = samples, sum(samples)
+        self._first = next(lane for lane, count in enumerate(samples) if count)
+        rows = map_leaves(_as_leaf, rows)
+        embeddings = [leaf for leaf in leaves(rows) if leaf.requires_grad]
+        value = loss(rows)
+        if isinstance(value, Mapping):
+            raise StepError("a loss over the whole batch is one loss: add those with names up")
+        self._loss, self._count = OneLoss().combine(value, self._total)
+        check_loss(self._loss, self._count)
+        found = torch.autograd.grad(self._loss, [*embeddings, *params], allow_unused=True)
+        self._gradients = list(found[: len(embeddings)])
+        own = zip(params, found[len(embeddings) :], strict=True)
+        self._own = [(param, grad) for param, grad in own if grad is not None]
+        """What the loss function itself trains: this gradient arises once, and not in every lane."""
+
+    def backward(self, passes: LanePasses, lane: int, rows: Any) -> None:
+        """Backpropagate the gradients of one lane's rows, and count it."""
+        here, before = self._samples[lane], sum(self._samples[:lane])
+        trained = [leaf for leaf in leaves(rows) if leaf.is_floating_point()]
+        # Its gradient with respect to the rows is that of the loss.
+        surrogate: Tensor | float = 0.0
+        for leaf, gradient in zip(trained, self._gradients, strict=True):
+            if gradient is not None:
+                views = len(gradient) // self._total
+                part = gradient[before * views : (before + here) * views]
+                surrogate = surrogate + (leaf * part).sum()
+        for param, gradient in self._own:
+            factor = gradient if lane == self._first else torch.zeros_like(gradient)
+            surrogate = surrogate + (param * factor).sum()
+        if not isinstance(surrogate, Tensor) or not surrogate.requires_grad:
+            raise StepError("the loss does not depend on embeddings that require a gradient")
+        stats = LaneStats(
+            self._loss.detach() * here / self._total, self._count * here / self._total
+        )
+        passes.backward_lane(surrogate, stats)
+
+
+def _as_leaf(rows: Tensor) -> Tensor:
+    """Rows that a gradient is wanted of, in single precision at least: sums over many are taken."""
+    if not rows.is_floating_point():
+        return rows
+    return (rows if rows.dtype == torch.float64 else rows.float()).requires_grad_()
+
+
+def _refuse_runner(passes: LanePasses) -> None:
+    needs = passes.engine.runner.needs_function
+    if needs:
+        raise StepError(f"{needs} does not go with a loss over the whole batch: leave it out")
+
+
+class _Saved:
+    bytes = 0
+
+
+@contextmanager
+def measured_activations(params: Sequence[Parameter]) -> Iterator[_Saved]:
+    """Measure what a forward pass keeps for its backward pass, but for the parameters."""
+    saved = _Saved()
+    known = {param.untyped_storage().data_ptr() for param in params}
+
+    def see(tensor: Tensor) -> Tensor:
+        memory = tensor.untyped_storage()
+        if memory.data_ptr() not in known:
+            known.add(memory.data_ptr())
+            saved.bytes += memory.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(see, lambda tensor: tensor):
+        yield saved

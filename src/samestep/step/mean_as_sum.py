@@ -1,0 +1,109 @@
+"""Finds a mean that was given as a sum: (mean, count), which is divided by the count a second time.
+
+It trains, only slower by the size of a lane, and no number looks wrong. How a loss was reduced is in the
+graph that autograd has recorded: its last operations are a mean, or a division by the count. So nothing
+is computed again, random numbers and buffers stay as they are, and dropout makes no difference. What
+the graph does not tell, such as a kernel of one's own, is taken for what it is said to be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samestep.step.loss_terms import LossTerms, LossValue, Term, TermSums
+
+_MEAN = 1
+"""What the losses of torch save as their reduction."""
+_KEPT_BY = ("ToCopyBackward", "AliasBackward", "ViewBackward", "CloneBackward", "NegBackward")
+"""Operations of one operand that leave a mean a mean; reshaping to no dimensions is a view."""
+_DEEPEST = 32
+
+
+class CheckedTerms:
+    """A run's losses, the first of which is looked at."""
+
+    def __init__(self, terms: LossTerms, warn: Callable[[str], None]) -> None:
+        """Args:
+        terms: How losses are combined.
+        warn: Called once if a mean was given as a sum.
+        """
+        self._terms, self._warn = terms, warn
+        self.begin_step, self.totals = terms.begin_step, terms.totals
+        self.combine = self._combine_first
+
+    begin_step: Callable[[], None]
+    totals: Callable[[], TermSums | None]
+    combine: Callable[[LossValue, int], Term]
+
+    def _combine_first(self, value: LossValue, samples: int) -> Term:
+        combined = self._terms.combine(value, samples)
+        self.combine = self._terms.combine  # every lane of every step comes by here
+        line = warning_about(value)
+        if line:
+            self._warn(line)
+        return combined
+
+
+def warning_about(value: LossValue) -> str:
+    """What is wrong with the loss of a lane; empty if nothing is."""
+    named = value if isinstance(value, Mapping) else {"": value}
+    for name, term in named.items():
+        if not isinstance(term, tuple):
+            continue  # a mean, and said to be one
+        loss, count = term[0], _number(term[1])
+        if count is None or count <= 1 or not is_mean(loss, count):
+            continue
+        what = f"loss {name}" if name else "the loss"
+        return (
+            f"{what} was given as a sum over {count:g}, but it is a mean already. It is divided by the count of "
+            f"all lanes once more, so gradients are about {count:g} times too small, and so is the loss that "
+            "is logged. Use reduction='sum'; or leave the count out, for a mean over the lane's samples: "
+            "step.backward(loss), or only the loss returned; or step.backward(loss, mean_over=count)"
+        )
+    return ""
+
+
+def is_mean(loss: Any, count: float) -> bool:
+    """Whether a loss was divided by how many things it was summed over, as its graph shows.
+
+    Args:
+        loss: What is backpropagated.
+        count: How many things it is said to be summed over.
+    """
+    node = loss.grad_fn if isinstance(loss, Tensor) else None
+    return node is not None and _ends_in_mean(node, count, _DEEPEST)
+
+
+def _ends_in_mean(node: Any, count: float, deepest: int) -> bool:
+    name = node.name()
+    if name.startswith("MeanBackward") or getattr(node, "_saved_reduction", None) == _MEAN:
+        return True
+    if not deepest:
+        return False
+    inputs = [before for before, _ in node.next_functions if before is not None]
+    factor = None
+    if name.startswith(("DivBackward", "MulBackward")):
+        factor = _number(getattr(node, "_saved_other", None))
+    if name.startswith("DivBackward") and factor is not None:
+        # A division by 2 may be the half of a square.
+        if count > 2 and math.isclose(factor, count, rel_tol=1e-6):
+            return True
+        keeps = abs(factor) >= 1  # as for an accumulation over steps
+    elif name.startswith("MulBackward") and factor is not None:
+        keeps = abs(factor) <= 1  # a weight; a larger factor may make it a sum again
+    else:
+        keeps = name.startswith((*_KEPT_BY, "AddBackward", "SubBackward"))
+    return keeps and bool(inputs) and all(_ends_in_mean(n, count, deepest - 1) for n in inputs)
+
+
+def _number(value: Any) -> float | None:
+    """A number, where it can be read now."""
+    if not isinstance(value, Tensor):
+        return float(value) if isinstance(value, int | float) else None
+    capturing = value.is_cuda and torch.cuda.is_current_stream_capturing()
+    return None if capturing or value.numel() != 1 else float(value)

@@ -1,0 +1,128 @@
+"""What all ranks have measured, on every rank: rows in the order of samples, and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from samestep.distributed.context import RunContext
+from samestep.errors import StepError
+from samestep.train.eval_batches import LoopShare
+
+Op = Literal["sum", "mean", "max", "min"]
+Value = Tensor | float | int
+"""What can be reduced."""
+
+
+def gather_rows(
+    context: RunContext, rows: Tensor | Sequence[Tensor], share: LoopShare | None
+) -> Tensor:
+    """The rows of all ranks, in the order of their samples.
+
+    Args:
+        context: This rank's place in the run.
+        rows: This rank's, in its own order.
+        share: The loop that they were measured in; None for those of a step, whose lanes are in the
+            order of the ranks.
+    """
+    parts = [rows] if isinstance(rows, Tensor) else list(rows)
+    if any(not isinstance(part, Tensor) or not part.dim() for part in parts):
+        raise StepError(
+            "run.gather takes tensors whose first dimension is samples, or a list of them with one for "
+            "each batch: run.reduce is for single numbers"
+        )
+    mine = torch.cat([part.detach() for part in parts]).cpu() if parts else None
+    ids = None if share is None else torch.tensor(share.ids, dtype=torch.int64)
+    if ids is not None and (0 if mine is None else len(mine)) != len(ids):
+        raise StepError(
+            f"run.gather got {0 if mine is None else len(mine)} rows, and the loop over run.batches gave "
+            f"this rank {len(ids)} samples: give one row for each"
+        )
+    gathered = context.gather((mine, ids))
+    by_rank = [rows for rows, _ in gathered if rows is not None]
+    kinds = {(rows.dtype, tuple(rows.shape[1:])) for rows in by_rank}
+    if len(kinds) != 1:
+        found = f"not {sorted(map(str, kinds))}" if kinds else "and no rank has any"
+        raise StepError(f"run.gather needs rows of one type and shape on all ranks, {found}")
+    every = torch.cat(by_rank)
+    if share is not None:
+        every = every[torch.argsort(torch.cat([ids for _, ids in gathered if ids is not None]))]
+    return every.to(context.device)
+
+
+def reduce_values(
+    context: RunContext, value: Value | Sequence[Value], op: Op, share: LoopShare | None
+) -> Tensor | float | int:
+    """One value of all ranks; see `Run.reduce`.
+
+    Args:
+        context: This rank's place in the run.
+        value: This rank's, or one for each of its batches.
+        op: How they are joined.
+        share: The loop whose batches they are of; None for those of ranks.
+    """
+    if op not in get_args(Op):
+        raise StepError(f"run.reduce has op={op!r}: it takes {', '.join(get_args(Op))}")
+    single = isinstance(value, Tensor | float | int)
+    mine = [value] if isinstance(value, Tensor | float | int) else list(value)
+    places = [context.rank] if single else _places(mine, share)
+    tensors = [_wide(item) for item in mine]
+    by_rank = context.gather((list(zip(places, tensors, strict=True)), _kinds(mine)))
+    parts = sorted((part for rank, _ in by_rank for part in rank), key=lambda part: part[0])
+    kinds = set().union(*(kinds for _, kinds in by_rank))
+    if len(kinds) != 1:
+        raise StepError(
+            f"run.reduce needs values of one kind on all ranks, not {sorted(map(str, kinds))}"
+        )
+    joined = _joined([tensor for _, tensor in parts], op)
+    dtype = kinds.pop()[0]
+    if dtype is None:
+        return joined.item()
+    whole_mean = op == "mean" and not dtype.is_floating_point
+    keeps = joined.dtype if whole_mean or dtype is torch.bool else dtype
+    return joined.to(context.device, keeps)
+
+
+def _places(mine: Sequence[Value], share: LoopShare | None) -> list[int]:
+    if share is None:
+        raise StepError(
+            "run.reduce got a list, and there was no loop over run.batches that it could be of: give "
+            "one number or tensor"
+        )
+    if len(mine) != len(share.firsts):
+        raise StepError(
+            f"run.reduce got {len(mine)} values, and the loop over run.batches gave this rank "
+            f"{len(share.firsts)} batches: give one value for each"
+        )
+    return share.firsts
+
+
+def _wide(value: Value) -> Tensor:
+    """In the widest type, on the host: that adds up to the same bits everywhere."""
+    if not isinstance(value, Tensor):
+        return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
+    if value.is_complex():
+        raise StepError("run.reduce got a complex tensor: give its real and imaginary parts")
+    return value.detach().cpu().to(torch.float64 if value.is_floating_point() else torch.int64)
+
+
+def _kinds(mine: Sequence[Value]) -> set[tuple[torch.dtype | None, tuple[int, ...]]]:
+    return {
+        (value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else (None, ())
+        for value in mine
+    }
+
+
+def _joined(values: Sequence[Tensor], op: Op) -> Tensor:
+    join: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "max": torch.maximum,
+        "min": torch.minimum,
+    }
+    add = join.get(op, torch.add)
+    total = values[0]
+    for value in values[1:]:
+        total = add(total, value)
+    return total.double() / len(values) if op == "mean" else total

@@ -1,0 +1,207 @@
+"""What belongs to a run besides its steps: its state, its checkpoints, its logs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from torch import nn
+from torch.utils.data import DataLoader
+
+from samestep.checkpoint.state import RunState, Stateful
+from samestep.config import Config
+from samestep.data.loaders import batch_size_of
+from samestep.distributed.context import RunContext
+from samestep.errors import StepError
+from samestep.lanes.rng import INIT
+from samestep.run_setup import RunSetup
+from samestep.step.engine import Prepared
+from samestep.step.lane_passes import LanePasses
+from samestep.train.listeners import Listeners, RunListener
+from samestep.train.run_end import end_with, with_advice
+from samestep.train.run_parts import RunParts
+from samestep.train.run_place import RunPlace
+from samestep.train.survivors import Survivors
+
+
+class RunFiles(RunPlace):
+    """A run's objects and where they are saved; opened when its global batch is known."""
+
+    def __init__(self, config: Config, context: RunContext) -> None:
+        self.setup = RunSetup.create(config, context)
+        self.run_dir = config.run_path
+        """Where the run's files are."""
+        self._listeners = Listeners(self.setup.rng)
+        self._prepared: Prepared | None = None
+        self._passes: LanePasses | None = None
+        self._opened_parts: RunParts | None = None
+        self._once_open: list[Callable[[RunParts], None]] = []
+        if self.setup.planned is not None:
+            self._open()
+        self.setup.rng.enter(INIT)
+
+    def _open(self) -> None:
+        parts = self._opened_parts = RunParts(self.setup, self._listeners, lambda: self._passes)
+        while self._once_open:
+            self._once_open.pop(0)(parts)
+
+    def _see(self, loaders: Sequence[DataLoader[Any]]) -> None:
+        """Take the global batch from the first of the loaders, if nothing else has set it."""
+        if self.setup.planned is None and loaders:
+            self.setup = self.setup.with_batch(batch_size_of(loaders[0]))
+            self._open()
+
+    @property
+    def _parts(self) -> RunParts:
+        if self._opened_parts is None:
+            raise StepError(
+                "global_batch is not set, and the run has seen no DataLoader to take it from: give "
+                "run.prepare the training DataLoader too, or set global_batch"
+            )
+        return self._opened_parts
+
+    def _with_parts(self, act: Callable[[RunParts], None]) -> None:
+        """Now, or when the run is opened."""
+        if self._opened_parts is None:
+            self._once_open.append(act)
+        else:
+            act(self._opened_parts)
+
+    @property
+    def start_step(self) -> int:
+        """The first step of this process's part of the run; 0 unless it was resumed."""
+        return self._parts.saver.position.step
+
+    @property
+    def survivors(self) -> Survivors:
+        """What saves the run when other ranks are lost."""
+        return self._parts.survivors
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        parts = self._opened_parts
+        found = error
+        if parts is not None:
+            found = end_with(error, parts.log.flush, self._listeners.on_end)
+            parts.survivors.report(found)
+        step = None if self._passes is None else self._passes.data.index
+        cause = None if found is None else with_advice(found, self.setup, step)
+        # The others are notified first: what is still to be written may take long.
+        cause = cause if cause is None else self.context.failed(cause)
+        with ExitStack() as closing:
+            closing.callback(self.context.close)
+            if parts is not None:
+                closing.callback(parts.close)
+        if cause is not error and cause is not None:
+            raise cause from (None if cause is found else found)
+
+    @property
+    def model(self) -> nn.Module:
+        """The prepared model, unwrapped."""
+        return self._modules[0]
+
+    @property
+    def _modules(self) -> Sequence[nn.Module]:
+        if self._prepared is None:
+            raise StepError("there is no model yet: call run.prepare first")
+        return self._prepared.modules
+
+    @property
+    def state(self) -> RunState:
+        """Everything that the run saves: modules, optimizers, schedules, and what it keeps."""
+        return self._parts.saver.state
+
+    def register(self, name: str, item: Stateful) -> None:
+        """Save an object's state with the run; in a resumed run it gets that state back.
+
+        Args:
+            name: What the checkpoint calls it.
+            item: Something with `state_dict()` and `load_state_dict()`, whose state is the same
+                on all ranks.
+        """
+        self._with_parts(lambda parts: parts.saver.keep(name, item))
+
+    def add_listener(self, listener: RunListener) -> None:
+        """Let an object follow the run. Call it before `run.steps`, on every rank.
+
+        Args:
+            listener: Its methods are called while the run trains.
+        """
+        self._listeners.add(listener)
+
+    def save(self, metrics: Mapping[str, Any] | None = None, *, best: bool = False) -> None:
+        """Save the run with this step, when the loop's body is through. Call it on every rank.
+
+        Not in its middle: a resumed run begins with the next step, and what the rest of the body does
+        must be in the checkpoint. After the last step of an epoch in `run.epochs()`, what is still
+        to come of that epoch belongs to it. Nothing is saved where `checkpoint.enabled` is false.
+
+        Args:
+            metrics: Numbers, text or lists of them by name, for the checkpoint.
+            best: Whether these weights are the best so far.
+
+        Example:
+            step.update()
+            if step.index % 1000 == 999:
+                run.save()
+        """
+        passes = self._passes_of("run.save")
+        if not passes.updated:
+            raise StepError(
+                f"run.save came before the update of step {passes.data.index}: a checkpoint is of whole "
+                "steps. Call it after step.update()"
+            )
+        if metrics is not None or best:
+            self.remember(metrics or {}, best=best)
+        self._parts.saver.request()
+
+    def remember(self, metrics: Mapping[str, Any], *, best: bool = False) -> None:
+        """Remember an evaluation's metrics for the checkpoints. Call it on every rank.
+
+        Args:
+            metrics: Numbers, text or lists of them, by name.
+            best: Whether to save these weights as the best so far, when the step is finished.
+        """
+        index = self._passes_of("run.remember").data.index
+        self._parts.saver.remember(index + 1, metrics, best)
+
+    def _passes_of(self, caller: str) -> LanePasses:
+        if self._passes is None:
+            raise StepError(
+                f"{caller} belongs inside 'for step in run.steps(...)', after step.update(): a run is saved "
+                "with a step, and at its end by itself"
+            )
+        return self._passes
+
+    def stop(self, reason: str) -> None:
+        """Let this step be the run's last one. Call it on every rank.
+
+        Args:
+            reason: Kept with the run.
+        """
+        self._parts.step_end.stop(reason)
+
+    def is_last_step(self, total: int | None) -> bool:
+        """Whether the run ends with the current step.
+
+        Args:
+            total: How many steps the run has, if that is known.
+        """
+        passes = self._passes
+        return passes is not None and self._parts.step_end.why_last(passes.data, total) is not None
+
+    def pause_after(self, steps: int) -> None:
+        """Save and stop after so many steps, as if a signal had requested it."""
+        self._with_parts(lambda parts: parts.step_end.pause_after(steps))
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Write numbers, tensors, figures to the trackers, once. Call it on every rank or on any."""
+        self._parts.log.write(step, values)
+
+    def flush(self) -> None:
+        """Read every loss that is still on the device, and write it."""
+        self._parts.log.flush()
+
+    def sync_update(self) -> None:
+        """Wait until schedules and averages have followed the last update."""
+        self._parts.log.sync_update()

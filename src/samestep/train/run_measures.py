@@ -1,0 +1,177 @@
+"""How a run's loop measures: on validation data, over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, overload
+
+from torch import Tensor
+
+from samestep.data.batch import Collate, Moment
+from samestep.data.orders import Order
+from samestep.distributed.health.activity import EVALUATE
+from samestep.errors import StepError
+from samestep.lanes.rng import BETWEEN
+from samestep.step.lane_passes import LanePasses
+from samestep.train.batchnorm import Forward, measure_batchnorm
+from samestep.train.eval_batches import LoopShare
+from samestep.train.evaluate import Evaluator, Measure, Values
+from samestep.train.over_ranks import Op, Value, gather_rows, reduce_values
+from samestep.train.run_files import RunFiles
+
+
+class RunMeasures(RunFiles):
+    """What a loop calls to evaluate."""
+
+    _share: tuple[LanePasses | None, LoopShare | None] = (None, None)
+    """The last loop over `run.batches`, and the step that it was in."""
+
+    def evaluate(
+        self,
+        dataset: Any,
+        measure: Measure,
+        metrics: Mapping[str, Any] | None = None,
+        collate: Collate | None = None,
+        step: int = 0,
+        prefix: str = "",
+    ) -> Values:
+        """Measure the model on a dataset: each sample once, the same result on every rank.
+
+        Args:
+            dataset: A map-style dataset.
+            measure: `measure(model, batch, metrics)` updates the metrics and returns the loss as
+                (sum, count). It gets the unwrapped model.
+            metrics: By name, of torchmetrics, or with `update`, `compute` and a way to merge.
+            collate: Makes a batch of a list of samples; torch's default unless given.
+            step: The step after which this is measured; random numbers follow from it.
+            prefix: Put before every name in the result.
+
+        Returns:
+            `val_loss` and every metric, by name; a value inside a metric's result is `NAME/KEY`.
+        """
+        if self._prepared is None:
+            raise StepError("run.evaluate came before run.prepare: prepare the model first")
+        self.flush()
+        evaluator = Evaluator(self.setup, self._modules)
+        with self.context.activity.during(EVALUATE):
+            found = evaluator.run(dataset, measure, metrics or {}, collate, self._moment(step))
+        values = {f"{prefix}{name}": value for name, value in found.items()}
+        self.setup.rng.enter(BETWEEN, at=(step,))
+        self._parts.log.restart_clock()
+        self._listeners.on_evaluation(step, values)
+        return values
+
+    def batches(self, data: Any, collate: Collate | None = None) -> Iterator[Any]:
+        """This rank's share of validation data, for an evaluation loop of one's own.
+
+        Every sample comes once, on one of the ranks. Inside the loop all prepared modules are in
+        evaluation mode, nothing records gradients, and forward runs in the config's precision.
+        Ranks may get different numbers of batches, some none: what all of them must call, such as
+        `run.gather` and `run.reduce`, comes after the loop.
+
+        Args:
+            data: A map-style dataset, or a DataLoader of one, whose batches these are; a sampler that
+                leaves samples out is refused.
+            collate: Makes a batch of a list of samples; the loader's, or torch's default.
+
+        Example:
+            outputs, targets = [], []
+            for x, y in run.batches(valid_loader):
+                outputs.append(model(x))
+                targets.append(y)
+            accuracy = (run.gather(outputs).argmax(1) == run.gather(targets)).float().mean()
+        """
+        if self._prepared is None:
+            raise StepError("run.batches came before run.prepare: prepare the model first")
+        self.flush()
+        passes = self._passes
+        step = self.start_step if passes is None else passes.data.index
+        share = LoopShare(self._moment(step))
+        self._share = (passes, share)
+        with self.context.activity.during(EVALUATE):
+            yield from share.loop(self.setup, self._modules, data, collate)
+        self._parts.log.restart_clock()
+
+    def gather(self, rows: Tensor | Sequence[Tensor]) -> Tensor:
+        """The rows of all ranks, on every rank: each sample's once, in the dataset's order.
+
+        After a loop over `run.batches` these are one row for each of this rank's samples; in a step,
+        one for each sample of its lanes, in their order. Every rank calls this.
+
+        Args:
+            rows: A tensor, or a list with one for each batch; an empty list where there was none.
+        """
+        return gather_rows(self.context, rows, self._finished_share("run.gather"))
+
+    @overload
+    def reduce(self, value: float, op: Op = "sum") -> float: ...
+    @overload
+    def reduce(self, value: Tensor, op: Op = "sum") -> Tensor: ...
+    @overload
+    def reduce(self, value: Sequence[Value], op: Op = "sum") -> Any: ...
+
+    def reduce(self, value: Value | Sequence[Value], op: Op = "sum") -> Any:
+        """One number or tensor of all ranks, the same on each of them. Every rank calls this.
+
+        A list with one value for each batch of the last loop over `run.batches` is joined in the
+        dataset's order, in float64: the same bits at any number of ranks. A single value is joined over
+        the ranks: integers, `max` and `min` are the same at any number of ranks; a sum or mean of floats
+        is so only up to rounding, since each rank has rounded its own.
+
+        Args:
+            value: A number or a tensor; or a list with one for each batch.
+            op: "sum", "mean" (over ranks, or over the list's batches), "max" or "min", by element.
+
+        Example:
+            losses = [F.cross_entropy(model(x), y, reduction="sum") for x, y in run.batches(valid_loader)]
+            loss = run.reduce(losses) / len(valid_set)
+        """
+        return reduce_values(self.context, value, op, self._finished_share("run.reduce"))
+
+    def _finished_share(self, caller: str) -> LoopShare | None:
+        """The last loop over `run.batches`, unless a step has begun since."""
+        if self._passes is not None and self._passes.in_lane:
+            raise StepError(
+                f"{caller} was called inside the loop over a step's lanes, of which ranks have different "
+                "numbers: call it after the loop"
+            )
+        passes, share = self._share
+        if share is None or (self._passes is not None and passes is not self._passes):
+            return None
+        if not share.is_over:
+            raise StepError(
+                f"{caller} was called inside a loop over run.batches, or after a break out of one. Ranks "
+                "have different numbers of batches: put what you measure into a list, and call it after "
+                "the loop"
+            )
+        return share
+
+    def _moment(self, step: int) -> Moment:
+        if self._passes is None:
+            return Moment(step, lane_count=self.batch.lane_count)
+        return replace(self._passes.moment, step=step)
+
+    def measure_batchnorm(
+        self,
+        dataset: Any,
+        forward: Forward,
+        order: Order | None = None,
+        collate: Collate | None = None,
+    ) -> bool:
+        """Measure the statistics of the model's BatchNorm again, over the training set.
+
+        Args:
+            dataset: The training set.
+            forward: `forward(model, batch)` puts a batch through the model.
+            order: In which order samples are visited; shuffled unless given.
+            collate: Makes a batch of a list of samples; torch's default unless given.
+
+        Returns:
+            False if the model has no BatchNorm.
+        """
+        with self.context.activity.during(EVALUATE):
+            found = measure_batchnorm(self.setup, self._modules, forward, dataset, order, collate)
+        self.setup.rng.enter(BETWEEN)
+        self._parts.log.restart_clock()
+        return found

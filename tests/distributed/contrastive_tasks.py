@@ -1,0 +1,154 @@
+"""Tasks whose loss is over the whole global batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import samestep
+
+SAMPLES, FEATURES, CLASSES, SIZE = 90, 6, 4, 5
+
+
+def made_data(samples: int = SAMPLES) -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    y = torch.arange(samples) % CLASSES
+    x = torch.randn(samples, FEATURES, generator=generator) + y[:, None]
+    return TensorDataset(x, y)
+
+
+class Plain(samestep.Task):
+    """SupCon with nothing that depends on how the batch is cut."""
+
+    def model(self) -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            return nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, SIZE))
+
+    def train_data(self) -> Any:
+        return made_data()
+
+    def order(self, dataset: Any) -> Any:
+        return samestep.orders.sequential(len(dataset))
+
+    def optimizers(self, model: nn.Module) -> Any:
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def embed(self, model: nn.Module, batch: samestep.LaneBatch) -> Any:
+        return model(batch.x)
+
+    def batch_loss(self, embeddings: Any, batch: Any) -> Any:
+        return samestep.losses.supcon(embeddings, batch.y, temperature=0.2)
+
+
+class Views(Plain):
+    """Two noisy views of each sample, BatchNorm, dropout, a loss that draws."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(FEATURES, 16),
+            nn.BatchNorm1d(16),
+            nn.ReLU(),
+            nn.Dropout(0.2),
+            nn.Linear(16, SIZE),
+        )
+
+    def order(self, dataset: Any) -> Any:
+        return None
+
+    def optimizers(self, model: nn.Module) -> Any:
+        return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def embed(self, model: nn.Module, batch: samestep.LaneBatch) -> Any:
+        views = torch.cat([batch.x + 0.1 * torch.randn_like(batch.x) for _ in range(2)])
+        return model(views).unflatten(0, (2, -1)).transpose(0, 1)
+
+    def batch_loss(self, embeddings: Any, batch: Any) -> Any:
+        assert len(batch) == len(batch.y)
+        noise = 0.01 * torch.randn_like(embeddings)
+        return samestep.losses.supcon(embeddings + noise, batch.y, 0.2, rows_at_once=7)
+
+
+class Proxies(nn.Module):
+    """A loss with weights of its own, one row for each class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.randn(CLASSES, SIZE))
+
+    def forward(self, embeddings: Tensor, y: Tensor) -> Tensor:
+        similar = F.normalize(embeddings, dim=1) @ F.normalize(self.rows, dim=1).T
+        return F.cross_entropy(5 * similar, y, reduction="sum")
+
+
+class WithProxies(Views):
+    """Two optimizers, and a sum with its count; embeddings of two towers in a mapping."""
+
+    def __init__(self) -> None:
+        self.proxies = Proxies()
+
+    def extra_modules(self) -> Any:
+        return [self.proxies]
+
+    def optimizers(self, model: nn.Module) -> Any:
+        own = torch.optim.SGD(self.proxies.parameters(), lr=0.05)
+        return [torch.optim.AdamW(model.parameters(), lr=1e-2), own]
+
+    def embed(self, model: nn.Module, batch: samestep.LaneBatch) -> Any:
+        return {"left": model(batch.x), "right": model(batch.x.flip(1))}
+
+    def batch_loss(self, embeddings: Any, batch: Any) -> Any:
+        left, right = embeddings["left"], embeddings["right"]
+        together = samestep.losses.clip(left, right, 4.0) * len(batch)
+        return self.proxies(left, batch.y) + together, len(batch)
+
+
+class Wrong(Plain):
+    """Does what it is asked to."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def embed(self, model: nn.Module, batch: samestep.LaneBatch) -> Any:
+        made = model(batch.x)
+        return {"rows": made[1:], "texts": ["a"] * len(made), "detached": made.detach()}.get(
+            self.kind, made
+        )
+
+    def batch_loss(self, embeddings: Any, batch: Any) -> Any:
+        if self.kind == "labels":
+            return samestep.losses.supcon(embeddings, batch.y[1:])
+        if self.kind == "vector":
+            return embeddings.sum(1)
+        if self.kind == "names":
+            return {"a": (embeddings.sum(), 1)}
+        return super().batch_loss(embeddings, batch)
+
+
+class ArcFace(Views):
+    """A loss and a miner of another library, as they are; the loss has weights."""
+
+    def __init__(self) -> None:
+        from pytorch_metric_learning import losses, miners
+
+        self.arcface = losses.ArcFaceLoss(CLASSES, SIZE)
+        self.similar = losses.MultiSimilarityLoss()
+        self.miner = miners.MultiSimilarityMiner()
+
+    def extra_modules(self) -> Any:
+        return [self.arcface]
+
+    def optimizers(self, model: nn.Module) -> Any:
+        own = torch.optim.SGD(self.arcface.parameters(), lr=0.05)
+        return [torch.optim.AdamW(model.parameters(), lr=1e-2), own]
+
+    def embed(self, model: nn.Module, batch: samestep.LaneBatch) -> Any:
+        return model(batch.x)
+
+    def batch_loss(self, embeddings: Any, batch: Any) -> Any:
+        hard = self.miner(embeddings, batch.y)
+        return self.arcface(embeddings, batch.y) + self.similar(embeddings, batch.y, hard)

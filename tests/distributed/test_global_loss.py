@@ -1,0 +1,110 @@
+"""Losses over the whole global batch: the same run at any size, and that of a plain loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import samestep
+from tests.distributed.contrastive_tasks import Plain, made_data
+from tests.distributed.interrupting import finish, go_on
+from tests.distributed.running import assert_same, train
+
+TASKS = Path(__file__).with_name("contrastive_tasks.py")
+
+
+def contrast(folder: Path, world: int, task: str, **values: Any) -> Any:
+    return train(folder, world, f"{TASKS}:{task}", **{"epochs": 3, **values})
+
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "views, BatchNorm, dropout, tail": ("Views", {"clip": {"norm": 0.5}}),
+    "a loss with weights, two towers": ("WithProxies", {}),
+    "fp16": ("Views", {"precision": "fp16", "loss_scale": {"interval": 3}}),
+    "five lanes, an average": ("Views", {"lanes": 5, "global_batch": 30, "ema": {"decay": 0.9}}),
+    "skipping": ("WithProxies", {"on_nonfinite": "skip"}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_loss_over_the_global_batch_is_the_same_at_any_size(case: str, tmp_path: Path) -> None:
+    task, values = CASES[case]
+    assert_same([contrast(tmp_path, world, task, **values) for world in (1, 2, 4)])
+
+
+def test_losses_of_other_libraries_with_weights_of_their_own(tmp_path: Path) -> None:
+    pytest.importorskip("pytorch_metric_learning")
+    assert_same([contrast(tmp_path, world, "ArcFace") for world in (1, 2, 4)])
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_activations_kept_and_computed_again_give_the_same_bits(world: int, tmp_path: Path) -> None:
+    runs = [
+        contrast(tmp_path / str(recompute), world, "Views", contrastive={"recompute": recompute})
+        for recompute in (True, False, "auto")
+    ]
+    assert_same(runs)
+    assert len(set(runs[0].record.losses)) > 5
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_batchnorm_moves_once_in_a_step_of_one_lane(recompute: bool, tmp_path: Path) -> None:
+    run = contrast(tmp_path, 1, "Views", lanes=1, contrastive={"recompute": recompute})
+    counted = [v for name, v in run.state.items() if name.endswith("num_batches_tracked")]
+    assert [int(value) for value in counted] == [9]
+
+
+@pytest.mark.parametrize(("world", "lanes"), [(1, 1), (1, 8), (4, 8)])
+def test_it_is_the_loss_of_a_plain_loop_with_the_whole_batch(
+    world: int, lanes: int, tmp_path: Path
+) -> None:
+    run = contrast(tmp_path, world, "Plain", lanes=lanes, epochs=2, drop_last=True)
+    task = Plain()
+    x, y = made_data().tensors
+    model = task.model()
+    optimizer = task.optimizers(model)
+    for step in range(4):
+        at = slice(32 * (step % 2), 32 * (step % 2) + 32)
+        optimizer.zero_grad()
+        loss = samestep.losses.supcon(model(x[at]), y[at], temperature=0.2)
+        assert run.record.losses[step] == pytest.approx(float(loss), abs=1e-5)
+        loss.backward()
+        optimizer.step()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(run.state[f"model.{name}"], value, rtol=0, atol=1e-5)
+
+
+def test_a_run_goes_on_at_another_size(tmp_path: Path) -> None:
+    values = {"checkpoint": {"every_steps": 2}, "epochs": 3}
+    untouched = contrast(tmp_path, 1, "Views", **values)
+    folder, task = tmp_path / "run", f"{TASKS}:Views"
+    go_on(folder, 4, task, at=4, rank=2, how="SIGTERM", **values)
+    ended = finish(folder, 2, task, **values)
+    assert 0 < ended.record.start < 9
+    assert ended.record.state_hash == untouched.record.state_hash
+
+
+WRONG = {
+    "rows": "must have a row for each of its 4 samples, or as many rows for each; its shape is (3, 5)",
+    "texts": "the embeddings of lane 0 holds a str: only tensors",
+    "detached": "the loss does not depend on embeddings that require a gradient",
+    "labels": "supcon got 32 samples and labels of the shape (31,): give one for each",
+    "vector": "the loss must be a sum over the lane's samples, a tensor of no dimensions, not (32,)",
+    "names": "a loss over the whole batch is one loss",
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_is_no_loss_over_the_batch_is_refused(kind: str, tmp_path: Path) -> None:
+    for ok, said in go_on(tmp_path / "run", 1, f"{TASKS}:Wrong", params={"kind": kind}):
+        assert not ok
+        assert WRONG[kind] in said
+
+
+def test_settings_that_run_lanes_in_pieces_are_refused(tmp_path: Path) -> None:
+    ((ok, said),) = go_on(tmp_path / "run", 1, f"{TASKS}:Plain", memory={"lane_split": 2})
+    assert not ok
+    assert "does not go with a loss over the whole batch" in said

@@ -1,0 +1,161 @@
+"""Schedulers of custom loops: by steps, by epochs, or by the loop's own calls; never twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.optim import lr_scheduler as lr
+
+from samestep.errors import StepError, Stopped
+from tests.distributed.test_own_loops import _digest, _keys, _loader, _net
+from tests.ranks import run_ranks
+
+STEPS = 3
+"""In an epoch; there are three."""
+
+
+def _scheduler(kind: str, optimizer: Any) -> Any:
+    if kind == "plateau":
+        return lr.ReduceLROnPlateau(
+            optimizer, factor=0.5, patience=0, threshold=10.0, threshold_mode="abs"
+        )
+    if kind == "cosine":
+        return lr.CosineAnnealingLR(optimizer, T_max=9)
+    return lr.StepLR(optimizer, 1, gamma=0.5)
+
+
+def _train(folder: str, kind: str, every: str | None, stop: int | None = None) -> Any:
+    import samestep
+
+    model, rates = _net(), []
+    try:
+        with samestep.start(**_keys(folder, global_batch=None)) as run:
+            model = _net()
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+            scheduler = _scheduler(kind, optimizer)
+            if kind == "own pace":
+                given = samestep.Schedule(scheduler, every="epoch")
+                model, optimizer, _, loader = run.prepare(model, optimizer, given, _loader())
+            else:
+                model, optimizer, scheduler, loader = run.prepare(
+                    model, optimizer, scheduler, _loader(), every=every
+                )
+            if stop is not None:
+                run.pause_after(stop)
+            for _ in run.epochs():
+                for step in run.steps(loader):
+                    rates.append(optimizer.param_groups[0]["lr"])
+                    loss = step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
+                if every == "call":
+                    scheduler.step(loss.item()) if kind == "plateau" else scheduler.step()
+    except Stopped:
+        pass
+    return _digest(model), rates
+
+
+BY_EPOCHS = [1e-2] * STEPS + [5e-3] * STEPS + [2.5e-3] * STEPS
+
+
+@pytest.mark.parametrize(
+    ("kind", "every", "expected"),
+    [
+        ("step", "epoch", BY_EPOCHS),
+        ("own pace", None, BY_EPOCHS),
+        ("step", "call", BY_EPOCHS),
+        ("step", "step", [1e-2 * 0.5**n for n in range(9)]),
+        # The first value is the best so far, every other one is not better by 10.
+        ("plateau", "call", [1e-2] * 2 * STEPS + [5e-3] * STEPS),
+        ("cosine", None, None),
+    ],
+)
+def test_schedulers_move_when_it_was_said_at_any_size(
+    kind: str, every: str | None, expected: list[float] | None, tmp_path: Path
+) -> None:
+    whole = run_ranks(_train, 1, str(tmp_path / "1"), kind, every)[0]
+    if expected is None:
+        assert len(set(whole[1])) == 9, "without a word: with every step"
+    else:
+        assert whole[1] == pytest.approx(expected)
+    folder = str(tmp_path / "parts")
+    # In the middle of an epoch, and with the last step of one.
+    first = run_ranks(_train, 2, folder, kind, every, 4)[0]
+    second = run_ranks(_train, 4, folder, kind, every, 6)[0]
+    third = run_ranks(_train, 1, folder, kind, every)[0]
+    if every == "call":
+        # A stop with the last step of an epoch comes when the loop's body is through.
+        assert len(second[1]) == 2
+    assert first[1] + second[1] + third[1] == whole[1]
+    assert third[0] == whole[0]
+
+
+def _misuse(folder: str, kind: str) -> str:
+    import samestep
+
+    try:
+        with samestep.start(**_keys(folder, checkpoint={"enabled": False})) as run:
+            model = _net()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            scheduler: Any = lr.StepLR(optimizer, 1)
+            every: Any = "epoch"
+            if kind == "multi step":
+                scheduler, every = lr.MultiStepLR(optimizer, [1]), None
+            if kind == "exponential":
+                scheduler, every = lr.ExponentialLR(optimizer, 0.5), None
+            if kind == "plateau":
+                scheduler, every = lr.ReduceLROnPlateau(optimizer), None
+            if kind == "plateau by epochs":
+                scheduler = lr.ReduceLROnPlateau(optimizer)
+            if kind in ("twice by steps", "twice, cosine"):
+                every = None if kind == "twice, cosine" else "step"
+                scheduler = lr.CosineAnnealingLR(optimizer, 9)
+            if kind == "in a lane":
+                every = "call"
+            if kind == "nonsense":
+                every = "batch"
+            if kind == "no scheduler":
+                run.prepare(model, optimizer, every="epoch")
+            model, optimizer, scheduler, loader = run.prepare(
+                model, optimizer, scheduler, _loader(), every=every
+            )
+            for _ in run.epochs():
+                for step in run.steps(loader):
+                    for x, y in step.batches():
+                        step.backward(F.cross_entropy(model(x), y))
+                        if kind == "in a lane":
+                            scheduler.step()
+                    step.update()
+                    if kind.startswith("twice by steps") or kind == "twice, cosine":
+                        scheduler.step()
+                if kind == "twice by epochs":
+                    scheduler.step()
+    except StepError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("multi step", "when does the MultiStepLR move on? With every epoch: run.prepare(..., "),
+        ("exponential", "every='epoch'); with every step: every='step'; or where your loop calls"),
+        ("plateau", "ReduceLROnPlateau moves on with a value that your loop measures"),
+        ("plateau by epochs", "call scheduler.step(value) after step.update()"),
+        ("twice by steps", "CosineAnnealingLR.step() was called, but the run moves this scheduler"),
+        ("twice, cosine", "on with every step: remove the call, or let your loop do it"),
+        (
+            "twice by epochs",
+            "StepLR.step() was called, but the run moves this scheduler on with every",
+        ),
+        ("in a lane", "scheduler.step() was called in the middle of step 0"),
+        ("nonsense", "every='batch': it takes 'step', 'epoch' or 'call'"),
+        ("no scheduler", "which is for schedulers, and no scheduler"),
+    ],
+)
+def test_schedulers_that_would_move_otherwise_than_meant_are_refused(
+    kind: str, words: str, tmp_path: Path
+) -> None:
+    assert words in run_ranks(_misuse, 1, str(tmp_path / "run"), kind)[0]
