@@ -7,6 +7,7 @@ import uuid
 from dataclasses import dataclass
 
 from samestep.config.distributed import LaunchMethod
+from samestep.distributed.quick_hardware import quick_hardware
 from samestep.environment.hardware import owned_cpus
 from samestep.environment.ports import job_rendezvous
 from samestep.environment.variables import process_environment
@@ -76,9 +77,7 @@ def prepare_plain(script: PlainScript, request: Request) -> Launch:
     request.refuse("torchrun", "hosts")
     nproc = request.nproc
     if nproc is None:
-        from samestep.distributed.hardware import detect_hardware
-
-        count = detect_hardware().device_count or 1
+        count = quick_hardware(process_environment()).device_count or 1
         nproc = Size(count, count)
     command = plain_command(
         script,
@@ -94,10 +93,10 @@ def prepare_plain(script: PlainScript, request: Request) -> Launch:
 def _by_torchrun(rank_command: RankCommand, request: Request) -> Launch:
     nproc = request.nproc
     if nproc is None:
-        from samestep.distributed.hardware import detect_hardware
-
         machines = 1 if request.nodes is None else request.nodes.most
-        count = default_nproc(rank_command.config, detect_hardware().device_count, machines)
+        count = default_nproc(
+            rank_command.config, quick_hardware(process_environment()).device_count, machines
+        )
         nproc = Size(count, count)
     command = torchrun_command(
         rank_command,
