@@ -20,6 +20,9 @@ Every count has limits that no run comes near, so that a slip of the hand is a m
 memory. A file has at most a million characters (counting a YAML alias as what it stands for), 100 levels and 2,000
 keys. Dates and times such as `2024-01-01` and `12:00:00` are text. Text holds no null character.
 
+`samestep config new` asks for the few values that nearly every run sets, and writes them with comments; `samestep init` writes
+the same file, with the defaults, and a task beside it.
+
 `samestep config check` also looks for what needs no torch to be known: whether the task's file is there and has the
 class, and whether the installed torch has the optimizer and the schedule, with such arguments. `samestep doctor` tries
 the rest.

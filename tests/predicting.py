@@ -14,7 +14,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from samestep import LaneBatch, Task
 from samestep.checkpoint.files import Files
-from samestep.checkpoint.format import Best, Manifest, folder_name, write_checkpoint
+from samestep.checkpoint.format import write_checkpoint
+from samestep.checkpoint.manifest import Best, Manifest, folder_name
 from samestep.config import load_config
 from samestep.train.origin import ORIGIN, Origin
 

@@ -76,3 +76,38 @@ def test_files_that_documents_name_exist(page: Path) -> None:
         page.read_text(encoding="utf-8"),
     )
     assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def _extras() -> dict[str, list[str]]:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    section = text.partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
+    found = re.findall(r"(?ms)^(\w+) = \[(.*?)\]$", section)
+    return {name: re.findall(r'"([^"]*)"', packages) for name, packages in found}
+
+
+def test_the_extra_all_is_every_extra_for_users() -> None:
+    extras = _extras()
+    inside = re.fullmatch(r"samestep\[(.*)\]", extras["all"][0])
+    assert inside is not None
+    assert len(extras["all"]) == 1
+    assert set(inside[1].split(",")) == extras.keys() - {"all", "dev"}
+
+
+def test_the_readme_lists_every_extra() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = readme.partition("| extra | for |")[2].partition("\n\n")[0]
+    cells = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
+    assert set(re.findall(r"`(\w+)`", " ".join(cells))) == _extras().keys()
+
+
+def test_a_missing_package_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    stated = ["numpy>=1.24", "onnx>=1.16; extra == 'onnx'", 'mlflow>=3.0 ; extra == "mlflow"']
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: stated)
+    assert str(samestep.errors.MissingExtraError("export --to onnx", "onnx")) == (
+        "export --to onnx needs packages that are not installed: pip install 'onnx>=1.16', or in a "
+        "clone of samestep, pip install '.[onnx]'"
+    )
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: None)
+    assert str(samestep.errors.MissingExtraError("trackers.mlflow", "mlflow")).endswith(
+        "not installed: in a clone of samestep, pip install '.[mlflow]'"
+    )

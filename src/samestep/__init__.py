@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from samestep.distributed.hardware import detect_hardware as detect_hardware
     from samestep.errors import SamestepError as SamestepError
     from samestep.errors import UserError as UserError
+    from samestep.launch.run.notebook import notebook_launcher as notebook_launcher
     from samestep.optim.schedules import Schedule as Schedule
     from samestep.reduce.buffer_slots import Concatenate as Concatenate
     from samestep.step.step import Step as Step
@@ -72,6 +73,7 @@ _MODULES = {
     "errors": "samestep",
     "load_config": "samestep.config",
     "losses": "samestep",
+    "notebook_launcher": "samestep.launch.run.notebook",
     "orders": "samestep.data",
     "start": "samestep.train.start",
     "strided": "samestep.data.iterable",

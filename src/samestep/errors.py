@@ -38,6 +38,7 @@ wrapped: they see their own traceback.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -154,9 +155,29 @@ class MissingExtraError(UserError):
     """A feature whose optional packages are not installed."""
 
     def __init__(self, feature: str, extra: str) -> None:
-        super().__init__(
-            f"{feature} needs packages that are not installed: pip install 'samestep[{extra}]'"
-        )
+        # The packages themselves: an extra can only be named where samestep is installed from.
+        packages = _packages_of(extra)
+        command = shlex.join(["pip", "install", *packages]) if packages else ""
+        clone = f"in a clone of samestep, pip install '.[{extra}]'"
+        hint = f"{command}, or {clone}" if command else clone
+        super().__init__(f"{feature} needs packages that are not installed: {hint}")
+
+
+def _packages_of(extra: str) -> list[str]:
+    """What an extra adds, as this package's own metadata states it; nothing if it has none."""
+    from importlib import metadata  # here: every start would wait for it
+
+    try:
+        stated = metadata.requires("samestep") or []
+    except metadata.PackageNotFoundError:
+        return []
+    parts = [text.partition(";") for text in stated]
+    wanted = f'extra=="{extra}"'
+    return [
+        package.strip()
+        for package, _, marker in parts
+        if wanted in marker.replace("'", '"').replace(" ", "")
+    ]
 
 
 class InitError(SamestepError):

@@ -130,7 +130,7 @@ def test_without_matplotlib_there_is_the_table(
     assert code == 0
     assert "val_loss" in out
     assert "No plot: " in err
-    assert "samestep[plots]" in err
+    assert "pip install '.[plots]'" in err
     assert not (folder / "c.png").exists()
 
 

@@ -109,10 +109,20 @@ def test_verify_finds_the_fault_of_a_script(tmp_path: Path) -> None:
         ("1 / 0", 1, "ZeroDivisionError"),
     ],
 )
-@pytest.mark.parametrize("command", ["train", "launch"])
-def test_scripts_that_open_no_run(
-    tmp_path: Path, text: str, code: int, message: str, command: str
-) -> None:
+def test_scripts_that_open_no_run(tmp_path: Path, text: str, code: int, message: str) -> None:
     (tmp_path / "script.py").write_text(text)
-    done = samestep(command, "script.py", cwd=tmp_path)
+    done = samestep("train", "script.py", cwd=tmp_path)
     assert (done.returncode, message in done.stderr) == (code, True), done.stderr
+
+
+def test_a_script_that_is_launched_names_its_mistake(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import samestep\nsamestep.start({'epochz': 1})")
+    done = samestep("launch", "script.py", cwd=tmp_path)
+    assert (done.returncode, "is not a key of this config" in done.stderr) == (2, True)
+
+
+def test_arguments_of_a_script_need_no_dashes(tmp_path: Path) -> None:
+    """As torchrun takes them: behind the script, when our options stand before it."""
+    done = samestep("launch", "--nproc", "2", LOOP, "two", "--fail-on", "1", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "ZeroDivisionError: my own bug" in done.stderr

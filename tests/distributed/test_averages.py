@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from samestep.checkpoint.format import read_model, read_training, verify_checkpoint
+from samestep.checkpoint.format import read_model, read_training
 from samestep.checkpoint.listing import list_checkpoints
+from samestep.checkpoint.manifest import verify_checkpoint
 from samestep.inference.trained_model import load_trained
 from tests.distributed.interrupting import finish, go_on
 from tests.distributed.running import assert_same, settings, train

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from samestep.checkpoint.format import verify_checkpoint
+from samestep.checkpoint.manifest import verify_checkpoint
 from samestep.errors import NonFiniteLoss
 from tests.distributed.interrupting import finish, go_on
 from tests.distributed.running import assert_same, settings, train

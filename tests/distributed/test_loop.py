@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_model
 
-from samestep.checkpoint.format import read_training, verify_checkpoint
+from samestep.checkpoint.format import read_training
+from samestep.checkpoint.manifest import verify_checkpoint
 from samestep.config import load_config
 from tests.distributed.running import assert_same, settings, train
 from tests.distributed.tasks import Everything, Net

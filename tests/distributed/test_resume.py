@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from samestep.checkpoint.format import MODEL, TRAINING, verify_checkpoint
+from samestep.checkpoint.manifest import MODEL, TRAINING, verify_checkpoint
 from tests.distributed.interrupting import finish, go_on
 from tests.distributed.running import train
 

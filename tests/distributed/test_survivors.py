@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from samestep.checkpoint.format import verify_checkpoint
+from samestep.checkpoint.manifest import verify_checkpoint
 from tests.cli.processes import wait_for
 from tests.distributed.interrupting import finish, go_on, train_and_end
 from tests.distributed.running import settings, train

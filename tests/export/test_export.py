@@ -470,5 +470,5 @@ def test_onnx_without_its_packages_names_the_extra(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(MissingExtraError, match=r"samestep\[onnx\]"):
+    with pytest.raises(MissingExtraError, match=r"\.\[onnx\]"):
         export_run(run, "onnx")

@@ -16,17 +16,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from samestep.checkpoint.files import sha256_of
-from samestep.checkpoint.format import (
-    MANIFEST,
-    MODEL,
-    TRAINING,
-    Best,
-    _digest,
-    read_model,
-    read_tensors,
-    read_training,
-)
+from samestep.checkpoint.format import read_model, read_tensors, read_training
 from samestep.checkpoint.listing import list_checkpoints, newest_valid, select_checkpoint
+from samestep.checkpoint.manifest import MANIFEST, MODEL, TRAINING, Best, _digest
 from samestep.checkpoint.resume import find_resume_point, refuse_another_run, warn_of_other_bits
 from samestep.checkpoint.torch_file import write_torch_file
 from samestep.cli.runs import _as_json, _marks, _row

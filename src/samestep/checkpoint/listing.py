@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samestep.checkpoint.format import Manifest, verify_checkpoint
+from samestep.checkpoint.manifest import Manifest, verify_checkpoint
 from samestep.errors import CheckpointError
 from samestep.foreign.numbers import whole_number
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from samestep.checkpoint.format import Manifest, verify_checkpoint
 from samestep.checkpoint.listing import newest_valid
+from samestep.checkpoint.manifest import Manifest, verify_checkpoint
 from samestep.config import Config
 from samestep.config.schema import PLANNED_KEYS, SHAPING_KEYS
 from samestep.errors import CheckpointError

@@ -10,15 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from samestep.checkpoint.files import Files
-from samestep.checkpoint.format import (
-    MODEL,
-    PARTIAL,
-    SURVIVOR,
-    Manifest,
-    folder_name,
-    write_checkpoint,
-)
+from samestep.checkpoint.format import write_checkpoint
 from samestep.checkpoint.listing import FoundCheckpoint, list_checkpoints, rank_by_metric
+from samestep.checkpoint.manifest import MODEL, PARTIAL, SURVIVOR, Manifest, folder_name
 from samestep.errors import CheckpointError
 
 

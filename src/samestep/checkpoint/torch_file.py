@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from samestep.checkpoint.files import partial_of, refuse_existing
-from samestep.checkpoint.format import Manifest, read_model, read_training, verify_checkpoint
+from samestep.checkpoint.format import read_model, read_training
 from samestep.checkpoint.listing import select_checkpoint
+from samestep.checkpoint.manifest import Manifest, verify_checkpoint
 from samestep.checkpoint.state import complete_model_state, require
 from samestep.errors import CheckpointError
 

@@ -2,6 +2,7 @@
 
 from samestep.cli import (
     average,
+    config_new,
     export,
     inspect,
     lanes,
@@ -19,6 +20,7 @@ from samestep.cli.app import app
 __all__ = [
     "app",
     "average",
+    "config_new",
     "export",
     "inspect",
     "lanes",

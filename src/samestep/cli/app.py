@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import samestep
+from samestep.cli.script_words import split_words
 from samestep.environment.launch import detect_launch
 from samestep.environment.variables import has_agent, process_environment, report_pipe
 from samestep.errors import LaunchError, PeerLost, SamestepError, Stopped
@@ -43,24 +44,36 @@ class _InOrder(TyperGroup):
 
 
 class TakesScript(TyperCommand):
-    """A command for a config, or for a script with its own arguments after `--`."""
+    """A command for a config, or for a script that opens a run, with its own arguments."""
+
+    takes_any = False
+    """Whether it may be a script that opens no run, and so takes no overrides."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        from samestep.launch.commands.rank_command import is_script
-
+        options = {
+            name: not getattr(parameter, "is_flag", False)
+            for parameter in self.params
+            if parameter.param_type_name == "option"
+            for name in (*parameter.opts, *parameter.secondary_opts)
+        }
+        found = split_words(args, options, self.takes_any)
+        if found is not None:
+            args, ctx.meta[_ARGUMENTS] = found.ours, found.arguments
         ctx.meta[_WORDS] = tuple(args)
-        at = args.index("--") if "--" in args else len(args)
-        if any(is_script(Path(word)) for word in args[:at] if "=" not in word):
-            ctx.meta[_ARGUMENTS] = tuple(args[at + 1 :])
-            args = args[:at]
         return super().parse_args(ctx, args)
+
+
+class TakesAnyScript(TakesScript):
+    """A command for scripts that open no run as well."""
+
+    takes_any = True
 
 
 _WORDS, _ARGUMENTS = "samestep.words", "samestep.arguments"
 
 
 def script_arguments(context: typer.Context) -> tuple[str, ...]:
-    """What was given after `--` for the script itself."""
+    """What was given for the script itself."""
     found: tuple[str, ...] = context.meta.get(_ARGUMENTS, ())
     return found
 
@@ -80,8 +93,7 @@ def typed_options(context: typer.Context, *left_out: str) -> tuple[str, ...]:
 
 def command_with(context: typer.Context, option: str) -> str:
     """The command line that was typed, with one more option."""
-    words, arguments = list(context.meta[_WORDS]), script_arguments(context)
-    ours = words[: len(words) - len(arguments) - 1] if arguments else words
+    ours, arguments = context.meta[_WORDS], script_arguments(context)
     tail = ["--", *arguments] if arguments else []
     return shlex.join(["samestep", str(context.info_name), *ours, option, *tail])
 
@@ -107,7 +119,7 @@ RunFile = Annotated[
     typer.Argument(
         callback=usable,
         help="The run's YAML or JSON file, or a script that calls samestep.start; its own arguments "
-        "come last, after --.",
+        "come last, after -- where they could be ours.",
         metavar="CONFIG|SCRIPT.py",
     ),
 ]

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from samestep.config import Config, DistributedConfig, read_config
-from samestep.distributed.hardware import detect_hardware
 from samestep.distributed.placement import Placement, decide_placement
+from samestep.distributed.quick_hardware import quick_hardware
 from samestep.environment.launch import LaunchFacts, detect_launch
 from samestep.environment.variables import process_environment
 
 
 def describe_environment() -> list[tuple[Any, ...]]:
     """(fact, value, reason) for the launcher, this process's place, and the machine."""
-    hardware, launch = detect_hardware(), detect_launch(process_environment())
+    environ = process_environment()
+    hardware, launch = quick_hardware(environ), detect_launch(environ)
     place = decide_placement(DistributedConfig(), hardware, launch)
     rows: list[tuple[Any, ...]] = [
         ("launcher", launch.launcher, launch.reasons["launcher"]),
@@ -33,9 +34,9 @@ def describe_environment() -> list[tuple[Any, ...]]:
 def describe_config(file: Path, overrides: Sequence[str]) -> list[tuple[Any, ...]]:
     """(key, value, origin, reason) for every key, with `auto` resolved on this process."""
     loaded = read_config(file, overrides)
-    launch = detect_launch(process_environment())
-    config = loaded.config
-    place = decide_placement(config.distributed, detect_hardware(), launch, config.same)
+    environ, config = process_environment(), loaded.config
+    launch = detect_launch(environ)
+    place = decide_placement(config.distributed, quick_hardware(environ), launch, config.same)
     resolved = {key: (value, reason) for key, value, reason in place.rows()}
     rows: list[tuple[Any, ...]] = []
     for key, value, origin in loaded.rows():

@@ -18,7 +18,7 @@ from samestep.cli.app import (
     Overrides,
     RunDirPath,
     RunFile,
-    TakesScript,
+    TakesAnyScript,
     Trace,
     TraceFrom,
     app,
@@ -27,11 +27,13 @@ from samestep.cli.app import (
     script_arguments,
     typed_options,
 )
+from samestep.cli.script_words import MODULE_OPTION
 from samestep.distributed.deferred_signals import DeferredSignals
 from samestep.environment.variables import exporting, process_environment
 from samestep.errors import LaunchError
 
 if TYPE_CHECKING:
+    from samestep.launch.commands.plain_script import PlainScript
     from samestep.launch.commands.rank_command import RankCommand
     from samestep.launch.run.launches import Launch
 
@@ -63,6 +65,9 @@ def _slurm_option(key: str, **more: Any) -> Any:
     return typer.Option(flag, help=f"launch.slurm.{key}", rich_help_panel="Slurm", **more)
 
 
+Module = Annotated[
+    bool, _option(MODULE_OPTION, help="A module instead of a script, as python -m starts it.")
+]
 Launcher = Annotated[Via | None, _option(help="What starts the ranks; distributed.launch_method.")]
 Nproc = Annotated[
     str | None,
@@ -93,13 +98,15 @@ _NOT_REPEATED = (
     "read_secret",
 )
 """Options of `launch` that a resumed run is started without."""
+_REQUESTED = ("node_rank", "master_addr", "master_port", "rendezvous", "hosts", "max_restarts")
 
 
-@app.command(rich_help_panel=TRAINING, cls=TakesScript)
+@app.command(rich_help_panel=TRAINING, cls=TakesAnyScript)
 def launch(
     context: typer.Context,
     config: RunFile,
     overrides: Overrides = None,
+    module: Module = False,
     via: Launcher = None,
     nproc: Nproc = None,
     nodes: Nodes = None,
@@ -131,30 +138,55 @@ def launch(
     attached: Attached = False,
     read_secret: ReadSecret = False,
 ) -> None:
-    """Start the ranks of a run: on this machine, on others, by mpirun, or as a Slurm job."""
-    with guarded(), DeferredSignals():
-        from samestep.launch.commands.size import Size
-        from samestep.launch.run.prepare import Request, prepare
+    """Start the ranks of a run: on this machine, on others, by mpirun, or as a Slurm job.
 
-        rank_command = _rank_command(context, config, overrides or [], via)
-        request = Request(
-            nproc=None if nproc is None else Size.parse(nproc, "--nproc"),
-            nodes=None if nodes is None else Size.parse(nodes, "--nodes"),
-            node_rank=node_rank,
-            master_addr=master_addr,
-            master_port=master_port,
-            rendezvous=rendezvous,
-            hosts=hosts,
-            max_restarts=max_restarts,
-        )
-        prepared = prepare(rank_command, request)
+    A script that opens no run, and a module, is started as torchrun would: launch --nproc 2 train.py --lr 0.1
+    """
+    with guarded(), DeferredSignals():
+        prepared, told = _prepared(context)
         if follow and not prepared.is_queued:
             raise LaunchError("--follow is for Slurm jobs: other launches are followed anyway")
         if show or write is not None:
             return _show(prepared, show, write)
         _use_input(attached, read_secret)
-        with exporting(_told_to_ranks(context, rank_command)):
+        with exporting(told):
             prepared.run(_report, follow=follow)
+
+
+def _prepared(context: typer.Context) -> tuple[Launch, dict[str, str]]:
+    """What is to be launched, and the variables that tell its ranks how to resume it."""
+    from samestep.launch.commands.plain_script import is_plain
+    from samestep.launch.commands.size import Size
+    from samestep.launch.run.prepare import Request, prepare, prepare_plain
+
+    given = context.params
+    sizes = {
+        name: None if given[name] is None else Size.parse(given[name], f"--{name}")
+        for name in ("nproc", "nodes")
+    }
+    request = Request(**sizes, **{name: given[name] for name in _REQUESTED})  # type: ignore[arg-type]
+    file = given["config"]
+    if given["module"] or is_plain(file):
+        return prepare_plain(_plain_script(context, file), request), {}
+    rank_command = _rank_command(context, file, given["overrides"] or [], given["via"])
+    return prepare(rank_command, request), _told_to_ranks(context, rank_command)
+
+
+def _plain_script(context: typer.Context, file: Path) -> PlainScript:
+    """A script that is started as torchrun would; refuses what only a run can have."""
+    from samestep.launch.commands.plain_script import PlainScript
+
+    params = context.params
+    observing = ("record", "stop_after", "trace")
+    given = [*(name for name in observing if params[name] is not None), *_slurm_options(context)]
+    given += ["via"] if params["via"] not in (None, Via.torchrun) else []
+    if given:
+        shown = ", ".join("--" + name.replace("_", "-") for name in given)
+        raise LaunchError(
+            f"{shown} is for runs, and {file} calls no samestep.start itself: its ranks are started as "
+            "torchrun does. Leave it out, or put -- before it if it is an argument of the script"
+        )
+    return PlainScript(str(file), params["module"], script_arguments(context))
 
 
 def _told_to_ranks(context: typer.Context, rank_command: RankCommand) -> dict[str, str]:
@@ -196,14 +228,12 @@ def _rank_command(
     context: typer.Context, config: Path, overrides: list[str], via: Via | None
 ) -> RankCommand:
     """What the ranks run, with the options applied; Slurm's override the launch section."""
-    from samestep.config.launch import SlurmConfig
     from samestep.launch.commands.rank_command import RankCommand
     from samestep.launch.commands.slurm import for_the_first_task
     from samestep.launch.run.target import read_target
 
     params, arguments = context.params, script_arguments(context)
-    slurm = {key: params.get(key) for key in SlurmConfig.model_fields}
-    given = {key: value for key, value in slurm.items() if value is not None}
+    given = _slurm_options(context)
     options = [
         f"launch.slurm.{key}={json.dumps(value, ensure_ascii=False)}"
         for key, value in given.items()
@@ -218,6 +248,14 @@ def _rank_command(
     # How they are started is no option of the ranks.
     observed = {name: params[name] for name in ("record", "stop_after", "trace", "trace_from")}
     return RankCommand(loaded, config, tuple(overrides), arguments=arguments, **observed)
+
+
+def _slurm_options(context: typer.Context) -> dict[str, Any]:
+    """The options that are keys of launch.slurm, if they were given."""
+    from samestep.config.launch import SlurmConfig
+
+    values = {key: context.params.get(key) for key in SlurmConfig.model_fields}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _show(prepared: Launch, show: bool, write: Path | None) -> None:

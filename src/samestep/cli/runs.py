@@ -129,13 +129,27 @@ def times(run: RunDirPath, as_json: AsJson = False) -> None:
         if as_json:
             typer.echo(json.dumps(summary))
         else:
-            print_rows(("", "median", "worst"), [(k, *v) for k, v in _time_rows(summary)])
+            print_rows(("", "median", "worst", "unit"), _time_rows(summary))
 
 
-def _time_rows(summary: dict[str, Any]) -> list[tuple[str, tuple[Any, Any]]]:
-    return [
-        (name, (f"{value['median']:.4g}", f"{value['worst']:.4g}"))
-        if isinstance(value, dict)
-        else (name, (value, ""))
-        for name, value in summary.items()
-    ]
+_TIMES = {
+    "samples_per_second": ("throughput", "samples/s", 1.0),
+    "time_data": ("reading data", "ms/step", 1e3),
+    "time_compute": ("computing", "ms/step", 1e3),
+    "time_exchange": ("exchange between ranks", "ms/step", 1e3),
+    "time_save": ("saving", "ms/step", 1e3),
+    "rank_spread": ("work of the slowest rank", "x the fastest's", 1.0),
+    "peak_memory_mb": ("peak memory", "MiB", 1.0),
+}
+"""What is measured: its name, its unit, and how many of that the value is."""
+
+
+def _time_rows(summary: dict[str, Any]) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = []
+    for key, (name, unit, scale) in _TIMES.items():
+        if key in summary:
+            median, worst = (f"{summary[key][which] * scale:,.4g}" for which in ("median", "worst"))
+            rows.append((name, median, worst, unit))
+    if "slowest_rank" in summary:
+        rows.append(("slowest rank, most often", f"rank {summary['slowest_rank']}", "", ""))
+    return rows

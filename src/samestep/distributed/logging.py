@@ -58,6 +58,11 @@ class RankLog:
         self._terminal: logging.Handler | None = _Terminal()
         self._file: logging.FileHandler | None = None
 
+    @property
+    def among_others(self) -> bool:
+        """Whether other ranks may print to the same terminal."""
+        return bool(self._prefix)
+
     def main(self, message: str) -> None:
         """A line for the run: rank 0's terminal, every rank's file."""
         self._write(logging.INFO, message, shown=self._rank == 0)

@@ -15,6 +15,16 @@ from torch import Tensor
 from samestep.environment.secret import Signer, message_of, signed
 
 
+def packed(value: Any, signer: Signer | None) -> bytes:
+    """An object as signed bytes."""
+    return signed(signer, pickle.dumps(value))
+
+
+def unpacked(data: bytes, signer: Signer | None) -> Any:
+    """The object of `packed`; raises `NotAuthentic` before anything of others is unpickled."""
+    return pickle.loads(message_of(signer, data))
+
+
 class ObjectExchange:
     """The objects of all ranks, over the default process group.
 
@@ -68,11 +78,11 @@ class ObjectExchange:
         return [self._unpacked(data[:size]) for data, size in zip(received, sizes, strict=True)]
 
     def _packed(self, value: Any) -> Tensor:
-        data = bytearray(signed(self._signer, pickle.dumps(value)))
+        data = bytearray(packed(value, self._signer))
         return torch.frombuffer(data, dtype=torch.uint8).to(self._device)
 
     def _unpacked(self, data: Tensor) -> Any:
-        return pickle.loads(message_of(self._signer, data.cpu().numpy().tobytes()))
+        return unpacked(data.cpu().numpy().tobytes(), self._signer)
 
     def _empty(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self._device)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from samestep.config import Config, DistributedConfig
 from samestep.config.schema import Same
-from samestep.distributed.context import RunContext, create_run_context
 from samestep.distributed.placement import Placement, decide_placement
 from samestep.doctor.agreement import check_agreement
 from samestep.doctor.facts import Load, Machine, RankReport, inspect_machine, load_of, space_of
@@ -22,8 +22,6 @@ from samestep.doctor.network import (
     check_rendezvous,
     try_rendezvous,
 )
-from samestep.doctor.planned import check_plan, digest
-from samestep.doctor.ranks import try_ranks
 from samestep.environment.interfaces import resolve
 from samestep.environment.launch import LaunchFacts, detect_launch
 from samestep.environment.variables import agent_serves_store, process_environment
@@ -44,6 +42,9 @@ _MOST_NAMES = 32
 _GROUP_CHECKS = ("host name", "master", "interfaces")
 """Checks of what would only keep the process group from opening."""
 
+if TYPE_CHECKING:
+    from samestep.distributed.context import RunContext
+
 Show = Callable[[Examination], None]
 
 
@@ -61,7 +62,8 @@ def examine(
     `machine` replaces what this rank sees.
     """
     environ = process_environment()
-    machine = inspect_machine(environ) if machine is None else machine
+    if machine is None:
+        machine = inspect_machine(environ, quick=config is None and not _is_rank(environ))
     section = _bounded(config)
     folder = (Path("runs") if config is None else config.run_path) if folder is None else folder
     launch: LaunchFacts | None = None
@@ -75,6 +77,13 @@ def examine(
     met, possible = _meet(place, environ, section.timeout)
     if not possible:
         return _alone(report, launch, met, show)
+    if config is None and place.world.value == 1 and not machine.hardware.device_count:
+        # Nothing is left that needs torch, which takes seconds to import.
+        examination = _examination([(report, tuple(met))], [_only_one()])
+        show(examination)
+        return examination
+    from samestep.distributed.context import create_run_context
+
     try:
         context = create_run_context(section, machine.hardware, launch, same=_same(config))
     except (InitError, LaunchError) as error:
@@ -124,14 +133,18 @@ def _look_here(
         *check_network(machine, load),
         check_disk(str(folder), space_of(_existing(folder)), _refusal(_existing(folder))),
     ]
+    compared = None
     if config is not None:
+        from samestep.doctor.planned import check_plan, digest
+
         findings += check_plan(config, load)
+        compared = digest(config)
     rank = 0 if place is None else place.rank.value
     return RankReport(
         Place(rank, machine.host),
         machine,
         load,
-        None if config is None else digest(config),
+        compared,
         tuple(findings),
     )
 
@@ -193,21 +206,37 @@ def _together(
     folder: Path,
 ) -> Examination:
     """What all ranks found, and what they find between them: the same on every rank."""
+    from samestep.doctor.ranks import try_ranks
+
     gathered = context.gather((report, tuple(met)))
-    reports = [theirs for theirs, _ in gathered]
-    places = [theirs.place for theirs in reports]
+    if context.world == 1:
+        return _examination(gathered, [_only_one()])
+    places = [theirs.place for theirs, _ in gathered]
+    compared = _compare_names(context, places, master)
+    return _examination(gathered, [*compared, *try_ranks(context, places, folder)])
+
+
+def _examination(
+    gathered: Sequence[tuple[RankReport, tuple[Finding, ...]]], between: Sequence[Finding]
+) -> Examination:
+    """What ranks found by themselves, how they agree, and what was found between them."""
+    reports = [report for report, _ in gathered]
+    places = [report.place for report in reports]
     found = [
         finding
-        for theirs, their_met in gathered
-        for finding in at(map(_disproved, (*theirs.findings, *their_met)), [theirs.place])
+        for report, met in gathered
+        for finding in at(map(_disproved, (*report.findings, *met)), [report.place])
     ]
     found += at(check_agreement(reports), places)
-    if context.world == 1:
-        found += at([_only_one()], places)
-    else:
-        found += at(_compare_names(context, places, master), places)
-        found += at(try_ranks(context, places, folder), places)
-    return Examination(merge(found), context.world)
+    found += at(between, places)
+    return Examination(merge(found), len(reports))
+
+
+def _is_rank(environ: Mapping[str, str]) -> bool:
+    try:
+        return detect_launch(environ).world > 1
+    except LaunchError:
+        return False  # which is a finding
 
 
 def _disproved(finding: Finding) -> Finding:

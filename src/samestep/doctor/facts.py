@@ -6,20 +6,19 @@ import platform
 import re
 import resource
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 import samestep
 from samestep.config import Config
-from samestep.distributed.hardware import detect_hardware, gpu_id
 from samestep.distributed.placement import Placement
 from samestep.doctor.findings import Finding, Place
 from samestep.environment.cgroups import read_limits, read_text
-from samestep.environment.hardware import Hardware, allowed_cpus
+from samestep.environment.hardware import Hardware, allowed_cpus, hardware_without_torch
 from samestep.environment.interfaces import Interface, list_interfaces, own_address
+from samestep.environment.torch_build import installed_torch
 
 _VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
@@ -126,17 +125,23 @@ def load_of(place: Placement | None, config: Config | None) -> Load:
     )
 
 
-def inspect_machine(environ: Mapping[str, str]) -> Machine:
-    """What this process sees of its machine."""
-    hardware, limits = detect_hardware(environ), read_limits()
+def inspect_machine(environ: Mapping[str, str], *, quick: bool = False) -> Machine:
+    """What this process sees of its machine.
+
+    Args:
+        environ: Environment variables.
+        quick: Whether the files of torch are enough where there is no GPU: importing it takes seconds.
+    """
+    limits = read_limits()
+    hardware, version, kernels, gpus = _seen_by_torch(environ, quick)
     return Machine(
         hardware=hardware,
         versions={
             "python": platform.python_version(),
-            "torch": str(torch.__version__),
+            "torch": version,
             "samestep": samestep.__version__,
         },
-        processor=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        processor=f"{platform.machine()} {kernels}".rstrip(),
         cpus=allowed_cpus(),
         numa=_numa(),
         cpu_quota=limits.cpus,
@@ -144,11 +149,28 @@ def inspect_machine(environ: Mapping[str, str]) -> Machine:
         shared_memory=space_of(Path("/dev/shm")),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
         nvidia_devices=len([*Path("/dev").glob("nvidia[0-9]*")]),
-        gpu_ids=tuple(gpu_id(index) for index in range(hardware.device_count)),
+        gpu_ids=gpus,
         interfaces=list_interfaces(),
         own_address=own_address(hardware.host),
         variables={name: environ[name] for name in _VARIABLES if name in environ},
     )
+
+
+def _seen_by_torch(
+    environ: Mapping[str, str], quick: bool
+) -> tuple[Hardware, str, str, tuple[str, ...]]:
+    """The hardware, torch's version, the instructions that it chose, the GPUs."""
+    build = installed_torch() if quick and "torch" not in sys.modules else None
+    found = None if build is None else hardware_without_torch(environ)
+    if build is not None and found is not None:
+        return found, build.version, "", ()
+    import torch
+
+    from samestep.distributed.hardware import detect_hardware, gpu_id
+
+    hardware = detect_hardware(environ)
+    gpus = tuple(gpu_id(index) for index in range(hardware.device_count))
+    return hardware, str(torch.__version__), torch.backends.cpu.get_cpu_capability(), gpus
 
 
 def space_of(folder: Path) -> Space | None:

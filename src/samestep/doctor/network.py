@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from samestep.distributed.tcp_store import connect, knock
 from samestep.doctor.facts import Load, Machine
 from samestep.doctor.findings import Finding, Place, Severity, ok, spans
 from samestep.environment.interfaces import is_loopback, meeting_address, outward, resolve
@@ -41,6 +40,8 @@ def try_rendezvous(
     Otherwise rank 0 will listen, so that the port must be free there, and the others wait for
     it as they would in a run.
     """
+    from samestep.distributed.tcp_store import connect  # imports torch, as ranks do anyway
+
     found = resolve(address)
     if not found:
         return Rendezvous(address, port, (), "nothing")
@@ -56,6 +57,8 @@ def try_rendezvous(
 
 def _wait_for(address: str, port: int, seconds: float) -> str:
     """Why nothing listens there, after waiting for it; empty once something does."""
+    from samestep.distributed.tcp_store import knock
+
     deadline = time.monotonic() + seconds
     while (why := knock(address, port, seconds)) and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from samestep.environment.cgroups import read_limits
 from samestep.environment.fact import Fact
+from samestep.environment.torch_build import installed_torch
 from samestep.foreign.numbers import whole_number
 
 
@@ -51,6 +53,29 @@ def expects_gpu(environ: Mapping[str, str]) -> bool:
     if environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
     return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd"))
+
+
+def hardware_without_torch(environ: Mapping[str, str]) -> Hardware | None:
+    """What a machine without GPUs offers; None where only torch can tell."""
+    torch = installed_torch()
+    if torch is None or expects_gpu(environ):
+        return None
+    if torch.cuda is None:
+        why = f"torch {torch.version} is built without CUDA"
+    elif environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        why = "CUDA_VISIBLE_DEVICES hides every GPU"
+    else:
+        why = "torch is built with CUDA but this machine has no GPU device"
+    return Hardware(
+        device_count=0,
+        devices=(),
+        cpus=owned_cpus(environ),
+        backends=torch.backends,
+        host=socket.gethostname(),
+        platform=detect_platform(environ),
+        cuda=Fact(False, why),
+        cpu_limit=cpu_limit(environ),
+    )
 
 
 def allowed_cpus() -> tuple[int, ...]:

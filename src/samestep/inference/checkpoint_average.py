@@ -11,14 +11,9 @@ from typing import Literal
 from torch import Tensor
 
 from samestep.checkpoint.files import DigestedFile, Files
-from samestep.checkpoint.format import (
-    PARTIAL,
-    read_model,
-    read_training,
-    verify_checkpoint,
-    write_safetensors,
-)
+from samestep.checkpoint.format import read_model, read_training, write_safetensors
 from samestep.checkpoint.listing import FoundCheckpoint, list_checkpoints, rank_by_metric
+from samestep.checkpoint.manifest import PARTIAL, verify_checkpoint
 from samestep.checkpoint.snapshot import Snapshot
 from samestep.checkpoint.state import complete_model_state
 from samestep.config import Config

@@ -10,14 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep.checkpoint.format import (
-    Manifest,
-    read_model,
-    read_tensors,
-    read_training,
-    verify_checkpoint,
-)
+from samestep.checkpoint.format import read_model, read_tensors, read_training
 from samestep.checkpoint.listing import select_checkpoint
+from samestep.checkpoint.manifest import Manifest, verify_checkpoint
 from samestep.checkpoint.state import complete_model_state, require
 from samestep.config import Config
 from samestep.errors import CheckpointError

@@ -52,6 +52,12 @@ class RunListener:
         That is some steps after the step itself: reading each at once would wait for the device.
         """
 
+    def on_times(self, step: int, times: Mapping[str, Any]) -> None:
+        """What the steps up to this one cost since the last call, as in metrics.jsonl.
+
+        This rank's own times, but for `slowest_rank` and `rank_spread`, which are the same on all.
+        """
+
     def on_evaluation(self, step: int, values: Values) -> None:
         """The model was measured on a validation set."""
 
@@ -112,6 +118,10 @@ class Listeners(RunListener):
     def on_record(self, record: StepRecord) -> None:
         for listener in self._all:
             listener.on_record(record)
+
+    def on_times(self, step: int, times: Mapping[str, Any]) -> None:
+        for listener in self._all:
+            listener.on_times(step, times)
 
     def on_evaluation(self, step: int, values: Values) -> None:
         for listener in self._all:

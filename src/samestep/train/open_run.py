@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from samestep.checkpoint.format import PARTIAL, Manifest, folder_name
+from samestep.checkpoint.manifest import PARTIAL, Manifest, folder_name
 from samestep.checkpoint.ownership import claim, naming_errors
 from samestep.checkpoint.resume import ResumePoint, find_resume_point, refuse_another_run
 from samestep.config import Config

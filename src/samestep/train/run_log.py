@@ -51,6 +51,7 @@ class RunLog:
         last = records[-1]
         row = self.times.row(len(records), last.seconds, self._setup.batch.global_batch)
         self._trackers.write({"step": last.step, **row})
+        self._listeners.on_times(last.step, row)
         self._trackers.flush()
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from samestep.checkpoint.format import Best, Manifest, read_model, read_training
+from samestep.checkpoint.format import read_model, read_training
+from samestep.checkpoint.manifest import Best, Manifest
 from samestep.checkpoint.resume import ResumePoint
 from samestep.checkpoint.snapshot import Snapshot
 from samestep.checkpoint.state import RunState, Stateful

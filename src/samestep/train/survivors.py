@@ -23,8 +23,9 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from samestep.checkpoint.files import Files
-from samestep.checkpoint.format import SURVIVOR, folder_name, put_in_place, write_files
+from samestep.checkpoint.format import put_in_place, write_files
 from samestep.checkpoint.listing import list_checkpoints
+from samestep.checkpoint.manifest import SURVIVOR, folder_name
 from samestep.data.batch import Position
 from samestep.distributed.health.activity import EXCHANGE, SAVE
 from samestep.errors import CheckpointError, NonFiniteLoss, PeerLost

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from samestep.checkpoint.format import PARTIAL
+from samestep.checkpoint.manifest import PARTIAL
 from samestep.checkpoint.ownership import naming_errors
 from samestep.config import Config
 from samestep.errors import RunDirError, TaskError

@@ -15,15 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from samestep.checkpoint.files import Files
-from samestep.checkpoint.format import (
-    MANIFEST,
-    MODEL,
-    TRAINING,
-    Best,
-    Manifest,
-    folder_name,
-    write_checkpoint,
-)
+from samestep.checkpoint.format import write_checkpoint
+from samestep.checkpoint.manifest import MANIFEST, MODEL, TRAINING, Best, Manifest, folder_name
 from samestep.checkpoint.state import RunState
 
 

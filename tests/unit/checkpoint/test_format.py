@@ -18,18 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from samestep.checkpoint.files import Files, sha256_of
-from samestep.checkpoint.format import (
+from samestep.checkpoint.format import put_in_place, read_model, read_training, write_files
+from samestep.checkpoint.manifest import (
     MANIFEST,
     MODEL,
     TRAINING,
     Best,
     Manifest,
     _digest,
-    put_in_place,
-    read_model,
-    read_training,
     verify_checkpoint,
-    write_files,
 )
 from samestep.errors import CheckpointError
 from tests.unit.checkpoint.checkpoints import (

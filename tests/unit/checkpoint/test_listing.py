@@ -8,11 +8,8 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from samestep.checkpoint.format import (
-    MODEL,
-    folder_name,
-)
 from samestep.checkpoint.listing import list_checkpoints, newest_valid, select_checkpoint
+from samestep.checkpoint.manifest import MODEL, folder_name
 from samestep.errors import CheckpointError
 from tests.unit.checkpoint.checkpoints import (
     DAMAGED,

@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from samestep.checkpoint.format import (
-    MODEL,
-    TRAINING,
-    folder_name,
-)
+from samestep.checkpoint.manifest import MODEL, TRAINING, folder_name
 from samestep.checkpoint.resume import (
     ResumePoint,
     find_resume_point,

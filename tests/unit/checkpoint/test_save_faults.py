@@ -22,7 +22,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from samestep.checkpoint.files import Files
-from samestep.checkpoint.format import (
+from samestep.checkpoint.format import read_model, read_training
+from samestep.checkpoint.listing import list_checkpoints, newest_valid
+from samestep.checkpoint.manifest import (
     MANIFEST,
     MODEL,
     PARTIAL,
@@ -30,11 +32,8 @@ from samestep.checkpoint.format import (
     Best,
     Manifest,
     folder_name,
-    read_model,
-    read_training,
     verify_checkpoint,
 )
-from samestep.checkpoint.listing import list_checkpoints, newest_valid
 from samestep.checkpoint.store import CheckpointStore
 from samestep.errors import CheckpointError
 

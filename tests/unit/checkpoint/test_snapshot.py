@@ -16,9 +16,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim import lr_scheduler as lr
 
-from samestep.checkpoint.format import (
-    read_training,
-)
+from samestep.checkpoint.format import read_training
 from samestep.checkpoint.snapshot import Snapshot
 from samestep.errors import CheckpointError
 from tests.unit.checkpoint.checkpoints import (

@@ -13,11 +13,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim import lr_scheduler as lr
 
-from samestep.checkpoint.format import (
-    MODEL,
-    read_model,
-    read_training,
-)
+from samestep.checkpoint.format import read_model, read_training
+from samestep.checkpoint.manifest import MODEL
 from samestep.checkpoint.snapshot import Snapshot
 from samestep.checkpoint.state import RunState
 from samestep.errors import CheckpointError

@@ -8,12 +8,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from samestep.checkpoint.format import (
-    MODEL,
-    Best,
-    folder_name,
-)
 from samestep.checkpoint.listing import list_checkpoints
+from samestep.checkpoint.manifest import MODEL, Best, folder_name
 from samestep.checkpoint.store import CheckpointStore
 from samestep.errors import CheckpointError
 from tests.unit.checkpoint.checkpoints import (

@@ -9,10 +9,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam
 
-from samestep.checkpoint.format import (
-    MODEL,
-    folder_name,
-)
+from samestep.checkpoint.manifest import MODEL, folder_name
 from samestep.checkpoint.torch_file import write_torch_file
 from samestep.errors import CheckpointError
 from tests.unit.checkpoint.checkpoints import (

@@ -261,7 +261,7 @@ def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_parquet_names_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = finished_run(tmp_path / "run")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingExtraError, match=r"samestep\[parquet\]"):
+    with pytest.raises(MissingExtraError, match=r"\.\[parquet\]"):
         predict(run, "valid", tmp_path / "p.parquet")
 
 

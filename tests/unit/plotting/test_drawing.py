@@ -92,7 +92,7 @@ def test_without_matplotlib_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingExtraError, match=r"samestep\[plots\]"):
+    with pytest.raises(MissingExtraError, match=r"\.\[plots\]"):
         write_picture(drawn([history(loss=[1.0])]), tmp_path / "c.png")
 
 

@@ -13,14 +13,8 @@ import pytest
 import torch
 
 from samestep.checkpoint.files import Files
-from samestep.checkpoint.format import (
-    MANIFEST,
-    MODEL,
-    TRAINING,
-    Manifest,
-    folder_name,
-    write_checkpoint,
-)
+from samestep.checkpoint.format import write_checkpoint
+from samestep.checkpoint.manifest import MANIFEST, MODEL, TRAINING, Manifest, folder_name
 from samestep.checkpoint.ownership import claim
 from samestep.config import Config, load_config
 from samestep.distributed.context import SingleProcessContext

@@ -14,8 +14,8 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
 import samestep
-from samestep.checkpoint.format import verify_checkpoint
 from samestep.checkpoint.listing import list_checkpoints
+from samestep.checkpoint.manifest import verify_checkpoint
 from samestep.errors import CheckpointError, OutOfMemory, StepError, Stopped
 from samestep.step.step import Step
 from tests.unit.train.own_loops import (

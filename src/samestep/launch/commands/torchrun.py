@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from samestep.config import Config
 from samestep.distributed.placement import chosen_threads
@@ -49,6 +50,9 @@ class TorchrunCommand:
             options.append("--local-rank=${local_rank}")
         return (self.rank_command.python, *self.rank_command.train(*options))
 
+    keeps_logs: ClassVar[bool] = True
+    """Whether every rank writes a log beside that folder."""
+
     @property
     def folder(self) -> Path:
         """Where the ranks' output goes."""
@@ -79,7 +83,7 @@ class TorchrunCommand:
         argv = [self.rank_command.python, "-m", module, *self._nodes_options()]
         argv += [f"--nproc-per-node={self.nproc}"]
         argv += [f"--max-restarts={self.max_restarts}"] if self.max_restarts else []
-        argv += self.rank_command.train()
+        argv += self._for_torchrun()
         comment = (
             f"The ranks of samestep launch, by {module} itself. Other than samestep\n# launch, it "
             "listens at every address of the machine and believes whoever connects."
@@ -90,6 +94,10 @@ class TorchrunCommand:
     def summary(self) -> Rows:
         machines = 1 if self.nodes is None else self.nodes.most
         return plan_rows(self.rank_command.config, self.world, machines, self.threads)
+
+    def _for_torchrun(self) -> tuple[str, ...]:
+        """What torch's own command is to start."""
+        return self.rank_command.train()
 
     @property
     def _is_legacy(self) -> bool:
@@ -140,13 +148,14 @@ def torchrun_command(
         node_rank=node_rank,
         rendezvous=rendezvous,
     )
-    _check_restarts(command, ranks)
-    _check_nodes(command)
+    check_restarts(command, ranks)
+    check_nodes(command)
     _check_config(command, ranks)
     return command
 
 
-def _check_nodes(command: TorchrunCommand) -> None:
+def check_nodes(command: TorchrunCommand) -> None:
+    """Refuse machines that do not know where to meet, or which one this is."""
     nodes, node_rank = command.nodes, command.node_rank
     configured = command.rank_command.config.distributed.num_nodes
     if nodes is None:
@@ -179,7 +188,8 @@ def _check_nodes(command: TorchrunCommand) -> None:
         )
 
 
-def _check_restarts(command: TorchrunCommand, ranks: Size) -> None:
+def check_restarts(command: TorchrunCommand, ranks: Size) -> None:
+    """Refuse what could not be restarted on fewer ranks, or would begin anew."""
     config, nodes = command.rank_command.config, command.nodes
     if ranks.is_range and nodes is not None:
         raise LaunchError(

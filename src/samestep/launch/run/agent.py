@@ -111,7 +111,7 @@ def _run_agent(command: TorchrunCommand, report: Report, quiet: bool) -> None:
     finally:
         reaper.close()
     if result is not None and result.is_failed():  # None: this machine came when all was over
-        raise exit_report(agent.processes.ranks, command.folder)
+        raise exit_report(agent.processes.ranks, command.folder, command.keeps_logs)
 
 
 def _meets_again(command: TorchrunCommand) -> bool:

@@ -30,10 +30,15 @@ class ExitReport(Exception):
         return not isinstance(self.error, Stopped) and self.error.exit_code != UserError.exit_code
 
 
-def exit_report(ranks: Sequence[RankProcess], folder: Path) -> ExitReport:
+def exit_report(ranks: Sequence[RankProcess], folder: Path, keeps_logs: bool = True) -> ExitReport:
     """One report for all ranks: what was recorded first, by whichever rank it was.
 
     A rank that was ended meanwhile may have recorded the cause before that.
+
+    Args:
+        ranks: All of them, ended.
+        folder: Where their output is.
+        keeps_logs: Whether they have logs as well, beside that folder.
     """
     first, *others = sorted((rank for rank in ranks if not rank.has_succeeded), key=_order)
     failure = first.failure or FailureReport()
@@ -41,7 +46,7 @@ def exit_report(ranks: Sequence[RankProcess], folder: Path) -> ExitReport:
         return ExitReport(Stopped(failure.message), failure.message, ())
     known = getattr(errors, failure.kind, None)
     told = failure.message if known is not None else failure.trace.rstrip()
-    lines = [_headline(first, folder), told or _describe_exit(first)]
+    lines = [_headline(first, folder, keeps_logs), told or _describe_exit(first)]
     lines += [f"rank {other.rank} (pid {other.pid}): {_summary(other)}" for other in others]
     error = RankFailed("\n".join(lines), 1 if known is None else known.exit_code)
     headline = f"rank {_subject(first)}: {_summary(first)}"
@@ -77,7 +82,7 @@ def _is_lost(rank: RankProcess) -> bool:
     return rank.code is not None and rank.code < 0 and not rank.stopped_by_us
 
 
-def _headline(first: RankProcess, folder: Path) -> str:
+def _headline(first: RankProcess, folder: Path, keeps_logs: bool) -> str:
     """Which rank it is about, and where to look."""
     host, failure = socket.gethostname(), first.failure
     if failure is not None and failure.kind == RankHung.__name__ and failure.ranks:
@@ -88,7 +93,8 @@ def _headline(first: RankProcess, folder: Path) -> str:
         failed = "failed" if _is_cause(first) else "ended because of another rank"
         what = f"rank {first.rank} on {host} (pid {first.pid}) {failed}"
         log = folder.parent / "logs" / f"rank-{first.rank}.log"
-    return f"{what}; its log: {log}; output of the ranks: {folder}"
+    logged = f"its log: {log}; " if keeps_logs else ""
+    return f"{what}; {logged}output of the ranks: {folder}"
 
 
 def _subject(first: RankProcess) -> str:

@@ -7,11 +7,13 @@ import uuid
 from dataclasses import dataclass
 
 from samestep.config.distributed import LaunchMethod
+from samestep.distributed.quick_hardware import quick_hardware
 from samestep.environment.hardware import owned_cpus
 from samestep.environment.ports import job_rendezvous
 from samestep.environment.variables import process_environment
 from samestep.errors import LaunchError
 from samestep.launch.commands.mpirun import mpirun_command
+from samestep.launch.commands.plain_script import PlainScript, plain_command
 from samestep.launch.commands.rank_command import RankCommand, check_world
 from samestep.launch.commands.size import Size, parse_hosts, ranks_of
 from samestep.launch.commands.slurm import slurm_job
@@ -70,7 +72,45 @@ def prepare(rank_command: RankCommand, request: Request) -> Launch:
     return _by_torchrun(rank_command, request)
 
 
+def prepare_plain(script: PlainScript, request: Request) -> Launch:
+    """The launch of a script as torchrun would start it; no rank is started."""
+    request.refuse("torchrun", "hosts")
+    nproc = request.nproc
+    if nproc is None:
+        count = quick_hardware(process_environment()).device_count or 1
+        nproc = Size(count, count)
+    command = plain_command(
+        script,
+        nproc,
+        nodes=request.nodes,
+        node_rank=request.node_rank,
+        rendezvous=_meeting_point(request),
+        max_restarts=request.max_restarts,
+    )
+    return TorchrunLaunch(command)
+
+
 def _by_torchrun(rank_command: RankCommand, request: Request) -> Launch:
+    nproc = request.nproc
+    if nproc is None:
+        machines = 1 if request.nodes is None else request.nodes.most
+        count = default_nproc(
+            rank_command.config, quick_hardware(process_environment()).device_count, machines
+        )
+        nproc = Size(count, count)
+    command = torchrun_command(
+        rank_command,
+        nproc,
+        nodes=request.nodes,
+        node_rank=request.node_rank,
+        rendezvous=_meeting_point(request),
+        max_restarts=request.max_restarts,
+    )
+    return TorchrunLaunch(command)
+
+
+def _meeting_point(request: Request) -> str:
+    """HOST:PORT where machines meet; empty for one alone."""
     rendezvous, node_rank = request.rendezvous, request.node_rank
     if request.master_addr or request.master_port is not None:
         if rendezvous:
@@ -83,22 +123,7 @@ def _by_torchrun(rank_command: RankCommand, request: Request) -> Launch:
         rendezvous = f"{request.master_addr}:{request.master_port or _MASTER_PORT}"
     elif request.nodes is not None and not rendezvous:
         rendezvous = job_rendezvous(process_environment())
-    nproc = request.nproc
-    if nproc is None:
-        from samestep.distributed.hardware import detect_hardware
-
-        machines = 1 if request.nodes is None else request.nodes.most
-        count = default_nproc(rank_command.config, detect_hardware().device_count, machines)
-        nproc = Size(count, count)
-    command = torchrun_command(
-        rank_command,
-        nproc,
-        nodes=request.nodes,
-        node_rank=node_rank,
-        rendezvous=rendezvous,
-        max_restarts=request.max_restarts,
-    )
-    return TorchrunLaunch(command)
+    return rendezvous
 
 
 def _by_mpirun(rank_command: RankCommand, request: Request) -> Launch:

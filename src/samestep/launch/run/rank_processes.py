@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from samestep.distributed.health.failure_report import FailureReport
 from samestep.environment.variables import report_variables
@@ -24,12 +24,25 @@ _SECONDS_TO_DIE = 10.0
 """A process that does not end when it is killed waits for a device or a file system."""
 
 
+class Child(Protocol):
+    """A process that this one started, as `subprocess.Popen` shows it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None:
+        """Its exit code, or minus the signal that ended it; None while it runs."""
+        ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+
 @dataclass
 class RankProcess:
     """One rank, and what is known of its end."""
 
     rank: int
-    process: subprocess.Popen[bytes]
+    process: Child
     reports: list[FailureReport] = field(default_factory=list)
     code: int | None = None
     """Its exit code; None while it runs."""
@@ -71,6 +84,17 @@ class RankProcesses:
         self, rank: int, argv: Sequence[str], environ: Mapping[str, str], redirected: bool
     ) -> int:
         """Start a rank; returns the number of its process."""
+        with ExitStack() as stack:
+            output = stack.enter_context(self._output(rank)) if redirected else None
+            return self.begin(
+                rank, lambda pipe: _start(argv, {**environ, **report_variables(pipe)}, output, pipe)
+            )
+
+    def begin(self, rank: int, start: Callable[[int], Child]) -> int:
+        """Start a rank by a function, which gets the pipe that the rank is to report to.
+
+        It must lead a group of processes; returns its number.
+        """
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         os.set_blocking(writing, False)  # a rank must not wait for a launcher that does not read
@@ -78,8 +102,7 @@ class RankProcesses:
             stack.callback(os.close, writing)
             unread = stack.enter_context(ExitStack())
             unread.callback(os.close, reading)
-            output = stack.enter_context(self._output(rank)) if redirected else None
-            process = _start(argv, {**environ, **report_variables(writing)}, output, writing)
+            process = start(writing)
             unread.pop_all()  # it is read as long as the rank runs
         self._reaper.watch(process.pid)
         self.ranks.append(RankProcess(rank, process))

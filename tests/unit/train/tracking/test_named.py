@@ -124,7 +124,7 @@ def test_a_library_that_is_not_there_is_named_with_its_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: str
 ) -> None:
     monkeypatch.setitem(sys.modules, extra, None)
-    with pytest.raises(MissingExtraError, match=rf"trackers.{extra} needs .*samestep\[{extra}\]"):
+    with pytest.raises(MissingExtraError, match=rf"trackers.{extra} needs .*\.\[{extra}\]"):
         open_trackers(config(tmp_path, **{extra: {}}), tmp_path, is_main=True)
 
 

@@ -1,0 +1,77 @@
+"""Which words of a command line are ours, and which are a script's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+MODULE_OPTION = "-m"
+
+
+@dataclass(frozen=True)
+class ScriptWords:
+    """A command line for a script, taken apart."""
+
+    ours: list[str]
+    """The script or module among them, and no `--`."""
+    arguments: tuple[str, ...]
+    """The script's own, untouched."""
+
+
+def split_words(
+    words: Sequence[str], options: Mapping[str, bool], takes_any: bool = False
+) -> ScriptWords | None:
+    """Take a command line for a script apart; None if it names none.
+
+    Options before the script are ours and everything behind it is the script's, as torchrun has it.
+    Where the script comes first, so do our options and overrides behind it, and the script's own
+    arguments start with the first word that is neither. A `--` behind nothing but words of ours ends
+    them anyway.
+
+    Args:
+        words: The command's, without its name.
+        options: Our options; whether a value follows each.
+        takes_any: Whether the script may be one that opens no run: it has no overrides.
+    """
+    at = _skip_options(words, 0, options)
+    if at == len(words) or words[at].startswith("-"):
+        return None
+    is_module = MODULE_OPTION in words[:at]
+    if not is_module and not _is_script(words[at]):
+        return None
+    behind = at + 1
+    takes_overrides = not takes_any or (not is_module and _opens_run(words[at]))
+    end = _skip_options(words, behind, options, takes_overrides)
+    if end < len(words) and words[end] == "--":
+        return ScriptWords(list(words[:end]), tuple(words[end + 1 :]))
+    if at > 0:
+        end = behind
+    return ScriptWords(list(words[:end]), tuple(words[end:]))
+
+
+def _skip_options(
+    words: Sequence[str], at: int, options: Mapping[str, bool], overrides: bool = False
+) -> int:
+    """Where the first word is that is no option of ours, nor an override if these count."""
+    while at < len(words):
+        name, equals, _ = words[at].partition("=")
+        if name in options:
+            at = min(len(words), at + (2 if options[name] and not equals else 1))
+        elif overrides and equals and not name.startswith("-"):
+            at += 1
+        else:
+            break
+    return at
+
+
+def _is_script(word: str) -> bool:
+    from samestep.launch.commands.rank_command import is_script
+
+    return is_script(Path(word))
+
+
+def _opens_run(word: str) -> bool:
+    from samestep.launch.commands.plain_script import opens_run
+
+    return opens_run(Path(word))

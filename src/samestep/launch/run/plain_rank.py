@@ -1,0 +1,66 @@
+"""A rank of a script that opens no run: `python -m samestep.launch.run.plain_rank [-m] SCRIPT ...`.
+
+The script finds what `python SCRIPT ...` would show it, and the launcher's variables. How it ends
+is reported to the launcher, so that the first failing rank's traceback can be shown first. Imports
+no torch before the script does: some scripts set variables that torch reads when it is imported.
+"""
+
+from __future__ import annotations
+
+import runpy
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from samestep.distributed.signals import end_with_parent
+from samestep.environment.variables import launcher_process, process_environment
+
+_RUNNERS = (__file__, runpy.run_path.__code__.co_filename)
+
+
+def main(words: Sequence[str]) -> None:
+    end_with_parent(signal.SIGTERM, launcher_process(process_environment()))
+    try:
+        _run(words)
+    except Exception as error:
+        from samestep.distributed.health.failure_report import report_failure
+
+        report_failure(error.with_traceback(_of_script(error.__traceback__)))
+        sys.exit(1)
+    except SystemExit as end:
+        if end.code in (None, 0):
+            _report_end()
+        raise
+    _report_end()
+
+
+def _run(words: Sequence[str]) -> None:
+    if words[0] == "-m":
+        sys.argv = list(words[1:])  # runpy replaces the first word by the module's file
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(words)
+        sys.path[0] = str(
+            Path(words[0]).resolve().parent
+        )  # `-m` has put the working directory there
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def _of_script(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without what runs the script; all of it if there is nothing else."""
+    found = trace
+    while found is not None and found.tb_frame.f_code.co_filename in _RUNNERS:
+        found = found.tb_next
+    return found or trace
+
+
+def _report_end() -> None:
+    from samestep.distributed.health.failure_report import report_end
+
+    report_end()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,120 @@
+"""samestep config new: a config from a few answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from samestep.cli import app
+from samestep.config import load_config
+from tests.cli.processes import samestep
+
+OWN_TASK = """
+class Mine:
+    def optimizers(self, model): ...
+class Bare:
+    pass
+"""
+
+
+@pytest.fixture
+def new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """The command in this process: it starts no run."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(OWN_TASK)
+    return lambda *words, answers="": CliRunner().invoke(
+        app, ["config", "new", *map(str, words)], input=answers
+    )
+
+
+def test_with_yes_it_is_what_init_writes(new: Callable[..., Result], tmp_path: Path) -> None:
+    assert new("mine/config.yaml", "--yes").exit_code == 0
+    assert CliRunner().invoke(app, ["init", "other"]).exit_code == 0
+    for name in ("config.yaml", "task.py"):
+        written = [(tmp_path / folder / name).read_text() for folder in ("mine", "other")]
+        assert written[0] == written[1]
+
+
+def test_questions_are_asked_in_turn(new: Callable[..., Result], tmp_path: Path) -> None:
+    done = new("mine/config.yaml", answers="first\n\n32\n4\n2\nsgd\n0.5\nfp64\nbf16\nslurm\n")
+    assert done.exit_code == 0, done.output
+    assert "Not fp64, but one of fp32, tf32, bf16, fp16, auto" in done.output
+    config = load_config(tmp_path / "mine" / "config.yaml")
+    assert (config.name, config.task, config.precision) == ("first", "task.py:MyTask", "bf16")
+    assert (config.global_batch, config.lanes, config.epochs) == (32, 4, 2)
+    assert config.optimizer is not None
+    assert (config.optimizer.name, config.optimizer.lr) == ("sgd", 0.5)
+    assert config.distributed.launch_method == "slurm"
+    assert "def optimizers" not in (tmp_path / "mine" / "task.py").read_text()
+
+
+def test_what_is_given_is_not_asked(new: Callable[..., Result], tmp_path: Path) -> None:
+    done = new(
+        "mine.yaml", "--name", "no", "--task", "own.py:Mine", "--global-batch", 16, "--lanes", 2,
+        "--epochs", 1, "--precision", "auto", "--via", "torchrun", answers="\n",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("Optimizer: a class of torch.optim, or task for the task's own")
+    config = load_config(tmp_path / "mine.yaml")
+    assert (config.name, config.optimizer, config.params) == ("no", None, {})
+    assert config.best.metric == "val_loss", "the starter's is of its own task"
+    assert not (tmp_path / "task.py").exists()
+
+
+def test_a_task_without_optimizers_gets_one(new: Callable[..., Result], tmp_path: Path) -> None:
+    assert new("mine.yaml", "--yes", "--task", "own.py:Bare").exit_code == 0
+    config = load_config(tmp_path / "mine.yaml")
+    assert config.optimizer is not None
+    assert (config.optimizer.name, config.optimizer.lr) == ("adamw", 0.001)
+
+
+def test_nothing_is_overwritten(new: Callable[..., Result], tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("mine")
+    done = new()
+    assert (done.exit_code, "config.yaml already exist" in done.output) == (2, True)
+    (tmp_path / "task.py").write_text("mine")
+    done = new("other.yaml", "--yes")
+    assert (done.exit_code, "task.py already exist" in done.output) == (2, True)
+    assert not (tmp_path / "other.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--lanes", "7"], "cannot be cut into 7 equal lanes"),
+        (["--optimizer", "adamwww"], "adamwww"),
+        (["--task", "own.py:None"], "defines no class None"),
+        (["--name", "../up"], "name"),
+    ],
+)
+def test_answers_that_make_no_config(
+    new: Callable[..., Result], tmp_path: Path, words: list[str], message: str
+) -> None:
+    done = new("bad.yaml", "--yes", *words)
+    assert (done.exit_code, message in done.output) == (2, True), done.output
+    assert not (tmp_path / "bad.yaml").exists()
+
+
+def test_an_end_of_answers_writes_nothing(new: Callable[..., Result], tmp_path: Path) -> None:
+    done = new("mine.yaml", answers="first\n")
+    assert done.exit_code == 1
+    assert "Traceback" not in done.output
+    assert not (tmp_path / "mine.yaml").exists()
+
+
+def test_what_was_written_is_shown_and_trains(tmp_path: Path) -> None:
+    written = samestep(
+        "config", "new", "mine/config.yaml", "--yes", "--optimizer", "sgd", "--lr", "0.1",
+        "--epochs", "1", cwd=tmp_path,
+    )  # fmt: skip
+    assert written.returncode == 0, written.stderr
+    assert written.stdout.endswith("now: samestep train mine/config.yaml\n")
+    shown = samestep("config", "show", "mine/config.yaml", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    trained = samestep("train", "mine/config.yaml", cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    assert "Optimizers: SGD" in trained.stderr
