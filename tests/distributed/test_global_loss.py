@@ -24,7 +24,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "views, BatchNorm, dropout, tail": ("Views", {"clip": {"norm": 0.5}}),
     "a loss with weights, two towers": ("WithProxies", {}),
     "fp16": ("Views", {"precision": "fp16", "loss_scale": {"interval": 3}}),
-    "five lanes, an average": ("Views", {"lanes": 5, "global_batch": 30, "ema": {"decay": 0.9}}),
+    "five lanes, averages": (
+        "Views",
+        {"lanes": 5, "global_batch": 30, "ema": {"decay": 0.9}, "swa": {"start": 0.5, "every": 2}},
+    ),
     "skipping": ("WithProxies", {"on_nonfinite": "skip"}),
 }
 

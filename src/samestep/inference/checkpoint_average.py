@@ -160,7 +160,7 @@ class _RebuiltRun:
         """Estimate BatchNorm's statistics; False if the model has none."""
         task, data = self._task, self._train_data
         return measure_batchnorm(
-            self._setup, self._modules, task.loss, data, task.order(data), task.collate
+            self._setup, self._modules, task.forward_pass, data, task.order(data), task.collate
         )
 
     def evaluate(self) -> Values:

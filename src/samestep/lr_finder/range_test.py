@@ -23,7 +23,7 @@ from samestep.step.step_log import StepRecord
 from samestep.train.listeners import RunListener
 from samestep.train.progress import TrainingProgress
 from samestep.train.run import Run
-from samestep.train.task import Task, load_task
+from samestep.train.task import Task, load_task, stepper
 from samestep.train.task_optim import choose_optimizers
 
 FOLDER = "lr-find"
@@ -183,11 +183,12 @@ def _measure(
     run.add_listener(progress)
     run.add_listener(_CurveListener(curve))
     model.train()
+    run_step = stepper(task, model)
     with progress:
         try:
             for step in run.steps(source):
                 rates.set(test.rate(step.index))
-                step.train(lambda batch: task.loss(model, batch))
+                run_step(step)
                 if curve.stopped:
                     run.stop(curve.stopped)
         except NonFiniteLoss:

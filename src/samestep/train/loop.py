@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from samestep.checkpoint.ownership import naming_errors
 from samestep.config.schema import BestConfig
-from samestep.data.batch import LaneBatch
 from samestep.errors import PeerLost, TaskError
 from samestep.step.step import Step
 from samestep.step.step_log import StepRecord
@@ -23,7 +21,7 @@ from samestep.train.metric_names import console_text, refuse_double
 from samestep.train.metrics import make_metrics, mergers_of
 from samestep.train.progress import TrainingProgress
 from samestep.train.run import Run
-from samestep.train.task import Loss, Task
+from samestep.train.task import Task, stepper
 from samestep.train.task_optim import choose_optimizers, choose_schedules
 from samestep.train.weight_averages import TrainingAverages
 
@@ -146,15 +144,10 @@ class Training(RunListener):
         run.survivors.why_not = self._why_survivors_lack_state()
         self.model.train()
         patience = run.config.early_stopping
-        # The task's own method: what its loss reads from the task is compared before a replay.
-        loss: Callable[[LaneBatch], Loss] = partial(self._task.loss, self.model)
-        embed: Callable[[LaneBatch], Any] = partial(self._task.embed, self.model)
+        run_step = stepper(self._task, self.model)
         for step in run.steps(self._source, draws_between=False):
             try:
-                if self._task.has_batch_loss:
-                    step.run_global(embed, self._task.batch_loss)
-                else:
-                    step.run(loss)
+                run_step(step)
             except PeerLost as lost:
                 # Here, where a launcher's signal to end does not end the process yet.
                 run.survivors.save(lost)
@@ -244,7 +237,9 @@ class Training(RunListener):
         """Finish the averages with the run's last step, before it is saved."""
         task, run = self._task, self._run
         values = self.averages.finish(
-            lambda: run.measure_batchnorm(self._train_data, task.loss, self._order, task.collate),
+            lambda: run.measure_batchnorm(
+                self._train_data, task.forward_pass, self._order, task.collate
+            ),
             lambda prefix: self._measure(step, prefix),
         )
         if values:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -159,6 +160,11 @@ class Task:
         """Whether it trains by `batch_loss`."""
         return type(self).batch_loss is not Task.batch_loss
 
+    @property
+    def forward_pass(self) -> Callable[[nn.Module, LaneBatch], Any]:
+        """What a step calls with the model and a lane's batch: `loss`, or `embed`."""
+        return self.embed if self.has_batch_loss else self.loss
+
     def metrics(self) -> Mapping[str, Any]:
         """What evaluation measures besides the loss, by name: new metrics for each evaluation.
 
@@ -264,6 +270,15 @@ class Task:
         """
         inputs = self.model_inputs(batch)
         return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+
+
+def stepper(task: Task, model: nn.Module) -> Callable[[Step], None]:
+    """What runs a step of a task: by its loss, or by its loss over the whole batch."""
+    # The task's own methods: what a loss reads from the task is compared before a replay.
+    forward = partial(task.forward_pass, model)
+    if task.has_batch_loss:
+        return lambda step: step.run_global(forward, task.batch_loss)
+    return lambda step: step.run(forward)
 
 
 def load_task(config: Config) -> Task:
