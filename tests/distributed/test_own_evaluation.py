@@ -104,6 +104,26 @@ def _few(folder: str) -> list[Any]:
         return [run.gather(rows).tolist(), run.reduce([row.sum() for row in rows]).item()]
 
 
+def _wrapped(folder: str, same: str) -> tuple[Any, ...]:
+    import samestep
+
+    keys = _keys(folder, same=same, epochs=1, checkpoint={"enabled": False})
+    with samestep.start(**keys) as run:
+        model = _net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = run.prepare(model, optimizer, _loader())
+        for step in run.steps(loader):
+            step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
+            rows = [model(x) for x, _ in run.batches(_valid(batch_size=40))]
+        return len(run.gather(rows)), run.reduce(len(rows))
+
+
+@pytest.mark.parametrize("same", ["rounding", "samples"])
+def test_a_wrapped_model_evaluates_shares_of_any_size(same: str, tmp_path: Path) -> None:
+    # Two batches: the second of two ranks has none, and must not be waited for in forward.
+    assert run_ranks(_wrapped, 2, str(tmp_path / "run"), same) == [(VALID, 2)] * 2
+
+
 class Restless(nn.Module):
     """Changes a buffer in evaluation mode."""
 
@@ -180,6 +200,24 @@ def _misuse(folder: str, kind: str) -> str:
 )
 def test_what_cannot_be_gathered_is_refused(kind: str, words: str, tmp_path: Path) -> None:
     assert words in run_ranks(_misuse, 1, str(tmp_path / "run"), kind)[0]
+
+
+def _afterwards(folder: str) -> list[float]:
+    import samestep
+
+    keys = _keys(folder, steps=2, epochs=None, checkpoint={"enabled": False})
+    with samestep.start(**keys) as run:
+        model = _net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = run.prepare(model, optimizer, _loader())
+        for step in run.steps(loader):
+            step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
+            rows = [x[:, 0] for x, _ in run.batches(_valid())]
+        return run.gather(rows).tolist()  # type: ignore[no-any-return]
+
+
+def test_rows_are_in_order_after_the_last_step_too(tmp_path: Path) -> None:
+    assert run_ranks(_afterwards, 2, str(tmp_path / "run")) == [list(map(float, range(VALID)))] * 2
 
 
 def _in_a_step(folder: str) -> list[Any]:

@@ -130,14 +130,14 @@ class RunMeasures(RunFiles):
         return reduce_values(self.context, value, op, self._finished_share("run.reduce"))
 
     def _finished_share(self, caller: str) -> LoopShare | None:
-        """The loop over `run.batches` that came since the step began, if there was one."""
+        """The last loop over `run.batches`, unless a step has begun since."""
         if self._passes is not None and self._passes.in_lane:
             raise StepError(
                 f"{caller} was called inside the loop over a step's lanes, of which ranks have different "
                 "numbers: call it after the loop"
             )
         passes, share = self._share
-        if share is None or passes is not self._passes:
+        if share is None or (self._passes is not None and passes is not self._passes):
             return None
         if not share.is_over:
             raise StepError(

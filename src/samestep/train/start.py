@@ -28,13 +28,14 @@ def start(
     Args:
         config: A config, the path of a YAML or JSON file, or a mapping of its keys.
         overrides: Values that replace the config's, as `section.key=value`.
-        **keys: The config's keys, in place of a config; sections are mappings.
+        **keys: The config's keys, in place of a config; sections are mappings. Without `global_batch`
+            it is the batch size of the first DataLoader that `run.prepare` gets.
 
     Returns:
         The run; use it as a context manager, so that it is closed on every path.
 
     Example:
-        with samestep.start(global_batch=64, epochs=3, clip={"norm": 1.0}) as run:
+        with samestep.start(epochs=3, clip={"norm": 1.0}) as run:
             model, optimizer, loader = run.prepare(model, optimizer, loader)
             for step in run.steps(loader):
                 step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
