@@ -1,0 +1,71 @@
+"""A GAN with two optimizers that learns the points of a ring; the networks take turns."""
+
+import argparse
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn, optim
+from torch.utils.data import DataLoader, TensorDataset
+
+import samestep
+
+NOISE = 4
+
+
+def network(inputs, outputs):
+    return nn.Sequential(nn.Linear(inputs, 32), nn.LeakyReLU(0.2), nn.Linear(32, outputs))
+
+
+def score(logits, real):
+    return F.binary_cross_entropy_with_logits(logits, torch.full_like(logits, real))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--n-critic", type=int, default=2)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--save", default="", help="file for the generator's weights")
+    args = parser.parse_args()
+    turns = {"find_unused_parameters": True}  # in every step one of the networks
+    with samestep.start(epochs=args.epochs, seed=args.seed, name="gan", distributed=turns) as run:
+        fit(args, run)
+
+
+def fit(args, run):
+    angles = torch.linspace(0, 2 * math.pi, 512)
+    points = TensorDataset(torch.stack([angles.cos(), angles.sin()], 1))
+    loader = DataLoader(points, batch_size=args.batch_size, shuffle=True)
+    generator = network(NOISE, 2)
+    critic = network(2, 1)
+    generator_opt = optim.Adam(generator.parameters(), lr=args.lr, betas=(0.5, 0.99))
+    critic_opt = optim.Adam(critic.parameters(), lr=args.lr, betas=(0.5, 0.99))
+    generator, critic, generator_opt, critic_opt, loader = run.prepare(
+        generator, critic, generator_opt, critic_opt, loader
+    )
+
+    for epoch in run.epochs():
+        for step in run.steps(loader):
+            of_critic = step.epoch_step % (args.n_critic + 1) < args.n_critic
+            for (real,) in step.batches():
+                fake = generator(torch.randn(len(real), NOISE, device=run.device))
+                if of_critic:
+                    step.backward(score(critic(real), 1.0) + score(critic(fake.detach()), 0.0))
+                else:
+                    step.backward(score(critic(fake), 1.0))
+            step.update(critic_opt if of_critic else generator_opt)
+            if of_critic:
+                d_loss = step.loss
+            else:
+                g_loss = step.loss
+        run.print(f"epoch {epoch}: losses {d_loss.item():.4f}, {g_loss.item():.4f}")
+
+    if args.save and run.is_main:
+        torch.save(generator.state_dict(), args.save)
+
+
+if __name__ == "__main__":
+    main()
