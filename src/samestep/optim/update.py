@@ -9,6 +9,7 @@ host waits for the decision.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -66,6 +67,7 @@ class Update:
         guard: FiniteGuard,
         rates: DeviceRates,
         device: torch.device,
+        stepping: Callable[[], AbstractContextManager[None]] = nullcontext,
         before_change: Callable[[int], None] = lambda step: None,
         after_update: Callable[[int], None] = lambda step: None,
     ) -> None:
@@ -77,12 +79,14 @@ class Update:
         guard: Restores buffers after a skipped step, and reports it.
         rates: The optimizers' learning rates on the device.
         device: Where the weights are.
+        stepping: Entered around the optimizers' own steps.
         before_change: Called with the step before its weights are changed.
         after_update: Called with the step after every update that changed the weights.
         """
         self._optimizers, self._schedules = optimizers, schedules
         self._clipping, self._scaling, self._guard = clipping, scaling, guard
         self._rates = rates
+        self._stepping = stepping
         self._before_change, self._after_update = before_change, after_update
         on_gpu = device.type == "cuda"
         self._decided_on_device = on_gpu and all(map(_reads_decision, optimizers))
@@ -171,8 +175,9 @@ class Update:
         norms = self._clipping.apply(found)
         self._rates.put()
         try:
-            for optimizer in chosen or self._optimizers:
-                _step(optimizer, found if self._decided_on_device else None)
+            with self._stepping():
+                for optimizer in chosen or self._optimizers:
+                    _step(optimizer, found if self._decided_on_device else None)
         finally:
             self._rates.put_back()
         return norms

@@ -23,6 +23,7 @@ from samestep.optim.clipping import Clipping
 from samestep.optim.device_lr import DeviceRates
 from samestep.optim.loss_scale import CheckedScaling, LossScale
 from samestep.optim.nonfinite import FiniteGuard
+from samestep.optim.optimizer_calls import OptimizerCalls
 from samestep.optim.update import Update
 from samestep.reduce.build import LaneReduction, build_reduction
 from samestep.reduce.scaling import Scaling
@@ -59,6 +60,7 @@ class Prepared:
     clipping: Clipping
     scaling: Scaling
     rates: DeviceRates
+    calls: OptimizerCalls
     runner: LaneRunner
     terms: LossTerms
 
@@ -127,6 +129,7 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore) -> Prepar
         clipping=_clipping(config.clip, optimizers, context.device),
         scaling=scaling,
         rates=rates,
+        calls=OptimizerCalls(optimizers),
         runner=_runner(setup, parts_of_run, params, optimizers),
         terms=terms,
     )
@@ -170,7 +173,7 @@ def build_engine(
             ranks; a loop that draws none there saves two seedings a step.
         watch: Looks into the steps.
     """
-    draws = draws_between or _may_draw([*prepared.optimizers, *prepared.schedules])
+    draws = draws_between or _may_draw(prepared)
     update = Update(
         prepared.optimizers,
         prepared.schedules,
@@ -179,6 +182,7 @@ def build_engine(
         prepared.guard,
         prepared.rates,
         setup.context.device,
+        prepared.calls.ours,
         # Else what is drawn there would depend on which lane was this rank's last.
         (lambda step: setup.rng.enter(UPDATE, at=(step,))) if draws else lambda step: None,
         after_update,
@@ -211,17 +215,17 @@ def _checked(terms: LossTerms, setup: RunSetup) -> LossTerms:
     return CheckedTerms(terms, setup.context.log.warn) if setup.context.is_main else terms
 
 
-def _may_draw(items: Sequence[Optimizer | LRScheduler]) -> bool:
-    """Whether their steps may draw random numbers: those of torch's own and ours do not."""
-    hooks: list[Any] = [_global_optimizer_pre_hooks, _global_optimizer_post_hooks]
-    for item in items:
+def _may_draw(prepared: Prepared) -> bool:
+    """Whether optimizers' and schedulers' steps may draw random numbers: torch's own and ours do not."""
+    every: list[Any] = [_global_optimizer_pre_hooks, _global_optimizer_post_hooks]
+    for item in (*prepared.optimizers, *prepared.schedules):
         if isinstance(item, Optimizer):
-            hooks += [item._optimizer_step_pre_hooks, item._optimizer_step_post_hooks]
+            every += [item._optimizer_step_pre_hooks, item._optimizer_step_post_hooks]
         elif isinstance(item, (LambdaLR, MultiplicativeLR)):
             return True  # it calls a function of the user's
         if not type(item).__module__.startswith(("torch.optim.", "samestep.")):
             return True
-    return any(hooks)
+    return any(not prepared.calls.is_own(hook) for hooks in every for hook in hooks.values())
 
 
 def _uses_graphs(setup: RunSetup, optimizers: Sequence[Optimizer]) -> bool:

@@ -90,6 +90,8 @@ class RunFiles(RunPlace):
         cause = cause if cause is None else self.context.failed(cause)
         with ExitStack() as closing:
             closing.callback(self.context.close)
+            if self._prepared is not None:
+                closing.callback(self._prepared.calls.close)
             if parts is not None:
                 closing.callback(parts.close)
         if cause is not error and cause is not None:

@@ -365,3 +365,30 @@ def test_too_little_memory_before_the_first_step_is_reported_as_such(tmp_path: P
         samestep.start(settings(tmp_path)) as run,
     ):
         raise torch.OutOfMemoryError("8 GiB" if run.start_step == 0 else "")
+
+
+# -- who steps the optimizer ----------------------------------------------------------------------
+
+
+def test_an_optimizer_that_a_loop_steps_itself_is_refused_while_the_run_is_open(
+    tmp_path: Path,
+) -> None:
+    """As the loop was before it was ported: each rank would train on its own."""
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def weights() -> list[Tensor]:
+        return [param.detach().clone() for param in model.parameters()]
+
+    with samestep.start(settings(tmp_path / "run")) as run:
+        model, optimizer = run.prepare(model, optimizer)
+        before = weights()
+        model(torch.ones(4, 3)).sum().backward()
+        with pytest.raises(StepError, match=r"SGD\.step\(\) was called, but the run steps this"):
+            optimizer.step()
+        assert all(map(torch.equal, weights(), before))
+        for step in run.steps(Noisy()):
+            step.train(squares(model))
+    assert not all(map(torch.equal, weights(), before))
+    model(torch.ones(4, 3)).sum().backward()
+    optimizer.step()  # the run is over: it is the loop's own again
