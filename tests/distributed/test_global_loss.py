@@ -73,7 +73,7 @@ def test_it_is_the_loss_of_a_plain_loop_with_the_whole_batch(
         at = slice(32 * (step % 2), 32 * (step % 2) + 32)
         optimizer.zero_grad()
         loss = samestep.losses.supcon(model(x[at]), y[at], temperature=0.2)
-        assert run.record.losses[step] == pytest.approx(float(loss), abs=1e-5)
+        assert run.record.losses[step] == pytest.approx(loss.item(), abs=1e-5)
         loss.backward()
         optimizer.step()
     for name, value in model.state_dict().items():
@@ -95,7 +95,7 @@ WRONG = {
     "texts": "the embeddings of lane 0 holds a str: only tensors",
     "detached": "the loss does not depend on embeddings that require a gradient",
     "labels": "supcon got 32 samples and labels of the shape (31,): give one for each",
-    "vector": "the loss must be a sum over the lane's samples, a tensor of no dimensions, not (32,)",
+    "vector": "the loss of a lane must be a tensor of no dimensions, not (32,)",
     "names": "a loss over the whole batch is one loss",
 }
 

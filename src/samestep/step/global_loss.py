@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 from torch.nn import Parameter
@@ -147,7 +146,9 @@ class GlobalSteps:
         if context.device.type == "cuda":
             unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
             return (torch.cuda.mem_get_info()[0] + unused) / 2
-        return psutil.virtual_memory().available / 2 / context.world
+        import psutil  # here alone: it is not loaded by every run
+
+        return float(psutil.virtual_memory().available) / 2 / context.world
 
     def _loss_of(
         self, passes: LanePasses, embedded: Mapping[int, Any], loss: BatchLoss

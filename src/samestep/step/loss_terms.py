@@ -51,6 +51,10 @@ class OneLoss:
             raise TaskError(
                 f"the loss has names: set their weights in the config, as loss_weights: {{{names}}}"
             )
+        if not isinstance(value, tuple):
+            raise StepError(
+                f"the loss is a {type(value).__name__}: give the tensor itself, to be backpropagated"
+            )
         return value
 
     def begin_step(self) -> None:
@@ -163,8 +167,8 @@ def check_loss(loss_sum: Tensor, count: Tensor | float) -> None:
     if not isinstance(loss_sum, Tensor) or loss_sum.dim() != 0:
         shape = tuple(loss_sum.shape) if isinstance(loss_sum, Tensor) else type(loss_sum).__name__
         raise StepError(
-            f"the loss must be a sum over the lane's samples, a tensor of no dimensions, "
-            f"not {shape}: use reduction='sum'"
+            f"the loss of a lane must be a tensor of no dimensions, not {shape}: the mean over its samples, "
+            "or their sum with its count"
         )
     if not loss_sum.requires_grad:
         raise StepError("the loss does not depend on any parameter that requires a gradient")

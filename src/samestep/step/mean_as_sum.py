@@ -1,6 +1,7 @@
-"""Finds a mean that was given as a sum: (mean, count), which is divided by the count a second time.
+"""Finds a mean that was given as a sum, (mean, count), and a sum that was given as a mean.
 
-It trains, only slower by the size of a lane, and no number looks wrong. How a loss was reduced is in the
+The one is divided by the count a second time, the other not at all. Both train, slower or faster by the
+size of a lane, and no number looks wrong. How a loss was reduced is in the
 graph that autograd has recorded: its last operations are a mean, or a division by the count. So nothing
 is computed again, random numbers and buffers stay as they are, and dropout makes no difference. What
 the graph does not tell, such as a kernel of one's own, is taken for what it is said to be.
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from samestep.step.loss_terms import LossTerms, LossValue, Term, TermSums
 
-_MEAN = 1
+_MEAN, _SUM = 1, 2
 """What the losses of torch save as their reduction."""
 _KEPT_BY = ("ToCopyBackward", "AliasBackward", "ViewBackward", "CloneBackward", "NegBackward")
 """Operations of one operand that leave a mean a mean; reshaping to no dimensions is a view."""
@@ -43,17 +44,23 @@ class CheckedTerms:
     def _combine_first(self, value: LossValue, samples: int) -> Term:
         combined = self._terms.combine(value, samples)
         self.combine = self._terms.combine  # every lane of every step comes by here
-        line = warning_about(value)
+        line = warning_about(value, samples)
         if line:
             self._warn(line)
         return combined
 
 
-def warning_about(value: LossValue) -> str:
-    """What is wrong with the loss of a lane; empty if nothing is."""
+def warning_about(value: LossValue, samples: int) -> str:
+    """What is wrong with the loss of a lane of so many samples; empty if nothing is."""
     named = value if isinstance(value, Mapping) else {"": value}
     for name, term in named.items():
         if not isinstance(term, tuple):
+            if samples > 1 and is_sum(term):
+                return (
+                    f"the loss is taken for a mean over the lane's {samples} samples, but it is a sum: its "
+                    "gradients are larger by the size of a lane, and so is the loss that is logged. Use "
+                    "reduction='mean', or give the count: step.backward(loss, count=len(batch))"
+                )
             continue  # a mean, and said to be one
         loss, count = term[0], _number(term[1])
         if count is None or count <= 1 or not is_mean(loss, count):
@@ -77,6 +84,16 @@ def is_mean(loss: Any, count: float) -> bool:
     """
     node = loss.grad_fn if isinstance(loss, Tensor) else None
     return node is not None and _ends_in_mean(node, count, _DEEPEST)
+
+
+def is_sum(loss: Any) -> bool:
+    """Whether the last thing that was done to a loss, as its graph shows, is to add it up."""
+    node = loss.grad_fn if isinstance(loss, Tensor) else None
+    while node is not None and node.name().startswith(_KEPT_BY):
+        node = node.next_functions[0][0]
+    if node is None:
+        return False
+    return node.name().startswith("SumBackward") or getattr(node, "_saved_reduction", None) == _SUM
 
 
 def _ends_in_mean(node: Any, count: float, deepest: int) -> bool:

@@ -85,8 +85,9 @@ def without_effect(config: Config, precision: Precision) -> list[str]:
     found = []
     if precision.kind == "tf32" and precision.device.type != "cuda":
         found.append(f"precision: tf32 has no effect on {precision.device}: it computes in fp32")
-    if "loss_scale" in config.model_fields_set and config.precision not in ("fp16", "auto"):
+    # Overrides set every key: what is at its default has not been asked for.
+    if config.loss_scale != type(config.loss_scale)() and config.precision not in ("fp16", "auto"):
         found.append(f"loss_scale has no effect with precision: {config.precision}, only with fp16")
-    if "memory" in config.clip.model_fields_set and config.clip.adaptive is None:
+    if config.clip.memory != type(config.clip)().memory and config.clip.adaptive is None:
         found.append("clip.memory has no effect without clip.adaptive")
     return found

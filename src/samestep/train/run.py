@@ -171,7 +171,10 @@ class Run(RunMeasures):
                     step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
                 run.print(f"epoch {epoch}: loss {step.loss.item():.4f}")
         """
-        return self._sequence.epochs(self._parts.saver.position.epoch, self.config.epochs)
+        begun = self._parts.saver.position.epoch
+        if self.config.epochs is not None and begun >= self.config.epochs:
+            self._parts.step_end.report_complete()
+        return self._sequence.epochs(begun, self.config.epochs)
 
     def _all_steps(self, source: Source, draws_between: bool) -> Iterator[Step]:
         engine = self._build_engine(draws_between)

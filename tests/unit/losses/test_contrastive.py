@@ -62,7 +62,7 @@ def test_no_anchor_with_a_partner_is_no_loss_and_has_a_gradient() -> None:
     z = rows(3, 2).requires_grad_()
     loss = supcon(z, torch.arange(3))
     loss.backward()
-    assert float(loss) == 0.0
+    assert loss.item() == 0.0
     assert z.grad is not None
     assert not z.grad.any()
 

@@ -74,8 +74,8 @@ LOSS = torch.tensor(1.0, requires_grad=True)
 @pytest.mark.parametrize(
     ("loss", "count", "message"),
     [
-        (torch.ones(3, requires_grad=True), 3, r"not \(3,\): use reduction='sum'"),
-        (1.5, 3, "not float: use reduction='sum'"),
+        (torch.ones(3, requires_grad=True), 3, r"not \(3,\): the mean"),
+        (1.5, 3, "not float: the mean"),
         (torch.tensor(1.0), 3, "does not depend on any parameter"),
         (LOSS, -1, "count is -1"),
         (LOSS, float("nan"), "count is nan"),

@@ -1,4 +1,4 @@
-"""A mean that is given as a sum is found, and a sum is not taken for one."""
+"""A mean that is given as a sum is found, and a sum that is given as a mean, and nothing else."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ SUMS: dict[str, Form] = {
 @pytest.mark.parametrize("form", MEANS)
 def test_means_are_found(form: str) -> None:
     assert is_mean(MEANS[form](outputs()), N)
-    assert "a sum over 8, but it is a mean already" in warning_about((MEANS[form](outputs()), N))
+    assert "a sum over 8, but it is a mean already" in warning_about((MEANS[form](outputs()), N), N)
 
 
 @pytest.mark.parametrize("form", SUMS)
 def test_sums_are_left_alone(form: str) -> None:
     assert not is_mean(SUMS[form](outputs()), N)
-    assert not warning_about((SUMS[form](outputs()), N))
+    assert not warning_about((SUMS[form](outputs()), N), N)
 
 
 def test_the_half_of_two_squares_is_no_mean() -> None:
@@ -82,17 +82,17 @@ def test_the_half_of_two_squares_is_no_mean() -> None:
 
 @pytest.mark.parametrize("count", [1, 1.0, torch.tensor(1), 0])
 def test_a_count_of_one_is_no_mistake(count: Any) -> None:
-    assert not warning_about((outputs().mean(), count))
+    assert not warning_about((outputs().mean(), count), N)
 
 
 def test_a_mean_without_a_count_and_counts_as_tensors() -> None:
-    assert not warning_about(outputs().mean())
-    assert warning_about((outputs().mean(), torch.tensor(N)))
+    assert not warning_about(outputs().mean(), N)
+    assert warning_about((outputs().mean(), torch.tensor(N)), N)
 
 
 def test_losses_with_names_are_named() -> None:
     out = outputs()
-    found = warning_about({"recon": ((out**2).sum(), N), "kl": (out.mean(), N)})
+    found = warning_about({"recon": ((out**2).sum(), N), "kl": (out.mean(), N)}, N)
     assert found.startswith("loss kl was given as a sum over 8")
 
 
@@ -103,3 +103,17 @@ def test_only_the_first_loss_is_looked_at() -> None:
         loss, count = terms.combine((outputs().mean(), N), N)
     assert len(lines) == 1
     assert (count, loss.dim()) == (N, 0)
+
+
+PLAIN_SUMS = ["cross entropy", "squares", "means of samples, summed"]
+
+
+@pytest.mark.parametrize("form", PLAIN_SUMS)
+def test_a_sum_that_is_given_as_a_mean_is_found(form: str) -> None:
+    assert "but it is a sum" in warning_about(SUMS[form](outputs()), N)
+    assert not warning_about(SUMS[form](outputs()), 1)
+
+
+@pytest.mark.parametrize("form", MEANS)
+def test_a_mean_is_not_taken_for_a_sum(form: str) -> None:
+    assert not warning_about(MEANS[form](outputs()), N)
