@@ -12,6 +12,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from samestep.errors import CheckpointError
 
 _SHOWN = 8
+_CHOSEN = ("initial_lr", "lr", "weight_decay", "momentum", "betas", "eps")
+"""What people choose of an optimizer's group."""
+_MOVED = {"lr": "initial_lr", "momentum": "max_momentum", "betas": "max_momentum"}
+"""Of these, what a schedule may move, and the key that a group has then."""
 
 
 @runtime_checkable
@@ -98,6 +102,40 @@ class RunState:
             _keep_types(optimizer, state)
         for schedule, state in zip(self.schedules, training["schedules"], strict=True):
             _load("a schedule", schedule, state)
+
+
+Settings = list[list[dict[str, Any]]]
+"""By optimizer and group, what was chosen."""
+
+
+def settings_of(optimizers: Sequence[Optimizer]) -> Settings:
+    """What optimizers were made with, or have been given by a checkpoint."""
+    return [
+        [
+            {name: group[name] for name in _CHOSEN if name in group}
+            for group in optimizer.param_groups
+        ]
+        for optimizer in optimizers
+    ]
+
+
+def changed_settings(optimizers: Sequence[Optimizer], made: Settings) -> list[str]:
+    """Where optimizers that have loaded a checkpoint are other than they were made.
+
+    Args:
+        optimizers: The run's.
+        made: Their settings before.
+    """
+    found = []
+    for optimizer, before in zip(optimizers, made, strict=True):
+        for number, (group, chosen) in enumerate(zip(optimizer.param_groups, before, strict=True)):
+            for name, value in chosen.items():
+                if _MOVED.get(name) in group or group.get(name) == value:
+                    continue
+                of = f"{type(optimizer).__name__}{f' (group {number})' if number else ''}"
+                what = "lr" if name == "initial_lr" else name
+                found.append(f"{of}: {what} is {group.get(name)}, and not {value}")
+    return found
 
 
 def require(training: Mapping[str, Any], *names: str) -> None:

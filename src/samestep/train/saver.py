@@ -16,7 +16,7 @@ from samestep.checkpoint.format import read_model, read_training
 from samestep.checkpoint.manifest import Best, Manifest
 from samestep.checkpoint.resume import ResumePoint
 from samestep.checkpoint.snapshot import Snapshot
-from samestep.checkpoint.state import RunState, Stateful
+from samestep.checkpoint.state import RunState, Stateful, changed_settings, settings_of
 from samestep.checkpoint.store import CheckpointStore
 from samestep.config import Config
 from samestep.data.batch import Position
@@ -69,11 +69,18 @@ class Saver:
         """Take the run's objects; puts the checkpoint's state into them if there is one."""
         self._state = RunState(modules, optimizers, schedules, self._kept)
         if self._point is not None and self._loaded is not None:
+            made = settings_of(optimizers)
             try:
                 self._state.load(read_model(self._point.folder), self._loaded)
             except CheckpointError as error:
                 raise CheckpointError(f"{self._point.shown}: {error}") from error
             self._loaded = None
+            changed = changed_settings(optimizers, made)
+            if changed:
+                self._context.log.main(
+                    f"The checkpoint's values stay, whatever the code says now: {'; '.join(changed)}. A run with "
+                    "others needs another name"
+                )
 
     def keep(self, name: str, item: Stateful) -> None:
         """Take one more object whose state belongs to the run; brings its state back."""

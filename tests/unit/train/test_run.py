@@ -367,6 +367,30 @@ def test_too_little_memory_before_the_first_step_is_reported_as_such(tmp_path: P
         raise torch.OutOfMemoryError("8 GiB" if run.start_step == 0 else "")
 
 
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_resumed_run_says_that_it_keeps_the_checkpoints_rates(
+    scheduled: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def part(rate: float, pause: int | None) -> str:
+        model = net()
+        optimizer = SGD(model.parameters(), lr=rate, momentum=0.9)
+        schedule = [StepLR(optimizer, 1, 0.5)] if scheduled else []
+        with samestep.start(settings(tmp_path / "run")) as run:
+            every = {"every": "step"} if scheduled else {}
+            model, optimizer, *_ = run.prepare(model, optimizer, *schedule, **every)
+            for step in run.steps(Noisy()):
+                step.train(squares(model))
+                if step.index == pause:
+                    run.stop("paused")
+        return capsys.readouterr().err
+
+    part(0.1, 1)
+    said = part(0.1, 3)
+    assert "The checkpoint's values stay" not in said
+    said = part(0.3, None)
+    assert "whatever the code says now: SGD: lr is 0.1, and not 0.3." in said
+
+
 # -- who steps the optimizer ----------------------------------------------------------------------
 
 
