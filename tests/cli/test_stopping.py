@@ -99,11 +99,14 @@ def test_a_signal_to_the_launcher_saves_on_all_ranks_and_the_run_resumes(
 
 def test_a_second_interrupt_stops_at_once(config: Path, tmp_path: Path) -> None:
     with started("launch", config, "params.seconds=600", "--nproc", "2", cwd=tmp_path) as process:
-        wait_for((tmp_path / "hurry.waiting").exists)
+        # Both: before its first step a rank ends at once.
+        wait_for(lambda: all((tmp_path / f"hurry.waiting-{rank}").exists() for rank in range(2)))
         process.send_signal(signal.SIGINT)
         assert process.stdout is not None
-        while "press Ctrl-C again to stop at once" not in process.stdout.readline():
-            assert process.poll() is None, "the step that it waits for takes ten minutes"
+        said = [""]
+        while "press Ctrl-C again to stop at once" not in said[-1]:
+            said.append(process.stdout.readline())
+            assert process.poll() is None, f"the step takes ten minutes; it said {said}"
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + signal.SIGINT, output

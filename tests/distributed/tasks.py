@@ -432,7 +432,7 @@ class Slow(Everything):
         seconds: How long a lane takes.
         hurry: A file. Once it exists, lanes take no longer than they must: a test can have a run
             that does not end before something has happened to it, and need not wait for it then.
-            Beside it `hurry.waiting` appears once a lane takes its time.
+            Beside it `hurry.waiting-R` appears once a lane of rank R takes its time.
     """
 
     def __init__(self, seconds: float = 0.02, hurry: str = "") -> None:
@@ -442,7 +442,7 @@ class Slow(Everything):
     def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
         deadline = time.monotonic() + self.seconds
         if self.hurry:
-            Path(f"{self.hurry}.waiting").touch()
+            Path(f"{self.hurry}.waiting-{rank()}").touch()
         while (left := deadline - time.monotonic()) > 0 and not self._hurries():
             time.sleep(min(left, 0.05))
         return super().loss(model, batch)
