@@ -109,8 +109,12 @@ def test_machines_listen_to_their_network_only_and_believe_nobody_without_the_se
             assert {address for address, _ in found} <= {hosts.address(host)}, found
         ports = [port for _, port in listening(hosts, "n1") - before["n1"]]
         answers = attack(hosts, marker, "n1", ports)
-        output, _ = agents[0].communicate(timeout=PATIENCE)
-        assert agents[0].returncode == 2, output
+        outputs = [agent.communicate(timeout=PATIENCE)[0] for agent in agents]
+        # The machine that notices it first ends its ranks, and those of the other one save and stop.
+        codes = {agent.returncode for agent in agents}
+        assert 2 in codes, outputs
+        assert codes <= {2, 75}, outputs
+    output = "".join(outputs)
     assert answers[29400] == "written to", "torch's store itself takes whatever comes"
     assert "somebody without this launch's secret wrote to the store" in output
     time.sleep(1)
