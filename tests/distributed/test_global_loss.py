@@ -11,7 +11,8 @@ import torch
 import samestep
 from tests.distributed.contrastive_tasks import Plain, made_data
 from tests.distributed.interrupting import finish, go_on
-from tests.distributed.running import assert_same, train
+from tests.distributed.running import assert_same, settings, train
+from tests.ranks import run_ranks
 
 TASKS = Path(__file__).with_name("contrastive_tasks.py")
 
@@ -35,7 +36,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_loss_over_the_global_batch_is_the_same_at_any_size(case: str, tmp_path: Path) -> None:
     task, values = CASES[case]
-    assert_same([contrast(tmp_path, world, task, **values) for world in (1, 2, 4)])
+    worlds = (1, 2, 3, 4) if task == "WithProxies" else (1, 2, 4)
+    assert_same([contrast(tmp_path, world, task, **values) for world in worlds])
 
 
 def test_losses_of_other_libraries_with_weights_of_their_own(tmp_path: Path) -> None:
@@ -51,6 +53,56 @@ def test_activations_kept_and_computed_again_give_the_same_bits(world: int, tmp_
     ]
     assert_same(runs)
     assert len(set(runs[0].record.losses)) > 5
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("same", ["rounding", "samples"])
+def test_weaker_promises_give_one_loss_too_and_move_batchnorm_once(
+    same: str, world: int, tmp_path: Path
+) -> None:
+    """Where DistributedDataParallel sums, and a rank has several lanes or one of them fused."""
+    runs = [
+        contrast(tmp_path / str(again), world, "Views", same=same, contrastive={"recompute": again})
+        for again in (True, False, "auto")
+    ]
+    for run in runs:
+        counted = [v for name, v in run.state.items() if name.endswith("num_batches_tracked")]
+        assert [int(value) for value in counted] == [9]
+        assert run.record.losses == pytest.approx(runs[0].record.losses, rel=1e-5)
+    if same == "rounding":
+        bits = contrast(tmp_path, 1, "Views")
+        assert runs[0].record.losses == pytest.approx(bits.record.losses, rel=1e-4)
+
+
+def _embeddings(config: dict[str, Any], free: float) -> list[int]:
+    """How often each step embeds a lane, with so much free memory."""
+    from unittest import mock
+
+    from samestep.step.global_loss import GlobalSteps
+
+    task, calls, found = Plain(), [0], []
+
+    def embed(batch: Any) -> Any:
+        calls[0] += 1
+        return model(batch.x)
+
+    patched = mock.patch.object(GlobalSteps, "_free_memory", return_value=free)
+    with patched, samestep.start(config) as run:
+        model = task.model()
+        model, _ = run.prepare(model, task.optimizers(model))
+        for step in run.steps(task.train_data()):
+            calls[0] = 0
+            step.train_global(embed, task.batch_loss)
+            found.append(calls[0])
+    return found
+
+
+@pytest.mark.parametrize(("free", "later"), [(0.0, 8), (1e12, 4)])
+def test_activations_are_kept_where_they_fit(free: float, later: int, tmp_path: Path) -> None:
+    config = settings(f"{TASKS}:Plain", tmp_path / "run", lanes=4, epochs=1, drop_last=True)
+    config.pop("task")
+    # The first lane of the first step is measured.
+    assert run_ranks(_embeddings, 1, config, free) == [[later + 1, later]]
 
 
 @pytest.mark.parametrize("recompute", [True, False])

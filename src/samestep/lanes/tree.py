@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -69,3 +70,16 @@ def merge_order(blocks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         tree.push(start, size, slot)
     tree.close()
     return additions
+
+
+def sum_of_lanes(values: Sequence[float]) -> float:
+    """The sum of one number for each lane, in the tree's order."""
+    numbers = list(values)
+    for left, right in _additions(len(numbers)):
+        numbers[left] += numbers[right]
+    return numbers[0]
+
+
+@lru_cache
+def _additions(lanes: int) -> Sequence[tuple[int, int]]:
+    return tuple(merge_order([(lane, 1) for lane in range(lanes)]))

@@ -99,7 +99,7 @@ class LaneRows:
         if own:
             piece[: by_rank[self._collectives.rank]] = torch.cat(own)
         # As bytes: not every backend knows every type.
-        sent = self._all_gather(piece.view(-1).view(torch.uint8), name)
+        sent = self._all_gather(piece.view(-1).view(torch.uint8), name).to(self._device)
         every = sent.view(kind.dtype).view(-1, most, *kind.shape)
         return torch.cat([part[:count] for part, count in zip(every, by_rank, strict=True)])
 
@@ -138,7 +138,7 @@ class LaneRows:
         work = collectives.all_gather(every, sent, name)
         with collectives.activity.waiting(name):
             work.wait()
-        return every.to(self._device)
+        return every
 
 
 def _column(parts: Mapping[int, Sequence[Tensor]], at: int) -> dict[int, Tensor]:

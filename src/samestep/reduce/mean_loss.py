@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from samestep.lanes.tree import LaneTree
+from samestep.lanes.tree import sum_of_lanes
 
 
 def mean_loss(values: Sequence[Tensor | float], device: torch.device) -> Tensor:
@@ -18,7 +17,9 @@ def mean_loss(values: Sequence[Tensor | float], device: torch.device) -> Tensor:
         values: Each lane's loss and count, one after the other.
         device: Where the mean is wanted.
     """
-    loss, total = _add_up(values[::2]), _add_up(values[1::2])
+    loss, counts = _add_up(values[::2]), values[1::2]
+    # In the order of the log, where that costs nothing.
+    total = _add_up(counts) if any(isinstance(count, Tensor) for count in counts) else sum(counts)
     return torch.as_tensor(loss, dtype=torch.float64, device=device) / total
 
 
@@ -26,10 +27,7 @@ def _add_up(values: Sequence[Tensor | float]) -> Tensor | float:
     """The sum of all lanes in the tree's order: level by level, in a few kernels on a GPU."""
     tensors = [value for value in values if isinstance(value, Tensor)]
     if not tensors:
-        tree: LaneTree[float] = LaneTree(operator.add)
-        for lane, value in enumerate(values):
-            tree.push(lane, 1, float(value))
-        return tree.close()
+        return sum_of_lanes([float(value) for value in values])
     device = tensors[0].device
     scalars = (
         value

@@ -205,7 +205,7 @@ def build_engine(
         flags=flags,
         on_batch=on_batch,
         draws_between=draws_between,
-        global_steps=GlobalSteps(setup, prepared.params),
+        global_steps=GlobalSteps(setup, prepared.modules, prepared.params),
         watch=watch,
     )
 

@@ -3,25 +3,26 @@
 No lane can compute it alone, and no rank holds the activations of all. So every lane is embedded
 first; the embeddings of all lanes meet on every rank, in the order of the lanes, where the loss and
 its gradient with respect to them are computed, the same everywhere; and each lane's gradient is
-backpropagated from its own rows. Where a rank has room for the activations of its lanes it keeps them
-from the first pass; otherwise each lane runs forward again, with the same random numbers and buffers.
+backpropagated from its own rows. Where the activations of a rank's lanes fit into its memory they are
+kept from the first pass; otherwise each lane runs forward again, with the same random numbers and buffers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 
 from samestep.data.batch import LaneBatch, Moment
 from samestep.errors import StepError
 from samestep.lanes.rng import WHOLE_BATCH
 from samestep.pytree import leaves, map_leaves
+from samestep.reduce.buffer_slots import keep_buffers
 from samestep.reduce.lane_rows import LaneRows
 from samestep.reduce.stats import LaneStats
 from samestep.run_setup import RunSetup
@@ -85,16 +86,18 @@ sum and its count."""
 class GlobalSteps:
     """Runs the steps of a run whose loss is over the whole global batch."""
 
-    def __init__(self, setup: RunSetup, params: Sequence[Parameter]) -> None:
+    def __init__(
+        self, setup: RunSetup, modules: Sequence[nn.Module], params: Sequence[Parameter]
+    ) -> None:
         """Args:
         setup: The run's.
+        modules: All of its modules.
         params: What its optimizers train.
         """
         context = setup.context
-        self._setup, self._params = setup, params
+        self._setup, self._modules, self._params = setup, modules, params
         self._rows = LaneRows(setup.assignment.units, context.collectives, context.device)
-        choice = setup.config.contrastive.recompute
-        self._keeps: bool | None = None if choice == "auto" else not choice
+        self._keeps = _keeps_activations(setup)
         """Whether activations are kept from the first pass; None before the first lane was seen."""
 
     def run(self, passes: LanePasses, embed: Embed, loss: BatchLoss) -> None:
@@ -117,20 +120,19 @@ class GlobalSteps:
     def _embed_lanes(self, passes: LanePasses, embed: Embed) -> tuple[dict[int, Any], bool]:
         """The first pass: each lane's embeddings, and whether they can be backpropagated."""
         embedded: dict[int, Any] = {}
-        if self._keeps is None and len(passes.data.units) == 1:
-            self._keeps = True
         for batch in passes.enter_lanes():
             if self._keeps is None:
                 with measured_activations(self._params) as saved:
                     self._forward(passes, batch, embed)
-                self._keeps = saved.bytes * len(self._setup.assignment.my_units) <= self._room()
+                whole = saved.bytes * len(self._setup.assignment.my_units)
+                self._keeps = whole <= self._free_memory() / 2
                 passes.again()
             if self._keeps:
                 with passes.engine.reduction.buffers.apart():
                     embedded[batch.lane] = self._forward(passes, batch, embed)
                 passes.end_forward()
             else:
-                with torch.no_grad():
+                with torch.no_grad(), self._buffers_as_they_were():
                     embedded[batch.lane] = self._forward(passes, batch, embed)
                 passes.forget_lane()
         return embedded, bool(self._keeps)
@@ -140,15 +142,20 @@ class GlobalSteps:
         with passes.forward_scope(), self._setup.precision.forward():
             return embed(passes.on_device(batch))
 
-    def _room(self) -> float:
-        """Bytes that this rank may fill with activations: half of what is free."""
+    def _buffers_as_they_were(self) -> AbstractContextManager[None]:
+        """Around a pass that is repeated: with `same: bits` the lane's next one starts over anyway."""
+        bits = self._setup.config.same == "bits"
+        return nullcontext() if bits else keep_buffers(self._modules)
+
+    def _free_memory(self) -> float:
+        """Bytes, of this rank's part of its machine."""
         context = self._setup.context
         if context.device.type == "cuda":
             unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-            return (torch.cuda.mem_get_info()[0] + unused) / 2
+            return float(torch.cuda.mem_get_info()[0] + unused)
         import psutil  # here alone: it is not loaded by every run
 
-        return float(psutil.virtual_memory().available) / 2 / context.world
+        return float(psutil.virtual_memory().available) / context.world
 
     def _loss_of(
         self, passes: LanePasses, embedded: Mapping[int, Any], loss: BatchLoss
@@ -214,6 +221,17 @@ def _as_leaf(rows: Tensor) -> Tensor:
     if not rows.is_floating_point():
         return rows
     return (rows if rows.dtype == torch.float64 else rows.float()).requires_grad_()
+
+
+def _keeps_activations(setup: RunSetup) -> bool | None:
+    """Whether a rank keeps the activations of its lanes, as far as the config tells."""
+    choice, several = setup.config.contrastive.recompute, len(setup.assignment.my_units) > 1
+    if several and setup.config.same != "bits" and setup.context.world > 1:
+        # It sends gradients in the first backward pass after a forward pass of the last lane.
+        return False
+    if choice == "auto":
+        return None if several else True
+    return not choice
 
 
 def _refuse_runner(passes: LanePasses) -> None:

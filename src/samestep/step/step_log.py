@@ -6,14 +6,13 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from samestep.distributed.health.activity import READING, Activity
 from samestep.errors import TaskError
-from samestep.lanes.tree import merge_order
+from samestep.lanes.tree import sum_of_lanes
 from samestep.optim.update import Updated
 from samestep.reduce.stats import LocalStats, begin_reading
 from samestep.step.loss_terms import TermSums
@@ -206,14 +205,5 @@ def _named_means(terms: TermSums, sums: Sequence[float], count: float) -> dict[s
 
 def _mean_loss(values: Sequence[float]) -> tuple[float, float]:
     """The step's loss per counted thing, summed over the lanes in the tree's order; the count."""
-    losses, total = list(values[::2]), 0.0
-    for count in values[1::2]:
-        total += count
-    for left, right in _additions(len(losses)):
-        losses[left] += losses[right]
-    return (losses[0] / total if total else 0.0), total
-
-
-@lru_cache
-def _additions(lanes: int) -> Sequence[tuple[int, int]]:
-    return tuple(merge_order([(lane, 1) for lane in range(lanes)]))
+    total = sum(values[1::2])
+    return (sum_of_lanes(values[::2]) / total if total else 0.0), total

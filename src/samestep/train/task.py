@@ -153,7 +153,7 @@ class Task:
         Returns:
             A mean over the samples; or a sum, and what it was summed over.
         """
-        raise NotImplementedError  # a task that does not override it has a `loss`
+        raise TaskError(f"{type(self).__name__} must define batch_loss(self, embeddings, batch)")
 
     @property
     def has_batch_loss(self) -> bool:
