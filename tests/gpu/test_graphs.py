@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,39 @@ def test_a_graph_outlives_those_captured_beside_it() -> None:
         torch.cuda.synchronize()
         assert torch.equal(made[0], expected)
         assert all(bool((block == 7).all()) for block in kept)
+
+
+def _in_turns(configs: list[dict[str, Any]], steps: int) -> list[list[float]]:
+    """Each run's losses: a step of each in turns, and each run opens after the others captured."""
+    import samestep
+    from samestep.train.loop import Training
+
+    losses: list[list[float]] = []
+    with contextlib.ExitStack() as stack:
+        turns = []
+        for config in configs:
+            run = stack.enter_context(samestep.start(config))
+            turns.append(Training(run, Everything(optimizer="fused")).steps())
+            losses.append([])
+            for _ in range(steps):
+                for turn, found in zip(turns, losses, strict=True):
+                    found.append(float(next(turn).loss))
+    return losses
+
+
+def test_graphs_of_several_runs_in_one_process_do_not_disturb_each_other(tmp_path: Path) -> None:
+    configs = [
+        settings(
+            "Everything", tmp_path / name, distributed=SHARED, speed={"graph": True}, epochs=20
+        )
+        for name in ("first", "second", "third", "alone")
+    ]
+    for config in configs:
+        config.pop("task")
+    [together] = run_ranks(_in_turns, 1, configs[:3], 9)
+    [[alone]] = run_ranks(_in_turns, 1, configs[3:], 27)
+    assert [len(losses) for losses in together] == [27, 18, 9]
+    assert all(losses == alone[: len(losses)] for losses in together)
 
 
 def _refusals(config: dict[str, Any], kind: str) -> str:

@@ -34,6 +34,8 @@ class DeviceRates:
         self._tensors: list[Tensor] = [
             torch.tensor(rate, dtype=torch.float32, device=device) for rate in self._known
         ]
+        self._numbers: list[float] = []
+        """What the groups had before the tensors were put there."""
 
     def refresh(self) -> None:
         """Bring what a schedule has changed to the device."""
@@ -44,10 +46,11 @@ class DeviceRates:
 
     def put(self) -> None:
         """Let the optimizers see the tensors."""
+        self._numbers = [group["lr"] for group in self._groups]
         for group, tensor in zip(self._groups, self._tensors, strict=True):
             group["lr"] = tensor
 
     def put_back(self) -> None:
-        """Let schedules see the numbers."""
-        for group, rate in zip(self._groups, self._known, strict=True):
+        """Let schedules see the numbers, also those that have not been brought to the device yet."""
+        for group, rate in zip(self._groups, self._numbers, strict=True):
             group["lr"] = rate

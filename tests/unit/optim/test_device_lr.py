@@ -74,3 +74,18 @@ def test_a_changed_rate_reaches_the_same_memory(on_device: list[Optimizer]) -> N
     assert [group["lr"].item() for group in able.param_groups] == pytest.approx([0.1, 0.05])
     rates.put_back()
     assert [group["lr"] for group in able.param_groups] == [0.1, 0.05]
+
+
+def test_a_capture_before_the_rates_are_brought_there_leaves_them_as_a_schedule_set_them(
+    on_device: list[Optimizer],
+) -> None:
+    """It was lost once: a step is captured between the schedule's move and the update's begin."""
+    rates = DeviceRates(on_device, torch.device("cuda"))
+    group = on_device[0].param_groups[0]
+    group["lr"] = 0.05
+    rates.put()
+    rates.put_back()
+    assert group["lr"] == 0.05
+    rates.refresh()
+    rates.put()
+    assert group["lr"].item() == pytest.approx(0.05)
