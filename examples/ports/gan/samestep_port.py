@@ -31,11 +31,8 @@ def main():
     parser.add_argument("--save", default="", help="file for the generator's weights")
     args = parser.parse_args()
     turns = {"find_unused_parameters": True}  # in every step one of the networks
-    with samestep.start(epochs=args.epochs, seed=args.seed, name="gan", distributed=turns) as run:
-        fit(args, run)
+    run = samestep.start(epochs=args.epochs, seed=args.seed, name="gan", distributed=turns)
 
-
-def fit(args, run):
     angles = torch.linspace(0, 2 * math.pi, 512)
     points = TensorDataset(torch.stack([angles.cos(), angles.sin()], 1))
     loader = DataLoader(points, batch_size=args.batch_size, shuffle=True)
@@ -48,19 +45,18 @@ def fit(args, run):
     )
 
     for epoch in run.epochs():
-        for step in run.steps(loader):
-            of_critic = step.epoch_step % (args.n_critic + 1) < args.n_critic
-            for (real,) in step.batches():
-                fake = generator(torch.randn(len(real), NOISE, device=run.device))
-                if of_critic:
-                    step.backward(score(critic(real), 1.0) + score(critic(fake.detach()), 0.0))
-                else:
-                    step.backward(score(critic(fake), 1.0))
-            step.update(critic_opt if of_critic else generator_opt)
-            if of_critic:
-                d_loss = step.loss
+        for i, (real,) in run.enumerate(loader):
+            fake = generator(torch.randn(len(real), NOISE, device=run.device))
+            if i % (args.n_critic + 1) < args.n_critic:
+                critic_opt.zero_grad()
+                d_loss = score(critic(real), 1.0) + score(critic(fake.detach()), 0.0)
+                d_loss = run.backward(d_loss)
+                critic_opt.step()
             else:
-                g_loss = step.loss
+                generator_opt.zero_grad()
+                g_loss = score(critic(fake), 1.0)
+                g_loss = run.backward(g_loss)
+                generator_opt.step()
         run.print(f"epoch {epoch}: losses {d_loss.item():.4f}, {g_loss.item():.4f}")
 
     if args.save and run.is_main:

@@ -70,15 +70,12 @@ def main():
     parser.add_argument("--out", default="out", help="folder of the checkpoint")
     parser.add_argument("--resume", action="store_true")
     args = parser.parse_args()
-    with samestep.start(
+    run = samestep.start(
         global_batch=args.batch_size, steps=args.max_iters, seed=args.seed, run_dir=args.out,
-        clip={"norm": args.grad_clip}, checkpoint={"every_steps": args.eval_interval},
+        checkpoint={"every_steps": args.eval_interval},
         resume={"checkpoint": "auto" if args.resume else "never"},
-    ) as run:  # fmt: skip
-        fit(args, run)
+    )  # fmt: skip
 
-
-def fit(args, run):
     letters = sorted(set(TEXT))
     tokens = torch.tensor([letters.index(letter) for letter in TEXT])
     splits = {"train": tokens[: len(tokens) * 9 // 10], "val": tokens[len(tokens) * 9 // 10 :]}
@@ -109,17 +106,18 @@ def fit(args, run):
         return out
 
     train_data = samestep.drawn(lambda _, size: get_batch("train", size))
-    for step in run.steps(train_data):
+    for step, (x, y) in run.enumerate(train_data):
         for group in optimizer.param_groups:
-            group["lr"] = get_lr(args, step.index)
-        for x, y in step.batches():
-            _, loss = model(x, y)
-            step.backward(loss)
-        step.update()
-        if (step.index + 1) % args.eval_interval == 0:
+            group["lr"] = get_lr(args, step)
+        _, loss = model(x, y)
+        run.backward(loss)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), args.grad_clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if (step + 1) % args.eval_interval == 0 and run.ends_step:
             losses = estimate_loss()
             run.print(
-                f"step {step.index}: train loss {losses['train']:.4f}, val loss {losses['val']:.4f}"
+                f"step {step}: train loss {losses['train']:.4f}, val loss {losses['val']:.4f}"
             )
 
 

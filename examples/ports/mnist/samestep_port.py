@@ -37,24 +37,28 @@ def digits(args):
     return random_split(dataset, [0.8, 0.2], torch.Generator().manual_seed(0))
 
 
-def train(args, model, run, train_loader, epoch):
+def train(args, model, run, train_loader, optimizer, epoch):
     model.train()
-    for step in run.steps(train_loader):
-        loss = step.train(lambda batch: F.nll_loss(model(batch.x), batch.y))
-        if step.epoch_step % args.log_interval == 0:
-            run.print(f"epoch {epoch} batch {step.epoch_step} loss {loss.item():.4f}")
+    for batch_idx, (data, target) in run.enumerate(train_loader):
+        optimizer.zero_grad()
+        output = model(data)
+        loss = F.nll_loss(output, target)
+        loss = run.backward(loss)
+        optimizer.step()
+        if batch_idx % args.log_interval == 0:
+            run.print(f"epoch {epoch} batch {batch_idx} loss {loss.item():.4f}")
 
 
 def test(model, run, test_loader):
     model.eval()
-    test_loss = []
+    test_loss = 0
     correct = 0
     with torch.no_grad():
-        for data, target in run.batches(test_loader):
+        for data, target in test_loader:
             output = model(data)
-            test_loss.append(F.nll_loss(output, target, reduction="sum"))
+            test_loss += F.nll_loss(output, target, reduction="sum").item()
             correct += output.argmax(dim=1).eq(target).sum().item()
-    test_loss, correct = run.reduce(test_loss).item(), run.reduce(correct)
+    test_loss, correct = run.reduce(test_loss), run.reduce(correct)
     total = len(test_loader.dataset)
     run.print(f"test loss {test_loss / total:.4f}, accuracy {correct}/{total}")
 
@@ -71,24 +75,22 @@ def main():
     parser.add_argument("--log-interval", type=int, default=5)
     parser.add_argument("--save-model", default="")
     args = parser.parse_args()
-    with samestep.start(epochs=args.epochs, seed=args.seed, name="mnist") as run:
-        fit(args, run)
+    run = samestep.start(epochs=args.epochs, seed=args.seed, name="mnist")
 
-
-def fit(args, run):
     train_set, test_set = digits(args)
     train_loader = DataLoader(train_set, batch_size=args.batch_size, shuffle=True)
     test_loader = DataLoader(test_set, batch_size=args.test_batch_size)
     model = Net()
     optimizer = optim.Adadelta(model.parameters(), lr=args.lr)
     scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)
-    model, optimizer, scheduler, train_loader = run.prepare(
-        model, optimizer, scheduler, train_loader, every="epoch"
+    model, optimizer, scheduler, train_loader, test_loader = run.prepare(
+        model, optimizer, scheduler, train_loader, test_loader, every="call"
     )
 
     for epoch in run.epochs():
-        train(args, model, run, train_loader, epoch)
+        train(args, model, run, train_loader, optimizer, epoch)
         test(model, run, test_loader)
+        scheduler.step()
 
     if args.save_model and run.is_main:
         torch.save(model.state_dict(), args.save_model)

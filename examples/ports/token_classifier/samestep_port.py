@@ -50,13 +50,8 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", default="", help="folder for the trained model")
     args = parser.parse_args()
-    with samestep.start(
-        epochs=args.epochs, seed=args.seed, clip={"norm": args.clip}, name="token_classifier"
-    ) as run:
-        fit(args, run)
+    run = samestep.start(epochs=args.epochs, seed=args.seed, name="token_classifier")
 
-
-def fit(args, run):
     train_set, eval_set = sentences(96, seed=0), sentences(40, seed=1)
     train_loader = DataLoader(
         train_set, batch_size=args.batch_size, shuffle=True, collate_fn=collate
@@ -70,27 +65,30 @@ def fit(args, run):
     optimizer = AdamW(model.parameters(), lr=args.lr)
     steps = args.epochs * len(train_loader)
     scheduler = get_linear_schedule_with_warmup(optimizer, steps // 10, steps)
-    model, optimizer, scheduler, train_loader = run.prepare(
-        model, optimizer, scheduler, train_loader
+    model, optimizer, scheduler, train_loader, eval_loader = run.prepare(
+        model, optimizer, scheduler, train_loader, eval_loader, every="call"
     )
 
     for epoch in run.epochs():
         model.train()
-        for step in run.steps(train_loader):
-            for batch in step.batches():
-                step.backward(model(**batch).loss, mean_over=(batch["labels"] != -100).sum())
-            step.update()
+        for batch in train_loader:
+            optimizer.zero_grad()
+            loss = model(**batch).loss
+            loss = run.backward(loss, mean_over=(batch["labels"] != -100).sum())
+            torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
+            optimizer.step()
+            scheduler.step()
 
         model.eval()
         right = total = 0
-        for batch in run.batches(eval_loader):
+        for batch in eval_loader:
             with torch.no_grad():
                 predictions = model(**batch).logits.argmax(dim=-1)
             labels = batch["labels"]
             right += (predictions == labels)[labels != -100].sum().item()
             total += (labels != -100).sum().item()
         right, total = run.reduce(right), run.reduce(total)
-        run.print(f"epoch {epoch}: loss {step.loss.item():.4f}, accuracy {right / total:.4f}")
+        run.print(f"epoch {epoch}: loss {loss.item():.4f}, accuracy {right / total:.4f}")
 
     if args.output and run.is_main:
         model.save_pretrained(args.output)

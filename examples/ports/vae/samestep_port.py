@@ -44,38 +44,37 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--samples", default="", help="file for images drawn from the model")
     args = parser.parse_args()
-    with samestep.start(epochs=args.epochs, seed=args.seed, name="vae") as run:
-        fit(args, run)
+    run = samestep.start(epochs=args.epochs, seed=args.seed, name="vae")
 
-
-def fit(args, run):
     images = torch.tensor(load_digits().data[:800], dtype=torch.float32) / 16
     train_set, test_set = random_split(images, [640, 160], torch.Generator().manual_seed(0))
     train_loader = DataLoader(train_set, batch_size=args.batch_size, shuffle=True)
     test_loader = DataLoader(test_set, batch_size=args.batch_size)
     model = VAE()
     optimizer = optim.Adam(model.parameters(), lr=args.lr)
-    model, optimizer, train_loader = run.prepare(model, optimizer, train_loader)
+    model, optimizer, train_loader, test_loader = run.prepare(
+        model, optimizer, train_loader, test_loader
+    )
 
     for epoch in run.epochs():
         model.train()
         train_loss = 0
-        for step in run.steps(train_loader):
-            for data in step.batches():
-                recon, mu, logvar = model(data)
-                step.backward(loss_function(recon, data, mu, logvar), count=len(data))
-            step.update()
-            train_loss += step.loss.item()
-        run.print(f"epoch {epoch}: train loss {train_loss / len(train_loader):.4f}")
+        for data in train_loader:
+            optimizer.zero_grad()
+            recon, mu, logvar = model(data)
+            loss = loss_function(recon, data, mu, logvar) / len(data)
+            run.backward(loss)
+            optimizer.step()
+            train_loss += loss.item() * len(data)
+        run.print(f"epoch {epoch}: train loss {run.reduce(train_loss) / len(train_set):.4f}")
 
         model.eval()
-        test_loss = []
+        test_loss = 0
         with torch.no_grad():
-            for data in run.batches(test_loader):
+            for data in test_loader:
                 recon, mu, logvar = model(data)
-                test_loss.append(loss_function(recon, data, mu, logvar))
-        test_loss = run.reduce(test_loss)
-        run.print(f"epoch {epoch}: test loss {test_loss / len(test_set):.4f}")
+                test_loss += loss_function(recon, data, mu, logvar).item()
+        run.print(f"epoch {epoch}: test loss {run.reduce(test_loss) / len(test_set):.4f}")
 
     if args.samples and run.is_main:
         torch.save(model.decode(torch.randn(16, 4, device=run.device)).cpu(), args.samples)

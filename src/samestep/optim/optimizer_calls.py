@@ -6,8 +6,9 @@ that no other rank has seen, and nothing would show it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 from torch.optim import Optimizer
@@ -20,7 +21,9 @@ class OptimizerCalls:
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._is_ours = False
+        self._optimizers = optimizers
         self._hooks = [optimizer.register_step_pre_hook(self._check) for optimizer in optimizers]
+        self._replaced: dict[Optimizer, Any] = {}
 
     @contextmanager
     def ours(self) -> Iterator[None]:
@@ -31,8 +34,34 @@ class OptimizerCalls:
         finally:
             self._is_ours = False
 
+    def answer(self, instead: Callable[[Optimizer], None]) -> None:
+        """From now on, let the loop's own calls of `step` do this instead."""
+        for optimizer in self._optimizers if not self._replaced else ():
+            self._replaced[optimizer] = optimizer.step
+            optimizer.step = self._answered(optimizer, instead)  # type: ignore[method-assign]
+
+    def _answered(self, optimizer: Optimizer, instead: Callable[[Optimizer], None]) -> Any:
+        own = optimizer.step
+
+        @wraps(own)  # with the mark by which schedulers know that they follow its steps
+        def step(closure: Any = None) -> Any:
+            if self._is_ours:
+                return own() if closure is None else own(closure)
+            if closure is not None:
+                raise StepError(
+                    f"{type(optimizer).__name__}.step got a closure, which would run the model again: the run "
+                    "takes optimizers that step once"
+                )
+            instead(optimizer)
+            return None
+
+        return step
+
     def close(self) -> None:
         """The run is over: they are the loop's again."""
+        while self._replaced:
+            optimizer, own = self._replaced.popitem()
+            optimizer.step = own  # type: ignore[method-assign]
         while self._hooks:
             self._hooks.pop().remove()
 
@@ -44,7 +73,6 @@ class OptimizerCalls:
         if not self._is_ours:
             raise StepError(
                 f"{type(optimizer).__name__}.step() was called, but the run steps this optimizer: the "
-                "gradients of other lanes and ranks would be missing. Loop over run.steps(loader), call "
-                "step.backward(loss) for each batch of step.batches(), and step.update() in place of "
-                "optimizer.step()"
+                "gradients of other lanes and ranks would be missing. Loop over the loader that run.prepare "
+                "returned and call run.backward(loss); or loop over run.steps(loader) and call step.update()"
             )

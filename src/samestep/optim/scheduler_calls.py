@@ -24,7 +24,7 @@ def leave_to_run(scheduler: LRScheduler, every: str) -> None:
         every: With what, for the message.
     """
 
-    def refuse() -> None:
+    def refuse() -> bool:
         raise StepError(
             f"{type(scheduler).__name__}.step() was called, but the run moves this scheduler on with every "
             f"{every}: remove the call, or let your loop do it: run.prepare(..., scheduler, every='call')"
@@ -33,9 +33,9 @@ def leave_to_run(scheduler: LRScheduler, every: str) -> None:
     _replace_class(scheduler, refuse)
 
 
-def leave_to_loop(scheduler: LRScheduler, before: Callable[[], None]) -> None:
-    """Call a function before each call of its `step`."""
-    _replace_class(scheduler, before)
+def leave_to_loop(scheduler: LRScheduler, may_move: Callable[[], bool]) -> None:
+    """Ask a function at each call of its `step` whether it counts."""
+    _replace_class(scheduler, may_move)
 
 
 def move(scheduler: LRScheduler) -> None:
@@ -43,12 +43,12 @@ def move(scheduler: LRScheduler) -> None:
     getattr(type(scheduler), _KIND, type(scheduler)).step(scheduler)
 
 
-def _replace_class(scheduler: LRScheduler, before: Callable[[], None]) -> None:
+def _replace_class(scheduler: LRScheduler, may_move: Callable[[], bool]) -> None:
     kind: Any = type(scheduler)
 
     def step(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
-        before()
-        kind.step(self, *args, **kwargs)
+        if may_move():
+            kind.step(self, *args, **kwargs)
 
     members = {"step": step, _KIND: kind, "__module__": kind.__module__, "__doc__": kind.__doc__}
     scheduler.__class__ = type(kind.__name__, (kind,), members)

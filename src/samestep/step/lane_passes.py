@@ -134,18 +134,18 @@ class LanePasses:
 
     def enter_lanes(self) -> Iterator[LaneBatch]:
         """This rank's batches as they were read, each with its lane open."""
-        for position, unit in enumerate(self.data.units):
-            yield self._enter(position, unit)
-        self._leave()
+        for position in range(len(self.data.units)):
+            yield self.enter_lane(position)
+        self.leave_lanes()
 
     def lanes(self) -> Iterator[LaneBatch]:
         """This rank's batches on the device, each inside its lane's forward scope."""
-        for position, unit in enumerate(self.data.units):
-            batch = self.on_device(self._enter(position, unit))
+        for position in range(len(self.data.units)):
+            batch = self.on_device(self.enter_lane(position))
             self.enter_stream()
             with self.forward_scope(), self.engine.setup.precision.forward():
                 yield batch
-        self._leave()
+        self.leave_lanes()
 
     def release(self) -> None:
         """The step is over: let go of its batches."""
@@ -159,9 +159,10 @@ class LanePasses:
             self.engine.reduction.gradients.begin(self.data.ragged)
             self.engine.begin_lanes()
 
-    def _enter(self, position: int, unit: int) -> LaneBatch:
-        """Begin a lane; returns its batch as it was read."""
+    def enter_lane(self, position: int) -> LaneBatch:
+        """Begin one of this rank's lanes; returns its batch as it was read."""
         self._begin()
+        unit = self.data.units[position]
         batch = self._batch(position)
         self._samples = len(batch)
         self.engine.reduction.buffers.enter_lane()
@@ -190,7 +191,8 @@ class LanePasses:
         """Go back to a lane whose forward pass is over, for its backward pass."""
         self._open = lane
 
-    def _leave(self) -> None:
+    def leave_lanes(self) -> None:
+        """The last lane is through: ranks are at one place again."""
         self._open = None
         if self.engine.draws_between:
             # Else what is drawn there would depend on which lane was this rank's last.
@@ -310,6 +312,11 @@ class LanePasses:
         self.changes_weights = True
         updated = self.engine.update.apply(self.data.index, stats, optimizers)
         self.close(stats, updated, self.engine.terms.totals())
+
+    def lane_loss(self, position: int) -> Tensor:
+        """The mean loss of one of this rank's lanes, after its backward pass; on the device."""
+        stats = self._lane_stats[self.data.units[position]]
+        return mean_loss((stats.loss, stats.count), self.engine.setup.context.device)
 
     def mean_loss(self) -> Tensor:
         """The step's loss over all lanes of all ranks, as the log shows it; on the device."""

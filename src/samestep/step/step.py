@@ -12,7 +12,23 @@ from samestep.data.batch import LaneBatch
 from samestep.errors import StepError
 from samestep.step.global_loss import BatchLoss, Embed
 from samestep.step.lane_passes import LanePasses, LossFunction
-from samestep.step.loss_terms import Term
+from samestep.step.loss_terms import LossValue, Term
+
+
+def loss_value(
+    loss: Tensor | Mapping[str, Term],
+    count: Tensor | float | None,
+    mean_over: Tensor | float | None,
+) -> LossValue:
+    """What a loop's `backward` got, as the engine takes it; see `Step.backward`."""
+    if isinstance(loss, Mapping) or (count is None and mean_over is None):
+        return loss
+    if count is not None and mean_over is not None:
+        raise StepError("backward got count and mean_over: a loss is a sum or a mean")
+    if count is not None:
+        return loss, count
+    assert mean_over is not None
+    return loss * mean_over, mean_over
 
 
 class Step:
@@ -99,15 +115,7 @@ class Step:
                 count of all lanes.
             mean_over: How many things the loss is a mean over, where these are not the lane's samples.
         """
-        if isinstance(loss, Mapping) or (count is None and mean_over is None):
-            self._passes.backward(loss)
-        elif count is not None and mean_over is not None:
-            raise StepError("step.backward got count and mean_over: a loss is a sum or a mean")
-        elif count is not None:
-            self._passes.backward((loss, count))
-        else:
-            assert mean_over is not None
-            self._passes.backward((loss * mean_over, mean_over))
+        self._passes.backward(loss_value(loss, count, mean_over))
 
     def sum_over_lanes(self, values: Sequence[Tensor]) -> Tensor:
         """Sum a statistic over all lanes of all ranks, in the tree's order. Every rank calls this.

@@ -54,17 +54,17 @@ class LoopSchedules:
                 found[_pace(item.scheduler, item.every)].append(item.scheduler)
         return cls(found)
 
-    def take_over(self, before_call: Callable[[], None]) -> None:
+    def take_over(self, may_move: Callable[[], bool]) -> None:
         """From now on only the run moves its own on, and the loop the others.
 
         Args:
-            before_call: Called before the loop moves one.
+            may_move: Whether a call of the loop's counts.
         """
         for pace in ("step", "epoch"):
             for scheduler in self.by_pace[pace]:
                 leave_to_run(scheduler, pace)
         for scheduler in self.by_pace["call"]:
-            leave_to_loop(scheduler, before_call)
+            leave_to_loop(scheduler, may_move)
 
     @property
     def kept(self) -> dict[str, LRScheduler]:

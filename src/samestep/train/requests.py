@@ -10,7 +10,7 @@ from __future__ import annotations
 import runpy
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,6 +56,8 @@ class ScriptRequest:
     """Write the config here and end, where the run would begin."""
     opened: list[Path] = field(default_factory=list)
     """The directories of the runs that the script has opened."""
+    runs: ExitStack = field(default_factory=ExitStack)
+    """Closes these runs with the script: it need not open them with `with`."""
 
     def configure(self, config: Config) -> Config:
         """The config of the run that the script opens."""
@@ -74,6 +76,7 @@ class ScriptRequest:
                 "command can record or stop one run. Give each its own script, or arguments"
             )
         self.opened.append(run.run_dir)
+        self.runs.push(run)
         self.observation.attach(run)
 
 
@@ -100,7 +103,7 @@ def run_script(script: Path, arguments: Sequence[str], request: ScriptRequest) -
         raise TaskError(f"{script}: no such file. Give a config, or a script that trains")
     token = _REQUEST.set(request)
     try:
-        with _as_main(script, arguments):
+        with _as_main(script, arguments), request.runs:
             runpy.run_path(str(script), run_name="__main__")
     finally:
         _REQUEST.reset(token)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar, overload
 
+from torch import Tensor
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
@@ -19,10 +21,13 @@ from samestep.lanes.rng import BETWEEN
 from samestep.optim.schedules import Pace, Schedule
 from samestep.step.engine import build_engine, prepare
 from samestep.step.lane_passes import LanePasses, StepEngine
+from samestep.step.lane_turns import LaneTurns
 from samestep.step.lane_watch import LaneWatch
-from samestep.step.step import Step
+from samestep.step.loss_terms import Term
+from samestep.step.step import Step, loss_value
 from samestep.train.loop_schedules import LoopSchedules
 from samestep.train.plan_report import report_plan
+from samestep.train.run_loader import RunLoader, unwrapped
 from samestep.train.run_measures import RunMeasures
 from samestep.train.step_sequence import StepSequence
 
@@ -43,6 +48,8 @@ class Run(RunMeasures):
         self._watch: LaneWatch | None = None
         self._sequence = StepSequence()
         self._schedules = LoopSchedules.of((), None)
+        self._turns: LaneTurns | None = None
+        """The step whose lanes a loop over the loader is in."""
 
     def __enter__(self) -> Run:
         return self
@@ -64,22 +71,24 @@ class Run(RunMeasures):
         All weights become rank 0's; in a resumed run, all objects get their saved state.
 
         Args:
-            *objects: In any order. The first module is the model. DataLoaders come back as they are;
-                without `global_batch`, the first one's batch size is the global batch.
+            *objects: In any order. The first module is the model. The first DataLoader is that of the
+                training data; without `global_batch`, its batch size is the global batch.
             every: When schedulers move on: with every "step", with every "epoch", or ("call") where the
                 loop calls `scheduler.step()`. A `samestep.Schedule` has its own. Unless given it is with
                 every step; those that are mostly used by epochs, such as StepLR, must be given it.
 
         Returns:
             The same objects; at `same: rounding` and `samples` the model comes back wrapped in
-            DistributedDataParallel.
+            DistributedDataParallel. Loops over the DataLoaders get this rank's part: of the first the
+            lanes of the run's steps, of others what `run.batches` gives.
 
         Example:
-            model, optimizer, scheduler = run.prepare(model, optimizer, scheduler, every="epoch")
+            model, optimizer, loader, valid_loader = run.prepare(model, optimizer, loader, valid_loader)
         """
         if self._prepared is not None:
             raise StepError("run.prepare was called twice: give it everything at once")
-        self._see([item for item in objects if isinstance(item, DataLoader)])
+        loaders = [item for item in objects if isinstance(item, DataLoader)]
+        self._see(loaders)
         schedules = LoopSchedules.of(objects, every)
         others = (DataLoader, LRScheduler, Schedule)
         trained = [item for item in objects if not isinstance(item, others)]
@@ -89,19 +98,25 @@ class Run(RunMeasures):
         )
         for name, item in {**prepared.states(), **schedules.kept}.items():
             saver.keep(name, item)
-        schedules.take_over(self._before_own_move)
+        schedules.take_over(self._may_move)
         self._schedules = schedules
-        model, wrapped = prepared.modules[0], prepared.reduction.model
-        return tuple(wrapped if item is model else item for item in objects)
+        taken: dict[int, Any] = {id(prepared.modules[0]): prepared.reduction.model}
+        for loader in loaders:
+            batches = self._lane_batches if loader is loaders[0] else self.batches
+            taken[id(loader)] = RunLoader(loader, batches)
+        return tuple(taken.get(id(item), item) for item in objects)
 
-    def _before_own_move(self) -> None:
-        """Before the loop moves a scheduler on itself."""
+    def _may_move(self) -> bool:
+        """Whether the loop may move a scheduler on itself, now; not in turns before a step's last."""
+        if not self.ends_step:
+            return False
         if self._passes is not None and not self._passes.updated:
             raise StepError(
                 f"scheduler.step() was called in the middle of step {self._passes.data.index}, where each rank "
-                "has lanes of its own: call it after step.update()"
+                "has lanes of its own: call it after the update"
             )
         self.sync_update()
+        return True
 
     def watch_lanes(self, watch: LaneWatch) -> None:
         """Let an object look into the steps' lanes. Call it before `run.steps`, on every rank."""
@@ -117,6 +132,7 @@ class Run(RunMeasures):
             order: In which order samples are visited; shuffled each epoch unless given.
             collate: Makes a batch of a list of samples; torch's default unless given.
         """
+        dataset = unwrapped(dataset)
         if isinstance(dataset, DataLoader):
             self._see([dataset])
         setup, digest = self.setup, self._listeners.needs_sample_ids
@@ -154,13 +170,103 @@ class Run(RunMeasures):
                     step.backward(F.cross_entropy(model(x), y))
                 step.update()
         """
+        data = unwrapped(dataset)
 
         def begin() -> Iterator[Step]:
-            is_open = isinstance(dataset, Source)
-            source = dataset if is_open else self.source(dataset, order, collate)
+            source = data if isinstance(data, Source) else self.source(data, order, collate)
             return self._all_steps(source, draws_between)
 
-        return self._sequence.of(dataset, begin)
+        return self._sequence.of(data, begin)
+
+    def enumerate(self, dataset: Any) -> Iterator[tuple[int, Any]]:
+        """The lanes of an epoch's steps, one by one, for loops that step their optimizer themselves.
+
+        `for batch in loader` is the same, of the training DataLoader that `run.prepare` returned. Each
+        turn of the loop calls `run.backward(loss)` and `optimizer.step()`; in a step's last turn `.grad`
+        is the mean over all lanes of all ranks, and the optimizer's step counts.
+
+        Args:
+            dataset: As for `steps`.
+
+        Returns:
+            The step's number in its epoch, which does not depend on the number of ranks, and a batch.
+
+        Example:
+            for i, (x, y) in run.enumerate(loader):
+                optimizer.zero_grad()
+                run.backward(F.cross_entropy(model(x), y))
+                optimizer.step()
+        """
+        if self._prepared is None:
+            raise StepError(
+                "the loop over the data came before run.prepare: prepare the model first"
+            )
+        self._refuse_turns()
+        self._prepared.calls.answer(self._step_by_loop)
+        spare = None
+        for step in self.steps(dataset):
+            assert self._passes is not None, "a step is open"
+            turns = self._turns = LaneTurns(self._passes, self._modules, spare)
+            try:
+                for batch in turns.batches():
+                    yield step.epoch_step, batch
+            finally:
+                self._turns = None
+            spare = turns.spare
+
+    def _lane_batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        for _, batch in self.enumerate(loader):
+            yield batch
+
+    def _refuse_turns(self) -> None:
+        most = max(len(units) for units in self.setup.assignment.by_rank)
+        if self.config.same != "bits" and most > 1:
+            raise StepError(
+                f"same: {self.config.same} adds up the gradients of a rank's {most} lanes in .grad, which the "
+                "loop's zero_grad would clear: use same: bits, as many lanes as ranks, or run.steps(loader)"
+            )
+
+    def backward(
+        self,
+        loss: Tensor | Mapping[str, Term],
+        count: Tensor | float | None = None,
+        *,
+        mean_over: Tensor | float | None = None,
+    ) -> Tensor:
+        """In a loop over the loader: what `step.backward` is in a loop over `run.steps`.
+
+        Args:
+            loss: A mean over the batch's samples; or, with `count`, a sum.
+            count: How many things the loss was summed over.
+            mean_over: How many things the loss is a mean over, where these are not the samples.
+
+        Returns:
+            The mean loss of this turn's lane; in a step's last turn, that of the whole global batch, which
+            is the same at any number of ranks. On the device, without a graph.
+        """
+        if self._turns is None:
+            raise StepError(
+                "run.backward belongs inside a loop over the training loader that run.prepare returned; inside "
+                "run.steps it is step.backward"
+            )
+        return self._turns.backward(loss_value(loss, count, mean_over))
+
+    def _step_by_loop(self, optimizer: Optimizer) -> None:
+        if self._turns is None:
+            raise StepError(
+                f"{type(optimizer).__name__}.step() was called outside of the loop over the training loader"
+            )
+        self._turns.step(optimizer)
+
+    def print(self, *values: Any, sep: str = " ", end: str = "\n") -> None:
+        """`print`, once for the run: on rank 0; in a loop over the loader, in a step's last turn."""
+        if self.ends_step:
+            super().print(*values, sep=sep, end=end)
+
+    @property
+    def ends_step(self) -> bool:
+        """False in the turns of a loop over the loader that come before a step's last."""
+        return self._turns is None or self._turns.is_last
 
     def epochs(self) -> Iterator[int]:
         """The numbers of the epochs that are left, for loops with something to do after each.

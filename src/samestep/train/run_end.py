@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -20,6 +23,25 @@ def end_with(error: BaseException | None, *last: Callable[[], None]) -> BaseExce
     except BaseException as late:
         return late
     return error
+
+
+def close_at_exit(close: Callable[[Any, BaseException | None, Any], None]) -> None:
+    """Close a run that is still open in a process that ends.
+
+    An error that the interpreter has shown is the run's; one that closing raises makes the process fail.
+
+    Args:
+        close: The run's `__exit__`.
+    """
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    try:
+        close(None if error is None else type(error), error, None)
+    except BaseException as late:
+        sys.excepthook(type(late), late, late.__traceback__)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Too late for an exit code by raising.
+        os._exit(getattr(late, "exit_code", 1))
 
 
 def with_advice(error: BaseException, setup: RunSetup, step: int | None) -> BaseException:

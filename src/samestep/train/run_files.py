@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
+from multiprocessing.util import Finalize
 from typing import Any
 
 from torch import nn
@@ -19,7 +21,7 @@ from samestep.run_setup import RunSetup
 from samestep.step.engine import Prepared
 from samestep.step.lane_passes import LanePasses
 from samestep.train.listeners import Listeners, RunListener
-from samestep.train.run_end import end_with, with_advice
+from samestep.train.run_end import close_at_exit, end_with, with_advice
 from samestep.train.run_parts import RunParts
 from samestep.train.run_place import RunPlace
 from samestep.train.survivors import Survivors
@@ -37,6 +39,8 @@ class RunFiles(RunPlace):
         self._passes: LanePasses | None = None
         self._opened_parts: RunParts | None = None
         self._once_open: list[Callable[[RunParts], None]] = []
+        self._is_over = False
+        self._at_exit: Finalize | None = None
         if self.setup.planned is not None:
             self._open()
         self.setup.rng.enter(INIT)
@@ -78,7 +82,17 @@ class RunFiles(RunPlace):
         """What saves the run when other ranks are lost."""
         return self._parts.survivors
 
+    def close_at_exit(self) -> None:
+        """Close the run when the process ends, for scripts that do not open it with `with`."""
+        # Unlike atexit's, these are called in processes that multiprocessing forked, too.
+        self._at_exit = Finalize(None, partial(close_at_exit, self.__exit__), exitpriority=0)
+
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._at_exit is not None:
+            self._at_exit.cancel()
         parts = self._opened_parts
         found = error
         if parts is not None:

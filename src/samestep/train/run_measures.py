@@ -19,6 +19,7 @@ from samestep.train.eval_batches import LoopShare
 from samestep.train.evaluate import Evaluator, Measure, Values
 from samestep.train.over_ranks import Op, Value, gather_rows, reduce_values
 from samestep.train.run_files import RunFiles
+from samestep.train.run_loader import unwrapped
 
 
 class RunMeasures(RunFiles):
@@ -90,7 +91,7 @@ class RunMeasures(RunFiles):
         share = LoopShare(self._moment(step))
         self._share = (passes, share)
         with self.context.activity.during(EVALUATE):
-            yield from share.loop(self.setup, self._modules, data, collate)
+            yield from share.loop(self.setup, self._modules, unwrapped(data), collate)
         self._parts.log.restart_clock()
 
     def gather(self, rows: Tensor | Sequence[Tensor]) -> Tensor:

@@ -32,7 +32,8 @@ def start(
             it is the batch size of the first DataLoader that `run.prepare` gets.
 
     Returns:
-        The run; use it as a context manager, so that it is closed on every path.
+        The run; as a context manager it is closed at the end of the block, otherwise when the process
+        ends.
 
     Example:
         with samestep.start(epochs=3, clip={"norm": 1.0}) as run:
@@ -55,6 +56,7 @@ def start(
     except BaseException:
         context.__exit__(*sys.exc_info())
         raise
+    run.close_at_exit()
     try:
         request.observe(run)
     except BaseException:

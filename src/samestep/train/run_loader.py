@@ -1,0 +1,36 @@
+"""A DataLoader as `run.prepare` gives it back: a loop over it gets this rank's part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+
+class RunLoader:
+    """The loader, with another way to iterate it; all else is the loader's own."""
+
+    def __init__(
+        self, loader: DataLoader[Any], batches: Callable[[DataLoader[Any]], Iterator[Any]]
+    ) -> None:
+        """Args:
+        loader: What `run.prepare` got.
+        batches: Gives this rank's batches of it.
+        """
+        self.loader, self._batches = loader, batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._batches(self.loader)
+
+    def __len__(self) -> int:
+        """The batches of the loader itself, at any number of ranks."""
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+
+def unwrapped(data: Any) -> Any:
+    """What a run reads: of its own loaders, the person's."""
+    return data.loader if isinstance(data, RunLoader) else data
