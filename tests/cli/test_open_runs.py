@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.processes import ROOT, run, samestep
+from tests.cli.processes import run, samestep
 
 COLD = "what happens when an interpreter ends"
 SCRIPT = """

@@ -30,6 +30,7 @@ from samestep.step.forward_check import ForwardCheck
 from samestep.step.lane_watch import LaneWatch
 from samestep.step.loss_terms import LossTerms, LossValue, Term, TermSums, check_loss
 from samestep.step.step_log import StepLog
+from samestep.step.supported import refuse_frozen_gradients
 
 LossFunction = Callable[[LaneBatch], LossValue]
 """Returns a batch's summed loss and what it was summed over, or several of them by name."""
@@ -298,7 +299,7 @@ class LanePasses:
         reduction.buffers.wait()
         reduction.gradients.finish(stats)
         reduction.buffers.finish()
-        self._check_frozen()
+        refuse_frozen_gradients(engine.frozen)
         if engine.watch is not None:
             engine.watch.summed(self.data.index)
 
@@ -395,11 +396,3 @@ class LanePasses:
                 "call it once"
             )
         return self._open
-
-    def _check_frozen(self) -> None:
-        for name, param in self.engine.frozen:
-            if param.grad is not None:
-                raise StepError(
-                    f"parameter {name} was frozen when the run was prepared and now has a "
-                    "gradient, which no other rank would get. Unfreeze it before run.prepare"
-                )

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
+from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, Optimizer
 
-from samestep.errors import TaskError
+from samestep.errors import StepError, TaskError
 
 
 def refuse_unsupported(
@@ -90,3 +91,13 @@ def lonely_samples(modules: Sequence[nn.Module], lane_batch: int, tail: int) -> 
             "BatchNorm1d there. Set drop_last: true, or another global_batch"
         )
     return ""
+
+
+def refuse_frozen_gradients(frozen: Sequence[tuple[str, Parameter]]) -> None:
+    """Refuse gradients of parameters, by name, that were frozen when the run was prepared."""
+    for name, param in frozen:
+        if param.grad is not None:
+            raise StepError(
+                f"parameter {name} was frozen when the run was prepared and now has a "
+                "gradient, which no other rank would get. Unfreeze it before run.prepare"
+            )
