@@ -14,28 +14,26 @@ batch. All contestants train on the same batches, in the same processes and in t
 - samestep with one lane a rank, with several whose activations are kept, and with several
   of which all but one are embedded twice; on a GPU also with the loss in pieces (`rows_at_once`).
 
-On a GPU lanes have one size at all batches, and `MiB` is the most that a step allocates beyond what
-lies there between steps. All but the third must reach the loss of the first; otherwise the exit status is 1.
+On a GPU lanes have one size at all batches, and `MiB` is the most that a step allocates beyond what lies
+there between steps. All but the third must reach the first's loss; otherwise the exit status is 1.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
-import tempfile
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from copy import deepcopy
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from contest import SEED, Block, HostData, collate_nothing
-from contestants import ENDLESS, TOLERANCE, KeepingSettings, repeat_forever
+from contest import SEED, HostData, collate_nothing
+from contestants import ENDLESS, TOLERANCE, KeepingSettings
+from contrast import Place, Scene
 from measuring import (
     THREADS,
     Advance,
@@ -58,8 +56,7 @@ from measuring import (
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import AdamW, Optimizer
-from torch.utils.data import DataLoader
+from torch.optim import Optimizer
 
 import samestep
 from samestep.losses import supcon
@@ -79,133 +76,6 @@ OWN_RANK, OWN_LANE = "loss of each rank", "loss of each lane"
 ONE, KEPT, AGAIN = "samestep, 1 lane a rank", "samestep, kept", "samestep, recomputed"
 PIECES = "samestep, recomputed, in pieces"
 GOALS = {ONE: KEPT_GOAL, KEPT: KEPT_GOAL, AGAIN: AGAIN_GOAL, PIECES: AGAIN_GOAL}
-
-
-@dataclass(frozen=True)
-class Size:
-    """The model and its data."""
-
-    layers: int
-    width: int
-    heads: int
-    tokens: int
-    features: int
-    embedding: int
-    held: int
-    """Samples in memory, of which an endless dataset is made."""
-    classes: int = 32
-
-
-CPU_SIZE = Size(2, 64, 4, 16, 24, 32, held=1024)
-GPU_SIZE = Size(6, 384, 6, 64, 48, 128, held=16384)
-
-
-class Encoder(nn.Module):
-    """A transformer over patches, whose outputs' mean is the embedding."""
-
-    def __init__(self, size: Size) -> None:
-        super().__init__()
-        self.patches = nn.Linear(size.features, size.width)
-        self.position = nn.Parameter(0.02 * torch.randn(size.tokens, size.width))
-        self.blocks = nn.Sequential(
-            *(Block(size.width, size.heads, 0.0) for _ in range(size.layers))
-        )
-        self.head = nn.Linear(size.width, size.embedding)
-
-    def forward(self, patches: Tensor) -> Tensor:
-        hidden = self.patches(patches.float() / 255) + self.position
-        embeddings: Tensor = self.head(self.blocks(hidden).mean(1))
-        return embeddings
-
-
-class Images(HostData):
-    """Patches as bytes, of a pattern for each class, over and over."""
-
-    def __init__(self, size: Size, samples: int) -> None:
-        classes = torch.randint(size.classes, (size.held,))
-        patterns = torch.randint(128, (size.classes, size.tokens, size.features))
-        noise = torch.randint(128, (size.held, size.tokens, size.features))
-        super().__init__((patterns[classes] + noise).byte(), classes)
-        self._samples = samples
-
-    def __len__(self) -> int:
-        return self._samples
-
-    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
-        picked = torch.as_tensor(indices) % len(self.tensors[0])
-        return tuple(tensor.index_select(0, picked) for tensor in self.tensors)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where, and on how many samples, contestants run."""
-
-    world: int
-    device: torch.device
-    batch: int
-    """Samples of a step, on all ranks."""
-    lane: int
-    """Samples of a lane, of which a rank has several."""
-    steps: int
-    """In a turn."""
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.device.type == "cuda"
-
-    @property
-    def size(self) -> Size:
-        return GPU_SIZE if self.on_gpu else CPU_SIZE
-
-    @property
-    def own(self) -> range:
-        """Which samples of a step are this rank's."""
-        each, rank = self.batch // self.world, dist.get_rank() if self.world > 1 else 0
-        return range(rank * each, (rank + 1) * each)
-
-
-class Scene:
-    """What all contestants of a place share."""
-
-    def __init__(self, place: Place, stack: ExitStack) -> None:
-        torch.manual_seed(SEED)
-        self.place, self.stack = place, stack
-        self.dataset = Images(place.size, 1000 * place.batch)
-        self._initial = Encoder(place.size)
-        folder = [stack.enter_context(tempfile.TemporaryDirectory(prefix="samestep-contrast-"))]
-        if place.world > 1:
-            dist.broadcast_object_list(folder)  # all ranks of a run share rank 0's directory
-        self.folder = Path(folder[0])
-
-    def model(self) -> nn.Module:
-        return deepcopy(self._initial).to(self.place.device)
-
-    def optimizer(self, model: nn.Module) -> Optimizer:
-        return AdamW(model.parameters(), lr=1e-3, fused=self.place.on_gpu or None)
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast("cuda", torch.bfloat16) if self.place.on_gpu else nullcontext()
-
-    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """This rank's part of every step, on its device."""
-        place = self.place
-        starts = range(0, len(self.dataset), place.batch)
-        loader: DataLoader[Any] = DataLoader(
-            self.dataset,
-            batch_sampler=[[start + number for number in place.own] for start in starts],
-            collate_fn=collate_nothing,
-            pin_memory=place.on_gpu,
-        )
-        for batch in repeat_forever(loader):
-            x, y = (tensor.to(place.device, non_blocking=True) for tensor in batch)
-            yield x, y
-
-    def loss(self, model: nn.Module) -> float:
-        """The whole batch's loss by these weights."""
-        x, y = (t.to(self.place.device) for t in self.dataset.__getitems__(range(self.place.batch)))
-        with torch.no_grad(), self.autocast():
-            rows = [model(part) for part in x.split(self.place.lane)]
-        return supcon(torch.cat(rows).float(), y).item()
 
 
 # -- by hand -------------------------------------------------------------------------------
@@ -315,8 +185,8 @@ def by_samestep(
         "checkpoint": {"enabled": False},
         "distributed": {"device": place.device.type, "threads_per_rank": THREADS},
     }
-    run = scene.stack.enter_context(samestep.start(config))
-    yield from Training(run, Contrast(scene, model, at_once)).steps()
+    with samestep.start(config) as run:
+        yield from Training(run, Contrast(scene, model, at_once)).steps()
 
 
 # -- measuring -----------------------------------------------------------------------------
@@ -342,7 +212,7 @@ class Result:
     goal: float | None
     loss: float
     agrees: bool
-    """Whether it learned what the first did; true of those that should not."""
+    """Whether it learned what the first did, if it should."""
 
 
 def openers(scene: Scene) -> dict[str, tuple[int | None, Callable[[nn.Module], Contestant]]]:
@@ -373,8 +243,20 @@ def openers(scene: Scene) -> dict[str, tuple[int | None, Callable[[nn.Module], C
     return found
 
 
+def measure_all(places: Sequence[Place], rounds: int) -> tuple[list[Result], list[str]]:
+    """All places of this process, or of this rank and the others; and who does not fit there."""
+    results: list[Result] = []
+    notes: list[str] = []
+    for place in places:
+        measured, too_large = measure(place, rounds)
+        results += measured
+        notes += [f"does not fit: {name} at {place.batch} samples" for name in too_large]
+        leave_memory(place)
+    return results, notes
+
+
 def measure(place: Place, rounds: int) -> tuple[list[Result], list[str]]:
-    """All contestants of a place on this process, or on this rank and the others; who does not fit."""
+    """All contestants of a place; and who does not fit."""
     allow_deterministic_products(place.device)
     turns: dict[str, Callable[[], None]] = {}
     peaks: dict[str, float | None] = {}
@@ -389,13 +271,13 @@ def measure(place: Place, rounds: int) -> tuple[list[Result], list[str]]:
             advance = KeepingSettings(partial(in_turns, open_it(model), stack))
             try:
                 peaks[name] = learn(advance, place)
+                turns[name], losses[name] = partial(advance, place.steps), scene.loss(model)
             except (torch.OutOfMemoryError, samestep.errors.OutOfMemory):
                 too_large.append(name)
-                continue
-            turns[name], losses[name] = partial(advance, place.steps), scene.loss(model)
             leave_memory(place)
         gc.freeze()
         spent = time_rounds(turns, rounds, 1, place.device)
+        gc.unfreeze()
     lanes = {name: found for name, (found, _) in entries.items()}
     return results_of(place, spent, lanes, peaks, losses, before), too_large
 
@@ -483,14 +365,15 @@ def results_table(results: Sequence[Result]) -> Table:
     return table
 
 
-def places_of(options: Namespace) -> list[Place]:
+def places_of(options: Namespace) -> list[list[Place]]:
+    """Where contestants run; one list for each group of processes."""
     device = device_of(options)
     if device.type == "cuda":
         batches = [int(batch) for batch in options.batches.split(",")]
-        return [Place(1, device, batch, 256, max(2, 4096 // batch)) for batch in batches]
-    each, lane = (32, 8) if options.quick else (128, 32)
+        return [[Place(1, device, batch, 256, max(1, 4096 // batch)) for batch in batches]]
+    each, lane, steps = (32, 8, 1) if options.quick else (128, 32, 2)
     worlds = [int(world) for world in options.worlds.split(",")]
-    return [Place(world, device, each * world, lane, 1 if options.quick else 2) for world in worlds]
+    return [[Place(world, device, each * world, lane, steps)] for world in worlds]
 
 
 def main() -> None:
@@ -504,10 +387,9 @@ def main() -> None:
 
     results: list[Result] = []
     notes: list[str] = []
-    for place in places_of(options):
-        measured, too_large = on_ranks(place.world, measure, place, rounds)
-        results += measured
-        notes += [f"does not fit: {name} at {place.batch} samples" for name in too_large]
+    for places in places_of(options):
+        measured, found = on_ranks(places[0].world, measure_all, places, rounds)
+        results, notes = results + measured, notes + found
         write_json(options.json, facts, results, too_large=notes)
     show([results_table(results)], facts, rounds, notes)
     if not all(result.agrees for result in results):

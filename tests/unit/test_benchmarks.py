@@ -36,6 +36,24 @@ def in_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
         yield lambda train: measuring.InThread(train, stack)
 
 
+def test_contrastive_tells_another_loss_from_the_same(tmp_path: Path) -> None:
+    answer = tmp_path / "contrastive.json"
+    done = subprocess.run(
+        [
+            sys.executable, str(BENCHMARKS / "contrastive.py"), "--quick", "--device", "cpu",
+            "--worlds", "2", "--rounds", "1", "--json", str(answer),
+        ],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    found = json.loads(answer.read_text(encoding="utf-8"))["results"]
+    rows = {row["contestant"]: row for row in found}
+    expected = rows["gathered graph"]["loss"]
+    for name in ("samestep, 1 lane a rank", "samestep, kept", "samestep, recomputed"):
+        assert rows[name]["loss"] == pytest.approx(expected, abs=1e-3)
+    assert abs(rows["loss of each rank"]["loss"] - expected) > 0.01
+
+
 def test_peers_runs_and_writes_what_it_measured(tmp_path: Path) -> None:
     answer = tmp_path / "peers.json"
     done = subprocess.run(
