@@ -162,21 +162,21 @@ def test_lanes_shares_a_gpu_among_as_many_as_fit(lanes: Any) -> None:
 def test_a_contestant_has_its_own_settings_of_torch_in_its_turns_only(peers: Any) -> None:
     seen: list[bool] = []
 
-    def open_deterministic(seat: Any) -> Callable[[int], None]:
+    def open_deterministic() -> Callable[[int], None]:
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.deterministic = True
         return lambda number: seen.append(
             torch.are_deterministic_algorithms_enabled() and torch.backends.cudnn.deterministic
         )
 
-    def open_plain(seat: Any) -> Callable[[int], None]:
+    def open_plain() -> Callable[[int], None]:
         return lambda number: seen.append(
             torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic
         )
 
-    strict = peers.KeepingSettings(open_deterministic, None)
+    strict = peers.KeepingSettings(open_deterministic)
     assert not torch.are_deterministic_algorithms_enabled()
-    plain = peers.KeepingSettings(open_plain, None)
+    plain = peers.KeepingSettings(open_plain)
     for _ in range(2):
         strict(1)
         plain(1)
