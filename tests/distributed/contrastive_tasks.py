@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import samestep
+from samestep.losses import row_blocks
 
 SAMPLES, FEATURES, CLASSES, SIZE = 90, 6, 4, 5
 
@@ -105,6 +107,34 @@ class WithProxies(Views):
         left, right = embeddings["left"], embeddings["right"]
         together = samestep.losses.clip(left, right, 4.0) * len(batch)
         return self.proxies(left, batch.y) + together, len(batch)
+
+
+class Shared(Views):
+    """Rows of all losses are dealt out; of two of them, a parameter is trained."""
+
+    def __init__(self) -> None:
+        self.scales = nn.ParameterList([torch.tensor(3.0), torch.tensor(-1.0)])
+
+    def extra_modules(self) -> Any:
+        return [self.scales]
+
+    def optimizers(self, model: nn.Module) -> Any:
+        return torch.optim.AdamW([*model.parameters(), *self.scales.parameters()], lr=1e-2)
+
+    def batch_loss(self, embeddings: Any, batch: Any) -> Any:
+        left, right = embeddings.unbind(1)
+        scale, bias = self.scales
+        with mock.patch.object(row_blocks, "SHARED_FROM", 60):  # all but the tails
+            found = [
+                samestep.losses.supcon(embeddings, batch.y, 0.2, rows_at_once=7),
+                samestep.losses.nt_xent(embeddings),
+            ]
+        with mock.patch.object(row_blocks, "SHARED_FROM", 5):  # in a tail some lanes have no row
+            found += [
+                samestep.losses.clip(left, right, scale),
+                samestep.losses.siglip(left, right, scale, bias),
+            ]
+        return torch.stack(found).sum()
 
 
 class Wrong(Plain):

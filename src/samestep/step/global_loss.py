@@ -21,9 +21,11 @@ from torch.nn import Parameter
 from samestep.data.batch import LaneBatch, Moment
 from samestep.errors import StepError
 from samestep.lanes.rng import WHOLE_BATCH
+from samestep.losses.row_blocks import sharing
 from samestep.pytree import leaves, map_leaves
 from samestep.reduce.buffer_slots import keep_buffers
 from samestep.reduce.lane_rows import LaneRows
+from samestep.reduce.shared_rows import LaneBlocks
 from samestep.reduce.stats import LaneStats
 from samestep.run_setup import RunSetup
 from samestep.step.lane_passes import LanePasses
@@ -104,6 +106,7 @@ class GlobalSteps:
         self._setup, self._modules, self._params = setup, modules, params
         self._micro = micro
         self._rows = LaneRows(setup.assignment.units, context.collectives, context.device)
+        self._shared = LaneBlocks(setup.assignment.units, context.collectives)
         self._kept: int | None = None
         """How many lanes keep their activations; None before the first lane was seen."""
 
@@ -220,7 +223,8 @@ class GlobalSteps:
         seen = GlobalBatch(self._rows, samples, batches, passes.moment)
         # What it draws is the same on every rank, and so is all else.
         self._setup.rng.enter(WHOLE_BATCH, at=(passes.data.index,))
-        return _WholeLoss(rows, samples, lambda whole: loss(whole, seen), self._params)
+        with sharing(self._shared):
+            return _WholeLoss(rows, samples, lambda whole: loss(whole, seen), self._params)
 
 
 class _WholeLoss:
