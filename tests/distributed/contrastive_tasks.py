@@ -137,11 +137,52 @@ class Shared(Views):
         return torch.stack(found).sum()
 
 
+class Queue(nn.Module):
+    """The last embeddings and their classes."""
+
+    def __init__(self, length: int = 50) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(length, SIZE))
+        self.register_buffer("classes", torch.full((length,), -1))
+        self.norm = nn.BatchNorm1d(SIZE)
+
+    @torch.no_grad()
+    def push(self, rows: Tensor, classes: Tensor) -> None:
+        length = len(self.rows)
+        self.rows.copy_(torch.cat([rows, self.rows])[:length])
+        self.classes = torch.cat([classes, self.classes])[:length]
+
+
+class WithQueue(Views):
+    """A contrast with what earlier steps have embedded; BatchNorm over the whole batch."""
+
+    def __init__(self) -> None:
+        self.queue = Queue()
+
+    def extra_modules(self) -> Any:
+        return [self.queue]
+
+    def embed(self, model: nn.Module, batch: samestep.LaneBatch) -> Any:
+        return model(batch.x)
+
+    def batch_loss(self, embeddings: Any, batch: Any) -> Any:
+        z = F.normalize(self.queue.norm(embeddings), dim=1)
+        every = torch.cat([z, self.queue.rows.clone()])
+        classes = torch.cat([batch.y, self.queue.classes])
+        similar = (z @ every.T / 0.2).log_softmax(1)
+        loss = -similar[classes == batch.y[:, None]].mean()
+        self.queue.push(z, batch.y)
+        return loss
+
+
 class Wrong(Plain):
     """Does what it is asked to."""
 
     def __init__(self, kind: str) -> None:
-        self.kind = kind
+        self.kind, self.norm = kind, nn.BatchNorm1d(SIZE)
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(super().model(), self.norm)
 
     def embed(self, model: nn.Module, batch: samestep.LaneBatch) -> Any:
         made = model(batch.x)
@@ -152,6 +193,8 @@ class Wrong(Plain):
     def batch_loss(self, embeddings: Any, batch: Any) -> Any:
         if self.kind == "labels":
             return samestep.losses.supcon(embeddings, batch.y[1:])
+        if self.kind == "buffers":
+            self.norm.running_mean += 1
         if self.kind == "vector":
             return embeddings.sum(1)
         if self.kind == "names":

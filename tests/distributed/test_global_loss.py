@@ -31,6 +31,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"lanes": 5, "global_batch": 30, "ema": {"decay": 0.9}, "swa": {"start": 0.5, "every": 2}},
     ),
     "skipping": ("WithProxies", {"on_nonfinite": "skip"}),
+    "a queue that the loss fills": ("WithQueue", {}),
     "shared rows": ("Shared", {}),
     "micro-batches": ("WithProxies", {"memory": {"lane_split": 3}}),
 }
@@ -60,6 +61,22 @@ def test_activations_kept_and_computed_again_give_the_same_bits(world: int, tmp_
     ]
     assert_same(runs)
     assert len(set(runs[0].record.losses)) > 5
+
+
+@pytest.mark.parametrize("values", [{"lanes": 1}, {}, {"same": "rounding"}, {"same": "samples"}])
+def test_what_the_loss_leaves_in_its_buffers_stays(values: dict[str, Any], tmp_path: Path) -> None:
+    """In the order of the samples: the last ones of all lanes, and one move of its BatchNorm."""
+    found = [
+        contrast(tmp_path / str(again), 2 if "same" in values else 1, "WithQueue", epochs=2,
+                 contrastive={"recompute": again}, **values).state
+        for again in (True, False)
+    ]  # fmt: skip
+    names = [name for name in found[0] if name.endswith("norm.num_batches_tracked")]
+    assert [int(found[0][name]) for name in names] == [6]
+    for name in found[0]:
+        if name.endswith((".rows", ".classes")):
+            assert found[0][name].count_nonzero() > 30
+            assert torch.equal(found[0][name], found[1][name])
 
 
 def test_micro_batches_are_found_by_trial(tmp_path: Path) -> None:
@@ -173,6 +190,7 @@ WRONG = {
     "labels": "supcon got 32 samples and labels of the shape (31,): give one for each",
     "vector": "the loss of a lane must be a tensor of no dimensions, not (32,)",
     "names": "a loss over the whole batch is one loss",
+    "buffers": "the loss over the whole batch changed buffer 1.running_mean of the model",
 }
 
 

@@ -29,6 +29,7 @@ from samestep.reduce.shared_rows import LaneBlocks
 from samestep.reduce.stats import LaneStats
 from samestep.run_setup import RunSetup
 from samestep.step.lane_passes import LanePasses
+from samestep.step.loss_buffers import LossBuffers
 from samestep.step.loss_terms import LossValue, OneLoss, check_loss
 from samestep.step.micro_batches import MicroBatches
 
@@ -107,6 +108,7 @@ class GlobalSteps:
         self._micro = micro
         self._rows = LaneRows(setup.assignment.units, context.collectives, context.device)
         self._shared = LaneBlocks(setup.assignment.units, context.collectives)
+        self._loss_buffers = LossBuffers(modules)
         self._kept: int | None = None
         """How many lanes keep their activations; None before the first lane was seen."""
 
@@ -123,6 +125,8 @@ class GlobalSteps:
         embedded.clear()
         for batch in passes.enter_lanes(first=kept):
             self._backward_again(passes, batch, embed, whole)
+        passes.reduce()
+        self._loss_buffers.put()
         passes.update()
 
     def _prepare(self, passes: LanePasses, embed: Embed) -> None:
@@ -223,7 +227,7 @@ class GlobalSteps:
         seen = GlobalBatch(self._rows, samples, batches, passes.moment)
         # What it draws is the same on every rank, and so is all else.
         self._setup.rng.enter(WHOLE_BATCH, at=(passes.data.index,))
-        with sharing(self._shared):
+        with sharing(self._shared), self._loss_buffers.apart():
             return _WholeLoss(rows, samples, lambda whole: loss(whole, seen), self._params)
 
 
