@@ -96,10 +96,10 @@ class TorchSettings:
 class KeepingSettings:
     """A contestant that has its own settings of torch in its turns and leaves others theirs."""
 
-    def __init__(self, open_it: Callable[[Seat], Advance], seat: Seat) -> None:
+    def __init__(self, open_it: Callable[[], Advance]) -> None:
         outside = TorchSettings.current()
         try:
-            self._advance = open_it(seat)
+            self._advance = open_it()
             self._own = TorchSettings.current()
         finally:
             outside.apply()

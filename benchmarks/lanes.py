@@ -29,6 +29,7 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -163,7 +164,7 @@ def measure(settings: Settings) -> tuple[list[Result], dict[str, str]]:
             seat = Seat(contest, contest.model(), root / name, stack)
             opener = BY_HAND[name] if name in BY_HAND else OURS[name].open
             try:
-                turn = turn_of(KeepingSettings(opener, seat), workload.steps)
+                turn = turn_of(KeepingSettings(partial(opener, seat)), workload.steps)
                 turn()
             except Exception as error:
                 if name == HAND_WRITTEN:

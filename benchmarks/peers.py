@@ -33,6 +33,7 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -168,7 +169,8 @@ def measure(settings: Settings) -> tuple[list[Result], dict[str, str]]:
             (root / name).mkdir()
             seat = Seat(contest, contest.model(), root / name, stack)
             try:
-                turn = turn_of(KeepingSettings(ENTRIES[name].open, seat), workload.steps)
+                opener = partial(ENTRIES[name].open, seat)
+                turn = turn_of(KeepingSettings(opener), workload.steps)
                 turn()
             except Exception as error:
                 if name == HAND_WRITTEN:

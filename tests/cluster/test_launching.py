@@ -18,6 +18,8 @@ from tests.cluster.hosts import Hosts
 from tests.cluster.runs import PATIENCE, TASKS, Training, is_same, wait_for
 from tests.cluster.slurm import Slurm
 
+CONTRASTIVE = TASKS.with_name("contrastive_tasks.py")
+
 
 def by_rsh(hosts: Hosts) -> dict[str, str]:
     """What lets OpenMPI start ranks on the other hosts."""
@@ -50,17 +52,28 @@ def on_both(hosts: Hosts, training: Training, run: str, *options: str) -> list[t
 def test_one_machine_mpirun_on_two_hosts_and_slurm_on_two_nodes_are_one_run(
     slurm: Slurm, tmp_path: Path, untouched: RunRecord
 ) -> None:
-    training = Training.write(tmp_path)
+    assert verified(slurm, Training.write(tmp_path)) == {untouched.state_hash}
+
+
+def test_a_loss_over_the_global_batch_is_one_run_under_mpirun_and_slurm(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    training = Training.write(tmp_path, task=f"{CONTRASTIVE}:Shared", epochs=2)
+    assert len(verified(slurm, training)) == 1
+
+
+def verified(slurm: Slurm, training: Training) -> set[str]:
+    """What a run ends with on one machine, by mpirun on two hosts and by Slurm on two nodes."""
     argv = training.command(
-        "verify", f"run_dir={tmp_path / 'v'}", "--worlds", "1,2@mpirun,4@slurm",
+        "verify", f"run_dir={training.folder / 'v'}", "--worlds", "1,2@mpirun,4@slurm",
         "--nodes", "2", "--hosts", "n1,n2", "--json",
     )  # fmt: skip
     done = run_on_ctl(slurm.hosts, training, argv, slurm.env)
     assert done.returncode == 0, done.stderr
     worlds = json.loads(done.stdout)["worlds"]
     assert set(worlds) == {"1", "2 mpirun", "4 slurm"}
-    assert {world["state_hash"] for world in worlds.values()} == {untouched.state_hash}
     assert all(world["first_difference"] is None for world in worlds.values())
+    return {world["state_hash"] for world in worlds.values()}
 
 
 def test_machines_numbered_by_hand_whose_names_mean_loopback(

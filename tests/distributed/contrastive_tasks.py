@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import samestep
+from samestep.losses import row_blocks
 
 SAMPLES, FEATURES, CLASSES, SIZE = 90, 6, 4, 5
 
@@ -107,11 +109,80 @@ class WithProxies(Views):
         return self.proxies(left, batch.y) + together, len(batch)
 
 
+class Shared(Views):
+    """Rows of all losses are dealt out; of two of them, a parameter is trained."""
+
+    def __init__(self) -> None:
+        self.scales = nn.ParameterList([torch.tensor(3.0), torch.tensor(-1.0)])
+
+    def extra_modules(self) -> Any:
+        return [self.scales]
+
+    def optimizers(self, model: nn.Module) -> Any:
+        return torch.optim.AdamW([*model.parameters(), *self.scales.parameters()], lr=1e-2)
+
+    def batch_loss(self, embeddings: Any, batch: Any) -> Any:
+        left, right = embeddings.unbind(1)
+        scale, bias = self.scales
+        with mock.patch.object(row_blocks, "SHARED_FROM", 60):  # all but the tails
+            found = [
+                samestep.losses.supcon(embeddings, batch.y, 0.2, rows_at_once=7),
+                samestep.losses.nt_xent(embeddings),
+            ]
+        with mock.patch.object(row_blocks, "SHARED_FROM", 5):  # in a tail some lanes have no row
+            found += [
+                samestep.losses.clip(left, right, scale),
+                samestep.losses.siglip(left, right, scale, bias),
+            ]
+        return torch.stack(found).sum()
+
+
+class Queue(nn.Module):
+    """The last embeddings and their classes."""
+
+    def __init__(self, length: int = 50) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(length, SIZE))
+        self.register_buffer("classes", torch.full((length,), -1))
+        self.norm = nn.BatchNorm1d(SIZE)
+
+    @torch.no_grad()
+    def push(self, rows: Tensor, classes: Tensor) -> None:
+        length = len(self.rows)
+        self.rows.copy_(torch.cat([rows, self.rows])[:length])
+        self.classes = torch.cat([classes, self.classes])[:length]
+
+
+class WithQueue(Views):
+    """A contrast with what earlier steps have embedded; BatchNorm over the whole batch."""
+
+    def __init__(self) -> None:
+        self.queue = Queue()
+
+    def extra_modules(self) -> Any:
+        return [self.queue]
+
+    def embed(self, model: nn.Module, batch: samestep.LaneBatch) -> Any:
+        return model(batch.x)
+
+    def batch_loss(self, embeddings: Any, batch: Any) -> Any:
+        z = F.normalize(self.queue.norm(embeddings), dim=1)
+        every = torch.cat([z, self.queue.rows.clone()])
+        classes = torch.cat([batch.y, self.queue.classes])
+        similar = (z @ every.T / 0.2).log_softmax(1)
+        loss = -similar[classes == batch.y[:, None]].mean()
+        self.queue.push(z, batch.y)
+        return loss
+
+
 class Wrong(Plain):
     """Does what it is asked to."""
 
     def __init__(self, kind: str) -> None:
-        self.kind = kind
+        self.kind, self.norm = kind, nn.BatchNorm1d(SIZE)
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(super().model(), self.norm)
 
     def embed(self, model: nn.Module, batch: samestep.LaneBatch) -> Any:
         made = model(batch.x)
@@ -122,6 +193,8 @@ class Wrong(Plain):
     def batch_loss(self, embeddings: Any, batch: Any) -> Any:
         if self.kind == "labels":
             return samestep.losses.supcon(embeddings, batch.y[1:])
+        if self.kind == "buffers":
+            self.norm.running_mean += 1
         if self.kind == "vector":
             return embeddings.sum(1)
         if self.kind == "names":

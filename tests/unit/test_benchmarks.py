@@ -36,6 +36,24 @@ def in_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
         yield lambda train: measuring.InThread(train, stack)
 
 
+def test_contrastive_tells_another_loss_from_the_same(tmp_path: Path) -> None:
+    answer = tmp_path / "contrastive.json"
+    done = subprocess.run(
+        [
+            sys.executable, str(BENCHMARKS / "contrastive.py"), "--quick", "--device", "cpu",
+            "--worlds", "2", "--rounds", "1", "--json", str(answer),
+        ],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    found = json.loads(answer.read_text(encoding="utf-8"))["results"]
+    rows = {row["contestant"]: row for row in found}
+    expected = rows["gathered graph"]["loss"]
+    for name in ("samestep, 1 lane a rank", "samestep, kept", "samestep, recomputed"):
+        assert rows[name]["loss"] == pytest.approx(expected, abs=1e-3)
+    assert abs(rows["loss of each rank"]["loss"] - expected) > 0.01
+
+
 def test_peers_runs_and_writes_what_it_measured(tmp_path: Path) -> None:
     answer = tmp_path / "peers.json"
     done = subprocess.run(
@@ -144,21 +162,21 @@ def test_lanes_shares_a_gpu_among_as_many_as_fit(lanes: Any) -> None:
 def test_a_contestant_has_its_own_settings_of_torch_in_its_turns_only(peers: Any) -> None:
     seen: list[bool] = []
 
-    def open_deterministic(seat: Any) -> Callable[[int], None]:
+    def open_deterministic() -> Callable[[int], None]:
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.deterministic = True
         return lambda number: seen.append(
             torch.are_deterministic_algorithms_enabled() and torch.backends.cudnn.deterministic
         )
 
-    def open_plain(seat: Any) -> Callable[[int], None]:
+    def open_plain() -> Callable[[int], None]:
         return lambda number: seen.append(
             torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic
         )
 
-    strict = peers.KeepingSettings(open_deterministic, None)
+    strict = peers.KeepingSettings(open_deterministic)
     assert not torch.are_deterministic_algorithms_enabled()
-    plain = peers.KeepingSettings(open_plain, None)
+    plain = peers.KeepingSettings(open_plain)
     for _ in range(2):
         strict(1)
         plain(1)

@@ -24,6 +24,7 @@ def contradictions(config: Config, wrong: Set[str] = frozenset()) -> list[Mistak
         ({"epochs", "steps"}, _length_mistakes),
         ({"task"}, _task_mistakes),
         ({"same"}, _same_mistakes),
+        ({"contrastive.recompute", "memory.lane_split"}, _contrastive_mistakes),
         ({"early_stopping", "evaluation.every_epochs"}, _evaluation_mistakes),
         ({"resume.allow"}, _resume_mistakes),
         ({"loss_scale"}, lambda config: config.loss_scale.mistakes()),
@@ -144,6 +145,16 @@ def _batch_mistakes(config: Config) -> list[Mistake]:
     except PlanError as error:
         found.append(Mistake("global_batch", str(error)))
     return found
+
+
+def _contrastive_mistakes(config: Config) -> list[Mistake]:
+    if config.contrastive.recompute is not False or config.memory.lane_split == 1:
+        return []
+    message = (
+        "false keeps the activations of whole lanes, which memory.lane_split: "
+        f"{config.memory.lane_split} cuts into pieces that are embedded twice: remove one of them"
+    )
+    return [Mistake("contrastive.recompute", message)]
 
 
 def _same_mistakes(config: Config) -> list[Mistake]:

@@ -108,8 +108,8 @@ class ContrastiveConfig(Section):
 
     recompute: bool | Auto = Field(
         "auto",
-        description="embed each lane a second time for its backward pass; auto: unless the activations "
-        "of a rank's lanes fill less than half of the free memory",
+        description="embed a rank's lanes, but for its first, a second time for their backward pass; auto: "
+        "only those whose activations do not fit into half of the free memory",
     )
 
 

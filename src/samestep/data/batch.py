@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,6 +130,8 @@ class StepData:
     """States of this rank's streams after this step, by lane."""
     total: int | None = None
     """How many steps the run has, if that is known."""
+    samples: Sequence[int] | None = None
+    """Of each unit of all ranks, where this rank knows it without asking the others."""
 
     @property
     def following(self) -> Position:

@@ -79,6 +79,8 @@ class MapSource(Source):
         self._ordered: tuple[int, Sequence[int]] = (-1, ())
         self._my_units = tuple(setup.assignment.my_units)
         self._cuts = self._cut_by_unit()
+        self._full = self._counts(0)
+        """The samples of each unit in a full step."""
 
     def _cut_by_unit(self) -> list[tuple[int, slice]]:
         """This rank's units, and what each takes of the rank's part of a global batch."""
@@ -95,7 +97,7 @@ class MapSource(Source):
         step = start.step
         while stop is None or step < stop:
             epoch, epoch_step = self.plan.locate(step)
-            units, ragged = self._filled(epoch_step)
+            units, ragged, samples = self._filled(epoch_step)
             yield StepData(
                 index=step,
                 epoch=epoch,
@@ -105,18 +107,22 @@ class MapSource(Source):
                 ragged=ragged,
                 read=read,
                 total=stop,
+                samples=samples,
             )
             step += 1
 
-    def _filled(self, epoch_step: int) -> tuple[tuple[int, ...], bool]:
-        """This rank's units with samples, and whether some rank has none."""
+    def _filled(self, epoch_step: int) -> tuple[tuple[int, ...], bool, Sequence[int]]:
+        """This rank's units with samples, whether some rank has none, and all units' samples."""
         if (epoch_step + 1) * self.plan.batch.global_batch <= self.plan.samples:
-            return self._my_units, False
-        filled = [
-            tuple(unit for unit in units if self._positions(epoch_step, unit))
-            for units in self._assignment.units
-        ]
-        return filled[self._assignment.rank], not all(filled)
+            return self._my_units, False, self._full
+        counts = self._counts(epoch_step)
+        filled = [tuple(unit for unit in units if counts[unit]) for units in self._assignment.units]
+        return filled[self._assignment.rank], not all(filled), counts
+
+    def _counts(self, epoch_step: int) -> list[int]:
+        """The samples of each unit of all ranks."""
+        units = range(sum(map(len, self._assignment.units)))
+        return [len(self._positions(epoch_step, unit)) for unit in units]
 
     def _positions(self, epoch_step: int, unit: int) -> range:
         return self.plan.positions(epoch_step, self._assignment.lanes_of(unit))

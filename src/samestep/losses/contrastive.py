@@ -1,21 +1,20 @@
 """Contrasts of every sample with all others of a batch: give them to `step.train_global`, or return them
 from `Task.batch_loss`, and the batch is the global one.
 
-Each is a mean over samples. The matrix of similarities can be taken in pieces (`rows_at_once`), which
-are computed again in the backward pass: then it need not fit into memory.
+Each is a mean over samples. The matrix of similarities can be taken in pieces (`rows_at_once`): then it
+need not fit into memory. In a step over a large global batch its rows are dealt out among the ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from samestep.errors import TaskError
+from samestep.losses.row_blocks import Piece, sum_over_anchors
 
 
 def supcon(
@@ -52,7 +51,7 @@ def supcon(
     anchors = len(others) if contrast == "all" else samples
     numbers = torch.arange(len(others), device=others.device)
 
-    def piece(at: slice) -> tuple[Tensor, Tensor]:
+    def piece(at: slice, others: Tensor) -> tuple[Tensor, Tensor]:
         itself = numbers == numbers[at, None]
         similar = (others[at] @ others.T / temperature).masked_fill(itself, -torch.inf)
         positive = (classes == classes[at, None]) & ~itself
@@ -60,7 +59,7 @@ def supcon(
         count = positive.sum(1)
         return -(log_share.sum(1) / count.clamp(min=1)).sum(), (count > 0).sum()
 
-    total, valid = _by_pieces(piece, anchors, rows_at_once)
+    total, valid = _by_pieces(piece, anchors, rows_at_once, others)
     factor = 1.0 if base_temperature is None else temperature / base_temperature
     return factor * total / valid.clamp(min=1)
 
@@ -98,12 +97,14 @@ def clip(
     left, right = _pairs(left, right)
     targets = torch.arange(len(left), device=left.device)
 
-    def piece(at: slice) -> tuple[Tensor, Tensor]:
+    def piece(
+        at: slice, left: Tensor, right: Tensor, scale: Tensor | float
+    ) -> tuple[Tensor, Tensor]:
         there = F.cross_entropy(left[at] @ right.T * scale, targets[at], reduction="sum")
         back = F.cross_entropy(right[at] @ left.T * scale, targets[at], reduction="sum")
         return there + back, (targets[at] >= 0).sum()
 
-    total, count = _by_pieces(piece, len(left), rows_at_once)
+    total, count = _by_pieces(piece, len(left), rows_at_once, left, right, scale)
     return total / (2 * count)
 
 
@@ -126,28 +127,24 @@ def siglip(
     left, right = _pairs(left, right)
     numbers = torch.arange(len(left), device=left.device)
 
-    def piece(at: slice) -> tuple[Tensor, Tensor]:
+    def piece(
+        at: slice, left: Tensor, right: Tensor, scale: Tensor | float, bias: Tensor | float
+    ) -> tuple[Tensor, Tensor]:
         logits = left[at] @ right.T * scale + bias
         signed = torch.where(numbers == numbers[at, None], logits, -logits)
         return -F.logsigmoid(signed).sum(), (numbers[at] >= 0).sum()
 
-    total, count = _by_pieces(piece, len(left), rows_at_once)
+    total, count = _by_pieces(piece, len(left), rows_at_once, left, right, scale, bias)
     return total / count
 
 
 def _by_pieces(
-    piece: Callable[[slice], tuple[Tensor, Tensor]], anchors: int, at_once: int | None
+    piece: Piece, anchors: int, at_once: int | None, *tensors: Tensor | float
 ) -> tuple[Tensor, Tensor]:
     """The sums of what `piece` returns for some anchors at a time."""
-    if at_once is None:
-        return piece(slice(0, anchors))
-    _check("rows_at_once", at_once)
-    found = [
-        checkpoint(piece, slice(start, min(start + at_once, anchors)), use_reentrant=False)
-        for start in range(0, anchors, at_once)
-    ]
-    totals, counts = zip(*found, strict=True)
-    return torch.stack(totals).sum(), torch.stack(counts).sum()
+    if at_once is not None:
+        _check("rows_at_once", at_once)
+    return sum_over_anchors(piece, anchors, at_once, *tensors)
 
 
 def _views(embeddings: Tensor) -> Tensor:

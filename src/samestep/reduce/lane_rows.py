@@ -95,13 +95,20 @@ class LaneRows:
         if self._collectives.world == 1:
             return torch.cat(own)
         most = max(by_rank)
-        piece = torch.zeros((most, *kind.shape), dtype=kind.dtype, device=self._device)
-        if own:
-            piece[: by_rank[self._collectives.rank]] = torch.cat(own)
+        if min(by_rank) == most:
+            piece = torch.cat(own)
+        else:
+            piece = torch.zeros((most, *kind.shape), dtype=kind.dtype, device=self._device)
+            if own:
+                torch.cat(own, out=piece[: by_rank[self._collectives.rank]])
         # As bytes: not every backend knows every type.
-        sent = self._all_gather(piece.view(-1).view(torch.uint8), name).to(self._device)
-        every = sent.view(kind.dtype).view(-1, most, *kind.shape)
-        return torch.cat([part[:count] for part, count in zip(every, by_rank, strict=True)])
+        sent = self._all_gather(piece.reshape(-1).view(torch.uint8), name).to(self._device)
+        every = sent.view(kind.dtype).view(-1, *kind.shape)
+        if min(by_rank) == most:
+            return every
+        by_rank_and_row = every.view(-1, most, *kind.shape)
+        parts = zip(by_rank_and_row, by_rank, strict=True)
+        return torch.cat([part[:count] for part, count in parts])
 
     def _container(self, name: str, mine: Mapping[int, Any]) -> Any:
         if name not in self._containers:

@@ -187,6 +187,7 @@ def build_engine(
         (lambda step: setup.rng.enter(UPDATE, at=(step,))) if draws else lambda step: None,
         after_update,
     )
+    micro = prepared.runner if isinstance(prepared.runner, MicroBatches) else None
     return StepEngine(
         setup=setup,
         reduction=prepared.reduction,
@@ -205,7 +206,7 @@ def build_engine(
         flags=flags,
         on_batch=on_batch,
         draws_between=draws_between,
-        global_steps=GlobalSteps(setup, prepared.modules, prepared.params),
+        global_steps=GlobalSteps(setup, prepared.modules, prepared.params, micro),
         watch=watch,
     )
 

@@ -3,8 +3,8 @@
 No lane can compute it alone, and no rank holds the activations of all. So every lane is embedded
 first; the embeddings of all lanes meet on every rank, in the order of the lanes, where the loss and
 its gradient with respect to them are computed, the same everywhere; and each lane's gradient is
-backpropagated from its own rows. Where the activations of a rank's lanes fit into its memory they are
-kept from the first pass; otherwise each lane runs forward again, with the same random numbers and buffers.
+backpropagated from its own rows. As many of a rank's lanes as fit into its memory keep their activations
+from the first pass; the others run forward again, with the same random numbers and buffers.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from torch.nn import Parameter
 from samestep.data.batch import LaneBatch, Moment
 from samestep.errors import StepError
 from samestep.lanes.rng import WHOLE_BATCH
+from samestep.losses.row_blocks import sharing
 from samestep.pytree import leaves, map_leaves
 from samestep.reduce.buffer_slots import keep_buffers
 from samestep.reduce.lane_rows import LaneRows
+from samestep.reduce.shared_rows import LaneBlocks
 from samestep.reduce.stats import LaneStats
 from samestep.run_setup import RunSetup
 from samestep.step.lane_passes import LanePasses
+from samestep.step.loss_buffers import LossBuffers
 from samestep.step.loss_terms import LossValue, OneLoss, check_loss
+from samestep.step.micro_batches import MicroBatches
 
 Embed = Callable[[LaneBatch], Any]
 """Returns the embeddings of a lane's samples: a tensor, or several in containers."""
@@ -87,47 +91,82 @@ class GlobalSteps:
     """Runs the steps of a run whose loss is over the whole global batch."""
 
     def __init__(
-        self, setup: RunSetup, modules: Sequence[nn.Module], params: Sequence[Parameter]
+        self,
+        setup: RunSetup,
+        modules: Sequence[nn.Module],
+        params: Sequence[Parameter],
+        micro: MicroBatches | None,
     ) -> None:
         """Args:
         setup: The run's.
         modules: All of its modules.
         params: What its optimizers train.
+        micro: How lanes are cut; None for whole ones.
         """
         context = setup.context
         self._setup, self._modules, self._params = setup, modules, params
+        self._micro = micro
         self._rows = LaneRows(setup.assignment.units, context.collectives, context.device)
-        self._keeps = _keeps_activations(setup)
-        """Whether activations are kept from the first pass; None before the first lane was seen."""
+        self._shared = LaneBlocks(setup.assignment.units, context.collectives)
+        self._loss_buffers = LossBuffers(modules)
+        self._kept: int | None = None
+        """How many lanes keep their activations; None before the first lane was seen."""
 
     def run(self, passes: LanePasses, embed: Embed, loss: BatchLoss) -> None:
         """Run the whole step."""
-        _refuse_runner(passes)
-        embedded, kept = self._embed_lanes(passes, embed)
+        self._prepare(passes, embed)
+        # What looks into lanes sees all of one before the next.
+        kept = 0 if passes.engine.watch is not None else self._kept or 0
+        embedded = self._embed_lanes(passes, embed, kept)
         whole = self._loss_of(passes, embedded, loss)
-        if kept:
-            for lane in passes.data.units:
-                passes.reopen(lane)
-                whole.backward(passes, lane, embedded[lane])
-        else:
-            embedded.clear()
-            for batch in passes.enter_lanes():
-                rows = self._forward(passes, batch, embed)
-                passes.end_forward()
-                whole.backward(passes, batch.lane, rows)
+        for lane in passes.data.units[:kept]:
+            passes.reopen(lane)
+            whole.backward(passes, lane, embedded.pop(lane))
+        embedded.clear()
+        for batch in passes.enter_lanes(first=kept):
+            self._backward_again(passes, batch, embed, whole)
+        passes.reduce()
+        self._loss_buffers.put()
         passes.update()
 
-    def _embed_lanes(self, passes: LanePasses, embed: Embed) -> tuple[dict[int, Any], bool]:
-        """The first pass: each lane's embeddings, and whether they can be backpropagated."""
-        embedded: dict[int, Any] = {}
-        for batch in passes.enter_lanes():
-            if self._keeps is None:
+    def _prepare(self, passes: LanePasses, embed: Embed) -> None:
+        """Before the first lanes: how they are cut, and how many keep their activations."""
+        if self._micro is None:
+            _refuse_runner(passes)
+        else:
+            self._micro.find_pieces(passes, lambda piece: (_any_loss(embed(piece)), len(piece)))
+        if self._kept is None:
+            self._kept = self._lanes_to_keep()
+        if self._kept is None:
+            for batch in passes.enter_lanes():
                 with measured_activations(self._params) as saved:
                     self._forward(passes, batch, embed)
-                whole = saved.bytes * len(self._setup.assignment.my_units)
-                self._keeps = whole <= self._free_memory() / 2
                 passes.again()
-            if self._keeps:
+                fitting = int(self._free_memory() / 2 // max(1, saved.bytes))
+                self._kept = max(1, min(fitting, len(self._setup.assignment.my_units)))
+                return
+
+    def _lanes_to_keep(self) -> int | None:
+        """As far as the config tells.
+
+        The first lane is always kept: nothing else has activations until its backward pass is over.
+        """
+        config, own = self._setup.config, len(self._setup.assignment.my_units)
+        if own > 1 and config.same != "bits" and self._setup.context.world > 1:
+            # DistributedDataParallel sends gradients in the first backward pass after a forward pass
+            # of the last lane.
+            return 0
+        if self._micro is not None and self._micro.pieces != 1:
+            return 0
+        if config.contrastive.recompute == "auto":
+            return None if own > 1 else 1
+        return 1 if config.contrastive.recompute else own
+
+    def _embed_lanes(self, passes: LanePasses, embed: Embed, kept: int) -> dict[int, Any]:
+        """The first pass: each lane's embeddings, of which the first `kept` can be backpropagated."""
+        embedded: dict[int, Any] = {}
+        for batch in passes.enter_lanes():
+            if len(embedded) < kept:
                 with passes.engine.reduction.buffers.apart():
                     embedded[batch.lane] = self._forward(passes, batch, embed)
                 passes.end_forward()
@@ -135,12 +174,32 @@ class GlobalSteps:
                 with torch.no_grad(), self._buffers_as_they_were():
                     embedded[batch.lane] = self._forward(passes, batch, embed)
                 passes.forget_lane()
-        return embedded, bool(self._keeps)
+        return embedded
 
     def _forward(self, passes: LanePasses, batch: LaneBatch, embed: Embed) -> Any:
         passes.enter_stream()
         with passes.forward_scope(), self._setup.precision.forward():
-            return embed(passes.on_device(batch))
+            return joined([embed(piece) for piece in self._cut(passes, batch)])
+
+    def _backward_again(
+        self, passes: LanePasses, batch: LaneBatch, embed: Embed, whole: _WholeLoss
+    ) -> None:
+        """Embed a lane a second time, and backpropagate it."""
+        passes.enter_stream()
+        pieces, begin = self._cut(passes, batch), 0
+        with passes.forward_scope(), self._setup.precision.forward():
+            for piece in pieces[:-1]:
+                with passes.piece_scope():
+                    part = whole.part(batch.lane, embed(piece), begin, len(piece))
+                passes.backward_piece(part)
+                begin += len(piece)
+            rows = embed(pieces[-1])
+        passes.end_forward()
+        whole.backward(passes, batch.lane, rows, begin)
+
+    def _cut(self, passes: LanePasses, batch: LaneBatch) -> list[LaneBatch]:
+        whole = passes.on_device(batch)
+        return [whole] if self._micro is None else self._micro.cut(whole)
 
     def _buffers_as_they_were(self) -> AbstractContextManager[None]:
         """Around a pass that is repeated: with `same: bits` the lane's next one starts over anyway."""
@@ -161,12 +220,15 @@ class GlobalSteps:
         self, passes: LanePasses, embedded: Mapping[int, Any], loss: BatchLoss
     ) -> _WholeLoss:
         batches = [passes.on_device(batch) for batch in passes.read_lanes()]
-        samples = self._rows.share_samples({batch.lane: len(batch) for batch in batches})
+        samples = passes.data.samples
+        if samples is None:
+            samples = self._rows.share_samples({batch.lane: len(batch) for batch in batches})
         rows = self._rows.gather("the embeddings", samples, embedded)
         seen = GlobalBatch(self._rows, samples, batches, passes.moment)
         # What it draws is the same on every rank, and so is all else.
         self._setup.rng.enter(WHOLE_BATCH, at=(passes.data.index,))
-        return _WholeLoss(rows, samples, lambda whole: loss(whole, seen), self._params)
+        with sharing(self._shared), self._loss_buffers.apart():
+            return _WholeLoss(rows, samples, lambda whole: loss(whole, seen), self._params)
 
 
 class _WholeLoss:
@@ -189,31 +251,34 @@ class _WholeLoss:
         self._loss, self._count = OneLoss().combine(value, self._total)
         check_loss(self._loss, self._count)
         found = torch.autograd.grad(self._loss, [*embeddings, *params], allow_unused=True)
+        self._loss = self._loss.detach()
         self._gradients = list(found[: len(embeddings)])
         own = zip(params, found[len(embeddings) :], strict=True)
         self._own = [(param, grad) for param, grad in own if grad is not None]
         """What the loss function itself trains: this gradient arises once, and not in every lane."""
 
-    def backward(self, passes: LanePasses, lane: int, rows: Any) -> None:
-        """Backpropagate the gradients of one lane's rows, and count it."""
-        here, before = self._samples[lane], sum(self._samples[:lane])
+    def part(self, lane: int, rows: Any, begin: int, count: int) -> Tensor:
+        """What has the loss's gradient with respect to the rows of some of a lane's samples."""
+        start = sum(self._samples[:lane]) + begin
         trained = [leaf for leaf in leaves(rows) if leaf.is_floating_point()]
-        # Its gradient with respect to the rows is that of the loss.
-        surrogate: Tensor | float = 0.0
+        parts = []
         for leaf, gradient in zip(trained, self._gradients, strict=True):
             if gradient is not None:
                 views = len(gradient) // self._total
-                part = gradient[before * views : (before + here) * views]
-                surrogate = surrogate + (leaf * part).sum()
+                parts.append((leaf * gradient[start * views : (start + count) * views]).sum())
+        if not any(part.requires_grad for part in parts):
+            raise StepError("the loss does not depend on embeddings that require a gradient")
+        return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
+
+    def backward(self, passes: LanePasses, lane: int, rows: Any, begin: int = 0) -> None:
+        """Backpropagate the gradients of a lane's rows, of its last piece from `begin` on; count it."""
+        here = self._samples[lane]
+        surrogate = self.part(lane, rows, begin, here - begin)
         for param, gradient in self._own:
             factor = gradient if lane == self._first else torch.zeros_like(gradient)
             surrogate = surrogate + (param * factor).sum()
-        if not isinstance(surrogate, Tensor) or not surrogate.requires_grad:
-            raise StepError("the loss does not depend on embeddings that require a gradient")
-        stats = LaneStats(
-            self._loss.detach() * here / self._total, self._count * here / self._total
-        )
-        passes.backward_lane(surrogate, stats)
+        share = here / self._total
+        passes.backward_lane(surrogate, LaneStats(self._loss * share, self._count * share))
 
 
 def _as_leaf(rows: Tensor) -> Tensor:
@@ -223,15 +288,18 @@ def _as_leaf(rows: Tensor) -> Tensor:
     return (rows if rows.dtype == torch.float64 else rows.float()).requires_grad_()
 
 
-def _keeps_activations(setup: RunSetup) -> bool | None:
-    """Whether a rank keeps the activations of its lanes, as far as the config tells."""
-    choice, several = setup.config.contrastive.recompute, len(setup.assignment.my_units) > 1
-    if several and setup.config.same != "bits" and setup.context.world > 1:
-        # It sends gradients in the first backward pass after a forward pass of the last lane.
-        return False
-    if choice == "auto":
-        return None if several else True
-    return not choice
+def joined(pieces: Sequence[Any]) -> Any:
+    """The rows of a lane's micro-batches, one after the other."""
+    if len(pieces) == 1:
+        return pieces[0]
+    columns = zip(*map(leaves, pieces), strict=True)
+    rows = iter([torch.cat(column) for column in columns])
+    return map_leaves(lambda leaf: next(rows), pieces[0])
+
+
+def _any_loss(rows: Any) -> Tensor:
+    """Something to backpropagate: what a micro-batch needs of memory."""
+    return torch.stack([leaf.float().sum() for leaf in leaves(rows) if leaf.requires_grad]).sum()
 
 
 def _refuse_runner(passes: LanePasses) -> None:

@@ -133,9 +133,9 @@ class LanePasses:
         """Whether a lane is open: what all ranks call together must not be called there."""
         return self._open is not None
 
-    def enter_lanes(self) -> Iterator[LaneBatch]:
-        """This rank's batches as they were read, each with its lane open."""
-        for position in range(len(self.data.units)):
+    def enter_lanes(self, first: int = 0) -> Iterator[LaneBatch]:
+        """This rank's batches as they were read, each with its lane open, from its `first` on."""
+        for position in range(first, len(self.data.units)):
             yield self.enter_lane(position)
         self.leave_lanes()
 
@@ -195,6 +195,8 @@ class LanePasses:
     def leave_lanes(self) -> None:
         """The last lane is through: ranks are at one place again."""
         self._open = None
+        if self.engine.watch is not None:
+            self.engine.watch.leave_lanes()
         if self.engine.draws_between:
             # Else what is drawn there would depend on which lane was this rank's last.
             self.engine.setup.rng.enter(BETWEEN, at=(self.data.index,))
@@ -221,26 +223,30 @@ class LanePasses:
 
     def backward_in_pieces(self, pieces: Sequence[LaneBatch], loss: LossFunction) -> None:
         """Backpropagate the open lane micro-batch by micro-batch."""
-        gradients, precision = self.engine.reduction.gradients, self.engine.setup.precision
         total, counted = EMPTY.loss, EMPTY.count
         for piece in pieces[:-1]:
-            # What leaves for other ranks during backward leaves with the last piece.
-            with gradients.forward_scope(last=False):
+            with self.piece_scope():
                 value, count = self._combined(loss(piece), len(piece))
-            with precision.backward():
-                value.backward(gradients.scaling.start)
+            self.backward_piece(value)
             total, counted = total + value.detach(), counted + count
         value, count = self._combined(loss(pieces[-1]), len(pieces[-1]))
         self._backward(value, LaneStats(total + value.detach(), counted + count))
 
     def try_backward(self, batch: LaneBatch, loss: LossFunction) -> None:
         """A forward and backward pass that counts for nothing; the caller clears the gradients."""
-        gradients, precision = self.engine.reduction.gradients, self.engine.setup.precision
-        with gradients.forward_scope(last=False):
+        with self.piece_scope():
             value, _ = self._combined(loss(batch), len(batch))
-        with precision.backward():
-            value.backward(gradients.scaling.start)
+        self.backward_piece(value)
         self.forget_lane()
+
+    def piece_scope(self) -> AbstractContextManager[None]:
+        """Around a piece's forward pass: what leaves for other ranks leaves with a lane's last."""
+        return self.engine.reduction.gradients.forward_scope(last=False)
+
+    def backward_piece(self, loss: Tensor) -> None:
+        """Backpropagate a piece that is not its lane's last."""
+        with self.engine.setup.precision.backward():
+            loss.backward(self.engine.reduction.gradients.scaling.start)
 
     def _combined(self, value: LossValue, samples: int) -> Term:
         loss, count = self.engine.terms.combine(value, samples)
@@ -293,7 +299,8 @@ class LanePasses:
         self._reduced = True
         engine, reduction = self.engine, self.engine.reduction
         self._begin()
-        self._drain()
+        self.read_lanes()  # also what the loop did not: the next step gets its own batches
+        self._open = None
         stats = self._share()
         reduction.gradients.exchange()
         reduction.buffers.wait()
@@ -379,11 +386,6 @@ class LanePasses:
             engine.on_batch(self.data.index, read)
             self._batches.append(read)
         return self._batches[position]
-
-    def _drain(self) -> None:
-        """Read what the loop did not, so that the next step gets its own batches."""
-        self.read_lanes()
-        self._open = None
 
     def _require_open_lane(self) -> int:
         if self._open is None:

@@ -19,5 +19,8 @@ class LaneWatch(Protocol):
     def leave_lane(self, loss: Tensor | float, count: Tensor | float) -> None:
         """The lane's forward pass is over, its last backward pass comes next."""
 
+    def leave_lanes(self) -> None:
+        """The last lane of a pass over all of them is over."""
+
     def summed(self, step: int) -> None:
         """Gradients and buffers are those of all lanes; the update comes next."""

@@ -51,8 +51,7 @@ class MicroBatches(WholeLanes):
         self.is_searched = split == "auto"
 
     def run_lane(self, passes: LanePasses, batch: LaneBatch, loss: LossFunction) -> None:
-        assert self.pieces is not None, "found out before the first lane"
-        pieces = cut_batch(passes.on_device(batch), self._size(self.pieces))
+        pieces = self.cut(passes.on_device(batch))
         if len(pieces) == 1:
             super().run_lane(passes, batch, loss)
             return
@@ -61,12 +60,18 @@ class MicroBatches(WholeLanes):
             passes.backward_in_pieces(pieces, loss)
 
     def run_step(self, passes: LanePasses, loss: LossFunction) -> None:
-        if self.pieces is None:
-            self._find_pieces(passes, loss)
+        self.find_pieces(passes, loss)
         super().run_step(passes, loss)
 
-    def _find_pieces(self, passes: LanePasses, loss: LossFunction) -> None:
-        """Find out how many micro-batches it takes."""
+    def cut(self, batch: LaneBatch) -> list[LaneBatch]:
+        """The micro-batches of a lane."""
+        assert self.pieces is not None, "found out before the first lane"
+        return cut_batch(batch, self._size(self.pieces))
+
+    def find_pieces(self, passes: LanePasses, loss: LossFunction) -> None:
+        """Find out how many micro-batches it takes, unless that is known. Every rank calls this."""
+        if self.pieces is not None:
+            return
         for first in passes.lanes():
             self.search(first, lambda piece: passes.try_backward(piece, loss))
             return

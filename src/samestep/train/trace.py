@@ -140,6 +140,9 @@ class Tracer(RunListener):
             self._take("loss", "count", torch.as_tensor(count))
             self._take_buffers()
 
+    def leave_lanes(self) -> None:
+        self._at = None
+
     def summed(self, step: int) -> None:
         if self._wants(step):
             self._at = (step, SUM, None)
