@@ -119,3 +119,42 @@ def test_mistakes_in_what_is_gathered(kind: str, message: str, tmp_path: Path) -
     answers = answers_of_ranks(_train, 1, gathered(tmp_path / "run", kind), str(tmp_path / "rec"))
     assert [ok for ok, _ in answers] == [False]
     assert message in answers[0][1]
+
+
+def _own_loop(folder: str, lanes: int) -> Any:
+    """Blocks of queries and of references on each of four ranks; nobody is a multiple of anything."""
+    config = {
+        "global_batch": 40, "lanes": lanes, "steps": 1, "run_dir": folder, "evaluation": {"batch": 50},
+        "distributed": {"threads_per_rank": 1, "timeout": 600},
+    }  # fmt: skip
+    queries = retrieval_tasks.made_set(1111, 5)
+    # Whole numbers: many distances are equal.
+    references = retrieval_tasks.made_set(8300, 6).tensors
+    references = torch.utils.data.TensorDataset(references[0].round(), references[1])
+    with samestep.start(config) as run:
+        model = torch.nn.Linear(6, 2)
+        model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        with torch.no_grad():
+            model.weight.copy_(torch.arange(12).view(2, 6) % 5 - 2)
+            model.bias.zero_()
+        return [
+            run.retrieval(
+                queries, others, lambda batch: {"raw": batch.x, "model": model(batch.x)},
+                metrics=ALL, distance=distance, prefix="own_",
+            )
+            for others, distance in ((references, "cosine"), (None, "euclidean"))
+        ]  # fmt: skip
+
+
+def test_a_loop_of_ones_own_has_the_same_bits_on_every_rank_at_any_size(tmp_path: Path) -> None:
+    found = [
+        values
+        for world, lanes in ((1, 4), (2, 4), (4, 8))
+        for values in run_ranks(_own_loop, world, str(tmp_path / f"{world}"), lanes)
+    ]
+    assert all(values == found[0] for values in found)
+    names = {f"own_{prefix}{name}" for prefix in ("", "model/") for name in ALL}
+    assert [set(values) for values in found[0]] == [names, names]
+    queries, labels = retrieval_tasks.made_set(1111, 5).tensors
+    alone = samestep.retrieval.measure(queries, labels, metrics=ALL, distance="euclidean")
+    assert {name: found[0][1][f"own_{name}"] for name in ALL} == alone

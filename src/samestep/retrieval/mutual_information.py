@@ -61,23 +61,29 @@ def _mean_entropy(table: Tensor) -> float:
 
 def _expected_information(rows: Tensor, columns: Tensor) -> float:
     """The mutual information of random partitions whose parts have these sizes (hypergeometric)."""
-    whole = float(rows.sum())
-
-    def log_factorial(numbers: Tensor | float) -> Tensor:
-        return torch.lgamma(torch.as_tensor(numbers, dtype=torch.float64) + 1)
-
+    whole = int(rows.sum())
+    # Of 0! to N!: each pair of sizes takes rows of it.
+    logs = torch.lgamma(torch.arange(1, whole + 2, dtype=torch.float64))
     terms = []
     # Parts of one size have one term.
-    for row, row_count in zip(*rows.unique(return_counts=True), strict=True):
-        for column, column_count in zip(*columns.unique(return_counts=True), strict=True):
-            least, most = max(1, int(row + column - whole)), int(min(row, column))
+    for row, row_count in _sizes(rows):
+        for column, column_count in _sizes(columns):
+            neither = whole - row - column
+            least, most = max(1, -neither), min(row, column)
             both = torch.arange(least, most + 1, dtype=torch.float64)
             likelihood = (
-                log_factorial(row) + log_factorial(column) + log_factorial(whole - row)
-                + log_factorial(whole - column) - log_factorial(whole) - log_factorial(both)
-                - log_factorial(row - both) - log_factorial(column - both)
-                - log_factorial(whole - row - column + both)
+                logs[row] + logs[column] + logs[whole - row] + logs[whole - column] - logs[whole]
+                - logs[least : most + 1]
+                - logs[row - most : row - least + 1].flip(0)
+                - logs[column - most : column - least + 1].flip(0)
+                - logs[neither + least : neither + most + 1]
             ).exp()  # fmt: skip
             information = both / whole * (whole * both / (row * column)).log()
-            terms.append(float((likelihood * information).sum() * row_count * column_count))
+            terms.append(float((likelihood * information).sum()) * row_count * column_count)
     return math.fsum(terms)
+
+
+def _sizes(parts: Tensor) -> list[tuple[int, int]]:
+    """The sizes that parts have, and how many have each."""
+    sizes, counts = torch.unique(parts.long(), return_counts=True)
+    return list(zip(sizes.tolist(), counts.tolist(), strict=True))

@@ -85,13 +85,13 @@ class NeighbourScores:
             at = at_k(name)
             if at is not None:
                 kind, k = at
-                hits = matches[:, :k].sum(1)
+                hits = matches[:, :k].sum(1).double()
                 values = hits / k if kind == "precision" else (hits > 0).double()
             elif name in _AT_R:
                 values = _at_r(name, matches, totals)
             else:
                 continue
-            found[name] = math.fsum(values.double().tolist())
+            found[name] = math.fsum(values.tolist())
         return found
 
 
