@@ -67,7 +67,7 @@ def test_neighbours_among_the_queries_themselves(tmp_path: Path) -> None:
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "view": ({"views": ["heat"]}, "there is no view heat: eval_embed returns head, encoder"),
-    "crops": ({}, "retrieval needs of the view embedding of eval_embed one row of floats"),
+    "crops": ({}, "(samples, size), and the view embedding of eval_embed is float32 (4, 1, 12)"),
     "no pairs": ({}, "Judged's samples are no pairs of input and class: define labels"),
     "floats": ({}, "a whole number for each sample, its class, as a tensor, and got torch.float32"),
     "one class": ({}, "retrieval found one class only"),
