@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ TASKS = Path(retrieval_tasks.__file__)
 ALL = [*RETRIEVAL_METRICS, "precision_at_3", "recall_at_4", "nmi", "ami"]
 
 
-def judged(folder: Path, world: int, task: str = "Judged", **evaluation: Any) -> Recorded:
+def judged(
+    folder: Path, world: int, distributed: dict[str, Any] | None = None, **evaluation: Any
+) -> Recorded:
     return train(
-        folder, world, f"{TASKS}:{task}",
+        folder, world, f"{TASKS}:Judged", distributed=distributed or {},
         best={"metric": "precision_at_1", "mode": "max"},
         evaluation={"mode": "retrieval", **evaluation},
         ema={"decay": 0.9},
@@ -89,14 +92,17 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "one class": ({}, "retrieval found one class only"),
     "empty": ({"reference": "empty"}, "reference data holds no samples"),
     "other": ({"reference": "other"}, "Judged does not know the reference 'other'"),
+    "nothing": ({"reference": "nothing"}, "Judged.reference_data('nothing') returned None"),
+    "NoEmbeddings": ({}, "evaluation.mode is retrieval, and NoEmbeddings has no embeddings"),
 }
 
 
 @pytest.mark.parametrize("kind", WRONG)
 def test_mistakes(kind: str, tmp_path: Path) -> None:
     evaluation, message = WRONG[kind]
+    task = kind if kind == "NoEmbeddings" else "Judged"
     config = settings(
-        f"{TASKS}:Judged", tmp_path / "run", epochs=1, params={"kind": kind},
+        f"{TASKS}:{task}", tmp_path / "run", epochs=1, params={"kind": kind},
         best={"metric": "precision_at_1", "mode": "max"},
         evaluation={"mode": "retrieval", **evaluation},
     )  # fmt: skip
@@ -153,6 +159,10 @@ def _own_loop(folder: str, lanes: int) -> Any:
         with torch.no_grad():
             model.weight.copy_(torch.arange(12).view(2, 6) % 5 - 2)
             model.bias.zero_()
+        spoiled = run.retrieval(
+            queries, queries, lambda batch: batch.x / (0.0 if 1110 in batch.ids else 1.0)
+        )
+        assert all(math.isnan(value) for value in spoiled.values()), "wherever that sample is"
         return [
             run.retrieval(
                 queries, others, lambda batch: {"raw": batch.x, "model": model(batch.x)},

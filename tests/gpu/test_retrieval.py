@@ -10,6 +10,7 @@ import torch
 import samestep
 from samestep.config.evaluation import RETRIEVAL_METRICS
 from tests.distributed.test_retrieval import ALL, judged, measured
+from tests.gpu.test_gpu import SHARED
 from tests.unit.retrieval.test_measures import points
 
 pytestmark = [
@@ -36,6 +37,6 @@ def test_a_gpu_finds_what_a_cpu_finds(distance: str) -> None:
 
 def test_ranks_that_share_a_gpu_judge_a_run_alike(tmp_path: Path) -> None:
     """With deterministic algorithms, as `same: bits` has them."""
-    rows = [measured(judged(tmp_path, world, metrics=ALL)) for world in (1, 2)]
+    rows = [measured(judged(tmp_path, world, SHARED, metrics=ALL)) for world in (1, 2)]
     assert rows[0] == rows[1]
     assert 0 < rows[0][-1]["precision_at_1"] <= 1

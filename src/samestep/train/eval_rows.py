@@ -20,6 +20,7 @@ from samestep.retrieval.measures import (
     measure_shared,
     memory_needed,
     refuse_odd_rows,
+    refuse_unknown,
 )
 from samestep.retrieval.search import QUERY_BLOCK, REFERENCE_BLOCK, SharedRows
 from samestep.run_setup import RunSetup
@@ -43,6 +44,9 @@ class RetrievalRequest:
     views: Sequence[str] | None
     """Their names; None for all."""
     distance: Distance
+
+    def __post_init__(self) -> None:
+        refuse_unknown(self.metrics)  # before anything is embedded
 
 
 @dataclass
@@ -95,14 +99,15 @@ class RetrievalEvaluator:
 
         Args:
             queries: A map-style dataset.
-            references: Another one; None if neighbours are sought among the queries.
+            references: Another one; None or the same if neighbours are sought among the queries.
             embed: Gives the embeddings of a batch.
             labels: Gives the classes of a batch.
             collate: Makes a batch of a list of samples; torch's default unless given.
             request: What is measured.
         """
         buffers = BufferSnapshot(self._modules)
-        named = {"validation data": queries, "reference data": references}
+        others = None if references is queries else references
+        named = {"validation data": queries, "reference data": others}
         # Opened first: an empty set is refused before the other one is embedded.
         sources = {
             what: SequentialSource(self._setup, data, what, collate)
@@ -113,8 +118,7 @@ class RetrievalEvaluator:
             self._embed(what, source, embed, labels, request, sum(map(_samples, sources.values())))
             for what, source in sources.items()
         ]
-        gather = self._setup.context.gather
-        refuse_changed(gather(buffers.changed()), "the evaluation")
+        refuse_changed(self._setup.context.gather(buffers.changed()), "the evaluation")
         sizes = self._same_sizes([part.sizes() for part in embedded])
         found: dict[str, float] = {}
         every_label = [self._all_labels(part) for part in embedded]
