@@ -25,10 +25,10 @@ from samestep.lanes.rng import INIT
 from samestep.optim.weight_average import RunningMean
 from samestep.run_setup import RunSetup
 from samestep.train.batchnorm import measure_batchnorm
-from samestep.train.evaluate import Evaluator, Values
-from samestep.train.metrics import make_metrics
+from samestep.train.evaluate import Values
 from samestep.train.origin import refuse_untrusted_task
 from samestep.train.task import Task, load_task
+from samestep.train.task_evaluation import TaskEvaluation
 
 By = Literal["last", "best"]
 
@@ -167,11 +167,10 @@ class _RebuiltRun:
         """The values of the model on the validation set, if there is one."""
         if self._valid_data is None:
             return {}
-        task, setup = self._task, self._setup
-        metrics = make_metrics(task.metrics, setup.rng, self._step)
-        return Evaluator(setup, self._modules).run(
-            self._valid_data, task.evaluate, metrics, task.collate, Moment(self._step)
+        evaluation = TaskEvaluation(
+            self._setup, self._task, self._train_data, self._valid_data, self._step
         )
+        return evaluation.measure(self._modules, Moment(self._step))
 
 
 def _write(averaged: Averaged, model: dict[str, Tensor]) -> None:

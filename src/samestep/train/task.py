@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -20,17 +19,14 @@ from samestep.optim.schedules import Schedule
 from samestep.step.global_loss import GlobalBatch
 from samestep.step.loss_terms import LossValue
 from samestep.step.step import Step
-from samestep.train.listeners import RunListener
 from samestep.train.python_file import import_file
-
-if TYPE_CHECKING:
-    from samestep.train.run import Run
+from samestep.train.task_hooks import RunHooks, TrainedUses
 
 Loss = LossValue
 """A loss summed over a lane's samples (tokens, pixels), and how many that were; or several by name."""
 
 
-class Task:
+class Task(RunHooks, TrainedUses):
     """One workload. Override `model`, `train_data` and `loss`, and `optimizers` unless the config
     names them; the rest is optional.
 
@@ -155,6 +151,59 @@ class Task:
         """
         raise TaskError(f"{type(self).__name__} must define batch_loss(self, embeddings, batch)")
 
+    def eval_embed(self, model: nn.Module, batch: LaneBatch) -> Any:
+        """The embeddings that `evaluation.mode: retrieval` and `samestep embed` take; `embed`'s unless
+        overridden.
+
+        Args:
+            model: The model, unwrapped, in evaluation mode.
+            batch: One lane's samples.
+
+        Returns:
+            A tensor (samples, size); or several by the names of views, from one forward pass.
+
+        Example:
+            def eval_embed(self, model, batch):
+                encoded = model.encoder(batch.x)
+                return {"head": model.head(encoded), "encoder": encoded}
+        """
+        return self.embed(model, batch)
+
+    def labels(self, batch: LaneBatch) -> Any:
+        """The class of each sample, a whole number, for retrieval; `batch.y` unless overridden.
+
+        Args:
+            batch: One lane's samples.
+        """
+        if isinstance(batch.data, (tuple, list)) and len(batch.data) > 1:
+            return batch.y
+        raise TaskError(
+            f"retrieval needs a class for each sample, and {type(self).__name__}'s samples are no pairs of "
+            "input and class: define labels(self, batch)"
+        )
+
+    def reference_data(self, name: str) -> Any | None:
+        """The set in which retrieval seeks neighbours, such as the training set without augmentation.
+
+        Args:
+            name: The config's `evaluation.reference`.
+
+        Returns:
+            A map-style dataset; or None for what `train_data` or `valid_data` returns, by the name. In
+            `valid_data` itself no sample is its own neighbour.
+        """
+        if name in ("train", "valid"):
+            return None
+        raise TaskError(
+            f"{type(self).__name__} does not know the reference {name!r}: define "
+            "reference_data(self, name), or set evaluation.reference to train or valid"
+        )
+
+    @property
+    def has_embeddings(self) -> bool:
+        """Whether it says what the embeddings of its samples are."""
+        return type(self).embed is not Task.embed or type(self).eval_embed is not Task.eval_embed
+
     @property
     def has_batch_loss(self) -> bool:
         """Whether it trains by `batch_loss`."""
@@ -187,89 +236,40 @@ class Task:
         if self.has_batch_loss:
             raise TaskError(
                 f"{type(self).__name__} has a batch_loss, which a part of the validation set does not "
-                "have: define evaluate(self, model, batch, metrics), or no valid_data"
+                "have: set evaluation.mode: retrieval, define evaluate(self, model, batch, metrics), or no "
+                "valid_data"
             )
         return self.loss(model, batch)
 
-    def after_update(self, step: Step) -> None:
-        """Called after every update that changed the weights, the same on every rank.
-
-        The place for what follows the weights, such as a momentum teacher: a change of parameters in
-        `loss` would happen once for every lane.
+    def eval_outputs(self, model: nn.Module, batch: LaneBatch) -> Any:
+        """What `evaluation.mode: gather` brings together for `evaluate_whole`.
 
         Args:
-            step: The step; `step.index` counts from 0.
+            model: The model, unwrapped, in evaluation mode.
+            batch: One lane's validation samples.
+
+        Returns:
+            Tensors with a row for each sample, in any containers: `(predict(model, batch), batch.y)` unless
+            overridden.
+        """
+        return self.predict(model, batch), batch.y
+
+    def evaluate_whole(self, outputs: Any) -> Mapping[str, Any]:
+        """With `evaluation.mode: gather`: measure the whole validation set at once, on rank 0 alone.
+
+        Args:
+            outputs: What `eval_outputs` returned, of all samples in the order of `valid_data`, in host
+                memory.
+
+        Returns:
+            Numbers by name; all ranks get them.
 
         Example:
-            def after_update(self, step):
-                with torch.no_grad():
-                    for slow, fast in zip(self.teacher.parameters(), self.student.parameters()):
-                        slow.lerp_(fast, 0.01)
+            def evaluate_whole(self, outputs):
+                scores, y = outputs
+                return {"auc": sklearn.metrics.roc_auc_score(y, scores[:, 1])}
         """
-
-    def listeners(self, run: Run) -> Sequence[RunListener]:
-        """What follows the run, such as `samestep.callbacks`. Called once, before the first step.
-
-        Args:
-            run: The run; its model is there when the first listener is called.
-        """
-        return ()
-
-    def on_save(self, folder: Path) -> None:
-        """Write files of your own when the run is saved, on rank 0 alone.
-
-        Args:
-            folder: `files` in the run's directory, the same each time.
-        """
-
-    def on_end(self, folder: Path) -> None:
-        """Write files of your own when the training is complete, on rank 0 alone.
-
-        Args:
-            folder: `files` in the run's directory.
-
-        Example:
-            def on_end(self, folder):
-                self.encoder.save_pretrained(folder / "encoder")
-        """
-
-    def model_inputs(self, batch: LaneBatch, method: str = "forward") -> Any:
-        """What the model is called with for a batch: a tensor, or a tuple of them.
-
-        Args:
-            batch: One lane's samples.
-            method: The model's method; `samestep export` may keep others than `forward`.
-        """
-        return batch.x if isinstance(batch.data, (tuple, list)) else batch.data
-
-    def export_model(self, model: nn.Module) -> nn.Module:
-        """What `samestep export` writes: the model, or a wrapper that also normalises.
-
-        Args:
-            model: The trained model.
-        """
-        return model
-
-    def predict_data(self, source: str) -> Any:
-        """The dataset for `samestep predict RUN DATA`, unless DATA is `valid` or `train`.
-
-        Args:
-            source: DATA, as it was given.
-        """
-        raise TaskError(
-            f"{type(self).__name__} does not know the data {source!r}: define "
-            "predict_data(self, source), or give valid or train"
-        )
-
-    def predict(self, model: nn.Module, batch: LaneBatch) -> Any:
-        """The predictions for a batch: a tensor, or columns by name, with one entry per sample.
-
-        Args:
-            model: The trained model, in evaluation mode.
-            batch: One lane's samples.
-        """
-        inputs = self.model_inputs(batch)
-        return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+        raise TaskError(f"{type(self).__name__} must define evaluate_whole(self, outputs)")
 
 
 def stepper(task: Task, model: nn.Module) -> Callable[[Step], None]:
