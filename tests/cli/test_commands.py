@@ -215,6 +215,9 @@ def test_verify_against_a_curve_from_elsewhere(config: Path, tmp_path: Path) -> 
     off = samestep("verify", config, "--worlds", "1", "--against", other, cwd=tmp_path)
     assert off.returncode == 4
     assert "Against the given curve: loss from step 0 on" in off.stdout
+    alone = samestep("verify", config, "--worlds", "1", cwd=tmp_path)
+    assert alone.returncode == 2
+    assert "--worlds 1 is one run, with nothing to compare it with" in alone.stderr
 
 
 def test_config_show_lists_origins_and_check_lists_mistakes(
