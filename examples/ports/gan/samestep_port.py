@@ -30,8 +30,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--save", default="", help="file for the generator's weights")
     args = parser.parse_args()
-    turns = {"find_unused_parameters": True}  # in every step one of the networks
-    run = samestep.start(epochs=args.epochs, seed=args.seed, name="gan", distributed=turns)
+    run = samestep.start(epochs=args.epochs, seed=args.seed, name="gan")
 
     angles = torch.linspace(0, 2 * math.pi, 512)
     points = TensorDataset(torch.stack([angles.cos(), angles.sin()], 1))

@@ -52,6 +52,8 @@ class GradientSum(ABC):
         scaling: The last factor of the sum.
         """
         self.scaling = scaling
+        self.usage_varies = False
+        """Whether a parameter may have a gradient in one step or lane and none in another."""
 
     @property
     def finishes_on_device(self) -> bool:
@@ -226,7 +228,7 @@ class LaneSum(GradientSum):
         super().__init__(scaling)
         names = [name for name, _ in params]
         self._bucket = LaneBucket(names, [param for _, param in params], lanes)
-        self._find_unused = find_unused
+        self.usage_varies = find_unused
 
     def begin(self, ragged: bool) -> None:
         self._bucket.clear_grads()
@@ -236,7 +238,7 @@ class LaneSum(GradientSum):
 
     def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
         loss.backward(self.scaling.start)
-        self._bucket.collect(lane, self._find_unused)
+        self._bucket.collect(lane, self.usage_varies)
 
     def share_recorded(self, lanes: RecordedSums, flags: RankFlags) -> LocalStats:
         self._bucket.take_blocks(lanes.blocks)

@@ -55,7 +55,7 @@ class TreeSum(GradientSum):
         scaling: Scaling,
     ) -> None:
         super().__init__(scaling)
-        self._find_unused = find_unused
+        self.usage_varies = find_unused
         self._usage_agreed = False
         self._assignment, self._collectives = assignment, collectives
         self._buckets = [
@@ -99,10 +99,10 @@ class TreeSum(GradientSum):
         if not last:
             loss.backward(self.scaling.start)
             for bucket in self._buckets:
-                bucket.collect(lane, self._find_unused)
+                bucket.collect(lane, self.usage_varies)
             return
         for bucket in self._buckets:
-            bucket.expect(self._find_unused, self._only_lane)
+            bucket.expect(self.usage_varies, self._only_lane)
         self._last_lane = lane
         loss.backward(self.scaling.start)
 
@@ -135,7 +135,7 @@ class TreeSum(GradientSum):
                 bucket.wait()
             if self._exchange_usage:
                 for bucket in self._buckets:
-                    bucket.agree_on_usage(self._find_unused)
+                    bucket.agree_on_usage(self.usage_varies)
         self._last_lane = None
         self._usage_agreed = True
 
@@ -149,7 +149,7 @@ class TreeSum(GradientSum):
     @property
     def _exchange_usage(self) -> bool:
         """Reading who used what waits for the device: only while it is not known to stay."""
-        return self._find_unused or not self._usage_agreed
+        return self.usage_varies or not self._usage_agreed
 
     def _send_filled(self) -> None:
         while self._sent < len(self._buckets) and self._buckets[self._sent].waiting == 0:
@@ -158,7 +158,7 @@ class TreeSum(GradientSum):
     def _send(self) -> None:
         bucket = self._buckets[self._sent]
         if self._last_lane is not None:
-            bucket.collect(self._last_lane, self._find_unused)
+            bucket.collect(self._last_lane, self.usage_varies)
         with self._collectives.activity.waiting("gradient bucket"):
             bucket.send(self._exchange_usage)
             # The second half of the bucket before this one: it has had time to arrive.

@@ -203,6 +203,9 @@ class Run(RunMeasures):
             )
         self._refuse_turns()
         self._prepared.calls.answer(self._step_by_loop)
+        if len(self._prepared.optimizers) > 1:
+            # One of them steps in a step; parameters of the others may have no part in its loss.
+            self._prepared.reduction.gradients.usage_varies = True
         spare = None
         for step in self.steps(dataset):
             assert self._passes is not None, "a step is open"
