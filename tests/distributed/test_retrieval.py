@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from safetensors.torch import load_model
 
 import samestep
 from samestep.config.evaluation import RETRIEVAL_METRICS
+from samestep.train import eval_rows
 from tests.distributed import retrieval_tasks
 from tests.distributed.running import Recorded, _train, assert_same, settings, train
 from tests.ranks import answers_of_ranks, run_ranks
@@ -160,8 +162,14 @@ def _own_loop(folder: str, lanes: int) -> Any:
         with torch.no_grad():
             model.weight.copy_(torch.arange(12).view(2, 6) % 5 - 2)
             model.bias.zero_()
-        spoiled = run.retrieval(
-            queries, queries, lambda batch: batch.x / (0.0 if 1110 in batch.ids else 1.0)
+        lines: list[str] = []
+        printed = mock.patch.object(run.context.log, "main", lines.append)
+        with mock.patch.object(eval_rows, "_WORTH_A_LINE", 0), printed:
+            spoiled = run.retrieval(
+                queries, queries, lambda batch: batch.x / (0.0 if 1110 in batch.ids else 1.0)
+            )
+        assert lines[0].startswith(
+            "Retrieval of 1,111 queries among 1,111 references, embeddings of 6"
         )
         assert all(math.isnan(value) for value in spoiled.values()), "wherever that sample is"
         return [

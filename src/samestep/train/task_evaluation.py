@@ -33,10 +33,11 @@ class TaskEvaluation:
         """
         self._setup, self._task, self._valid_data = setup, task, valid_data
         self._references: Any = None
-        mode = setup.config.evaluation.mode
-        if mode == "retrieval":
+        rule = setup.config.evaluation
+        if rule.mode == "retrieval":
+            self._request = RetrievalRequest(rule.retrieval_metrics, rule.views, rule.distance)
             self._references = self._reference_data(train_data)
-        elif mode == "gather":
+        elif rule.mode == "gather":
             if type(task).evaluate_whole is Task.evaluate_whole:
                 raise TaskError(
                     f"evaluation.mode is gather: {type(task).__name__} must define "
@@ -54,10 +55,9 @@ class TaskEvaluation:
         """
         setup, task, rule = self._setup, self._task, self._setup.config.evaluation
         if rule.mode == "retrieval":
-            request = RetrievalRequest(rule.retrieval_metrics, rule.views, rule.distance)
             embed = partial(task.eval_embed, modules[0])
             found = RetrievalEvaluator(setup, modules, moment).run(
-                self._valid_data, self._references, embed, task.labels, task.collate, request
+                self._valid_data, self._references, embed, task.labels, task.collate, self._request
             )
             return dict(found)
         if rule.mode == "gather":
