@@ -37,6 +37,8 @@ class LaneRows:
         self._kinds: dict[str, RowKind] = {}
         self._containers: dict[str, Any] = {}
         """By name, what the tensors are in."""
+        self._sent: dict[str, tuple[Tensor, Tensor]] = {}
+        """By name, what was last handed to a collective: else its thread might be the one to free it."""
 
     def share_samples(self, mine: Mapping[int, int]) -> list[int]:
         """How many samples each lane of all ranks has in a step.
@@ -142,6 +144,7 @@ class LaneRows:
             return piece
         sent = piece.to(collectives.wire(self._device))
         every = sent.new_empty(collectives.world * sent.numel())
+        self._sent[name] = sent, every
         work = collectives.all_gather(every, sent, name)
         with collectives.activity.waiting(name):
             work.wait()

@@ -179,6 +179,8 @@ MISTAKES = [
      ["Set lanes to 8 or fewer, or global_batch to 16 or more"]),
     ("sync_batchnorm with bits", config("sync_bn=true"), ConfigError,
      ["same: bits normalises each lane over its own samples: set same: samples, or false"]),
+    ("kept lanes in pieces", config("contrastive.recompute=false", "memory.lane_split=2"),
+     ConfigError, ["false keeps the activations of whole lanes, which memory.lane_split: 2 cuts"]),
     ("own buffers with rounding", config("same=rounding", "distributed.broadcast_buffers=false"),
      ConfigError, ["false is possible only with same: samples"]),
     ("static_graph with bits", config("distributed.static_graph=true"), ConfigError,

@@ -9,7 +9,7 @@ import torch
 
 import samestep
 from samestep.train.trace import AFTER, BEFORE, LANE, SUM, Tracer, read_trace
-from tests.unit.train.own_loops import assert_equal, settings, train
+from tests.unit.train.own_loops import Noisy, assert_equal, settings, train
 
 
 def traced(folder: Path, first: int = 0, **values: object) -> dict[str, torch.Tensor]:
@@ -62,6 +62,30 @@ def test_the_trial_of_a_search_for_micro_batches_leaves_no_trace(tmp_path: Path)
         for name in ("searched", "given")
     )
     assert searched == given
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_a_loss_over_the_whole_batch_leaves_each_lane_by_itself(
+    recompute: bool, tmp_path: Path
+) -> None:
+    """Whatever is kept: else what a lane shows would depend on its neighbours on a rank."""
+    config = settings(tmp_path, steps=1, epochs=None, contrastive={"recompute": recompute})
+    with samestep.start(config) as run:
+        Tracer(run, tmp_path / "trace", 0)
+        model = torch.nn.Linear(3, 2)
+        model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for step in run.steps(Noisy()):
+            step.train_global(
+                lambda batch: model(batch.x), lambda z, batch: model(z @ z.T[:, :3]).sum()
+            )
+    (entries,) = read_trace(tmp_path / "trace")
+    lanes = sorted({e.lane for e in entries if e.part == LANE})
+    assert len(lanes) > 1
+    expected = [
+        "samples", "batch", "batch", "input", "output", "loss", "loss", "gradient", "gradient",
+    ]  # fmt: skip
+    for lane in lanes:
+        assert [e.kind for e in entries if (e.part, e.lane) == (LANE, lane)] == expected
 
 
 @pytest.mark.parametrize("size", [3, 1000])
