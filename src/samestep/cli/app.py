@@ -32,7 +32,7 @@ TRAINING, STARTING, MODELS, RUNS = (
 
 _ORDER = (
     "train", "launch", "resume", "verify", "init", "config", "env", "doctor", "lanes", "lr-find", "predict", "export",
-    "average", "checkpoints", "plot", "times", "slurm",
+    "average", "result", "checkpoints", "plot", "times", "slurm",
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import time
@@ -11,9 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+from psutil import pid_exists
 
 from samestep.checkpoint.files import Files
 from samestep.checkpoint.ownership import claim, naming_errors
+from samestep.checkpoint.run_result import RESULT
 from samestep.config import Config, load_config
 from samestep.errors import CheckpointError, RunDirError, TextError
 from samestep.foreign.files import is_file, read_lines, read_text
@@ -27,7 +30,7 @@ CONFIG = "config.json"
 _OURS = (
     "checkpoints", "metrics.jsonl", "model.safetensors", CONFIG, "plan.json", "logs",
     "tensorboard", "export", "average.safetensors", "lr-find.json", "lr-find.png", "lr-find.html",
-    _STARTED, ORIGIN, "metrics.csv", "wandb", TRACKER_IDS,
+    _STARTED, ORIGIN, "metrics.csv", "wandb", TRACKER_IDS, RESULT,
 )  # fmt: skip
 """What one run writes there; any other file is not ours to move."""
 
@@ -53,6 +56,15 @@ def holder_of(run: Path) -> str | None:
         return (run / _LOCK).read_text(encoding="utf-8")
     except OSError:
         return None
+
+
+def was_killed(run: Path) -> bool:
+    """Whether the process that used a run's directory last is known to be gone.
+
+    Without its lock: whoever tries that is in the way of a run that starts just then.
+    """
+    found = re.match(r"process ([0-9]{1,9}) on (\S+) since", holder_of(run) or "")
+    return found is not None and found[2] == socket.gethostname() and not pid_exists(int(found[1]))
 
 
 class RunDir:

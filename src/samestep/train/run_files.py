@@ -93,7 +93,7 @@ class RunFiles(RunPlace):
             if self._prepared is not None:
                 closing.callback(self._prepared.calls.close)
             if parts is not None:
-                closing.callback(parts.close)
+                closing.callback(parts.close, cause)
         if cause is not error and cause is not None:
             raise cause from (None if cause is found else found)
 
