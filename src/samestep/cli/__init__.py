@@ -3,6 +3,7 @@
 from samestep.cli import (
     average,
     config_new,
+    cv,
     export,
     inspect,
     lanes,
@@ -21,6 +22,7 @@ __all__ = [
     "app",
     "average",
     "config_new",
+    "cv",
     "export",
     "inspect",
     "lanes",

@@ -170,6 +170,9 @@ def _with_whole_path(config: Config) -> Config:
     update: dict[str, Any] = {"trackers": trackers.model_copy(update={"classes": tuple(whole)})}
     if config.task is not None:
         update["task"] = str(folder / config.task)
+    if config.fold is not None:
+        whole_file = str(folder / config.fold.file)
+        update["fold"] = config.fold.model_copy(update={"file": whole_file})
     return config.model_copy(update=update)
 
 
