@@ -13,6 +13,7 @@ from samestep.cli import (
     predict,
     resume,
     runs,
+    sweep,
     train,
     verify,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "predict",
     "resume",
     "runs",
+    "sweep",
     "train",
     "verify",
 ]  # fmt: skip

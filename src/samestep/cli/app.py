@@ -31,8 +31,8 @@ TRAINING, STARTING, MODELS, RUNS = (
 """Where --help shows a command."""
 
 _ORDER = (
-    "train", "launch", "resume", "cv", "folds", "verify", "init", "config", "env", "doctor", "lanes", "lr-find", "predict", "export",
-    "average", "result", "checkpoints", "plot", "times", "slurm",
+    "train", "launch", "resume", "cv", "folds", "sweep", "verify", "init", "config", "env", "doctor", "lanes", "lr-find", "predict", "export",
+    "average", "result", "checkpoints", "plot", "times", "slurm", "examine",
 )  # fmt: skip
 
 
@@ -140,6 +140,8 @@ Launched = Annotated[bool, typer.Option("--launched", hidden=True)]
 # How `verify` has its runs observed, by whatever starts their ranks.
 Trace = Annotated[Path | None, typer.Option(hidden=True)]
 TraceFrom = Annotated[int, typer.Option(hidden=True)]
+# Where a run of a sweep asks whether to continue.
+Ask = Annotated[Path | None, typer.Option(hidden=True)]
 Trust = Annotated[
     bool, typer.Option("--trust", help="Run the code that RUN names, also if it may not be yours.")
 ]

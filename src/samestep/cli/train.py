@@ -12,6 +12,7 @@ import typer
 from samestep.cli.app import (
     TRAINING,
     AsJson,
+    Ask,
     Launched,
     LocalRank,
     Overrides,
@@ -46,6 +47,7 @@ def train(
     ] = None,
     trace: Trace = None,
     trace_from: TraceFrom = 0,
+    ask: Ask = None,
     as_json: AsJson = False,
     describe: Annotated[Path | None, typer.Option(hidden=True)] = None,
     local_rank: LocalRank = None,
@@ -65,7 +67,7 @@ def train(
                 )
             from samestep.train.requests import Observation, ScriptRequest
 
-            observation = Observation(record, stop_after, trace, trace_from)
+            observation = Observation(record, stop_after, trace, trace_from, ask)
             request = ScriptRequest(overrides or [], observation, describe)
             return run_script_as_rank(config, request, context, local_rank, command)
         loaded = load_config(config, overrides or [])
@@ -82,7 +84,7 @@ def train(
             if hint:
                 place.log.main(hint)
             try:
-                outcome = train_once(loaded, place, record, stop_after, trace, trace_from)
+                outcome = train_once(loaded, place, record, stop_after, trace, trace_from, ask)
             except Stopped:
                 _print_result(loaded, place, as_json)
                 raise

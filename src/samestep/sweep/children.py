@@ -20,6 +20,8 @@ from samestep.launch.run.signal_forwarder import SignalForwarder
 
 PAUSE = 0.02
 """Seconds between two looks at the children."""
+_SECONDS_TO_END = 30.0
+"""How long they get if this process fails."""
 _SECONDS_TO_SAVE = 300.0
 """How long runs get to save when they are stopped, or left behind."""
 
@@ -68,8 +70,10 @@ class Children:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
+            self._forward(signal.SIGTERM)
+            self._wait_for_all(_SECONDS_TO_END)
             self.kill()
-            self._wait_for_all(_SECONDS_TO_SAVE)
+            self._wait_for_all(_SECONDS_TO_END)
         finally:
             self._signals.__exit__(kind, error, trace)
             self._reaper.close()

@@ -183,6 +183,11 @@ class RunFiles(RunPlace):
         """
         self._parts.step_end.stop(reason)
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a signal has asked this rank to stop the run; the others learn it with the next step."""
+        return self._parts.step_end.signals.is_stopping
+
     def is_last_step(self, total: int | None) -> bool:
         """Whether the run ends with the current step.
 
