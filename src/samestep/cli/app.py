@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shlex
+import signal
 import socket
 import sys
 import time
@@ -20,7 +21,12 @@ from typer.core import TyperCommand, TyperGroup
 import samestep
 from samestep.cli.script_words import split_words
 from samestep.environment.launch import detect_launch
-from samestep.environment.variables import has_agent, process_environment, report_pipe
+from samestep.environment.variables import (
+    has_agent,
+    process_environment,
+    report_pipe,
+    take_ending_process,
+)
 from samestep.errors import LaunchError, PeerLost, SamestepError, Stopped
 from samestep.foreign.files import unusable_path
 from samestep.foreign.limits import short
@@ -237,6 +243,11 @@ def root(
 ) -> None:
     """Distributed PyTorch training that is the same run at any size."""
     context.obj = local_rank
+    parent = take_ending_process()
+    if parent is not None:
+        from samestep.distributed.signals import end_with_parent
+
+        end_with_parent(signal.SIGTERM, parent)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         # A path that is not of this terminal's characters is shown, and not a traceback.
         sys.stdout.reconfigure(errors="backslashreplace")

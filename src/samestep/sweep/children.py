@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from samestep.environment.variables import process_environment
+from samestep.environment.variables import ending_variables, process_environment
 from samestep.errors import LaunchError, Stopped
 from samestep.foreign.files import read_lines
 from samestep.foreign.limits import short
@@ -97,7 +97,8 @@ class Children:
             try:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "samestep", *words],
-                    env={**process_environment(), **(variables or {})},
+                    # By itself too: this process may be killed before the reaper knows of it.
+                    env={**process_environment(), **(variables or {}), **ending_variables()},
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=file,

@@ -129,19 +129,23 @@ def _apply(values: dict[str, Any], overrides: Sequence[str]) -> Iterator[Mistake
 
 
 def _validate(values: Mapping[str, Any], mistakes: list[Mistake]) -> SweepConfig | None:
-    """The sweep; with mistakes, one without the wrong values if that is possible."""
-    rest = dict(values)
-    for _ in range(2):
-        try:
-            return SweepConfig.model_validate(rest)
-        except ValidationError as error:
-            for found in error.errors():
-                path = ".".join(str(part) for part in found["loc"])
-                top = str(found["loc"][0])
-                if not any(m.path == path for m in mistakes):
-                    mistakes.append(Mistake(path, _message(path, found)))
-                rest.pop(top, None)
-    return None
+    """The sweep; with mistakes, one without the wrong values, so that all others are reported as well."""
+    try:
+        return SweepConfig.model_validate(values)
+    except ValidationError as error:
+        wrong = error.errors()
+    for found in wrong:
+        path = ".".join(str(part) for part in found["loc"])
+        if not any(mistake.path == path for mistake in mistakes):
+            mistakes.append(Mistake(path, _message(path, found)))
+    tops = {str(found["loc"][0]) for found in wrong}
+    rest = {key: value for key, value in values.items() if key not in tops}
+    if "objective" in tops:
+        rest["objective"] = {"metric": "val_loss"}
+    try:
+        return SweepConfig.model_validate(rest)
+    except ValidationError:
+        return None
 
 
 def _message(path: str, found: Any) -> str:

@@ -12,6 +12,7 @@ import importlib
 import inspect
 import itertools
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ PRUNERS = {
     "none": "NopPruner", "median": "MedianPruner", "percentile": "PercentilePruner", "hyperband": "HyperbandPruner",
     "patient": "PatientPruner",
 }  # fmt: skip
+_WITH_A_PLACE = (":QMCSampler", ":GridSampler", ":BruteForceSampler")
 _OURS = {"seed", "wrapped_pruner"}
 """Arguments that a sweep gives itself."""
 
@@ -58,6 +60,10 @@ def part_mistakes(sweep: SweepConfig) -> list[Mistake]:
         if name == "grid":
             mistakes += [Mistake(f"sampler_args.{a}", "a grid takes no arguments") for a in given]
             mistakes += _grid_mistakes(sweep.domains)
+            continue
+        if name.endswith(_WITH_A_PLACE):
+            why = "keeps its place in Optuna's study, and would draw the same again after a resume"
+            mistakes.append(Mistake(key, f"{name} {why}: use tpe, random or grid"))
             continue
         try:
             takes = inspect.signature(_class(key, name)).parameters
@@ -190,7 +196,10 @@ def _make(key: str, name: str, given: dict[str, Any]) -> Any:
     takes = inspect.signature(made).parameters
     if "wrapped_pruner" in takes:
         given["wrapped_pruner"] = None
-    return made(**{n: v for n, v in given.items() if n in takes or n not in _OURS})
+    with warnings.catch_warnings():
+        # Of classes that a person has named, at every trial again.
+        warnings.simplefilter("ignore", import_optuna().exceptions.ExperimentalWarning)
+        return made(**{n: v for n, v in given.items() if n in takes or n not in _OURS})
 
 
 def _study(sweep: SweepConfig, number: int, known: Known, **parts: Any) -> Any:
