@@ -89,12 +89,12 @@ class LiveTrial:
         self.curves[self.fold] = sorted([*others, (step, value)])
 
     def reports(self) -> list[tuple[int, float]]:
-        """What a pruner gets: after each evaluation the mean of the folds so far, at equal places."""
+        """What a pruner gets: after each evaluation of this fold the mean of the folds so far, at equal
+        places. Not those of earlier folds: their ends are better than the beginning of any."""
         found = []
-        for fold, curve in enumerate(self.curves):
-            for at in range(len(curve)):
-                so_far = [c[min(at, len(c) - 1)][1] for c in self.curves[: fold + 1] if c]
-                found.append((fold * _STRIDE + at + 1, math.fsum(so_far) / len(so_far)))
+        for at in range(len(self.curves[self.fold])):
+            so_far = [c[min(at, len(c) - 1)][1] for c in self.curves[: self.fold + 1] if c]
+            found.append((self.fold * _STRIDE + at + 1, math.fsum(so_far) / len(so_far)))
         return found
 
     def mean(self) -> float:
