@@ -53,8 +53,8 @@ def run_sweep(loaded: LoadedSweep, report: Report) -> list[TrialRecord]:
         same_study(folder / "definition.json", definition)
         document = {**sweep.model_dump(mode="json"), "base": str(sweep.base_path.resolve())}
         write_document(folder / SWEEP, document)
-        if told.folds:
-            report(told.folds)
+        for line in (*loaded.notes, *([told.folds] if told.folds else [])):
+            report(line)
         storage = Storage(sweep, folder)
         try:
             return Coordinator(loaded, folder, storage, children, report).run()

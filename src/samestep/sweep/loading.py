@@ -18,6 +18,7 @@ from samestep.errors import ConfigError, Mistake, TextError
 from samestep.foreign.files import read_text
 from samestep.foreign.limits import check_values, short
 from samestep.foreign.plain_yaml import LARGEST_YAML, parse_yaml
+from samestep.sweep.aliases import apply_sweep_aliases
 from samestep.sweep.optuna_parts import import_optuna, part_mistakes
 from samestep.sweep.run_spec import override
 from samestep.sweep.schema import SweepConfig
@@ -44,6 +45,8 @@ class LoadedSweep:
     sweep: SweepConfig
     base: Config
     source: str
+    notes: tuple[str, ...] = ()
+    """What a person should know of how its file was read."""
 
 
 def load_sweep(
@@ -72,7 +75,8 @@ def load_sweep(
             "name", source.resolve().parent.name if source.stem == "sweep" else source.stem
         )
         folder = source.resolve().parent if folder is None else folder
-    mistakes += _apply(values, overrides)
+    values, wrong, notes = apply_sweep_aliases(values)
+    mistakes += [*wrong, *_apply(values, overrides)]
     sweep = _validate(values, mistakes)
     base = None
     if sweep is not None:
@@ -85,7 +89,7 @@ def load_sweep(
             mistakes += _space_mistakes(sweep, base)
     if mistakes or sweep is None or base is None:
         raise ConfigError(name, [_with_line(mistake, lines) for mistake in mistakes])
-    return LoadedSweep(sweep, base, name)
+    return LoadedSweep(sweep, base, name, tuple(notes))
 
 
 def _with_line(mistake: Mistake, lines: Mapping[str, str]) -> Mistake:

@@ -151,6 +151,39 @@ def test_existing_files_carry_over(folder: Path) -> None:
     assert "has the type 'gauss'" in mistakes(folder, wrong)["space.global_batch"]
 
 
+HPO = """
+base: config.yaml
+search_space:
+  params.learning_rate: {type: loguniform, min: 1e-5, max: 5e-5}
+sampling: {algorithm: random, max_trials: 50, timeout_minutes: 480, seed: 7}
+early_termination: {policy: bandit, delay_evaluation: 2, evaluation_interval: 1}
+k_fold: {n_splits: 5, random_seed: 42, shuffle: true, stratified: true}
+objective: {metric: macro-f1, goal: maximize}
+"""
+
+
+def test_names_of_other_projects_are_read(folder: Path) -> None:
+    (folder / "hpo.yaml").write_text(HPO)
+    loaded = load_sweep(folder / "hpo.yaml", ["folds.k=3"])
+    sweep = loaded.sweep
+    assert (sweep.sampler, sweep.trials, sweep.timeout, sweep.seed) == ("random", 50, "480m", 7)
+    assert (sweep.pruner, sweep.objective.mode) == ("median", "max")
+    assert sweep.pruner_args == {"n_startup_trials": 2, "n_warmup_steps": 1}
+    assert sweep.folds is not None
+    assert (sweep.folds.k, sweep.folds.stratify, sweep.folds.seed) == (3, "by_label", 42)
+    assert "which the median pruner stands for" in loaded.notes[0]
+    off = HPO.replace("n_splits: 5", "enabled: false, n_splits: 5").replace("random,", "bayesian,")
+    (folder / "hpo.yaml").write_text(off)
+    sweep = load_sweep(folder / "hpo.yaml").sweep
+    assert (sweep.folds, sweep.sampler) == (None, "tpe")
+    wrong = HPO.replace("shuffle: true", "shuffle: false").replace("max_trials: 50", "trials: 50")
+    found = mistakes(folder, f"{wrong}trials: 3\npruner: none\n")
+    assert "always shuffled" in found["k_fold.shuffle"]
+    assert "it takes algorithm, max_trials" in found["sampling.trials"]
+    assert "pruner is set too" in found["early_termination"]
+    assert "takes a mapping" in mistakes(folder, f"{SWEEP}sampling: random\n")["sampling"]
+
+
 def test_a_missing_optuna_is_named_with_its_extra(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
