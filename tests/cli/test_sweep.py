@@ -68,6 +68,17 @@ def test_a_failing_trial_fails_alone_and_the_best_trains_again(tmp_path: Path) -
     assert "sweep.seed was 0, is 4" in resumed.stderr
 
 
+def test_a_rank_that_fails_is_named_and_the_next_trial_runs_on_two(tmp_path: Path) -> None:
+    space = {"params.fail": {"choice": ["rank 1", "no"]}, "params.lr": {"choice": [0.1]}}
+    path = write_sweep(tmp_path, sampler="grid", space=space, ranks_per_trial=2)
+    done = samestep("sweep", "run", path, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    broken, whole = json.loads(done.stdout)["trials"]
+    assert "rank 1" in broken["reason"]
+    assert broken["reason"].endswith("RuntimeError: I was told to")
+    assert whole["state"] == "complete"
+
+
 def test_a_running_sweep_is_not_run_twice_and_stops_on_request(tmp_path: Path) -> None:
     path = write_sweep(tmp_path, trials=1)
     base = tmp_path / "base.yaml"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 TASK = """
+import os
 import time
 from pathlib import Path
 import torch
@@ -38,7 +39,7 @@ class Tiny(Task):
         return torch.optim.SGD(model.parameters(), lr=self.lr)
 
     def loss(self, model, batch):
-        if self.fail == "raise":
+        if self.fail == "raise" or self.fail == f"rank {os.environ.get('RANK')}":
             raise RuntimeError("I was told to")
         while self.wait and not Path(self.wait).exists():
             Path(self.wait + ".waiting").touch()

@@ -152,7 +152,8 @@ def _row(loaded: LoadedSweep, trial: TrialRecord) -> tuple[Any, ...]:
     shown = trial.as_json()
     folds = " ".join(f"{value:.4g}" for value in shown["folds"])
     value = None if trial.value is None else f"{trial.value:.6g}"
-    return (trial.number, trial.state, value, *map(_text, values), shown["reason"] or folds)
+    reason = (shown["reason"] or "").partition("\n")[0]
+    return (trial.number, trial.state, value, *map(_text, values), reason or folds)
 
 
 def _text(value: Any) -> str:

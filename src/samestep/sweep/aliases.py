@@ -99,5 +99,5 @@ def _objective(given: Any) -> Any:
     rest = {key: value for key, value in given.items() if key not in ("goal", "direction")}
     for name in ("goal", "direction"):
         if name in given and "mode" not in rest:
-            rest["mode"] = _MODES.get(given[name], given[name])
+            rest["mode"] = _MODES.get(str(given[name]), given[name])
     return rest

@@ -222,7 +222,7 @@ class Coordinator:
 
     def _fail(self, trial: LiveTrial, reason: str) -> None:
         self._storage.fail(trial.number, reason)
-        self._end(trial, f"failed: {reason}")
+        self._end(trial, f"failed: {reason.splitlines()[0]}")
 
     def _end(self, trial: LiveTrial, how: str) -> None:
         del self._live[trial.number]

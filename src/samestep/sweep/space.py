@@ -106,7 +106,7 @@ def _from_named_type(value: Mapping[str, Any]) -> Mapping[str, Any]:
         return value
     kind = value["type"]
     rest = {k: v for k, v in value.items() if k not in ("type", "min", "max", "values")}
-    if kind not in FORMS:
+    if not isinstance(kind, str) or kind not in FORMS:
         raise TextError(f"has the type {kind!r}, but there are {', '.join(FORMS)}")
     missing = [n for n in (("values",) if kind == "choice" else ("min", "max")) if n not in value]
     if missing:

@@ -9,7 +9,7 @@ from typing import Any
 from samestep.checkpoint.listing import list_checkpoints
 from samestep.checkpoint.ownership import naming_errors
 from samestep.checkpoint.run_result import RunResult, Status, read_result, write_result
-from samestep.errors import CheckpointError, Stopped
+from samestep.errors import CheckpointError, PeerLost, Stopped
 from samestep.foreign.limits import short
 from samestep.run_setup import RunSetup
 from samestep.step.step_log import StepRecord
@@ -76,7 +76,10 @@ class ResultFile(RunListener):
         if isinstance(error, Stopped):
             return "preempted", short(str(error), _LONGEST_REASON)
         if error is not None:
-            return "failed", short(f"{type(error).__name__}: {error}", _LONGEST_REASON)
+            text = f"{type(error).__name__}: {error}"
+            # What follows is the other rank's traceback, which its own log has.
+            text = text.splitlines()[0] if isinstance(error, PeerLost) else text
+            return "failed", short(text, _LONGEST_REASON)
         ended = self._step_end.ended if self._began is not None else self._saver.ended
         if ended is None:
             return "unfinished", "the loop left its steps before the last one"
