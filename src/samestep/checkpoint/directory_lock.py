@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from psutil import pid_exists
 
 from samestep.checkpoint.ownership import naming_errors
 from samestep.errors import RunDirError, TextError
@@ -57,7 +56,15 @@ class DirectoryLock:
 def is_gone(holder: str) -> bool:
     """Whether the process that a lock's file names is known to have ended."""
     found = re.match(r"process ([0-9]{1,9}) on (\S+) since", holder)
-    return found is not None and found[2] == socket.gethostname() and not pid_exists(int(found[1]))
+    if found is None or found[2] != socket.gethostname():
+        return False
+    try:
+        os.kill(int(found[1]), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):  # another user's
+        return False
+    return False
 
 
 def _holder(path: Path) -> str:
