@@ -42,6 +42,7 @@ WITHOUT_EAGER_TORCH = (
     "ui",
     "plotting",
     "starter",
+    "sweep",
     "cli",
 )
 

@@ -10,6 +10,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from samestep.checkpoint.questions import (
+    Answer,
+    Question,
+    read_answer,
+    read_question,
+    write_answer,
+)
 from samestep.environment.variables import process_environment
 from samestep.errors import CheckpointError, LaunchError, Stopped, TaskError, UserError
 from samestep.sweep.children import PAUSE, Child, Children
@@ -21,7 +28,6 @@ from samestep.sweep.schema import seconds_of
 from samestep.sweep.storage import CURVES, FOLDS, PRUNED, Storage, TrialRecord, best_of
 from samestep.sweep.study_folder import locked, same_study, shape_of, write_document
 from samestep.sweep.trial import LiveTrial, objective_of, slot_variables
-from samestep.train.asking import Answer, Question, read_answer, read_question, write_answer
 
 STOP = "stop"
 """A file in the sweep's directory that stops it."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from samestep.checkpoint.questions import read_answer
 from samestep.checkpoint.run_result import RunResult, write_result
 from samestep.errors import LaunchError, Stopped
 from samestep.foreign.plain_yaml import parse_yaml
@@ -17,7 +18,6 @@ from samestep.sweep import coordinator as coordinator_module
 from samestep.sweep.coordinator import Coordinator
 from samestep.sweep.loading import load_sweep
 from samestep.sweep.storage import Storage, TrialRecord
-from samestep.train.asking import read_answer
 
 BASE = "task: task.py:Mine\nglobal_batch: 64\nepochs: 2\n"
 EVALUATIONS = 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +184,16 @@ def test_names_of_other_projects_are_read(folder: Path) -> None:
     assert "it takes algorithm, max_trials" in found["sampling.trials"]
     assert "pruner is set too" in found["early_termination"]
     assert "takes a mapping" in mistakes(folder, f"{SWEEP}sampling: random\n")["sampling"]
+
+
+def test_a_sweep_needs_no_torch_itself() -> None:
+    """It waits for hours beside its trials."""
+    code = (
+        "import sys, optuna, samestep.sweep.reading, samestep.sweep.cross_validation, samestep.cli.sweep;"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_missing_optuna_is_named_with_its_extra(

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 import samestep
+from samestep.checkpoint.questions import Answer, read_answer, read_question, write_answer
 from samestep.checkpoint.run_result import read_result
 from samestep.errors import CheckpointError, Stopped
-from samestep.train.asking import Answer, Asking, read_answer, read_question, write_answer
+from samestep.train.asking import Asking
 from tests.unit.train.own_loops import settings, train
 
 
