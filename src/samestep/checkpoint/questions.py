@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from samestep.checkpoint.files import Files, partial_of
+from samestep.checkpoint.files import write_whole
 from samestep.errors import CheckpointError, TextError
 from samestep.foreign.files import is_file
 from samestep.foreign.json_text import read_json
@@ -61,9 +61,7 @@ def read_answer(folder: Path) -> Answer | None:
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:
-    partial = partial_of(path)
-    partial.write_text(json.dumps(document), encoding="utf-8")
-    Files().replace(partial, path)
+    write_whole(path, json.dumps(document))
 
 
 def _read(path: Path) -> dict[str, Any] | None:

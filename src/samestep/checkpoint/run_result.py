@@ -9,7 +9,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args
 
-from samestep.checkpoint.files import Files
+from samestep.checkpoint.files import write_whole
 from samestep.errors import CheckpointError, TextError
 from samestep.foreign.files import is_file
 from samestep.foreign.json_text import read_json
@@ -59,10 +59,7 @@ def write_result(run: Path, result: RunResult) -> None:
         run: The run's directory.
         result: What it has come to.
     """
-    files, partial = Files(), run / f"{RESULT}.partial"
-    partial.write_text(json.dumps(result.as_json(), indent=1), encoding="utf-8")
-    files.sync(partial)
-    files.replace(partial, run / RESULT)
+    write_whole(run / RESULT, json.dumps(result.as_json(), indent=1))
 
 
 _KINDS: dict[str, tuple[type, ...]] = {

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from samestep.checkpoint.files import Files, partial_of
+from samestep.checkpoint.files import write_whole
 from samestep.errors import PlanError, TaskError, TextError
 from samestep.foreign.json_text import read_json
 
@@ -35,10 +35,7 @@ class Folds:
     def write(self, path: Path) -> None:
         """Write them to a file: whole, or not at all."""
         document = {"samples": self.samples, "made": dict(self.made), "folds": self.valid}
-        files, partial = Files(), partial_of(path)
-        partial.write_text(json.dumps(document), encoding="utf-8")
-        files.sync(partial)
-        files.replace(partial, path)
+        write_whole(path, json.dumps(document))
 
     @classmethod
     def read(cls, path: Path) -> Folds:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from samestep.checkpoint.files import Files, partial_of, sha256_of
+from samestep.checkpoint.files import sha256_of, write_whole
 from samestep.checkpoint.run_result import RunResult
 from samestep.config import Config, load_config
 from samestep.data.folds import Folds
@@ -194,10 +194,7 @@ def _predict(
             at = folds.valid[number][row["index"]]
             rows.append((at, json.dumps({**row, "index": at, "fold": number})))
     path = folder / OUT_OF_FOLD
-    files, partial = Files(), partial_of(path)
-    partial.write_text("".join(f"{text}\n" for _, text in sorted(rows)), encoding="utf-8")
-    files.sync(partial)
-    files.replace(partial, path)
+    write_whole(path, "".join(f"{text}\n" for _, text in sorted(rows)))
     return str(path)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from samestep.checkpoint.directory_lock import DirectoryLock
-from samestep.checkpoint.files import Files, partial_of
+from samestep.checkpoint.files import write_whole
 from samestep.checkpoint.ownership import claim
 from samestep.config import Config
 from samestep.config.schema import PLANNED_KEYS, SHAPING_KEYS
@@ -48,10 +48,7 @@ def locked(folder: Path, purpose: Literal["cv", "sweep"]) -> Iterator[None]:
 
 def write_document(path: Path, document: Any) -> None:
     """Write JSON to a file: whole, or not at all."""
-    files, partial = Files(), partial_of(path)
-    partial.write_text(json.dumps(document, indent=1), encoding="utf-8")
-    files.sync(partial)
-    files.replace(partial, path)
+    write_whole(path, json.dumps(document, indent=1))
 
 
 def same_study(path: Path, definition: Mapping[str, Any]) -> None:
