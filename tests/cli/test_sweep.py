@@ -66,6 +66,12 @@ def test_a_failing_trial_fails_alone_and_the_best_trains_again(tmp_path: Path) -
     resumed = samestep("sweep", "resume", "tiny", "seed=4", cwd=tmp_path)
     assert resumed.returncode == 2
     assert "sweep.seed was 0, is 4" in resumed.stderr
+    stored = tmp_path / "sweeps" / "tiny" / "sweep.json"
+    stored.write_text(stored.read_text().replace('"trials": 9', '"trials": 8'))
+    changed = samestep("sweep", "resume", "tiny", cwd=tmp_path)
+    assert changed.returncode == 2
+    assert "is not trusted" in changed.stderr
+    assert samestep("sweep", "resume", "tiny", "--trust", cwd=tmp_path).returncode == 0
 
 
 def test_a_rank_that_fails_is_named_and_the_next_trial_runs_on_two(tmp_path: Path) -> None:

@@ -32,6 +32,9 @@ SweepFile = Annotated[
     Path, typer.Argument(callback=usable, help="The sweep's YAML or JSON file.", metavar="SWEEP")
 ]
 Name = Annotated[str, typer.Argument(help="A sweep's name or directory.", metavar="NAME")]
+TrustSweep = Annotated[
+    bool, typer.Option("--trust", help="Run the code that NAME names, also if it may not be yours.")
+]
 SweepOverrides = Annotated[
     list[str] | None, typer.Argument(help="Values of the sweep, as key=value.", metavar="KEY=VALUE")
 ]
@@ -48,12 +51,14 @@ def run(sweep: SweepFile, overrides: SweepOverrides = None, as_json: AsJson = Fa
 
 
 @sweep_app.command()
-def resume(name: Name, overrides: SweepOverrides = None, as_json: AsJson = False) -> None:
+def resume(
+    name: Name, overrides: SweepOverrides = None, trust: TrustSweep = False, as_json: AsJson = False
+) -> None:
     """Resume a sweep that was stopped or killed, or run more of its trials: trials=100."""
     with guarded(), DeferredSignals():
-        from samestep.sweep.reading import find_sweep, reload_sweep
+        from samestep.sweep.reading import find_sweep, resumed_sweep
 
-        found = _run(reload_sweep(find_sweep(name), overrides), as_json)
+        found = _run(resumed_sweep(find_sweep(name), overrides or [], trust), as_json)
     _exit(found)
 
 

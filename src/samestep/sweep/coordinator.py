@@ -26,7 +26,7 @@ from samestep.sweep.optuna_parts import Known, decide, draw, trial_count
 from samestep.sweep.run_spec import RunSpec, why_failed
 from samestep.sweep.schema import seconds_of
 from samestep.sweep.storage import CURVES, FOLDS, PRUNED, Storage, TrialRecord, best_of
-from samestep.sweep.study_folder import locked, same_study, shape_of, write_document
+from samestep.sweep.study_folder import locked, same_study, shape_of, signed, write_document
 from samestep.sweep.trial import LiveTrial, objective_of, slot_variables
 
 STOP = "stop"
@@ -58,7 +58,7 @@ def run_sweep(loaded: LoadedSweep, report: Report) -> list[TrialRecord]:
         definition = {"sweep": dict(sweep.definition()), "config": shape_of(loaded.base)}
         same_study(folder / "definition.json", definition)
         document = {**sweep.model_dump(mode="json"), "base": str(sweep.base_path.resolve())}
-        write_document(folder / SWEEP, document)
+        write_document(folder / SWEEP, signed(document))
         for line in (*loaded.notes, *([told.folds] if told.folds else [])):
             report(line)
         storage = Storage(sweep, folder)

@@ -50,7 +50,11 @@ class LoadedSweep:
 
 
 def load_sweep(
-    source: Path | Mapping[str, Any], overrides: Sequence[str] = (), folder: Path | None = None
+    source: Path | Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    folder: Path | None = None,
+    *,
+    runs: bool = True,
 ) -> LoadedSweep:
     """Load and check a sweep.
 
@@ -58,6 +62,7 @@ def load_sweep(
         source: Its YAML or JSON file, or what one holds.
         overrides: `key=value` texts; `space.KEY={...}` sets one key of the space.
         folder: What the base's path is relative to; the file's folder if not given.
+        runs: Whether it is to be run: then its sampler and pruner, which it can name, are imported.
 
     Raises:
         ConfigError: with every mistake at once.
@@ -84,7 +89,7 @@ def load_sweep(
         sweep._space, wrong = parse_space(sweep.space)
         mistakes += wrong
         base, wrong = _load_base(sweep)
-        mistakes += [*wrong, *part_mistakes(sweep)]
+        mistakes += [*wrong, *(part_mistakes(sweep) if runs else [])]
         if base is not None:
             mistakes += _space_mistakes(sweep, base)
     if mistakes or sweep is None or base is None:

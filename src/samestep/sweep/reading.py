@@ -9,13 +9,14 @@ import yaml
 
 from samestep.config.loading import nest
 from samestep.config.sources import FlatValues
-from samestep.errors import RunDirError, TextError
+from samestep.errors import NotTrusted, RunDirError, TextError
 from samestep.foreign.files import is_file
 from samestep.foreign.json_text import read_json
 from samestep.sweep.coordinator import STOP, SWEEP
 from samestep.sweep.loading import LoadedSweep, load_sweep
 from samestep.sweep.run_spec import override
 from samestep.sweep.storage import Storage, TrialRecord, best_of
+from samestep.sweep.study_folder import is_signed
 
 
 def find_sweep(name: str) -> Path:
@@ -30,15 +31,34 @@ def find_sweep(name: str) -> Path:
     raise RunDirError(f"there is no sweep {name}: give its directory, or its name in sweeps/")
 
 
-def reload_sweep(folder: Path, overrides: list[str] | None = None) -> LoadedSweep:
-    """The sweep that a directory is of."""
+def reload_sweep(folder: Path) -> LoadedSweep:
+    """The sweep that a directory is of, to look at: nothing that it names is imported."""
+    return load_sweep({**_read(folder), "directory": str(folder)}, runs=False)
+
+
+def resumed_sweep(folder: Path, overrides: list[str], trust: bool) -> LoadedSweep:
+    """The sweep that a directory is of, to run.
+
+    Raises:
+        NotTrusted: if this user has not started it: it names code to run.
+    """
+    document = _read(folder, check=not trust)
+    return load_sweep({**document, "directory": str(folder)}, overrides)
+
+
+def _read(folder: Path, check: bool = False) -> dict[str, Any]:
     try:
         document = read_json(folder / SWEEP)
     except TextError as error:
         raise RunDirError(f"{folder / SWEEP} {error}") from None
     if not isinstance(document, dict):
         raise RunDirError(f"{folder / SWEEP} is not what a sweep writes")
-    return load_sweep({**document, "directory": str(folder)}, overrides or [])
+    if check and not is_signed(document):
+        raise NotTrusted(
+            f"{folder} names the config {document.get('base')}, whose task would run, and is not trusted: it "
+            f"was not started by you, or its {SWEEP} was changed. Read both first; then --trust runs it"
+        )
+    return {key: value for key, value in document.items() if key != "signature"}
 
 
 def trials_of(loaded: LoadedSweep) -> list[TrialRecord]:

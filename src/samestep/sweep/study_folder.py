@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from samestep.checkpoint.files import write_whole
 from samestep.checkpoint.ownership import claim
 from samestep.config import Config
 from samestep.config.schema import PLANNED_KEYS, SHAPING_KEYS
+from samestep.environment.user_key import make_key, read_key
 from samestep.errors import RunDirError, TextError
 from samestep.foreign.files import is_file
 from samestep.foreign.json_text import parse_json, read_json
@@ -49,6 +51,24 @@ def locked(folder: Path, purpose: Literal["cv", "sweep"]) -> Iterator[None]:
 def write_document(path: Path, document: Any) -> None:
     """Write JSON to a file: whole, or not at all."""
     write_whole(path, json.dumps(document, indent=1))
+
+
+def signed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A document by which this user knows again what they have started."""
+    return {**document, "signature": _signature(document, make_key())}
+
+
+def is_signed(document: Mapping[str, Any]) -> bool:
+    """Whether this user has written the document, and nobody has changed it."""
+    rest = {key: value for key, value in document.items() if key != "signature"}
+    expected = _signature(rest, read_key())
+    return bool(expected) and hmac.compare_digest(expected, str(document.get("signature")))
+
+
+def _signature(document: Mapping[str, Any], key: bytes | None) -> str:
+    if key is None:
+        return ""
+    return hmac.new(key, json.dumps(document, sort_keys=True).encode(), "sha256").hexdigest()
 
 
 def same_study(path: Path, definition: Mapping[str, Any]) -> None:
