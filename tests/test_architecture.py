@@ -25,7 +25,7 @@ LAYERS: list[set[str]] = [
     {"step"},
     {"train"},
     {"amp", "inference", "lane_tuning", "lr_finder", "plotting"},
-    {"export", "verify", "doctor", "starter"},
+    {"export", "verify", "doctor", "starter", "sweep"},
     {"cli"},
 ]
 
@@ -42,6 +42,7 @@ WITHOUT_EAGER_TORCH = (
     "ui",
     "plotting",
     "starter",
+    "sweep",
     "cli",
 )
 

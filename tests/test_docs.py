@@ -14,6 +14,9 @@ import yaml
 from safetensors.torch import load_file
 
 from samestep.config import load_config
+from samestep.foreign.plain_yaml import parse_yaml
+from samestep.sweep.schema import SweepConfig
+from samestep.sweep.space import parse_space
 from tests.preloaded.client import POSSIBLE, ROOT, environment, server, shell_path
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")])
@@ -59,6 +62,10 @@ def test_every_config_of_a_document_is_one(page: Path) -> None:
     """A part of one: what a run needs besides is filled in."""
     for block in yaml_blocks(page):
         given = yaml.safe_load(block)
+        if "space" in given:
+            sweep = SweepConfig.model_validate(parse_yaml(block))
+            assert not parse_space(sweep.space)[1]
+            continue
         load_config({"task": "task.py:MyTask", "global_batch": 64, "epochs": 1, **given})
 
 

@@ -44,4 +44,6 @@ def starts_others(argv: list[str]) -> bool:
     _, module, words = parse(argv)
     if module != "samestep":
         return module in LAUNCHERS
-    return words[:1] in (["launch"], ["verify"]) or (words[:1] == ["lanes"] and "--worlds" in words)
+    return words[:1] in (["launch"], ["verify"], ["cv"], ["sweep"]) or (
+        words[:1] == ["lanes"] and "--worlds" in words
+    )

@@ -40,6 +40,10 @@ MODULES = (
     "samestep.launch.run.agent",
     "samestep.lr_finder.range_test",
     "samestep.lr_finder.report",
+    "alembic.migration",
+    "optuna.storages._rdb.models",
+    "samestep.sweep.coordinator",
+    "samestep.sweep.cross_validation",
     "samestep.train.train_once",
     "samestep.verify.report",
     "samestep.verify.verify",
@@ -69,6 +73,8 @@ def main() -> None:
         ours.close()
         _leave_streams()
         request = serve(theirs, None)
+        # Closed already, and its number may be another file's: a launch of a sweep has servers of its own.
+        theirs.detach()
     execute(request.argv)
 
 

@@ -65,6 +65,23 @@ def partial_of(path: Path) -> Path:
     return path.with_name(f".{path.name[:100]}-{secrets.token_hex(8)}.partial")
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file, on the disk when this returns: whole, or not at all.
+
+    Args:
+        path: The file; an existing one is replaced.
+        text: Its content.
+    """
+    files, partial = Files(), partial_of(path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        files.sync(partial)
+        files.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
 class DigestedFile:
     """A new file that computes the checksum and size of what is written to it."""
 

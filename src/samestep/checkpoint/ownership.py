@@ -13,7 +13,7 @@ from typing import Literal
 from samestep.errors import RunDirError, TextError
 from samestep.foreign.json_text import read_json
 
-Purpose = Literal["run", "verify", "record"]
+Purpose = Literal["run", "verify", "record", "cv", "sweep"]
 
 _NOTE = "samestep made this directory ({purpose}), and may replace or move its own files in it.\n"
 

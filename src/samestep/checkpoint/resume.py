@@ -160,6 +160,8 @@ def _same(key: str, now: Any, saved: Any) -> bool:
     if key == "task" and isinstance(now, str) and isinstance(saved, str):
         # The file may be given relative to another folder: the class counts.
         return now.rpartition(":")[2] == saved.rpartition(":")[2]
+    if key == "fold" and isinstance(now, Mapping) and isinstance(saved, Mapping):
+        return now.get("number") == saved.get("number")  # its file is found likewise
     return bool(now == saved)
 
 

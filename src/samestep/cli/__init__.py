@@ -3,6 +3,7 @@
 from samestep.cli import (
     average,
     config_new,
+    cv,
     export,
     inspect,
     lanes,
@@ -12,6 +13,7 @@ from samestep.cli import (
     predict,
     resume,
     runs,
+    sweep,
     train,
     verify,
 )
@@ -21,6 +23,7 @@ __all__ = [
     "app",
     "average",
     "config_new",
+    "cv",
     "export",
     "inspect",
     "lanes",
@@ -31,6 +34,7 @@ __all__ = [
     "predict",
     "resume",
     "runs",
+    "sweep",
     "train",
     "verify",
 ]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shlex
+import signal
 import socket
 import sys
 import time
@@ -20,7 +21,12 @@ from typer.core import TyperCommand, TyperGroup
 import samestep
 from samestep.cli.script_words import split_words
 from samestep.environment.launch import detect_launch
-from samestep.environment.variables import has_agent, process_environment, report_pipe
+from samestep.environment.variables import (
+    has_agent,
+    process_environment,
+    report_pipe,
+    take_ending_process,
+)
 from samestep.errors import LaunchError, PeerLost, SamestepError, Stopped
 from samestep.foreign.files import unusable_path
 from samestep.foreign.limits import short
@@ -31,8 +37,8 @@ TRAINING, STARTING, MODELS, RUNS = (
 """Where --help shows a command."""
 
 _ORDER = (
-    "train", "launch", "resume", "verify", "init", "config", "env", "doctor", "lanes", "lr-find", "predict", "embed", "export",
-    "average", "checkpoints", "plot", "times", "slurm",
+    "train", "launch", "resume", "cv", "folds", "sweep", "verify", "init", "config", "env", "doctor", "lanes", "lr-find", "predict", "embed", "export",
+    "average", "result", "checkpoints", "plot", "times", "slurm", "examine",
 )  # fmt: skip
 
 
@@ -140,6 +146,8 @@ Launched = Annotated[bool, typer.Option("--launched", hidden=True)]
 # How `verify` has its runs observed, by whatever starts their ranks.
 Trace = Annotated[Path | None, typer.Option(hidden=True)]
 TraceFrom = Annotated[int, typer.Option(hidden=True)]
+# Where a run of a sweep asks whether to continue.
+Ask = Annotated[Path | None, typer.Option(hidden=True)]
 Trust = Annotated[
     bool, typer.Option("--trust", help="Run the code that RUN names, also if it may not be yours.")
 ]
@@ -235,6 +243,11 @@ def root(
 ) -> None:
     """Distributed PyTorch training that is the same run at any size."""
     context.obj = local_rank
+    parent = take_ending_process()
+    if parent is not None:
+        from samestep.distributed.signals import end_with_parent
+
+        end_with_parent(signal.SIGTERM, parent)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         # A path that is not of this terminal's characters is shown, and not a traceback.
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -15,6 +15,7 @@ from samestep.cli.app import (
     RUNS,
     TRAINING,
     AsJson,
+    Ask,
     Overrides,
     RunDirPath,
     RunFile,
@@ -94,6 +95,7 @@ _NOT_REPEATED = (
     "stop_after",
     "trace",
     "trace_from",
+    "ask",
     "attached",
     "read_secret",
 )
@@ -135,6 +137,7 @@ def launch(
     stop_after: StopAfter = None,
     trace: Trace = None,
     trace_from: TraceFrom = 0,
+    ask: Ask = None,
     attached: Attached = False,
     read_secret: ReadSecret = False,
 ) -> None:
@@ -177,7 +180,7 @@ def _plain_script(context: typer.Context, file: Path) -> PlainScript:
     from samestep.launch.commands.plain_script import PlainScript
 
     params = context.params
-    observing = ("record", "stop_after", "trace")
+    observing = ("record", "stop_after", "trace", "ask")
     given = [*(name for name in observing if params[name] is not None), *_slurm_options(context)]
     given += ["via"] if params["via"] not in (None, Via.torchrun) else []
     if given:
@@ -246,7 +249,9 @@ def _rank_command(
         shown = ", ".join("--" + key.replace("_", "-") for key in given)
         raise LaunchError(f"{shown} is for Slurm, but the launcher is {method}: add --via slurm")
     # How they are started is no option of the ranks.
-    observed = {name: params[name] for name in ("record", "stop_after", "trace", "trace_from")}
+    observed = {
+        name: params[name] for name in ("record", "stop_after", "trace", "trace_from", "ask")
+    }
     return RankCommand(loaded, config, tuple(overrides), arguments=arguments, **observed)
 
 

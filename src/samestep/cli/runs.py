@@ -1,4 +1,4 @@
-"""The commands that read a run's directory: checkpoints, times."""
+"""The commands that read a run's directory: result, checkpoints, times."""
 
 from __future__ import annotations
 
@@ -130,6 +130,40 @@ def times(run: RunDirPath, as_json: AsJson = False) -> None:
             typer.echo(json.dumps(summary))
         else:
             print_rows(("", "median", "worst", "unit"), _time_rows(summary))
+
+
+_EXIT_CODES = {"finished": 0, "stopped_early": 0, "failed": 1}
+"""As the run's own command ends; 75 where something is left to train."""
+
+
+@app.command(rich_help_panel=RUNS)
+def result(run: RunDirPath, as_json: AsJson = False) -> None:
+    """Show what a run has come to; exits 0 if it is done, 75 if not yet, 1 if it failed."""
+    with guarded():
+        from samestep.checkpoint.run_result import read_result
+        from samestep.errors import CheckpointError
+        from samestep.train.run_dir import was_killed
+
+        found = read_result(run)
+        if found is None:
+            raise CheckpointError(
+                f"{run} holds no result.json: give the directory of a run that has begun"
+            )
+        status = "killed" if found.status == "running" and was_killed(run) else found.status
+        shown = {"run": str(run), **found.as_json(), "status": status}
+        if as_json:
+            typer.echo(json.dumps(shown))
+        else:
+            print_rows(("", "result"), [(key, _text(value)) for key, value in shown.items()])
+    raise typer.Exit(_EXIT_CODES.get(status, 75))
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, dict):
+        return "  ".join(f"{name} {_text(inner)}" for name, inner in value.items())
+    if value is None:
+        return None
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 _TIMES = {

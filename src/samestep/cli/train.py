@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from samestep.cli.app import (
     TRAINING,
+    AsJson,
+    Ask,
     Launched,
     LocalRank,
     Overrides,
@@ -24,6 +27,11 @@ from samestep.cli.ranks import as_rank, command_of_rank, run_script_as_rank
 from samestep.distributed.deferred_signals import DeferredSignals
 from samestep.environment.hardware import owned_cpus
 from samestep.environment.variables import process_environment
+from samestep.errors import LaunchError, Stopped
+
+if TYPE_CHECKING:
+    from samestep.config import Config
+    from samestep.distributed.context import RunContext
 
 
 @app.command(rich_help_panel=TRAINING, cls=TakesScript)
@@ -39,6 +47,8 @@ def train(
     ] = None,
     trace: Trace = None,
     trace_from: TraceFrom = 0,
+    ask: Ask = None,
+    as_json: AsJson = False,
     describe: Annotated[Path | None, typer.Option(hidden=True)] = None,
     local_rank: LocalRank = None,
     launched: Launched = False,
@@ -50,9 +60,14 @@ def train(
 
         command = command_of_rank(context, config, overrides or ())
         if is_script(config):
+            if as_json:
+                raise LaunchError(
+                    "--json is for configs: a script prints what it likes. samestep result RUN --json prints "
+                    "how a run ended"
+                )
             from samestep.train.requests import Observation, ScriptRequest
 
-            observation = Observation(record, stop_after, trace, trace_from)
+            observation = Observation(record, stop_after, trace, trace_from, ask)
             request = ScriptRequest(overrides or [], observation, describe)
             return run_script_as_rank(config, request, context, local_rank, command)
         loaded = load_config(config, overrides or [])
@@ -68,7 +83,20 @@ def train(
             hint = more_processes_may_help(loaded, place.world, place.threads, cpus, on_gpu)
             if hint:
                 place.log.main(hint)
-            outcome = train_once(loaded, place, record, stop_after, trace, trace_from)
-            if place.is_main:
+            try:
+                outcome = train_once(loaded, place, record, stop_after, trace, trace_from, ask)
+            except Stopped:
+                _print_result(loaded, place, as_json)
+                raise
+            _print_result(loaded, place, as_json)
+            if place.is_main and not as_json:
                 loss = "" if outcome.loss is None else f", last loss {outcome.loss:.6f}"
                 typer.echo(f"{outcome.steps} steps{loss}; the run is in {loaded.run_path}")
+
+
+def _print_result(config: Config, place: RunContext, as_json: bool) -> None:
+    from samestep.checkpoint.run_result import read_result
+
+    result = read_result(config.run_path) if as_json and place.is_main else None
+    if result is not None:
+        typer.echo(json.dumps({"run": str(config.run_path), **result.as_json()}))

@@ -45,6 +45,8 @@ Times = Annotated[int, Field(ge=1, le=10**9, strict=True), Reason(_A_LIFETIME)]
 Samples = Annotated[int, Field(ge=1, le=10**9, strict=True), Reason(_WITHIN_MEMORY)]
 Lanes = Annotated[int, Field(ge=1, le=MOST_RANKS, strict=True), Reason("each is a pass of its own")]
 Kept = Annotated[int, Field(ge=1, le=10**6, strict=True), Reason("each is a copy of the model")]
+Fold = Annotated[int, Field(ge=0, lt=1_000, strict=True), Reason("each is a run of its own")]
+Folds = Annotated[int, Field(ge=2, le=1_000, strict=True), Reason("each is a run of its own")]
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True), Reason("torch takes 63 bits")]
 
 Seconds = Annotated[

@@ -120,7 +120,7 @@ def _validate(
     """The config, or None; adds the mistakes of single fields and, if possible, between them."""
     config: Config | None
     try:
-        config = Config.model_validate(_nest(values))
+        config = Config.model_validate(nest(values))
     except ValidationError as error:
         wrong = _field_mistakes(error.errors(), values, origins)
         mistakes += wrong.values()
@@ -143,12 +143,13 @@ def _config_without(values: dict[str, Any], wrong: set[str]) -> Config | None:
         if path not in wrong and not path.startswith(sections)
     }
     try:
-        return Config.model_validate(_nest(rest))
+        return Config.model_validate(nest(rest))
     except ValidationError:
         return None
 
 
-def _nest(values: Mapping[str, Any]) -> dict[str, Any]:
+def nest(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted keys as nested mappings."""
     nested: dict[str, Any] = {}
     # Shorter paths first: the keys of a section replace a scalar in the section's place.
     for path in sorted(values, key=lambda p: p.count(".")):

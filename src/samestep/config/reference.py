@@ -23,7 +23,7 @@ def describe_key(key: str) -> tuple[str, str, str, str]:
     """A key with what it takes, its default and its meaning, as text for a table's row."""
     field = _field_at(key)
     default = field.get_default(call_default_factory=True)
-    shown = "" if default is None else f"`{default}`"
+    shown = "required" if field.is_required() else "" if default is None else f"`{default}`"
     return key, accepted_values(key, reasons=False), shown, field.description or ""
 
 

@@ -12,6 +12,7 @@ from samestep.config.bounds import (
     Ahead,
     Epochs,
     Finite,
+    Fold,
     From0,
     Kept,
     Lanes,
@@ -101,10 +102,19 @@ class ContrastiveConfig(Section):
     )
 
 
+class FoldConfig(Section):
+    """Cross-validation: train on the folds of the training set but one, and validate on that one."""
+
+    file: Line = Field(
+        description="the folds, as samestep folds writes them; relative to this config"
+    )
+    number: Fold = Field(description="the fold that validates, from 0")
+
+
 SHAPING_KEYS = (
     "task", "params", "seed", "epochs", "steps", "steps_per_epoch", "same", "drop_last",
     "precision", "loss_scale", "loss_weights", "clip", "on_nonfinite", "optimizer", "lr_scaling", "base_batch",
-    "schedule", "ema", "swa",
+    "schedule", "ema", "swa", "fold",
 )  # fmt: skip
 """Keys that shape a run's result and are compared when it resumes."""
 PLANNED_KEYS = ("global_batch", "lanes", "samples", "lane_split")
@@ -202,6 +212,7 @@ class Config(Section):
     speed: SpeedConfig = SpeedConfig()
     loader: LoaderConfig = LoaderConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    fold: FoldConfig | None = None
     best: BestConfig = BestConfig()
     early_stopping: EarlyStoppingConfig | None = None
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -63,7 +63,7 @@ class FlatValues:
             text = read_text(path, LARGEST_YAML)
             # JSON may be indented with tabs, which YAML refuses; otherwise YAML reads it too.
             text = text.replace("\t", " ") if path.suffix == ".json" else text
-            plain = parse_yaml(text, lambda root: doubled.extend(_record_lines(root, "", lines)))
+            plain = parse_yaml(text, lambda root: doubled.extend(record_lines(root, "", lines)))
             if not isinstance(plain, dict):
                 raise TextError("holds no keys: a config is a mapping such as 'global_batch: 256'")
             values = _flat(plain)
@@ -132,7 +132,8 @@ def _readable(text: str) -> str:
     return short(text if text.isprintable() else ascii(text)[1:-1])
 
 
-def _record_lines(node: yaml.Node | None, prefix: str, lines: dict[str, str]) -> Iterator[Mistake]:
+def record_lines(node: yaml.Node | None, prefix: str, lines: dict[str, str]) -> Iterator[Mistake]:
+    """Note the line of every key of a mapping; those that are set twice are mistakes."""
     if not isinstance(node, yaml.MappingNode):
         return
     for key_node, value_node in node.value:
@@ -143,7 +144,7 @@ def _record_lines(node: yaml.Node | None, prefix: str, lines: dict[str, str]) ->
         if path in lines:
             yield Mistake(path, f"is already set on {lines[path]}: keep one of them", line)
         lines[path] = line
-        yield from _record_lines(value_node, f"{path}.", lines)
+        yield from record_lines(value_node, f"{path}.", lines)
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -95,6 +95,11 @@ class StopSignals:
         # its SIGTERM before the step ends.
         self._received = self._received or number
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a stop signal has come."""
+        return self._received != 0
+
     def flag(self, save: bool, time_is_up: bool = False) -> float:
         """This rank's flag for the coming step."""
         stops = self._received or (_TIME_LIMIT if time_is_up else 0)

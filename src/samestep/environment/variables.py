@@ -75,6 +75,19 @@ def launcher_process(environ: Mapping[str, str]) -> int | None:
     return whole_number(environ.get(_LAUNCHER, ""))
 
 
+_ENDS_WITH = "SAMESTEP_ENDS_WITH"
+
+
+def ending_variables() -> dict[str, str]:
+    """What tells a command to end with this process, which starts it."""
+    return {_ENDS_WITH: str(os.getpid())}
+
+
+def take_ending_process() -> int | None:
+    """The process that this command is to end with, if one said so; not for what the command starts."""
+    return whole_number(os.environ.pop(_ENDS_WITH, ""))
+
+
 def error_file(environ: Mapping[str, str]) -> str:
     """Where torchrun's agent looks up how this process failed; empty if none started it."""
     return environ.get(_ERROR_FILE, "")

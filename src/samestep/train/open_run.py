@@ -75,6 +75,12 @@ class Opened:
                 self.run_dir.keep(ORIGIN, self._origin.text(document))
             self.run_dir.keep(CONFIG, document)
 
+    @property
+    def owns_directory(self) -> bool:
+        """Whether this process may write there how the run ended: not of one that is refused."""
+        fresh = self.point is None and self._aside is None
+        return self.run_dir is not None and (self._accepted or fresh)
+
     def close(self) -> None:
         """Let others use the directory, as it was before if nothing came of the run. Safe to call twice."""
         if self.run_dir is None:
@@ -164,6 +170,9 @@ def _with_whole_path(config: Config) -> Config:
     update: dict[str, Any] = {"trackers": trackers.model_copy(update={"classes": tuple(whole)})}
     if config.task is not None:
         update["task"] = str(folder / config.task)
+    if config.fold is not None:
+        whole_file = str(folder / config.fold.file)
+        update["fold"] = config.fold.model_copy(update={"file": whole_file})
     return config.model_copy(update=update)
 
 

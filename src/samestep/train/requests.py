@@ -17,6 +17,7 @@ from pathlib import Path
 
 from samestep.config import Config, override_config
 from samestep.errors import StepError, TaskError
+from samestep.train.asking import Asking
 from samestep.train.record import Recorder
 from samestep.train.run import Run
 from samestep.train.trace import Tracer
@@ -34,6 +35,8 @@ class Observation:
     """Where every tensor of some steps goes."""
     trace_from: int = 0
     """The first of these steps."""
+    ask: Path | None = None
+    """Where it asks after each evaluation whether to continue."""
 
     def attach(self, run: Run) -> None:
         """Before the run prepares anything."""
@@ -43,6 +46,8 @@ class Observation:
             Recorder(run, self.record)
         if self.trace is not None:
             Tracer(run, self.trace, self.trace_from)
+        if self.ask is not None:
+            run.add_listener(Asking(run, self.ask))
 
 
 @dataclass

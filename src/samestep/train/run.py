@@ -293,6 +293,7 @@ class Run(RunMeasures):
         if self._parts.step_end.is_complete(self._parts.saver.position, total):
             self._parts.step_end.report_complete()
             return
+        self._parts.result.begin()
         self._parts.log.restart_clock()
         with self._parts.step_end.signals:
             yield from self._train(engine, source, plan, total)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import socket
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
+from samestep.checkpoint.directory_lock import DirectoryLock, is_gone
 from samestep.checkpoint.files import Files
 from samestep.checkpoint.ownership import claim, naming_errors
+from samestep.checkpoint.run_result import RESULT
 from samestep.config import Config, load_config
-from samestep.errors import CheckpointError, RunDirError, TextError
-from samestep.foreign.files import is_file, read_lines, read_text
+from samestep.errors import CheckpointError, TextError
+from samestep.foreign.files import is_file, read_lines
 from samestep.foreign.json_text import parse_json, read_json
 from samestep.train.origin import ORIGIN
 from samestep.train.tracking.named import TRACKER_IDS
@@ -27,7 +24,7 @@ CONFIG = "config.json"
 _OURS = (
     "checkpoints", "metrics.jsonl", "model.safetensors", CONFIG, "plan.json", "logs",
     "tensorboard", "export", "average.safetensors", "lr-find.json", "lr-find.png", "lr-find.html",
-    _STARTED, ORIGIN, "metrics.csv", "wandb", TRACKER_IDS,
+    _STARTED, ORIGIN, "metrics.csv", "wandb", TRACKER_IDS, RESULT,
 )  # fmt: skip
 """What one run writes there; any other file is not ours to move."""
 
@@ -55,6 +52,14 @@ def holder_of(run: Path) -> str | None:
         return None
 
 
+def was_killed(run: Path) -> bool:
+    """Whether the process that used a run's directory last is known to be gone.
+
+    Without its lock: whoever tries that is in the way of a run that starts just then.
+    """
+    return is_gone(holder_of(run) or "")
+
+
 class RunDir:
     """The directory of one run, created if missing and locked, on the rank that writes to it.
 
@@ -68,37 +73,12 @@ class RunDir:
 
     def __init__(self, path: Path) -> None:
         self.path = claim(path)
-        with naming_errors(path):
-            (path / _LOCK).open("a").close()
-        # A soft lock would outlive a killed process: without flock there is no lock at all.
-        self._lock = FileLock(path / _LOCK, fallback_to_soft=False, thread_local=False)
-        self._acquire_lock()
-
-    def _acquire_lock(self) -> None:
-        """Lock the directory: the kernel releases it when this process ends, however it ends.
-
-        filelock closes the file in forked loader workers, which may outlive this process.
-        """
-        try:
-            self._lock.acquire(blocking=False)
-        except Timeout:
-            holder = self._holder() or "another process"
-            raise RunDirError(
-                f"run directory {self.path} is in use by {holder}. Wait for that run to end, or "
-                "set another name or run_dir"
-            ) from None
-        except OSError:
-            return  # this file system has no locks: two runs in one directory are not detected
-        since = time.strftime("%Y-%m-%d %H:%M:%S")
-        holder = f"process {os.getpid()} on {socket.gethostname()} since {since}\n"
-        with naming_errors(self.path):
-            (self.path / _LOCK).write_text(holder, encoding="utf-8")
-
-    def _holder(self) -> str:
-        try:
-            return read_text(self.path / _LOCK, 1000).strip()
-        except TextError:
-            return ""
+        self._lock = DirectoryLock(
+            path,
+            _LOCK,
+            f"run directory {path}",
+            "Wait for that run to end, or set another name or run_dir",
+        )
 
     def set_aside(self) -> Path | None:
         """Move the files of an earlier run to `earlier/N`; returns that path, None if there are none."""

@@ -107,7 +107,7 @@ class RunFiles(RunPlace):
             if self._prepared is not None:
                 closing.callback(self._prepared.calls.close)
             if parts is not None:
-                closing.callback(parts.close)
+                closing.callback(parts.close, cause)
         if cause is not error and cause is not None:
             raise cause from (None if cause is found else found)
 
@@ -196,6 +196,11 @@ class RunFiles(RunPlace):
             reason: Kept with the run.
         """
         self._parts.step_end.stop(reason)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a signal has asked this rank to stop the run; the others learn it with the next step."""
+        return self._parts.step_end.signals.is_stopping
 
     def is_last_step(self, total: int | None) -> bool:
         """Whether the run ends with the current step.

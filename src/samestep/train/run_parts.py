@@ -9,6 +9,7 @@ from samestep.run_setup import RunSetup
 from samestep.step.lane_passes import LanePasses
 from samestep.train.listeners import Listeners
 from samestep.train.open_run import open_run
+from samestep.train.result_file import ResultFile
 from samestep.train.run_log import RunLog
 from samestep.train.saver import Saver
 from samestep.train.step_end import StepEnd
@@ -42,10 +43,18 @@ class RunParts:
         log = self.log = RunLog(setup, trackers, listeners)
         self.survivors = Survivors(setup, saver, log, passes)
         self.step_end = StepEnd(setup, saver, log, listeners, self.survivors)
+        self.result = ResultFile(setup, self.opened, saver, self.step_end)
+        listeners.add(self.result)
 
-    def close(self) -> None:
-        """Write what is left, and let others use the directory."""
+    def close(self, cause: BaseException | None = None) -> None:
+        """Write what is left, and let others use the directory.
+
+        Args:
+            cause: What ended the run, if something did.
+        """
         with ExitStack() as closing:
             closing.callback(self.opened.close)
+            # An error of what is closed before it is the run's, unless that has one of its own.
+            closing.push(lambda kind, error, trace: self.result.end(cause or error))
             closing.callback(self.saver.close)
             closing.callback(self.log.close)

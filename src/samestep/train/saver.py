@@ -131,6 +131,11 @@ class Saver:
         return self._state
 
     @property
+    def best(self) -> Best | None:
+        """The best evaluation so far."""
+        return self._best
+
+    @property
     def ended(self) -> str | None:
         """Why the resumed run had already ended, unless that was its length."""
         return None if self._point is None else self._point.manifest.ended

@@ -48,6 +48,10 @@ class StepEnd:
         self.signals = StopSignals()
         self._began = time.monotonic()
         self._stop_reason: str | None = None
+        self.done: int | None = None
+        """Completed steps of the run; None before the first of this start."""
+        self.ended: str | None = None
+        """Why the run has ended with the last of them; None if it has not."""
         self._pause_after: int | None = None
         self._unread: deque[ReadFlags] = deque()
         self._watched: tuple[Sequence[nn.Module], Sequence[Optimizer]] = ((), ())
@@ -106,6 +110,7 @@ class StepEnd:
         """Do what is due after a step; whether it was the run's last one."""
         data, done = passes.data, passes.data.index + 1
         ended = self.why_last(data, total)
+        self.done = done
         if self._context.world > 1:
             self._survivors.reached(data.following, plan, ended)
         action = self._agree(passes.stats)
@@ -123,6 +128,7 @@ class StepEnd:
             self._stop(action, done)
         if ended is not None:
             self._log.complete()
+            self.ended = ended
         return ended is not None
 
     def _position_after(self, data: StepData, source: Source) -> Position:

@@ -19,6 +19,7 @@ from samestep.optim.schedules import Schedule
 from samestep.step.global_loss import GlobalBatch
 from samestep.step.loss_terms import LossValue
 from samestep.step.step import Step
+from samestep.train.fold_data import labels_in, with_fold
 from samestep.train.python_file import import_file
 from samestep.train.task_hooks import RunHooks, TrainedUses
 
@@ -69,11 +70,36 @@ class Task(RunHooks, TrainedUses):
         """The validation set, or None for no evaluation."""
         return None
 
+    def fold_labels(self, dataset: Any) -> Any | None:
+        """What the folds of a cross-validation are stratified by: for each sample a label, or a list of
+        those that it has; None if there is nothing.
+
+        Args:
+            dataset: What `train_data` returned. Unless this is overridden, its `targets` or `labels` are
+                taken, or the last tensor of a `TensorDataset` if that holds whole numbers.
+        """
+        return labels_in(dataset)
+
+    def fold_groups(self, dataset: Any) -> Any | None:
+        """For each sample the group that it belongs to, such as a patient: all of a group are in one fold.
+
+        Args:
+            dataset: What `train_data` returned. Unless this is overridden, its `groups` are taken.
+        """
+        return getattr(dataset, "groups", None)
+
+    def fold_valid_data(self) -> Any:
+        """The training set as a fold of it is validated on: the same samples in the same order.
+
+        Override it where `train_data` augments them.
+        """
+        return self.train_data()
+
     def order(self, dataset: Any) -> Order | None:
         """The order of training samples; None shuffles them again each epoch.
 
         Args:
-            dataset: What `train_data` returned.
+            dataset: What `train_data` returned; in a cross-validation a `torch.utils.data.Subset` of it.
         """
         return None
 
@@ -302,7 +328,7 @@ def load_task(config: Config) -> Task:
         raise TaskError(f"task: {class_name} in {path} is not a subclass of samestep.Task")
     _check_params(task_class, config.params)
     task: Task = task_class(**config.params)
-    return task
+    return task if config.fold is None else with_fold(task, config.fold, config.folder)
 
 
 def _is_task_class(value: Any) -> bool:

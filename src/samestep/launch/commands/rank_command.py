@@ -47,6 +47,8 @@ class RankCommand:
     """Where the ranks write every tensor of their steps."""
     trace_from: int = 0
     """The first of these steps."""
+    ask: Path | None = None
+    """Where rank 0 asks after each evaluation whether to continue."""
     folder: Path | None = None
     """Where the command runs; by default the working directory."""
     command: str = "train"
@@ -85,6 +87,7 @@ class RankCommand:
         ours += [] if self.stop_after is None else ["--stop-after", str(self.stop_after)]
         if self.trace is not None:
             ours += ["--trace", str(self.trace), "--trace-from", str(self.trace_from)]
+        ours += [] if self.ask is None else ["--ask", str(self.ask)]
         # The ranks' command lines are for everyone to see, in `ps` and in scripts.
         overrides = public_overrides(self.overrides, self.config.launch.environment)
         return words_of(self.file, overrides, [*ours, *options], self.arguments)

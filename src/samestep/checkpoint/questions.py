@@ -1,0 +1,76 @@
+"""What a run asks its sweep after an evaluation, and the answer. No torch: a sweep needs none.
+
+Two files, which are replaced as a whole: they need no port, work wherever a run's directory does, and
+are still there after a crash.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from samestep.checkpoint.files import write_whole
+from samestep.errors import CheckpointError, TextError
+from samestep.foreign.files import is_file
+from samestep.foreign.json_text import read_json
+
+_QUESTION, _ANSWER = "asked.json", "answer.json"
+
+
+@dataclass(frozen=True)
+class Question:
+    """The value of `best.metric` after a step."""
+
+    step: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Whether the run that asked after this step is to end with it."""
+
+    step: int
+    stop: bool
+    reason: str = ""
+
+
+def read_question(folder: Path) -> Question | None:
+    """What the run of this directory has asked last."""
+    document = _read(folder / _QUESTION)
+    return None if document is None else Question(int(document["step"]), float(document["value"]))
+
+
+def write_question(folder: Path, question: Question) -> None:
+    """Ask."""
+    _write(folder / _QUESTION, asdict(question))
+
+
+def write_answer(folder: Path, answer: Answer) -> None:
+    """Answer what the run has asked."""
+    _write(folder / _ANSWER, asdict(answer))
+
+
+def read_answer(folder: Path) -> Answer | None:
+    """The last answer that was given."""
+    document = _read(folder / _ANSWER)
+    if document is None:
+        return None
+    return Answer(int(document["step"]), bool(document["stop"]), str(document["reason"]))
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    write_whole(path, json.dumps(document))
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    if not is_file(path):
+        return None
+    try:
+        document = read_json(path)
+    except TextError as error:
+        raise CheckpointError(f"{path} {error}") from None
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{path} is not what a run of a sweep writes")
+    return document

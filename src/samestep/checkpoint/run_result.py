@@ -1,0 +1,92 @@
+"""How a run ended, as its `result.json` says it. No torch: whether a run is done is known at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args
+
+from samestep.checkpoint.files import write_whole
+from samestep.errors import CheckpointError, TextError
+from samestep.foreign.files import is_file
+from samestep.foreign.json_text import read_json
+
+RESULT = "result.json"
+
+Status = Literal["running", "finished", "stopped_early", "preempted", "unfinished", "failed"]
+"""`running` is also what a killed run leaves; `unfinished`: a loop of one's own left its steps."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run has come to; one file in its directory."""
+
+    status: Status
+    reason: str | None = None
+    """Why it ended before its last step; None if it did not."""
+    steps: int = 0
+    """Completed steps."""
+    seconds: float = 0.0
+    """From the first step to the end, over all starts that ended by themselves."""
+    world: int = 1
+    """Ranks of the last start."""
+    loss: float | None = None
+    """Of the last step."""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """Of the last evaluation."""
+    best: Mapping[str, Any] | None = None
+    """The best evaluation: its step, metric, value, and all metrics where its checkpoint is kept."""
+    checkpoints: Mapping[str, str] = field(default_factory=dict)
+    """The last and the best, as paths in the run's directory."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to train."""
+        return self.status in ("finished", "stopped_early")
+
+    def as_json(self) -> dict[str, Any]:
+        """As it is written."""
+        return asdict(self)
+
+
+def write_result(run: Path, result: RunResult) -> None:
+    """Write a run's `result.json`: whole, or not at all.
+
+    Args:
+        run: The run's directory.
+        result: What it has come to.
+    """
+    write_whole(run / RESULT, json.dumps(result.as_json(), indent=1))
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "status": (str,), "reason": (str, NoneType), "steps": (int,), "seconds": (int, float), "world": (int,),
+    "loss": (int, float, NoneType), "metrics": (dict,), "best": (dict, NoneType), "checkpoints": (dict,),
+}  # fmt: skip
+
+
+def read_result(run: Path) -> RunResult | None:
+    """What a run has come to; None if its directory does not say it.
+
+    Args:
+        run: The run's directory.
+
+    Raises:
+        CheckpointError: if the file is not what a run writes.
+    """
+    path = run / RESULT
+    if not is_file(path):
+        return None
+    try:
+        document = read_json(path)
+    except TextError as error:
+        raise CheckpointError(f"{path} {error}") from None
+    known = isinstance(document, dict) and document.keys() == _KINDS.keys()
+    if not known or not all(isinstance(document[k], kind) for k, kind in _KINDS.items()):
+        raise CheckpointError(f"{path} is not what a run writes: start the run again")
+    if document["status"] not in get_args(Status):
+        raise CheckpointError(f"{path} has a status that is not known: {document['status']!r}")
+    return RunResult(**document)

@@ -1,0 +1,132 @@
+"""The commands of cross-validation: folds, cv."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from samestep.cli.app import (
+    TRAINING,
+    AsJson,
+    ConfigFile,
+    Force,
+    Overrides,
+    app,
+    guarded,
+    print_rows,
+    usable,
+)
+from samestep.distributed.deferred_signals import DeferredSignals
+
+
+class Stratify(str, Enum):
+    """What the folds have alike."""
+
+    auto = "auto"
+    by_label = "by_label"
+    by_group = "by_group"
+    none = "none"
+
+
+class Which(str, Enum):
+    """Which evaluation of a run counts."""
+
+    best = "best"
+    last = "last"
+
+
+StratifyOption = Annotated[
+    Stratify,
+    typer.Option(
+        help="auto: by the task's groups, else by its labels if each has a sample for every fold."
+    ),
+]
+SeedOption = Annotated[int, typer.Option(min=0, help="Which samples are in a fold together.")]
+
+
+@app.command(rich_help_panel=TRAINING)
+def folds(
+    config: ConfigFile,
+    output: Annotated[Path, typer.Option(callback=usable, help="The file to write.")],
+    overrides: Overrides = None,
+    k: Annotated[int, typer.Option("--folds", min=2, max=1000, help="How many.")] = 5,
+    stratify: StratifyOption = Stratify.auto,
+    seed: SeedOption = 0,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Split a config's training set into folds, for cross-validation."""
+    with guarded():
+        from samestep.checkpoint.files import refuse_existing
+        from samestep.config import load_config
+        from samestep.train.make_folds import SplitRequest, make_folds
+
+        if not force:
+            refuse_existing(output)
+        loaded = load_config(config, overrides or [])
+        made, why = make_folds(loaded, SplitRequest(k, stratify.value, seed))
+        made.write(output)
+        sizes = [len(fold) for fold in made.valid]
+        if as_json:
+            shown = {"file": str(output), "samples": made.samples, "sizes": sizes, "how": why}
+            typer.echo(json.dumps(shown))
+        else:
+            typer.echo(f"{output}: {k} folds of {made.samples} samples, {why}")
+
+
+@app.command(rich_help_panel=TRAINING)
+def cv(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    k: Annotated[
+        int | None, typer.Option("--folds", min=2, max=1000, help="How many; 5, or the file's.")
+    ] = None,
+    stratify: StratifyOption = Stratify.auto,
+    seed: SeedOption = 0,
+    file: Annotated[
+        Path | None,
+        typer.Option(callback=usable, help="The folds; written if missing, else used as they are."),
+    ] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option(callback=usable, help="Where the runs go; runs/NAME-cv if not given."),
+    ] = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks of each run, on this machine.")] = 1,
+    which: Annotated[Which, typer.Option(help="The evaluation that counts.")] = Which.best,
+    predict: Annotated[
+        bool, typer.Option(help="Also predict every sample by the model that has not seen it.")
+    ] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Cross-validate: train a run for each fold of the training set; started again, it resumes."""
+    with guarded(), DeferredSignals():
+        from samestep.sweep.cross_validation import CvRequest, cross_validate
+
+        if k is None and (file is None or not file.exists()):
+            k = 5
+        request = CvRequest(
+            config, tuple(overrides or ()), k, stratify.value, seed, file, directory, ranks,
+            which.value, predict,
+        )  # fmt: skip
+        found = cross_validate(request, lambda line: typer.echo(line, err=True))
+        if as_json:
+            typer.echo(json.dumps(found))
+        else:
+            _show(found)
+
+
+def _show(found: dict[str, Any]) -> None:
+    names = list(found["mean"])
+    rows: list[tuple[Any, ...]] = [
+        (fold["fold"], fold["steps"], *(f"{fold['metrics'][name]:.4g}" for name in names))
+        for fold in found["folds"]
+    ]
+    rows.append(("mean", "", *(f"{found['mean'][name]:.4g}" for name in names)))
+    rows.append(("std", "", *(f"{found['std'][name]:.2g}" for name in names)))
+    print_rows(("fold", "steps", *names), rows)
+    if found["out_of_fold"]:
+        typer.echo(f"predictions of every sample: {found['out_of_fold']}")

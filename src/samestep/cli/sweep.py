@@ -1,0 +1,165 @@
+"""The commands of sweeps: sweep run, status, best, resume, stop, export-best."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from samestep.cli.app import (
+    TRAINING,
+    AsJson,
+    ConfigFile,
+    Overrides,
+    app,
+    guarded,
+    print_rows,
+    usable,
+)
+from samestep.cli.cv import SeedOption, Stratify, StratifyOption
+from samestep.distributed.deferred_signals import DeferredSignals
+
+if TYPE_CHECKING:
+    from samestep.sweep.loading import LoadedSweep
+    from samestep.sweep.storage import TrialRecord
+
+sweep_app = typer.Typer(help="Search for a config's values with Optuna.", no_args_is_help=True)
+app.add_typer(sweep_app, name="sweep", rich_help_panel=TRAINING)
+
+SweepFile = Annotated[
+    Path, typer.Argument(callback=usable, help="The sweep's YAML or JSON file.", metavar="SWEEP")
+]
+Name = Annotated[str, typer.Argument(help="A sweep's name or directory.", metavar="NAME")]
+TrustSweep = Annotated[
+    bool, typer.Option("--trust", help="Run the code that NAME names, also if it may not be yours.")
+]
+SweepOverrides = Annotated[
+    list[str] | None, typer.Argument(help="Values of the sweep, as key=value.", metavar="KEY=VALUE")
+]
+
+
+@sweep_app.command()
+def run(sweep: SweepFile, overrides: SweepOverrides = None, as_json: AsJson = False) -> None:
+    """Run a sweep on this machine; started again, it resumes. Exits 1 if no trial is complete."""
+    with guarded(), DeferredSignals():
+        from samestep.sweep.loading import load_sweep
+
+        found = _run(load_sweep(sweep, overrides or []), as_json)
+    _exit(found)
+
+
+@sweep_app.command()
+def resume(
+    name: Name, overrides: SweepOverrides = None, trust: TrustSweep = False, as_json: AsJson = False
+) -> None:
+    """Resume a sweep that was stopped or killed, or run more of its trials: trials=100."""
+    with guarded(), DeferredSignals():
+        from samestep.sweep.reading import find_sweep, resumed_sweep
+
+        found = _run(resumed_sweep(find_sweep(name), overrides or [], trust), as_json)
+    _exit(found)
+
+
+def _run(loaded: LoadedSweep, as_json: bool) -> list[TrialRecord]:
+    from samestep.sweep.coordinator import run_sweep
+
+    found = run_sweep(loaded, lambda line: typer.echo(line, err=True))
+    _show(loaded, found, as_json)
+    return found
+
+
+def _exit(trials: list[TrialRecord]) -> None:
+    if not any(trial.state == "complete" for trial in trials):
+        raise typer.Exit(1)
+
+
+@sweep_app.command()
+def status(name: Name, as_json: AsJson = False) -> None:
+    """Show a sweep's trials, also while it runs."""
+    with guarded():
+        from samestep.sweep.reading import find_sweep, reload_sweep, trials_of
+
+        loaded = reload_sweep(find_sweep(name))
+        _show(loaded, trials_of(loaded), as_json)
+
+
+@sweep_app.command()
+def best(name: Name, as_json: AsJson = False) -> None:
+    """Show a sweep's best trial."""
+    with guarded():
+        from samestep.sweep.reading import best_trial, find_sweep, reload_sweep
+
+        loaded = reload_sweep(find_sweep(name))
+        trial = best_trial(loaded)
+        if as_json:
+            typer.echo(json.dumps(trial.as_json()))
+        else:
+            print_rows(_header(loaded), [_row(loaded, trial)])
+
+
+@sweep_app.command()
+def stop(name: Name) -> None:
+    """Stop a sweep that runs, wherever that is; its runs save first."""
+    with guarded():
+        from samestep.sweep.reading import find_sweep, request_stop
+
+        folder = find_sweep(name)
+        request_stop(folder)
+        typer.echo(f"requested; samestep sweep resume {folder} continues it")
+
+
+@sweep_app.command("export-best")
+def export_best(name: Name) -> None:
+    """Print the config of a sweep's best trial, for samestep train."""
+    with guarded():
+        from samestep.sweep.reading import best_config, find_sweep, reload_sweep
+
+        typer.echo(best_config(reload_sweep(find_sweep(name))), nl=False)
+
+
+@app.command(hidden=True)
+def examine(
+    config: ConfigFile,
+    result: Annotated[Path, typer.Option()],
+    overrides: Overrides = None,
+    k: Annotated[int | None, typer.Option("--folds")] = None,
+    stratify: StratifyOption = Stratify.auto,
+    seed: SeedOption = 0,
+    output: Annotated[Path, typer.Option()] = Path("folds.json"),
+) -> None:
+    """Ask a config's task for its metrics, and split its data; for the process that runs a sweep."""
+    with guarded():
+        from samestep.config import load_config
+        from samestep.sweep.examine import examine_task, write_examination
+
+        split = None if k is None else (k, stratify.value, seed)
+        told = examine_task(load_config(config, overrides or []), split, output)
+        write_examination(told, result)
+
+
+def _show(loaded: LoadedSweep, trials: list[TrialRecord], as_json: bool) -> None:
+    if as_json:
+        sweep = loaded.sweep
+        document = {"name": sweep.name, "folder": str(sweep.path), "metric": sweep.objective.metric}
+        typer.echo(json.dumps({**document, "trials": [trial.as_json() for trial in trials]}))
+    else:
+        print_rows(_header(loaded), [_row(loaded, trial) for trial in trials])
+
+
+def _header(loaded: LoadedSweep) -> tuple[str, ...]:
+    return ("trial", "state", loaded.sweep.objective.metric, *loaded.sweep.domains, "")
+
+
+def _row(loaded: LoadedSweep, trial: TrialRecord) -> tuple[Any, ...]:
+    values = [trial.values.get(key) for key in loaded.sweep.domains]
+    shown = trial.as_json()
+    folds = " ".join(f"{value:.4g}" for value in shown["folds"])
+    value = None if trial.value is None else f"{trial.value:.6g}"
+    reason = (shown["reason"] or "").partition("\n")[0]
+    return (trial.number, trial.state, value, *map(_text, values), reason or folds)
+
+
+def _text(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

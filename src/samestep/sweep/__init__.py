@@ -1,0 +1,1 @@
+"""Many runs of one config: cross-validation, and searches for its values."""

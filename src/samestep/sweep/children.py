@@ -1,0 +1,168 @@
+"""Commands of ours as child processes, which end with this one, however it ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from samestep.environment.variables import ending_variables, process_environment
+from samestep.errors import LaunchError, Stopped
+from samestep.foreign.files import read_lines
+from samestep.foreign.limits import short
+from samestep.launch.run.orphans import Reaper
+from samestep.launch.run.reaper import kill_group
+from samestep.launch.run.signal_forwarder import SignalForwarder
+
+PAUSE = 0.02
+"""Seconds between two looks at the children."""
+_SECONDS_TO_END = 30.0
+"""How long they get if this process fails."""
+_SECONDS_TO_SAVE = 300.0
+"""How long runs get to save when they are stopped, or left behind."""
+
+
+@dataclass
+class Child:
+    """One command of ours, in a process of its own."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    output: Path
+    """What it prints."""
+    code: int | None = None
+    """Its exit code, or minus the signal that ended it; None while it runs."""
+
+    def last_words(self) -> str:
+        """What it printed last, which in a command that failed is the reason."""
+        lines = [line.strip() for line in read_lines(self.output) if line.strip()]
+        said = [line for line in lines if line.startswith("samestep: ")] or lines
+        return short(said[-1].removeprefix("samestep: "), 500) if said else ""
+
+    def ending(self) -> str:
+        """How it ended, in words."""
+        if self.code is not None and self.code < 0:
+            known = -self.code in list(signal.Signals)
+            return (
+                f"ended by {signal.Signals(-self.code).name if known else f'signal {-self.code}'}"
+            )
+        return self.last_words() or f"ended with exit code {self.code}"
+
+
+class Children:
+    """While entered, commands can be started; a stop signal is forwarded to them, and they save.
+
+    If this process is killed, a process that outlives it ends them.
+    """
+
+    def __init__(self) -> None:
+        self._running: list[Child] = []
+        self._signals = SignalForwarder(self._forward, self.kill)
+
+    def __enter__(self) -> Children:
+        self._reaper = Reaper(_SECONDS_TO_SAVE)
+        self._signals.__enter__()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            self._forward(signal.SIGTERM)
+            self._wait_for_all(_SECONDS_TO_END)
+            self.kill()
+            self._wait_for_all(_SECONDS_TO_END)
+        finally:
+            self._signals.__exit__(kind, error, trace)
+            self._reaper.close()
+
+    def start(
+        self,
+        name: str,
+        words: Sequence[str],
+        output: Path,
+        variables: Mapping[str, str] | None = None,
+    ) -> Child:
+        """Start a command of ours.
+
+        Args:
+            name: What messages call it.
+            words: The command and its arguments, as after `samestep`.
+            output: Gets what it prints, after what is there.
+            variables: Of its environment, besides this process's.
+        """
+        with output.open("ab") as file:
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "samestep", *words],
+                    # By itself too: this process may be killed before the reaper knows of it.
+                    env={**process_environment(), **(variables or {}), **ending_variables()},
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=file,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise LaunchError(f"{name} cannot be started: {error.strerror or error}") from None
+        self._reaper.watch(process.pid)
+        child = Child(name, process, output)
+        self._running.append(child)
+        return child
+
+    def poll(self) -> list[Child]:
+        """Those that have ended since the last call."""
+        ended = []
+        for child in list(self._running):
+            child.code = child.process.poll()
+            if child.code is not None:
+                kill_group(child.process.pid)  # what it started and left behind
+                self._reaper.forget(child.process.pid)
+                self._running.remove(child)
+                ended.append(child)
+        return ended
+
+    def wait(self, child: Child) -> None:
+        """Wait for the end of one; raises `Stopped` if a signal stops this process meanwhile."""
+        while child.code is None:
+            self.refuse_stopped()
+            self.poll()
+            time.sleep(PAUSE)
+
+    @property
+    def stopped_by(self) -> signal.Signals | None:
+        """The stop signal that this process got, if it did."""
+        return self._signals.received
+
+    def refuse_stopped(self) -> None:
+        """After a stop signal: wait until all children have saved, and raise `Stopped`."""
+        if self.stopped_by is None:
+            return
+        self._wait_for_all(_SECONDS_TO_SAVE)
+        raise Stopped(f"stopped by {self.stopped_by.name}: start it again to resume it")
+
+    def stop(self) -> None:
+        """Let all children save and end."""
+        self._forward(signal.SIGTERM)
+        self._wait_for_all(_SECONDS_TO_SAVE)
+
+    def end(self, child: Child) -> None:
+        """Kill one child and what it started."""
+        kill_group(child.process.pid)
+
+    def kill(self) -> None:
+        """Kill all children; a signal's handler may call this at any time."""
+        for child in list(self._running):
+            kill_group(child.process.pid)
+
+    def _forward(self, number: signal.Signals) -> None:
+        # SIGTERM for each of them: Ctrl-C is this terminal's, and not theirs.
+        for child in list(self._running):
+            child.process.send_signal(signal.SIGTERM)
+
+    def _wait_for_all(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self._running and time.monotonic() < deadline:
+            self.poll()
+            time.sleep(PAUSE)

@@ -1,0 +1,318 @@
+"""Runs a sweep: draws trials, starts their runs, answers their questions, and keeps what they came to.
+
+The only process that knows Optuna: ranks get a whole config, and an answer at the end of a step.
+Whatever it decides is on the disk before anyone acts on it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from samestep.checkpoint.questions import (
+    Answer,
+    Question,
+    read_answer,
+    read_question,
+    write_answer,
+)
+from samestep.environment.variables import process_environment
+from samestep.errors import CheckpointError, LaunchError, Stopped, TaskError, UserError
+from samestep.sweep.children import PAUSE, Child, Children
+from samestep.sweep.examine import examine
+from samestep.sweep.loading import LoadedSweep
+from samestep.sweep.optuna_parts import Known, decide, draw, trial_count
+from samestep.sweep.run_spec import RunSpec, why_failed
+from samestep.sweep.schema import seconds_of
+from samestep.sweep.storage import CURVES, FOLDS, PRUNED, Storage, TrialRecord, best_of
+from samestep.sweep.study_folder import locked, same_study, shape_of, signed, write_document
+from samestep.sweep.trial import LiveTrial, objective_of, slot_variables
+
+STOP = "stop"
+"""A file in the sweep's directory that stops it."""
+SWEEP = "sweep.json"
+_SECONDS_BETWEEN_LOOKS = 0.5
+
+Report = Callable[[str], None]
+
+
+def run_sweep(loaded: LoadedSweep, report: Report) -> list[TrialRecord]:
+    """Run a sweep to its end, or resume it; returns all trials.
+
+    Args:
+        loaded: The sweep.
+        report: Called with a line for whatever happens.
+
+    Raises:
+        RunDirError: if another process runs it, or its directory is of another sweep.
+        Stopped: after a stop signal, or `samestep sweep stop`; everything is saved.
+    """
+    sweep = loaded.sweep
+    folder = sweep.path
+    with locked(folder, "sweep"), Children() as children:
+        (folder / STOP).unlink(missing_ok=True)  # of a process that was killed before it saw it
+        for name in ("trials", "asked", "logs"):
+            (folder / name).mkdir(exist_ok=True)
+        told = examine(loaded, folder, children)
+        definition = {"sweep": dict(sweep.definition()), "config": shape_of(loaded.base)}
+        same_study(folder / "definition.json", definition)
+        document = {**sweep.model_dump(mode="json"), "base": str(sweep.base_path.resolve())}
+        write_document(folder / SWEEP, signed(document))
+        for line in (*loaded.notes, *([told.folds] if told.folds else [])):
+            report(line)
+        storage = Storage(sweep, folder)
+        try:
+            return Coordinator(loaded, folder, storage, children, report).run()
+        finally:
+            storage.close()
+
+
+class Coordinator:
+    """The loop of a sweep."""
+
+    def __init__(
+        self,
+        loaded: LoadedSweep,
+        folder: Path,
+        storage: Storage,
+        children: Children,
+        report: Report,
+    ) -> None:
+        self._sweep, self._folder = loaded.sweep, folder
+        self._storage, self._children, self._report = storage, children, report
+        self._ranks = _ranks(loaded)
+        self._devices = _devices(loaded, self._ranks)
+        self._live: dict[int, LiveTrial] = {}
+        self._over: dict[int, TrialRecord] = {}
+        self._count = trial_count(self._sweep)
+        self._began = self._looked = time.monotonic()
+
+    def run(self) -> list[TrialRecord]:
+        """Until all trials are over."""
+        self._continue_earlier()
+        while True:
+            self._children.refuse_stopped()
+            self._refuse_stop_file()
+            while (number := self._next_number()) is not None:
+                self._begin(number)
+            if not self._live:
+                return self._storage.trials()
+            for trial in list(self._live.values()):
+                self._answer(trial)
+                self._end_slow(trial)
+            for child in self._children.poll():
+                trial = next(t for t in self._live.values() if t.child is child)
+                self._answer(trial)
+                self._run_ended(trial, child)
+            time.sleep(PAUSE)
+
+    def _continue_earlier(self) -> None:
+        """Take up what an earlier process has left, where it was."""
+        self._storage.start_waiting()
+        for record in self._storage.trials():
+            if record.is_over:
+                self._over[record.number] = record
+                continue
+            self._report(f"trial {record.number} is continued")
+            self._start_trial(LiveTrial.of(record))
+
+    # -- which trial, with which values ----------------------------------------------------
+
+    def _next_number(self) -> int | None:
+        """The trial that may begin now; None if none may."""
+        number = len(self._live) + len(self._over)
+        limit = seconds_of(self._sweep.timeout)
+        if limit is not None and time.monotonic() - self._began >= limit:
+            return None
+        if number >= self._count or len(self._live) >= self._sweep.parallel:
+            return None
+        waits = self._sweep.deterministic and min(self._live, default=number) < self._round_of(
+            number
+        )
+        return None if waits else number
+
+    def _round_of(self, number: int) -> int:
+        """The first trial of a trial's round."""
+        return number - number % self._sweep.round
+
+    def _known(self, number: int) -> Known:
+        """The finished trials that a trial's values and pruning may follow from."""
+        first = self._round_of(number) if self._sweep.deterministic else None
+        return {at: r.frozen for at, r in self._over.items() if first is None or at < first}
+
+    def _begin(self, number: int) -> None:
+        values, notes = draw(self._sweep, number, self._known(number))
+        begun = self._storage.begin(values, notes)
+        assert begun == number, "one process writes"
+        shown = "  ".join(
+            f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in values.items()
+        )
+        self._report(f"trial {number}: {shown}")
+        self._start_trial(LiveTrial(number, values))
+
+    # -- its runs --------------------------------------------------------------------------
+
+    def _start_trial(self, trial: LiveTrial) -> None:
+        used = {other.slot for other in self._live.values()}
+        trial.slot = next(slot for slot in range(len(used) + 1) if slot not in used)
+        self._live[trial.number] = trial
+        self._start_run(trial)
+
+    def _spec(self, trial: LiveTrial) -> RunSpec:
+        parallel = self._sweep.parallel
+        variables = slot_variables(trial.slot, parallel, self._ranks, self._devices)
+        return trial.spec(self._sweep, self._folder, self._ranks, variables)
+
+    def _start_run(self, trial: LiveTrial) -> None:
+        """Start its present run; not if that is done, or the trial is over."""
+        while trial.number in self._live:
+            spec = self._spec(trial)
+            assert spec.ask is not None, "every run of a sweep asks"
+            spec.ask.mkdir(parents=True, exist_ok=True)
+            self._answer(trial)  # what it asked last, when nobody was there any more
+            if trial.pruned:
+                self._prune(trial)
+                return
+            result = spec.result()
+            if result is None or not result.is_done:
+                trial.began = time.monotonic()
+                trial.child = spec.start(self._children, self._folder / "logs")
+                return
+            self._take_result(trial, spec)
+
+    def _run_ended(self, trial: LiveTrial, child: Child) -> None:
+        spec, trial.child = self._spec(trial), None
+        if self._children.stopped_by is not None:
+            return  # it was stopped with this process, and is continued with the next
+        try:
+            result = spec.result()
+        except CheckpointError as error:
+            self._fail(trial, str(error))
+            return
+        if trial.is_late:
+            limit = self._sweep.trial_timeout
+            self._fail(trial, f"{spec.name} took longer than trial_timeout, {limit}")
+        elif trial.pruned:
+            self._prune(trial)
+        elif result is not None and result.is_done and child.code == 0:
+            self._take_result(trial, spec)
+            self._start_run(trial)
+        elif trial.failures < self._sweep.retries and child.code != UserError.exit_code:
+            trial.failures += 1
+            self._report(f"{spec.name} failed and is resumed: {why_failed(spec, child)}")
+            self._start_run(trial)
+        else:
+            self._fail(trial, why_failed(spec, child))
+
+    def _take_result(self, trial: LiveTrial, spec: RunSpec) -> None:
+        """A run is done: the next fold follows, or the trial is complete."""
+        result = spec.result()
+        assert result is not None, "it is done"
+        try:
+            trial.folds.append(objective_of(self._sweep, result))
+        except TaskError as error:
+            self._fail(trial, str(error))
+            return
+        folds = self._sweep.folds
+        if folds is not None:
+            self._storage.keep(trial.number, FOLDS, trial.folds)
+            self._report(f"{spec.name}: {trial.folds[-1]:.6g}")
+        if folds is None or trial.fold >= folds.k:
+            self._storage.complete(trial.number, trial.mean())
+            self._end(trial, f"{self._sweep.objective.metric} {trial.mean():.6g}")
+
+    def _prune(self, trial: LiveTrial) -> None:
+        self._storage.prune(trial.number)
+        self._end(trial, trial.pruned)
+
+    def _fail(self, trial: LiveTrial, reason: str) -> None:
+        self._storage.fail(trial.number, reason)
+        self._end(trial, f"failed: {reason.splitlines()[0]}")
+
+    def _end(self, trial: LiveTrial, how: str) -> None:
+        del self._live[trial.number]
+        self._over[trial.number] = self._storage.trials()[trial.number]
+        best = best_of(self._sweep, list(self._over.values()))
+        so_far = (
+            ""
+            if best is None or best.value is None
+            else f"; best: {best.value:.6g} (trial {best.number})"
+        )
+        self._report(f"{trial.name}: {how}{so_far}")
+
+    def _end_slow(self, trial: LiveTrial) -> None:
+        limit = seconds_of(self._sweep.trial_timeout)
+        late = limit is not None and time.monotonic() - trial.began > limit
+        if late and trial.child is not None and not trial.is_late:
+            trial.is_late = True
+            self._children.end(trial.child)
+
+    # -- its questions ---------------------------------------------------------------------
+
+    def _answer(self, trial: LiveTrial) -> None:
+        """Decide what the trial's present run has asked, if it has; first on the disk, then for it."""
+        if trial.number not in self._live:
+            return
+        folder = self._spec(trial).ask
+        assert folder is not None, "every run of a sweep asks"
+        question = read_question(folder)
+        answered = read_answer(folder)
+        if question is None or (answered is not None and answered.step == question.step):
+            return
+        trial.add(question.step, question.value)
+        reported = trial.reports()
+        self._storage.keep(trial.number, CURVES, trial.curves)
+        self._storage.report(trial.number, *reported[-1])
+        reason = self._why_prune(trial, question)
+        if reason:
+            trial.pruned = reason
+            self._storage.keep(trial.number, PRUNED, reason)
+        write_answer(folder, Answer(question.step, bool(reason), reason))
+
+    def _why_prune(self, trial: LiveTrial, question: Question) -> str:
+        sweep, number = self._sweep, trial.number
+        if sweep.pruner == "none":
+            return ""
+        prune, notes = decide(sweep, number, trial.values, trial.reports(), self._known(number))
+        self._storage.note(number, notes)
+        metric = sweep.objective.metric
+        at = f"{metric} {question.value:.6g} after step {question.step + 1}"
+        return f"pruned ({sweep.pruner}): {at}" if prune else ""
+
+    def _refuse_stop_file(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < _SECONDS_BETWEEN_LOOKS:
+            return
+        self._looked = now
+        if (self._folder / STOP).exists():
+            self._children.stop()
+            (self._folder / STOP).unlink(missing_ok=True)
+            raise Stopped(f"stopped by samestep sweep stop: samestep sweep resume {self._folder}")
+
+
+def _ranks(loaded: LoadedSweep) -> int:
+    if loaded.sweep.ranks_per_trial != "auto":
+        return loaded.sweep.ranks_per_trial
+    world = loaded.base.distributed.world_size
+    return 1 if world == "auto" else world
+
+
+def _devices(loaded: LoadedSweep, ranks: int) -> list[str]:
+    """The GPUs that trials side by side share out; none if there are none, or one trial at a time."""
+    parallel = loaded.sweep.parallel
+    if parallel == 1 or loaded.base.distributed.device == "cpu":
+        return []
+    from samestep.distributed.quick_hardware import quick_hardware
+
+    environ = process_environment()
+    count = quick_hardware(environ).device_count
+    if not count:
+        return []
+    if parallel * ranks > count:
+        raise LaunchError(
+            f"parallel is {parallel} with {ranks} rank(s) for each trial, and there are {count} GPUs: set "
+            f"parallel: {max(1, count // ranks)}"
+        )
+    named = environ.get("CUDA_VISIBLE_DEVICES", "")
+    return named.split(",") if named else [str(number) for number in range(count)]

@@ -1,0 +1,255 @@
+"""Trains one run for each fold of a training set, and puts together what they came to."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from samestep.checkpoint.files import sha256_of, write_whole
+from samestep.checkpoint.run_result import RunResult
+from samestep.config import Config, load_config
+from samestep.data.folds import Folds
+from samestep.errors import LaunchError, PlanError, RankFailed, Stopped, TaskError
+from samestep.foreign.files import is_file
+from samestep.foreign.json_text import read_json_lines
+from samestep.sweep.children import Children
+from samestep.sweep.run_spec import RunSpec, override, why_failed
+from samestep.sweep.study_folder import locked, same_study, shape_of, write_document
+
+Report = Callable[[str], None]
+Which = Literal["best", "last"]
+
+OUT_OF_FOLD = "out_of_fold.jsonl"
+
+
+@dataclass(frozen=True)
+class CvRequest:
+    """What to cross-validate, and how."""
+
+    config: Path
+    overrides: tuple[str, ...]
+    k: int | None = None
+    """How many folds; as many as the file has, if there is one."""
+    stratify: str = "auto"
+    seed: int = 0
+    file: Path | None = None
+    """The folds; in the directory if not given."""
+    folder: Path | None = None
+    """Where everything goes; beside the run's directory if not given."""
+    ranks: int = 1
+    which: Which = "best"
+    """Which evaluation of a fold counts."""
+    predicts: bool = True
+
+
+@dataclass(frozen=True)
+class FoldResult:
+    """What one fold came to."""
+
+    fold: int
+    status: str
+    reason: str | None
+    steps: int
+    seconds: float
+    metrics: Mapping[str, Any]
+    run: str
+
+
+def metrics_of(result: RunResult, which: Which) -> Mapping[str, Any]:
+    """The values of a run's best evaluation, or of its last one."""
+    if which == "best" and result.best is not None:
+        found: Mapping[str, Any] = result.best["metrics"]
+        return found
+    return result.metrics
+
+
+def cross_validate(request: CvRequest, report: Report) -> dict[str, Any]:
+    """Train a run for each fold; those that are done already are kept.
+
+    Args:
+        request: What to train.
+        report: Called with a line for whatever happens.
+
+    Returns:
+        Per-fold results, their mean and standard deviation, and where the predictions are.
+
+    Raises:
+        RankFailed: if a fold failed, when all others have been trained.
+    """
+    config = load_config(request.config, request.overrides)
+    if config.fold is not None:
+        raise LaunchError("the config is of one fold already: leave out its fold section")
+    folder = request.folder or config.run_path.with_name(f"{config.run_path.name}-cv")
+    with locked(folder, "cv"), Children() as children:
+        path = (request.file or folder / "folds.json").resolve()
+        _make_folds(request, path, children, folder, report)
+        folds = Folds.read(path)
+        if request.k not in (None, len(folds.valid)):
+            raise PlanError(
+                f"--folds is {request.k}, and {path} has {len(folds.valid)}: leave out --folds, or give "
+                "another file or directory"
+            )
+        definition = {"config": shape_of(config), "folds": sha256_of(path), "which": request.which}
+        same_study(folder / "definition.json", definition)
+        specs = fold_specs(request, folder, path, len(folds.valid))
+        failed = _train(specs, children, folder, report)
+        if failed:
+            lines = "\n  - ".join(f"{name}: {reason}" for name, reason in failed.items())
+            raise RankFailed(
+                f"{len(failed)} of {len(specs)} folds failed:\n  - {lines}\nStart it again to train them; "
+                f"the others are kept in {folder}"
+            )
+        predictions = _predict(specs, folds, children, folder, report) if request.predicts else None
+    return _summary(config, request, specs, folder, predictions)
+
+
+def fold_specs(request: CvRequest, folder: Path, folds: Path, count: int) -> list[RunSpec]:
+    """The run of each fold."""
+    return [
+        RunSpec(
+            f"fold {number}",
+            request.config,
+            (*request.overrides, override("fold", {"file": str(folds), "number": number})),
+            folder / f"fold-{number}",
+            request.ranks,
+        )
+        for number in range(count)
+    ]
+
+
+def _make_folds(
+    request: CvRequest, path: Path, children: Children, folder: Path, report: Report
+) -> None:
+    """In a process of its own: the training set is loaded for it, and not kept."""
+    if is_file(path):
+        report(f"the folds are those of {path}")
+        return
+    if request.k is None:
+        raise PlanError(f"there is no {path}: say how many folds with --folds")
+    options = [
+        "--folds",
+        str(request.k),
+        "--stratify",
+        request.stratify,
+        "--seed",
+        str(request.seed),
+    ]
+    words = ["folds", str(request.config), *request.overrides, "--output", str(path), *options]
+    output = folder / "folds.txt"
+    output.unlink(missing_ok=True)
+    child = children.start("the split", words, output)
+    children.wait(child)
+    if child.code != 0:
+        raise TaskError(f"the training set could not be split: {child.ending()}")
+    report(child.last_words())
+
+
+def _train(
+    specs: Sequence[RunSpec], children: Children, folder: Path, report: Report
+) -> dict[str, str]:
+    """One after the other; why some of them failed, by name."""
+    failed: dict[str, str] = {}
+    for spec in specs:
+        result = spec.result()
+        if result is not None and result.is_done:
+            report(f"{spec.name} is done already")
+            continue
+        report(f"{spec.name} {'resumes' if result is not None else 'starts'}")
+        child = spec.start(children, folder)
+        children.wait(child)
+        children.refuse_stopped()
+        result = spec.result()
+        if child.code == Stopped.exit_code:
+            raise Stopped(f"{spec.name} was stopped, and is saved: start it again to resume")
+        if child.code != 0 or result is None or not result.is_done:
+            failed[spec.name] = why_failed(spec, child)
+            report(f"{spec.name} failed: {failed[spec.name]}")
+    return failed
+
+
+def _predict(
+    specs: Sequence[RunSpec], folds: Folds, children: Children, folder: Path, report: Report
+) -> str | None:
+    """Every sample's prediction by the model that was not trained on it, in one file."""
+    for spec in specs:
+        target = spec.folder / "predictions.jsonl"
+        if is_file(target):
+            continue
+        # The person has named the config, and so its task, in this very command.
+        words = ["predict", str(spec.folder), "valid", "--output", str(target), "--trust"]
+        child = children.start(f"the predictions of {spec.name}", words, folder / "predict.txt")
+        children.wait(child)
+        if child.code != 0:
+            report(f"no predictions: {child.ending()}")
+            return None
+    rows: list[tuple[int, str]] = []
+    for number, spec in enumerate(specs):
+        for row in read_json_lines(spec.folder / "predictions.jsonl"):
+            if row is None:
+                raise TaskError(f"{spec.folder / 'predictions.jsonl'} is damaged: remove it")
+            at = folds.valid[number][row["index"]]
+            rows.append((at, json.dumps({**row, "index": at, "fold": number})))
+    path = folder / OUT_OF_FOLD
+    write_whole(path, "".join(f"{text}\n" for _, text in sorted(rows)))
+    return str(path)
+
+
+def _summary(
+    config: Config,
+    request: CvRequest,
+    specs: Sequence[RunSpec],
+    folder: Path,
+    predictions: str | None,
+) -> dict[str, Any]:
+    results = []
+    for number, spec in enumerate(specs):
+        found = spec.result()
+        assert found is not None, "every fold is done"
+        metrics = metrics_of(found, request.which)
+        results.append(
+            FoldResult(
+                number,
+                found.status,
+                found.reason,
+                found.steps,
+                found.seconds,
+                metrics,
+                str(spec.folder),
+            )
+        )
+    mean, std = mean_and_std([result.metrics for result in results])
+    summary = {
+        "folder": str(folder),
+        "metric": config.best.metric,
+        "which": request.which,
+        "mean": mean,
+        "std": std,
+        "folds": [asdict(result) for result in results],
+        "out_of_fold": predictions,
+    }
+    write_document(folder / "cv.json", summary)
+    return summary
+
+
+def mean_and_std(
+    metrics: Sequence[Mapping[str, Any]],
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Of every number that all folds have; the standard deviation is that of a sample (k - 1)."""
+    names = [
+        name
+        for name in metrics[0]
+        if all(isinstance(fold.get(name), (int, float)) for fold in metrics)
+    ]
+    values = {name: [float(fold[name]) for fold in metrics] for name in names}
+    mean = {name: math.fsum(numbers) / len(numbers) for name, numbers in values.items()}
+    return mean, {name: _deviation(numbers, mean[name]) for name, numbers in values.items()}
+
+
+def _deviation(numbers: Sequence[float], mean: float) -> float:
+    if len(numbers) < 2:
+        return 0.0
+    return math.sqrt(math.fsum((x - mean) ** 2 for x in numbers) / (len(numbers) - 1))

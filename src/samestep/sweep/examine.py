@@ -1,0 +1,131 @@
+"""What only a task's own code can tell of a sweep: which metrics it has, and whether its data can be split.
+
+It runs in a process of its own: a sweep that waits for its trials holds no dataset in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from samestep.config import Config
+from samestep.data.folds import Folds
+from samestep.errors import ConfigError, Mistake, TaskError, TextError, UserError
+from samestep.foreign.files import is_file
+from samestep.foreign.json_text import read_json
+from samestep.sweep.children import Children
+from samestep.sweep.loading import LoadedSweep
+from samestep.sweep.run_spec import override
+from samestep.sweep.schema import SweepConfig
+from samestep.sweep.study_folder import write_document
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What a task has told."""
+
+    metrics: tuple[str, ...]
+    validates: bool
+    """Whether it has validation data of its own."""
+    folds: str = ""
+    """How its data was split."""
+    wrong_folds: str = ""
+    """Why it could not be."""
+
+
+def examine_task(config: Config, split: tuple[int, str, int] | None, file: Path) -> dict[str, Any]:
+    """Load a config's task and ask it.
+
+    Args:
+        config: Of a trial.
+        split: The number of folds, what they have alike and their seed; None for none.
+        file: Where the folds are, or are written.
+    """
+    from samestep.train.make_folds import SplitRequest, metric_names, split_dataset
+    from samestep.train.task import load_task
+
+    task = load_task(config)
+    task.prepare_data()
+    told: dict[str, Any] = {"metrics": metric_names(task, config), "validates": True}
+    if split is None:
+        told["validates"] = task.valid_data() is not None
+        return told
+    k, stratify, seed = split
+    try:
+        dataset = task.train_data()
+        if is_file(file):
+            folds, how = Folds.read(file), "as the file has them"
+            if len(folds.valid) != k or folds.samples != len(dataset):
+                raise TaskError(
+                    f"{file} has {len(folds.valid)} folds of {folds.samples} samples, and here are {k} of "
+                    f"{len(dataset)}"
+                )
+        else:
+            folds, how = split_dataset(task, dataset, SplitRequest(k, stratify, seed))  # type: ignore[arg-type]
+            folds.write(file)
+        told["folds"] = f"{k} folds of {folds.samples} samples, {how}"
+    except UserError as error:
+        told["wrong_folds"] = str(error)
+    return told
+
+
+def examine(loaded: LoadedSweep, folder: Path, children: Children) -> Examination:
+    """Have a child process ask the task; raises every mistake that follows.
+
+    Raises:
+        ConfigError: for a metric that the task does not have, or data that cannot be split.
+        TaskError: if the task's code fails.
+    """
+    sweep, answer, output = loaded.sweep, folder / "examined.json", folder / "examine.txt"
+    answer.unlink(missing_ok=True)
+    output.unlink(missing_ok=True)
+    words = ["examine", str(sweep.base_path), *_example(sweep), "--result", str(answer)]
+    if sweep.folds is not None:
+        rule = sweep.folds
+        words += ["--folds", str(rule.k), "--stratify", rule.stratify, "--seed", str(rule.seed)]
+        words += ["--output", str(folds_file(sweep, folder))]
+    child = children.start("the examination of the task", words, output)
+    children.wait(child)
+    if child.code != 0 or not is_file(answer):
+        raise TaskError(f"the task could not be loaded: {child.ending()}. All it printed: {output}")
+    try:
+        told = Examination(**read_json(answer))
+    except (TextError, TypeError) as error:
+        raise TaskError(f"{answer} {error}") from None
+    mistakes = _mistakes(sweep, told)
+    if mistakes:
+        raise ConfigError(loaded.source, mistakes)
+    return told
+
+
+def folds_file(sweep: SweepConfig, folder: Path) -> Path:
+    """Where a sweep's folds are."""
+    if sweep.folds is None or sweep.folds.file is None:
+        return (folder / "folds.json").resolve()
+    return (sweep.base_path.parent / sweep.folds.file).resolve()
+
+
+def _example(sweep: SweepConfig) -> Sequence[str]:
+    """One value of each key: the task may not do without them."""
+    return [override(key, next(domain.samples())) for key, domain in sweep.domains.items()]
+
+
+def _mistakes(sweep: SweepConfig, told: Examination) -> list[Mistake]:
+    found = []
+    metric = sweep.objective.metric
+    if metric.partition("/")[0] not in told.metrics:
+        message = f"the task has no {metric!r}: it has {', '.join(told.metrics)}"
+        found.append(Mistake("objective.metric", message))
+    if not told.validates:
+        message = "the task has no valid_data to measure a trial on: define it, or set folds"
+        found.append(Mistake("objective", message))
+    if told.wrong_folds:
+        found.append(Mistake("folds", told.wrong_folds))
+    return found
+
+
+def write_examination(told: dict[str, Any], path: Path) -> None:
+    """Leave the answer for the process that asked."""
+    write_document(path, told)

@@ -1,0 +1,220 @@
+"""From a sweep's file to a checked sweep: every mistake at once, before anything starts."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from samestep.config import Config, load_config
+from samestep.config.aliases import ALIASES
+from samestep.config.reference import schema_keys, section_of, suggest_key
+from samestep.config.sources import record_lines
+from samestep.errors import ConfigError, Mistake, TextError
+from samestep.foreign.files import read_text
+from samestep.foreign.limits import check_values, short
+from samestep.foreign.plain_yaml import LARGEST_YAML, parse_yaml
+from samestep.sweep.aliases import apply_sweep_aliases
+from samestep.sweep.optuna_parts import import_optuna, part_mistakes
+from samestep.sweep.run_spec import override
+from samestep.sweep.schema import SweepConfig
+from samestep.sweep.space import Domain, parse_space
+
+_OURS = (
+    "name",
+    "run_dir",
+    "resume",
+    "fold",
+    "best.metric",
+    "best.mode",
+    "preemption",
+    "checkpoint.enabled",
+)
+"""Keys that a sweep sets itself for each of its runs."""
+_FREE = ("params.", "optimizer.args.", "schedule.args.")
+
+
+@dataclass(frozen=True)
+class LoadedSweep:
+    """A sweep whose own file, base and space are valid; its task has not been looked at."""
+
+    sweep: SweepConfig
+    base: Config
+    source: str
+    notes: tuple[str, ...] = ()
+    """What a person should know of how its file was read."""
+
+
+def load_sweep(
+    source: Path | Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    folder: Path | None = None,
+    *,
+    runs: bool = True,
+) -> LoadedSweep:
+    """Load and check a sweep.
+
+    Args:
+        source: Its YAML or JSON file, or what one holds.
+        overrides: `key=value` texts; `space.KEY={...}` sets one key of the space.
+        folder: What the base's path is relative to; the file's folder if not given.
+        runs: Whether it is to be run: then its sampler and pruner, which it can name, are imported.
+
+    Raises:
+        ConfigError: with every mistake at once.
+        MissingExtraError: if Optuna is not installed.
+    """
+    import_optuna()
+    lines: dict[str, str] = {}
+    name, mistakes = "the sweep", list[Mistake]()
+    if isinstance(source, Mapping):
+        values = dict(source)
+    else:
+        name = str(source)
+        values, mistakes = _read(source, lines)
+        values.setdefault(
+            "name", source.resolve().parent.name if source.stem == "sweep" else source.stem
+        )
+        folder = source.resolve().parent if folder is None else folder
+    values, wrong, notes = apply_sweep_aliases(values)
+    mistakes += [*wrong, *_apply(values, overrides)]
+    sweep = _validate(values, mistakes)
+    base = None
+    if sweep is not None:
+        sweep._folder = folder or Path.cwd()
+        sweep._space, wrong = parse_space(sweep.space)
+        mistakes += wrong
+        base, wrong = _load_base(sweep)
+        mistakes += [*wrong, *(part_mistakes(sweep) if runs else [])]
+        if base is not None:
+            mistakes += _space_mistakes(sweep, base)
+    if mistakes or sweep is None or base is None:
+        raise ConfigError(name, [_with_line(mistake, lines) for mistake in mistakes])
+    return LoadedSweep(sweep, base, name, tuple(notes))
+
+
+def _with_line(mistake: Mistake, lines: Mapping[str, str]) -> Mistake:
+    return Mistake(mistake.path, mistake.message, mistake.origin or lines.get(mistake.path, ""))
+
+
+def _read(path: Path, lines: dict[str, str]) -> tuple[dict[str, Any], list[Mistake]]:
+    doubled: list[Mistake] = []
+    try:
+        text = read_text(path, LARGEST_YAML)
+        text = text.replace("\t", " ") if path.suffix == ".json" else text
+        values = parse_yaml(text, lambda root: doubled.extend(record_lines(root, "", lines)))
+        check_values(values)
+        if not isinstance(values, dict):
+            raise TextError("holds no keys: a sweep is a mapping with base, space and objective")
+    except TextError as error:
+        raise ConfigError(str(path), [Mistake("", str(error))]) from None
+    return values, doubled
+
+
+def _apply(values: dict[str, Any], overrides: Sequence[str]) -> Iterator[Mistake]:
+    """Put overrides into the values."""
+    for text in overrides:
+        key, equals, written = text.partition("=")
+        if not equals or not key:
+            yield Mistake(short(text), "is not an override: write key=value")
+            continue
+        try:
+            value = parse_yaml(written)
+            check_values(value)
+        except TextError as error:
+            yield Mistake(key, f"{written!r} is not a YAML value: it {error}", "override")
+            continue
+        first, dot, rest = key.partition(".")
+        if not dot:
+            values[first] = value
+        else:
+            # A key of the space has dots itself; other sections are one level deep.
+            inner = values.get(first)
+            values[first] = {**(inner if isinstance(inner, dict) else {}), rest: value}
+
+
+def _validate(values: Mapping[str, Any], mistakes: list[Mistake]) -> SweepConfig | None:
+    """The sweep; with mistakes, one without the wrong values, so that all others are reported as well."""
+    try:
+        return SweepConfig.model_validate(values)
+    except ValidationError as error:
+        wrong = error.errors()
+    for found in wrong:
+        path = ".".join(str(part) for part in found["loc"])
+        if not any(mistake.path == path for mistake in mistakes):
+            mistakes.append(Mistake(path, _message(path, found)))
+    tops = {str(found["loc"][0]) for found in wrong}
+    rest = {key: value for key, value in values.items() if key not in tops}
+    if "objective" in tops:
+        rest["objective"] = {"metric": "val_loss"}
+    try:
+        return SweepConfig.model_validate(rest)
+    except ValidationError:
+        return None
+
+
+def _message(path: str, found: Any) -> str:
+    if found["type"] == "extra_forbidden":
+        known = list(_keys(SweepConfig))
+        near = difflib.get_close_matches(path, known, n=1, cutoff=0.5)
+        return (
+            f"is not a key of a sweep: did you mean {near[0]}?"
+            if near
+            else (f"is not a key of a sweep: there are {', '.join(known)}")
+        )
+    if found["type"] == "missing":
+        return "is missing: a sweep needs base, space and objective.metric"
+    return f"you set {short(repr(found['input']))}: {found['msg']}"
+
+
+def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        yield f"{prefix}{name}"
+        section = section_of(field.annotation)
+        if section is not None:
+            yield from _keys(section, f"{prefix}{name}.")
+
+
+def _load_base(sweep: SweepConfig) -> tuple[Config | None, list[Mistake]]:
+    try:
+        config = load_config(sweep.base_path)
+    except ConfigError as error:
+        return None, [Mistake("base", f"{error.source}: {mistake}") for mistake in error.mistakes]
+    wrong = []
+    if config.task is None:
+        wrong.append(Mistake("base", f"{sweep.base} names no task, which a trial trains"))
+    if config.fold is not None:
+        wrong.append(Mistake("base", f"{sweep.base} is of one fold: leave out its fold section"))
+    rule = config.evaluation
+    if rule.every_epochs is None and rule.every_steps is None:
+        wrong.append(
+            Mistake("base", f"{sweep.base} evaluates nothing: set evaluation.every_epochs")
+        )
+    return config, wrong
+
+
+def _space_mistakes(sweep: SweepConfig, base: Config) -> Iterator[Mistake]:
+    known = {*schema_keys(), *ALIASES}
+    for key, domain in sweep.domains.items():
+        if any(key == ours or key.startswith(f"{ours}.") for ours in _OURS):
+            yield Mistake(
+                f"space.{key}", "is what the sweep sets itself for each trial: leave it out"
+            )
+        elif key not in known and not key.startswith(_FREE):
+            yield Mistake(f"space.{key}", f"is not a key of a config{suggest_key(key)}")
+        else:
+            yield from _value_mistakes(sweep, key, domain)
+
+
+def _value_mistakes(sweep: SweepConfig, key: str, domain: Domain) -> Iterator[Mistake]:
+    """Values that the base does not take."""
+    for value in domain.samples():
+        try:
+            load_config(sweep.base_path, [override(key, value)])
+        except ConfigError as error:
+            for mistake in error.mistakes:
+                yield Mistake(f"space.{key}", f"{value!r} cannot be used: {mistake}")

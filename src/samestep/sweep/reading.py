@@ -1,0 +1,104 @@
+"""What a sweep's directory tells: its trials, the best of them, and that one's config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from samestep.config.loading import nest
+from samestep.config.sources import FlatValues
+from samestep.errors import NotTrusted, RunDirError, TextError
+from samestep.foreign.files import is_file
+from samestep.foreign.json_text import read_json
+from samestep.sweep.coordinator import STOP, SWEEP
+from samestep.sweep.loading import LoadedSweep, load_sweep
+from samestep.sweep.run_spec import override
+from samestep.sweep.storage import Storage, TrialRecord, best_of
+from samestep.sweep.study_folder import is_signed
+
+
+def find_sweep(name: str) -> Path:
+    """The directory of a sweep, by its path or its name.
+
+    Raises:
+        RunDirError: if there is none.
+    """
+    for folder in (Path(name), Path("sweeps") / name):
+        if is_file(folder / SWEEP):
+            return folder
+    raise RunDirError(f"there is no sweep {name}: give its directory, or its name in sweeps/")
+
+
+def reload_sweep(folder: Path) -> LoadedSweep:
+    """The sweep that a directory is of, to look at: nothing that it names is imported."""
+    return load_sweep({**_read(folder), "directory": str(folder)}, runs=False)
+
+
+def resumed_sweep(folder: Path, overrides: list[str], trust: bool) -> LoadedSweep:
+    """The sweep that a directory is of, to run.
+
+    Raises:
+        NotTrusted: if this user has not started it: it names code to run.
+    """
+    document = _read(folder, check=not trust)
+    return load_sweep({**document, "directory": str(folder)}, overrides)
+
+
+def _read(folder: Path, check: bool = False) -> dict[str, Any]:
+    try:
+        document = read_json(folder / SWEEP)
+    except TextError as error:
+        raise RunDirError(f"{folder / SWEEP} {error}") from None
+    if not isinstance(document, dict):
+        raise RunDirError(f"{folder / SWEEP} is not what a sweep writes")
+    if check and not is_signed(document):
+        raise NotTrusted(
+            f"{folder} names the config {document.get('base')}, whose task would run, and is not trusted: it "
+            f"was not started by you, or its {SWEEP} was changed. Read both first; then --trust runs it"
+        )
+    return {key: value for key, value in document.items() if key != "signature"}
+
+
+def trials_of(loaded: LoadedSweep) -> list[TrialRecord]:
+    """All trials of a sweep, as they are now."""
+    if not Storage.exists(loaded.sweep.path):
+        return []
+    storage = Storage(loaded.sweep, loaded.sweep.path)
+    try:
+        return storage.trials()
+    finally:
+        storage.close()
+
+
+def best_trial(loaded: LoadedSweep) -> TrialRecord:
+    """The best trial so far; raises a `RunDirError` if none is complete."""
+    best = best_of(loaded.sweep, trials_of(loaded))
+    if best is None:
+        raise RunDirError(f"no trial of {loaded.sweep.path} is complete yet")
+    return best
+
+
+def best_config(loaded: LoadedSweep) -> str:
+    """The base with the best trial's values, as YAML: for the final training, on all of train_data."""
+    sweep, best = loaded.sweep, best_trial(loaded)
+    flat = FlatValues.from_file(sweep.base_path)
+    name = f"{sweep.name[:90]}-best"
+    given: dict[str, Any] = {
+        **best.values,
+        "name": name,
+        "best.metric": sweep.objective.metric,
+        "best.mode": sweep.objective.mode,
+        # Whole, since nobody knows where this will be saved.
+        "task": str(loaded.base.folder.resolve() / str(loaded.base.task)),
+    }
+    flat.override([override(key, value) for key, value in given.items()])
+    text = yaml.safe_dump(nest(flat.values), sort_keys=False, allow_unicode=True)
+    metric = sweep.objective.metric
+    return f"# Trial {best.number} of the sweep {sweep.name}: {metric} {best.value!r}\n{text}"
+
+
+def request_stop(folder: Path) -> None:
+    """Let the process that runs a sweep stop it; its runs save first."""
+    (folder / STOP).touch()

@@ -1,0 +1,60 @@
+"""One run among many: a config with overrides, in a directory of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from samestep.checkpoint.run_result import RunResult, read_result
+from samestep.launch.commands.rank_command import words_of
+from samestep.sweep.children import Child, Children
+
+
+def override(key: str, value: Any) -> str:
+    """A value as the command line takes it; the same to the bit when it is read."""
+    return f"{key}={json.dumps(value, ensure_ascii=False)}"
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """What to train, and where."""
+
+    name: str
+    """What messages call it."""
+    config: Path
+    overrides: tuple[str, ...]
+    folder: Path
+    """The run's directory."""
+    ranks: int = 1
+    ask: Path | None = None
+    """Where the run asks after each evaluation whether to continue."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def result(self) -> RunResult | None:
+        """What the run has come to, if it has begun."""
+        return read_result(self.folder)
+
+    def words(self) -> tuple[str, ...]:
+        """The command that trains it: in one process, or on ranks of this machine."""
+        overrides = (*self.overrides, override("run_dir", str(self.folder)))
+        options = [] if self.ask is None else ["--ask", str(self.ask)]
+        if self.ranks == 1:
+            return ("train", *words_of(self.config, overrides, options, ()))
+        options += ["--nproc", str(self.ranks), "--via", "torchrun"]
+        return ("launch", *words_of(self.config, overrides, options, ()))
+
+    def start(self, children: Children, logs: Path) -> Child:
+        """Start the run, or resume it from its newest checkpoint."""
+        output = logs / f"{self.name.replace(' ', '-')}.txt"
+        return children.start(self.name, self.words(), output, self.variables)
+
+
+def why_failed(spec: RunSpec, child: Child) -> str:
+    """Why a run has not come to its end."""
+    result = spec.result()
+    if result is not None and result.status == "failed" and result.reason:
+        return result.reason
+    return child.ending()

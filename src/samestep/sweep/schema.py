@@ -1,0 +1,126 @@
+"""What a sweep's file can set. A field is a type, a default and one sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PrivateAttr
+
+from samestep.config.bounds import MOST_ENTRIES, Fold, Folds, Ranks, Seed, Times
+from samestep.config.distributed import Auto
+from samestep.config.launch import Line, Meaning
+from samestep.config.optim import Section
+from samestep.config.schema import FolderName
+from samestep.sweep.space import Space
+
+Duration = Annotated[
+    str,
+    Field(pattern=r"^[0-9]{1,9}(\.[0-9]{1,3})?\s*[smhd]$"),
+    Meaning("a number with s, m, h or d, such as 8h"),
+]
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def seconds_of(duration: str | None) -> float | None:
+    """How long `30m` or `8h` is; None for nothing."""
+    if duration is None:
+        return None
+    return float(duration[:-1]) * _SECONDS[duration[-1]]
+
+
+class ObjectiveConfig(Section):
+    """What makes a trial better than another."""
+
+    metric: str = Field(description="a value that the evaluation reports")
+    mode: Literal["min", "max"] = Field("min", description="whether lower or higher is better")
+    value: Literal["best", "last"] = Field(
+        "best", description="of the trial's best evaluation, or of its last one"
+    )
+
+
+class SweepFoldsConfig(Section):
+    """Every trial is cross-validated: a run for each fold, and their mean is its value."""
+
+    k: Folds = Field(description="how many folds")
+    stratify: Literal["auto", "by_label", "by_group", "none"] = Field(
+        "auto", description="what the folds have alike"
+    )
+    seed: Seed = Field(0, description="which samples are in a fold together")
+    file: Line | None = Field(
+        None, description="the folds, used as they are if the file is there; else in the directory"
+    )
+
+
+class SweepConfig(Section):
+    """One sweep, immutable."""
+
+    base: Line = Field(description="the config that is searched from; relative to this file")
+    name: FolderName = Field("sweep", description="the sweep's name; its file's if not set")
+    directory: Line | None = Field(None, description="where it goes; sweeps/<name> if not set")
+    space: dict[str, Any] = Field(max_length=MOST_ENTRIES, description="what each key may be")
+    objective: ObjectiveConfig
+    sampler: str = Field("tpe", description="tpe, random, grid, or module:Class of Optuna's kind")
+    sampler_args: dict[str, Any] = Field({}, max_length=MOST_ENTRIES)
+    pruner: str = Field(
+        "none", description="none, median, percentile, hyperband, patient, or module:Class"
+    )
+    pruner_args: dict[str, Any] = Field({}, max_length=MOST_ENTRIES)
+    trials: Times = Field(20, description="how many")
+    timeout: Duration | None = Field(None, description="start no trial after this long")
+    trial_timeout: Duration | None = Field(
+        None, description="a run of a trial fails after this long"
+    )
+    seed: Seed = Field(0, description="root of the draws")
+    folds: SweepFoldsConfig | None = None
+    ranks_per_trial: Ranks | Auto = Field(
+        "auto", description="auto: distributed.world_size of the base, or 1"
+    )
+    parallel: Annotated[int, Field(ge=1, le=1_000, strict=True)] = Field(
+        1, description="trials side by side on this machine"
+    )
+    deterministic: bool = Field(
+        True, description="the same trials at any parallelism: draws see whole rounds only"
+    )
+    round: Times = Field(4, description="trials in a round, with deterministic")
+    retries: Fold = Field(
+        0, description="times that a failed run is resumed before its trial fails"
+    )
+
+    _folder: Path = PrivateAttr(default=Path())
+    _space: Space = PrivateAttr(default_factory=dict)
+
+    @property
+    def base_path(self) -> Path:
+        """The base config's file."""
+        return self._folder / self.base
+
+    @property
+    def path(self) -> Path:
+        """The sweep's directory."""
+        return Path(self.directory if self.directory is not None else f"sweeps/{self.name}")
+
+    @property
+    def domains(self) -> Space:
+        """The values that each key may get."""
+        return self._space
+
+    def definition(self) -> Mapping[str, Any]:
+        """What makes it this sweep and no other: all that its trials' values follow from."""
+        document = self.model_dump(mode="json")
+        for key in _CHANGEABLE:
+            del document[key]
+        return document
+
+
+_CHANGEABLE = (
+    "base", "directory", "trials", "timeout", "trial_timeout", "ranks_per_trial", "parallel", "retries",
+)  # fmt: skip
+"""What may differ when a sweep is resumed: none of it changes what a trial comes to."""
+
+
+def is_module_class(name: str) -> bool:
+    """Whether a sampler or pruner is named as module:Class."""
+    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name) is not None

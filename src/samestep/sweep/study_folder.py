@@ -1,0 +1,110 @@
+"""The directory of a study of many runs: one process at a time, and always of the same study."""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from samestep.checkpoint.directory_lock import DirectoryLock
+from samestep.checkpoint.files import write_whole
+from samestep.checkpoint.ownership import claim
+from samestep.config import Config
+from samestep.config.schema import PLANNED_KEYS, SHAPING_KEYS
+from samestep.environment.user_key import make_key, read_key
+from samestep.errors import RunDirError, TextError
+from samestep.foreign.files import is_file
+from samestep.foreign.json_text import parse_json, read_json
+
+_COMPARED = (
+    *SHAPING_KEYS, *PLANNED_KEYS, "batch_per_rank", "accumulation", "early_stopping", "evaluation", "best",
+)  # fmt: skip
+"""Keys of a config that shape what its runs come to."""
+
+
+def shape_of(config: Config) -> dict[str, Any]:
+    """What must be the same for two runs to belong to one study."""
+    document = config.model_dump(mode="json")
+    return {key: document[key] for key in _COMPARED if key in document}
+
+
+@contextmanager
+def locked(folder: Path, purpose: Literal["cv", "sweep"]) -> Iterator[None]:
+    """A directory of ours, for this process alone.
+
+    Raises:
+        RunDirError: if another process uses it, or it is not ours.
+    """
+    claim(folder, purpose=purpose)
+    lock = DirectoryLock(
+        folder, f"{purpose}.lock", f"{folder}", "Wait for it to end, or stop it; two would spoil it"
+    )
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def write_document(path: Path, document: Any) -> None:
+    """Write JSON to a file: whole, or not at all."""
+    write_whole(path, json.dumps(document, indent=1))
+
+
+def signed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A document by which this user knows again what they have started."""
+    return {**document, "signature": _signature(document, make_key())}
+
+
+def is_signed(document: Mapping[str, Any]) -> bool:
+    """Whether this user has written the document, and nobody has changed it."""
+    rest = {key: value for key, value in document.items() if key != "signature"}
+    expected = _signature(rest, read_key())
+    return bool(expected) and hmac.compare_digest(expected, str(document.get("signature")))
+
+
+def _signature(document: Mapping[str, Any], key: bytes | None) -> str:
+    if key is None:
+        return ""
+    return hmac.new(key, json.dumps(document, sort_keys=True).encode(), "sha256").hexdigest()
+
+
+def same_study(path: Path, definition: Mapping[str, Any]) -> None:
+    """Keep what a study is, or refuse to continue another one.
+
+    Args:
+        path: The file that keeps it.
+        definition: Values by name, as JSON has them.
+
+    Raises:
+        RunDirError: with what differs.
+    """
+    now = parse_json(json.dumps(definition))
+    if not is_file(path):
+        write_document(path, now)
+        return
+    try:
+        before = read_json(path)
+    except TextError as error:
+        raise RunDirError(f"{path} {error}: what this study is cannot be read") from None
+    different = list(_differences(before, now))
+    if different:
+        raise RunDirError(
+            f"{path.parent} is of another study:\n  - "
+            + "\n  - ".join(different)
+            + "\nGive another name or directory, or make this one's the same again"
+        )
+
+
+def _differences(before: Any, now: Any, path: str = "") -> Iterator[str]:
+    if isinstance(before, dict) and isinstance(now, dict) and (before or now):
+        for key in {**before, **now}:
+            yield from _differences(before.get(key), now.get(key), f"{path}.{key}".lstrip("."))
+    elif before != now:
+        yield f"{path} was {_shown(before)}, is {_shown(now)}"
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else str(value)

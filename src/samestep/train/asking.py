@@ -1,0 +1,51 @@
+"""A run asks after each evaluation whether to continue; all ranks get the answer at the same step."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from samestep.checkpoint.ownership import naming_errors
+from samestep.checkpoint.questions import Answer, Question, read_answer, write_question
+from samestep.distributed.health.activity import EVALUATE
+from samestep.train.evaluate import Values
+from samestep.train.listeners import RunListener
+
+if TYPE_CHECKING:
+    from samestep.train.run import Run
+
+_PAUSE = 0.01
+
+
+class Asking(RunListener):
+    """Follows a run, and asks after each evaluation of `best.metric`."""
+
+    draws = False
+
+    def __init__(self, run: Run, folder: Path) -> None:
+        self._run, self._folder = run, folder
+        self._metric = run.config.best.metric
+
+    def on_evaluation(self, step: int, values: Values) -> None:
+        value = values.get(self._metric)
+        if not isinstance(value, (int, float)):
+            return  # an evaluation of other weights; without the metric in any, the run itself refuses
+        run = self._run
+        with run.context.activity.during(EVALUATE):
+            answer = self._ask(Question(step, float(value))) if run.is_main else None
+            answer = run.context.broadcast(answer)
+        if answer is not None and answer.stop:
+            run.context.log.main(f"Ends with step {step + 1}: {answer.reason}")
+            run.stop(answer.reason)
+
+    def _ask(self, question: Question) -> Answer | None:
+        """None if a signal stops the run first: the sweep decides before it resumes the run."""
+        with naming_errors(self._folder):
+            write_question(self._folder, question)
+        while not self._run.is_stopping:
+            answer = read_answer(self._folder)
+            if answer is not None and answer.step == question.step:
+                return answer
+            time.sleep(_PAUSE)
+        return None

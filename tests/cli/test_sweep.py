@@ -1,0 +1,133 @@
+"""samestep sweep, with real processes: the same study again, whatever happens to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from tests.cli.processes import processes_of, samestep, started, wait_for
+from tests.cli.tiny_sweep import write_sweep
+
+SAVED = 75
+
+
+def trials(name: str, cwd: Path) -> list[dict[str, Any]]:
+    done = samestep("sweep", "status", name, "--json", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)["trials"]
+    return found
+
+
+def test_a_killed_sweep_comes_to_the_same_study_at_another_parallelism(tmp_path: Path) -> None:
+    path = write_sweep(
+        tmp_path, trials=6, round=2, pruner="median", pruner_args={"n_startup_trials": 1},
+        sampler_args={"n_startup_trials": 2},
+    )  # fmt: skip
+    whole = samestep("sweep", "run", path, "name=whole", "--json", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    expected = json.loads(whole.stdout)["trials"]
+    assert {trial["state"] for trial in expected} == {"complete", "pruned"}, expected
+    assert len({trial["params"]["params.lr"] for trial in expected}) == 6, "no draw comes twice"
+    # The same name, in which hyperband and others have a say, in another directory.
+    other = ["name=whole", "directory=other", "parallel=2"]
+    with started("sweep", "run", path, *other, cwd=tmp_path) as process:
+        wait_for(lambda: len(list(tmp_path.glob("other/trials/*/result.json"))) >= 3)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    wait_for(lambda: not processes_of(tmp_path / "base.yaml"))
+    again = samestep("sweep", "resume", "other", "ranks_per_trial=2", "--json", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["trials"] == expected
+
+
+def test_a_failing_trial_fails_alone_and_the_best_trains_again(tmp_path: Path) -> None:
+    path = write_sweep(
+        tmp_path, sampler="grid", trials=9,
+        space={"params.fail": {"choice": ["raise", "no", "nan"]}, "params.lr": {"choice": [0.1]}},
+    )  # fmt: skip
+    done = samestep("sweep", "run", path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = trials("tiny", tmp_path)
+    assert [trial["state"] for trial in found] == ["failed", "complete", "failed"]
+    assert found[0]["reason"] == "RuntimeError: I was told to"
+    assert found[2]["reason"] == "val_loss is NaN: a trial needs a number"
+    assert "RuntimeError: I was told to" in done.stdout
+    best = samestep("sweep", "best", "tiny", "--json", cwd=tmp_path)
+    assert json.loads(best.stdout) == found[1]
+    exported = samestep("sweep", "export-best", "sweeps/tiny", cwd=tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "best.yaml").write_text(exported.stdout)
+    final = samestep("train", "elsewhere/best.yaml", "--json", cwd=tmp_path)
+    assert final.returncode == 0, final.stderr
+    assert json.loads(final.stdout)["best"]["value"] == found[1]["value"]
+    resumed = samestep("sweep", "resume", "tiny", "seed=4", cwd=tmp_path)
+    assert resumed.returncode == 2
+    assert "sweep.seed was 0, is 4" in resumed.stderr
+    stored = tmp_path / "sweeps" / "tiny" / "sweep.json"
+    stored.write_text(stored.read_text().replace('"trials": 9', '"trials": 8'))
+    changed = samestep("sweep", "resume", "tiny", cwd=tmp_path)
+    assert changed.returncode == 2
+    assert "is not trusted" in changed.stderr
+    assert samestep("sweep", "resume", "tiny", "--trust", cwd=tmp_path).returncode == 0
+
+
+def test_a_rank_that_fails_is_named_and_the_next_trial_runs_on_two(tmp_path: Path) -> None:
+    space = {"params.fail": {"choice": ["rank 1", "no"]}, "params.lr": {"choice": [0.1]}}
+    path = write_sweep(tmp_path, sampler="grid", space=space, ranks_per_trial=2)
+    done = samestep("sweep", "run", path, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    broken, whole = json.loads(done.stdout)["trials"]
+    assert "rank 1" in broken["reason"]
+    assert broken["reason"].endswith("RuntimeError: I was told to")
+    assert whole["state"] == "complete"
+
+
+def test_a_running_sweep_is_not_run_twice_and_stops_on_request(tmp_path: Path) -> None:
+    path = write_sweep(tmp_path, trials=1)
+    base = tmp_path / "base.yaml"
+    base.write_text(base.read_text() + f"params: {{wait: {tmp_path / 'go'}}}\n")
+    with started("sweep", "run", path, cwd=tmp_path) as process:
+        wait_for(lambda: (tmp_path / "go.waiting").exists())
+        second = samestep("sweep", "run", path, cwd=tmp_path)
+        assert second.returncode == 2
+        assert f"in use by process {process.pid}" in second.stderr
+        assert trials("tiny", tmp_path)[0]["state"] == "running"
+        assert samestep("sweep", "stop", "tiny", cwd=tmp_path).returncode == 0
+        (tmp_path / "go").touch()
+        output, _ = process.communicate(timeout=180)
+    # The trial may have come to its end before the stop was seen.
+    assert process.returncode in (0, SAVED), output
+    assert not processes_of(base)
+    resumed = samestep("sweep", "resume", "tiny", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert [trial["state"] for trial in trials("tiny", tmp_path)] == ["complete"]
+
+
+def test_folds_of_a_trial_are_runs_and_their_mean_is_its_value(tmp_path: Path) -> None:
+    path = write_sweep(tmp_path, folds={"k": 2, "stratify": "by_label"})
+    done = samestep("sweep", "run", path, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for trial in json.loads(done.stdout)["trials"]:
+        runs = [
+            json.loads((tmp_path / f"sweeps/tiny/trials/trial-{trial['number']:04d}" / fold / "result.json").read_text())
+            for fold in ("fold-0", "fold-1")
+        ]  # fmt: skip
+        assert trial["folds"] == [run["best"]["value"] for run in runs]
+        assert trial["value"] == sum(trial["folds"]) / 2
+
+
+def test_what_only_the_task_knows_is_reported_at_once_before_anything_trains(
+    tmp_path: Path,
+) -> None:
+    path = write_sweep(
+        tmp_path, objective={"metric": "f1"}, folds={"k": 12, "stratify": "by_label"}
+    )
+    done = samestep("sweep", "run", path, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "tiny.yaml has 2 mistakes" in done.stderr
+    assert "objective.metric: the task has no 'f1': it has val_loss" in done.stderr
+    assert "12 folds by label need 12 samples of each" in done.stderr
+    assert not list(tmp_path.glob("sweeps/tiny/trials/*"))

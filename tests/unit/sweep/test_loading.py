@@ -1,0 +1,208 @@
+"""A sweep's file: every mistake at once, with its line and what to do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samestep.errors import ConfigError, MissingExtraError
+from samestep.sweep import loading
+from samestep.sweep.loading import load_sweep
+from samestep.sweep.schema import seconds_of
+
+BASE = "task: task.py:Mine\nglobal_batch: 64\nepochs: 2\nparams: {dropout: 0.1}\noptimizer: {lr: 0.1}\n"
+SWEEP = """
+base: config.yaml
+space:
+  optimizer.lr: {loguniform: [1e-5, 5e-3]}
+  global_batch: {choice: [32, 64]}
+  params.dropout: {uniform: [0.1, 0.3]}
+objective: {metric: macro_f1, mode: max}
+trials: 50
+timeout: 8h
+folds: {k: 5, stratify: by_label, seed: 42, file: folds.json}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.yaml").write_text(BASE)
+    return tmp_path
+
+
+def mistakes(folder: Path, text: str, *overrides: str) -> dict[str, str]:
+    (folder / "sweep.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_sweep(folder / "sweep.yaml", overrides)
+    found: dict[str, str] = {}
+    for mistake in caught.value.mistakes:
+        found[mistake.path] = f"{found.get(mistake.path, '')}{mistake}\n"
+    return found
+
+
+def test_a_sweep_as_people_write_it(folder: Path) -> None:
+    (folder / "sweep.yaml").write_text(SWEEP)
+    sweep = load_sweep(folder / "sweep.yaml", ["trials=3", "objective.mode=min"]).sweep
+    assert (sweep.trials, sweep.objective.mode, sweep.objective.metric) == (3, "min", "macro_f1")
+    assert sweep.name == folder.name
+    assert sweep.path == Path("sweeps") / folder.name
+    assert seconds_of(sweep.timeout) == 8 * 3600
+    assert (sweep.domains["optimizer.lr"].low, sweep.domains["optimizer.lr"].is_log) == (1e-5, True)
+    narrow = load_sweep(folder / "sweep.yaml", ["space.optimizer.lr={choice: [0.1]}"]).sweep
+    assert narrow.domains["optimizer.lr"].choices == (0.1,)
+
+
+def test_all_mistakes_are_reported_at_once(folder: Path) -> None:
+    found = mistakes(
+        folder,
+        """
+base: config.yaml
+space:
+  optimizer.lrr: {loguniform: [1e-5, 5e-3]}
+  optimizer.lr: {loguniform: [5e-3, 1e-5]}
+  optimizer.weight_decay: {loguniform: [0, 1]}
+  params.a: {uniform: [0]}
+  params.b: {normal: [0, 1]}
+  params.c: {choice: []}
+  params.d: {int: [1, 2.5]}
+  params.e: 3
+  params.f: {uniform: [0, 1], step: -1}
+  global_batch: {choice: [32, 64.5]}
+  run_dir: {choice: [a, b]}
+objective: {metric: f1, mode: maximum}
+sampler: bayes
+pruner: median
+pruner_args: {startup: 3}
+trails: 50
+timeout: long
+""",
+    )
+    assert "did you mean optimizer.lr?" in found["space.optimizer.lrr"]
+    assert "line 4" in found["space.optimizer.lrr"]
+    assert "the wrong way round" in found["space.optimizer.lr"]
+    assert "a logarithm needs bounds above 0" in found["space.optimizer.weight_decay"]
+    assert "two numbers" in found["space.params.a"]
+    assert "has normal, but it takes one of" in found["space.params.b"]
+    assert "takes a list of values" in found["space.params.c"]
+    assert "two whole numbers" in found["space.params.d"]
+    assert "you set 3" in found["space.params.e"]
+    assert "above 0" in found["space.params.f"]
+    assert "64.5 cannot be used" in found["space.global_batch"]
+    assert "what the sweep sets itself" in found["space.run_dir"]
+    assert "'min' or 'max'" in found["objective.mode"]
+    assert "it takes tpe, random, grid" in found["sampler"]
+    assert "median does not take it" in found["pruner_args.startup"]
+    assert "did you mean trials?" in found["trails"]
+    assert "timeout" in found
+    assert len(found) == 16
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "message"),
+    [
+        ("base: nothing.yaml", "base", "cannot be read"),
+        ("sampler: grid", "space.optimizer.lr", "a grid needs single values"),
+        ("pruner: hyperband", "pruner", "which folds repeat"),
+        ("pruner: patient", "pruner_args.patience", "cannot do without it"),
+        ("sampler: nowhere.at:All", "sampler", "cannot be used: No module named 'nowhere'"),
+        ("sampler: optuna.samplers:QMCSampler", "sampler", "draw the same again"),
+        ("seed: -1", "seed", "greater than or equal to 0"),
+        ("space: {}", "space", "is empty"),
+    ],
+)
+def test_one_mistake(folder: Path, change: str, path: str, message: str) -> None:
+    key = change.partition(":")[0]
+    kept = [line for line in SWEEP.splitlines() if not line.startswith(f"{key}:")]
+    if key == "space":
+        kept = [line for line in kept if not line.startswith("  ")]
+    found = mistakes(folder, "\n".join([*kept, change]))
+    assert message in found[path]
+
+
+def test_what_a_sweep_needs(folder: Path) -> None:
+    found = mistakes(folder, "trials: 3\n")
+    assert found.keys() == {"base", "space", "objective"}
+    assert "holds no keys" in mistakes(folder, "- 3")[""]
+    assert "already set on line 1" in mistakes(folder, f"trials: 3{SWEEP}")["trials"]
+    assert "not an override" in mistakes(folder, SWEEP, "trials")["trials"]
+
+
+def test_a_base_that_cannot_be_searched_from(folder: Path) -> None:
+    (folder / "config.yaml").write_text("epochs: 2\nevaluation: {every_epochs: null}\n")
+    found = mistakes(folder, SWEEP)["base"]
+    assert "names no task" in found
+    assert "evaluates nothing" in found
+
+
+def test_existing_files_carry_over(folder: Path) -> None:
+    text = SWEEP.replace("{loguniform: [1e-5, 5e-3]}", "{type: loguniform, min: 1e-5, max: 5e-3}")
+    text = text.replace("{choice: [32, 64]}", "{type: choice, values: [32, 64]}")
+    (folder / "sweep.yaml").write_text(text)
+    (folder / "plain.yaml").write_text(SWEEP)
+    assert (
+        load_sweep(folder / "sweep.yaml").sweep.domains
+        == load_sweep(folder / "plain.yaml").sweep.domains
+    )
+    wrong = SWEEP.replace("{choice: [32, 64]}", "{type: choice, min: 3}")
+    assert "is a choice without values" in mistakes(folder, wrong)["space.global_batch"]
+    wrong = SWEEP.replace("{choice: [32, 64]}", "{type: gauss}")
+    assert "has the type 'gauss'" in mistakes(folder, wrong)["space.global_batch"]
+
+
+HPO = """
+base: config.yaml
+search_space:
+  params.learning_rate: {type: loguniform, min: 1e-5, max: 5e-5}
+sampling: {algorithm: random, max_trials: 50, timeout_minutes: 480, seed: 7}
+early_termination: {policy: bandit, delay_evaluation: 2, evaluation_interval: 1}
+k_fold: {n_splits: 5, random_seed: 42, shuffle: true, stratified: true}
+objective: {metric: macro-f1, goal: maximize}
+"""
+
+
+def test_names_of_other_projects_are_read(folder: Path) -> None:
+    (folder / "hpo.yaml").write_text(HPO)
+    loaded = load_sweep(folder / "hpo.yaml", ["folds.k=3"])
+    sweep = loaded.sweep
+    assert (sweep.sampler, sweep.trials, sweep.timeout, sweep.seed) == ("random", 50, "480m", 7)
+    assert (sweep.pruner, sweep.objective.mode) == ("median", "max")
+    assert sweep.pruner_args == {"n_startup_trials": 2, "n_warmup_steps": 1}
+    assert sweep.folds is not None
+    assert (sweep.folds.k, sweep.folds.stratify, sweep.folds.seed) == (3, "by_label", 42)
+    assert "which the median pruner stands for" in loaded.notes[0]
+    off = HPO.replace("n_splits: 5", "enabled: false, n_splits: 5").replace("random,", "bayesian,")
+    (folder / "hpo.yaml").write_text(off)
+    sweep = load_sweep(folder / "hpo.yaml").sweep
+    assert (sweep.folds, sweep.sampler) == (None, "tpe")
+    wrong = HPO.replace("shuffle: true", "shuffle: false").replace("max_trials: 50", "trials: 50")
+    found = mistakes(folder, f"{wrong}trials: 3\npruner: none\n")
+    assert "always shuffled" in found["k_fold.shuffle"]
+    assert "it takes algorithm, max_trials" in found["sampling.trials"]
+    assert "pruner is set too" in found["early_termination"]
+    assert "takes a mapping" in mistakes(folder, f"{SWEEP}sampling: random\n")["sampling"]
+
+
+def test_a_sweep_needs_no_torch_itself() -> None:
+    """It waits for hours beside its trials."""
+    code = (
+        "import sys, optuna, samestep.sweep.reading, samestep.sweep.cross_validation, samestep.cli.sweep;"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_missing_optuna_is_named_with_its_extra(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> Any:
+        raise MissingExtraError("samestep sweep", "sweeps")
+
+    monkeypatch.setattr(loading, "import_optuna", missing)
+    (folder / "sweep.yaml").write_text(SWEEP)
+    with pytest.raises(MissingExtraError, match="sweeps"):
+        load_sweep(folder / "sweep.yaml")

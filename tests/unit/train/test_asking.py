@@ -1,0 +1,93 @@
+"""A run that asks after each evaluation whether to continue."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import samestep
+from samestep.checkpoint.questions import Answer, read_answer, read_question, write_answer
+from samestep.checkpoint.run_result import read_result
+from samestep.errors import CheckpointError, Stopped
+from samestep.train.asking import Asking
+from tests.unit.train.own_loops import settings, train
+
+
+class Sweep(threading.Thread):
+    """Answers each question, as the process of a sweep does."""
+
+    def __init__(self, folder: Path, stop_at: int) -> None:
+        super().__init__()
+        self.folder, self.stop_at = folder, stop_at
+        self.asked: list[tuple[int, float]] = []
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        while not self.over.wait(0.002):
+            question, answer = read_question(self.folder), read_answer(self.folder)
+            if question is None or (answer is not None and answer.step == question.step):
+                continue
+            self.asked.append((question.step, question.value))
+            stop = question.step == self.stop_at
+            write_answer(self.folder, Answer(question.step, stop, "pruned" if stop else ""))
+
+
+def run_with(folder: Path, config: dict[str, Any], each: Any = lambda step: None) -> None:
+    with samestep.start(config) as run:
+        run.add_listener(Asking(run, folder))
+
+        def evaluate(step: Any) -> None:
+            # As run.evaluate tells all listeners; the second is of averaged weights.
+            run._listeners.on_evaluation(step.index, {"val_loss": 1.0 / (step.index + 1)})
+            run._listeners.on_evaluation(step.index, {"ema_val_loss": 9.0})
+            each(step)
+
+        train(run, each=evaluate)
+
+
+def test_the_answer_ends_the_run_with_that_step(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path, stop_at=2)
+    sweep.start()
+    try:
+        run_with(tmp_path, settings(tmp_path / "run"))
+    finally:
+        sweep.over.set()
+        sweep.join()
+    assert sweep.asked == [(0, 1.0), (1, 0.5), (2, 1.0 / 3)]
+    result = read_result(tmp_path / "run")
+    assert result is not None
+    assert (result.status, result.reason, result.steps) == ("stopped_early", "pruned", 3)
+
+
+def test_a_stop_signal_ends_the_wait_for_an_answer(tmp_path: Path) -> None:
+    waiting = threading.Thread(target=_interrupt_when_asked, args=(tmp_path,))
+    waiting.start()
+    try:
+        with pytest.raises(Stopped):
+            run_with(tmp_path, settings(tmp_path / "run"))
+    finally:
+        waiting.join()
+    question = read_question(tmp_path)
+    assert question is not None
+    assert read_answer(tmp_path) is None, "the sweep decides before it resumes the run"
+
+
+def _interrupt_when_asked(folder: Path) -> None:
+    while read_question(folder) is None:
+        continue
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("text", ["[1]", '{"step": 1'])
+def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "asked.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"asked\.json"):
+        read_question(tmp_path)
+    (tmp_path / "asked.json").write_text(json.dumps({"step": 3, "value": 0.5}))
+    assert read_question(tmp_path) is not None
