@@ -127,7 +127,9 @@ class Images(Dataset[tuple[Tensor, int]]):
         return cls(samples, names, transform, views)
 
     @classmethod
-    def unlabelled(cls, folder: Path, transform: Transform, skip_unreadable: bool = False) -> Images:
+    def unlabelled(
+        cls, folder: Path, transform: Transform, skip_unreadable: bool = False
+    ) -> Images:
         """All images in a folder and the folders in it; their class is -1."""
         if not folder.is_dir():
             raise TaskError(f"there is no folder {folder} to read images from")

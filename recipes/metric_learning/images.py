@@ -71,7 +71,7 @@ def write(made: Made, folder: Path) -> int:
     if folder.exists() and any(folder.iterdir()):
         raise OutputError(f"{folder} is not empty: name another folder, or remove it")
     count = 0
-    for count, (name, image) in enumerate(made, 1):  # noqa: B007  # used after the loop
+    for count, (name, image) in enumerate(made, 1):  # used after the loop
         (folder / name).mkdir(parents=True, exist_ok=True)
         image.save(folder / name / f"{count:05}.png")
     return count
@@ -84,7 +84,9 @@ def main() -> int:
     parser.add_argument("--per-class", type=int, help="images of each class, at most")
     given = parser.parse_args()
     try:
-        count = write({"digits": digits, "shapes": shapes}[given.kind](given.per_class), given.folder)
+        count = write(
+            {"digits": digits, "shapes": shapes}[given.kind](given.per_class), given.folder
+        )
     except SamestepError as error:
         print(f"images: {error}", file=sys.stderr)
         return error.exit_code

@@ -58,19 +58,29 @@ class Folders(Task):
 
     def train_images(self, views: int) -> Images:
         transform = training_transform(self._size, self._albumentations)
-        found = Images.labelled(
-            self._data / "train", transform, views, skip_unreadable=self._skip
-        )
+        found = Images.labelled(self._data / "train", transform, views, skip_unreadable=self._skip)
         found.refuse_single_images()
-        return found
+        return self._named(found)
 
     def valid_data(self) -> Images:
-        return Images.labelled(
+        found = Images.labelled(
             self._data / "valid", self._plain, 1, self.classes(), skip_unreadable=self._skip
         )
+        return self._named(found)
+
+    def reference_data(self, name: str) -> Images | None:
+        """Neighbours are sought among the training images as they are."""
+        if name != "train":
+            return super().reference_data(name)
+        return Images.labelled(self._data / "train", self._plain, skip_unreadable=self._skip)
 
     def predict_data(self, source: str) -> Images:
-        return Images.unlabelled(Path(source), self._plain, self._skip)
+        return self._named(Images.unlabelled(Path(source), self._plain, self._skip))
+
+    def _named(self, images: Images) -> Images:
+        """For predictions, which are written beside the names of the files."""
+        self.files = [str(path) for path, _ in images.samples]
+        return images
 
 
 class FirstStage(Folders):
@@ -88,6 +98,10 @@ class FirstStage(Folders):
 
     def embed(self, model: nn.Module, batch: LaneBatch) -> Tensor:
         return model(batch.x.flatten(0, 1)).unflatten(0, (len(batch), 2))
+
+    def eval_embed(self, model: nn.Module, batch: LaneBatch) -> dict[str, Tensor]:
+        encoded = model.encoder(batch.x)
+        return {"head": model.head(encoded), "encoder": encoded}
 
     def batch_loss(self, embeddings: Tensor, batch: Any) -> Tensor:
         return supcon(embeddings, batch.y, self.temperature)
@@ -112,7 +126,9 @@ class SecondStage(Folders):
                 "and let samestep average write it"
             )
         saved = load_file(self._first)
-        encoder = {n.removeprefix("encoder."): t for n, t in saved.items() if n.startswith("encoder.")}
+        encoder = {
+            n.removeprefix("encoder."): t for n, t in saved.items() if n.startswith("encoder.")
+        }
         model.encoder.load_state_dict(encoder)
         return model
 
@@ -142,3 +158,15 @@ class SecondStage(Folders):
         for metric in metrics.values():
             metric.update(logits, batch.y)
         return F.cross_entropy(logits, batch.y, reduction="sum"), len(batch)
+
+    def eval_embed(self, model: nn.Module, batch: LaneBatch) -> Tensor:
+        return model.encoder(batch.x)
+
+    def predict(self, model: nn.Module, batch: LaneBatch) -> dict[str, Any]:
+        scores, names = model(batch.x).softmax(1), self.classes()
+        return {
+            "file": [self.files[index] for index in batch.ids],
+            "label": [names[number] for number in scores.argmax(1).tolist()],
+            "probability": scores.amax(1),
+            **{f"p_{name}": scores[:, number] for number, name in enumerate(names)},
+        }
