@@ -296,5 +296,9 @@
     window.addEventListener("resize", redraw);
   }
 
-  document.querySelectorAll("figure.chart").forEach(drawFigure);
+  // A page with several figures has this script several times.
+  document.querySelectorAll("figure.chart:not(.drawn)").forEach((figure) => {
+    figure.classList.add("drawn");
+    drawFigure(figure, document.querySelectorAll("figure.chart.drawn").length);
+  });
 })();

@@ -19,7 +19,7 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-
 """What a browser lets a page do: nothing that needs a network, whatever is on it."""
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; color: #1d2733 }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; padding: 0 1rem; max-width: 62rem; color: #1d2733 }
 h1 { font-size: 1.4rem } .kept { color: #12703c } .broken { color: #b3261e }
 table { border-collapse: collapse; width: 100%; margin: 1rem 0 }
 th, td { text-align: left; padding: .35rem .7rem; border-bottom: 1px solid #dde3ea }

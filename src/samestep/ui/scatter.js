@@ -197,5 +197,9 @@
     }
   }
 
-  document.querySelectorAll("figure.scatter").forEach((figure) => new Scatter(figure));
+  // A page with several figures has this script several times.
+  document.querySelectorAll("figure.scatter:not(.drawn)").forEach((figure) => {
+    figure.classList.add("drawn");
+    new Scatter(figure);
+  });
 })();
