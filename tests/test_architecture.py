@@ -19,7 +19,7 @@ LAYERS: list[set[str]] = [
     {"config"},
     {"checkpoint", "distributed"},
     {"reduce", "launch"},
-    {"optim"},
+    {"optim", "retrieval"},
     {"run_setup"},
     {"data"},
     {"step"},
@@ -234,7 +234,7 @@ def test_the_public_names_are_these() -> None:
     assert samestep.__all__ == [
         "Concatenate", "Config", "DistributedConfig", "LaneBatch", "Order", "Run", "RunContext", "RunListener",
         "SamestepError", "Schedule", "Step", "StepRecord", "Task", "TrackedRun", "Tracker", "UserError", "callbacks", "create_run_context",
-        "detect_hardware", "drawn", "errors", "load_config", "losses", "notebook_launcher", "orders", "start", "strided", "train_once",
+        "detect_hardware", "drawn", "errors", "load_config", "losses", "notebook_launcher", "orders", "retrieval", "start", "strided", "train_once",
     ]  # fmt: skip
     for name in samestep.__all__:
         assert getattr(samestep, name) is not None

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from samestep import errors as errors
     from samestep import losses as losses
+    from samestep import retrieval as retrieval
     from samestep.config import Config as Config
     from samestep.config import DistributedConfig as DistributedConfig
     from samestep.config import load_config as load_config
@@ -75,6 +76,7 @@ _MODULES = {
     "losses": "samestep",
     "notebook_launcher": "samestep.launch.run.notebook",
     "orders": "samestep.data",
+    "retrieval": "samestep",
     "start": "samestep.train.start",
     "strided": "samestep.data.iterable",
     "train_once": "samestep.train.train_once",
@@ -89,7 +91,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'samestep' has no attribute {name!r}")
     home = import_module(_MODULES[name])
     # These are modules: importing them makes them attributes of their package.
-    if name in ("callbacks", "errors", "losses", "orders"):
+    if name in ("callbacks", "errors", "losses", "orders", "retrieval"):
         return import_module(f"{home.__name__}.{name}")
     return getattr(home, name)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 
+from samestep.config.evaluation import RETRIEVAL_METRICS
 from samestep.config.optimizer_names import optimizer_mistakes
 from samestep.config.schedule_names import schedule_mistakes
 from samestep.config.schema import ALLOWED_KEYS, Config
@@ -25,6 +26,7 @@ def contradictions(config: Config, wrong: Set[str] = frozenset()) -> list[Mistak
         ({"task"}, _task_mistakes),
         ({"same"}, _same_mistakes),
         ({"early_stopping", "evaluation.every_epochs"}, _evaluation_mistakes),
+        (set(_inside("evaluation", "mode", "reference", "views", "metrics")), _retrieval_mistakes),
         ({"resume.allow"}, _resume_mistakes),
         ({"loss_scale"}, lambda config: config.loss_scale.mistakes()),
         ({"clip"}, lambda config: config.clip.mistakes()),
@@ -83,6 +85,23 @@ def _evaluation_mistakes(config: Config) -> list[Mistake]:
         return []
     message = "there is no evaluation to stop on: set evaluation.every_epochs"
     return [Mistake("early_stopping", message)]
+
+
+def _retrieval_mistakes(config: Config) -> list[Mistake]:
+    found, best = config.evaluation.mistakes(), config.best
+    if config.evaluation.mode != "retrieval" or config.task is None:
+        return found
+    metrics = config.evaluation.retrieval_metrics
+    named = next((name for name in metrics if best.metric.endswith(name)), None)
+    if best.metric.endswith("val_loss"):
+        message = (
+            "evaluation.mode: retrieval measures no loss: set best: {metric: "
+            f"{next(iter(metrics), RETRIEVAL_METRICS[0])}, mode: max}}"
+        )
+        found.append(Mistake("best.metric", message))
+    elif named is not None and best.mode == "min":
+        found.append(Mistake("best.mode", f"higher is better for {named}: set best.mode: max"))
+    return found
 
 
 def _lr_scaling_mistakes(config: Config) -> list[Mistake]:

@@ -23,6 +23,7 @@ from samestep.config.bounds import (
     Workers,
 )
 from samestep.config.distributed import Auto, DistributedConfig
+from samestep.config.evaluation import EvaluationConfig
 from samestep.config.launch import LaunchConfig, Line, Meaning
 from samestep.config.optim import (
     ClipConfig,
@@ -59,19 +60,6 @@ class LoaderConfig(Section):
     prefetch: Ahead = Field(2, description="lane batches each worker reads ahead")
     pin_memory: bool | Auto = Field(
         "auto", description="page-locked batches; auto: on GPUs, if they are large"
-    )
-
-
-class EvaluationConfig(Section):
-    """When and how the validation set is measured."""
-
-    mode: Literal["sharded", "rank0"] = Field(
-        "sharded", description="lanes over all ranks, or all lanes on rank 0; same result"
-    )
-    every_epochs: Epochs | None = Field(1, description="evaluate after every n epochs")
-    every_steps: Steps | None = Field(None, description="evaluate after every n steps")
-    batch: Samples | None = Field(
-        None, description="samples per lane batch; as in training if not set"
     )
 
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 
 from samestep.config import Config
-from samestep.config.schema import EvaluationConfig
+from samestep.config.evaluation import EvaluationConfig
 from samestep.config.trial_runs import trial_run
 from samestep.distributed.context import RunContext, create_run_context
 from samestep.distributed.hardware import detect_hardware

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,8 +42,21 @@ def evaluation_setup(setup: RunSetup, batch: int | None = None) -> RunSetup:
     )
 
 
+def enter_evaluation(
+    setup: RunSetup, moment: Moment, stream: str = _EVALUATION
+) -> Callable[[int], None]:
+    """What gives a batch random numbers of its own, called with its number.
+
+    Args:
+        setup: The run's setup.
+        moment: The step that this follows; random numbers follow from it.
+        stream: The name of these random numbers.
+    """
+    return lambda number: setup.rng.enter(stream, at=(moment.step, number))
+
+
 def evaluation_batches(
-    setup: RunSetup, source: SequentialSource, moment: Moment
+    setup: RunSetup, source: SequentialSource, moment: Moment, stream: str = _EVALUATION
 ) -> Iterator[LaneBatch]:
     """This rank's batches, each with random numbers of its own.
 
@@ -51,13 +64,11 @@ def evaluation_batches(
         setup: What `evaluation_setup` returned.
         source: The data.
         moment: The step that this follows; random numbers follow from it.
+        stream: The name of these random numbers.
     """
 
-    def enter_stream(number: int) -> None:
-        setup.rng.enter(_EVALUATION, at=(moment.step, number))
-
     if setup.assignment.my_units:
-        for batches in source.rounds(enter_stream):
+        for batches in source.rounds(enter_evaluation(setup, moment, stream)):
             for batch in batches:
                 yield replace(batch, moment=moment)
 

@@ -18,10 +18,10 @@ from samestep.step.step_log import StepRecord
 from samestep.train.evaluate import Values
 from samestep.train.listeners import RunListener
 from samestep.train.metric_names import console_text, refuse_double
-from samestep.train.metrics import make_metrics, mergers_of
 from samestep.train.progress import TrainingProgress
 from samestep.train.run import Run
 from samestep.train.task import Task, stepper
+from samestep.train.task_evaluation import TaskEvaluation
 from samestep.train.task_optim import choose_optimizers, choose_schedules
 from samestep.train.weight_averages import TrainingAverages
 
@@ -83,11 +83,9 @@ class Training(RunListener):
         self.draws = type(task).after_update is not Task.after_update
         run.prepare_once(task.prepare_data)
         self._train_data = task.train_data()
-        self._valid_data = task.valid_data()
+        valid_data = task.valid_data()
         rule = run.config.evaluation
-        self._evaluates = self._valid_data is not None and bool(
-            rule.every_epochs or rule.every_steps
-        )
+        self._evaluates = valid_data is not None and bool(rule.every_epochs or rule.every_steps)
         modules = [task.model(), *task.extra_modules()]
         self._optimizers = choose_optimizers(run, task, modules)
         self._add_listeners()
@@ -107,9 +105,9 @@ class Training(RunListener):
                 run.register(f"{every} schedule {number}", schedule)
         run.add_listener(self)
         self.averages = TrainingAverages(run, self._optimizers, self._source, self._total)
-        if self._valid_data is not None:
-            # What cannot be merged is refused now, and not after an epoch.
-            mergers_of(make_metrics(task.metrics, run.setup.rng, run.start_step))
+        self._evaluation = None
+        if valid_data is not None:
+            self._evaluation = TaskEvaluation(run, task, self._train_data, valid_data)
 
     def _add_listeners(self) -> None:
         """Before the data is opened: a listener may need the ids of its samples."""
@@ -220,13 +218,7 @@ class Training(RunListener):
         return values
 
     def _measure(self, step: Step, prefix: str = "") -> Values:
-        if self._valid_data is None:
-            return {}
-        run, task = self._run, self._task
-        metrics = make_metrics(task.metrics, run.setup.rng, step.index)
-        return run.evaluate(
-            self._valid_data, task.evaluate, metrics, task.collate, step.index, prefix
-        )
+        return {} if self._evaluation is None else self._evaluation.measure(step.index, prefix)
 
     def _report(self, step: Step, values: Values) -> None:
         self._run.log(step.index, {"epoch": step.epoch, **values})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
 from torch import Tensor
 
-from samestep.data.batch import Collate, Moment
+from samestep.config.evaluation import RETRIEVAL_METRICS, Distance
+from samestep.data.batch import Collate, LaneBatch, Moment
 from samestep.data.orders import Order
 from samestep.distributed.health.activity import EVALUATE
 from samestep.errors import StepError
@@ -16,9 +17,15 @@ from samestep.lanes.rng import BETWEEN
 from samestep.step.lane_passes import LanePasses
 from samestep.train.batchnorm import Forward, measure_batchnorm
 from samestep.train.eval_batches import LoopShare
+from samestep.train.eval_rows import Embed, Labels, RetrievalEvaluator, RetrievalRequest
 from samestep.train.evaluate import Evaluator, Measure, Values
 from samestep.train.over_ranks import Op, Value, gather_rows, reduce_values
 from samestep.train.run_files import RunFiles
+from samestep.train.whole_set import Outputs, WholeSetEvaluator
+
+
+def _targets(batch: LaneBatch) -> Any:
+    return batch.y
 
 
 class RunMeasures(RunFiles):
@@ -56,7 +63,76 @@ class RunMeasures(RunFiles):
         evaluator = Evaluator(self.setup, self._modules)
         with self.context.activity.during(EVALUATE):
             found = evaluator.run(dataset, measure, metrics or {}, collate, self._moment(step))
-        values = {f"{prefix}{name}": value for name, value in found.items()}
+        return self._evaluated(found, step, prefix)
+
+    def retrieval(
+        self,
+        queries: Any,
+        references: Any | None,
+        embed: Embed,
+        labels: Labels = _targets,
+        metrics: Sequence[str] = RETRIEVAL_METRICS,
+        views: Sequence[str] | None = None,
+        distance: Distance = "cosine",
+        collate: Collate | None = None,
+        step: int = 0,
+        prefix: str = "",
+    ) -> Values:
+        """Measure how well embeddings of validation data find their like: exactly, the same on every rank.
+
+        Args:
+            queries: A map-style dataset.
+            references: Another one, in which neighbours are sought; None seeks them among the queries, each
+                without itself.
+            embed: `embed(batch)` returns embeddings (samples, size), or several by the names of views.
+            labels: `labels(batch)` returns the class of each sample; `batch.y` unless given.
+            metrics: Their names, as in the config's `evaluation.metrics`.
+            views: Which are measured, the first one by plain names, others as `VIEW/NAME`; all unless given.
+            distance: cosine or euclidean.
+            collate: Makes a batch of a list of samples; torch's default unless given.
+            step: The step after which this is measured; random numbers follow from it.
+            prefix: Put before every name in the result.
+        """
+        if self._prepared is None:
+            raise StepError("run.retrieval came before run.prepare: prepare the model first")
+        self.flush()
+        evaluator = RetrievalEvaluator(self.setup, self._modules, self._moment(step))
+        request = RetrievalRequest(metrics, views, distance)
+        with self.context.activity.during(EVALUATE):
+            found = evaluator.run(queries, references, embed, labels, collate, request)
+        return self._evaluated(found, step, prefix)
+
+    def evaluate_whole(
+        self,
+        dataset: Any,
+        outputs: Outputs,
+        compute: Callable[[Any], Mapping[str, Any]],
+        collate: Collate | None = None,
+        step: int = 0,
+        prefix: str = "",
+    ) -> Values:
+        """Measure a whole dataset at once: `compute` is called on rank 0, and all ranks get what it returns.
+
+        Args:
+            dataset: A map-style dataset.
+            outputs: `outputs(model, batch)` returns tensors with a row for each sample, in any containers.
+            compute: `compute(outputs)` gets those of all samples, in order, in rank 0's host memory, and
+                returns numbers by name.
+            collate: Makes a batch of a list of samples; torch's default unless given.
+            step: The step after which this is measured; random numbers follow from it.
+            prefix: Put before every name in the result.
+        """
+        if self._prepared is None:
+            raise StepError("run.evaluate_whole came before run.prepare: prepare the model first")
+        self.flush()
+        evaluator = WholeSetEvaluator(self.setup, self._modules, self._moment(step))
+        with self.context.activity.during(EVALUATE):
+            found = evaluator.run(dataset, outputs, compute, collate)
+        return self._evaluated(found, step, prefix)
+
+    def _evaluated(self, found: Mapping[str, Any], step: int, prefix: str) -> Values:
+        """After an evaluation: its values with their names, announced."""
+        values: Values = {f"{prefix}{name}": value for name, value in found.items()}
         self.setup.rng.enter(BETWEEN, at=(step,))
         self._parts.log.restart_clock()
         self._listeners.on_evaluation(step, values)

@@ -155,6 +155,59 @@ class Task:
         """
         raise TaskError(f"{type(self).__name__} must define batch_loss(self, embeddings, batch)")
 
+    def eval_embed(self, model: nn.Module, batch: LaneBatch) -> Any:
+        """The embeddings that `evaluation.mode: retrieval` and `samestep embed` take; `embed`'s unless
+        overridden.
+
+        Args:
+            model: The model, unwrapped, in evaluation mode.
+            batch: One lane's samples.
+
+        Returns:
+            A tensor (samples, size); or several by the names of views, from one forward pass.
+
+        Example:
+            def eval_embed(self, model, batch):
+                encoded = model.encoder(batch.x)
+                return {"head": model.head(encoded), "encoder": encoded}
+        """
+        return self.embed(model, batch)
+
+    def labels(self, batch: LaneBatch) -> Any:
+        """The class of each sample, a whole number, for retrieval; `batch.y` unless overridden.
+
+        Args:
+            batch: One lane's samples.
+        """
+        if isinstance(batch.data, (tuple, list)) and len(batch.data) > 1:
+            return batch.y
+        raise TaskError(
+            f"retrieval needs a class for each sample, and {type(self).__name__}'s samples are no pairs of "
+            "input and class: define labels(self, batch)"
+        )
+
+    def reference_data(self, name: str) -> Any | None:
+        """The set in which retrieval seeks neighbours, such as the training set without augmentation.
+
+        Args:
+            name: The config's `evaluation.reference`.
+
+        Returns:
+            A map-style dataset; or None for what `train_data` or `valid_data` returns, by the name. In
+            `valid_data` itself no sample is its own neighbour.
+        """
+        if name in ("train", "valid"):
+            return None
+        raise TaskError(
+            f"{type(self).__name__} does not know the reference {name!r}: define "
+            "reference_data(self, name), or set evaluation.reference to train or valid"
+        )
+
+    @property
+    def has_embeddings(self) -> bool:
+        """Whether it says what the embeddings of its samples are."""
+        return type(self).embed is not Task.embed or type(self).eval_embed is not Task.eval_embed
+
     @property
     def has_batch_loss(self) -> bool:
         """Whether it trains by `batch_loss`."""
@@ -187,9 +240,40 @@ class Task:
         if self.has_batch_loss:
             raise TaskError(
                 f"{type(self).__name__} has a batch_loss, which a part of the validation set does not "
-                "have: define evaluate(self, model, batch, metrics), or no valid_data"
+                "have: set evaluation.mode: retrieval, define evaluate(self, model, batch, metrics), or no "
+                "valid_data"
             )
         return self.loss(model, batch)
+
+    def eval_outputs(self, model: nn.Module, batch: LaneBatch) -> Any:
+        """What `evaluation.mode: gather` brings together for `evaluate_whole`.
+
+        Args:
+            model: The model, unwrapped, in evaluation mode.
+            batch: One lane's validation samples.
+
+        Returns:
+            Tensors with a row for each sample, in any containers: `(predict(model, batch), batch.y)` unless
+            overridden.
+        """
+        return self.predict(model, batch), batch.y
+
+    def evaluate_whole(self, outputs: Any) -> Mapping[str, Any]:
+        """With `evaluation.mode: gather`: measure the whole validation set at once, on rank 0 alone.
+
+        Args:
+            outputs: What `eval_outputs` returned, of all samples in the order of `valid_data`, in host
+                memory.
+
+        Returns:
+            Numbers by name; all ranks get them.
+
+        Example:
+            def evaluate_whole(self, outputs):
+                scores, y = outputs
+                return {"auc": sklearn.metrics.roc_auc_score(y, scores[:, 1])}
+        """
+        raise TaskError(f"{type(self).__name__} must define evaluate_whole(self, outputs)")
 
     def after_update(self, step: Step) -> None:
         """Called after every update that changed the weights, the same on every rank.

@@ -1,0 +1,223 @@
+"""What a model gives for each sample of a dataset: computed once, on one of the ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from samestep.config.evaluation import Distance
+from samestep.data.batch import Collate, LaneBatch, Moment
+from samestep.data.sequential import SequentialSource
+from samestep.errors import TaskError
+from samestep.reduce.row_shards import RowExchange, ShardPlan
+from samestep.retrieval.measures import (
+    checked_labels,
+    measure_shared,
+    memory_needed,
+    refuse_odd_rows,
+)
+from samestep.retrieval.search import QUERY_BLOCK, REFERENCE_BLOCK, SharedRows
+from samestep.run_setup import RunSetup
+from samestep.train.eval_batches import evaluation_batches, evaluation_setup
+from samestep.train.eval_mode import BufferSnapshot, evaluating, refuse_changed
+
+Embed = Callable[[LaneBatch], Any]
+"""Gives the embeddings of a batch: a tensor, or several by the names of views."""
+Labels = Callable[[LaneBatch], Any]
+"""Gives the class of each sample of a batch."""
+ONLY_VIEW = "embedding"
+"""The name of a view that has none."""
+_WORTH_A_LINE = 1 << 30
+
+
+@dataclass(frozen=True)
+class RetrievalRequest:
+    """What is measured, and how."""
+
+    metrics: Sequence[str]
+    views: Sequence[str] | None
+    """Their names; None for all."""
+    distance: Distance
+
+
+@dataclass
+class _Embedded:
+    """This rank's part of a dataset, batch by batch."""
+
+    samples: int
+    ids: list[int] = field(default_factory=list)
+    labels: list[Tensor] = field(default_factory=list)
+    rows: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    def add(self, batch: LaneBatch, views: Mapping[str, Tensor], labels: Tensor) -> None:
+        if self.rows and self.rows.keys() != views.keys():
+            raise TaskError(
+                f"embeddings had the views {', '.join(self.rows)}, and now {', '.join(views)}: return the "
+                "same ones for every batch"
+            )
+        self.ids += batch.ids
+        self.labels.append(labels)
+        for name, rows in views.items():
+            self.rows.setdefault(name, []).append(rows)
+
+    def sizes(self) -> dict[str, int]:
+        """How many numbers an embedding has, by view; empty on a rank without samples."""
+        return {name: rows[0].shape[1] for name, rows in self.rows.items()}
+
+
+class RetrievalEvaluator:
+    """Embeds queries and references with a run's modules, and measures how they find each other."""
+
+    def __init__(self, setup: RunSetup, modules: Sequence[nn.Module], moment: Moment) -> None:
+        """Args:
+        setup: The run's setup.
+        modules: The model, and the extra modules that take part.
+        moment: The step after which this is measured; random numbers follow from it.
+        """
+        self._setup, self._modules, self._moment = evaluation_setup(setup), modules, moment
+        self._exchange = RowExchange(setup.context.collectives)
+
+    def run(
+        self,
+        queries: Any,
+        references: Any | None,
+        embed: Embed,
+        labels: Labels,
+        collate: Collate | None,
+        request: RetrievalRequest,
+    ) -> dict[str, float]:
+        """The metrics of all views; the same numbers on every rank and any world.
+
+        Args:
+            queries: A map-style dataset.
+            references: Another one; None if neighbours are sought among the queries.
+            embed: Gives the embeddings of a batch.
+            labels: Gives the classes of a batch.
+            collate: Makes a batch of a list of samples; torch's default unless given.
+            request: What is measured.
+        """
+        buffers = BufferSnapshot(self._modules)
+        named = {"validation data": queries, "reference data": references}
+        # Opened first: an empty set is refused before the other one is embedded.
+        sources = {
+            what: SequentialSource(self._setup, data, what, collate)
+            for what, data in named.items()
+            if data is not None
+        }
+        embedded = [
+            self._embed(what, source, embed, labels, request, sum(map(_samples, sources.values())))
+            for what, source in sources.items()
+        ]
+        gather = self._setup.context.gather
+        refuse_changed(gather(buffers.changed()), "the evaluation")
+        sizes = self._same_sizes([part.sizes() for part in embedded])
+        found: dict[str, float] = {}
+        every_label = [self._all_labels(part) for part in embedded]
+        for number, view in enumerate(request.views or sizes):
+            shared = [
+                self._share(part, view, sizes[view], block, known)
+                for part, block, known in zip(
+                    embedded, (QUERY_BLOCK, REFERENCE_BLOCK), every_label, strict=False
+                )
+            ]
+            values = measure_shared(
+                self._exchange, shared[0], shared[1] if len(shared) > 1 else None, request.metrics,
+                request.distance, self._setup.context.device, self._setup.config.seed,
+            )  # fmt: skip
+            # The first view is the one that a run is judged by.
+            found |= {f"{view}/{name}" if number else name: v for name, v in values.items()}
+        if any(map(math.isnan, found.values())):
+            self._setup.context.log.warn(
+                f"retrieval at step {self._moment.step} gave NaN: embeddings are not all finite"
+            )
+        return found
+
+    def _embed(
+        self,
+        what: str,
+        source: SequentialSource,
+        embed: Embed,
+        labels: Labels,
+        request: RetrievalRequest,
+        rows: int,
+    ) -> _Embedded:
+        """This rank's part of a dataset."""
+        setup, part = self._setup, _Embedded(_samples(source))
+        with evaluating(self._modules), torch.no_grad():
+            for batch in evaluation_batches(setup, source, self._moment, what):
+                with setup.precision.forward():
+                    views = _views(embed(batch), request.views, len(batch))
+                if not part.ids and what.startswith("validation"):
+                    self._announce(rows, views)
+                part.add(batch, views, checked_labels(labels(batch), len(batch), what))
+        return part
+
+    def _announce(self, rows: int, views: Mapping[str, Tensor]) -> None:
+        context = self._setup.context
+        sizes = [view.shape[1] for view in views.values()]
+        needed = memory_needed(0, rows, sizes, context.world)
+        if needed > _WORTH_A_LINE:
+            context.log.main(
+                f"Retrieval among {rows:,} embeddings of {' and '.join(map(str, sizes))} numbers: about "
+                f"{needed / 2**30:.1f} GiB of memory on each rank"
+            )
+
+    def _same_sizes(self, mine: list[dict[str, int]]) -> dict[str, int]:
+        """The views with their sizes, which all ranks and both sets must have in common."""
+        every = [sizes for parts in self._setup.context.gather(mine) for sizes in parts if sizes]
+        other = next((sizes for sizes in every if sizes != every[0]), None)
+        if other is not None:
+            raise TaskError(
+                f"embeddings must have the same views and sizes for all samples: they have {every[0]} "
+                f"and {other}"
+            )
+        return every[0]
+
+    def _all_labels(self, part: _Embedded) -> Tensor:
+        mine = torch.cat(part.labels) if part.labels else torch.zeros(0, dtype=torch.int64)
+        every = torch.zeros(part.samples, dtype=torch.int64)
+        for ids, labels in self._setup.context.gather((torch.tensor(part.ids).long(), mine)):
+            every[ids] = labels
+        return every
+
+    def _share(
+        self, part: _Embedded, view: str, size: int, block: int, labels: Tensor
+    ) -> SharedRows:
+        plan = ShardPlan(part.samples, block, self._setup.context.world)
+        # Taken out: rows are held once only while they go to other ranks.
+        mine = part.rows.pop(view, [])
+        rows = torch.cat(mine) if mine else torch.zeros(0, size)
+        return SharedRows(plan, self._exchange.settle(plan, part.ids, rows), labels)
+
+
+def _samples(source: SequentialSource) -> int:
+    return source.plan.samples
+
+
+def _views(given: Any, wanted: Sequence[str] | None, samples: int) -> dict[str, Tensor]:
+    """The wanted embeddings of a batch by view, of float32, in host memory."""
+    named = dict(given) if isinstance(given, Mapping) else {ONLY_VIEW: given}
+    unknown = [name for name in wanted or () if name not in named]
+    if unknown:
+        raise TaskError(
+            f"there is no view {', '.join(unknown)}: eval_embed returns {', '.join(map(str, named))}"
+            + (
+                ""
+                if isinstance(given, Mapping)
+                else ", as a tensor is called; return several by name"
+            )
+        )
+    found = {}
+    for name in wanted or named:
+        refuse_odd_rows(named[name], f"the view {name} of eval_embed")
+        if len(named[name]) != samples:
+            raise TaskError(
+                f"the view {name} has {len(named[name])} rows for {samples} samples: return one for each"
+            )
+        found[name] = named[name].detach().float().cpu()
+    return found
