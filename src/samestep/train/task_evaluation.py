@@ -26,7 +26,9 @@ class TaskEvaluation:
         self._references: Any | None = None
         mode = run.config.evaluation.mode
         if mode == "retrieval":
-            self._references = self._reference_data(train_data)
+            self._references = reference_set(
+                task, run.config.evaluation.reference, train_data, valid_data
+            )
         elif mode == "gather":
             if type(task).evaluate_whole is Task.evaluate_whole:
                 raise TaskError(
@@ -56,15 +58,25 @@ class TaskEvaluation:
         metrics = make_metrics(task.metrics, run.setup.rng, step)
         return run.evaluate(self._valid_data, task.evaluate, metrics, task.collate, step, prefix)
 
-    def _reference_data(self, train_data: Any) -> Any | None:
-        """Where neighbours are sought; None for the validation set itself."""
-        task, name = self._task, self._run.config.evaluation.reference
-        if not task.has_embeddings:
-            raise TaskError(
-                f"evaluation.mode is retrieval, and {type(task).__name__} has no embeddings: define "
-                "eval_embed(self, model, batch)"
-            )
-        given = task.reference_data(name)
-        if given is None:
-            given = {"train": train_data, "valid": self._valid_data}[name]
-        return None if given is self._valid_data else given
+
+def reference_set(task: Task, name: str, train_data: Any, valid_data: Any) -> Any | None:
+    """Where neighbours are sought; None for the validation set itself.
+
+    Args:
+        task: The task.
+        name: The config's `evaluation.reference`.
+        train_data: What its `train_data` returned.
+        valid_data: What its `valid_data` returned.
+
+    Raises:
+        TaskError: if the task has no embeddings, or does not know the name.
+    """
+    if not task.has_embeddings:
+        raise TaskError(
+            f"evaluation.mode is retrieval, and {type(task).__name__} has no embeddings: define "
+            "eval_embed(self, model, batch)"
+        )
+    given = task.reference_data(name)
+    if given is None:
+        given = {"train": train_data, "valid": valid_data}[name]
+    return None if given is valid_data else given
