@@ -131,6 +131,16 @@ class Scores(Task):
         return kinds[self.gives]()
 
 
+class Embeds(Scores):
+    """Two views of each sample, from one pass; dropout stays on."""
+
+    def eval_embed(self, model: nn.Module, batch: LaneBatch) -> Any:
+        encoded = F.dropout(model[0](self.model_inputs(batch)), 0.3, training=True)
+        if self.gives == "only":
+            return encoded
+        return {"head": model[1:](encoded), "encoder": encoded}
+
+
 class Headed(Scores):
     """Predicts with an extra module, which may count its batches."""
 

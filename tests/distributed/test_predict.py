@@ -6,12 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet
+
 from samestep.inference.tables import FORMATS
 from tests.predicting import finished_run
 from tests.ranks import answers_of_ranks, run_ranks
 
 
-def _predict(run: str, folder: str, data: str, formats: list[str], overrides: list[str]) -> Any:
+def _predict(
+    run: str, folder: str, data: str, formats: list[str], overrides: list[str], **options: Any
+) -> Any:
     from samestep.distributed.context import create_run_context
     from samestep.distributed.hardware import detect_hardware
     from samestep.inference.predict import Request, predict_once
@@ -22,7 +27,12 @@ def _predict(run: str, folder: str, data: str, formats: list[str], overrides: li
         return [
             predict_once(
                 Request(
-                    Path(run), data, Path(folder) / f"p.{kind}", batch=4, overrides=tuple(overrides)
+                    Path(run),
+                    data,
+                    Path(folder) / f"p.{kind}",
+                    batch=4,
+                    overrides=tuple(overrides),
+                    **options,
                 ),
                 context,
             )
@@ -33,6 +43,7 @@ def _predict(run: str, folder: str, data: str, formats: list[str], overrides: li
 def test_every_format_is_the_same_at_any_size(tmp_path: Path) -> None:
     """53 samples in batches of 4: a whole round of 8 lanes, and one that leaves ranks without."""
     run = finished_run(tmp_path / "run", params={"gives": "columns"}, precision="bf16")
+    tables = [kind for kind in FORMATS if kind != "npy"]
     cases: dict[int, list[str]] = {
         1: [],
         2: ["loader.workers=2"],
@@ -41,17 +52,37 @@ def test_every_format_is_the_same_at_any_size(tmp_path: Path) -> None:
     }
     for world, overrides in cases.items():
         folder = tmp_path / str(world)
-        said = run_ranks(
-            _predict, world, str(run), str(folder), "noisy:53", list(FORMATS), overrides
-        )
+        said = run_ranks(_predict, world, str(run), str(folder), "noisy:53", tables, overrides)
         assert said.count(said[0]) == world, "every rank knows what was written"
         assert {done.samples for done in said[0]} == {53}
-    for kind in FORMATS:
+    for kind in tables:
         files = [(tmp_path / str(world) / f"p.{kind}").read_bytes() for world in cases]
         assert files.count(files[0]) == len(cases), kind
     lines = (tmp_path / "4" / "p.jsonl").read_text().splitlines()
     assert [json.loads(line)["index"] for line in lines] == list(range(53))
     assert [json.loads(line)["y"] for line in lines] == [7 * index for index in range(53)]
+
+
+def _embed(run: str, folder: str) -> Any:
+    whole = _predict(run, folder, "noisy:53", ["parquet", "csv"], [], kind="embeddings")
+    kind: dict[str, Any] = {"kind": "embeddings", "view": "encoder"}
+    return [*whole, *_predict(run, folder, "noisy:53", ["npy"], [], **kind)]
+
+
+def test_embeddings_are_the_same_at_any_size(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "run", "Embeds", precision="bf16")
+    for world in (1, 2, 4):
+        said = run_ranks(_embed, world, str(run), str(tmp_path / str(world)))
+        columns = [done.columns for done in said[-1]]
+        assert columns == [("index", "head", "encoder")] * 2 + [("index", "encoder")]
+    for kind in ("parquet", "csv", "npy"):
+        files = [(tmp_path / str(world) / f"p.{kind}").read_bytes() for world in (1, 2, 4)]
+        assert files.count(files[0]) == 3, kind
+    matrix = np.load(tmp_path / "4" / "p.npy")
+    assert (matrix.shape, matrix.dtype) == ((53, 8), np.float32)
+    table = pyarrow.parquet.read_table(tmp_path / "4" / "p.parquet")
+    assert table["index"].to_pylist() == list(range(53))
+    assert np.array_equal(np.array(table["encoder"].to_pylist(), np.float32), matrix)
 
 
 def test_data_are_prepared_once_before_the_model(tmp_path: Path) -> None:

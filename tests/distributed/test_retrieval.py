@@ -26,6 +26,7 @@ def judged(folder: Path, world: int, task: str = "Judged", **evaluation: Any) ->
         best={"metric": "precision_at_1", "mode": "max"},
         evaluation={"mode": "retrieval", **evaluation},
         ema={"decay": 0.9},
+        checkpoint={"keep_best": 2},
     )  # fmt: skip
 
 
@@ -56,18 +57,33 @@ def test_a_run_is_judged_by_what_its_embeddings_find(tmp_path: Path) -> None:
     assert manifest["best"]["value"] == best
 
 
+def _average(folder: str) -> Any:
+    from samestep.distributed.context import create_run_context
+    from samestep.distributed.hardware import detect_hardware
+    from samestep.inference.checkpoint_average import average_run
+    from samestep.train.run_dir import config_of
+
+    config = config_of(Path(folder), [])
+    with create_run_context(config, detect_hardware()) as context:
+        return average_run(Path(folder), config, context, 2, "best").values
+
+
 def test_neighbours_among_the_queries_themselves(tmp_path: Path) -> None:
     runs = [
         judged(tmp_path, world, reference="valid", views=["encoder"], distance="euclidean")
         for world in (1, 4)
     ]
     assert measured(runs[0]) == measured(runs[1])
+    averages = [*run_ranks(_average, 1, str(runs[0].folder))]
+    averages += run_ranks(_average, 2, str(runs[1].folder))
+    assert averages[0] == averages[1] == averages[2], "a mean of checkpoints is judged alike"
+    assert averages[0].keys() == set(RETRIEVAL_METRICS)
     assert 0.2 < measured(runs[0])[-1]["precision_at_1"] < 1.0, "no sample is its own neighbour"
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "view": ({"views": ["heat"]}, "there is no view heat: eval_embed returns head, encoder"),
-    "crops": ({}, "retrieval needs of the view embedding of eval_embed one row of floats"),
+    "crops": ({}, "(samples, size), and the view embedding of eval_embed is float32 (4, 1, 12)"),
     "no pairs": ({}, "Judged's samples are no pairs of input and class: define labels"),
     "floats": ({}, "a whole number for each sample, its class, as a tensor, and got torch.float32"),
     "one class": ({}, "retrieval found one class only"),

@@ -196,3 +196,12 @@ def test_what_goes_wrong_in_a_thread_is_raised_where_one_waits(
         advance(1)
     with pytest.raises(RuntimeError, match="ended before"):
         in_thread(lambda step_is_over: None)(1)
+
+
+def test_retrieval_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    found = __import__("retrieval").retrieve(700, 8, 9)
+    assert (found.rows, found.world) == (700, 1)
+    assert 0 < found.values["precision_at_1"] < 1
+    assert found.seconds > 0
+    assert found.announced > 0

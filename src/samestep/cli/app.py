@@ -31,7 +31,7 @@ TRAINING, STARTING, MODELS, RUNS = (
 """Where --help shows a command."""
 
 _ORDER = (
-    "train", "launch", "resume", "verify", "init", "config", "env", "doctor", "lanes", "lr-find", "predict", "export",
+    "train", "launch", "resume", "verify", "init", "config", "env", "doctor", "lanes", "lr-find", "predict", "embed", "export",
     "average", "checkpoints", "plot", "times", "slurm",
 )  # fmt: skip
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -26,13 +25,10 @@ from samestep.lanes.rng import INIT
 from samestep.optim.weight_average import RunningMean
 from samestep.run_setup import RunSetup
 from samestep.train.batchnorm import measure_batchnorm
-from samestep.train.eval_rows import RetrievalEvaluator, RetrievalRequest
-from samestep.train.evaluate import Evaluator, Values
-from samestep.train.metrics import make_metrics
+from samestep.train.evaluate import Values
 from samestep.train.origin import refuse_untrusted_task
 from samestep.train.task import Task, load_task
-from samestep.train.task_evaluation import reference_set
-from samestep.train.whole_set import WholeSetEvaluator
+from samestep.train.task_evaluation import TaskEvaluation
 
 By = Literal["last", "best"]
 
@@ -171,24 +167,10 @@ class _RebuiltRun:
         """The values of the model on the validation set, if there is one."""
         if self._valid_data is None:
             return {}
-        task, setup, moment = self._task, self._setup, Moment(self._step)
-        rule = setup.config.evaluation
-        if rule.mode == "retrieval":
-            references = reference_set(task, rule.reference, self._train_data, self._valid_data)
-            request = RetrievalRequest(rule.retrieval_metrics, rule.views, rule.distance)
-            found = RetrievalEvaluator(setup, self._modules, moment).run(
-                self._valid_data, references, partial(task.eval_embed, self.model), task.labels,
-                task.collate, request,
-            )  # fmt: skip
-            return {**found}
-        if rule.mode == "gather":
-            return WholeSetEvaluator(setup, self._modules, moment).run(
-                self._valid_data, task.eval_outputs, task.evaluate_whole, task.collate
-            )
-        metrics = make_metrics(task.metrics, setup.rng, self._step)
-        return Evaluator(setup, self._modules).run(
-            self._valid_data, task.evaluate, metrics, task.collate, moment
+        evaluation = TaskEvaluation(
+            self._setup, self._task, self._train_data, self._valid_data, self._step
         )
+        return evaluation.measure(self._modules, Moment(self._step))
 
 
 def _write(averaged: Averaged, model: dict[str, Tensor]) -> None:

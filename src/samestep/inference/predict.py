@@ -1,4 +1,4 @@
-"""The predictions of a trained model for every sample of a dataset, in order, in one file.
+"""The predictions or embeddings of a trained model for every sample of a dataset, in order, in one file.
 
 Batches are numbered and distributed over the ranks; everything random about one follows from its
 number. Each round's results are sent to rank 0, which writes them: the file is the same to the bit
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,18 +24,17 @@ from samestep.data.sequential import SequentialSource
 from samestep.distributed.context import RunContext
 from samestep.distributed.health.activity import COMPUTE
 from samestep.errors import TaskError
-from samestep.inference.tables import Column, Table, format_of, new_table
+from samestep.inference.tables import INDEX, Column, Table, format_of, new_table
 from samestep.inference.trained_model import Trained, load_trained
 from samestep.lanes.plan import BatchPlan
 from samestep.lanes.rng import INIT
 from samestep.run_setup import RunSetup
 from samestep.train.eval_mode import BufferSnapshot, refuse_changed
+from samestep.train.eval_rows import views_of
 from samestep.train.progress import SampleProgress
 from samestep.train.run_dir import config_of
 from samestep.train.task import Task
 
-INDEX = "index"
-"""The first column: the sample's index in the dataset."""
 _ONLY = "output"
 _PREDICTION = "prediction"
 
@@ -48,13 +47,15 @@ class Request:
         run: the run's directory.
         data: `valid`, `train`, or a name that the task's `predict_data` takes.
         output: the file to write.
-        format: csv, jsonl or parquet; by default from the file's suffix.
+        format: csv, jsonl, parquet or npy; by default from the file's suffix.
         which: the checkpoint: best, last or the number of a step.
         weights: raw, ema, swa or average.
         batch: samples per batch; by default as in evaluation or training.
         force: whether an existing file is replaced.
         overrides: `section.key=value` texts for the run's config.
         trust: whether the task's code may run although it is not known to be this user's.
+        kind: what the task's `predict` returns, or its `eval_embed`.
+        view: which embeddings; all of them by default.
     """
 
     run: Path
@@ -67,6 +68,8 @@ class Request:
     force: bool = False
     overrides: tuple[str, ...] = ()
     trust: bool = False
+    kind: Literal["predictions", "embeddings"] = "predictions"
+    view: str | None = None
 
 
 @dataclass(frozen=True)
@@ -83,10 +86,10 @@ class Predicted:
 
 
 def predict_once(request: Request, context: RunContext) -> Predicted:
-    """Predict with the model of a run; every rank calls this, rank 0 writes.
+    """Predict, or embed, with the model of a run; every rank calls this, rank 0 writes.
 
     Args:
-        request: what to predict, and where to write it.
+        request: what to compute, and where to write it.
         context: this process's place in the run.
     """
     kind = format_of(request.output, request.format)
@@ -104,10 +107,15 @@ def predict_once(request: Request, context: RunContext) -> Predicted:
         request.run, str(step), request.weights, context.device, request.overrides, prepare,
         request.trust,
     )  # fmt: skip
+    if request.kind == "embeddings" and not trained.task.has_embeddings:
+        raise TaskError(
+            f"{type(trained.task).__name__} has no embeddings: define eval_embed(self, model, batch)"
+        )
     dataset = _dataset(trained.task, request.data)
     prediction = _Prediction(setup, trained, dataset, request)
+    doing = "Embedding" if request.kind == "embeddings" else "Predicting"
     context.log.main(
-        f"Predicting {len(dataset)} samples with the {request.weights} weights of step {step}"
+        f"{doing} {len(dataset)} samples with the {request.weights} weights of step {step}"
     )
     with new_table(request.output, kind) if context.is_main else nullcontext() as table:
         prediction.run(table)
@@ -150,8 +158,8 @@ class _Prediction:
     """One pass over a dataset, by all ranks."""
 
     def __init__(self, setup: RunSetup, trained: Trained, dataset: Any, request: Request) -> None:
-        self._setup, self._trained = setup, trained
-        what = f"data to predict ({request.data})"
+        self._setup, self._trained, self._request = setup, trained, request
+        what = f"data to {'embed' if request.kind == 'embeddings' else 'predict'} ({request.data})"
         self._source = SequentialSource(setup, dataset, what, trained.task.collate)
 
     def run(self, table: Table | None) -> None:
@@ -173,13 +181,20 @@ class _Prediction:
         self._setup.rng.enter(_PREDICTION, at=(number,))
 
     def _predict(self, batch: LaneBatch) -> dict[str, Column]:
+        ids = np.asarray(batch.ids, dtype=np.int64)
+        task, view = self._trained.task, self._request.view
+        if self._request.kind == "embeddings":
+            with self._setup.precision.forward():
+                given = task.eval_embed(self._trained.model, batch)
+            views = views_of(given, None if view is None else [view], len(batch))
+            return {INDEX: ids, **columns_of(views, batch)}
         with self._setup.precision.forward():
-            outputs = self._trained.task.predict(self._trained.model, batch)
-        return {INDEX: np.asarray(batch.ids, dtype=np.int64), **columns_of(outputs, batch)}
+            outputs = task.predict(self._trained.model, batch)
+        return {INDEX: ids, **columns_of(outputs, batch)}
 
 
 def columns_of(outputs: Any, batch: LaneBatch) -> dict[str, Column]:
-    """What a task's `predict` returned for a batch, as columns in host memory.
+    """What a task returned for a batch, as columns in host memory.
 
     Args:
         outputs: a tensor, an array or a list with one entry per sample; or several, by name.
@@ -194,7 +209,7 @@ def columns_of(outputs: Any, batch: LaneBatch) -> dict[str, Column]:
     for name, value in outputs.items():
         if not isinstance(name, str) or not name or name == INDEX:
             raise TaskError(
-                f"predict() named a column {name!r}: a name is text, and {INDEX} is taken by the "
+                f"the task named a column {name!r}: a name is text, and {INDEX} is taken by the "
                 "sample's index in the dataset"
             )
         columns[name] = _column(name, value)

@@ -1,4 +1,4 @@
-"""Tables written batch by batch, as CSV, JSON lines or Parquet; renamed once complete."""
+"""Tables written batch by batch, as CSV, JSON lines, Parquet or one array; renamed once complete."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import csv
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from samestep.errors import MissingExtraError, OutputError, TaskError
 Column = np.ndarray[Any, Any] | list[Any]
 """One entry per row: numbers of one shape in an array, anything plain in a list."""
 
+INDEX = "index"
+"""The first column: the sample's index in the dataset."""
 _ROW_GROUP_BYTES = 64 << 20
 
 
@@ -180,10 +182,58 @@ class ParquetTable(Table):
             self._writer.close()
 
 
-FORMATS: dict[str, type[CsvTable] | type[JsonLinesTable] | type[ParquetTable]] = {
+class NpyTable(Table):
+    """One array for numpy, with a row for each sample: a single column of numbers, besides the index."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._file = path.open("wb")
+        self._dtype: Any = None
+        self._shape: tuple[int, ...] = ()
+
+    def _write(self, columns: Mapping[str, Column]) -> None:
+        # Rows are in order: a sample's index is its row's number.
+        name, *others = [name for name in columns if name != INDEX]
+        column = columns[name]
+        if others:
+            raise TaskError(
+                f"an .npy file is one array, and there are the columns {', '.join([name, *others])}: choose "
+                "one, of embeddings by --view, or write .parquet"
+            )
+        if not isinstance(column, np.ndarray):
+            raise TaskError(
+                f"column {name!r} holds more than numbers of one shape, and an .npy file is one array: "
+                "write .jsonl or .parquet"
+            )
+        if self._dtype is None:
+            self._dtype, self._shape = column.dtype, column.shape[1:]
+            self._write_header(0)
+        elif (column.dtype, column.shape[1:]) != (self._dtype, self._shape):
+            raise TaskError(
+                f"rows from {self.rows} on are {column.dtype} {column.shape[1:]}, unlike {self._dtype} "
+                f"{self._shape} before, and an .npy file is one array"
+            )
+        self._file.write(np.ascontiguousarray(column).tobytes())
+
+    def _write_header(self, rows: int) -> None:
+        # numpy leaves room in it for any number of rows.
+        shape = (rows, *self._shape)
+        described = np.lib.format.dtype_to_descr(self._dtype)
+        header = {"descr": described, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(self._file, header)
+
+    def close(self) -> None:
+        if not self._file.closed and self._dtype is not None:
+            self._file.seek(0)
+            self._write_header(self.rows)
+        self._file.close()
+
+
+FORMATS: dict[str, Callable[[Path], Table]] = {
     "csv": CsvTable,
     "jsonl": JsonLinesTable,
     "parquet": ParquetTable,
+    "npy": NpyTable,
 }
 
 

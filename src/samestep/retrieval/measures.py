@@ -75,7 +75,7 @@ def measure(
 
 
 def _alone(rows: Tensor, labels: Tensor, block: int, what: str) -> SharedRows:
-    refuse_odd_rows(rows, f"the {what}")
+    refuse_odd_rows(rows, what)
     if not len(rows):
         raise TaskError(f"retrieval got no {what}: there are 0 rows")
     found = checked_labels(labels, len(rows), f"the {what}")
@@ -89,7 +89,7 @@ def refuse_odd_rows(rows: object, what: str) -> None:
         if isinstance(rows, Tensor):
             found = f"{str(rows.dtype).removeprefix('torch.')} {tuple(rows.shape)}"
         raise TaskError(
-            f"retrieval needs of {what} one row of floats for each sample, (samples, size), and got {found}"
+            f"embeddings have a row of floats for each sample, (samples, size), and {what} is {found}"
         )
 
 

@@ -151,7 +151,7 @@ class RetrievalEvaluator:
         with evaluating(self._modules), torch.no_grad():
             for batch in evaluation_batches(setup, source, self._moment, what):
                 with setup.precision.forward():
-                    views = _views(embed(batch), request.views, len(batch))
+                    views = views_of(embed(batch), request.views, len(batch))
                 if not part.ids and what.startswith("validation"):
                     self._announce(rows, views)
                 part.add(batch, views, checked_labels(labels(batch), len(batch), what))
@@ -199,8 +199,17 @@ def _samples(source: SequentialSource) -> int:
     return source.plan.samples
 
 
-def _views(given: Any, wanted: Sequence[str] | None, samples: int) -> dict[str, Tensor]:
-    """The wanted embeddings of a batch by view, of float32, in host memory."""
+def views_of(given: Any, wanted: Sequence[str] | None, samples: int) -> dict[str, Tensor]:
+    """The wanted embeddings of a batch by view, of float32, in host memory.
+
+    Args:
+        given: What `eval_embed` returned.
+        wanted: Names of views; None for all.
+        samples: How many the batch has.
+
+    Raises:
+        TaskError: There is no such view, or not a row for each sample.
+    """
     named = dict(given) if isinstance(given, Mapping) else {ONLY_VIEW: given}
     unknown = [name for name in wanted or () if name not in named]
     if unknown:

@@ -107,7 +107,9 @@ class Training(RunListener):
         self.averages = TrainingAverages(run, self._optimizers, self._source, self._total)
         self._evaluation = None
         if valid_data is not None:
-            self._evaluation = TaskEvaluation(run, task, self._train_data, valid_data)
+            self._evaluation = TaskEvaluation(
+                run.setup, task, self._train_data, valid_data, run.start_step
+            )
 
     def _add_listeners(self) -> None:
         """Before the data is opened: a listener may need the ids of its samples."""
@@ -218,7 +220,9 @@ class Training(RunListener):
         return values
 
     def _measure(self, step: Step, prefix: str = "") -> Values:
-        return {} if self._evaluation is None else self._evaluation.measure(step.index, prefix)
+        if self._evaluation is None:
+            return {}
+        return self._run.evaluate_by(self._evaluation.measure, step.index, prefix)
 
     def _report(self, step: Step, values: Values) -> None:
         self._run.log(step.index, {"epoch": step.epoch, **values})

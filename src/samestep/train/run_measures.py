@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from samestep.config.evaluation import RETRIEVAL_METRICS, Distance
 from samestep.data.batch import Collate, LaneBatch, Moment
@@ -57,13 +57,38 @@ class RunMeasures(RunFiles):
         Returns:
             `val_loss` and every metric, by name; a value inside a metric's result is `NAME/KEY`.
         """
+        return self.evaluate_by(
+            lambda modules, moment: Evaluator(self.setup, modules).run(
+                dataset, measure, metrics or {}, collate, moment
+            ),
+            step,
+            prefix,
+        )
+
+    def evaluate_by(
+        self,
+        measure: Callable[[Sequence[nn.Module], Moment], Mapping[str, Any]],
+        step: int = 0,
+        prefix: str = "",
+    ) -> Values:
+        """What all evaluations have in common: listeners get the values, and random numbers go on as before.
+
+        Args:
+            measure: Called with the unwrapped model and extra modules, and the moment; every rank's
+                returns the same values by name.
+            step: The step after which this is measured; random numbers follow from it.
+            prefix: Put before every name in the result.
+        """
         if self._prepared is None:
-            raise StepError("run.evaluate came before run.prepare: prepare the model first")
+            raise StepError("an evaluation came before run.prepare: prepare the model first")
         self.flush()
-        evaluator = Evaluator(self.setup, self._modules)
         with self.context.activity.during(EVALUATE):
-            found = evaluator.run(dataset, measure, metrics or {}, collate, self._moment(step))
-        return self._evaluated(found, step, prefix)
+            found = measure(self._modules, self._moment(step))
+        values: Values = {f"{prefix}{name}": value for name, value in found.items()}
+        self.setup.rng.enter(BETWEEN, at=(step,))
+        self._parts.log.restart_clock()
+        self._listeners.on_evaluation(step, values)
+        return values
 
     def retrieval(
         self,
@@ -93,14 +118,14 @@ class RunMeasures(RunFiles):
             step: The step after which this is measured; random numbers follow from it.
             prefix: Put before every name in the result.
         """
-        if self._prepared is None:
-            raise StepError("run.retrieval came before run.prepare: prepare the model first")
-        self.flush()
-        evaluator = RetrievalEvaluator(self.setup, self._modules, self._moment(step))
         request = RetrievalRequest(metrics, views, distance)
-        with self.context.activity.during(EVALUATE):
-            found = evaluator.run(queries, references, embed, labels, collate, request)
-        return self._evaluated(found, step, prefix)
+        return self.evaluate_by(
+            lambda modules, moment: RetrievalEvaluator(self.setup, modules, moment).run(
+                queries, references, embed, labels, collate, request
+            ),
+            step,
+            prefix,
+        )
 
     def evaluate_whole(
         self,
@@ -122,21 +147,13 @@ class RunMeasures(RunFiles):
             step: The step after which this is measured; random numbers follow from it.
             prefix: Put before every name in the result.
         """
-        if self._prepared is None:
-            raise StepError("run.evaluate_whole came before run.prepare: prepare the model first")
-        self.flush()
-        evaluator = WholeSetEvaluator(self.setup, self._modules, self._moment(step))
-        with self.context.activity.during(EVALUATE):
-            found = evaluator.run(dataset, outputs, compute, collate)
-        return self._evaluated(found, step, prefix)
-
-    def _evaluated(self, found: Mapping[str, Any], step: int, prefix: str) -> Values:
-        """After an evaluation: its values with their names, announced."""
-        values: Values = {f"{prefix}{name}": value for name, value in found.items()}
-        self.setup.rng.enter(BETWEEN, at=(step,))
-        self._parts.log.restart_clock()
-        self._listeners.on_evaluation(step, values)
-        return values
+        return self.evaluate_by(
+            lambda modules, moment: WholeSetEvaluator(self.setup, modules, moment).run(
+                dataset, outputs, compute, collate
+            ),
+            step,
+            prefix,
+        )
 
     def batches(self, data: Any, collate: Collate | None = None) -> Iterator[Any]:
         """This rank's share of validation data, for an evaluation loop of one's own.

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -302,3 +303,51 @@ def test_extra_modules_that_are_not_those_of_the_run_are_refused(
     (run / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="it holds 1 extra modules"):
         load_trained(run, trust=True)
+
+
+def test_embeddings_are_written_by_view(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "run", "Embeds")
+    done = predict(run, "plain:9", tmp_path / "one.npy", "params.gives=only", kind="embeddings")
+    assert done.columns == ("index", "embedding")
+    done = predict(run, "plain:9", tmp_path / "z.npy", kind="embeddings", view="head")
+    assert done.columns == ("index", "head")
+    rows = np.load(tmp_path / "z.npy")
+    assert (rows.shape, rows.dtype) == ((9, 3), np.float32)
+    predict(run, "plain:9", tmp_path / "p.npy", which="3")
+    assert torch.equal(torch.from_numpy(np.load(tmp_path / "p.npy")), expected(run, 9, 4))
+
+
+@pytest.mark.parametrize(
+    ("task", "gives", "options", "message"),
+    [
+        (
+            "Embeds",
+            "both",
+            {"kind": "embeddings"},
+            "there are the columns head, encoder: choose one",
+        ),
+        (
+            "Embeds",
+            "both",
+            {"kind": "embeddings", "view": "body"},
+            "there is no view body: eval_embed",
+        ),
+        (
+            "Embeds",
+            "only",
+            {"kind": "embeddings", "view": "head"},
+            "eval_embed returns embedding, as a",
+        ),
+        ("Scores", "output", {"kind": "embeddings"}, "Scores has no embeddings: define eval_embed"),
+        ("Scores", "reshapes", {}, "rows from 8 on are float32 (2,), unlike float32 (3,) before"),
+        ("Scores", "mixed", {}, "column 'a' holds more than numbers of one shape"),
+    ],
+)
+def test_mistakes_with_arrays_and_embeddings(
+    task: str, gives: str, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    run = finished_run(tmp_path / "run", task, params={"gives": gives, "fails_at": 11})
+    with pytest.raises(TaskError) as caught:
+        predict(run, "valid", tmp_path / "z.npy", **options)
+    assert message in str(caught.value)
+    assert names(tmp_path) == ["run"]
