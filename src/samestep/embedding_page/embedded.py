@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,12 +17,9 @@ from samestep.checkpoint.listing import select_checkpoint
 from samestep.data.batch import LaneBatch
 from samestep.data.sequential import SequentialSource
 from samestep.distributed.context import RunContext
-from samestep.errors import LaunchError, TaskError
-from samestep.inference.trained_model import Trained, load_trained
-from samestep.lanes.plan import BatchPlan
-from samestep.lanes.rng import INIT
-from samestep.run_setup import RunSetup
-from samestep.train.run_dir import config_of
+from samestep.errors import TaskError
+from samestep.inference.opened import Opened, dataset_of, open_trained, refuse_without_embeddings
+from samestep.train.eval_rows import views_of
 from samestep.train.task import Task
 
 _STREAM = "embedding page"
@@ -60,7 +57,7 @@ class Request:
 
 @dataclass(frozen=True)
 class EmbeddedSet:
-    """Embeddings of unit length and the classes of some samples of a dataset."""
+    """Embeddings and classes of some samples of a dataset; of unit length, if compared by the cosine."""
 
     dataset: Any
     indices: list[int]
@@ -86,14 +83,23 @@ class EmbeddedSet:
         return names + [str(number) for number in range(len(names), most + 1)]
 
 
+class Neighbour(NamedTuple):
+    """The nearest reference of a sample."""
+
+    place: int
+    distance: float
+
+
 @dataclass(frozen=True)
 class EmbeddedRun:
     """What a page is drawn from."""
 
     drawn: EmbeddedSet
     references: EmbeddedSet | None
-    nearest: list[int] | None
-    """For each drawn sample, its nearest among the references."""
+    nearest: list[Neighbour] | None
+    """For each drawn sample."""
+    distance: str
+    """How near they are is measured by: cosine, or euclidean."""
     samples: int
     """How many the data has, of which some are drawn."""
     step: int
@@ -107,7 +113,7 @@ class EmbeddedRun:
         mine, others = self.drawn.labels, self.references.labels
         if mine is None or others is None:
             return None
-        return [mine[at] != others[other] for at, other in enumerate(self.nearest)]
+        return [mine[at] != others[near.place] for at, near in enumerate(self.nearest)]
 
 
 def embed_run(request: Request, context: RunContext) -> EmbeddedRun | None:
@@ -123,59 +129,31 @@ def embed_run(request: Request, context: RunContext) -> EmbeddedRun | None:
     step = context.broadcast(
         select_checkpoint(request.run, request.which).step if context.is_main else 0
     )
-    setup = _setup(request, context)
-
-    def prepare(task: Task) -> None:
-        with context.rank0_first() as first:
-            if first:
-                task.prepare_data()
-        setup.rng.enter(INIT)
-
-    trained = load_trained(
-        request.run, str(step), request.weights, context.device, request.overrides, prepare, request.trust
-    )  # fmt: skip
-    task = trained.task
-    if not task.has_embeddings:
-        raise TaskError(
-            f"{type(task).__name__} has no embeddings: define eval_embed(self, model, batch)"
-        )
-    dataset = _dataset(task, request.data)
+    opened = open_trained(
+        request.run, step, context, request.weights, None, request.overrides, request.trust
+    )
+    refuse_without_embeddings(opened.task)
+    # The training set as it is for references: not augmented, and one view of each sample.
+    find = _references if request.data == "train" else dataset_of
+    dataset = find(opened.task, request.data)
     chosen = _evenly(len(dataset), request.points)
-    embed = _Pass(setup, trained, request.view)
+    embed = _Pass(opened, request.view)
     drawn = embed.run(dataset, chosen, request.data)
     references = None
     if request.reference != NO_REFERENCE:
         same = request.reference == request.data
-        reference_set = dataset if same else _references(task, request.reference)
+        reference_set = dataset if same else _references(opened.task, request.reference)
         references = embed.run(reference_set, range(len(reference_set)), request.reference)
     if drawn is None:
         return None
-    nearest = None if references is None else _nearest(drawn, references)
-    return EmbeddedRun(drawn, references, nearest, len(dataset), step, request.weights)
-
-
-def _setup(request: Request, context: RunContext) -> RunSetup:
-    config = config_of(request.run, request.overrides)
-    planned = config.batch_plan(context.world)
-    batch = config.evaluation.batch or planned.lane_batch
-    # Lanes only distribute the work here, so there may be as many as it takes.
-    lane_count = max(planned.lane_count, context.world)
-    setup = RunSetup.create(config, context, BatchPlan(batch * lane_count, lane_count))
-    return replace(setup, assignment=replace(setup.assignment, fused=False))
-
-
-def _dataset(task: Task, data: str) -> Any:
-    if data == "train":
-        return task.train_data()
-    dataset = task.valid_data() if data == "valid" else task.predict_data(data)
-    if dataset is None:
-        raise TaskError(f"{type(task).__name__} has no validation data: valid_data() returns None")
-    return dataset
+    distance = opened.setup.config.evaluation.distance
+    nearest = None if references is None else _nearest(drawn, references, distance)
+    return EmbeddedRun(drawn, references, nearest, distance, len(dataset), step, request.weights)
 
 
 def _references(task: Task, name: str) -> Any:
     given = task.reference_data(name)
-    return _dataset(task, name) if given is None else given
+    return dataset_of(task, name) if given is None else given
 
 
 def _evenly(samples: int, most: int) -> list[int]:
@@ -188,8 +166,8 @@ def _evenly(samples: int, most: int) -> list[int]:
 class _Pass:
     """Embeds datasets with a trained model; the ranks share the batches, and rank 0 gets the rows."""
 
-    def __init__(self, setup: RunSetup, trained: Trained, view: str | None) -> None:
-        self._setup, self._trained, self._view = setup, trained, view
+    def __init__(self, opened: Opened, view: str | None) -> None:
+        self._setup, self._trained, self._view = opened.setup, opened.trained, view
 
     def run(self, dataset: Any, indices: Sequence[int], what: str) -> EmbeddedSet | None:
         """The embeddings of some samples; None on other ranks than rank 0."""
@@ -205,7 +183,9 @@ class _Pass:
                     parts += rank_results
         if not self._setup.context.is_main:
             return None
-        rows = F.normalize(torch.cat([rows for _, rows, _ in parts]), dim=1)
+        rows = torch.cat([rows for _, rows, _ in parts])
+        if self._setup.config.evaluation.distance == "cosine":
+            rows = F.normalize(rows, dim=1)
         if not bool(torch.isfinite(rows).all()):
             raise TaskError(f"embeddings of {what} are not all finite: they cannot be drawn")
         labels = [number for _, _, given in parts if given is not None for number in given.tolist()]
@@ -220,37 +200,37 @@ class _Pass:
         task = self._trained.task
         with self._setup.precision.forward():
             given = task.eval_embed(self._trained.model, batch)
-        views = dict(given) if isinstance(given, Mapping) else {"embedding": given}
-        name = self._view or next(iter(views))
-        if name not in views:
-            raise LaunchError(
-                f"--view is {name!r}: eval_embed returns {', '.join(map(str, views))}"
-            )
-        rows = views[name]
-        if not isinstance(rows, Tensor) or rows.dim() != 2 or len(rows) != len(batch):
-            raise TaskError(
-                f"eval_embed gave no row of numbers for each of the {len(batch)} samples in the view {name}"
-            )
-        return name, rows.detach().float().cpu(), self._labels(batch)
+        views = views_of(given, None if self._view is None else [self._view], len(batch))
+        name = next(iter(views))
+        return name, views[name], self._labels(batch)
 
     def _labels(self, batch: LaneBatch) -> Tensor | None:
         """The classes of a batch; None if it has none, as images of a plain folder."""
-        if not isinstance(batch.data, (tuple, list)) or len(batch.data) < 2:
+        task, pairs = (
+            self._trained.task,
+            isinstance(batch.data, (tuple, list)) and len(batch.data) > 1,
+        )
+        if type(task).labels is Task.labels and not pairs:
             return None
-        labels = torch.as_tensor(self._trained.task.labels(batch)).cpu()
+        labels = torch.as_tensor(task.labels(batch)).cpu()
         known = labels.dim() == 1 and not labels.is_floating_point() and bool((labels >= 0).all())
         return labels if known else None
 
 
-def _nearest(drawn: EmbeddedSet, references: EmbeddedSet) -> list[int]:
-    """By the cosine; no sample is its own neighbour."""
-    found: list[int] = []
+def _nearest(drawn: EmbeddedSet, references: EmbeddedSet, distance: str) -> list[Neighbour]:
+    """The nearest reference of each sample; no sample is its own neighbour."""
+    found: list[Neighbour] = []
     for start in range(0, len(drawn.rows), _QUERIES_AT_ONCE):
-        similar = drawn.rows[start : start + _QUERIES_AT_ONCE] @ references.rows.T
+        rows = drawn.rows[start : start + _QUERIES_AT_ONCE]
+        if distance == "cosine":
+            away = 1 - rows @ references.rows.T
+        else:
+            away = torch.cdist(rows, references.rows, compute_mode="donot_use_mm_for_euclid_dist")
         if drawn.dataset is references.dataset:
             own = torch.tensor(drawn.indices[start : start + _QUERIES_AT_ONCE])
-            similar[torch.arange(len(own)), own] = -torch.inf
-        found += similar.argmax(1).tolist()
+            away[torch.arange(len(own)), own] = torch.inf
+        least = away.min(1)
+        found += map(Neighbour, least.indices.tolist(), least.values.tolist())
     return found
 
 

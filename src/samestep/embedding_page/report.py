@@ -58,11 +58,9 @@ def _texts(embedded: EmbeddedRun, at: int) -> list[str]:
     lines = [embedded.drawn.name_of(at)]
     references, nearest = embedded.references, embedded.nearest
     if references is not None and nearest is not None:
-        near = nearest[at]
-        cosine = float(embedded.drawn.rows[at] @ references.rows[near])
-        lines.append(
-            f"nearest: {_class_of(references, near)}{references.name_of(near)} (cosine {cosine:.3f})"
-        )
+        near, distance = nearest[at]
+        lines.append(f"nearest: {_class_of(references, near)}{references.name_of(near)}")
+        lines.append(f"{embedded.distance} distance {distance:.3g}")
     return lines
 
 
@@ -101,7 +99,8 @@ def figure(embedded: EmbeddedRun, picture: Picture) -> str:
     """The maps with what they show, and the table of classes, as HTML."""
     drawn, total = len(embedded.drawn.rows), embedded.samples
     some = f"{drawn} of {total} samples, evenly spread" if drawn < total else f"{drawn} samples"
-    lines = [f"{some}; embeddings of {embedded.drawn.rows.shape[1]} numbers, of unit length."]
+    unit = ", of unit length" if embedded.distance == "cosine" else ""
+    lines = [f"{some}; embeddings of {embedded.drawn.rows.shape[1]} numbers{unit}."]
     if picture.errors is not None and embedded.references is not None:
         lines.append(
             f"An error is a sample whose nearest of {len(embedded.references.rows)} reference samples is of "
@@ -127,7 +126,9 @@ def _classes(embedded: EmbeddedRun) -> str:
     rows = []
     for label in sorted(set(labels)):
         places = [at for at, number in enumerate(labels) if number == label]
-        taken = Counter(other_names[references.labels[nearest[at]]] for at in places if wrong[at])
+        taken = Counter(
+            other_names[references.labels[nearest[at].place]] for at in places if wrong[at]
+        )
         errors = sum(taken.values())
         most = ", ".join(f"{name} ({count})" for name, count in taken.most_common(3))
         rows.append(
