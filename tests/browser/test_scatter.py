@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from samestep.ui.chart import Line, Panel, chart
 from samestep.ui.page import write_page
 from samestep.ui.png import png
 from samestep.ui.scatter import RIGHT, WRONG, Map, Points, color_of, scatter
@@ -124,3 +125,22 @@ def test_names_are_text_and_nothing_is_loaded(page: Path, tmp_path: Path) -> Non
         tmp_path,
     )
     assert seen == {"title": "points", "images": 0, "blocked": True}
+
+
+def test_several_figures_on_one_page_are_drawn_once_each(tmp_path: Path) -> None:
+    browser()
+    points = Points(groups=[0, 0], names=["a"], texts=[[], []])
+    figures = [scatter(points, [Map(name="PCA", x=[0, 1], y=[0, 1])]) for _ in range(2)]
+    line = Line(name="mine", group="mine", x=[1, 2], y=[1, 2], color="#000000")
+    figures += [chart([Panel(title="a", lines=[line])]) for _ in range(2)]
+    write_page(tmp_path / "page.html", "figures", "".join(figures))
+    seen = answer_of(
+        tmp_path / "page.html",
+        """
+        const ids = [...document.querySelectorAll("clipPath")].map((one) => one.id);
+        return { circles: document.querySelectorAll(".scatter circle").length, ids: new Set(ids).size,
+                 legends: document.querySelectorAll(".legend").length };
+        """,
+        tmp_path,
+    )
+    assert seen == {"circles": 4, "ids": 2, "legends": 4}

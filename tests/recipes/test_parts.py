@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -109,7 +110,10 @@ def test_a_timm_backbone_gives_its_features() -> None:
         make_encoder("timm:none", 0, pretrained=False)
 
 
-def test_albumentations_come_from_yaml_and_follow_torchs_generator() -> None:
+def test_albumentations_come_from_yaml_and_follow_torchs_generator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # OpenCV changes it
     pytest.importorskip("albumentations", reason="albumentations is not installed")
     from augmentation import training_transform
 

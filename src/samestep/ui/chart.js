@@ -297,8 +297,8 @@
   }
 
   // A page with several figures has this script several times.
-  document.querySelectorAll("figure.chart:not(.drawn)").forEach((figure) => {
-    figure.classList.add("drawn");
-    drawFigure(figure, document.querySelectorAll("figure.chart.drawn").length);
+  document.querySelectorAll("figure.chart").forEach((figure, number) => {
+    if (!figure.isDrawn) drawFigure(figure, number);
+    figure.isDrawn = true;
   });
 })();

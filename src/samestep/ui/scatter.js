@@ -198,8 +198,8 @@
   }
 
   // A page with several figures has this script several times.
-  document.querySelectorAll("figure.scatter:not(.drawn)").forEach((figure) => {
-    figure.classList.add("drawn");
-    new Scatter(figure);
+  document.querySelectorAll("figure.scatter").forEach((figure) => {
+    if (!figure.isDrawn) new Scatter(figure);
+    figure.isDrawn = true;
   });
 })();
