@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,7 @@ class Folders(Task):
     def encoder(self) -> Any:
         return make_encoder(*self._encoder)
 
+    @cached_property
     def classes(self) -> list[str]:
         return list(list_classes(self._data / "train"))
 
@@ -64,7 +66,7 @@ class Folders(Task):
 
     def valid_data(self) -> Images:
         found = Images.labelled(
-            self._data / "valid", self._plain, 1, self.classes(), skip_unreadable=self._skip
+            self._data / "valid", self._plain, 1, self.classes, skip_unreadable=self._skip
         )
         return self._named(found)
 
@@ -119,7 +121,7 @@ class SecondStage(Folders):
         self._first, self.smoothing = Path(first), smoothing
 
     def model(self) -> nn.Module:
-        model = Classifier(self.encoder(), len(self.classes()))
+        model = Classifier(self.encoder(), len(self.classes))
         if not self._first.is_file():
             raise TaskError(
                 f"params.first is {str(self._first)!r}, and there is no such file: train the first stage, "
@@ -127,9 +129,17 @@ class SecondStage(Folders):
             )
         saved = load_file(self._first)
         encoder = {
-            n.removeprefix("encoder."): t for n, t in saved.items() if n.startswith("encoder.")
+            name.removeprefix("encoder."): tensor
+            for name, tensor in saved.items()
+            if name.startswith("encoder.")
         }
-        model.encoder.load_state_dict(encoder)
+        try:
+            model.encoder.load_state_dict(encoder)
+        except RuntimeError as error:
+            raise TaskError(
+                f"params.first: {self._first} holds another encoder than params.backbone and "
+                f"params.width say: {error}"
+            ) from None
         return model
 
     def train_data(self) -> Images:
@@ -145,7 +155,7 @@ class SecondStage(Folders):
         # Imported when it is first evaluated: torchmetrics takes seconds to import.
         from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
-        classes = len(self.classes())
+        classes = len(self.classes)
         return {
             "accuracy": MulticlassAccuracy(classes, average="micro"),
             "macro_f1": MulticlassF1Score(classes, average="macro"),
@@ -163,7 +173,7 @@ class SecondStage(Folders):
         return model.encoder(batch.x)
 
     def predict(self, model: nn.Module, batch: LaneBatch) -> dict[str, Any]:
-        scores, names = model(batch.x).softmax(1), self.classes()
+        scores, names = model(batch.x).softmax(1), self.classes
         return {
             "file": [self.files[index] for index in batch.ids],
             "label": [names[number] for number in scores.argmax(1).tolist()],

@@ -13,6 +13,8 @@ from samestep.ui.png import png
 from samestep.ui.scatter import RIGHT, WRONG, Map, Points, color_of, scatter
 from tests.browser.browser import answer_of, browser
 
+pytestmark = pytest.mark.browser
+
 EVIL = "</script><img src=x onerror=document.title='taken'>"
 
 

@@ -114,6 +114,9 @@ def test_a_second_stage_without_a_first_is_refused(trained: Path) -> None:
     done = samestep("train", SECOND, *COMMON, "params.first=none", "run_dir=x", cwd=trained)
     assert done.returncode == 2
     assert "params.first is 'none', and there is no such file" in done.stderr
+    wide = samestep("train", SECOND, *COMMON, "params.width=8", "run_dir=x", cwd=trained)
+    assert wide.returncode == 2
+    assert "holds another encoder than params.backbone and params.width say" in wide.stderr
 
 
 def test_the_whole_recipe_refuses_a_folder_that_is_not_empty(trained: Path) -> None:
