@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from report import write_results
@@ -44,9 +45,10 @@ class Recipe:
     def samestep(self, what: str, *words: str | Path, allow: tuple[int, ...] = ()) -> str:
         return self.python(what, "-m", "samestep", *words, allow=allow)
 
-    def make_data(self, kind: str) -> None:
+    def make_data(self, kind: str, per_class: int | None) -> None:
         images, data = self.folder / "images", self.folder / "data"
-        self.python("images", HERE / "images.py", kind, images)
+        fewer = [] if per_class is None else ["--per-class", str(per_class)]
+        self.python("images", HERE / "images.py", kind, images, *fewer)
         self.python(
             "split", HERE / "split.py", images, data, "--mode", "fixed", "--val-share", "0.2"
         )
@@ -100,21 +102,22 @@ class Recipe:
             )  # fmt: skip
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Run the recipe and write a page of results.")
     parser.add_argument("folder", type=Path, help="where everything goes")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--images", choices=["digits", "shapes"], default="digits")
+    parser.add_argument("--per-class", type=int, help="images of each class, at most")
     parser.add_argument("--overwrite", action="store_true", help="remove the folder first")
     parser.add_argument("overrides", nargs="*", help="section.key=value, for both stages")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args(arguments)
     if given.overwrite and given.folder.exists():
         shutil.rmtree(given.folder)
     recipe = Recipe(given.folder, given.ranks)
     try:
         if given.folder.exists() and any(given.folder.iterdir()):
             raise OutputError(f"{given.folder} is not empty: --overwrite replaces it")
-        recipe.make_data(given.images)
+        recipe.make_data(given.images, given.per_class)
         recipe.first_stage(given.overrides)
         range_test = recipe.second_stage(given.overrides)
         recipe.use()

@@ -15,11 +15,15 @@ import pytest
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
+def found_browser() -> str | None:
+    """The browser's program; None where there is none."""
+    return next(filter(None, map(shutil.which, _NAMES)), None)
+
+
 def browser() -> str:
     """The browser's program; the test is skipped where there is none."""
-    for name in _NAMES:
-        if found := shutil.which(name):
-            return found
+    if found := found_browser():
+        return found
     pytest.skip(
         f"no browser: none of {', '.join(_NAMES)} is on the PATH (tests/browser/install.sh)"
     )

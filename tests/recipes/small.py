@@ -11,7 +11,7 @@ from tests.cli.processes import ROOT, run
 RECIPE = ROOT / "recipes" / "metric_learning"
 FIRST, SECOND = RECIPE / "first.yaml", RECIPE / "second.yaml"
 COMMON = (
-    "params.size=16", "params.width=4", "global_batch=40", "epochs=2", "distributed.device=cpu",
+    "params.size=16", "params.width=4", "global_batch=40", "epochs=3", "distributed.device=cpu",
     "distributed.threads_per_rank=1",
 )  # fmt: skip
 

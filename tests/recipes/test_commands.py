@@ -1,125 +1,179 @@
-"""Both stages by the commands that the recipe's README names, on little data."""
+"""The whole recipe on little data, by the command that runs it, and what its README says of it."""
 
 from __future__ import annotations
 
 import csv
 import json
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from samestep.train.record import RunRecord
-from tests.cli.processes import samestep
-from tests.recipes.small import COMMON, FIRST, SECOND, make_data, script
+from tests.browser.browser import answer_of, found_browser
+from tests.cli.processes import run, samestep
+from tests.recipes.small import COMMON, FIRST, SECOND, script
+
+CLASSES = {"circle", "cross", "ring", "square", "triangle"}
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with data, and both stages trained on two ranks."""
-    folder = tmp_path_factory.mktemp("recipe")
-    make_data(folder)
-    for words in (
-        ("launch", FIRST, "--nproc", "2", *COMMON, "--record", folder / "first-record"),
-        ("average", "runs/first", "--best", "2"),
-        ("launch", SECOND, "--nproc", "2", *COMMON, "--record", folder / "second-record"),
-    ):
-        done = samestep(*words, cwd=folder)
+@pytest.mark.usefixtures("recipe")
+def test_the_recipe_from_images_to_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One test, for all of it is about the same two trainings."""
+    run_recipe(tmp_path, monkeypatch)
+    assert_one_process_trains_the_same_run(tmp_path)
+    assert_one_two_and_four_ranks_are_one_run(tmp_path)
+    assert_judged_by_what_averaged_embeddings_find(tmp_path)
+    assert_the_second_stages_encoder_is_the_first_ones(tmp_path)
+    assert_predicted_into_a_table(tmp_path / "labels.csv")
+    assert_exported_for_another_program(tmp_path)
+    assert_a_wrong_first_stage_is_refused(tmp_path)
+    assert_the_page_shows_everything(tmp_path / "results.html", tmp_path)
+    assert_the_second_stage_has_a_map_too(tmp_path)
+
+
+def run_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`run.py`, whose commands are forked by a process that has torch imported."""
+    import run as recipe
+
+    def forked(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        done = run(command, cwd=folder)
+        assert done.returncode in (0, 8), f"{command}: {done.stdout}\n{done.stderr}"
+        return done
+
+    monkeypatch.setattr(recipe.subprocess, "run", forked)
+    monkeypatch.chdir(folder)
+    words = [folder, "--images", "shapes", "--per-class", "20", "--ranks", "2", *COMMON]
+    assert recipe.main([str(word) for word in words]) == 0
+    monkeypatch.undo()
+
+
+def common(folder: Path) -> tuple[str, ...]:
+    """What both stages were trained with, to train them again elsewhere."""
+    return (*COMMON, f"params.data={folder / 'data'}")
+
+
+def second(folder: Path) -> tuple[str, ...]:
+    rate = json.loads((folder / "second" / "config.json").read_text())["optimizer"]["lr"]
+    average = folder / "first" / "average.safetensors"
+    return (*common(folder), f"params.first={average}", f"optimizer.lr={rate}")
+
+
+def newest(run_dir: Path) -> dict[str, torch.Tensor]:
+    return load_file(max((run_dir / "checkpoints").glob("step-*")) / "model.safetensors")
+
+
+def rows(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_one_process_trains_the_same_run(folder: Path) -> None:
+    for config, words in ((FIRST, common(folder)), (SECOND, second(folder))):
+        done = samestep("train", config, *words, f"run_dir={config.stem}-alone", cwd=folder)
         assert done.returncode == 0, done.stderr
-    return folder
+        two, one = folder / config.stem, folder / f"{config.stem}-alone"
+        assert [json.loads((r / "plan.json").read_text())["world"] for r in (two, one)] == [2, 1]
+        losses = [[row["loss"] for row in rows(r) if "loss" in row] for r in (two, one)]
+        assert losses[0] == losses[1]
+        mine, other = newest(two), newest(one)
+        assert mine.keys() == other.keys()
+        assert all(torch.equal(mine[name], other[name]) for name in mine)
 
 
-def test_one_process_trains_the_same_run(trained: Path) -> None:
-    for config, name in ((FIRST, "first"), (SECOND, "second")):
-        record = trained / f"{name}-alone"
+def assert_one_two_and_four_ranks_are_one_run(folder: Path) -> None:
+    for config, words in ((FIRST, common(folder)), (SECOND, second(folder))):
         done = samestep(
-            "train", config, *COMMON, f"run_dir={name}-one", "--record", record, cwd=trained
-        )
-        assert done.returncode == 0, done.stderr
-        two, one = RunRecord.read(trained / f"{name}-record"), RunRecord.read(record)
-        assert (two.world, one.world) == (2, 1)
-        assert two.losses == one.losses
-        assert two.state_hash == one.state_hash
-
-
-def test_stages_are_one_run_at_one_two_and_four_ranks(trained: Path) -> None:
-    for config in (FIRST, SECOND):
-        done = samestep(
-            "verify", config, *COMMON, "run_dir=proof", "--worlds", "1,2,4", "--steps", "3", "--json",
-            cwd=trained,
+            "verify", config, *words, "run_dir=proof", "--worlds", "1,2,4", "--steps", "3", "--json",
+            cwd=folder,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         assert len({w["state_hash"] for w in json.loads(done.stdout)["worlds"].values()}) == 1
 
 
-def test_the_first_stage_is_judged_by_what_its_averaged_embeddings_find(trained: Path) -> None:
-    rows = [
-        json.loads(line)
-        for line in (trained / "runs" / "first" / "metrics.jsonl").read_text().splitlines()
-    ]
-    measured = [row for row in rows if "ema_precision_at_1" in row]
-    assert len(measured) == 2
-    assert all("encoder/precision_at_1" in row for row in measured)
+def assert_judged_by_what_averaged_embeddings_find(folder: Path) -> None:
+    measured = [row for row in rows(folder / "first") if "ema_precision_at_1" in row]
+    assert len(measured) == 3
+    assert all("ema_encoder/precision_at_1" in row for row in measured)
 
 
-def test_the_second_stages_encoder_is_the_first_ones_to_the_bit(trained: Path) -> None:
-    average = load_file(trained / "runs" / "first" / "average.safetensors")
-    newest = max((trained / "runs" / "second" / "checkpoints").glob("step-*"))
-    second = load_file(newest / "model.safetensors")
-    encoder = [name for name in second if name.startswith("encoder.")]
+def assert_the_second_stages_encoder_is_the_first_ones(folder: Path) -> None:
+    average, trained = (
+        load_file(folder / "first" / "average.safetensors"),
+        newest(folder / "second"),
+    )
+    encoder = [name for name in trained if name.startswith("encoder.")]
     assert any("running_mean" in name for name in encoder)
-    assert all(torch.equal(second[name], average[name]) for name in encoder)
+    assert all(torch.equal(trained[name], average[name]) for name in encoder)
 
 
-def test_a_folder_is_predicted_into_a_table(trained: Path) -> None:
-    done = samestep("predict", "runs/second", "images", "--output", "labels.csv", cwd=trained)
+def assert_predicted_into_a_table(table: Path) -> None:
+    with table.open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert len(found) == 20
+    assert {Path(row["file"]).parent.name for row in found} == CLASSES
+    assert {row["label"] for row in found} <= CLASSES
+    assert {name.removeprefix("p_") for name in found[0] if name.startswith("p_")} == CLASSES
+
+
+def assert_exported_for_another_program(folder: Path) -> None:
+    keys = {"epoch", "model_state_dict", "optimizer_state_dict"}
+    for name in ("first.pt", "second.pt"):
+        found = torch.load(folder / name, weights_only=True)
+        assert found.keys() == keys
+        assert not any(name.startswith("module.") for name in found["model_state_dict"])
+    (folder / "host.yaml").write_text("img_size: 16\n")
+    words = ("checkpoints", "export", "first", "host.pt", "--weights", "ema", "--extra")
+    done = samestep(*words, "config=@host.yaml", cwd=folder)
     assert done.returncode == 0, done.stderr
-    with (trained / "labels.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    classes = {"circle", "cross", "ring", "square", "triangle"}
-    assert len(rows) == 100
-    assert rows[0]["file"] == "images/circle/00001.png"
-    assert {row["label"] for row in rows} <= classes
-    assert {name.removeprefix("p_") for name in rows[0] if name.startswith("p_")} == classes
-
-
-def test_both_stages_have_a_page_of_embeddings(trained: Path) -> None:
-    for run, view in (("runs/first", "encoder"), ("runs/second", "embedding")):
-        done = samestep(
-            "plot-embeddings", run, "--view", view, "--maps", "pca", "--json", cwd=trained
-        )
-        assert done.returncode == 0, done.stderr
-        made = json.loads(done.stdout)
-        assert (made["points"], made["maps"], made["view"]) == (20, ["PCA"], view)
-        page = (trained / run / "embeddings.html").read_text(encoding="utf-8")
-        assert "data/valid/circle/" in page
-        assert 0 <= made["errors"] <= 20
-
-
-def test_a_checkpoint_is_exported_for_another_program(trained: Path) -> None:
-    (trained / "host.yaml").write_text("img_size: 16\n")
-    done = samestep(
-        "checkpoints", "export", "runs/first", "first.pt", "--weights", "ema",
-        "--extra", "config=@host.yaml", cwd=trained,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = torch.load(trained / "first.pt", weights_only=True)
-    assert set(found) == {"epoch", "model_state_dict", "optimizer_state_dict", "config"}
+    found = torch.load(folder / "host.pt", weights_only=True)
     assert found["config"] == {"img_size": 16}
-    assert not any(name.startswith("module.") for name in found["model_state_dict"])
+    wrong = samestep(*words, "config", "--force", cwd=folder)
+    assert (wrong.returncode, wrong.stderr) == (
+        2,
+        "samestep: --extra is 'config': write KEY=VALUE, or KEY=@FILE\n",
+    )
 
 
-def test_a_second_stage_without_a_first_is_refused(trained: Path) -> None:
-    done = samestep("train", SECOND, *COMMON, "params.first=none", "run_dir=x", cwd=trained)
+def assert_a_wrong_first_stage_is_refused(folder: Path) -> None:
+    words = ("train", SECOND, *second(folder), "run_dir=refused")
+    done = samestep(*words, "params.first=none", cwd=folder)
     assert done.returncode == 2
     assert "params.first is 'none', and there is no such file" in done.stderr
-    wide = samestep("train", SECOND, *COMMON, "params.width=8", "run_dir=x", cwd=trained)
+    wide = samestep(*words, "params.width=8", cwd=folder)
     assert wide.returncode == 2
     assert "holds another encoder than params.backbone and params.width say" in wide.stderr
 
 
-def test_the_whole_recipe_refuses_a_folder_that_is_not_empty(trained: Path) -> None:
-    done = script("run.py", trained, cwd=trained)
+def assert_the_page_shows_everything(page: Path, folder: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert "Metric learning in two stages" in text
+    if found_browser() is None:
+        return
+    seen = answer_of(
+        page,
+        """
+        return { points: document.querySelectorAll(".scatter g:first-child circle").length,
+                 charts: document.querySelectorAll(".chart .panel svg").length,
+                 headings: [...document.querySelectorAll("h2")].map((one) => one.textContent) };
+        """,
+        folder,
+    )
+    assert (seen["points"], seen["charts"]) == (20, 5)
+    assert seen["headings"][0] == "Stage 1: contrast"
+
+
+def assert_the_second_stage_has_a_map_too(folder: Path) -> None:
+    done = samestep("plot-embeddings", "second", "--maps", "pca", "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    assert (made["points"], made["maps"], made["view"]) == (20, ["PCA"], "embedding")
+    assert "/data/valid/circle/" in (folder / "second" / "embeddings.html").read_text()
+
+
+def test_the_recipe_refuses_a_folder_that_is_not_empty(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").touch()
+    done = script("run.py", tmp_path, cwd=tmp_path)
     assert done.returncode == 2
     assert "is not empty: --overwrite replaces it" in done.stderr
