@@ -191,4 +191,4 @@ def _times(seconds: Mapping[str, float]) -> str:
         f'<tr><td>{html.escape(what)}</td><td class="number">{spent:.0f} s</td></tr>'
         for what, spent in {**seconds, "all": sum(seconds.values())}.items()
     )
-    return f"<table><tbody>{rows}</tbody></table>"
+    return f'<table style="width: auto"><tbody>{rows}</tbody></table>'
