@@ -5,7 +5,7 @@
 Every row is a query among all others, by precision at 1, R-precision, MAP@R and the mean reciprocal rank.
 Each rank makes its own rows. `memory` is what the process of the hungriest rank grew by at most, `announced`
 what `samestep` says before it starts. It fails if that is not enough, or if two worlds give other values.
-On gloo, one thread per rank; with more ranks than CPUs, seconds are those of all ranks sharing the CPUs.
+`CPU seconds` are those of all ranks together. On gloo, one thread per rank; with more ranks than CPUs, seconds are those of all ranks sharing the CPUs.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Measured:
     classes: int
     world: int
     seconds: float
+    cpu_seconds: float
+    """Of all ranks."""
     megabytes: float
     announced: float
     values: dict[str, float]
@@ -62,16 +64,17 @@ def retrieve(rows: int, size: int, classes: int) -> Measured:
         at = held.start - plan.rows_of(collectives.rank).start
         noise = torch.randn(len(held), size, generator=torch.Generator().manual_seed(9 + block))
         mine[at : at + len(held)] = noise + 0.7 * centres[labels[held.start : held.stop]]
-    started = time.perf_counter()
+    started, cpu = time.perf_counter(), time.process_time()
     values = measure_shared(
         RowExchange(collectives), SharedRows(plan, mine, labels), None, RETRIEVAL_METRICS,
         "cosine", CPU, 0,
     )  # fmt: skip
-    seconds = time.perf_counter() - started
+    seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
     unit = 1 if sys.platform == "darwin" else 1024
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit - before
     return Measured(
         rows, size, classes, collectives.world, max(collectives.gather(seconds)),
+        sum(collectives.gather(cpu)),
         max(collectives.gather(grown)) / MEGABYTE,
         memory_needed(rows, rows, [size], collectives.world) / MEGABYTE, values,
     )  # fmt: skip
@@ -89,11 +92,18 @@ def main() -> None:
     worlds = [int(world) for world in options.worlds.split(",")]
     found = [on_ranks(world, retrieve, rows, options.size, classes) for world in worlds]
     table = Table(title=f"{rows:,} x {options.size}, {classes:,} classes", title_justify="left")
-    for column in ("ranks", "seconds", "memory (MiB)", "announced", *RETRIEVAL_METRICS):
+    for column in (
+        "ranks",
+        "seconds",
+        "CPU seconds",
+        "memory (MiB)",
+        "announced",
+        *RETRIEVAL_METRICS,
+    ):
         table.add_column(column, justify="right")
     for one in found:
         table.add_row(
-            str(one.world), f"{one.seconds:.1f}", f"{one.megabytes:.0f}", f"{one.announced:.0f}",
+            str(one.world), f"{one.seconds:.1f}", f"{one.cpu_seconds:.1f}", f"{one.megabytes:.0f}", f"{one.announced:.0f}",
             *(f"{value:.6f}" for value in one.values.values()),
         )  # fmt: skip
     Console(width=None if sys.stdout.isatty() else 140).print(table)

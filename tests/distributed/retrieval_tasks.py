@@ -51,6 +51,8 @@ class Judged(Plain):
     def reference_data(self, name: str) -> Any:
         if name == "train":
             return made_set(2200, 1, 1 if self.kind == "one class" else CLASSES)
+        if name == "nothing":
+            return None
         return [] if name == "empty" else super().reference_data(name)
 
     def eval_embed(self, model: nn.Module, batch: samestep.LaneBatch) -> Any:
@@ -58,8 +60,6 @@ class Judged(Plain):
         encoded = model.body(batch.x)
         if self.kind == "crops":
             return encoded[:, None]
-        if self.kind == "nan":
-            return encoded / 0.0
         return {"head": model.head(encoded), "encoder": encoded}
 
     def labels(self, batch: samestep.LaneBatch) -> Any:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,17 +14,21 @@ from safetensors.torch import load_model
 
 import samestep
 from samestep.config.evaluation import RETRIEVAL_METRICS
+from samestep.train import eval_rows
 from tests.distributed import retrieval_tasks
 from tests.distributed.running import Recorded, _train, assert_same, settings, train
 from tests.ranks import answers_of_ranks, run_ranks
 
 TASKS = Path(retrieval_tasks.__file__)
-ALL = [*RETRIEVAL_METRICS, "precision_at_3", "recall_at_4", "nmi", "ami"]
+NEAREST = [*RETRIEVAL_METRICS, "precision_at_3", "recall_at_4"]
+ALL = [*NEAREST, "nmi", "ami"]
 
 
-def judged(folder: Path, world: int, task: str = "Judged", **evaluation: Any) -> Recorded:
+def judged(
+    folder: Path, world: int, distributed: dict[str, Any] | None = None, **evaluation: Any
+) -> Recorded:
     return train(
-        folder, world, f"{TASKS}:{task}",
+        folder, world, f"{TASKS}:Judged", distributed=distributed or {},
         best={"metric": "precision_at_1", "mode": "max"},
         evaluation={"mode": "retrieval", **evaluation},
         ema={"decay": 0.9},
@@ -36,11 +42,11 @@ def measured(run: Recorded) -> list[dict[str, Any]]:
 
 
 def test_a_run_is_judged_by_what_its_embeddings_find(tmp_path: Path) -> None:
-    runs = [judged(tmp_path, world, metrics=ALL) for world in (1, 2, 4)]
+    runs = [judged(tmp_path, world, metrics=NEAREST) for world in (1, 2, 4)]
     assert_same(runs)
     rows = [measured(run) for run in runs]
     assert rows[0] == rows[1] == rows[2]
-    names = {*ALL, *(f"encoder/{name}" for name in ALL)}
+    names = {*NEAREST, *(f"encoder/{name}" for name in NEAREST)}
     assert {*names, *(f"ema_{name}" for name in names)} <= rows[0][-1].keys()
     task, last = retrieval_tasks.Judged(), runs[2].folder / "checkpoints" / "step-00000006"
     model = task.model().eval()
@@ -49,8 +55,8 @@ def test_a_run_is_judged_by_what_its_embeddings_find(tmp_path: Path) -> None:
     with torch.no_grad():
         views = [(model(x), model(rx)), (model.body(x), model.body(rx))]
     for prefix, (queries, references) in zip(("", "encoder/"), views, strict=True):
-        expected = samestep.retrieval.measure(queries, y, references, ry, ALL)
-        found = {name: rows[0][-1][prefix + name] for name in ALL}
+        expected = samestep.retrieval.measure(queries, y, references, ry, NEAREST)
+        found = {name: rows[0][-1][prefix + name] for name in NEAREST}
         assert found == pytest.approx(expected, abs=2e-3)
     best = max(row["precision_at_1"] for row in rows[0])
     manifest = json.loads((last / "manifest.json").read_text())
@@ -89,14 +95,17 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "one class": ({}, "retrieval found one class only"),
     "empty": ({"reference": "empty"}, "reference data holds no samples"),
     "other": ({"reference": "other"}, "Judged does not know the reference 'other'"),
+    "nothing": ({"reference": "nothing"}, "Judged.reference_data('nothing') returned None"),
+    "NoEmbeddings": ({}, "evaluation.mode is retrieval, and NoEmbeddings has no embeddings"),
 }
 
 
 @pytest.mark.parametrize("kind", WRONG)
 def test_mistakes(kind: str, tmp_path: Path) -> None:
     evaluation, message = WRONG[kind]
+    task = kind if kind == "NoEmbeddings" else "Judged"
     config = settings(
-        f"{TASKS}:Judged", tmp_path / "run", epochs=1, params={"kind": kind},
+        f"{TASKS}:{task}", tmp_path / "run", epochs=1, params={"kind": kind},
         best={"metric": "precision_at_1", "mode": "max"},
         evaluation={"mode": "retrieval", **evaluation},
     )  # fmt: skip
@@ -153,6 +162,16 @@ def _own_loop(folder: str, lanes: int) -> Any:
         with torch.no_grad():
             model.weight.copy_(torch.arange(12).view(2, 6) % 5 - 2)
             model.bias.zero_()
+        lines: list[str] = []
+        printed = mock.patch.object(run.context.log, "main", lines.append)
+        with mock.patch.object(eval_rows, "_WORTH_A_LINE", 0), printed:
+            spoiled = run.retrieval(
+                queries, queries, lambda batch: batch.x / (0.0 if 1110 in batch.ids else 1.0)
+            )
+        assert lines[0].startswith(
+            "Retrieval of 1,111 queries among 1,111 references, embeddings of 6"
+        )
+        assert all(math.isnan(value) for value in spoiled.values()), "wherever that sample is"
         return [
             run.retrieval(
                 queries, others, lambda batch: {"raw": batch.x, "model": model(batch.x)},

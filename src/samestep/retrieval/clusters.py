@@ -47,48 +47,39 @@ class KMeans:
             count: How many clusters.
         """
         centres = self._first_centres(count)
-        chosen = self._nearest(centres)[1]
+        before = torch.full((len(self._rows),), -1)
         for _ in range(ITERATIONS):
-            centres = self._means(chosen, centres)
-            before, chosen = chosen, self._nearest(centres)[1]
-            changed = (before != chosen).sum().reshape(1)
-            if not int(self._exchange.add_up(changed)):
+            chosen = self._nearest(centres)[1]
+            changed, centres = self._means(before, chosen, centres)
+            if not changed:
                 break
+            before = chosen
         return torch.cat(self._exchange.collectives.gather(chosen))
 
     def _first_centres(self, count: int) -> Tensor:
         """k-means++: each next one is drawn by the squared distance from those before."""
-        drawn = self._random.randint(self._shared.plan.rows)
-        centres = [self._row(drawn)]
-        nearest = None
+        weights = torch.ones(len(self._rows), dtype=torch.int64)
+        centres = [self._draw(weights)]
+        nearest = self._rows.new_full((len(self._rows),), torch.inf)
         while len(centres) < count:
-            distance = self._nearest(centres[-1][None])[0]
-            nearest = distance if nearest is None else torch.minimum(nearest, distance)
-            weights = (nearest * _WEIGHT).round().long()
-            centres.append(self._row(self._draw(weights)))
+            nearest = torch.minimum(nearest, self._nearest(centres[-1][None])[0])
+            centres.append(self._draw((nearest * _WEIGHT).round().long()))
         return torch.stack(centres)
 
-    def _draw(self, weights: Tensor) -> int:
-        """The number of a sample of all ranks, drawn by whole weights."""
-        share = self._random.random_sample()
-        totals = self._exchange.collectives.gather(int(weights.sum()))
-        target = int(share * sum(totals))
-        if not sum(totals):  # fewer different rows than clusters
-            return int(share * self._shared.plan.rows)
-        rank = self._exchange.collectives.rank
-        before = sum(totals[:rank])
-        mine: int | None = None
-        if before <= target < before + totals[rank]:
-            place = int(torch.searchsorted(weights.cumsum(0), target - before, right=True))
-            mine = self._shared.plan.rows_of(rank).start + place
-        drawn = self._exchange.collectives.gather(mine)
-        return next(number for number in drawn if number is not None)
-
-    def _row(self, number: int) -> Tensor:
-        """A row that one of the ranks has."""
-        held = self._shared.plan.rows_of(self._exchange.collectives.rank)
-        own: Tensor | None = self._rows[number - held.start] if number in held else None
-        return next(row for row in self._exchange.collectives.gather(own) if row is not None)
+    def _draw(self, weights: Tensor) -> Tensor:
+        """A row of all ranks', drawn by whole weights; the first one of all if they are all 0."""
+        collectives = self._exchange.collectives
+        totals = collectives.gather(int(weights.sum()))
+        target = int(self._random.random_sample() * sum(totals))
+        before = sum(totals[: collectives.rank])
+        mine: Tensor | None = None
+        if before <= target < before + totals[collectives.rank]:
+            mine = self._rows[
+                int(torch.searchsorted(weights.cumsum(0), target - before, right=True))
+            ]
+        elif not sum(totals) and len(self._rows):  # fewer different rows than clusters
+            mine = self._rows[0]
+        return next(row for row in collectives.gather(mine) if row is not None)
 
     def _nearest(self, centres: Tensor) -> tuple[Tensor, Tensor]:
         """Of this rank's rows, the squared distance to the nearest centre, and which it is."""
@@ -104,10 +95,15 @@ class KMeans:
             return self._rows.new_zeros(0), torch.zeros(0, dtype=torch.int64)
         return torch.cat([part[0] for part in found]), torch.cat([part[1] for part in found])
 
-    def _means(self, chosen: Tensor, centres: Tensor) -> Tensor:
-        """The mean of each cluster; one without samples stays where it was."""
-        sums = torch.zeros(centres.shape, dtype=torch.int64).index_add_(0, chosen, self._whole)
-        counts = torch.bincount(chosen, minlength=len(centres))
-        sums, counts = self._exchange.add_up(sums), self._exchange.add_up(counts)
-        means = sums.double() / _FRACTION / counts[:, None].clamp_min(1)
-        return means.where(counts[:, None] > 0, centres)
+    def _means(self, before: Tensor, chosen: Tensor, centres: Tensor) -> tuple[int, Tensor]:
+        """How many rows changed their clusters, and the clusters' means; one without rows stays put."""
+        clusters, size = centres.shape
+        # In one message: sums of each cluster's rows, how many these are, and how many changed.
+        sums = torch.zeros(clusters, size + 1, dtype=torch.int64)
+        sums[:, :size].index_add_(0, chosen, self._whole)
+        sums[:, size] = torch.bincount(chosen, minlength=clusters)
+        changed = (before != chosen).sum().reshape(1)
+        total = self._exchange.add_up(torch.cat([sums.flatten(), changed]))
+        sums, counts = total[:-1].view_as(sums).split([size, 1], dim=1)
+        means = sums.double() / _FRACTION / counts.clamp_min(1)
+        return int(total[-1]), means.where(counts > 0, centres)

@@ -82,6 +82,13 @@ def _alone(rows: Tensor, labels: Tensor, block: int, what: str) -> SharedRows:
     return SharedRows(ShardPlan(len(rows), block, 1), rows.detach().float().cpu(), found)
 
 
+def refuse_unknown(metrics: Sequence[str]) -> None:
+    """Raise unless these are names of retrieval metrics."""
+    wrong = unknown_metrics(metrics)
+    if wrong:
+        raise TaskError(f"metrics of retrieval: {wrong}")
+
+
 def refuse_odd_rows(rows: object, what: str) -> None:
     """Raise unless these are embeddings: a tensor of floats with a row for each sample."""
     if not isinstance(rows, Tensor) or rows.dim() != 2 or not rows.is_floating_point():
@@ -135,9 +142,7 @@ def measure_shared(
     Raises:
         TaskError: The labels or the names of metrics make no sense.
     """
-    wrong = unknown_metrics(metrics)
-    if wrong:
-        raise TaskError(f"metrics of retrieval: {wrong}")
+    refuse_unknown(metrics)
     sizes = [rows.rows.shape[1] for rows in (queries, references) if rows is not None]
     if len(set(sizes)) > 1:
         raise TaskError(f"queries have embeddings of {sizes[0]} numbers, references of {sizes[1]}")

@@ -20,6 +20,7 @@ from samestep.retrieval.measures import (
     measure_shared,
     memory_needed,
     refuse_odd_rows,
+    refuse_unknown,
 )
 from samestep.retrieval.search import QUERY_BLOCK, REFERENCE_BLOCK, SharedRows
 from samestep.run_setup import RunSetup
@@ -35,14 +36,19 @@ ONLY_VIEW = "embedding"
 _WORTH_A_LINE = 1 << 30
 
 
-@dataclass(frozen=True)
+@dataclass
 class RetrievalRequest:
-    """What is measured, and how."""
+    """What is measured, and how; the same one for all evaluations of a run."""
 
     metrics: Sequence[str]
     views: Sequence[str] | None
     """Their names; None for all."""
     distance: Distance
+    was_announced: bool = False
+    """Whether the memory that it takes has been printed."""
+
+    def __post_init__(self) -> None:
+        refuse_unknown(self.metrics)  # before anything is embedded
 
 
 @dataclass
@@ -95,26 +101,27 @@ class RetrievalEvaluator:
 
         Args:
             queries: A map-style dataset.
-            references: Another one; None if neighbours are sought among the queries.
+            references: Another one; None or the same if neighbours are sought among the queries.
             embed: Gives the embeddings of a batch.
             labels: Gives the classes of a batch.
             collate: Makes a batch of a list of samples; torch's default unless given.
             request: What is measured.
         """
         buffers = BufferSnapshot(self._modules)
-        named = {"validation data": queries, "reference data": references}
+        others = None if references is queries else references
+        named = {"validation data": queries, "reference data": others}
         # Opened first: an empty set is refused before the other one is embedded.
         sources = {
             what: SequentialSource(self._setup, data, what, collate)
             for what, data in named.items()
             if data is not None
         }
+        counts = [source.plan.samples for source in sources.values()]
         embedded = [
-            self._embed(what, source, embed, labels, request, sum(map(_samples, sources.values())))
+            self._embed(what, source, embed, labels, request, (counts[0], counts[-1]))
             for what, source in sources.items()
         ]
-        gather = self._setup.context.gather
-        refuse_changed(gather(buffers.changed()), "the evaluation")
+        refuse_changed(self._setup.context.gather(buffers.changed()), "the evaluation")
         sizes = self._same_sizes([part.sizes() for part in embedded])
         found: dict[str, float] = {}
         every_label = [self._all_labels(part) for part in embedded]
@@ -144,27 +151,34 @@ class RetrievalEvaluator:
         embed: Embed,
         labels: Labels,
         request: RetrievalRequest,
-        rows: int,
+        counts: tuple[int, int],
     ) -> _Embedded:
         """This rank's part of a dataset."""
-        setup, part = self._setup, _Embedded(_samples(source))
+        setup, part = self._setup, _Embedded(source.plan.samples)
         with evaluating(self._modules), torch.no_grad():
             for batch in evaluation_batches(setup, source, self._moment, what):
                 with setup.precision.forward():
                     views = views_of(embed(batch), request.views, len(batch))
-                if not part.ids and what.startswith("validation"):
-                    self._announce(rows, views)
+                if not request.was_announced:
+                    request.was_announced = True
+                    self._announce(counts, [view.shape[1] for view in views.values()])
                 part.add(batch, views, checked_labels(labels(batch), len(batch), what))
         return part
 
-    def _announce(self, rows: int, views: Mapping[str, Tensor]) -> None:
+    def _announce(self, counts: tuple[int, int], sizes: Sequence[int]) -> None:
+        """Print what it takes, if that is much.
+
+        Args:
+            counts: How many queries and references there are.
+            sizes: Of each view, how many numbers an embedding has.
+        """
         context = self._setup.context
-        sizes = [view.shape[1] for view in views.values()]
-        needed = memory_needed(0, rows, sizes, context.world)
+        needed = memory_needed(*counts, sizes, context.world)
         if needed > _WORTH_A_LINE:
             context.log.main(
-                f"Retrieval among {rows:,} embeddings of {' and '.join(map(str, sizes))} numbers: about "
-                f"{needed / 2**30:.1f} GiB of memory on each rank"
+                f"Retrieval of {counts[0]:,} queries among {counts[1]:,} references, embeddings of "
+                f"{' and '.join(map(str, sizes))} numbers: at most about {needed / 2**30:.1f} GiB of host "
+                "memory on each rank"
             )
 
     def _same_sizes(self, mine: list[dict[str, int]]) -> dict[str, int]:
@@ -193,10 +207,6 @@ class RetrievalEvaluator:
         mine = part.rows.pop(view, [])
         rows = torch.cat(mine) if mine else torch.zeros(0, size)
         return SharedRows(plan, self._exchange.settle(plan, part.ids, rows), labels)
-
-
-def _samples(source: SequentialSource) -> int:
-    return source.plan.samples
 
 
 def views_of(given: Any, wanted: Sequence[str] | None, samples: int) -> dict[str, Tensor]:

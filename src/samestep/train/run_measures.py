@@ -107,8 +107,8 @@ class RunMeasures(RunFiles):
 
         Args:
             queries: A map-style dataset.
-            references: Another one, in which neighbours are sought; None seeks them among the queries, each
-                without itself.
+            references: Another one, in which neighbours are sought; None, or the same, seeks them among the
+                queries, each without itself.
             embed: `embed(batch)` returns embeddings (samples, size), or several by the names of views.
             labels: `labels(batch)` returns the class of each sample; `batch.y` unless given.
             metrics: Their names, as in the config's `evaluation.metrics`.

@@ -32,11 +32,12 @@ class TaskEvaluation:
         step: The first step; random numbers follow from it.
         """
         self._setup, self._task, self._valid_data = setup, task, valid_data
-        self._references: Any | None = None
-        mode = setup.config.evaluation.mode
-        if mode == "retrieval":
+        self._references: Any = None
+        rule = setup.config.evaluation
+        if rule.mode == "retrieval":
+            self._request = RetrievalRequest(rule.retrieval_metrics, rule.views, rule.distance)
             self._references = self._reference_data(train_data)
-        elif mode == "gather":
+        elif rule.mode == "gather":
             if type(task).evaluate_whole is Task.evaluate_whole:
                 raise TaskError(
                     f"evaluation.mode is gather: {type(task).__name__} must define "
@@ -54,10 +55,9 @@ class TaskEvaluation:
         """
         setup, task, rule = self._setup, self._task, self._setup.config.evaluation
         if rule.mode == "retrieval":
-            request = RetrievalRequest(rule.retrieval_metrics, rule.views, rule.distance)
             embed = partial(task.eval_embed, modules[0])
             found = RetrievalEvaluator(setup, modules, moment).run(
-                self._valid_data, self._references, embed, task.labels, task.collate, request
+                self._valid_data, self._references, embed, task.labels, task.collate, self._request
             )
             return dict(found)
         if rule.mode == "gather":
@@ -69,15 +69,18 @@ class TaskEvaluation:
             self._valid_data, task.evaluate, metrics, task.collate, moment
         )
 
-    def _reference_data(self, train_data: Any) -> Any | None:
-        """Where neighbours are sought; None for the validation set itself."""
+    def _reference_data(self, train_data: Any) -> Any:
+        """Where neighbours are sought."""
         task, name = self._task, self._setup.config.evaluation.reference
         if not task.has_embeddings:
             raise TaskError(
                 f"evaluation.mode is retrieval, and {type(task).__name__} has no embeddings: define "
                 "eval_embed(self, model, batch)"
             )
-        given = task.reference_data(name)
-        if given is None:
-            given = {"train": train_data, "valid": self._valid_data}[name]
-        return None if given is self._valid_data else given
+        given, own = task.reference_data(name), {"train": train_data, "valid": self._valid_data}
+        if given is None and name not in own:
+            raise TaskError(
+                f"{type(task).__name__}.reference_data({name!r}) returned None, which means train_data or "
+                "valid_data by the names train and valid: return a dataset"
+            )
+        return own[name] if given is None else given

@@ -176,7 +176,7 @@ def test_prepare_gives_the_objects_back_in_their_order(tmp_path: Path) -> None:
     [
         (lambda run: run.model, r"there is no model yet: call run\.prepare first"),
         (lambda run: next(run.steps(Noisy())), r"run\.steps came before run\.prepare"),
-        (lambda run: run.evaluate(Noisy(), None), r"run\.evaluate came before run\.prepare"),
+        (lambda run: run.evaluate(Noisy(), None), r"an evaluation came before run\.prepare"),
         (lambda run: run.save({"a": 1.0}), r"run\.save belongs inside 'for step in run\.steps"),
         (lambda run: (prepared(run), prepared(run)), r"run\.prepare was called twice"),
         (lambda run: run.register("x", object()), r"run\.register\('x'\) got a object"),
