@@ -31,12 +31,13 @@ def model_state(
     Raises:
         CheckpointError: if there are no such weights.
     """
-    require(training, "kept")
-    tensors = {**read_model(folder), **_averaged(run, folder, weights, training["kept"])}
+    tensors = {**read_model(folder), **_averaged(run, folder, weights, training)}
     return complete_model_state(tensors, training)
 
 
-def _averaged(run: Path, folder: Path, weights: str, kept: Mapping[str, Any]) -> dict[str, Tensor]:
+def _averaged(
+    run: Path, folder: Path, weights: str, training: Mapping[str, Any]
+) -> dict[str, Tensor]:
     if weights == "raw":
         return {}
     if weights not in WEIGHTS:
@@ -48,7 +49,8 @@ def _averaged(run: Path, folder: Path, weights: str, kept: Mapping[str, Any]) ->
                 f"{run} holds no {AVERAGE_FILE}: samestep average {run} writes it"
             )
         return read_tensors(path)
-    averaged = kept.get(weights)
+    require(training, "kept")
+    averaged = training["kept"].get(weights)
     found = averaged.get("model") if isinstance(averaged, Mapping) else None
     if not isinstance(found, dict) or not found:
         raise CheckpointError(
