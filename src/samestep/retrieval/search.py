@@ -105,33 +105,20 @@ class Search:
             numbers: Of the wanted blocks of all ranks.
         """
         at_once = max(1, GROUP_BYTES // (QUERY_BLOCK * bytes_of_query(1, self.size)))
-        none = torch.iinfo(torch.int64).max
         for group in self._groups(numbers, at_once):
-            best = [
-                torch.full((QUERY_BLOCK, 1), torch.inf, dtype=torch.float64, device=self._device)
-                for _ in group
-            ]
-            ids = [torch.full_like(distance, none, dtype=torch.int64) for distance in best]
-            before = [torch.zeros_like(at) for at in ids]
-            for is_second in (False, True):
-                for number, block in self._reference_blocks():
-                    here = self._ids(number)
-                    for at, query in enumerate(group):
-                        distances = self.distances(query, block, number)
-                        if is_second:
-                            closer = distances < best[at]
-                            closer |= (distances == best[at]) & (here < ids[at])
-                            before[at] += closer.sum(1, keepdim=True)
-                            continue
-                        same = self._same_class(query, number)
-                        distances.masked_fill_(~same, torch.inf)
-                        nearest = distances.amin(1, keepdim=True)
-                        first = here.where(distances == nearest, none).amin(1, keepdim=True)
-                        is_new = nearest < best[at]
-                        best[at] = nearest.where(is_new, best[at])
-                        ids[at] = first.where(is_new, ids[at])
-            for query, distance, count in zip(group, best, before, strict=True):
-                yield query, (count + 1).where(distance.isfinite(), 0)[: len(query.ids), 0].cpu()
+            found = [_FirstMatch(self._device) for _ in group]
+            for number, block in self._reference_blocks():
+                for query, first in zip(group, found, strict=True):
+                    distances, same = (
+                        self.distances(query, block, number),
+                        self._same(query, number),
+                    )
+                    first.seek(distances.masked_fill_(~same, torch.inf), self._ids(number))
+            for number, block in self._reference_blocks():
+                for query, first in zip(group, found, strict=True):
+                    first.count(self.distances(query, block, number), self._ids(number))
+            for query, first in zip(group, found, strict=True):
+                yield query, first.ranks()[: len(query.ids)].cpu()
 
     @property
     def size(self) -> int:
@@ -160,7 +147,7 @@ class Search:
             found[both - query.ids.start, both - held.start] = torch.inf
         return found
 
-    def _same_class(self, query: QueryBlock, number: int) -> Tensor:
+    def _same(self, query: QueryBlock, number: int) -> Tensor:
         """Of which pairs of a block of queries and one of references both have the same label."""
         held = self.references.plan.rows_in(number)
         own = self._queries.labels[query.ids.start : query.ids.stop]
@@ -269,3 +256,31 @@ class _Candidates:
             distances = torch.nn.functional.pad(distances, (0, missing), value=torch.inf)
             ids = torch.nn.functional.pad(ids, (0, missing), value=-1)
         return distances, ids.masked_fill(distances.isinf(), -1)
+
+
+class _FirstMatch:
+    """The nearest reference of its own class of each of a block's queries, and how many are before it."""
+
+    def __init__(self, device: torch.device) -> None:
+        shape = (QUERY_BLOCK, 1)
+        self._distances = torch.full(shape, torch.inf, dtype=torch.float64, device=device)
+        self._ids = torch.zeros(shape, dtype=torch.int64, device=device)
+        self._before = torch.zeros_like(self._ids)
+
+    def seek(self, distances: Tensor, ids: Tensor) -> None:
+        """In a first pass: take a block of references, those of other classes at infinite distances."""
+        nearest = distances.amin(1, keepdim=True)
+        # Of equal ones the first: an argmin may be any of them.
+        first = ids.where(distances == nearest, torch.iinfo(torch.int64).max).amin(1, keepdim=True)
+        is_new = nearest < self._distances
+        self._ids = first.where(is_new, self._ids)
+        self._distances = nearest.where(is_new, self._distances)
+
+    def count(self, distances: Tensor, ids: Tensor) -> None:
+        """In a second pass: count those of a block that are nearer, or as near and of a lower number."""
+        as_near = (distances == self._distances) & (ids < self._ids)
+        self._before += ((distances < self._distances) | as_near).sum(1, keepdim=True)
+
+    def ranks(self) -> Tensor:
+        """Their places among all references, from 1; 0 where there is none."""
+        return (self._before + 1).where(self._distances.isfinite(), 0).squeeze(1)

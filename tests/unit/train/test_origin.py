@@ -128,7 +128,8 @@ def test_nothing_of_the_record_can_be_changed(tmp_path: Path, change: str) -> No
 
 @pytest.mark.parametrize(
     "words",
-    [["predict", "run", "valid", "--output", "p.csv"], ["export", "run"], ["average", "run"],
+    [["predict", "run", "valid", "--output", "p.csv"], ["embed", "run", "valid", "--output", "z.npy"],
+     ["export", "run"], ["average", "run"],
      ["resume", "run"]],
     ids=lambda words: words[0],
 )  # fmt: skip
