@@ -31,8 +31,8 @@ TRAINING, STARTING, MODELS, RUNS = (
 """Where --help shows a command."""
 
 _ORDER = (
-    "train", "launch", "resume", "verify", "init", "config", "env", "doctor", "lanes", "lr-find", "predict", "embed", "export",
-    "average", "checkpoints", "plot", "times", "slurm",
+    "train", "launch", "resume", "verify", "init", "config", "env", "doctor", "lanes", "lr-find", "predict", "embed",
+    "plot-embeddings", "export", "average", "checkpoints", "plot", "times", "slurm",
 )  # fmt: skip
 
 
