@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-fast fuzz coverage test-oldest test-newest cluster chaos launches sameness lint setup clean
+.PHONY: demo recipe-metric-learning browser test test-fast fuzz coverage test-oldest test-newest cluster chaos launches sameness lint setup clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -16,6 +16,10 @@ setup: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/samestep train recipes/digits/config.yaml
 	$(BIN)/samestep verify recipes/digits/config.yaml --worlds 1,2,4 --steps 24 --resumed
+
+# Data, both stages on two ranks, averages, predictions, pages: build/metric_learning/results.html, in minutes.
+recipe-metric-learning: $(STAMP)
+	$(BIN)/python recipes/metric_learning/run.py build/metric_learning --overwrite --ranks 2
 
 # Most of a test's time it waits for other processes: three at once keep two cores busy.
 test: $(STAMP) lint
@@ -43,6 +47,9 @@ test-oldest test-newest: test-%: $(STAMP)
 
 cluster:
 	tests/cluster/install.sh
+
+browser:
+	tests/browser/install.sh
 
 chaos: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.chaos --kills 300

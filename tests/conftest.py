@@ -49,7 +49,7 @@ _SET_BY_OTHERS = (
 
 _LONGEST_FIRST = (
     "test_every_command_of_a_document_runs_as_written",
-    "cli", "chaos", "distributed", "sameness",
+    "recipes", "cli", "chaos", "distributed", "sameness",
 )  # fmt: skip
 """Test functions, and folders."""
 

@@ -141,6 +141,41 @@ class Embeds(Scores):
         return {"head": model[1:](encoded), "encoder": encoded}
 
 
+class LabelledPictures(Dataset[tuple[Tensor, int]]):
+    """Gray pictures, bright in the row of their class; named as torchvision's folders are."""
+
+    def __init__(self, samples: int, wrong: tuple[int, ...] = ()) -> None:
+        self.classes = ["top", "<b>middle</b>", "bottom"]
+        self.samples = [(f"{n}.png", n % 3) for n in range(samples)]
+        self.wrong = wrong
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        label = self.samples[index][1]
+        picture = torch.zeros(1, 3, 2)
+        picture[0, (label + (index in self.wrong)) % 3] = 1 + index / 100
+        return picture, label
+
+
+class Pictured(Scores):
+    """Embeds pictures as they are, so that those of a class are next to each other."""
+
+    def train_data(self) -> Any:
+        return LabelledPictures(9)
+
+    def valid_data(self) -> Any:
+        return LabelledPictures(12, wrong=(4,))
+
+    def predict_data(self, source: str) -> Any:
+        return [picture for picture, _ in LabelledPictures(int(source))]
+
+    def eval_embed(self, model: nn.Module, batch: LaneBatch) -> Any:
+        x = batch.x if isinstance(batch.data, (tuple, list)) else batch.data
+        return x.flatten(1)
+
+
 class Headed(Scores):
     """Predicts with an extra module, which may count its batches."""
 

@@ -8,17 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from samestep.checkpoint.files import partial_of, refuse_existing
-from samestep.checkpoint.format import read_model, read_training
+from samestep.checkpoint.format import read_training
 from samestep.checkpoint.listing import select_checkpoint
 from samestep.checkpoint.manifest import Manifest, verify_checkpoint
-from samestep.checkpoint.state import complete_model_state, require
-from samestep.errors import CheckpointError
+from samestep.checkpoint.state import require
+from samestep.checkpoint.weights import model_state
+from samestep.errors import CheckpointError, OutputError
+
+KEYS = ("model_state_dict", "optimizer_state_dict", "epoch")
 
 
-def write_torch_file(run: Path, which: str, to: Path, force: bool = False) -> Manifest:
+def write_torch_file(
+    run: Path,
+    which: str,
+    to: Path,
+    force: bool = False,
+    weights: str = "raw",
+    extra: Mapping[str, Any] | None = None,
+) -> Manifest:
     """Write a checkpoint as {"model_state_dict", "optimizer_state_dict", "epoch"}.
 
     Args:
@@ -26,26 +35,34 @@ def write_torch_file(run: Path, which: str, to: Path, force: bool = False) -> Ma
         which: `best`, `last` or the number of a step.
         to: the file to write.
         force: whether a file that is already there is replaced, as a whole.
+        weights: raw, ema, swa or average.
+        extra: further keys of the file, such as the config of the program that reads it.
 
     Returns:
         The manifest of the checkpoint.
 
     Raises:
         CheckpointError: if there is no such checkpoint, it is damaged, or `to` cannot be written.
-        OutputError: if `to` exists.
+        OutputError: if `to` exists, or a further key has the name of one of these.
     """
+    taken = [key for key in KEYS if key in (extra or {})]
+    if taken:
+        raise OutputError(
+            f"the file has {', '.join(taken)} already: choose other names for the extra keys"
+        )
     if not force:
         refuse_existing(to)
     folder = select_checkpoint(run, which).folder
     try:
         manifest = verify_checkpoint(folder)
-        state = _merge(read_model(folder), read_training(folder), manifest.epoch)
+        training = read_training(folder)
+        state = _merge(model_state(run, folder, weights, training), training, manifest.epoch)
     except CheckpointError as error:
         raise CheckpointError(f"{folder}: {error}") from error
     partial = partial_of(to)
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(state, partial)
+        torch.save({**state, **(extra or {})}, partial)
         partial.replace(to)
     except (OSError, RuntimeError) as error:
         with suppress(OSError):  # there may be no such folder
@@ -54,14 +71,12 @@ def write_torch_file(run: Path, which: str, to: Path, force: bool = False) -> Ma
     return manifest
 
 
-def _merge(
-    tensors: Mapping[str, Tensor], training: Mapping[str, Any], epoch: int
-) -> dict[str, Any]:
+def _merge(model: dict[str, Any], training: Mapping[str, Any], epoch: int) -> dict[str, Any]:
     """One optimizer as itself, several as a list."""
     require(training, "optimizers")
     optimizers = training["optimizers"]
     return {
-        "model_state_dict": complete_model_state(tensors, training),
+        "model_state_dict": model,
         "optimizer_state_dict": optimizers[0] if len(optimizers) == 1 else optimizers,
         "epoch": epoch,
     }

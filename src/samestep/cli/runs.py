@@ -109,14 +109,38 @@ def export(
     run: RunDirPath,
     to: Annotated[Path, typer.Argument(callback=usable, help="The file to write.", metavar="FILE")],
     which: Annotated[str, typer.Option(help="best, last, or the number of a step.")] = "best",
+    weights: Annotated[str, typer.Option(help="raw, ema, swa or average.")] = "raw",
+    extra: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Another key: YAML, or @FILE for a file of it; may be repeated.",
+        ),
+    ] = None,
     force: Force = False,
 ) -> None:
     """Write {"model_state_dict", "optimizer_state_dict", "epoch"} for other projects to read."""
     with guarded():
         from samestep.checkpoint.torch_file import write_torch_file
 
-        manifest = write_torch_file(run, which, to, force)
-        typer.echo(f"wrote step {manifest.step} of {run} to {to}")
+        further = dict(map(_extra_key, extra or []))
+        manifest = write_torch_file(run, which, to, force, weights, further)
+        typer.echo(f"wrote step {manifest.step} of {run}, {weights} weights, to {to}")
+
+
+def _extra_key(text: str) -> tuple[str, Any]:
+    """`KEY=VALUE` as the key and the value."""
+    from samestep.errors import LaunchError, TextError
+    from samestep.foreign.files import read_text
+    from samestep.foreign.plain_yaml import parse_yaml
+
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise LaunchError(f"--extra is {text!r}: write KEY=VALUE, or KEY=@FILE")
+    try:
+        return key, parse_yaml(read_text(Path(value[1:])) if value.startswith("@") else value)
+    except TextError as error:
+        raise LaunchError(f"--extra {key}: {value} {error}") from None
 
 
 @app.command(rich_help_panel=RUNS)

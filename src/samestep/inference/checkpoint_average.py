@@ -16,11 +16,11 @@ from samestep.checkpoint.listing import FoundCheckpoint, list_checkpoints, rank_
 from samestep.checkpoint.manifest import PARTIAL, verify_checkpoint
 from samestep.checkpoint.snapshot import Snapshot
 from samestep.checkpoint.state import complete_model_state
+from samestep.checkpoint.weights import AVERAGE_FILE
 from samestep.config import Config
 from samestep.data.batch import Moment
 from samestep.distributed.context import RunContext
 from samestep.errors import CheckpointError
-from samestep.inference.trained_model import AVERAGE_FILE
 from samestep.lanes.rng import INIT
 from samestep.optim.weight_average import RunningMean
 from samestep.run_setup import RunSetup

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,16 +24,13 @@ from samestep.data.sequential import SequentialSource
 from samestep.distributed.context import RunContext
 from samestep.distributed.health.activity import COMPUTE
 from samestep.errors import TaskError
+from samestep.inference.opened import dataset_of, open_trained, refuse_without_embeddings
 from samestep.inference.tables import INDEX, Column, Table, format_of, new_table
-from samestep.inference.trained_model import Trained, load_trained
-from samestep.lanes.plan import BatchPlan
-from samestep.lanes.rng import INIT
+from samestep.inference.trained_model import Trained
 from samestep.run_setup import RunSetup
 from samestep.train.eval_mode import BufferSnapshot, refuse_changed
 from samestep.train.eval_rows import views_of
 from samestep.train.progress import SampleProgress
-from samestep.train.run_dir import config_of
-from samestep.train.task import Task
 
 _ONLY = "output"
 _PREDICTION = "prediction"
@@ -95,24 +92,13 @@ def predict_once(request: Request, context: RunContext) -> Predicted:
     kind = format_of(request.output, request.format)
     # Chosen once for all ranks: a run that is still training saves and removes checkpoints.
     step = context.broadcast(_choose_step(request) if context.is_main else 0)
-    setup = _setup(request, context)
-
-    def prepare(task: Task) -> None:
-        with context.rank0_first() as first:
-            if first:
-                task.prepare_data()
-        setup.rng.enter(INIT)
-
-    trained = load_trained(
-        request.run, str(step), request.weights, context.device, request.overrides, prepare,
-        request.trust,
-    )  # fmt: skip
-    if request.kind == "embeddings" and not trained.task.has_embeddings:
-        raise TaskError(
-            f"{type(trained.task).__name__} has no embeddings: define eval_embed(self, model, batch)"
-        )
-    dataset = _dataset(trained.task, request.data)
-    prediction = _Prediction(setup, trained, dataset, request)
+    opened = open_trained(
+        request.run, step, context, request.weights, request.batch, request.overrides, request.trust
+    )
+    if request.kind == "embeddings":
+        refuse_without_embeddings(opened.task)
+    dataset = dataset_of(opened.task, request.data)
+    prediction = _Prediction(opened.setup, opened.trained, dataset, request)
     doing = "Embedding" if request.kind == "embeddings" else "Predicting"
     context.log.main(
         f"{doing} {len(dataset)} samples with the {request.weights} weights of step {step}"
@@ -126,32 +112,11 @@ def predict_once(request: Request, context: RunContext) -> Predicted:
     return context.broadcast(predicted)  # no rank succeeds before the file is complete
 
 
-def _setup(request: Request, context: RunContext) -> RunSetup:
-    config = config_of(request.run, request.overrides)
-    planned = config.batch_plan(context.world)
-    batch = request.batch or config.evaluation.batch or planned.lane_batch
-    # Lanes only distribute the work here, so there may be as many as it takes.
-    lane_count = max(planned.lane_count, context.world)
-    setup = RunSetup.create(config, context, BatchPlan(batch * lane_count, lane_count))
-    return replace(setup, assignment=replace(setup.assignment, fused=False))
-
-
 def _choose_step(request: Request) -> int:
     """The step whose weights are used; raises now if the output could not be written later."""
     if not request.force:
         refuse_existing(request.output)
     return select_checkpoint(request.run, request.which).step
-
-
-def _dataset(task: Task, data: str) -> Any:
-    if data == "train":
-        return task.train_data()
-    if data != "valid":
-        return task.predict_data(data)
-    dataset = task.valid_data()
-    if dataset is None:
-        raise TaskError(f"{type(task).__name__} has no validation data: valid_data() returns None")
-    return dataset
 
 
 class _Prediction:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from samestep.checkpoint.format import read_model, read_tensors, read_training
+from samestep.checkpoint.format import read_training
 from samestep.checkpoint.listing import select_checkpoint
 from samestep.checkpoint.manifest import Manifest, verify_checkpoint
-from samestep.checkpoint.state import complete_model_state, require
+from samestep.checkpoint.state import require
+from samestep.checkpoint.weights import model_state
 from samestep.config import Config
 from samestep.errors import CheckpointError
 from samestep.train.origin import refuse_untrusted_task
 from samestep.train.run_dir import config_of
 from samestep.train.task import Task, load_task
-
-WEIGHTS = ("raw", "ema", "swa", "average")
-"""As trained; the run's EMA; its SWA; the mean that `samestep average` wrote."""
-AVERAGE_FILE = "average.safetensors"
 
 
 @dataclass(frozen=True)
@@ -74,9 +70,8 @@ def load_trained(
     prepare(task)
     model, extra_modules = task.model(), list(task.extra_modules())
     training = read_training(folder)
-    require(training, "kept", "modules")
-    tensors = {**read_model(folder), **_other_weights(run, folder, weights, training["kept"])}
-    saved = [complete_model_state(tensors, training), *training["modules"]]
+    require(training, "modules")
+    saved = [model_state(run, folder, weights, training), *training["modules"]]
     if len(saved) != 1 + len(extra_modules):
         raise CheckpointError(
             f"{folder} does not fit the task: it holds {len(saved) - 1} extra modules, and "
@@ -90,27 +85,3 @@ def load_trained(
             raise CheckpointError(f"{folder} does not fit the task's {what}: {error}") from error
         module.to(device).eval()
     return Trained(config, task, model, extra_modules, manifest, weights)
-
-
-def _other_weights(
-    run: Path, folder: Path, weights: str, kept: Mapping[str, Any]
-) -> dict[str, Tensor]:
-    if weights == "raw":
-        return {}
-    if weights not in WEIGHTS:
-        raise CheckpointError(f"there are no weights {weights!r}: there are {', '.join(WEIGHTS)}")
-    if weights == "average":
-        path = run / AVERAGE_FILE
-        if not path.is_file():
-            raise CheckpointError(
-                f"{run} holds no {AVERAGE_FILE}: samestep average {run} writes it"
-            )
-        return read_tensors(path)
-    averaged = kept.get(weights)
-    found = averaged.get("model") if isinstance(averaged, Mapping) else None
-    if not isinstance(found, dict) or not found:
-        raise CheckpointError(
-            f"{folder} holds no {weights} weights: the run had no {weights}: section"
-            + (", or it had not started" if weights == "swa" else "")
-        )
-    return found

@@ -296,5 +296,9 @@
     window.addEventListener("resize", redraw);
   }
 
-  document.querySelectorAll("figure.chart").forEach(drawFigure);
+  // A page with several figures has this script several times.
+  document.querySelectorAll("figure.chart").forEach((figure, number) => {
+    if (!figure.isDrawn) drawFigure(figure, number);
+    figure.isDrawn = true;
+  });
 })();

@@ -73,15 +73,19 @@ def chart(panels: Sequence[Panel], wide: bool = False) -> str:
         panels: what is drawn, one below the other.
         wide: whether two of them are side by side where the window is wide enough.
     """
-    # No text of a user can end the script: what could is escaped, as JSON allows.
-    data = json.dumps([_plain(asdict(panel)) for panel in panels], allow_nan=False)
-    safe = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    data = embedded_json([asdict(panel) for panel in panels])
     here = files(__package__)
     style, code = (here.joinpath(f"chart.{kind}").read_text("utf-8") for kind in ("css", "js"))
     return f"""<style>{style}</style>
-<figure class="chart{" wide" if wide else ""}"><script type="application/json">{safe}</script>
+<figure class="chart{" wide" if wide else ""}"><script type="application/json">{data}</script>
 <noscript>The curves are drawn by JavaScript, which is off.</noscript></figure>
 <script>{code}</script>"""
+
+
+def embedded_json(value: Any) -> str:
+    """The value in JSON that no text in it can end the script of; NaN and infinity are null."""
+    data = json.dumps(_plain(value), allow_nan=False)
+    return data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _plain(value: Any) -> Any:

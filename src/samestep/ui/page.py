@@ -15,8 +15,11 @@ from samestep.errors import OutputError
 _GENERATOR = '<meta name="generator" content="samestep">'
 """By which we know a page of ours."""
 
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+"""What a browser lets a page do: nothing that needs a network, whatever is on it."""
+
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; color: #1d2733 }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; padding: 0 1rem; max-width: 62rem; color: #1d2733 }
 h1 { font-size: 1.4rem } .kept { color: #12703c } .broken { color: #b3261e }
 table { border-collapse: collapse; width: 100%; margin: 1rem 0 }
 th, td { text-align: left; padding: .35rem .7rem; border-bottom: 1px solid #dde3ea }
@@ -82,7 +85,8 @@ def page(title: str, body: str, facts: Mapping[str, str] | None = None) -> str:
         for name, value in {**(facts or {}), **_written_by()}.items()
     )
     return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8">{_GENERATOR}<title>{html.escape(title)}</title>
+<html lang="en"><head><meta charset="utf-8">{_GENERATOR}
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><title>{html.escape(title)}</title>
 <style>{_STYLE}</style></head><body>
 {body}
 <footer><table><tbody>{rows}</tbody></table></footer>

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.optim import SGD, Adam
 
 from samestep.checkpoint.manifest import MODEL, folder_name
 from samestep.checkpoint.torch_file import write_torch_file
-from samestep.errors import CheckpointError
+from samestep.errors import CheckpointError, OutputError
 from tests.unit.checkpoint.checkpoints import (
     Extra,
     Tied,
@@ -74,3 +75,26 @@ def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(CheckpointError, match=r"model\.pt could not be written"):
         write_torch_file(run, "last", tmp_path / "file" / "model.pt")
+
+
+def test_extra_keys_stand_beside_the_others_and_never_in_their_place(tmp_path: Path) -> None:
+    run = run_with(tmp_path, model=nn.Linear(1, 1))
+    write_torch_file(run, "last", tmp_path / "model.pt", extra={"config": {"size": 32}})
+    found = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert list(found) == ["model_state_dict", "optimizer_state_dict", "epoch", "config"]
+    assert found["config"] == {"size": 32}
+    with pytest.raises(OutputError, match="has epoch already"):
+        write_torch_file(run, "last", tmp_path / "other.pt", extra={"epoch": 3})
+
+
+def test_averaged_weights_are_written_if_there_are_any(tmp_path: Path) -> None:
+    run = run_with(tmp_path, model=nn.Linear(1, 1))
+    average = {"weight": torch.full((1, 1), 7.0), "bias": torch.full((1,), 8.0)}
+    save_file(average, run / "average.safetensors")
+    write_torch_file(run, "last", tmp_path / "model.pt", weights="average")
+    found = torch.load(tmp_path / "model.pt", weights_only=True)["model_state_dict"]
+    assert all(same_bits(found[name], value) for name, value in average.items())
+    with pytest.raises(CheckpointError, match="holds no ema weights"):
+        write_torch_file(run, "last", tmp_path / "other.pt", weights="ema")
+    with pytest.raises(CheckpointError, match="no weights 'mean'"):
+        write_torch_file(run, "last", tmp_path / "other.pt", weights="mean")
