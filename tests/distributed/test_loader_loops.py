@@ -128,58 +128,89 @@ def test_a_loop_over_the_loader_is_one_run_at_any_size(tmp_path: Path) -> None:
 def test_it_resumes_in_the_middle_of_an_epoch_at_another_size(tmp_path: Path) -> None:
     [untouched] = run_ranks(_over_loader, 1, str(tmp_path / "whole"))
     run_ranks(_over_loader, 4, str(tmp_path / "parts"), 6)
-    resumed = run_ranks(_over_loader, 2, str(tmp_path / "parts"))
-    assert [state for state, _ in resumed] == [untouched[0]] * 2
-    assert resumed[0][1] == untouched[1][7:]
+    run_ranks(_over_loader, 2, str(tmp_path / "parts"), 7)  # then comes the tail of two samples
+    resumed = run_ranks(_over_loader, 4, str(tmp_path / "parts"))
+    assert [state for state, _ in resumed] == [untouched[0]] * 4
+    assert resumed[0][1] == untouched[1][8:]
 
 
 def _misuse(folder: str, kind: str) -> str:
     values = {"same": "samples"} if kind == "lanes in .grad" else {}
-    with samestep.start(**_keys(folder, **values)) as run:
-        loop = Loop(run)
-        try:
+    try:
+        with samestep.start(**_keys(folder, **values)) as run:
+            loop = Loop(run, batch_norm=True)
             if kind == "outside":
                 run.backward(torch.zeros(()))
-            for i, (x, y) in enumerate(loop.loader):
-                loss = F.cross_entropy(loop.model(x), y)
-                _turn(kind, i, run, loop, loss)
-        except StepError as error:
-            return str(error)
+            if kind == "no epochs":
+                next(iter(loop.loader))
+            for _ in run.epochs():
+                for i, (x, y) in enumerate(loop.loader):
+                    _turn(kind, i, run, loop, x, F.cross_entropy(loop.model(x), y))
+                    if kind == "break" and i == 4:
+                        return "left"
+    except StepError as error:
+        return str(error)
     return "nothing was refused"
 
 
-def _turn(kind: str, i: int, run: samestep.Run, loop: Loop, loss: torch.Tensor) -> None:
+def _turn(
+    kind: str, i: int, run: samestep.Run, loop: Loop, x: torch.Tensor, loss: torch.Tensor
+) -> None:
+    weight = loop.model[0].weight  # type: ignore[index]
     if kind == "step first":
         loop.optimizer.step()
+    if kind in ("plain backward", "backward before"):
+        loss.backward(retain_graph=True)
     if kind == "plain backward":
-        loss.backward()
         return
     run.backward(loss)
     if kind == "backward twice":
         run.backward(loss)
+    if kind == "backward after":
+        loop.model(x).sum().backward()
     if kind == "gathers in a lane":
         run.gather(loss.reshape(1))
     if kind == "rates by batches":
         loop.optimizer.param_groups[0]["lr"] = 1e-2 / (1 + i)
+    if kind == "decay by batches":
+        loop.optimizer.param_groups[0]["weight_decay"] = 0.1 * i
     if kind == "a closure":
         loop.optimizer.step(lambda: 0.0)
     if kind != "no step" and not (kind == "accumulates by itself" and i % 2 == 0):
         loop.optimizer.step()
     if kind == "two updates" and run.ends_step:
         loop.optimizer.step()
+    if kind == "schedule by batches":
+        loop.scheduler.step(i / 10)  # type: ignore[arg-type]
+    if kind == "changes weights":
+        with torch.no_grad():
+            weight.mul_(0.99)
+    if kind == "changes data":
+        weight.data.mul_(0.99)
+    if kind == "forward after" and run.ends_step:
+        loop.model(x)
 
 
 REFUSED = {
     "outside": "run.backward belongs inside a loop over the training loader",
+    "no epochs": "has the turns of all 3 epochs if nobody asks for epochs",
+    "break": "the loop was left in turn 1 of 4 of step 1",
     "step first": "AdamW.step() came before run.backward(loss)",
     "plain backward": "was left without run.backward(loss): call it in place of loss.backward()",
+    "backward before": "loss.backward() was called besides run.backward(loss)",
+    "backward after": "loss.backward() was called besides run.backward(loss)",
     "backward twice": "run.backward was called twice for one batch",
     "gathers in a lane": "run.gather was called inside the loop over a step's lanes",
     "rates by batches": "AdamW (lr 0.01) at first, then AdamW (lr 0.005)",
+    "decay by batches": "step other optimizers or schedulers, or with other settings",
+    "schedule by batches": "AdamW (lr 0.01) and StepLR (0.0) at first, then AdamW (lr 0.01) and StepLR (0.1)",
     "accumulates by itself": "none at first, then AdamW (lr 0.01)",
     "a closure": "AdamW.step got a closure",
     "no step": "step 0 was left without optimizer.step()",
     "two updates": "a step has one update",
+    "changes weights": "the loop changed weights in a turn of step 0 that is not its last",
+    "changes data": "the loop changed weights in a turn of step 0 that is not its last",
+    "forward after": "something changed buffers, such as BatchNorm's statistics",
     "lanes in .grad": "same: samples adds up the gradients of a rank's 4 lanes in .grad",
 }
 

@@ -24,7 +24,7 @@ def leave_to_run(scheduler: LRScheduler, every: str) -> None:
         every: With what, for the message.
     """
 
-    def refuse() -> bool:
+    def refuse(*_: Any) -> bool:
         raise StepError(
             f"{type(scheduler).__name__}.step() was called, but the run moves this scheduler on with every "
             f"{every}: remove the call, or let your loop do it: run.prepare(..., scheduler, every='call')"
@@ -33,8 +33,8 @@ def leave_to_run(scheduler: LRScheduler, every: str) -> None:
     _replace_class(scheduler, refuse)
 
 
-def leave_to_loop(scheduler: LRScheduler, may_move: Callable[[], bool]) -> None:
-    """Ask a function at each call of its `step` whether it counts."""
+def leave_to_loop(scheduler: LRScheduler, may_move: Callable[..., bool]) -> None:
+    """Ask a function at each call of its `step`, with it and the call's values, whether it counts."""
     _replace_class(scheduler, may_move)
 
 
@@ -43,11 +43,11 @@ def move(scheduler: LRScheduler) -> None:
     getattr(type(scheduler), _KIND, type(scheduler)).step(scheduler)
 
 
-def _replace_class(scheduler: LRScheduler, may_move: Callable[[], bool]) -> None:
+def _replace_class(scheduler: LRScheduler, may_move: Callable[..., bool]) -> None:
     kind: Any = type(scheduler)
 
     def step(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
-        if may_move():
+        if may_move(self, *args, *kwargs.values()):
             kind.step(self, *args, **kwargs)
 
     members = {"step": step, _KIND: kind, "__module__": kind.__module__, "__doc__": kind.__doc__}

@@ -54,11 +54,11 @@ class LoopSchedules:
                 found[_pace(item.scheduler, item.every)].append(item.scheduler)
         return cls(found)
 
-    def take_over(self, may_move: Callable[[], bool]) -> None:
+    def take_over(self, may_move: Callable[..., bool]) -> None:
         """From now on only the run moves its own on, and the loop the others.
 
         Args:
-            may_move: Whether a call of the loop's counts.
+            may_move: Whether a call of the loop's counts; it gets the scheduler and the call's values.
         """
         for pace in ("step", "epoch"):
             for scheduler in self.by_pace[pace]:

@@ -25,6 +25,7 @@ from samestep.step.lane_turns import LaneTurns
 from samestep.step.lane_watch import LaneWatch
 from samestep.step.loss_terms import Term
 from samestep.step.step import Step, loss_value
+from samestep.step.turn_checks import BackwardPasses
 from samestep.train.loop_schedules import LoopSchedules
 from samestep.train.plan_report import report_plan
 from samestep.train.run_loader import RunLoader, unwrapped
@@ -106,8 +107,10 @@ class Run(RunMeasures):
             taken[id(loader)] = RunLoader(loader, batches)
         return tuple(taken.get(id(item), item) for item in objects)
 
-    def _may_move(self) -> bool:
+    def _may_move(self, scheduler: LRScheduler, *values: Any) -> bool:
         """Whether the loop may move a scheduler on itself, now; not in turns before a step's last."""
+        if self._turns is not None:
+            self._turns.note(type(scheduler).__name__, (id(scheduler), *values))
         if not self.ends_step:
             return False
         if self._passes is not None and not self._passes.updated:
@@ -206,22 +209,28 @@ class Run(RunMeasures):
         if len(self._prepared.optimizers) > 1:
             # One of them steps in a step; parameters of the others may have no part in its loss.
             self._prepared.reduction.gradients.usage_varies = True
-        spare = None
-        for step in self.steps(dataset):
-            assert self._passes is not None, "a step is open"
-            turns = self._turns = LaneTurns(self._passes, self._modules, spare)
-            try:
-                for batch in turns.batches():
+        backwards = BackwardPasses(self._prepared.params)
+        try:
+            for done, step in enumerate(self.steps(dataset)):
+                assert self._passes is not None, "a step is open"
+                self._turns = LaneTurns(self._passes, self._modules, backwards, done)
+                for batch in self._turns.batches():
                     yield step.epoch_step, batch
-            finally:
                 self._turns = None
-            spare = turns.spare
+        finally:
+            backwards.close()
 
     def _lane_batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
         for _, batch in self.enumerate(loader):
             yield batch
 
     def _refuse_turns(self) -> None:
+        epochs = self.config.epochs
+        if epochs is not None and epochs > 1 and not self._sequence.by_epochs:
+            raise StepError(
+                f"a loop over the loader has the turns of all {epochs} epochs if nobody asks for epochs: write "
+                "for epoch in run.epochs(): for batch in loader"
+            )
         most = max(len(units) for units in self.setup.assignment.by_rank)
         if self.config.same != "bits" and most > 1:
             raise StepError(
@@ -265,6 +274,10 @@ class Run(RunMeasures):
         """`print`, once for the run: on rank 0; in a loop over the loader, in a step's last turn."""
         if self.ends_step:
             super().print(*values, sep=sep, end=end)
+
+    @property
+    def _left(self) -> str:
+        return "" if self._turns is None else self._turns.left
 
     @property
     def ends_step(self) -> bool:

@@ -25,15 +25,24 @@ def end_with(error: BaseException | None, *last: Callable[[], None]) -> BaseExce
     return error
 
 
-def close_at_exit(close: Callable[[Any, BaseException | None, Any], None]) -> None:
+def shown_error() -> BaseException | None:
+    """The error that the interpreter has shown last."""
+    return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+
+
+def close_at_exit(
+    close: Callable[[Any, BaseException | None, Any], None], earlier: BaseException | None
+) -> None:
     """Close a run that is still open in a process that ends.
 
     An error that the interpreter has shown is the run's; one that closing raises makes the process fail.
 
     Args:
         close: The run's `__exit__`.
+        earlier: What the interpreter had shown before the run.
     """
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    error = shown_error()
+    error = None if error is earlier else error
     try:
         close(None if error is None else type(error), error, None)
     except BaseException as late:

@@ -21,7 +21,7 @@ from samestep.run_setup import RunSetup
 from samestep.step.engine import Prepared
 from samestep.step.lane_passes import LanePasses
 from samestep.train.listeners import Listeners, RunListener
-from samestep.train.run_end import close_at_exit, end_with, with_advice
+from samestep.train.run_end import close_at_exit, end_with, shown_error, with_advice
 from samestep.train.run_parts import RunParts
 from samestep.train.run_place import RunPlace
 from samestep.train.survivors import Survivors
@@ -85,7 +85,9 @@ class RunFiles(RunPlace):
     def close_at_exit(self) -> None:
         """Close the run when the process ends, for scripts that do not open it with `with`."""
         # Unlike atexit's, these are called in processes that multiprocessing forked, too.
-        self._at_exit = Finalize(None, partial(close_at_exit, self.__exit__), exitpriority=0)
+        self._at_exit = Finalize(
+            None, partial(close_at_exit, self.__exit__, shown_error()), exitpriority=0
+        )
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if self._is_over:
@@ -96,7 +98,7 @@ class RunFiles(RunPlace):
         parts = self._opened_parts
         found = error
         if parts is not None:
-            found = end_with(error, parts.log.flush, self._listeners.on_end)
+            found = end_with(error, self._refuse_left, parts.log.flush, self._listeners.on_end)
             parts.survivors.report(found)
         step = None if self._passes is None else self._passes.data.index
         cause = None if found is None else with_advice(found, self.setup, step)
@@ -110,6 +112,15 @@ class RunFiles(RunPlace):
                 closing.callback(parts.close, cause)
         if cause is not error and cause is not None:
             raise cause from (None if cause is found else found)
+
+    @property
+    def _left(self) -> str:
+        """What is wrong with where a loop was left; empty if nothing is."""
+        return ""
+
+    def _refuse_left(self) -> None:
+        if self._left:
+            raise StepError(self._left)
 
     @property
     def model(self) -> nn.Module:

@@ -228,7 +228,7 @@ class RunMeasures(RunFiles):
         if self._passes is not None and self._passes.in_lane:
             raise StepError(
                 f"{caller} was called inside the loop over a step's lanes, of which ranks have different "
-                "numbers: call it after the loop"
+                "numbers: call it after the loop, or where run.ends_step"
             )
         passes, share = self._share
         if share is None or (self._passes is not None and passes is not self._passes):

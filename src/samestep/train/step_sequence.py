@@ -25,6 +25,11 @@ class StepSequence:
         self._epoch: int | None = None
         self._taken = False
 
+    @property
+    def by_epochs(self) -> bool:
+        """Whether a loop over epochs takes the steps."""
+        return self._epoch is not None
+
     def epochs(self, first: int, last: int | None) -> Iterator[int]:
         """The numbers of the epochs; each loop body takes its steps from `of`.
 

@@ -61,10 +61,10 @@ def verify(
         rank_command = rank_command.with_overrides(f"steps={steps}", "epochs=null")
     config = rank_command.config
     _refuse_unverifiable(rank_command, worlds)
-    if len(worlds) == 1 and not resumed and against is None:
+    if len(worlds) == 1 and (resumed or against is None):
         raise PlanError(
             f"--worlds {worlds[0].label} is one run, with nothing to compare it with: give several, such as "
-            "1,2,4, or --resumed, or --against FILE"
+            f"1,2,4{'' if resumed else ', or --against FILE'}"
         )
     curve = read_curve(against) if against is not None else []
     folder = _fresh_folder(config)
