@@ -38,16 +38,16 @@ class LossBuffers:
             slot.put(copy)
         try:
             yield
-            rows = [(*pair, *more) for pair, *more in zip(self._own, copies, versions, strict=True)]
+            rows = list(zip(self._own, copies, versions, strict=True))
             changed = {
                 (id(slot.module), slot.name)
-                for slot, _, copy, version in rows
+                for (slot, _), copy, version in rows
                 if slot.tensor is not copy or copy._version != version
             }
             self._left = [
                 (own, current(slot, copy).detach())
-                for slot, own, copy, _ in rows
-                if not changed.isdisjoint({(id(slot.module), name) for name in _written_with(slot)})
+                for (slot, own), copy, _ in rows
+                if any((id(slot.module), name) in changed for name in _written_with(slot))
             ]
         finally:
             for slot, own in self._own:
