@@ -130,9 +130,9 @@ def refuse_several_lanes(lane_count: int, world: int) -> None:
         PlanError: There are not as many ranks as lanes.
     """
     if lane_count != world:
-        ranks = "1 rank" if world == 1 else f"{world} ranks"
+        ranks = "1 rank drives" if world == 1 else f"{world} ranks drive"
         raise PlanError(
-            f"batchnorm: global, but {ranks} drive {lane_count} lanes: all lanes meet in each BatchNorm "
+            f"batchnorm: global, but {ranks} {lane_count} lanes: all lanes meet in each BatchNorm "
             "layer, so they must run at the same time, one on each rank. Start as many ranks as lanes "
             f"({lane_count}), or set lanes: {world} (which is another run), or batchnorm: lane"
         )

@@ -73,17 +73,23 @@ def report_plan(
         f"x {batch.lane_batch} samples; {context.world} rank(s) drive "
         f"{'+'.join(map(str, shares))} lanes; {total or 'unknown'} steps; same: {config.same}"
     )
-    if config.batchnorm == "lane" or context.world == 1:
-        tail = 0 if config.drop_last else (source.samples or 0) % batch.lane_batch
-        lonely = lonely_samples(modules, batch.lane_batch, tail)
-        if lonely:
-            context.log.main(f"Warning: {lonely}")
+    _warn_of_lonely_samples(setup, source, modules)
     if config.batch_per_rank is not None:
         context.log.main(
             f"batch_per_rank {config.batch_per_rank} makes this run depend on its "
             f"{context.world} rank(s): another number of ranks is another run"
         )
     return plan
+
+
+def _warn_of_lonely_samples(setup: RunSetup, source: Source, modules: Sequence[nn.Module]) -> None:
+    config, context, size = setup.config, setup.context, setup.batch.lane_batch
+    if config.batchnorm == "global" and context.world > 1:
+        return
+    tail = 0 if config.drop_last else (source.samples or 0) % size
+    lonely = lonely_samples(modules, size, tail)
+    if lonely:
+        context.log.main(f"Warning: {lonely}")
 
 
 def refuse_empty_lanes(
