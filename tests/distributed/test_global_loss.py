@@ -73,6 +73,9 @@ def test_what_the_loss_leaves_in_its_buffers_stays(values: dict[str, Any], tmp_p
     ]  # fmt: skip
     names = [name for name in found[0] if name.endswith("norm.num_batches_tracked")]
     assert [int(found[0][name]) for name in names] == [6]
+    assert all(
+        found[0][name.replace("num_batches_tracked", "running_mean")].all() for name in names
+    )
     for name in found[0]:
         if name.endswith((".rows", ".classes")):
             assert found[0][name].count_nonzero() > 30

@@ -115,7 +115,9 @@ def refuse_another_run(config: Config, plan: Mapping[str, Any], point: ResumePoi
     Raises:
         CheckpointError: with each difference, and how to resume nevertheless.
     """
-    now, saved = config.model_dump(mode="json"), point.manifest.config
+    now = config.model_dump(mode="json")
+    # Runs from before this key normalised each lane.
+    saved = {"batchnorm": "lane", **point.manifest.config}
     different = [
         difference
         for key in SHAPING_KEYS

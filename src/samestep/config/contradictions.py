@@ -25,6 +25,7 @@ def contradictions(config: Config, wrong: Set[str] = frozenset()) -> list[Mistak
         ({"epochs", "steps"}, _length_mistakes),
         ({"task"}, _task_mistakes),
         ({"same"}, _same_mistakes),
+        ({"batchnorm", "same", "memory.lane_split", "speed.compile"}, _batchnorm_mistakes),
         ({"contrastive.recompute", "memory.lane_split"}, _contrastive_mistakes),
         ({"early_stopping", "evaluation.every_epochs"}, _evaluation_mistakes),
         (set(_inside("evaluation", "mode", "reference", "views", "metrics")), _retrieval_mistakes),
@@ -174,6 +175,31 @@ def _contrastive_mistakes(config: Config) -> list[Mistake]:
         f"{config.memory.lane_split} cuts into pieces that are embedded twice: remove one of them"
     )
     return [Mistake("contrastive.recompute", message)]
+
+
+def _batchnorm_mistakes(config: Config) -> list[Mistake]:
+    if config.batchnorm == "lane":
+        return []
+    found = []
+    if config.same != "bits":
+        message = (
+            f"global is for same: bits, and you set same: {config.same}: set same: bits, or on GPUs same: "
+            "samples with distributed.sync_batchnorm: true, which is torch's way between ranks"
+        )
+        found.append(Mistake("batchnorm", message))
+    if config.memory.lane_split != 1:
+        message = (
+            f"global normalises over whole lanes, which memory.lane_split: {config.memory.lane_split} cuts "
+            "into pieces: remove one of them, or keep fewer activations with memory.checkpoint"
+        )
+        found.append(Mistake("batchnorm", message))
+    if config.speed.compile:
+        message = (
+            "global lets ranks meet inside of the model's forward pass, which speed.compile compiles as a "
+            "whole: remove one of them"
+        )
+        found.append(Mistake("batchnorm", message))
+    return found
 
 
 def _same_mistakes(config: Config) -> list[Mistake]:

@@ -114,7 +114,7 @@ class FoldConfig(Section):
 SHAPING_KEYS = (
     "task", "params", "seed", "epochs", "steps", "steps_per_epoch", "same", "drop_last",
     "precision", "loss_scale", "loss_weights", "clip", "on_nonfinite", "optimizer", "lr_scaling", "base_batch",
-    "schedule", "ema", "swa", "fold",
+    "schedule", "ema", "swa", "fold", "batchnorm",
 )  # fmt: skip
 """Keys that shape a run's result and are compared when it resumes."""
 PLANNED_KEYS = ("global_batch", "lanes", "samples", "lane_split")
@@ -173,6 +173,10 @@ class Config(Section):
         1, description="micro-batches per rank and step, with batch_per_rank only"
     )
     lanes: Lanes | None = Field(None, description="equal parts of the global batch; 8 if not set")
+    batchnorm: Literal["lane", "global"] = Field(
+        "lane",
+        description="what BatchNorm normalises over: each lane, or the global batch (as many ranks as lanes)",
+    )
     same: Same = Field("bits", description="what stays the same at another number of ranks")
     drop_last: bool = Field(False, description="leave out an epoch's incomplete last batch")
     precision: Literal["fp32", "tf32", "bf16", "fp16", "auto"] = Field(

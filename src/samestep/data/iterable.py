@@ -240,7 +240,9 @@ class StreamSource(Source):
         self._setup, self._units = setup, setup.assignment.my_units
         self._streams = lane_streams(dataset)
         self._collate, self._digest = collate or default_collate, digest
-        self._agree = config.same != "bits" or config.steps_per_epoch is None
+        # Where ranks meet inside of lanes, they must know that each has one.
+        meets = config.batchnorm == "global"
+        self._agree = config.same != "bits" or config.steps_per_epoch is None or meets
 
     def steps(self, start: Position, stop: int | None) -> Iterator[StepData]:
         step = start.step

@@ -44,12 +44,14 @@ class LaneBuffers:
         assignment: Sequence[range],
         collectives: Collectives,
         warn: Callable[[str], None] = lambda line: None,
+        alike: Sequence[Tensor] = (),
     ) -> None:
         """Args:
         modules: Whose buffers are joined; none for a run that leaves them to something else.
         assignment: The lanes of every rank.
         collectives: How this rank talks to the others.
         warn: Called once about large buffers that change and of which no module declares how.
+        alike: Buffers in which each rank's only lane leaves the same bits: there is nothing to join.
         """
         slots = find_slots(modules)
         pairs = [(slot, slot.tensor) for slot in slots if slot.tensor is not None]
@@ -69,7 +71,9 @@ class LaneBuffers:
         self._touched = False
         self._lists, pointers = _lists(slots, assignment, collectives)
         listed = {id(slot) for slot in (*self._lists.slots, *pointers)}
-        self._summed = [pair for pair in pairs if id(pair[0]) not in listed]
+        self._alike = {id(tensor) for tensor in alike}
+        apart = listed | {id(slot) for slot, tensor in pairs if id(tensor) in self._alike}
+        self._summed = [pair for pair in pairs if id(pair[0]) not in apart]
         self._sums: BufferSums | None = None
         self._rebuild()
 
@@ -210,7 +214,9 @@ class LaneBuffers:
             return
         self._put_back()
         if self._lists.slots:  # else what this rank's last lane wrote would stay
-            torch._foreach_copy_(self._tensors, self._base)
+            for own, base in zip(self._tensors, self._base, strict=True):
+                if id(own) not in self._alike:
+                    own.copy_(base)
         if self._sums is not None:
             self._sums.finish()
         self._lists.finish()

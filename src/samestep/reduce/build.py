@@ -15,6 +15,7 @@ from samestep.distributed.collectives import Collectives, TorchCollectives
 from samestep.errors import LaunchError
 from samestep.reduce import ddp
 from samestep.reduce.buffers import LaneBuffers
+from samestep.reduce.global_batchnorm import GlobalBatchNorm
 from samestep.reduce.gradients import GradientSum, LaneSum, OneLaneSum
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.tree_sum import TreeSum
@@ -30,6 +31,8 @@ class LaneReduction:
     """The user's model, wrapped where the level of sameness needs it."""
     gradients: GradientSum
     buffers: LaneBuffers
+    batchnorm: GlobalBatchNorm | None = None
+    """Where BatchNorm layers meet, if they normalise over the global batch."""
 
 
 def build_reduction(
@@ -41,6 +44,7 @@ def build_reduction(
     assignment: Sequence[range],
     scaling: Scaling,
     warn: Callable[[str], None] = lambda line: None,
+    batchnorm: GlobalBatchNorm | None = None,
 ) -> LaneReduction:
     """What adds up the lanes of these modules, whose weights become rank 0's.
 
@@ -53,6 +57,7 @@ def build_reduction(
         assignment: The units of every rank.
         scaling: The last factor of the gradients.
         warn: Called about buffers of which no module declares how lanes are joined.
+        batchnorm: Where the modules' BatchNorm layers meet, if they do.
     """
     collectives.broadcast_tensors(
         [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
@@ -67,14 +72,16 @@ def build_reduction(
     else:
         wrapped = _wrapped(config, device, model)
         shared = config.same == "samples" and config.distributed.broadcast_buffers
-        buffers = list(wrapped.buffers()) if shared else []
+        sent = list(wrapped.buffers()) if shared else []
         model = wrapped
-        gradients = ddp.DDPSum(wrapped, params, buffers, assignment, collectives, scaling)
+        gradients = ddp.DDPSum(wrapped, params, sent, assignment, collectives, scaling)
     # `samples` fuses a rank's lanes: its buffers are DistributedDataParallel's business.
     joined = [] if config.same == "samples" else modules
     if config.same == "samples" and config.loss_weights:
         joined = modules[-1:]  # the sums of the named losses
-    return LaneReduction(model, gradients, LaneBuffers(joined, assignment, collectives, warn))
+    alike = [] if batchnorm is None else batchnorm.buffers
+    buffers = LaneBuffers(joined, assignment, collectives, warn, alike)
+    return LaneReduction(model, gradients, buffers, batchnorm)
 
 
 def _single_process_sum(

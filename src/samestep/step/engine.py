@@ -17,6 +17,7 @@ from samestep.checkpoint.state import Stateful
 from samestep.config.optim import ClipConfig
 from samestep.data.batch import LaneBatch
 from samestep.data.device import DeviceCopies
+from samestep.distributed.collectives import TorchCollectives
 from samestep.errors import TaskError
 from samestep.lanes.rng import UPDATE
 from samestep.optim.clipping import Clipping
@@ -26,6 +27,7 @@ from samestep.optim.nonfinite import FiniteGuard
 from samestep.optim.optimizer_calls import OptimizerCalls
 from samestep.optim.update import Update
 from samestep.reduce.build import LaneReduction, build_reduction
+from samestep.reduce.global_batchnorm import GlobalBatchNorm
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import NO_FLAGS, RankFlags
 from samestep.run_setup import RunSetup
@@ -94,6 +96,8 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore) -> Prepar
     named, frozen = trainable(optimizers, modules)
     if not named:
         raise TaskError("no parameter of the optimizers requires a gradient")
+    # Before what wraps forward passes: their second ones are meetings, too.
+    batchnorm = _global_batchnorm(setup, modules)
     if config.memory.checkpoint:
         checkpoint_activations(modules[0], config.memory.checkpoint)
     restore(modules, optimizers, schedules)
@@ -115,6 +119,7 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore) -> Prepar
         units,
         scaling,
         context.log.main,
+        batchnorm,
     )
     rates = DeviceRates(optimizers, context.device)
     params = [param for _, param in named]
@@ -130,9 +135,21 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore) -> Prepar
         scaling=scaling,
         rates=rates,
         calls=OptimizerCalls(optimizers),
-        runner=_runner(setup, parts_of_run, params, optimizers),
+        runner=_runner(setup, parts_of_run, params, optimizers, batchnorm),
         terms=terms,
     )
+
+
+def _global_batchnorm(setup: RunSetup, modules: Sequence[nn.Module]) -> GlobalBatchNorm | None:
+    """Where BatchNorm layers meet; None where they normalise each lane, or where there is one lane."""
+    collectives = setup.context.collectives
+    if setup.config.batchnorm == "lane" or not isinstance(collectives, TorchCollectives):
+        return None
+    found = GlobalBatchNorm(modules, collectives)
+    if found.layers:
+        return found
+    setup.context.log.main("batchnorm: global has no effect: no module of the run has a BatchNorm")
+    return None
 
 
 def _runner(
@@ -140,9 +157,10 @@ def _runner(
     modules: Sequence[nn.Module],
     params: Sequence[Parameter],
     optimizers: Sequence[Optimizer],
+    batchnorm: GlobalBatchNorm | None,
 ) -> LaneRunner:
     """How lanes run, as configured."""
-    if _uses_graphs(setup, optimizers):
+    if _uses_graphs(setup, optimizers, batchnorm):
         return GraphedSteps(setup.context, setup.precision, modules, setup.config)
     if setup.config.memory.lane_split != 1:
         return MicroBatches(setup, modules, params)
@@ -229,11 +247,15 @@ def _may_draw(prepared: Prepared) -> bool:
     return any(not prepared.calls.is_own(hook) for hooks in every for hook in hooks.values())
 
 
-def _uses_graphs(setup: RunSetup, optimizers: Sequence[Optimizer]) -> bool:
+def _uses_graphs(
+    setup: RunSetup, optimizers: Sequence[Optimizer], batchnorm: GlobalBatchNorm | None
+) -> bool:
     requested = setup.config.speed.graph
     if not requested:
         return False
     why = why_no_graph(setup.config, setup.context.device, optimizers)
+    if batchnorm is not None:
+        why = "batchnorm: global lets ranks meet inside of lanes, which is not captured"
     if why and requested != "auto":
         raise TaskError(f"speed.graph: true, but {why}. speed.graph: auto then trains without")
     if why and setup.context.device.type == "cuda":

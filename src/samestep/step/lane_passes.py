@@ -105,15 +105,13 @@ class LanePasses:
     def __init__(self, engine: StepEngine, data: StepData) -> None:
         self.data = data
         self.updated = False
-        self.changes_weights = False
+        self.changes_weights = self._over = False
         """Whether the update has begun: before it, a rank can return to where the last step ended."""
         self.engine = engine
         self._batches: list[LaneBatch] = []
         self._on_device: dict[int, LaneBatch] = {}
         self._open: int | None = None
-        self._over = False
-        lane_count = engine.setup.batch.lane_count
-        self.moment = Moment(data.index, data.epoch, data.total, lane_count)
+        self.moment = Moment(data.index, data.epoch, data.total, engine.setup.batch.lane_count)
         self._lane_stats: dict[int, LaneStats] = {}
         self._stats: LocalStats | None = None
         self._begun = self._reduced = False
@@ -121,6 +119,8 @@ class LanePasses:
         """Of the open lane."""
         engine.guard.begin(data.index)
         engine.forward_check.begin(data.index)
+        if engine.reduction.batchnorm is not None:
+            engine.reduction.batchnorm.begin_step(lambda: self.in_lane, data.ragged)
 
     def train(self, loss: LossFunction) -> None:
         """Run the whole step."""

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from samestep.errors import StepError
-from samestep.reduce.buffer_slots import current, find_slots
+from samestep.reduce.buffer_slots import BufferSlot, current, find_slots
 
 
 class LossBuffers:
@@ -37,11 +38,16 @@ class LossBuffers:
             slot.put(copy)
         try:
             yield
-            rows = zip(self._own, copies, versions, strict=True)
+            rows = list(zip(self._own, copies, versions, strict=True))
+            changed = {
+                (id(slot.module), slot.name)
+                for (slot, _), copy, version in rows
+                if slot.tensor is not copy or copy._version != version
+            }
             self._left = [
                 (own, current(slot, copy).detach())
-                for (slot, own), copy, version in rows
-                if slot.tensor is not copy or copy._version != version
+                for (slot, own), copy, _ in rows
+                if any((id(slot.module), name) in changed for name in _written_with(slot))
             ]
         finally:
             for slot, own in self._own:
@@ -59,6 +65,14 @@ class LossBuffers:
         for own, value in self._left:
             own.copy_(value)
         self._left = []
+
+
+def _written_with(slot: BufferSlot) -> tuple[str, ...]:
+    """The buffers of its module whose new version says that this one may have changed, too."""
+    if isinstance(slot.module, _BatchNorm):
+        # torch's kernel moves the statistics without giving them a new version.
+        return slot.name, "num_batches_tracked"
+    return (slot.name,)
 
 
 def _version(tensor: Tensor | None) -> int:

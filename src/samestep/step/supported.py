@@ -68,6 +68,12 @@ def _optimizers(optimizers: Sequence[Optimizer]) -> Iterator[str]:
             )
 
 
+def has_batchnorm(module: nn.Module) -> bool:
+    """Whether a layer in it normalises over samples."""
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    return any(isinstance(part, kinds) for part in module.modules())
+
+
 def lonely_samples(modules: Sequence[nn.Module], lane_batch: int, tail: int) -> str:
     """A warning where BatchNorm gets one sample alone; empty if it does not.
 
@@ -76,8 +82,7 @@ def lonely_samples(modules: Sequence[nn.Module], lane_batch: int, tail: int) -> 
         lane_batch: Samples in a whole lane.
         tail: Samples in the last lane of an epoch, if that is not whole; else 0.
     """
-    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-    if not any(isinstance(part, kinds) for module in modules for part in module.modules()):
+    if not any(map(has_batchnorm, modules)):
         return ""
     if lane_batch == 1:
         return (

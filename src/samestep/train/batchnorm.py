@@ -83,18 +83,21 @@ def _only_statistics(modules: Sequence[nn.Module], layers: list[_BatchNorm]) -> 
     Dropout too: the statistics are for a model that is evaluated, and it has none there.
     """
     momenta = [layer.momentum for layer in layers]
+    forwards = [vars(layer).get("forward") for layer in layers]
     buffers = BufferSnapshot(modules)
     with evaluating(modules):
         for layer in layers:
             layer.training, layer.momentum = True, None
-            # Not SyncBatchNorm's, which would wait for ranks that have no batch at this moment.
+            # Not one that would wait for ranks which have no batch at this moment.
             layer.forward = partial(_BatchNorm.forward, layer)  # type: ignore[method-assign]
         try:
             yield
         finally:
-            for layer, momentum in zip(layers, momenta, strict=True):
+            for layer, momentum, forward in zip(layers, momenta, forwards, strict=True):
                 layer.momentum = momentum
                 del layer.forward
+                if forward is not None:
+                    layer.forward = forward  # type: ignore[method-assign]
             buffers.restore()
 
 

@@ -13,9 +13,12 @@ from samestep.checkpoint.ownership import naming_errors
 from samestep.checkpoint.resume import ResumePoint, refuse_another_run, warn_of_other_bits
 from samestep.config import Config
 from samestep.data.batch import Source
+from samestep.errors import PlanError
+from samestep.lanes.plan import BatchPlan
 from samestep.optim.precision import Precision
+from samestep.reduce.global_batchnorm import NO_SAMPLES
 from samestep.run_setup import RunSetup
-from samestep.step.supported import lonely_samples
+from samestep.step.supported import has_batchnorm, lonely_samples
 
 
 def report_plan(
@@ -35,6 +38,8 @@ def report_plan(
         modules: What it trains.
     """
     config, context, batch, precision = setup.config, setup.context, setup.batch, setup.precision
+    if config.batchnorm == "global" and any(map(has_batchnorm, modules)):
+        refuse_empty_lanes(batch, source, total, config.drop_last)
     shares = [len(lanes) for lanes in setup.assignment.by_rank]
     plan = {
         "same": config.same,
@@ -68,16 +73,43 @@ def report_plan(
         f"x {batch.lane_batch} samples; {context.world} rank(s) drive "
         f"{'+'.join(map(str, shares))} lanes; {total or 'unknown'} steps; same: {config.same}"
     )
-    tail = 0 if config.drop_last else (source.samples or 0) % batch.lane_batch
-    lonely = lonely_samples(modules, batch.lane_batch, tail)
-    if lonely:
-        context.log.main(f"Warning: {lonely}")
+    _warn_of_lonely_samples(setup, source, modules)
     if config.batch_per_rank is not None:
         context.log.main(
             f"batch_per_rank {config.batch_per_rank} makes this run depend on its "
             f"{context.world} rank(s): another number of ranks is another run"
         )
     return plan
+
+
+def _warn_of_lonely_samples(setup: RunSetup, source: Source, modules: Sequence[nn.Module]) -> None:
+    config, context, size = setup.config, setup.context, setup.batch.lane_batch
+    if config.batchnorm == "global" and context.world > 1:
+        return
+    tail = 0 if config.drop_last else (source.samples or 0) % size
+    lonely = lonely_samples(modules, size, tail)
+    if lonely:
+        context.log.main(f"Warning: {lonely}")
+
+
+def refuse_empty_lanes(
+    batch: BatchPlan, source: Source, total: int | None, drop_last: bool
+) -> None:
+    """Refuse an epoch whose last step has samples for some lanes only, where all of them must meet.
+
+    Raises:
+        PlanError: Some lanes would have none; of iterable data the step itself finds out.
+    """
+    if source.samples is None or source.steps_per_epoch is None or drop_last:
+        return
+    rest = source.samples % batch.global_batch
+    filled = -(-rest // batch.lane_batch)
+    is_reached = total is None or total >= source.steps_per_epoch
+    if rest and filled < batch.lane_count and is_reached:
+        raise PlanError(
+            f"{source.samples} samples in batches of {batch.global_batch} leave a rest of {rest}, which fills "
+            f"{filled} of {batch.lane_count} lanes, and {NO_SAMPLES}"
+        )
 
 
 def without_effect(config: Config, precision: Precision) -> list[str]:

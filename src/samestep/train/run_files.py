@@ -16,6 +16,7 @@ from samestep.config import Config
 from samestep.data.loaders import batch_size_of
 from samestep.distributed.context import RunContext
 from samestep.errors import StepError
+from samestep.lanes.plan import refuse_several_lanes
 from samestep.lanes.rng import INIT
 from samestep.run_setup import RunSetup
 from samestep.step.engine import Prepared
@@ -32,6 +33,8 @@ class RunFiles(RunPlace):
 
     def __init__(self, config: Config, context: RunContext) -> None:
         self.setup = RunSetup.create(config, context)
+        if config.batchnorm == "global":
+            refuse_several_lanes(config.lane_count(context.world), context.world)
         self.run_dir = config.run_path
         """Where the run's files are."""
         self._listeners = Listeners(self.setup.rng)

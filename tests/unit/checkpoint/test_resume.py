@@ -45,6 +45,7 @@ DIFFERENCES = [
     ("params.width=5", {}, "params was {'width': 4}, is {'width': 5}"),
     ("same=rounding", {}, "same was bits, is rounding"),
     ("drop_last=true", {}, "drop_last was False, is True"),
+    ("batchnorm=global", {}, "batchnorm was lane, is global"),
     ("precision=bf16", {}, "precision was fp32, is bf16"),
     ("clip.norm=1.0", {}, "clip.norm was not set, is 1.0"),
     ("on_nonfinite=skip", {}, "on_nonfinite was stop, is skip"),
@@ -69,6 +70,14 @@ def test_a_config_of_another_run_is_refused_unless_allowed(
     assert str(caught.value).count("\n  - ") == 1
     assert f"resume.allow=[{key}]" in str(caught.value)
     refuse_another_run(config(*changes, f"resume.allow=[{key}]"), {**PLAN, **plan}, point())
+
+
+def test_a_checkpoint_from_before_a_key_was_there_has_its_default() -> None:
+    document = config().model_dump(mode="json", exclude={"batchnorm"})
+    saved = ResumePoint(Path("step-00000004"), manifest(config=document, plan=PLAN))
+    refuse_another_run(config(), PLAN, saved)
+    with pytest.raises(CheckpointError, match="batchnorm was lane, is global"):
+        refuse_another_run(config("batchnorm=global"), PLAN, saved)
 
 
 def test_every_difference_is_named_and_the_allowed_ones_are_not() -> None:

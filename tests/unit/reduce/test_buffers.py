@@ -477,3 +477,19 @@ def test_a_lane_that_writes_without_its_pointer_is_refused() -> None:
     module = queue(2)  # filled by one lane: the pointer is where it was
     with pytest.raises(TaskError, match="make the queue longer"):
         run_lanes(joined(module, 2), *[lambda: enqueue(module, 1)] * 2)
+
+
+def test_buffers_in_which_all_lanes_leave_the_same_stay_as_they_are_to_the_bit() -> None:
+    """Where the sum of changes, over an odd number of lanes or far from the start, would round."""
+    new = torch.tensor([0.1, 1e-3], dtype=torch.float64)
+
+    class Both(Holder):
+        buffer_joins = {"seen": "last"}  # noqa: RUF012
+
+    holder = Both(mean=torch.tensor([1.7, 1e10], dtype=torch.float64), seen=torch.zeros(1))
+    alike = [holder.mean]
+    found = LaneBuffers([holder], [range(3)], SoloCollectives(Activity()), alike=alike)  # type: ignore[list-item]
+    run_lanes(found, *[lambda: holder.mean.copy_(new)] * 3)  # type: ignore[operator, union-attr]
+    assert torch.equal(holder.mean, new)  # type: ignore[arg-type]
+    found.restore()
+    assert holder.mean.tolist() == [1.7, 1e10]  # type: ignore[operator, union-attr]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from samestep.optim.loss_scale import CheckedScaling, LossScale
 from samestep.reduce.gradients import LaneSum, OneLaneSum
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import NO_FLAGS
-from samestep.step.engine import Prepared, prepare, trainable
+from samestep.step.engine import Prepared, _uses_graphs, prepare, trainable
 from samestep.step.micro_batches import MicroBatches
 from samestep.step.whole_lanes import WholeLanes
 from tests.unit.step.engines import LR, Steps, linear, output_sum, setup_of
@@ -224,3 +225,21 @@ def test_a_clip_norm_that_is_no_limit_is_refused() -> None:
     optimizer = SGD([{"params": model.parameters(), "clip_norm": 0.0}], lr=0.1)
     with pytest.raises(TaskError, match=r"clip_norm 0\.0: give a number above 0"):
         Steps(model, objects=[model, optimizer])
+
+
+def test_layers_that_meet_inside_of_lanes_keep_a_gpu_from_graphs_and_the_log_says_so() -> None:
+    lines: list[str] = []
+    context = SimpleNamespace(device=torch.device("cuda"), log=SimpleNamespace(main=lines.append))
+
+    def uses(graph: Any, batchnorm: Any) -> bool:
+        config = setup_of(speed={"graph": graph}).config
+        setup: Any = SimpleNamespace(config=config, context=context)
+        return _uses_graphs(setup, [], batchnorm)
+
+    assert uses("auto", None)
+    assert lines == []
+    assert not uses("auto", object())
+    assert "no CUDA graphs, since batchnorm: global lets ranks meet inside of lanes" in lines[0]
+    assert not uses(False, object())
+    with pytest.raises(TaskError, match="true, but batchnorm: global"):
+        uses(True, object())
