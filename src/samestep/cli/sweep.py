@@ -1,4 +1,4 @@
-"""The commands of sweeps: sweep run, status, best, resume, stop, export-best."""
+"""The commands of sweeps: sweep run, status, best, plot, resume, stop, export-best."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from samestep.cli.app import (
     TRAINING,
     AsJson,
     ConfigFile,
+    Force,
     Overrides,
     app,
     guarded,
@@ -19,6 +20,7 @@ from samestep.cli.app import (
     usable,
 )
 from samestep.cli.cv import SeedOption, Stratify, StratifyOption
+from samestep.cli.plot import Output, Report
 from samestep.distributed.deferred_signals import DeferredSignals
 
 if TYPE_CHECKING:
@@ -97,6 +99,33 @@ def best(name: Name, as_json: AsJson = False) -> None:
             typer.echo(json.dumps(trial.as_json()))
         else:
             print_rows(_header(loaded), [_row(loaded, trial)])
+
+
+@sweep_app.command()
+def plot(name: Name, output: Output = None, report: Report = None, force: Force = False) -> None:
+    """Draw a sweep's trials, also while it runs: a picture, and a page; if neither is named, a page in
+    the sweep's directory."""
+    with guarded():
+        from samestep.plotting.picture import refuse_picture
+        from samestep.sweep.plots import plots_of
+        from samestep.sweep.reading import find_sweep, reload_sweep
+        from samestep.ui.page import refuse_other_file
+
+        folder = find_sweep(name)
+        page = folder / "plots.html" if output is None and report is None else report
+        if output is not None:
+            refuse_picture(output, force)
+        if page is not None and not force:
+            refuse_other_file(page, "--force replaces it, or name another file")
+        plots = plots_of(reload_sweep(folder))
+        for remark in plots.remarks:
+            typer.echo(remark, err=True)
+        if page is not None:
+            plots.write_report(page, force)
+            typer.echo(f"Page: {page}")
+        if output is not None:
+            plots.write_picture(output, force)
+            typer.echo(f"Plot: {output}")
 
 
 @sweep_app.command()
