@@ -18,7 +18,10 @@ _LONGEST_LABEL = 18
 
 
 def sweep_panels(
-    sweep: SweepConfig, trials: Sequence[TrialRecord], important: Mapping[str, float]
+    sweep: SweepConfig,
+    trials: Sequence[TrialRecord],
+    important: Mapping[str, float],
+    costs: Mapping[int, float],
 ) -> list[Panel]:
     """The panels of a sweep, without those that have nothing to show.
 
@@ -26,6 +29,7 @@ def sweep_panels(
         sweep: The sweep.
         trials: Its trials.
         important: The importance of each key, the greatest first; may be empty.
+        costs: Seconds per sample of complete trials, by number, as far as they are known.
     """
     measured = [trial for trial in trials if trial.value is not None and _fits(sweep, trial)]
     panels = [
@@ -34,6 +38,7 @@ def sweep_panels(
         _parallel(sweep, measured),
         _importance(important),
         _folds(sweep, trials),
+        _pareto(sweep, trials, costs),
         *_slices(sweep, measured),
         _timeline(trials),
     ]
@@ -270,6 +275,29 @@ def _folds(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> Panel | None:
         nearest=True, xticks=_whole(len(trials)), height=300,
     )  # fmt: skip
     return panel if lines else None
+
+
+def _pareto(
+    sweep: SweepConfig, trials: Sequence[TrialRecord], costs: Mapping[int, float]
+) -> Panel | None:
+    known = [trial for trial in trials if trial.number in costs and trial.value is not None]
+    if not known:
+        return None
+    times = {trial.number: 1000 * costs[trial.number] for trial in known}
+    values = {trial.number: trial.value for trial in known if trial.value is not None}
+    sign = -1.0 if sweep.objective.mode == "max" else 1.0
+    front: list[int] = []
+    for number in sorted(values, key=lambda number: (times[number], sign * values[number])):
+        if not front or sign * values[number] < sign * values[front[-1]]:
+            front.append(number)
+    line = Line(
+        name="no trial is faster and better", group="Pareto front", color="#7a3e9d", width=1.3,
+        x=[times[number] for number in front], y=[values[number] for number in front], hover=False,
+    )  # fmt: skip
+    return Panel(
+        title="Value and time", x="milliseconds per sample", y=sweep.objective.metric, alone=True,
+        nearest=True, lines=[line, *points(sweep, known, times, _values(known))], height=300,
+    )  # fmt: skip
 
 
 def _slices(sweep: SweepConfig, measured: Sequence[TrialRecord]) -> Iterator[Panel]:

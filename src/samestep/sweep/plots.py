@@ -14,6 +14,7 @@ from samestep.sweep.loading import LoadedSweep
 from samestep.sweep.panels import sweep_panels
 from samestep.sweep.reading import trials_of
 from samestep.sweep.schema import SweepConfig
+from samestep.sweep.selection import seconds_per_sample
 from samestep.sweep.storage import FOLDS, REASON, TrialRecord, best_of
 from samestep.ui.chart import Panel, chart
 from samestep.ui.page import write_page
@@ -48,7 +49,12 @@ def plots_of(loaded: LoadedSweep) -> SweepPlots:
     """The plots of a sweep, also while it runs."""
     sweep, trials = loaded.sweep, trials_of(loaded)
     important, why = importances(sweep, trials)
-    panels = sweep_panels(sweep, trials, important)
+    costs = {
+        trial.number: cost
+        for trial in trials
+        if trial.state == "complete" and (cost := seconds_per_sample(sweep, trial)) is not None
+    }
+    panels = sweep_panels(sweep, trials, important, costs)
     return SweepPlots(sweep, trials, panels, [] if why is None else [why])
 
 
