@@ -63,6 +63,11 @@ def test_a_failing_trial_fails_alone_and_the_best_trains_again(tmp_path: Path) -
     final = samestep("train", "elsewhere/best.yaml", "--json", cwd=tmp_path)
     assert final.returncode == 0, final.stderr
     assert json.loads(final.stdout)["best"]["value"] == found[1]["value"]
+    refit = ["refit=true", "name=refit", "--json"]
+    whole = samestep("train", "elsewhere/best.yaml", *refit, cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    told = json.loads(whole.stdout)
+    assert (told["steps"], told["metrics"], told["best"]) == (9, {}, None), "24 samples, thrice"
     resumed = samestep("sweep", "resume", "tiny", "seed=4", cwd=tmp_path)
     assert resumed.returncode == 2
     assert "sweep.seed was 0, is 4" in resumed.stderr
