@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,7 +79,15 @@ def resume(
 def _run(loaded: LoadedSweep, as_json: bool) -> list[TrialRecord]:
     from samestep.sweep.coordinator import run_sweep
 
-    found = run_sweep(loaded, lambda line: typer.echo(line, err=True))
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        from samestep.cli.sweep_table import SweepTable
+
+        with SweepTable(loaded, Console(stderr=True)) as table:
+            found = run_sweep(loaded, table.line, table.show)
+    else:
+        found = run_sweep(loaded, lambda line: typer.echo(line, err=True))
     _show(loaded, found, as_json)
     return found
 
