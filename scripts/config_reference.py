@@ -32,6 +32,23 @@ the rest.
 """
 
 ALIAS_HEAD = """
+## Params that refer to keys
+
+What both the task and the config need is set once: a value of `params` that is `${KEY}`, as a whole, is the value of that key, after all overrides and with its type.
+A sweep that tries other `epochs` then gives the task the right number, too.
+
+```yaml
+epochs: 12
+params:
+  total_epochs: ${epochs}
+  batch: ${global_batch}
+  head: {width: "${params.width}"}      # inside of {} it needs quotes
+  width: 64
+```
+
+`samestep config show` shows the values, and with the origin of `params` which keys they are from. Unknown keys, keys that are not set, sections and circles are mistakes, with the line.
+Other texts with `${...}` in them, such as `${HOME}` or `${epochs}.pt`, are left as they are. Keys of `launch` cannot be referred to.
+
 ## Other names
 
 Names that other projects use for these keys are accepted and reported by `samestep config show`.

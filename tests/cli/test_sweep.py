@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +66,11 @@ def test_a_failing_trial_fails_alone_and_the_best_trains_again(tmp_path: Path) -
     final = samestep("train", "elsewhere/best.yaml", "--json", cwd=tmp_path)
     assert final.returncode == 0, final.stderr
     assert json.loads(final.stdout)["best"]["value"] == found[1]["value"]
+    refit = ["refit=true", "name=refit", "--json"]
+    whole = samestep("train", "elsewhere/best.yaml", *refit, cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    told = json.loads(whole.stdout)
+    assert (told["steps"], told["metrics"], told["best"]) == (9, {}, None), "24 samples, thrice"
     resumed = samestep("sweep", "resume", "tiny", "seed=4", cwd=tmp_path)
     assert resumed.returncode == 2
     assert "sweep.seed was 0, is 4" in resumed.stderr
@@ -106,17 +114,46 @@ def test_a_running_sweep_is_not_run_twice_and_stops_on_request(tmp_path: Path) -
     assert [trial["state"] for trial in trials("tiny", tmp_path)] == ["complete"]
 
 
+def on_a_terminal(*words: Any, cwd: Path) -> tuple[int, str, str]:
+    """The exit code, the output, and what was written to the terminal, which is standard error."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "samestep", *map(str, words)]
+    size = {"COLUMNS": "150", "LINES": "30", "TERM": "xterm"}
+    with subprocess.Popen(
+        command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=theirs, text=True,
+        env={**os.environ, **size},
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                found = os.read(ours, 65536)
+            except OSError:  # Linux, when the other end is closed
+                break
+            if not found:  # macOS
+                break
+            shown += found
+        assert process.stdout is not None
+        output = process.stdout.read()
+    os.close(ours)
+    return process.returncode, output, shown.decode()
+
+
 def test_folds_of_a_trial_are_runs_and_their_mean_is_its_value(tmp_path: Path) -> None:
-    path = write_sweep(tmp_path, folds={"k": 2, "stratify": "by_label"})
-    done = samestep("sweep", "run", path, "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    for trial in json.loads(done.stdout)["trials"]:
-        runs = [
-            json.loads((tmp_path / f"sweeps/tiny/trials/trial-{trial['number']:04d}" / fold / "result.json").read_text())
-            for fold in ("fold-0", "fold-1")
-        ]  # fmt: skip
-        assert trial["folds"] == [run["best"]["value"] for run in runs]
-        assert trial["value"] == sum(trial["folds"]) / 2
+    path = write_sweep(tmp_path, folds={"k": 2, "stratify": "by_label"}, trials=1)
+    code, output, shown = on_a_terminal("sweep", "run", path, "--json", cwd=tmp_path)
+    assert code == 0, shown
+    (trial,) = json.loads(output)["trials"]
+    runs = [
+        json.loads((tmp_path / "sweeps/tiny/trials/trial-0000" / fold / "result.json").read_text())
+        for fold in ("fold-0", "fold-1")
+    ]
+    assert trial["folds"] == [run["best"]["value"] for run in runs]
+    assert trial["value"] == sum(trial["folds"]) / 2
+    assert "0 of 1 trials" in shown, "one table is kept up to date"
+    assert "░░ 0/2" in shown
+    assert "█░ 1/2" in shown
+    assert "trial 0000 fold 1: " in shown, "and what happens is above it"
 
 
 def test_what_only_the_task_knows_is_reported_at_once_before_anything_trains(

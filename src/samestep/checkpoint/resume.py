@@ -164,6 +164,8 @@ def _same(key: str, now: Any, saved: Any) -> bool:
         return now.rpartition(":")[2] == saved.rpartition(":")[2]
     if key == "fold" and isinstance(now, Mapping) and isinstance(saved, Mapping):
         return now.get("number") == saved.get("number")  # its file is found likewise
+    if key == "refit":
+        return bool(now) == bool(saved)  # which runs of before do not have
     return bool(now == saved)
 
 

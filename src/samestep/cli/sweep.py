@@ -1,8 +1,9 @@
-"""The commands of sweeps: sweep run, status, best, resume, stop, export-best."""
+"""The commands of sweeps: sweep run, status, best, plot, resume, stop, export-best."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from samestep.cli.app import (
     TRAINING,
     AsJson,
     ConfigFile,
+    Force,
     Overrides,
     app,
     guarded,
@@ -19,10 +21,12 @@ from samestep.cli.app import (
     usable,
 )
 from samestep.cli.cv import SeedOption, Stratify, StratifyOption
+from samestep.cli.plot import Output, Report
 from samestep.distributed.deferred_signals import DeferredSignals
 
 if TYPE_CHECKING:
     from samestep.sweep.loading import LoadedSweep
+    from samestep.sweep.selection import Choice
     from samestep.sweep.storage import TrialRecord
 
 sweep_app = typer.Typer(help="Search for a config's values with Optuna.", no_args_is_help=True)
@@ -34,6 +38,16 @@ SweepFile = Annotated[
 Name = Annotated[str, typer.Argument(help="A sweep's name or directory.", metavar="NAME")]
 TrustSweep = Annotated[
     bool, typer.Option("--trust", help="Run the code that NAME names, also if it may not be yours.")
+]
+PreferFaster = Annotated[
+    float | None,
+    typer.Option(
+        "--prefer-faster-within",
+        min=0.0,
+        max=1.0,
+        metavar="SHARE",
+        help="Take the fastest trial whose value is worse by at most this share: 0.015 is 1.5 %.",
+    ),
 ]
 SweepOverrides = Annotated[
     list[str] | None, typer.Argument(help="Values of the sweep, as key=value.", metavar="KEY=VALUE")
@@ -65,7 +79,15 @@ def resume(
 def _run(loaded: LoadedSweep, as_json: bool) -> list[TrialRecord]:
     from samestep.sweep.coordinator import run_sweep
 
-    found = run_sweep(loaded, lambda line: typer.echo(line, err=True))
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        from samestep.cli.sweep_table import SweepTable
+
+        with SweepTable(loaded, Console(stderr=True)) as table:
+            found = run_sweep(loaded, table.line, table.show)
+    else:
+        found = run_sweep(loaded, lambda line: typer.echo(line, err=True))
     _show(loaded, found, as_json)
     return found
 
@@ -86,17 +108,56 @@ def status(name: Name, as_json: AsJson = False) -> None:
 
 
 @sweep_app.command()
-def best(name: Name, as_json: AsJson = False) -> None:
-    """Show a sweep's best trial."""
+def best(name: Name, faster: PreferFaster = None, as_json: AsJson = False) -> None:
+    """Show a sweep's best trial, or the fastest one that is nearly as good."""
     with guarded():
-        from samestep.sweep.reading import best_trial, find_sweep, reload_sweep
+        from samestep.sweep.reading import find_sweep, reload_sweep
 
         loaded = reload_sweep(find_sweep(name))
-        trial = best_trial(loaded)
+        trial, choice = _chosen(loaded, faster)
         if as_json:
-            typer.echo(json.dumps(trial.as_json()))
-        else:
-            print_rows(_header(loaded), [_row(loaded, trial)])
+            more = {} if choice is None else {"choice": choice.as_json()}
+            typer.echo(json.dumps({**trial.as_json(), **more}))
+            return
+        print_rows(_header(loaded), [_row(loaded, trial)])
+        if choice is not None:
+            typer.echo(choice.words(loaded.sweep.objective.metric))
+
+
+def _chosen(loaded: LoadedSweep, faster: float | None) -> tuple[TrialRecord, Choice | None]:
+    """The trial to take, and why if it may not be the best."""
+    from samestep.sweep.reading import best_trial
+    from samestep.sweep.selection import prefer_faster
+
+    choice = None if faster is None else prefer_faster(loaded, faster)
+    return (best_trial(loaded) if choice is None else choice.trial), choice
+
+
+@sweep_app.command()
+def plot(name: Name, output: Output = None, report: Report = None, force: Force = False) -> None:
+    """Draw a sweep's trials, also while it runs: a picture, and a page; if neither is named, a page in
+    the sweep's directory."""
+    with guarded():
+        from samestep.plotting.picture import refuse_picture
+        from samestep.sweep.plots import plots_of
+        from samestep.sweep.reading import find_sweep, reload_sweep
+        from samestep.ui.page import refuse_other_file
+
+        folder = find_sweep(name)
+        page = folder / "plots.html" if output is None and report is None else report
+        if output is not None:
+            refuse_picture(output, force)
+        if page is not None and not force:
+            refuse_other_file(page, "--force replaces it, or name another file")
+        plots = plots_of(reload_sweep(folder))
+        for remark in plots.remarks:
+            typer.echo(remark, err=True)
+        if page is not None:
+            plots.write_report(page, force)
+            typer.echo(f"Page: {page}")
+        if output is not None:
+            plots.write_picture(output, force)
+            typer.echo(f"Plot: {output}")
 
 
 @sweep_app.command()
@@ -111,12 +172,15 @@ def stop(name: Name) -> None:
 
 
 @sweep_app.command("export-best")
-def export_best(name: Name) -> None:
+def export_best(name: Name, faster: PreferFaster = None) -> None:
     """Print the config of a sweep's best trial, for samestep train."""
     with guarded():
-        from samestep.sweep.reading import best_config, find_sweep, reload_sweep
+        from samestep.sweep.reading import find_sweep, reload_sweep, trial_config
 
-        typer.echo(best_config(reload_sweep(find_sweep(name))), nl=False)
+        loaded = reload_sweep(find_sweep(name))
+        trial, choice = _chosen(loaded, faster)
+        why = "" if choice is None else choice.words(loaded.sweep.objective.metric)
+        typer.echo(trial_config(loaded, trial, why), nl=False)
 
 
 @app.command(hidden=True)

@@ -28,6 +28,7 @@ def contradictions(config: Config, wrong: Set[str] = frozenset()) -> list[Mistak
         ({"batchnorm", "same", "memory.lane_split", "speed.compile"}, _batchnorm_mistakes),
         ({"contrastive.recompute", "memory.lane_split"}, _contrastive_mistakes),
         ({"early_stopping", "evaluation.every_epochs"}, _evaluation_mistakes),
+        ({"refit", "fold", "early_stopping"}, _refit_mistakes),
         (set(_inside("evaluation", "mode", "reference", "views", "metrics")), _retrieval_mistakes),
         ({"resume.allow"}, _resume_mistakes),
         ({"loss_scale"}, lambda config: config.loss_scale.mistakes()),
@@ -75,7 +76,8 @@ def _task_mistakes(config: Config) -> list[Mistake]:
         message = (
             "is for a task, and none is set: a custom training loop creates its own. Remove it"
         )
-        return [Mistake(k, message) for k in ("optimizer", "schedule") if getattr(config, k)]
+        keys = ("optimizer", "schedule", "refit")
+        return [Mistake(k, message) for k in keys if getattr(config, k)]
     if ":" in config.task:
         return []
     return [Mistake("task", f"{config.task!r} names no class: write FILE.py:Class")]
@@ -87,6 +89,18 @@ def _evaluation_mistakes(config: Config) -> list[Mistake]:
         return []
     message = "there is no evaluation to stop on: set evaluation.every_epochs"
     return [Mistake("early_stopping", message)]
+
+
+def _refit_mistakes(config: Config) -> list[Mistake]:
+    if not config.refit:
+        return []
+    wrong = []
+    if config.fold is not None:
+        wrong.append(Mistake("fold", "refit trains on all folds: leave out one of them"))
+    if config.early_stopping is not None:
+        message = "refit trains on what would be evaluated: leave out early_stopping, and set epochs to what it came to"
+        wrong.append(Mistake("early_stopping", message))
+    return wrong
 
 
 def _retrieval_mistakes(config: Config) -> list[Mistake]:

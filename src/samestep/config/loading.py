@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from samestep.config.aliases import apply_aliases
 from samestep.config.contradictions import contradictions
 from samestep.config.reference import accepted_values, section_of, suggest_key
+from samestep.config.references import References, has_references
 from samestep.config.schema import Config
 from samestep.config.secrets import without_values
 from samestep.config.sources import FlatValues
@@ -80,12 +81,26 @@ def read_config(
     mistakes = flat.mistakes + doubled
     config = _validate(values, origins, mistakes)
     if config is not None:
+        config = _with_references(config, origins, mistakes)
         config._folder = folder
         wrong = task_mistakes(config) if look else []
         mistakes += [Mistake(m.path, m.message, origins.get(m.path, "")) for m in wrong]
     if mistakes or config is None:
         raise ConfigError(name, mistakes)
     return LoadedConfig(config, origins, name)
+
+
+def _with_references(config: Config, origins: dict[str, str], mistakes: list[Mistake]) -> Config:
+    """The config whose params have the values that they refer to; adds what they cannot refer to."""
+    if not has_references(config.params):
+        return config
+    references = References(config, origins)
+    params = references.resolved()
+    # A key whose own value is wrong has its default here, and is reported already.
+    wrong = {mistake.path for mistake in mistakes}
+    mistakes += [m for m in references.mistakes if references.found.get(m.path) not in wrong]
+    origins["params"] = references.origin()
+    return config.model_copy(update={"params": params})
 
 
 def override_config(config: Config, overrides: Sequence[str]) -> Config:

@@ -114,7 +114,7 @@ class FoldConfig(Section):
 SHAPING_KEYS = (
     "task", "params", "seed", "epochs", "steps", "steps_per_epoch", "same", "drop_last",
     "precision", "loss_scale", "loss_weights", "clip", "on_nonfinite", "optimizer", "lr_scaling", "base_batch",
-    "schedule", "ema", "swa", "fold", "batchnorm",
+    "schedule", "ema", "swa", "fold", "batchnorm", "refit",
 )  # fmt: skip
 """Keys that shape a run's result and are compared when it resumes."""
 PLANNED_KEYS = ("global_batch", "lanes", "samples", "lane_split")
@@ -217,6 +217,9 @@ class Config(Section):
     loader: LoaderConfig = LoaderConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     fold: FoldConfig | None = None
+    refit: bool = Field(
+        False, description="the final training: on the validation set too, and nothing is evaluated"
+    )
     best: BestConfig = BestConfig()
     early_stopping: EarlyStoppingConfig | None = None
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -46,7 +46,7 @@ def write_picture(panels: Sequence[CurvePanel], path: Path, force: bool = False)
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     entries: dict[str, Any] = {}
     for panel, place in zip(panels, axes, strict=False):
-        place.set_title(_literal(panel.title), fontsize=10)
+        place.set_title(literal(panel.title), fontsize=10)
         place.grid(alpha=0.25)
         place.set_xlabel("step", fontsize=8)
         if panel.log:
@@ -55,11 +55,11 @@ def write_picture(panels: Sequence[CurvePanel], path: Path, force: bool = False)
             entries.setdefault(curve.run, _draw(place, curve))
     for place in axes[len(panels) :]:
         place.set_axis_off()
-    names = [_literal(name) for name in entries]
+    names = [literal(name) for name in entries]
     figure.legend(
         list(entries.values()), names, loc="outside upper left", ncols=4, frameon=False, fontsize=9
     )
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _draw(axes: Any, curve: Curve) -> Any:
@@ -81,7 +81,8 @@ def _draw(axes: Any, curve: Curve) -> Any:
     return line
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure of matplotlib: whole, or not at all."""
     partial = partial_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +95,7 @@ def _save(figure: Any, path: Path) -> None:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
-def _literal(name: str) -> str:
+def literal(name: str) -> str:
     """A name as it is: matplotlib takes dollars for formulas, and hides what begins with _."""
     text = name.replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text

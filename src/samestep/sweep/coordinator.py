@@ -7,7 +7,7 @@ Whatever it decides is on the disk before anyone acts on it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from samestep.checkpoint.questions import (
@@ -35,14 +35,17 @@ SWEEP = "sweep.json"
 _SECONDS_BETWEEN_LOOKS = 0.5
 
 Report = Callable[[str], None]
+Watch = Callable[[Mapping[int, TrialRecord], Mapping[int, LiveTrial], int], None]
+"""Gets the trials that are over, those that run, and how many there will be."""
 
 
-def run_sweep(loaded: LoadedSweep, report: Report) -> list[TrialRecord]:
+def run_sweep(loaded: LoadedSweep, report: Report, watch: Watch | None = None) -> list[TrialRecord]:
     """Run a sweep to its end, or resume it; returns all trials.
 
     Args:
         loaded: The sweep.
         report: Called with a line for whatever happens.
+        watch: Called with all trials, again and again.
 
     Raises:
         RunDirError: if another process runs it, or its directory is of another sweep.
@@ -63,7 +66,7 @@ def run_sweep(loaded: LoadedSweep, report: Report) -> list[TrialRecord]:
             report(line)
         storage = Storage(sweep, folder)
         try:
-            return Coordinator(loaded, folder, storage, children, report).run()
+            return Coordinator(loaded, folder, storage, children, report, watch).run()
         finally:
             storage.close()
 
@@ -78,9 +81,11 @@ class Coordinator:
         storage: Storage,
         children: Children,
         report: Report,
+        watch: Watch | None = None,
     ) -> None:
         self._sweep, self._folder = loaded.sweep, folder
         self._storage, self._children, self._report = storage, children, report
+        self._watch = watch
         self._ranks = _ranks(loaded)
         self._devices = _devices(loaded, self._ranks)
         self._live: dict[int, LiveTrial] = {}
@@ -105,6 +110,8 @@ class Coordinator:
                 trial = next(t for t in self._live.values() if t.child is child)
                 self._answer(trial)
                 self._run_ended(trial, child)
+            if self._watch is not None:
+                self._watch(self._over, self._live, self._count)
             time.sleep(PAUSE)
 
     def _continue_earlier(self) -> None:

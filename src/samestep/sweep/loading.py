@@ -29,6 +29,7 @@ _OURS = (
     "run_dir",
     "resume",
     "fold",
+    "refit",
     "best.metric",
     "best.mode",
     "preemption",
@@ -189,6 +190,8 @@ def _load_base(sweep: SweepConfig) -> tuple[Config | None, list[Mistake]]:
         wrong.append(Mistake("base", f"{sweep.base} names no task, which a trial trains"))
     if config.fold is not None:
         wrong.append(Mistake("base", f"{sweep.base} is of one fold: leave out its fold section"))
+    if config.refit:
+        wrong.append(Mistake("base", f"{sweep.base} measures nothing, by refit: leave that out"))
     rule = config.evaluation
     if rule.every_epochs is None and rule.every_steps is None:
         wrong.append(

@@ -80,13 +80,19 @@ def best_trial(loaded: LoadedSweep) -> TrialRecord:
     return best
 
 
-def best_config(loaded: LoadedSweep) -> str:
-    """The base with the best trial's values, as YAML: for the final training, on all of train_data."""
-    sweep, best = loaded.sweep, best_trial(loaded)
+def trial_config(loaded: LoadedSweep, trial: TrialRecord, why: str = "") -> str:
+    """The base with a trial's values, as YAML: for the final training, on all of train_data.
+
+    Args:
+        loaded: The sweep.
+        trial: One that is complete.
+        why: Why this one, for the first lines.
+    """
+    sweep = loaded.sweep
     flat = FlatValues.from_file(sweep.base_path)
     name = f"{sweep.name[:90]}-best"
     given: dict[str, Any] = {
-        **best.values,
+        **trial.values,
         "name": name,
         "best.metric": sweep.objective.metric,
         "best.mode": sweep.objective.mode,
@@ -96,7 +102,9 @@ def best_config(loaded: LoadedSweep) -> str:
     flat.override([override(key, value) for key, value in given.items()])
     text = yaml.safe_dump(nest(flat.values), sort_keys=False, allow_unicode=True)
     metric = sweep.objective.metric
-    return f"# Trial {best.number} of the sweep {sweep.name}: {metric} {best.value!r}\n{text}"
+    head = f"# Trial {trial.number} of the sweep {sweep.name}: {metric} {trial.value!r}\n"
+    reason = f"# {why}\n" if why else ""
+    return f"{head}{reason}{text}"
 
 
 def request_stop(folder: Path) -> None:

@@ -108,3 +108,8 @@ def _differences(before: Any, now: Any, path: str = "") -> Iterator[str]:
 
 def _shown(value: Any) -> str:
     return "not set" if value is None else str(value)
+
+
+def trial_folder(folder: Path, number: int) -> Path:
+    """Where a trial's runs are, in its sweep's directory."""
+    return folder / "trials" / f"trial-{number:04d}"

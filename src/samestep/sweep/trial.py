@@ -16,6 +16,7 @@ from samestep.sweep.examine import folds_file
 from samestep.sweep.run_spec import RunSpec, override
 from samestep.sweep.schema import SweepConfig
 from samestep.sweep.storage import CURVES, FOLDS, PRUNED, TrialRecord
+from samestep.sweep.study_folder import trial_folder
 
 _STRIDE = 10_000
 """Evaluations that a fold may have: Optuna has one number for fold and evaluation."""
@@ -65,7 +66,7 @@ class LiveTrial:
     ) -> RunSpec:
         """Its present run: the base with its values merged in, and no more."""
         objective = sweep.objective
-        home = folder / "trials" / f"trial-{self.number:04d}"
+        home = trial_folder(folder, self.number)
         overrides = [override(key, value) for key, value in self.values.items()]
         overrides += [override("best.metric", objective.metric), f"best.mode={objective.mode}"]
         name = f"trial {self.number:04d}"

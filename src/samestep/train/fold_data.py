@@ -1,4 +1,4 @@
-"""A task whose data are those of one fold, and what a dataset tells for its folds."""
+"""A task whose data are those of one fold, or all there are, and what a dataset tells for its folds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from samestep.config.schema import FoldConfig
 from samestep.data.folds import Folds
@@ -80,13 +80,50 @@ def with_fold(task: T, fold: FoldConfig, folder: Path) -> T:
     return task
 
 
-def _part(task: Any, path: Path, samples: int, method: str, indices: list[int]) -> Any:
+def with_all_data(task: T) -> T:
+    """The task, its training data all that it has, and nothing to validate on.
+
+    Args:
+        task: As its config made it.
+    """
+    vars(task).update(train_data=partial(_own, task, "refit_data"), valid_data=_no_data)
+    return task
+
+
+def joined_data(train: Any, valid: Any) -> Any:
+    """Two datasets as one.
+
+    Raises:
+        TaskError: if there is no second one, or one has no length and index.
+    """
+    if valid is None:
+        raise TaskError(
+            "refit trains on the validation set too, and valid_data returned None: leave out refit"
+        )
+    for name, dataset in (("train_data", train), ("valid_data", valid)):
+        if not is_map_style(dataset):
+            raise TaskError(
+                f"{name} returned a {type(dataset).__name__}, which refit cannot join: that needs a dataset "
+                "with a length and an index, or a refit_data(self) of the task"
+            )
+    return ConcatDataset([train, valid])
+
+
+def _no_data() -> None:
+    return None
+
+
+def _own(task: Any, method: str) -> Any:
     # For the call the task's own methods are back: it may set attributes, and one may call the other.
     replaced = {name: vars(task).pop(name) for name in ("train_data", "valid_data")}
     try:
-        dataset = getattr(task, method)()
+        return getattr(task, method)()
     finally:
         vars(task).update(replaced)
+
+
+def _part(task: Any, path: Path, samples: int, method: str, indices: list[int]) -> Any:
+    dataset = _own(task, method)
     refuse_unsplittable(dataset)
     if len(dataset) != samples:
         raise TaskError(

@@ -19,7 +19,7 @@ from samestep.optim.schedules import Schedule
 from samestep.step.global_loss import GlobalBatch
 from samestep.step.loss_terms import LossValue
 from samestep.step.step import Step
-from samestep.train.fold_data import labels_in, with_fold
+from samestep.train.fold_data import joined_data, labels_in, with_all_data, with_fold
 from samestep.train.python_file import import_file
 from samestep.train.task_hooks import RunHooks, TrainedUses
 
@@ -95,11 +95,19 @@ class Task(RunHooks, TrainedUses):
         """
         return self.train_data()
 
+    def refit_data(self) -> Any:
+        """What the final training of `refit` trains on: the training set, then the validation set.
+
+        Override it where `train_data` augments: samples of the validation set should be, too.
+        """
+        return joined_data(self.train_data(), self.valid_data())
+
     def order(self, dataset: Any) -> Order | None:
         """The order of training samples; None shuffles them again each epoch.
 
         Args:
-            dataset: What `train_data` returned; in a cross-validation a `torch.utils.data.Subset` of it.
+            dataset: What `train_data` returned; in a cross-validation a `torch.utils.data.Subset` of it,
+                with `refit` what `refit_data` returned.
         """
         return None
 
@@ -328,6 +336,8 @@ def load_task(config: Config) -> Task:
         raise TaskError(f"task: {class_name} in {path} is not a subclass of samestep.Task")
     _check_params(task_class, config.params)
     task: Task = task_class(**config.params)
+    if config.refit:
+        return with_all_data(task)
     return task if config.fold is None else with_fold(task, config.fold, config.folder)
 
 

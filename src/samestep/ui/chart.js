@@ -124,14 +124,15 @@
 
   function drawAxes(svg, panel, x, y, size) {
     const { left, top, right, bottom } = size;
-    for (const tick of y.ticks(Math.max(3, Math.floor((bottom - top) / 45)))) {
+    const label = (tick, ticks, labels) => (labels ? labels[ticks.indexOf(tick)] : format(tick, 4));
+    const given = (ticks, axis) => ticks && ticks.filter((tick) => tick >= axis.low && tick <= axis.high);
+    for (const tick of given(panel.yticks, y) || y.ticks(Math.max(3, Math.floor((bottom - top) / 45)))) {
       element(svg, "line", { x1: left, x2: right, y1: y.at(tick), y2: y.at(tick), class: "grid" });
-      element(svg, "text", { x: left - 6, y: y.at(tick) + 4, "text-anchor": "end" }, format(tick, 4));
+      element(svg, "text", { x: left - 6, y: y.at(tick) + 4, "text-anchor": "end" }, label(tick, panel.yticks, panel.ylabels));
     }
-    const given = panel.xticks && panel.xticks.filter((tick) => tick >= x.low && tick <= x.high);
-    for (const tick of given || x.ticks(Math.max(2, Math.floor((right - left) / 65)))) {
+    for (const tick of given(panel.xticks, x) || x.ticks(Math.max(2, Math.floor((right - left) / 65)))) {
       element(svg, "line", { x1: x.at(tick), x2: x.at(tick), y1: top, y2: bottom, class: "grid" });
-      element(svg, "text", { x: x.at(tick), y: bottom + 16, "text-anchor": "middle" }, format(tick, 4));
+      element(svg, "text", { x: x.at(tick), y: bottom + 16, "text-anchor": "middle" }, label(tick, panel.xticks, panel.xlabels));
     }
     element(svg, "path", { d: `M${left},${top}V${bottom}H${right}`, class: "axis" });
     element(svg, "text", { x: (left + right) / 2, y: bottom + 33, "text-anchor": "middle" }, panel.x);
@@ -172,11 +173,39 @@
     return best;
   }
 
+  // The one point under the pointer, where many lines or points have the same place on the axis.
+  function showPoint(view, lines, pixel, height) {
+    const { x, y, hover, box, panel } = view;
+    let found = null;
+    let gap = REACH / 2;
+    for (const line of lines.filter((one) => one.hover)) {
+      line.x.forEach((at, place) => {
+        if (!isNumber(line.y[place]) || !x.shows(at) || !y.shows(line.y[place])) return;
+        const away = Math.hypot(x.at(at) - pixel, y.at(line.y[place]) - height);
+        if (away < gap) [found, gap] = [[line, place], away];
+      });
+    }
+    box.hidden = found === null;
+    if (box.hidden) return;
+    const [line, place] = found;
+    element(hover, "path", { d: pathOf(line, line.x.map((_, at) => at), x, y), stroke: line.color, "stroke-width": line.joined ? line.width + 2 : 0, fill: "none" });
+    element(hover, "circle", { cx: x.at(line.x[place]), cy: y.at(line.y[place]), r: 5, fill: line.color });
+    element(box, "b", {}, line.name);
+    const plain = `${panel.x} ${format(line.x[place])}, ${panel.y} ${format(line.y[place])}`;
+    for (const row of (line.text ? line.text[place] : plain).split("\n")) element(box, "div", {}, row);
+  }
+
   // The values under the pointer: a dot on each line, and a box beside it.
-  function showValues(view, lines, pixel) {
+  function showValues(view, lines, pixel, height) {
     const { x, y, hover, box, panel } = view;
     hover.replaceChildren();
     box.replaceChildren();
+    const beside = pixel > view.width / 2 ? { right: `${view.width - pixel + 14}px`, left: "auto" } : { left: `${pixel + 14}px`, right: "auto" };
+    Object.assign(box.style, beside);
+    if (panel.nearest) {
+      showPoint(view, lines, pixel, height);
+      return;
+    }
     const value = x.value(pixel);
     const found = lines.map((line) => [line, line.hover ? nearest(line, value, x) : -1]).filter(([, place]) => place >= 0);
     box.hidden = found.length === 0;
@@ -195,18 +224,19 @@
       element(row, "span", {}, `${line.name}: ${format(line.y[place])}${spread}${where}${more}`);
       for (const flag of flagged(line)) element(box, "div", {}, `${line.name}: ${flag.text}`);
     }
-    const beside = pixel > view.width / 2 ? { right: `${view.width - pixel + 14}px`, left: "auto" } : { left: `${pixel + 14}px`, right: "auto" };
-    Object.assign(box.style, beside);
   }
 
   function drawPanel(place, panel, state, redraw) {
     const lines = panel.lines.filter((line) => !state.hidden.has(line.group));
     const width = place.clientWidth;
     const height = panel.height;
-    const size = { left: MARGIN.left, top: MARGIN.top, right: width - MARGIN.right, bottom: height - MARGIN.bottom };
-    const zoom = state.zoom;
+    const longest = Math.max(0, ...(panel.ylabels || []).map((label) => label.length));
+    const left = Math.max(MARGIN.left, Math.min(width * 0.4, 28 + 6.5 * longest));
+    const size = { left, top: MARGIN.top, right: width - MARGIN.right, bottom: height - MARGIN.bottom };
+    const shared = panel.alone ? panel : state;
+    const zoom = state.zooms.get(shared) || null;
     const shown = lines.map((line) => [line, visible(line, zoom, panel.xlog)]);
-    const x = scale(zoom || state.ends(), panel.xlog, size.left, size.right, { fixed: zoom, room: 0.02 });
+    const x = scale(zoom || state.ends(panel), panel.xlog, size.left, size.right, { fixed: zoom || panel.xrange, room: 0.02 });
     const heights = shown.flatMap(([line, places]) => places.flatMap((at) => [line.y[at], ...(line.low ? [line.low[at], line.high[at]] : [])]));
     const y = scale(heights.filter(isNumber), panel.ylog, size.bottom, size.top, { zero: panel.zero, fixed: panel.ylog ? null : panel.yrange });
     place.replaceChildren();
@@ -217,9 +247,12 @@
     drawAxes(svg, panel, x, y, size);
     const inside = element(svg, "g", { "clip-path": `url(#${state.name(panel)})` });
     for (const [line, places] of shown) drawLine(inside, line, places, x, y, size.bottom);
+    for (const note of panel.notes || []) {
+      element(svg, "text", { x: x.at(note.x) + 5, y: y.at(note.y) + 4, class: "note" }, note.text);
+    }
     const view = { ...size, x, y, width, panel, hover: element(svg, "g"), box: element(place, "div", { class: "values" }) };
     view.box.hidden = true;
-    follow(svg, view, lines, (range) => { state.zoom = range; redraw(); });
+    follow(svg, view, lines, (range) => { state.zooms.set(shared, range); redraw(); });
   }
 
   // Moves show values, a drag zooms into its range, a double click leaves it.
@@ -228,7 +261,7 @@
     const pixel = (event) => Math.min(view.right, Math.max(view.left, event.clientX - svg.getBoundingClientRect().left));
     svg.addEventListener("pointerdown", (event) => { from = pixel(event); });
     svg.addEventListener("pointermove", (event) => {
-      showValues(view, lines, pixel(event));
+      showValues(view, lines, pixel(event), event.clientY - svg.getBoundingClientRect().top);
       if (from === null) return;
       const [low, high] = [Math.min(from, pixel(event)), Math.max(from, pixel(event))];
       element(view.hover, "rect", { x: low, width: high - low, y: view.top, height: view.bottom - view.top, class: "chosen" });
@@ -268,7 +301,7 @@
   function heading(parent, panel, redraw) {
     const line = element(parent, "figcaption", {}, panel.title);
     const values = panel.lines.flatMap((one) => one.y).filter(isNumber);
-    if (!values.length || values.some((value) => value <= 0)) return;
+    if (panel.yticks || !values.length || values.some((value) => value <= 0)) return;
     const button = element(line, "button", { type: "button", "aria-pressed": String(panel.ylog) }, "log");
     button.addEventListener("click", () => {
       panel.ylog = !panel.ylog;
@@ -280,15 +313,15 @@
   function drawFigure(figure, number) {
     const panels = JSON.parse(figure.querySelector("script").textContent);
     const state = {
-      hidden: new Set(), zoom: null, name: (panel) => `clip-${number}-${panels.indexOf(panel)}`,
+      hidden: new Set(), zooms: new Map(), name: (panel) => `clip-${number}-${panels.indexOf(panel)}`,
       // Of all panels: what is above each other is the same step.
-      ends: () => panels.flatMap((panel) => panel.lines).filter((line) => !state.hidden.has(line.group)).flatMap((line) => line.x),
+      ends: (asked) => (asked.alone ? [asked] : panels.filter((panel) => !panel.alone)).flatMap((panel) => panel.lines).filter((line) => !state.hidden.has(line.group)).flatMap((line) => line.x),
     };
     const redraw = () => places.forEach((place, at) => drawPanel(place, panels[at], state, redraw));
     drawLegend(figure, panels, state, redraw);
     const grid = element(figure, "div", { class: "panels" });
     const places = panels.map((panel) => {
-      const around = element(grid, "div", { class: "panel" });
+      const around = element(grid, "div", { class: panel.full ? "panel full" : "panel" });
       heading(around, panel, redraw);
       return element(around, "div", { class: "plot" });
     });

@@ -59,11 +59,24 @@ class Panel:
     xlog: bool = False
     ylog: bool = False
     xticks: Sequence[float] | None = None
-    """Where the axis has numbers; None lets the chart choose."""
+    """Where the axis has numbers; None lets the chart choose. Also `yticks`."""
+    xlabels: Sequence[str] | None = None
+    """What stands at each of `xticks` in place of its number; also `ylabels`."""
+    yticks: Sequence[float] | None = None
+    ylabels: Sequence[str] | None = None
+    notes: Sequence[Mapping[str, Any]] = ()
+    """`x`, `y` and `text` of words inside the panel."""
+    xrange: tuple[float, float] | None = None
     yrange: tuple[float, float] | None = None
     zero: bool = False
     """Whether the vertical axis begins at 0."""
     height: int = 320
+    alone: bool = False
+    """Whether its horizontal axis is its own; else all panels show the same range of it."""
+    full: bool = False
+    """Whether it has the whole width where others are side by side."""
+    nearest: bool = False
+    """Whether the one nearest point is shown under the pointer, and not one of each line."""
 
 
 def chart(panels: Sequence[Panel], wide: bool = False) -> str:

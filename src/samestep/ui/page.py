@@ -26,6 +26,7 @@ th, td { text-align: left; padding: .35rem .7rem; border-bottom: 1px solid #dde3
 .number { text-align: right; font-variant-numeric: tabular-nums }
 code { background: #f1f4f7; padding: .1rem .3rem; border-radius: .2rem }
 .facts td, .facts th { font-size: .85rem; overflow-wrap: anywhere }
+.rows { display: block; overflow-x: auto } .rows td, .rows th { font-size: .85rem; white-space: nowrap }
 footer { font-size: .85rem; color: #4a5663 } footer table { width: auto } footer td { padding: .15rem .7rem }
 """
 

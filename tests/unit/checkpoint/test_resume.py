@@ -48,6 +48,7 @@ DIFFERENCES = [
     ("batchnorm=global", {}, "batchnorm was lane, is global"),
     ("precision=bf16", {}, "precision was fp32, is bf16"),
     ("clip.norm=1.0", {}, "clip.norm was not set, is 1.0"),
+    ("refit=true", {}, "refit was False, is True"),
     ("on_nonfinite=skip", {}, "on_nonfinite was stop, is skip"),
     ("steps_per_epoch=9", {}, "steps_per_epoch was not set, is 9"),
     (None, {"global_batch": 16}, "global_batch was 8, is 16"),
@@ -104,6 +105,15 @@ def test_every_difference_is_named_and_the_allowed_ones_are_not() -> None:
 )  # fmt: skip
 def test_what_does_not_shape_the_run_may_change(override: str) -> None:
     refuse_another_run(config(override), PLAN, point())
+
+
+def test_a_run_from_before_refit_resumes() -> None:
+    document = config().model_dump(mode="json")
+    del document["refit"]
+    earlier = ResumePoint(Path("step-00000004"), manifest(config=document, plan=PLAN))
+    refuse_another_run(config(), PLAN, earlier)
+    with pytest.raises(CheckpointError, match="refit was not set, is True"):
+        refuse_another_run(config("refit=true"), PLAN, earlier)
 
 
 def test_another_number_of_ranks_is_the_same_run() -> None:

@@ -114,7 +114,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def coordinated(
-    folder: Path, behave: Any = lambda run: None, order: int = 0, **values: Any
+    folder: Path, behave: Any = lambda run: None, order: int = 0, watch: Any = None, **values: Any
 ) -> tuple[list[TrialRecord], PretendedChildren, list[str]]:
     folder.mkdir(exist_ok=True)
     (folder / "config.yaml").write_text(BASE)
@@ -128,7 +128,7 @@ def coordinated(
     children, lines = PretendedChildren(behave, order), list[str]()
     storage = Storage(loaded.sweep, folder)
     try:
-        found = Coordinator(loaded, folder, storage, children, lines.append).run()  # type: ignore[arg-type]
+        found = Coordinator(loaded, folder, storage, children, lines.append, watch).run()  # type: ignore[arg-type]
     finally:
         storage.close()
     return found, children, lines
@@ -261,3 +261,16 @@ def test_gpus_are_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert {v["CUDA_VISIBLE_DEVICES"] for v in children.variables} == {"0", "1"}
     with pytest.raises(LaunchError, match="there are 2 GPUs: set parallel: 1"):
         coordinated(tmp_path / "b", parallel=2, ranks_per_trial=2)
+
+
+def test_who_watches_sees_every_trial_run_and_end(tmp_path: Path) -> None:
+    running, over = set[int](), set[int]()
+
+    def watch(ended: Mapping[int, TrialRecord], live: Mapping[int, Any], count: int) -> None:
+        assert count == 6
+        running.update(live)
+        over.update(ended)
+
+    coordinated(tmp_path, watch=watch)
+    assert running == set(range(6))
+    assert over >= set(range(5))

@@ -136,6 +136,10 @@ def test_a_base_that_cannot_be_searched_from(folder: Path) -> None:
     found = mistakes(folder, SWEEP)["base"]
     assert "names no task" in found
     assert "evaluates nothing" in found
+    (folder / "config.yaml").write_text(
+        "task: task.py:Mine\nglobal_batch: 64\nepochs: 2\nrefit: true\n"
+    )
+    assert "measures nothing, by refit" in mistakes(folder, SWEEP)["base"]
 
 
 def test_existing_files_carry_over(folder: Path) -> None:

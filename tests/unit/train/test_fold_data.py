@@ -15,7 +15,7 @@ from samestep import Task
 from samestep.config.schema import FoldConfig
 from samestep.data.folds import Folds, split_plain
 from samestep.errors import PlanError, TaskError
-from samestep.train.fold_data import labels_in, with_fold
+from samestep.train.fold_data import labels_in, with_all_data, with_fold
 from samestep.train.make_folds import SplitRequest, split_dataset
 
 
@@ -137,3 +137,40 @@ def test_what_cannot_be_split_as_requested_is_refused(
 def test_data_without_an_index_has_no_folds() -> None:
     with pytest.raises(TaskError, match="Stream, which cannot be split"):
         split_dataset(Labelled(), Stream(), SplitRequest(2))
+
+
+class Whole(Rows):
+    def valid_data(self) -> Any:
+        return TensorDataset(torch.arange(200, 203), torch.zeros(3, dtype=torch.long))
+
+
+def test_refit_trains_on_all_data_and_validates_on_none() -> None:
+    task = with_all_data(Whole())
+    assert [int(x) for x, _ in task.train_data()] == [*range(100, 110), 200, 201, 202]
+    assert task.valid_data() is None
+    assert task.made == 1, "what train_data sets stays with the task"
+    assert len(pickle.loads(pickle.dumps(task)).train_data()) == 13, "loader processes get it"
+
+
+def test_refit_of_a_task_with_its_own_view_takes_that() -> None:
+    class Own(Whole):
+        def refit_data(self) -> Any:
+            return [*self.train_data(), *self.valid_data(), *self.valid_data()]
+
+    assert len(with_all_data(Own()).train_data()) == 16
+
+
+def test_refit_refuses_what_it_cannot_join() -> None:
+    with pytest.raises(TaskError, match="valid_data returned None: leave out refit"):
+        with_all_data(Rows()).train_data()
+
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+    class Streams(Whole):
+        def valid_data(self) -> Any:
+            return Stream()
+
+    with pytest.raises(TaskError, match="valid_data returned a Stream, which refit cannot join"):
+        with_all_data(Streams()).train_data()

@@ -69,7 +69,7 @@ class Node {
   appendChild(one) { this.inside.push(one); return one; }
   replaceChildren() { this.inside = []; }
   addEventListener(kind, call) { this.heard[kind] = call; }
-  getBoundingClientRect() { return { left: 0 }; }
+  getBoundingClientRect() { return { left: 0, top: 0 }; }
   querySelector() { return { textContent: process.argv[2] }; }
   all() { return [this, ...this.inside.flatMap((one) => one.all())]; }
 }
@@ -78,16 +78,17 @@ globalThis.window = figure;
 globalThis.document = { createElementNS: (_, name) => new Node(name), querySelectorAll: () => [figure] };
 require(process.argv[1]);
 const act = (name, kind, event) => figure.all().filter((one) => one.name === name).forEach((one) => one.heard[kind] && one.heard[kind](event));
-act("svg", "pointermove", { clientX: 300 });
+act("svg", "pointermove", { clientX: 300, clientY: 100 });
 const drawing = () => figure.all().map((one) => [one.name, one.set]);
 const first = drawing();
 const shown = figure.all().filter((one) => one.name === "span").map((one) => one.textContent);
+const words = figure.all().map((one) => one.textContent);
 act("button", "click");
-act("svg", "pointerdown", { clientX: 100 });
-act("svg", "pointermove", { clientX: 300 });
-act("svg", "pointerup", { clientX: 300 });
+act("svg", "pointerdown", { clientX: 100, clientY: 100 });
+act("svg", "pointermove", { clientX: 300, clientY: 100 });
+act("svg", "pointerup", { clientX: 300, clientY: 100 });
 act("button", "click");
-console.log(JSON.stringify({ shown, first, zoomed: drawing() }));
+console.log(JSON.stringify({ shown, words, first, zoomed: drawing() }));
 """
 
 
@@ -111,6 +112,15 @@ def test_the_chart_draws_points_with_coordinates_whatever_the_values(tmp_path: P
         for curve in curves
         for xlog, ylog, zero in ((False, False, True), (False, True, False), (True, False, False))
     ]  # fmt: skip
+    panels += [
+        Panel(
+            title="b", alone=True, nearest=True, full=True, xticks=[0, 1],
+            xlabels=["none", "one"], yticks=[0.0], ylabels=["a label"],
+            xrange=(-1.0, 1.2), yrange=(0.0, 1.0), notes=[{"x": 0, "y": 1, "text": "a note"}],
+            lines=[Line(name="near", x=range(len(curve)), y=curve, color="#000000", text=["first\nsecond"] * 2)],
+        )
+        for curve in ([0.65, 0.1], [], [math.nan, 0.65])
+    ]  # fmt: skip
     found = re.search(r'<script type="application/json">(.*?)</script>', chart(panels))
     assert found is not None
     code = tmp_path / "chart.js"
@@ -121,6 +131,8 @@ def test_the_chart_draws_points_with_coordinates_whatever_the_values(tmp_path: P
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert "mine: 2" in result["shown"], "the value under the pointer"
+    assert result["words"].count("second") == 1, "of the nearest point only"
+    assert {"one", "a label", "a note"} <= set(result["words"])
     for drawing in (result["first"], result["zoomed"]):
         assert not [entry for entry in drawing if re.search("NaN|Infinity|undefined", str(entry))]
         assert sum(name == "svg" for name, _ in drawing) == len(panels)

@@ -1,0 +1,135 @@
+"""The trials of a sweep that runs, as one table that a terminal keeps up to date."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from samestep.sweep.loading import LoadedSweep
+    from samestep.sweep.storage import TrialRecord
+    from samestep.sweep.trial import LiveTrial
+
+_SECONDS = 0.25
+"""Between two drawings of the same trials."""
+_BAR = 24
+_LINES_AROUND = 9
+"""Of a terminal, that are not the table's rows."""
+_COLORS = {"complete": "green", "pruned": "bright_black", "failed": "red", "running": "cyan"}
+
+
+class SweepTable:
+    """While entered, the table is at the end of the terminal, and lines scroll above it.
+
+    Args:
+        loaded: The sweep.
+        console: The terminal.
+    """
+
+    def __init__(self, loaded: LoadedSweep, console: Console) -> None:
+        self._sweep, self._console = loaded.sweep, console
+        # Drawn by this thread: a sweep starts processes, and a thread of rich's may hold a lock meanwhile.
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._drawn = 0.0
+        self._last: Any = None
+
+    def __enter__(self) -> SweepTable:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._live.__exit__(*error)
+
+    def line(self, text: str) -> None:
+        """A line above the table."""
+        self._console.print(Text(text))
+
+    def show(
+        self, over: Mapping[int, TrialRecord], live: Mapping[int, LiveTrial], count: int
+    ) -> None:
+        """Draw the trials as they are now, if they have changed or a moment has passed.
+
+        Args:
+            over: Those that are over, by number.
+            live: Those that run.
+            count: How many there will be.
+        """
+        now = time.monotonic()
+        state = (len(over), [(t.number, t.fold, sum(map(len, t.curves))) for t in live.values()])
+        if state == self._last and now - self._drawn < _SECONDS:
+            return
+        self._last, self._drawn = state, now
+        self._live.update(self.table(over, live, count, now), refresh=True)
+
+    def table(
+        self,
+        over: Mapping[int, TrialRecord],
+        live: Mapping[int, LiveTrial],
+        count: int,
+        now: float,
+    ) -> Group:
+        """What is drawn: as many of the last trials as there is room for, and all that run."""
+        from samestep.sweep.storage import best_of
+
+        sweep = self._sweep
+        folds = ["folds"] if sweep.folds is not None else []
+        table = Table("trial", "state", sweep.objective.metric, *sweep.domains, *folds, "")
+        room = max(3, self._console.height - _LINES_AROUND - len(live))
+        for number in sorted(over)[-room:]:
+            self._add(table, over[number])
+        for number in sorted(live):
+            self._add_live(table, live[number], now)
+        best = best_of(sweep, list(over.values()))
+        done = f"{bar(len(over), count)} {len(over)} of {count} trials"
+        if best is not None and best.value is not None:
+            done += f"; best: {best.value:.6g} (trial {best.number})"
+        return Group(table, Text(done))
+
+    def _add(self, table: Table, trial: TrialRecord) -> None:
+        record = trial.as_json()
+        value = "" if trial.value is None else f"{trial.value:.6g}"
+        reason = str(record["reason"] or "").partition("\n")[0]
+        self._row(
+            table, trial.number, trial.state, value, trial.values, len(record["folds"]), reason
+        )
+
+    def _add_live(self, table: Table, trial: LiveTrial, now: float) -> None:
+        curve = trial.curves[trial.fold] if trial.fold < len(trial.curves) else []
+        value = f"{curve[-1][1]:.6g}" if curve else ""
+        words = f"{now - trial.began:.0f} s"
+        if curve:
+            words += (
+                f", {len(curve)} evaluation{'s' if len(curve) > 1 else ''}, step {curve[-1][0]}"
+            )
+        self._row(table, trial.number, "running", value, trial.values, trial.fold, words)
+
+    def _row(
+        self,
+        table: Table,
+        number: int,
+        state: str,
+        value: str,
+        values: Mapping[str, Any],
+        folds: int,
+        words: str,
+    ) -> None:
+        drawn = [values.get(key) for key in self._sweep.domains]
+        texts = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in drawn]
+        rule = self._sweep.folds
+        done = [] if rule is None else [f"{bar(folds, rule.k, rule.k)} {folds}/{rule.k}"]
+        # As Text: what a person or a task has written is no markup.
+        cells = [Text(cell) for cell in (value, *texts, *done, words)]
+        table.add_row(str(number), Text(state, style=_COLORS[state]), *cells)
+
+
+def bar(done: int, total: int, width: int = _BAR) -> str:
+    """A bar of so many characters."""
+    width = min(width, _BAR)
+    full = width * min(done, total) // max(total, 1)
+    return "█" * full + "░" * (width - full)

@@ -1,0 +1,102 @@
+"""A sweep's plots as a picture and as a self-contained page."""
+
+from __future__ import annotations
+
+import html
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from samestep.plotting.panel_picture import write_panels
+from samestep.sweep.importance import importances
+from samestep.sweep.loading import LoadedSweep
+from samestep.sweep.panels import sweep_panels
+from samestep.sweep.reading import trials_of
+from samestep.sweep.schema import SweepConfig
+from samestep.sweep.selection import seconds_per_sample
+from samestep.sweep.storage import FOLDS, REASON, TrialRecord, best_of
+from samestep.ui.chart import Panel, chart
+from samestep.ui.page import write_page
+
+
+@dataclass(frozen=True)
+class SweepPlots:
+    """What is drawn of a sweep, as it is now."""
+
+    sweep: SweepConfig
+    trials: Sequence[TrialRecord]
+    panels: Sequence[Panel]
+    remarks: Sequence[str]
+    """What is left out, and why."""
+
+    def write_picture(self, path: Path, force: bool = False) -> None:
+        """All panels in one picture; raises a `MissingExtraError` without matplotlib."""
+        write_panels(_summary(self.sweep, self.trials), self.panels, path, force)
+
+    def write_report(self, path: Path, force: bool = False) -> None:
+        """All panels and a table on one page."""
+        remarks = "".join(f"<p>{html.escape(remark)}.</p>" for remark in self.remarks)
+        body = f"""<h1>{html.escape(self.sweep.name)}</h1>
+<p>{html.escape(_summary(self.sweep, self.trials))}</p>
+{chart(self.panels, wide=True)}
+{remarks}<p>A trial that was interrupted and resumed is as long as from its first begin to its end. Triangles: trials that failed.</p>
+{_table(self.sweep, self.trials)}"""
+        write_page(path, f"Sweep {self.sweep.name}", body, _facts(self.sweep), force=force)
+
+
+def plots_of(loaded: LoadedSweep) -> SweepPlots:
+    """The plots of a sweep, also while it runs."""
+    sweep, trials = loaded.sweep, trials_of(loaded)
+    important, why = importances(sweep, trials)
+    costs = {
+        trial.number: cost
+        for trial in trials
+        if trial.state == "complete" and (cost := seconds_per_sample(sweep, trial)) is not None
+    }
+    panels = sweep_panels(sweep, trials, important, costs)
+    return SweepPlots(sweep, trials, panels, [] if why is None else [why])
+
+
+def _summary(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> str:
+    counts = Counter(trial.state for trial in trials)
+    states = ", ".join(f"{count} {state}" for state, count in counts.items())
+    best = best_of(sweep, list(trials))
+    found = (
+        ""
+        if best is None
+        else f". Best: trial {best.number}, {sweep.objective.metric} {best.value:.6g}"
+    )
+    return f"{len(trials)} trials{f': {states}' if states else ''}{found}"
+
+
+def _facts(sweep: SweepConfig) -> Mapping[str, str]:
+    rule = sweep.objective
+    facts = {
+        "sweep": str(sweep.path),
+        "base": str(sweep.base_path),
+        "objective": f"{rule.mode} {rule.metric} ({rule.value})",
+        "sampler, pruner": f"{sweep.sampler}, {sweep.pruner}",
+        "seed": str(sweep.seed),
+    }
+    return facts if sweep.folds is None else {**facts, "folds": str(sweep.folds.k)}
+
+
+def _table(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> str:
+    keys = list(sweep.domains)
+    header = ["trial", "state", sweep.objective.metric, *keys, "folds" if sweep.folds else ""]
+    rows = []
+    for trial in trials:
+        values = [trial.value, *(trial.values.get(key) for key in keys)]
+        folds = " ".join(f"{value:.4g}" for value in trial.kept.get(FOLDS, []))
+        reason = str(trial.kept.get(REASON) or "").partition("\n")[0]
+        texts = [
+            "" if v is None else f"{v:.6g}" if isinstance(v, float) else str(v) for v in values
+        ]
+        rows.append([str(trial.number), trial.state, *texts, reason or folds])
+
+    def cells(tag: str, texts: Sequence[str]) -> str:
+        return f"<tr>{''.join(f'<{tag}>{html.escape(text)}</{tag}>' for text in texts)}</tr>"
+
+    lines = "\n".join(cells("td", row) for row in rows)
+    return f'<table class="rows"><thead>{cells("th", header)}</thead><tbody>{lines}</tbody></table>'
