@@ -30,5 +30,7 @@ def test_it_is_the_run_of_one_rank_with_one_lane(task: str, world: int, tmp_path
     ]  # fmt: skip
     assert_same(several)
     assert several[0].record.losses == pytest.approx(one.record.losses, abs=1e-4)
-    for name, value in one.state.items():
+    # A layer without running statistics evaluates by batches, which are as large as a lane.
+    trained = {name: v for name, v in one.state.items() if not name.startswith("kept.")}
+    for name, value in trained.items():
         torch.testing.assert_close(several[0].state[name], value, rtol=1e-3, atol=1e-3, msg=name)
