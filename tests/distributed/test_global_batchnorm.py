@@ -99,19 +99,20 @@ def test_one_rank_with_one_lane_has_the_plain_layer(tmp_path: Path) -> None:
 
 
 def _own_loop(config: dict[str, Any]) -> list[float]:
-    """One rank alone puts a batch through the model, between lanes; the others must not wait for it."""
+    """One rank alone puts a batch through the model, between epochs; the others must not wait for it."""
     x = made_data().tensors[0]
     losses = []
     with samestep.start(config) as run:
         model = made_model()
         model, optimizer = run.prepare(model, Images().optimizers(model))
-        order = samestep.orders.sequential(len(x))
-        for i, (a, b) in run.enumerate(run.source(made_data(), order)):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(a), b, reduction="sum")
-            losses.append(run.backward(loss, len(b)).item())
-            optimizer.step()
-            if run.rank == 0 and i == 0:
+        data = run.source(made_data(), samestep.orders.sequential(len(x)))
+        for _ in run.epochs():
+            for _, (a, b) in run.enumerate(data):
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(a), b, reduction="sum")
+                losses.append(run.backward(loss, len(b)).item())
+                optimizer.step()
+            if run.rank == 0:
                 buffers = [buffer.clone() for buffer in model.buffers()]
                 model(x[:5])
                 for buffer, before in zip(model.buffers(), buffers, strict=True):
