@@ -74,14 +74,14 @@ class SweepTable:
         count: int,
         now: float,
     ) -> Group:
-        """What is drawn: as many of the last trials as there is room for, and all that run."""
+        """What is drawn: as many of the last trials as fit, and all that run."""
         from samestep.sweep.storage import best_of
 
         sweep = self._sweep
         folds = ["folds"] if sweep.folds is not None else []
         table = Table("trial", "state", sweep.objective.metric, *sweep.domains, *folds, "")
-        room = max(3, self._console.height - _LINES_AROUND - len(live))
-        for number in sorted(over)[-room:]:
+        lines = max(3, self._console.height - _LINES_AROUND - len(live))
+        for number in sorted(over)[-lines:]:
             self._add(table, over[number])
         for number in sorted(live):
             self._add_live(table, live[number], now)

@@ -108,16 +108,16 @@ def _split_by_presence(labels: Sequence[frozenset[Hashable]], k: int, seed: int)
     waiting = np.random.default_rng(seed).permutation(len(labels)).tolist()
     counts = Counter(label for present in labels for label in present)
     wanted = [{label: count / k for label, count in counts.items()} for _ in range(k)]
-    room = [len(labels) / k] * k
+    free = [len(labels) / k] * k
     folds: list[list[int]] = [[] for _ in range(k)]
     while waiting:
         left = Counter(label for index in waiting for label in labels[index])
         rarest = min(left, key=lambda label: (left[label], str(label)), default=None)
         chosen = [index for index in waiting if rarest is None or rarest in labels[index]]
         for index in chosen:
-            at = max(range(k), key=lambda f: (wanted[f].get(rarest, 0.0), room[f], -f))
+            at = max(range(k), key=lambda f: (wanted[f].get(rarest, 0.0), free[f], -f))
             folds[at].append(index)
-            room[at] -= 1
+            free[at] -= 1
             for label in labels[index]:
                 wanted[at][label] -= 1
         taken = set(chosen)

@@ -216,7 +216,7 @@ class NpyTable(Table):
         self._file.write(np.ascontiguousarray(column).tobytes())
 
     def _write_header(self, rows: int) -> None:
-        # numpy leaves room in it for any number of rows.
+        # numpy pads it so that any number of rows fits.
         shape = (rows, *self._shape)
         described = np.lib.format.dtype_to_descr(self._dtype)
         header = {"descr": described, "fortran_order": False, "shape": shape}

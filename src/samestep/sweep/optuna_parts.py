@@ -108,7 +108,7 @@ def _class(key: str, name: str) -> Any:
 
 
 def seed_of(sweep: SweepConfig, number: int) -> int:
-    """A seed for each trial: a sampler that goes on after a resume would repeat its first draws."""
+    """A seed for each trial: a sampler that continues after a resume would repeat its first draws."""
     digest = hashlib.sha256(f"{sweep.seed}:{number}".encode()).digest()
     return int.from_bytes(digest[:4], "big")
 

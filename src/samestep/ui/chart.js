@@ -52,7 +52,7 @@
   }
 
   // From values to pixels, and back.
-  function scale(values, log, from, to, { zero = false, fixed = null, room = 0.05 } = {}) {
+  function scale(values, log, from, to, { zero = false, fixed = null, margin = 0.05 } = {}) {
     const usable = values.filter((value) => Number.isFinite(value) && (!log || value > 0));
     const turn = log ? Math.log10 : (value) => value;
     const back = log ? (value) => 10 ** value : (value) => value;
@@ -70,7 +70,7 @@
       const pad = log ? 0.5 : Math.abs(start) * 0.1 || 1;
       [start, end] = [zero && low === 0 ? start : start - pad, end + pad];
     } else if (!fixed) {
-      const pad = (end - start) * room;
+      const pad = (end - start) * margin;
       [start, end] = [zero && low === 0 ? start : start - pad, end + pad];
     }
     return {
@@ -236,7 +236,7 @@
     const shared = panel.alone ? panel : state;
     const zoom = state.zooms.get(shared) || null;
     const shown = lines.map((line) => [line, visible(line, zoom, panel.xlog)]);
-    const x = scale(zoom || state.ends(panel), panel.xlog, size.left, size.right, { fixed: zoom || panel.xrange, room: 0.02 });
+    const x = scale(zoom || state.ends(panel), panel.xlog, size.left, size.right, { fixed: zoom || panel.xrange, margin: 0.02 });
     const heights = shown.flatMap(([line, places]) => places.flatMap((at) => [line.y[at], ...(line.low ? [line.low[at], line.high[at]] : [])]));
     const y = scale(heights.filter(isNumber), panel.ylog, size.bottom, size.top, { zero: panel.zero, fixed: panel.ylog ? null : panel.yrange });
     place.replaceChildren();

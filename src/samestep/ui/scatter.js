@@ -28,12 +28,12 @@
     });
   }
 
-  // The range of values with some room around, in one or both directions.
+  // The range of values with a margin around, in one or both directions.
   function range(values) {
     let [low, high] = [Infinity, -Infinity];
     for (const value of values) [low, high] = [Math.min(low, value), Math.max(high, value)];
-    const room = (high - low) * 0.03 || 1;
-    return [low - room, high + room];
+    const margin = (high - low) * 0.03 || 1;
+    return [low - margin, high + margin];
   }
 
   class Scatter {

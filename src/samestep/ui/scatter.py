@@ -76,7 +76,7 @@ def scatter(points: Points, maps: Sequence[Map], height: int = 560) -> str:
 
 
 def color_of(number: int) -> str:
-    """The color of a class: one of a few that are told apart, and other hues where these are used up."""
+    """The color of a class: one of a few distinct ones, and other hues where these are used up."""
     if number < len(_CLASSES):
         return _CLASSES[number]
     hue, light = number * _GOLDEN % 360, (38, 52, 66)[number % 3]
