@@ -107,22 +107,32 @@ class StopSignals:
 
 
 @contextmanager
-def stopping_at_once(work: str, report: Callable[[str], None]) -> Iterator[None]:
+def stopping_at_once(work: str, report: Callable[[str], None]) -> Iterator[Callable[[], None]]:
     """While entered, a stop signal raises `Stopped`: for work that has nothing to save, but to clean up.
+
+    Python drops what is raised while a finalizer runs, so what is yielded raises it again: long work
+    calls it now and then.
 
     Args:
         work: What is stopped.
         report: Called with a line about it.
     """
+    received: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise Stopped(f"{signal.Signals(number).name} stopped {work}: nothing is kept")
+        received.append(number)
+        check()
+
+    def check() -> None:
+        if received:
+            name = signal.Signals(received[0]).name
+            raise Stopped(f"{name} stopped {work}: nothing is kept")
 
     before = {}
     if threading.current_thread() is threading.main_thread():
         before = {n: signal.signal(n, stop) for n in STOPPING}
     try:
-        yield
+        yield check
     except Stopped as stopped:
         report(str(stopped))
         raise

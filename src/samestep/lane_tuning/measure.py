@@ -10,7 +10,7 @@ import functools
 import gc
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -60,11 +60,11 @@ def measure_lanes(config: Config, context: RunContext, compared: Comparison) -> 
     _refuse_widths(config, context, compared)
     choices = compared.choices(context.world)
     with (
-        stopping_at_once("the measurement", context.log.main),
+        stopping_at_once("the measurement", context.log.main) as check_stop,
         TemporaryDirectory(prefix="samestep-lanes-", ignore_cleanup_errors=True) as folder,
         TurnProgress(compared.rounds * len(choices), context.log, context.is_main) as progress,
     ):
-        turns = _Turns(config, context, Path(folder), compared.steps)
+        turns = _Turns(config, context, Path(folder), compared.steps, check_stop)
         for number in range(compared.rounds):
             first = number % len(choices)
             for choice in (*choices[first:], *choices[:first]):
@@ -121,9 +121,15 @@ class _Turns:
     """Takes turns on this rank, and keeps what they took."""
 
     def __init__(
-        self, config: Config, context: RunContext, folder: Path, steps: int | None
+        self,
+        config: Config,
+        context: RunContext,
+        folder: Path,
+        steps: int | None,
+        check_stop: Callable[[], None],
     ) -> None:
         self._config, self._context, self._folder, self._steps = config, context, folder, steps
+        self._check_stop = check_stop
         self._hardware = detect_hardware()
         self._task = _reading_once(load_task(config))
         self._taken: dict[Choice, list[_Turn]] = {}
@@ -180,7 +186,7 @@ class _Turns:
                 self._failed[choice] = lonely
                 return None
             with closing(training.steps()) as steps:
-                seconds = self._time(steps)
+                seconds = self._time(self._stoppable(steps))
             peak = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
         if config.speed.compile:
             torch.compiler.reset()  # or the shapes of all turns would count against one limit
@@ -196,6 +202,11 @@ class _Turns:
             fitting = round(_SECONDS / estimate)
             self._steps = self._context.broadcast(min(max(fitting, _FEWEST), _MOST))
         return _seconds_of(steps, self._steps, device)
+
+    def _stoppable(self, steps: Iterator[Step]) -> Iterator[Step]:
+        for step in steps:
+            self._check_stop()
+            yield step
 
     @contextmanager
     def _own_context(self, config: Config, choice: Choice) -> Iterator[RunContext]:

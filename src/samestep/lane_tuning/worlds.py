@@ -35,7 +35,7 @@ def measure_worlds(
         report: Called with a line for each of them.
     """
     with (
-        stopping_at_once("the measurement", report),
+        stopping_at_once("the measurement", report) as check_stop,
         TemporaryDirectory(prefix="samestep-lanes-", ignore_cleanup_errors=True) as folder,
     ):
         found: list[Measured] = []
@@ -45,6 +45,7 @@ def measure_worlds(
             ranks = _ranks_of(rank_command, compared, world, result)
             request = Request(nproc=Size(world, world))
             prepare(ranks, request).run(report, follow=True, quiet=True)
+            check_stop()
             found += [Measured.read(document) for document in read_json(result)]
         return found
 

@@ -226,6 +226,23 @@ def test_work_without_anything_to_save_stops_at_once(number: signal.Signals) -> 
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_that_arrives_in_a_finalizer_stops_it_too() -> None:
+    class Finalized:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)  # Python drops what is raised here
+
+    def search() -> None:
+        with stopping_at_once("the search", lines.append) as check:
+            Finalized()
+            check()
+
+    lines = list[str]()
+    with pytest.raises(Stopped):
+        search()
+    assert lines == ["SIGTERM stopped the search: nothing is kept"]
+
+
 def test_a_thread_cannot_stop_at_once_and_does_its_work() -> None:
     done: list[str] = []
 
