@@ -31,6 +31,7 @@ from samestep.reduce.global_batchnorm import GlobalBatchNorm
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import NO_FLAGS, RankFlags
 from samestep.run_setup import RunSetup
+from samestep.step.across_lanes import AcrossLanes
 from samestep.step.activation_checkpointing import checkpoint_activations
 from samestep.step.forward_check import ForwardCheck
 from samestep.step.global_loss import GlobalSteps
@@ -205,7 +206,6 @@ def build_engine(
         (lambda step: setup.rng.enter(UPDATE, at=(step,))) if draws else lambda step: None,
         after_update,
     )
-    micro = prepared.runner if isinstance(prepared.runner, MicroBatches) else None
     return StepEngine(
         setup=setup,
         reduction=prepared.reduction,
@@ -224,7 +224,8 @@ def build_engine(
         flags=flags,
         on_batch=on_batch,
         draws_between=draws_between,
-        global_steps=GlobalSteps(setup, prepared.modules, prepared.params, micro),
+        global_steps=GlobalSteps(setup, prepared.modules, prepared.params, prepared.runner),
+        across_lanes=AcrossLanes(setup),
         watch=watch,
     )
 

@@ -28,7 +28,7 @@ from samestep.reduce.lane_rows import LaneRows
 from samestep.reduce.shared_rows import LaneBlocks
 from samestep.reduce.stats import LaneStats
 from samestep.run_setup import RunSetup
-from samestep.step.lane_passes import LanePasses
+from samestep.step.lane_passes import LanePasses, LaneRunner
 from samestep.step.loss_buffers import LossBuffers
 from samestep.step.loss_terms import LossValue, OneLoss, check_loss
 from samestep.step.micro_batches import MicroBatches
@@ -95,17 +95,17 @@ class GlobalSteps:
         setup: RunSetup,
         modules: Sequence[nn.Module],
         params: Sequence[Parameter],
-        micro: MicroBatches | None,
+        runner: LaneRunner,
     ) -> None:
         """Args:
         setup: The run's.
         modules: All of its modules.
         params: What its optimizers train.
-        micro: How lanes are cut; None for whole ones.
+        runner: How it runs the lanes of other losses: cut into micro-batches, or whole.
         """
         context = setup.context
         self._setup, self._modules, self._params = setup, modules, params
-        self._micro = micro
+        self._micro = runner if isinstance(runner, MicroBatches) else None
         self._rows = LaneRows(setup.assignment.units, context.collectives, context.device)
         self._shared = LaneBlocks(setup.assignment.units, context.collectives)
         self._loss_buffers = LossBuffers(modules)

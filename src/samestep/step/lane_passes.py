@@ -22,10 +22,10 @@ from samestep.lanes.rng import BETWEEN, MODEL
 from samestep.optim.nonfinite import FiniteGuard
 from samestep.optim.update import Update, Updated
 from samestep.reduce.build import LaneReduction
-from samestep.reduce.lane_sum import sum_lanes
 from samestep.reduce.mean_loss import mean_loss
 from samestep.reduce.stats import EMPTY, LaneStats, LocalStats, RankFlags
 from samestep.run_setup import RunSetup
+from samestep.step.across_lanes import AcrossLanes
 from samestep.step.forward_check import ForwardCheck
 from samestep.step.lane_watch import LaneWatch
 from samestep.step.loss_terms import LossTerms, LossValue, Term, TermSums, check_loss
@@ -88,6 +88,7 @@ class StepEngine:
     """Whether random numbers drawn between lanes and steps are the same on all ranks."""
     global_steps: GlobalRunner
     """Runs steps whose loss is over the whole global batch."""
+    across_lanes: AcrossLanes
     watch: LaneWatch | None = None
     """Looks into the steps, if something does."""
 
@@ -274,21 +275,6 @@ class LanePasses:
             self._share()
         with self.engine.setup.precision.backward():
             self.engine.reduction.gradients.backward(loss, stats.count, lane, last)
-
-    def sum_over_lanes(self, values: Sequence[Tensor]) -> Tensor:
-        """The sum of what this rank's lanes, and all others', have measured."""
-        if len(values) != len(self.data.units):
-            raise StepError(
-                f"step.sum_over_lanes got {len(values)} tensors for {len(self.data.units)} lanes of this "
-                "rank: give one for each batch of step.lanes"
-            )
-        setup = self.engine.setup
-        return sum_lanes(
-            dict(zip(self.data.units, values, strict=True)),
-            setup.assignment.units,
-            setup.context.collectives,
-            setup.context.device,
-        )
 
     # -- the end of the step ---------------------------------------------------------------
 

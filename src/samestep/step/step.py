@@ -10,9 +10,11 @@ from torch.optim import Optimizer
 
 from samestep.data.batch import LaneBatch
 from samestep.errors import StepError
+from samestep.reduce.stats import LaneStats
+from samestep.step.across_lanes import GatheredRows
 from samestep.step.global_loss import BatchLoss, Embed
 from samestep.step.lane_passes import LanePasses, LossFunction
-from samestep.step.loss_terms import LossValue, Term
+from samestep.step.loss_terms import LossValue, Term, check_loss
 
 
 def loss_value(
@@ -133,7 +135,58 @@ class Step:
             seen = [model(batch.x).detach().sum(0) for batch in step.lanes]
             mean = step.sum_over_lanes(seen) / run.batch.global_batch
         """
-        return self._passes.sum_over_lanes(values)
+        return self._passes.engine.across_lanes.sum(self._passes.data, values)
+
+    def gather(self, values: Sequence[Tensor], name: str = "the rows") -> GatheredRows:
+        """Bring the rows of all lanes of all ranks together, in the order of the lanes.
+
+        For a loss over the whole global batch that `train_global` does not fit. Every rank calls this,
+        between two passes over `lanes`; `backward_rows` takes the loss's gradient in the second.
+
+        Args:
+            values: One tensor for each batch that `lanes` gave this rank, in that order, with a row, or
+                as many rows, for each of its samples.
+            name: What they are, if a loop gathers several things: rows of one name have one shape.
+
+        Returns:
+            All rows, and where this rank's lanes have theirs.
+
+        Example:
+            with torch.no_grad():
+                seen = [model(batch.x) for batch in step.lanes]
+            rows, mine = step.gather(seen)
+            loss = contrast(rows.requires_grad_())  # a sum over all of them
+            (gradient,) = torch.autograd.grad(loss, rows)
+            for batch, own in zip(step.lanes, mine):
+                share = loss.detach() * len(batch) / len(rows)
+                step.backward_rows(model(batch.x), gradient[own], loss=share, count=len(batch))
+            step.update()
+        """
+        return self._passes.engine.across_lanes.gather(self._passes.data, values, name)
+
+    def backward_rows(
+        self, rows: Tensor, gradient: Tensor, *, loss: Tensor | float, count: Tensor | float
+    ) -> None:
+        """Backpropagate a lane from the gradient of a loss that was computed elsewhere.
+
+        In place of the lane's `backward`.
+
+        Args:
+            rows: What the lane's forward pass has computed.
+            gradient: Of the loss with respect to them; the loss is a sum over all lanes.
+            loss: The lane's share of that sum, for the log.
+            count: The lane's share of what it was summed over; the step's gradient is divided by the count
+                of all lanes.
+        """
+        if rows.shape != gradient.shape:
+            raise StepError(
+                f"step.backward_rows got rows of shape {tuple(rows.shape)} and a gradient of shape "
+                f"{tuple(gradient.shape)}: give the gradient of these rows"
+            )
+        self._passes.end_forward()
+        surrogate = (rows * gradient.detach()).sum()
+        check_loss(surrogate, count)
+        self._passes.backward_lane(surrogate, LaneStats(loss, count))
 
     @property
     def loss(self) -> Tensor:
