@@ -60,7 +60,8 @@ class Judged(Plain):
         encoded = model.body(batch.x)
         if self.kind == "crops":
             return encoded[:, None]
-        return {"head": model.head(encoded), "encoder": encoded}
+        head = model.head(encoded)
+        return {"head": head * 1e6 if self.kind == "huge" else head, "encoder": encoded}
 
     def labels(self, batch: samestep.LaneBatch) -> Any:
         if self.kind == "no pairs":

@@ -41,6 +41,15 @@ def measured(run: Recorded) -> list[dict[str, Any]]:
     return [row for row in map(json.loads, lines) if "precision_at_1" in row]
 
 
+def test_embeddings_kept_in_half_precision_are_the_same_at_any_size_too(tmp_path: Path) -> None:
+    runs = [judged(tmp_path / "half", world, keep_in="float16") for world in (1, 2, 4)]
+    rows = [measured(run) for run in runs]
+    assert rows[0] == rows[1] == rows[2]
+    whole = measured(judged(tmp_path, 1))
+    for half, full in zip(rows[0], whole, strict=True):
+        assert half["mean_reciprocal_rank"] == pytest.approx(full["mean_reciprocal_rank"], abs=0.02)
+
+
 def test_a_run_is_judged_by_what_its_embeddings_find(tmp_path: Path) -> None:
     runs = [judged(tmp_path, world, metrics=NEAREST) for world in (1, 2, 4)]
     assert_same(runs)
@@ -92,6 +101,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "crops": ({}, "(samples, size), and the view embedding of eval_embed is float32 (4, 1, 12)"),
     "no pairs": ({}, "Judged's samples are no pairs of input and class: define labels"),
     "floats": ({}, "a whole number for each sample, its class, as a tensor, and got torch.float32"),
+    "huge": ({"keep_in": "float16"}, "and evaluation.keep_in is float16, which ends at 6.55e+04"),
     "one class": ({}, "retrieval found one class only"),
     "empty": ({"reference": "empty"}, "reference data holds no samples"),
     "other": ({"reference": "other"}, "Judged does not know the reference 'other'"),

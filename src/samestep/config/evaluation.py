@@ -14,6 +14,7 @@ from samestep.config.optim import Section
 from samestep.errors import Mistake
 
 Distance = Literal["cosine", "euclidean"]
+RowType = Literal["float32", "float16"]
 
 RETRIEVAL_METRICS = (
     "precision_at_1", "r_precision", "mean_average_precision_at_r", "mean_reciprocal_rank",
@@ -81,6 +82,10 @@ class EvaluationConfig(Section):
         "recall_at_K, nmi, ami",
     )
     distance: Distance = Field("cosine", description="between embeddings")
+    keep_in: RowType = Field(
+        "float32",
+        description="the type of embeddings in memory and between ranks; float16 halves both, and rounds",
+    )
 
     @property
     def retrieval_metrics(self) -> tuple[str, ...]:
@@ -93,7 +98,7 @@ class EvaluationConfig(Section):
             fields = type(self).model_fields
             return [
                 Mistake(f"evaluation.{key}", f"is for mode: retrieval, and the mode is {self.mode}")
-                for key in ("reference", "views", "metrics", "distance")
+                for key in ("reference", "views", "metrics", "distance", "keep_in")
                 if getattr(self, key) != fields[key].default
             ]
         wrong = unknown_metrics(self.retrieval_metrics)

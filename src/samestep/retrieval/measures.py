@@ -173,7 +173,9 @@ def _clustering(
     }
 
 
-def memory_needed(queries: int, references: int, sizes: Sequence[int], world: int) -> int:
+def memory_needed(
+    queries: int, references: int, sizes: Sequence[int], world: int, item: int = 4
+) -> int:
     """About how many bytes of a rank's memory a retrieval takes.
 
     Args:
@@ -181,9 +183,10 @@ def memory_needed(queries: int, references: int, sizes: Sequence[int], world: in
         references: How many there are.
         sizes: Of each view, how many numbers an embedding has.
         world: The number of ranks.
+        item: How many bytes a number has.
     """
     rows = -(-(queries + references) // world)
     # Twice, while rows go to the ranks that hold them; labels are on every rank.
-    held = 2 * rows * 4 * sum(sizes) + 16 * (queries + references)
+    held = 2 * rows * item * sum(sizes) + 16 * (queries + references)
     blocks = 8 * (4 * QUERY_BLOCK * REFERENCE_BLOCK + 3 * REFERENCE_BLOCK * max(sizes))
     return held + blocks + 2 * GROUP_BYTES

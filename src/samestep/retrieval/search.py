@@ -29,7 +29,7 @@ class SharedRows:
 
     plan: ShardPlan
     rows: Tensor
-    """This rank's, of float32, in host memory."""
+    """This rank's, of float32 or float16, in host memory."""
     labels: Tensor
     """Of all samples, of int64, in host memory: on every rank."""
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from samestep.config.evaluation import Distance
+from samestep.config.evaluation import Distance, RowType
 from samestep.data.batch import Collate, LaneBatch, Moment
 from samestep.data.sequential import SequentialSource
 from samestep.errors import TaskError
@@ -44,6 +44,7 @@ class RetrievalRequest:
     views: Sequence[str] | None
     """Their names; None for all."""
     distance: Distance
+    keep_in: RowType = "float32"
     was_announced: bool = False
     """Whether the memory that it takes has been printed."""
 
@@ -127,7 +128,7 @@ class RetrievalEvaluator:
         every_label = [self._all_labels(part) for part in embedded]
         for number, view in enumerate(request.views or sizes):
             shared = [
-                self._share(part, view, sizes[view], block, known)
+                self._share(part, view, (sizes[view], request.keep_in), block, known)
                 for part, block, known in zip(
                     embedded, (QUERY_BLOCK, REFERENCE_BLOCK), every_label, strict=False
                 )
@@ -159,21 +160,22 @@ class RetrievalEvaluator:
             for batch in evaluation_batches(setup, source, self._moment, what):
                 with setup.precision.forward():
                     views = views_of(embed(batch), request.views, len(batch))
+                views = {name: _kept(rows, name, request.keep_in) for name, rows in views.items()}
                 if not request.was_announced:
                     request.was_announced = True
-                    self._announce(counts, [view.shape[1] for view in views.values()])
+                    self._announce(counts, views.values())
                 part.add(batch, views, checked_labels(labels(batch), len(batch), what))
         return part
 
-    def _announce(self, counts: tuple[int, int], sizes: Sequence[int]) -> None:
+    def _announce(self, counts: tuple[int, int], views: Collection[Tensor]) -> None:
         """Print what it takes, if that is much.
 
         Args:
             counts: How many queries and references there are.
-            sizes: Of each view, how many numbers an embedding has.
+            views: Embeddings of some samples, as they are kept.
         """
-        context = self._setup.context
-        needed = memory_needed(*counts, sizes, context.world)
+        context, sizes = self._setup.context, [view.shape[1] for view in views]
+        needed = memory_needed(*counts, sizes, context.world, max(v.itemsize for v in views))
         if needed > _WORTH_A_LINE:
             context.log.main(
                 f"Retrieval of {counts[0]:,} queries among {counts[1]:,} references, embeddings of "
@@ -200,13 +202,25 @@ class RetrievalEvaluator:
         return every
 
     def _share(
-        self, part: _Embedded, view: str, size: int, block: int, labels: Tensor
+        self, part: _Embedded, view: str, kind: tuple[int, RowType], block: int, labels: Tensor
     ) -> SharedRows:
         plan = ShardPlan(part.samples, block, self._setup.context.world)
         # Taken out: rows are held once only while they go to other ranks.
         mine = part.rows.pop(view, [])
-        rows = torch.cat(mine) if mine else torch.zeros(0, size)
+        rows = torch.cat(mine) if mine else torch.zeros(0, kind[0], dtype=getattr(torch, kind[1]))
         return SharedRows(plan, self._exchange.settle(plan, part.ids, rows), labels)
+
+
+def _kept(rows: Tensor, view: str, kind: RowType) -> Tensor:
+    """Embeddings as they are kept until they are compared."""
+    kept = rows.to(getattr(torch, kind))
+    if kept.isinf().sum() > rows.isinf().sum():
+        raise TaskError(
+            f"the view {view} has embeddings with numbers up to {rows.abs().max().item():.4g}, and "
+            f"evaluation.keep_in is {kind}, which ends at {torch.finfo(kept.dtype).max:.4g}: set float32, "
+            "or normalize them"
+        )
+    return kept
 
 
 def views_of(given: Any, wanted: Sequence[str] | None, samples: int) -> dict[str, Tensor]:

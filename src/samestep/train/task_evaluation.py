@@ -35,7 +35,9 @@ class TaskEvaluation:
         self._references: Any = None
         rule = setup.config.evaluation
         if rule.mode == "retrieval":
-            self._request = RetrievalRequest(rule.retrieval_metrics, rule.views, rule.distance)
+            self._request = RetrievalRequest(
+                rule.retrieval_metrics, rule.views, rule.distance, rule.keep_in
+            )
             self._references = self._reference_data(train_data)
         elif rule.mode == "gather":
             if type(task).evaluate_whole is Task.evaluate_whole:

@@ -183,3 +183,5 @@ def test_the_memory_that_is_announced_falls_with_the_ranks() -> None:
     alone, shared = (memory_needed(10**6, 10**6, [128, 512], world) for world in (1, 8))
     assert 8 << 30 < alone < 12 << 30
     assert shared < alone / 4
+    half = memory_needed(10**6, 10**6, [128, 512], 1, item=2)
+    assert alone / 2 < half < alone * 0.6
