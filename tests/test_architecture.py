@@ -25,7 +25,7 @@ LAYERS: list[set[str]] = [
     {"step"},
     {"train"},
     {"amp", "inference", "lane_tuning", "lr_finder", "plotting"},
-    {"embedding_page", "export", "verify", "doctor", "starter", "sweep"},
+    {"bench", "embedding_page", "export", "verify", "doctor", "starter", "sweep"},
     {"cli"},
 ]
 

@@ -2,6 +2,7 @@
 
 from samestep.cli import (
     average,
+    bench,
     config_new,
     cv,
     export,
@@ -23,6 +24,7 @@ from samestep.cli.app import app
 __all__ = [
     "app",
     "average",
+    "bench",
     "config_new",
     "cv",
     "export",

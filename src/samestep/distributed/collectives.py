@@ -92,7 +92,8 @@ class TorchCollectives(Collectives):
         self.rank = dist.get_rank()
         self.world = dist.get_world_size()
         self.device = device
-        self._host_only = dist.get_backend() == "gloo"
+        self.backend = str(dist.get_backend())
+        self._host_only = self.backend == "gloo"
         self._objects = ObjectExchange(self.wire(device), signer)
 
     def wire(self, device: torch.device) -> torch.device:

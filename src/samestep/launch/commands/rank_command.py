@@ -52,7 +52,7 @@ class RankCommand:
     folder: Path | None = None
     """Where the command runs; by default the working directory."""
     command: str = "train"
-    """What a rank is: `samestep train`, or another command that runs as a rank."""
+    """What a rank is: `samestep train`, or another command that runs as a rank, as `bench comm`."""
     options: tuple[str, ...] = ()
     """That command's own."""
 
@@ -75,7 +75,7 @@ class RankCommand:
 
     def train(self, *options: str) -> tuple[str, ...]:
         """The arguments of the interpreter for one rank."""
-        return ("-m", "samestep", self.command, *self._words(options))
+        return ("-m", "samestep", *self.command.split(), *self._words(options))
 
     def launch(self, *options: str) -> tuple[str, ...]:
         """The arguments of the interpreter for what starts ranks on another machine."""

@@ -1,0 +1,72 @@
+"""Figures with their spread, and lines through them. No torch here."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median, and where the true one lies in about 95 of 100 measurements."""
+
+    median: float
+    low: float
+    high: float
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """Of the rounds of a measurement; outliers are kept, since a median bears them."""
+    ordered = sorted(values)
+    return Spread(statistics.median(ordered), *range_of_median(ordered))
+
+
+def range_of_median(ordered: Sequence[float]) -> tuple[float, float]:
+    """The values between which the median lies, with about 95 % confidence."""
+    middle, reach = (len(ordered) - 1) / 2, 0.98 * math.sqrt(len(ordered))
+    low, high = math.floor(middle - reach), math.ceil(middle + reach)
+    return ordered[max(0, low)], ordered[min(len(ordered) - 1, high)]
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a message takes: `latency + bytes / bandwidth`."""
+
+    latency: float
+    """Seconds."""
+    bandwidth: float
+    """Bytes in a second."""
+
+    def seconds(self, size: float) -> float:
+        """What a message of so many bytes takes."""
+        return self.latency + size / self.bandwidth
+
+
+def fit_link(sizes: Sequence[float], seconds: Sequence[float]) -> Link | None:
+    """The line through times of messages that is wrong by the smallest shares of them.
+
+    By shares: else a message of a gigabyte would decide the latency.
+
+    Args:
+        sizes: Bytes.
+        seconds: What each took.
+
+    Returns:
+        None if the times do not grow with the sizes, or there is one size only.
+    """
+    weights = [1 / took**2 for took in seconds]
+    total = sum(weights)
+    x = sum(w * size for w, size in zip(weights, sizes, strict=True)) / total
+    y = sum(w * took for w, took in zip(weights, seconds, strict=True)) / total
+    across = sum(w * (size - x) ** 2 for w, size in zip(weights, sizes, strict=True))
+    if not across:
+        return None
+    together = sum(
+        w * (size - x) * (took - y) for w, size, took in zip(weights, sizes, seconds, strict=True)
+    )
+    slope = together / across
+    if slope <= 0:
+        return None
+    return Link(max(0.0, y - slope * x), 1 / slope)

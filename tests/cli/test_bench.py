@@ -1,0 +1,68 @@
+"""samestep bench as a person types it, on real ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from samestep.bench.sizes import OPERATIONS
+from tests.cli.processes import samestep, torchrun
+
+SMALL = ("--largest", "16KB", "--rounds", "3")
+
+
+def test_messages_of_two_and_four_ranks(tmp_path: Path) -> None:
+    files = ("--output", "comm.json", "--report", "comm.html")
+    done = samestep("bench", "comm", "--worlds", "2,4", *SMALL, *files, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found == json.loads((tmp_path / "comm.json").read_text())
+    rows = {(row["operation"], row["world"], row["bytes"]): row for row in found["rows"]}
+    assert rows.keys() == {
+        (operation, world, size)
+        for operation in OPERATIONS
+        for world in (2, 4)
+        for size in (1024, 4096, 16384)
+    }
+    for (operation, world, size), row in rows.items():
+        assert 0 < row["low"] <= row["median"] <= row["high"]
+        assert (len(row["seconds"]), row["backend"]) == (3, "gloo")
+        reduces = operation in ("all-reduce", "tree-sum")
+        share = {"all-gather": (world - 1) / world}.get(operation, 1.0)
+        share = 2 * (world - 1) / world if reduces else share
+        assert row["bus_bytes"] == pytest.approx(share * size / row["median"])
+    page = (tmp_path / "comm.html").read_text()
+    assert "bus bandwidth, 4 ranks" in page
+    assert "point-to-point" in page
+    again = samestep(
+        "bench", "comm", "--worlds", "2", *SMALL, "--report", "comm.json", cwd=tmp_path
+    )
+    assert again.returncode == 2, again.stderr
+    assert "is no page of samestep" in again.stderr
+
+
+def test_as_ranks_of_another_launcher(tmp_path: Path) -> None:
+    done = torchrun("bench", "comm", *SMALL, "--operations", "broadcast", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "gloo on" in done.stdout
+    assert done.stdout.count("broadcast") == 4, "three sizes, and the line through them"
+    assert "latency" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "there is one rank only, and nobody to send to: give --worlds 2,4"),
+        (("--operations", "all-to-all"), "--operations has all-to-all: there are all-reduce"),
+        (("--smallest", "1TB"), "--smallest is '1TB': give a size"),
+        (("--worlds", "2,x"), "--worlds is '2,x': give numbers"),
+        (("--output", "nowhere/comm.json"), "there is no directory nowhere"),
+    ],
+)
+def test_mistakes_are_named(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    done = samestep("bench", "comm", *words, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
