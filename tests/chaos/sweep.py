@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,25 +135,43 @@ class SweepChaos:
                 self._command("killed", *size), stdout=output, stderr=output, cwd=self.folder
             )
         self._wait(lambda: self._share() >= until, process)
-        self._wait(lambda: bool(ranks_among(members(), before)), process)
         time.sleep(self._random.uniform(0.0, 2.0))
-        family = {pid: text for pid, text in members().items() if pid not in before}
-        victims = {
-            "the coordinator": [process.pid],
-            "a rank": self._random.sample(ranks_among(members(), before), 1),
-            "all processes": list(family),
-        }[fault]
-        for pid in victims:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        self._kill(fault, process, before)
         self.hits.append(f"{fault} at {self._share():.0%} with {' '.join(size)}")
         self.tell(f"killed {self.hits[-1]}")
         if fault == "a rank":
             # The sweep resumes the run by itself; then let it save and end.
-            said = self._output("killed")
-            self._wait(lambda: "failed and is resumed" in said.read_text(), process)
+            self._wait(self._resumed_a_run, process)
             process.send_signal(signal.SIGTERM)
         process.wait(_SECONDS_TO_SAVE)
+
+    def _kill(self, fault: str, process: subprocess.Popen[str], before: Mapping[int, str]) -> None:
+        """At an instant at which a run trains."""
+        while True:
+            self._wait(lambda: bool(ranks_among(members(), before)), process)
+            family = {pid: text for pid, text in members().items() if pid not in before}
+            ranks = ranks_among(family, before)
+            if not ranks:
+                continue
+            victims = {
+                "the coordinator": [process.pid],
+                "a rank": self._random.sample(ranks, 1),
+                "all processes": list(family),
+            }[fault]
+            for pid in victims:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if fault != "a rank" or self._happens(self._resumed_a_run, 20.0):
+                return  # else it had trained already, and was about to end
+
+    def _resumed_a_run(self) -> bool:
+        return "failed and is resumed" in self._output("killed").read_text()
+
+    def _happens(self, what: Callable[[], bool], seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while not what() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return what()
 
     def _wait(self, what: Callable[[], bool], process: subprocess.Popen[str]) -> None:
         deadline = time.monotonic() + _SECONDS
@@ -217,7 +235,7 @@ def starts_of(run: Path) -> int:
     return log.read_text(errors="replace").count("Plan: ") if log.exists() else 0
 
 
-def ranks_among(now: dict[int, str], before: dict[int, str]) -> list[int]:
+def ranks_among(now: Mapping[int, str], before: Mapping[int, str]) -> list[int]:
     """The processes that train."""
     return [
         pid for pid, text in now.items() if pid not in before and re.search(r"samestep train", text)

@@ -208,6 +208,9 @@ class Coordinator:
         elif result is not None and result.is_done and child.code == 0:
             self._take_result(trial, spec)
             self._start_run(trial)
+        elif child.code == Stopped.exit_code and trial.got_further(result):
+            self._report(f"{spec.name} has stopped, and is resumed")
+            self._start_run(trial)
         elif trial.failures < self._sweep.retries and child.code != UserError.exit_code:
             trial.failures += 1
             self._report(f"{spec.name} failed and is resumed: {why_failed(spec, child)}")
