@@ -65,7 +65,7 @@ def run_held(job: SlurmJob, report: Report) -> None:
         try:
             follow_job(run, found, report, sys.stdout, watch.hurries, patience=float("inf"))
         except RankFailed as error:
-            if signals.received is None:
+            if signals.received is None and not watch.is_done():
                 reason = last_words(logs_of(run, found))
                 raise RankFailed(
                     f"{reason} ({error})" if reason else str(error), error.exit_code
@@ -132,6 +132,11 @@ class _Watch:
         if self._ends is None and self._is_over():
             self._ends = time.monotonic()
         return self._ends is not None and time.monotonic() - self._ends < _SECONDS_OF_HURRY
+
+    def is_done(self) -> bool:
+        """Whether its run has come to its end: then nothing that happened to the job later matters."""
+        result = self._result()
+        return result is not None and result.is_done
 
     def _is_over(self) -> bool:
         result = self._result()
