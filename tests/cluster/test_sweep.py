@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from tests.cluster import runs
 from tests.cluster.hosts import Hosts
 from tests.cluster.runs import PATIENCE, ROOT, wait_for
 from tests.cluster.slurm import Slurm
+from tests.cluster.sshd import Sshd
 from tests.cluster.test_launching import by_rsh
 
 GRID = {
@@ -134,27 +136,54 @@ def test_jobs_on_two_nodes_side_by_side_survive_every_death_of_the_sweep(
         process.send_signal(signal.SIGKILL)
     wait_for(lambda: not queue(slurm))
 
-    go.touch()
-    with sweeping(slurm, tmp_path, "resume", "study") as process:
-        assert process.wait(PATIENCE) == 0, (tmp_path / "output.txt").read_text()
+    output = tmp_path / "output.txt"
+    with sweeping(slurm, tmp_path, "resume", "study", "retries=1") as process:
+        wait_for(both_run)
+        [cancelled] = jobs(tmp_path)["trial-0000"][1:]
+        slurm.run(["scancel", cancelled])
+        named = f"trial 0000 failed and is resumed: .*job {cancelled} ended as CANCELLED"
+        wait_for(lambda: re.search(named, output.read_text()) is not None)
+        go.touch()
+        assert process.wait(PATIENCE) == 0, output.read_text()
     found = trials(tmp_path)
     assert same_study(found, alone)
     reasons = [trial["reason"] for trial in found if trial["state"] == "failed"]
     assert reasons == ["RuntimeError: I was told to"] * 2
-    # The first two were cancelled with the second process, and so once more with the third.
-    assert [len(ids) for ids in jobs(tmp_path).values()] == [2, 2, 1, 1]
+    # Of the first two with the second process, again with the third; one of them was cancelled, and
+    # each that raises was tried twice.
+    assert [len(ids) for ids in jobs(tmp_path).values()] == [3, 2, 2, 2]
 
 
 def test_mpirun_on_two_hosts(hosts: Hosts, tmp_path: Path, alone: list[dict[str, Any]]) -> None:
-    path = written(tmp_path, ranks_per_trial=2, trials=2)
+    path = written(tmp_path, ranks_per_trial=2, trials=1)
     done = hosts.run(
         "ctl", command("run", path, "--via", "mpirun", "--hosts", "n1:1,n2:1"),
         env=environment(hosts), cwd=tmp_path, light=True, timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert same_study(trials(tmp_path), alone[:2])
+    assert same_study(trials(tmp_path), alone[:1])
     log = next((tmp_path / "study" / "logs").glob("*0000.txt")).read_text()
     assert "2 processes on 2 machine(s)" in log
+
+
+def test_each_trial_has_a_host_of_its_own_over_ssh(
+    sshd: Sshd, tmp_path: Path, alone: list[dict[str, Any]]
+) -> None:
+    path = written(tmp_path, trials=2, parallel=2)
+    base = tmp_path / "base.yaml"
+    # Over ssh no variable travels but those that the config names.
+    variables = json.dumps({"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"})
+    launch = f"launch: {{ssh: 'ssh -F {sshd.config}', environment: {variables}, "
+    base.write_text(base.read_text().replace("launch: {", launch))
+    done = sshd.hosts.run(
+        "ctl", command("run", path, "--via", "ssh", "--hosts", "n1:1,n2:1"),
+        env=environment(sshd.hosts), cwd=tmp_path, light=True, timeout=PATIENCE,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert same_study(trials(tmp_path), alone[:2])
+    for number, host in enumerate(("n1", "n2")):
+        log = (tmp_path / "study" / "logs" / f"trial-{number:04d}.txt").read_text()
+        assert f"[{host}] " in log
 
 
 def test_steps_of_an_allocation_side_by_side(
