@@ -1,6 +1,7 @@
 """One sweep with one and with two ranks for each trial, and once more while its processes are killed.
 
     python -m tests.chaos.sweep                              # the digits: 12 trials of 3 folds
+    python -m tests.chaos.sweep pruner=none                  # all 36 runs
     python -m tests.chaos.sweep SWEEP.yaml trials=12 folds.k=3
 
 All three must come to the same study, to the bit: the same values of every trial and fold, and the same
@@ -245,24 +246,26 @@ def ranks_among(now: Mapping[int, str], before: Mapping[int, str]) -> list[int]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "sweep", nargs="?", type=Path, help="a sweep's file; the digits if not given"
+        "words",
+        nargs="*",
+        help="a sweep's file, the digits' if not given, and values, as key=value",
     )
-    parser.add_argument("overrides", nargs="*", help="values of the sweep, as key=value")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        sweep = arguments.sweep
-        if sweep is None:
-            sweep = folder / "digits.yaml"
+        files = [Path(word) for word in arguments.words if "=" not in word]
+        overrides = [word for word in arguments.words if "=" in word]
+        sweep = files[0] if files else folder / "digits.yaml"
+        if not files:
             sweep.write_text(yaml.safe_dump(DIGITS))
         began = time.monotonic()
 
         def tell(line: str) -> None:
             print(f"{time.monotonic() - began:6.0f} s  {line}", file=sys.stderr, flush=True)
 
-        chaos = SweepChaos(folder, sweep.resolve(), arguments.overrides, arguments.seed, tell=tell)
+        chaos = SweepChaos(folder, sweep.resolve(), overrides, arguments.seed, tell=tell)
         found = chaos.play()
     print(json.dumps(found, indent=None if arguments.json else 1))
     return 0
