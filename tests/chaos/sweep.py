@@ -1,7 +1,7 @@
 """One sweep with one and with two ranks for each trial, and once more while its processes are killed.
 
     python -m tests.chaos.sweep                              # the digits: 12 trials of 3 folds
-    python -m tests.chaos.sweep pruner=none                  # all 36 runs
+    python -m tests.chaos.sweep pruner=none pruner_args={}   # all 36 runs
     python -m tests.chaos.sweep SWEEP.yaml trials=12 folds.k=3
 
 All three must come to the same study, to the bit: the same values of every trial and fold, and the same
