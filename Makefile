@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo recipe-metric-learning browser test test-fast fuzz coverage test-oldest test-newest cluster chaos launches sameness lint setup clean
+.PHONY: demo recipe-metric-learning browser test test-fast fuzz coverage test-oldest test-newest cluster chaos chaos-sweep launches sameness lint setup clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -53,6 +53,10 @@ browser:
 
 chaos: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.chaos --kills 300
+
+# 12 trials of 3 folds with one and two ranks, and killed at three instants. SWEEP='sweep.yaml trials=6' for another one.
+chaos-sweep: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.sweep $(SWEEP)
 
 launches: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.launches --in-a-row 50 --at-once 4

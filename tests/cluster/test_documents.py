@@ -1,4 +1,4 @@
-"""The commands of docs/launch.md that need other machines, run on the cluster as written."""
+"""The commands of the documentation that need other machines, run on the cluster as written."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from tests.cluster.slurm import Slurm
 from tests.cluster.sshd import Sshd
 from tests.cluster.test_launching import by_rsh
 
-PAGE = (ROOT / "docs" / "launch.md").read_text(encoding="utf-8")
+PAGES = "".join(
+    (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("launch.md", "sweeps.md")
+)
 
 
 def blocks(kind: str) -> list[str]:
-    return re.findall(rf"```bash {kind}\n(.*?)```", PAGE, re.DOTALL)
+    return re.findall(rf"```bash {kind}\n(.*?)```", PAGES, re.DOTALL)
 
 
 @pytest.fixture
@@ -75,5 +77,5 @@ def test_commands_run_on_each_machine_as_written(hosts: Hosts, folder: Path, blo
 
 
 def test_there_are_such_commands() -> None:
-    assert len(blocks("cluster")) >= 4
+    assert len(blocks("cluster")) >= 5
     assert len(blocks("hosts")) == 2

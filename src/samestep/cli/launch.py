@@ -49,6 +49,7 @@ class Via(str, Enum):
     launch = "launch"
     mpirun = "mpirun"
     slurm = "slurm"
+    srun = "srun"
     ssh = "ssh"
 
     @property
@@ -88,6 +89,8 @@ Record = Annotated[Path | None, typer.Option(hidden=True)]
 StopAfter = Annotated[int | None, typer.Option(hidden=True)]
 Attached = Annotated[bool, typer.Option("--attached", hidden=True)]
 ReadSecret = Annotated[bool, typer.Option("--read-secret", hidden=True)]
+# The job ends with this command; one that an earlier command left is taken over.
+Held = Annotated[bool, typer.Option("--held", hidden=True)]
 _NOT_REPEATED = (
     "show",
     "write",
@@ -98,8 +101,11 @@ _NOT_REPEATED = (
     "ask",
     "attached",
     "read_secret",
+    "held",
 )
 """Options of `launch` that a resumed run is started without."""
+_STEP_OPTIONS = {"srun": ("cpus_per_task", "gpus_per_node", "mem")}
+"""Slurm's options that a step of an allocation takes too, by launcher."""
 _REQUESTED = ("node_rank", "master_addr", "master_port", "rendezvous", "hosts", "max_restarts")
 
 
@@ -140,6 +146,7 @@ def launch(
     ask: Ask = None,
     attached: Attached = False,
     read_secret: ReadSecret = False,
+    held: Held = False,
 ) -> None:
     """Start the ranks of a run: on this machine, on others, by mpirun, or as a Slurm job.
 
@@ -153,7 +160,10 @@ def launch(
             return _show(prepared, show, write)
         _use_input(attached, read_secret)
         with exporting(told):
-            prepared.run(_report, follow=follow)
+            if held:
+                prepared.run_held(_report)
+            else:
+                prepared.run(_report, follow=follow)
 
 
 def _prepared(context: typer.Context) -> tuple[Launch, dict[str, str]]:
@@ -245,8 +255,9 @@ def _rank_command(
         options.append(f"distributed.launch_method={via.method}")
     loaded = read_target(config, [*for_the_first_task(overrides), *options], arguments)
     method = loaded.distributed.launch_method
-    if given and method != "slurm":
-        shown = ", ".join("--" + key.replace("_", "-") for key in given)
+    wrong = [key for key in given if method != "slurm" and key not in _STEP_OPTIONS.get(method, ())]
+    if wrong:
+        shown = ", ".join("--" + key.replace("_", "-") for key in wrong)
         raise LaunchError(f"{shown} is for Slurm, but the launcher is {method}: add --via slurm")
     # How they are started is no option of the ranks.
     observed = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,31 +50,70 @@ PreferFaster = Annotated[
         help="Take the fastest trial whose value is worse by at most this share: 0.015 is 1.5 %.",
     ),
 ]
+
+
+class SweepVia(str, Enum):
+    """What starts the ranks of a trial."""
+
+    torchrun = "torchrun"
+    mpirun = "mpirun"
+    ssh = "ssh"
+    slurm = "slurm"
+    srun = "srun"
+
+
+ViaOption = Annotated[
+    SweepVia | None,
+    typer.Option("--via", help="What starts the ranks of each trial; the key via."),
+]
+HostsOption = Annotated[
+    str | None,
+    typer.Option("--hosts", metavar="a:4,b:4", help="For mpirun and ssh; the key hosts."),
+]
 SweepOverrides = Annotated[
     list[str] | None, typer.Argument(help="Values of the sweep, as key=value.", metavar="KEY=VALUE")
 ]
 
 
 @sweep_app.command()
-def run(sweep: SweepFile, overrides: SweepOverrides = None, as_json: AsJson = False) -> None:
-    """Run a sweep on this machine; started again, it resumes. Exits 1 if no trial is complete."""
+def run(
+    sweep: SweepFile,
+    overrides: SweepOverrides = None,
+    via: ViaOption = None,
+    hosts: HostsOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a sweep; started again, it resumes. Exits 1 if no trial is complete."""
     with guarded(), DeferredSignals():
         from samestep.sweep.loading import load_sweep
 
-        found = _run(load_sweep(sweep, overrides or []), as_json)
+        found = _run(load_sweep(sweep, _overrides(overrides, via, hosts)), as_json)
     _exit(found)
 
 
 @sweep_app.command()
 def resume(
-    name: Name, overrides: SweepOverrides = None, trust: TrustSweep = False, as_json: AsJson = False
+    name: Name,
+    overrides: SweepOverrides = None,
+    via: ViaOption = None,
+    hosts: HostsOption = None,
+    trust: TrustSweep = False,
+    as_json: AsJson = False,
 ) -> None:
     """Resume a sweep that was stopped or killed, or run more of its trials: trials=100."""
     with guarded(), DeferredSignals():
         from samestep.sweep.reading import find_sweep, resumed_sweep
 
-        found = _run(resumed_sweep(find_sweep(name), overrides or [], trust), as_json)
+        given = _overrides(overrides, via, hosts)
+        found = _run(resumed_sweep(find_sweep(name), given, trust), as_json)
     _exit(found)
+
+
+def _overrides(given: list[str] | None, via: SweepVia | None, hosts: str | None) -> list[str]:
+    """What was typed, with the options as the keys that they are."""
+    options = {"via": via and via.value, "hosts": hosts}
+    typed = [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
+    return [*(given or []), *typed]
 
 
 def _run(loaded: LoadedSweep, as_json: bool) -> list[TrialRecord]:

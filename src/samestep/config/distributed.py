@@ -31,7 +31,7 @@ from samestep.foreign.limits import check_text
 
 Auto = Literal["auto"]
 
-LaunchMethod = Literal["torchrun", "torch.distributed.launch", "mpirun", "slurm", "ssh"]
+LaunchMethod = Literal["torchrun", "torch.distributed.launch", "mpirun", "slurm", "srun", "ssh"]
 
 _NETWORK = ("NCCL_", "GLOO_", "TORCH_")
 _PREFIX = "SAMESTEP_DISTRIBUTED_"

@@ -109,6 +109,8 @@ class Children:
         self._reaper.watch(process.pid)
         child = Child(name, process, output)
         self._running.append(child)
+        if self.stopped_by is not None:  # the signal came before there was this one to get it
+            process.send_signal(signal.SIGTERM)
         return child
 
     def poll(self) -> list[Child]:

@@ -28,6 +28,7 @@ from samestep.sweep.schema import seconds_of
 from samestep.sweep.storage import CURVES, FOLDS, PRUNED, Storage, TrialRecord, best_of
 from samestep.sweep.study_folder import locked, same_study, shape_of, signed, write_document
 from samestep.sweep.trial import LiveTrial, objective_of, slot_variables
+from samestep.sweep.via import Places
 
 STOP = "stop"
 """A file in the sweep's directory that stops it."""
@@ -86,8 +87,9 @@ class Coordinator:
         self._sweep, self._folder = loaded.sweep, folder
         self._storage, self._children, self._report = storage, children, report
         self._watch = watch
-        self._ranks = _ranks(loaded)
-        self._devices = _devices(loaded, self._ranks)
+        self._places = Places(loaded.sweep, loaded.base)
+        self._ranks = self._places.ranks
+        self._devices = _devices(loaded, self._ranks) if self._places.are_here else []
         self._live: dict[int, LiveTrial] = {}
         self._over: dict[int, TrialRecord] = {}
         self._count = trial_count(self._sweep)
@@ -169,7 +171,8 @@ class Coordinator:
     def _spec(self, trial: LiveTrial) -> RunSpec:
         parallel = self._sweep.parallel
         variables = slot_variables(trial.slot, parallel, self._ranks, self._devices)
-        return trial.spec(self._sweep, self._folder, self._ranks, variables)
+        spec = trial.spec(self._sweep, self._folder, self._ranks, variables)
+        return self._places.placed(spec, trial.slot)
 
     def _start_run(self, trial: LiveTrial) -> None:
         """Start its present run; not if that is done, or the trial is over."""
@@ -204,6 +207,9 @@ class Coordinator:
             self._prune(trial)
         elif result is not None and result.is_done and child.code == 0:
             self._take_result(trial, spec)
+            self._start_run(trial)
+        elif child.code == Stopped.exit_code and trial.got_further(result):
+            self._report(f"{spec.name} has stopped, and is resumed")
             self._start_run(trial)
         elif trial.failures < self._sweep.retries and child.code != UserError.exit_code:
             trial.failures += 1
@@ -253,7 +259,7 @@ class Coordinator:
         late = limit is not None and time.monotonic() - trial.began > limit
         if late and trial.child is not None and not trial.is_late:
             trial.is_late = True
-            self._children.end(trial.child)
+            self._places.end(trial.child, self._children)
 
     # -- its questions ---------------------------------------------------------------------
 
@@ -296,13 +302,6 @@ class Coordinator:
             self._children.stop()
             (self._folder / STOP).unlink(missing_ok=True)
             raise Stopped(f"stopped by samestep sweep stop: samestep sweep resume {self._folder}")
-
-
-def _ranks(loaded: LoadedSweep) -> int:
-    if loaded.sweep.ranks_per_trial != "auto":
-        return loaded.sweep.ranks_per_trial
-    world = loaded.base.distributed.world_size
-    return 1 if world == "auto" else world
 
 
 def _devices(loaded: LoadedSweep, ranks: int) -> list[str]:

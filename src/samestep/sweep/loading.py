@@ -23,6 +23,7 @@ from samestep.sweep.optuna_parts import import_optuna, part_mistakes
 from samestep.sweep.run_spec import override
 from samestep.sweep.schema import SweepConfig
 from samestep.sweep.space import Domain, parse_space
+from samestep.sweep.via import via_mistakes
 
 _OURS = (
     "name",
@@ -92,7 +93,7 @@ def load_sweep(
         base, wrong = _load_base(sweep)
         mistakes += [*wrong, *(part_mistakes(sweep) if runs else [])]
         if base is not None:
-            mistakes += _space_mistakes(sweep, base)
+            mistakes += [*_space_mistakes(sweep, base), *via_mistakes(sweep, base)]
     if mistakes or sweep is None or base is None:
         raise ConfigError(name, [_with_line(mistake, lines) for mistake in mistakes])
     return LoadedSweep(sweep, base, name, tuple(notes))

@@ -32,6 +32,8 @@ class RunSpec:
     ask: Path | None = None
     """Where the run asks after each evaluation whether to continue."""
     variables: Mapping[str, str] = field(default_factory=dict)
+    launch: tuple[str, ...] = ()
+    """Options of `samestep launch` by which its ranks are started elsewhere; here if there are none."""
 
     def result(self) -> RunResult | None:
         """What the run has come to, if it has begun."""
@@ -41,6 +43,8 @@ class RunSpec:
         """The command that trains it: in one process, or on ranks of this machine."""
         overrides = (*self.overrides, override("run_dir", str(self.folder)))
         options = [] if self.ask is None else ["--ask", str(self.ask)]
+        if self.launch:
+            return ("launch", *words_of(self.config, overrides, [*options, *self.launch], ()))
         if self.ranks == 1:
             return ("train", *words_of(self.config, overrides, options, ()))
         options += ["--nproc", str(self.ranks), "--via", "torchrun"]

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr
 
-from samestep.config.bounds import MOST_ENTRIES, Fold, Folds, Ranks, Seed, Times
+from samestep.config.bounds import MOST_ENTRIES, Fold, Folds, Nodes, Ranks, Seed, Times
 from samestep.config.distributed import Auto
 from samestep.config.launch import Line, Meaning
 from samestep.config.optim import Section
@@ -79,7 +79,18 @@ class SweepConfig(Section):
         "auto", description="auto: distributed.world_size of the base, or 1"
     )
     parallel: Annotated[int, Field(ge=1, le=1_000, strict=True)] = Field(
-        1, description="trials side by side on this machine"
+        1, description="trials side by side"
+    )
+    via: Literal["torchrun", "mpirun", "ssh", "slurm", "srun"] | None = Field(
+        None,
+        description="what starts the ranks of each trial; processes on this machine if not set",
+    )
+    hosts: Line | None = Field(
+        None,
+        description="machines and their ranks for mpirun and ssh, which trials share out: a:4,b:4",
+    )
+    nodes_per_trial: Nodes | Auto = Field(
+        "auto", description="with slurm and srun: the base's distributed.num_nodes, or 1"
     )
     deterministic: bool = Field(
         True, description="the same trials at any parallelism: draws see whole rounds only"
@@ -116,7 +127,8 @@ class SweepConfig(Section):
 
 
 _CHANGEABLE = (
-    "base", "directory", "trials", "timeout", "trial_timeout", "ranks_per_trial", "parallel", "retries",
+    "base", "directory", "trials", "timeout", "trial_timeout", "ranks_per_trial", "parallel", "retries", "via",
+    "hosts", "nodes_per_trial",
 )  # fmt: skip
 """What may differ when a sweep is resumed: none of it changes what a trial comes to."""
 

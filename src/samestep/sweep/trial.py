@@ -38,6 +38,8 @@ class LiveTrial:
     pruned: str = ""
     """Why it ends before its end; empty if it does not."""
     failures: int = 0
+    stopped_at: tuple[int, int] = (-1, -1)
+    """The fold and the step at which a run of it stopped by itself, saved."""
     is_late: bool = False
     """Whether its run was ended for taking too long."""
     slot: int = 0
@@ -97,6 +99,13 @@ class LiveTrial:
             so_far = [c[min(at, len(c) - 1)][1] for c in self.curves[: self.fold + 1] if c]
             found.append((self.fold * _STRIDE + at + 1, math.fsum(so_far) / len(so_far)))
         return found
+
+    def got_further(self, result: RunResult | None) -> bool:
+        """Whether its run has stopped, saved, and further than it had before: then it is resumed."""
+        if result is None or result.status != "preempted":
+            return False
+        before, self.stopped_at = self.stopped_at, (self.fold, result.steps)
+        return self.stopped_at > before
 
     def mean(self) -> float:
         """Its value: of its run, or of its folds."""

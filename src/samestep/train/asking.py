@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from samestep.train.run import Run
 
 _PAUSE = 0.01
+_SECONDS_FOR_AN_ANSWER = 600.0
+"""The process of a sweep answers at once. A job on another machine cannot see that it is gone, and would
+hold its nodes for nothing."""
 
 
 class Asking(RunListener):
@@ -43,9 +47,17 @@ class Asking(RunListener):
         """None if a signal stops the run first: the sweep decides before it resumes the run."""
         with naming_errors(self._folder):
             write_question(self._folder, question)
+        deadline = time.monotonic() + _SECONDS_FOR_AN_ANSWER
         while not self._run.is_stopping:
             answer = read_answer(self._folder)
             if answer is not None and answer.step == question.step:
                 return answer
+            if time.monotonic() > deadline:
+                self._run.context.log.warn(
+                    f"The sweep has not answered for {_SECONDS_FOR_AN_ANSWER:g} s: its process is gone. "
+                    "This run saves and ends; samestep sweep resume continues it"
+                )
+                signal.raise_signal(signal.SIGTERM)
+                deadline += _SECONDS_FOR_AN_ANSWER
             time.sleep(_PAUSE)
         return None

@@ -25,6 +25,7 @@ from samestep.launch.commands.mpirun import flavour_of, mpirun_command
 from samestep.launch.commands.rank_command import RankCommand
 from samestep.launch.commands.size import Host, Size, parse_hosts
 from samestep.launch.commands.slurm import directives, slurm_job
+from samestep.launch.commands.srun import srun_command
 from samestep.launch.commands.ssh import ssh_commands
 from samestep.launch.commands.summary import more_processes_may_help, plan_rows
 from samestep.launch.commands.torchrun import torchrun_command
@@ -87,6 +88,18 @@ def by_slurm(nodes: Size | None, restarts: int = 0, **options: Any) -> str:
     return slurm_job(rank_command, nodes, None, restarts).script()
 
 
+ALLOCATION = {
+    "SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_CPUS_ON_NODE": "8", "SLURM_MEM_PER_NODE": "16000",
+    "SLURM_CPUS_PER_TASK": "2", "SLURM_GPUS_ON_NODE": "4",
+}  # fmt: skip
+
+
+def by_step(environ: dict[str, str], nproc: int | None = 2, **options: Any) -> str:
+    """The line of srun's options in a script."""
+    rank_command = everywhere({"slurm": options}, device=options.pop("device", "auto"))
+    return srun_command(rank_command, Size(2, 2), nproc, "job", environ).script()
+
+
 def everything() -> str:
     around = {
         "slurm": EVERYTHING,
@@ -121,6 +134,7 @@ SCRIPTS: dict[str, Callable[[], str]] = {
     "slurm_torchrun": lambda: by_slurm(Size(1, 2), 3, style="torchrun", cpus_per_task=4),
     "slurm_mpirun": lambda: by_slurm(Size(2, 2), style="mpirun"),
     "slurm_everything": everything,
+    "srun_in_an_allocation": lambda: by_step(ALLOCATION),
     "ssh": lambda: ssh_commands(everywhere(), parse_hosts("a:4,b:2", None), "job").script(),
     "ssh_surrounded": lambda: ssh_commands(
         everywhere({"ssh": "ssh -p 2222", "modules": ["cuda"], "environment": {"A": "it's"},
@@ -191,6 +205,20 @@ def test_the_ranks_of_a_job_are_the_options_or_the_gpus_or_the_configs() -> None
     assert ranks(None, num_gpus_per_node=4) == 4
     assert ranks(None, 2, num_gpus_per_node=4) == 2
     assert ranks(None, num_gpus_per_node=2, num_nodes=3) == 6
+
+
+def test_a_step_takes_its_share_of_the_allocation() -> None:
+    assert "--cpus-per-task=2 --mem=8000M --gpus-per-node=2 " in by_step(ALLOCATION)
+    own = by_step(ALLOCATION, 1, cpus_per_task=3, mem="2G", gpus_per_node=1)
+    assert "--ntasks=2 --ntasks-per-node=1 --exact" in own
+    assert "--cpus-per-task=3 --mem=2G --gpus-per-node=1 " in own
+    assert "--cpus-per-task=2 --mem=8000M --gres=none " in by_step(ALLOCATION, device="cpu")
+    bare = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2"}
+    assert "--cpus-per-task=1 /opt/venv" in by_step(bare)
+    with pytest.raises(LaunchError, match="--nodes is 2, but job 7 has 1 node"):
+        by_step({**bare, "SLURM_NNODES": "1"})
+    with pytest.raises(LaunchError, match="this is none: use salloc or sbatch first"):
+        by_step({})
 
 
 def test_variables_of_the_config_are_set_for_mpirun_and_only_named_on_its_command_line() -> None:
@@ -486,7 +514,7 @@ def test_a_mistake_names_the_fix(
         assert fragment in str(caught.value)
 
 
-@pytest.mark.parametrize("via", ["mpirun", "slurm", "ssh"])
+@pytest.mark.parametrize("via", ["mpirun", "slurm", "srun", "ssh"])
 def test_node_0_means_nothing_either(via: str, tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=f"--node-rank means nothing with --via {via}"):
         requested(via, node_rank=0)(tmp_path)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from samestep.checkpoint.questions import read_answer
-from samestep.checkpoint.run_result import RunResult, write_result
+from samestep.checkpoint.run_result import RunResult, read_result, write_result
 from samestep.errors import LaunchError, Stopped
 from samestep.foreign.plain_yaml import parse_yaml
 from samestep.sweep import coordinator as coordinator_module
@@ -205,6 +205,22 @@ def test_a_failed_run_is_resumed_as_often_as_allowed(tmp_path: Path) -> None:
     assert [trial.as_json()["reason"] for trial in found] == ["ended with -9"] * 2
     found, children, _ = coordinated(tmp_path / "c", lambda run: 2, trials=1, retries=5)
     assert children.starts == 1, "what the user must fix fails at once"
+
+
+def test_a_run_that_stops_by_itself_is_resumed_while_it_gets_further(tmp_path: Path) -> None:
+    def stopping(run: Run) -> int | None:
+        before = read_result(run.folder)
+        steps = 0 if before is None else before.steps
+        if run.values["name"].endswith("0000") and steps >= 3:
+            return None
+        stuck = run.values["name"].endswith("0001") and steps >= 2
+        write_result(run.folder, RunResult("preempted", "SIGUSR1", steps + (not stuck)))
+        return Stopped.exit_code
+
+    found, children, lines = coordinated(tmp_path / "a", stopping, trials=2)
+    assert [trial.state for trial in found] == ["complete", "failed"]
+    assert sum("trial 0000 has stopped, and is resumed" in line for line in lines) == 3
+    assert children.starts == 4 + 3
 
 
 def test_a_run_that_takes_too_long_fails_and_the_others_go_on(tmp_path: Path) -> None:

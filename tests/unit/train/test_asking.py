@@ -78,6 +78,19 @@ def test_a_stop_signal_ends_the_wait_for_an_answer(tmp_path: Path) -> None:
     assert read_answer(tmp_path) is None, "the sweep decides before it resumes the run"
 
 
+def test_a_run_that_nobody_answers_saves_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("samestep.train.asking._SECONDS_FOR_AN_ANSWER", 0.05)
+    with pytest.raises(Stopped):
+        run_with(tmp_path, settings(tmp_path / "run"))
+    result = read_result(tmp_path / "run")
+    assert result is not None
+    assert result.status == "preempted"
+    log = (tmp_path / "run" / "logs" / "rank-0.log").read_text()
+    assert "The sweep has not answered for 0.05 s" in log
+
+
 def _interrupt_when_asked(folder: Path) -> None:
     while read_question(folder) is None:
         continue

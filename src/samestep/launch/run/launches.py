@@ -13,9 +13,11 @@ from samestep.launch.commands.launch_command import LaunchCommand
 from samestep.launch.commands.mpirun import MpirunCommand
 from samestep.launch.commands.rank_command import RankCommand
 from samestep.launch.commands.slurm import SlurmJob
+from samestep.launch.commands.srun import HIDDEN, SrunCommand
 from samestep.launch.commands.ssh import SshCommands
 from samestep.launch.commands.summary import Rows
 from samestep.launch.commands.torchrun import TorchrunCommand
+from samestep.launch.run.held_job import run_held
 from samestep.launch.run.mpirun import run_mpirun
 from samestep.launch.run.slurm import cancel, follow_job, submit
 from samestep.launch.run.ssh import run_over_ssh
@@ -49,6 +51,10 @@ class Launch(ABC):
             quiet: Keep the ranks' own output off the terminal.
         """
 
+    def run_held(self, report: Report) -> None:
+        """The same for a launch that must end with this command, which may be one of many."""
+        self.run(report)
+
 
 @dataclass(frozen=True)
 class TorchrunLaunch(Launch):
@@ -70,6 +76,16 @@ class MpirunLaunch(Launch):
     def run(self, report: Report, *, follow: bool = False, quiet: bool = False) -> None:
         _warn_of_skipped_setup(self.command.rank_command, report)
         run_mpirun(self.command, process_environment(), quiet)
+
+
+@dataclass(frozen=True)
+class SrunLaunch(Launch):
+    command: SrunCommand
+
+    def run(self, report: Report, *, follow: bool = False, quiet: bool = False) -> None:
+        _warn_of_skipped_setup(self.command.rank_command, report)
+        environ = {k: v for k, v in process_environment().items() if k not in HIDDEN}
+        run_mpirun(self.command, environ, quiet)
 
 
 @dataclass(frozen=True)
@@ -97,6 +113,9 @@ class SlurmLaunch(Launch):
             if quiet:
                 cancel(job)  # nobody else knows of a job that is not for a person to see
             raise
+
+    def run_held(self, report: Report) -> None:
+        run_held(self.command, report)
 
 
 def _warn_of_skipped_setup(rank_command: RankCommand, report: Report) -> None:

@@ -1,4 +1,4 @@
-"""Runs an mpirun, whose ranks print to this terminal, and reports how it ended."""
+"""Runs an mpirun or an srun, whose ranks print to this terminal, and reports how it ended."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from contextlib import closing, suppress
 from samestep.environment.secret import SECRET, new_secret
 from samestep.errors import LaunchError, RankFailed, Stopped, code_of_ranks
 from samestep.launch.commands.mpirun import Flavour, MpirunCommand, flavour_of
+from samestep.launch.commands.srun import SrunCommand
 from samestep.launch.run.orphans import Reaper
 from samestep.launch.run.signal_forwarder import SignalForwarder
 
@@ -42,7 +43,9 @@ def find_flavour(mpirun: str) -> Flavour:
     return flavour_of(printed.stdout + printed.stderr)
 
 
-def run_mpirun(command: MpirunCommand, environ: Mapping[str, str], quiet: bool = False) -> None:
+def run_mpirun(
+    command: MpirunCommand | SrunCommand, environ: Mapping[str, str], quiet: bool = False
+) -> None:
     """Start it and wait; a failing rank prints its own error meanwhile."""
     silent = subprocess.DEVNULL if quiet else None
     started: list[subprocess.Popen[bytes]] = []
@@ -58,15 +61,20 @@ def run_mpirun(command: MpirunCommand, environ: Mapping[str, str], quiet: bool =
                 os.killpg(process.pid, signal.Signals[command.ends_by])
 
     with SignalForwarder(stop, end) as signals:
-        process = subprocess.Popen(
-            command.argv,
-            env={**environ, **command.variables, SECRET: new_secret()},
-            cwd=command.rank_command.working_folder,
-            stdin=subprocess.DEVNULL,
-            stdout=silent,
-            stderr=silent,
-            start_new_session=True,  # we forward Ctrl-C to the ranks, once; mpirun would end
-        )
+        try:
+            process = subprocess.Popen(
+                command.argv,
+                env={**environ, **command.variables, SECRET: new_secret()},
+                cwd=command.rank_command.working_folder,
+                stdin=subprocess.DEVNULL,
+                stdout=silent,
+                stderr=silent,
+                start_new_session=True,  # we forward Ctrl-C to the ranks, once; mpirun would end
+            )
+        except OSError as error:
+            raise LaunchError(
+                f"{command.argv[0]} cannot be started here: {error.strerror or error}"
+            ) from None
         started.append(process)
         if signals.received is not None:  # while it was being started
             end()

@@ -17,12 +17,14 @@ from samestep.launch.commands.plain_script import PlainScript, plain_command
 from samestep.launch.commands.rank_command import RankCommand, check_world
 from samestep.launch.commands.size import Size, parse_hosts, ranks_of
 from samestep.launch.commands.slurm import slurm_job
+from samestep.launch.commands.srun import srun_command
 from samestep.launch.commands.ssh import ssh_commands
 from samestep.launch.commands.torchrun import default_nproc, torchrun_command
 from samestep.launch.run.launches import (
     Launch,
     MpirunLaunch,
     SlurmLaunch,
+    SrunLaunch,
     SshLaunch,
     TorchrunLaunch,
 )
@@ -66,6 +68,8 @@ def prepare(rank_command: RankCommand, request: Request) -> Launch:
         request.refuse(method, "node_rank", "master_addr", "master_port", "rendezvous", "hosts")
         nproc = request.fixed_nproc("Slurm starts a fixed number")
         return SlurmLaunch(slurm_job(rank_command, request.nodes, nproc, request.max_restarts))
+    if method == "srun":
+        return _by_srun(rank_command, request)
     if method == "ssh":
         return _by_ssh(rank_command, request)
     request.refuse(method, "hosts")
@@ -151,6 +155,15 @@ def _by_mpirun(rank_command: RankCommand, request: Request) -> Launch:
         as_root=os.geteuid() == 0,
     )
     return MpirunLaunch(command)
+
+
+def _by_srun(rank_command: RankCommand, request: Request) -> Launch:
+    request.refuse(
+        "srun", "node_rank", "master_addr", "master_port", "rendezvous", "hosts", "max_restarts"
+    )
+    nproc = request.fixed_nproc("a step has a fixed number of ranks")
+    name = f"srun-{uuid.uuid4().hex}"
+    return SrunLaunch(srun_command(rank_command, request.nodes, nproc, name, process_environment()))
 
 
 def _by_ssh(rank_command: RankCommand, request: Request) -> Launch:

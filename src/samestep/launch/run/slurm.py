@@ -88,15 +88,34 @@ def submit(job: SlurmJob) -> Submitted:
         job.rank_command.config.launch.slurm.array is not None,
         job.rank_command.config.launch.slurm.style,
     )
+    _record(folder, found)
+    return found
+
+
+def _record(folder: Path, job: Submitted) -> None:
     try:
         with (folder / _JOBS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(found)) + "\n")
+            file.write(json.dumps(asdict(job)) + "\n")
     except OSError as error:
         raise LaunchError(
-            f"job {found.job} is submitted, but that cannot be recorded in {folder}: "
-            f"{error.strerror or error}. samestep slurm will not know it; scancel {found.job} ends it"
+            f"job {job.job} is submitted, but that cannot be recorded in {folder}: "
+            f"{error.strerror or error}. samestep slurm will not know it; scancel {job.job} ends it"
         ) from None
-    return found
+
+
+def job_of_script(job: SlurmJob) -> Submitted | None:
+    """A job of the same script that has not ended, which is recorded if it was not; None if there is none."""
+    script = str(job.folder / _SCRIPT)
+    if not Path(script).exists():
+        return None
+    for line in _slurm(["squeue", "--me", "--noheader", "--format=%i %o"]).splitlines():
+        number, _, command = line.partition(" ")
+        if command.strip() == script:
+            style = job.rank_command.config.launch.slurm.style
+            found = Submitted(number, time.time(), script, style=style)
+            _record(job.folder, found)
+            return found
+    return None
 
 
 def refuse_second_job(run: Path) -> None:
@@ -180,16 +199,30 @@ def logs_of(run: Path, job: Submitted) -> list[Path]:
 
 
 def follow_job(
-    run: Path, job: Submitted, report: Callable[[str], None], show: IO[str] | None
+    run: Path,
+    job: Submitted,
+    report: Callable[[str], None],
+    show: IO[str] | None,
+    hurries: Callable[[], bool] = lambda: False,
+    patience: float = _SECONDS_OF_SILENCE,
 ) -> None:
-    """Show a job's states and its output until it ends; raises if it failed."""
-    outputs, patience = _Outputs(run, job), _Patience()
+    """Show a job's states and its output until it ends; raises if it failed.
+
+    Args:
+        run: The run's directory.
+        job: Its job.
+        report: Gets a line for each new state.
+        show: Gets the job's output.
+        hurries: Called again and again; whether Slurm is to be asked at once.
+        patience: Seconds that Slurm may be silent.
+    """
+    outputs, answers = _Outputs(run, job), _Patience(patience)
     before, ended = "", None
     state: JobState | None = None
     pause, next_query = 0.5, 0.0
     while True:
-        if state is None or time.monotonic() > next_query:
-            last, state = state, patience.state_of(job.job)
+        if hurries() or state is None or time.monotonic() > next_query:
+            last, state = state, answers.state_of(job.job)
             if state.state == "UNKNOWN" and last is not None and last.is_final:
                 state = last  # it is forgotten soon after its end
             pause = min(_LONGEST_PAUSE, 1.2 * pause)
@@ -228,7 +261,8 @@ def _failure(run: Path, job: Submitted, state: JobState) -> Exception:
 class _Patience:
     """A Slurm controller that does not answer for a while is no reason to give up."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
         self._silent_since: float | None = None
 
     def state_of(self, job: str) -> JobState:
@@ -237,7 +271,7 @@ class _Patience:
                 state = state_of(job)
             except LaunchError:
                 self._silent_since = self._silent_since or time.monotonic()
-                if time.monotonic() - self._silent_since > _SECONDS_OF_SILENCE:
+                if time.monotonic() - self._silent_since > self._seconds:
                     raise
                 time.sleep(0.5)
             else:

@@ -1,0 +1,131 @@
+"""Ranks as a step of the Slurm allocation that this command runs in. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from samestep.config import Config
+from samestep.config.secrets import referred
+from samestep.environment.secret import SHELL_SECRET
+from samestep.environment.variables import launch_variables
+from samestep.errors import LaunchError
+from samestep.foreign.numbers import whole_number
+from samestep.launch.commands.rank_command import (
+    RankCommand,
+    check_world,
+    exec_line,
+    shell_script,
+)
+from samestep.launch.commands.size import Size
+from samestep.launch.commands.summary import Rows, plan_rows
+
+HIDDEN = (
+    "SLURM_MEM_PER_NODE",
+    "SLURM_GPUS",
+    "SLURM_GPUS_PER_NODE",
+    "SLURM_GRES",
+    "SLURM_NTASKS_PER_NODE",
+)
+"""What srun would take for its own options: a step would request all that the allocation has."""
+
+
+@dataclass(frozen=True)
+class SrunCommand:
+    """One srun that starts all ranks, and takes no more of the allocation than they need."""
+
+    rank_command: RankCommand
+    nodes: int
+    ranks_per_node: int
+    argv: tuple[str, ...]
+    named: Mapping[str, str]
+    """Set for srun, which passes all variables to the ranks. Some may be references to this process's own."""
+    stops_by: str = "SIGUSR2"
+    """srun forwards it to its ranks; SIGTERM would kill them."""
+    ends_by: str = "SIGTERM"
+
+    @property
+    def world(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The same with the values that are referred to; raises if one is not set here."""
+        found = self.rank_command.variables()
+        return {k: v if referred(v) is None else found[k] for k, v in self.named.items()}
+
+    def script(self) -> str:
+        comment = "What samestep launch --via srun starts, inside of an allocation."
+        variables = {k: v for k, v in self.named.items() if k not in launch_variables("")}
+        name = [f'export {variable}="srun-$HOSTNAME-$$"' for variable in launch_variables("")]
+        unset = f"unset {' '.join(HIDDEN)}"
+        command = "\n".join([*name, SHELL_SECRET, unset, exec_line(self.argv)])
+        return shell_script(comment, self.rank_command, variables, command)
+
+    def summary(self) -> Rows:
+        config = self.rank_command.config
+        threads = config.launch.slurm.cpus_per_task
+        return plan_rows(config, self.world, self.nodes, threads, threads_are_share=True)
+
+
+def srun_command(
+    rank_command: RankCommand,
+    nodes: Size | None,
+    nproc: int | None,
+    name: str,
+    environ: Mapping[str, str],
+) -> SrunCommand:
+    """The step of a config.
+
+    Args:
+        rank_command: What a rank runs.
+        nodes: How many nodes; the config's if not given.
+        nproc: Ranks on each node; one per GPU, or one, if not given.
+        name: What the ranks of this launch share.
+        environ: The variables of the allocation.
+
+    Raises:
+        LaunchError: outside of an allocation, or if it has too few nodes.
+    """
+    config, options = rank_command.config, rank_command.config.launch.slurm
+    job, present = environ.get("SLURM_JOB_ID"), whole_number(environ.get("SLURM_NNODES", "1"))
+    if job is None:
+        raise LaunchError(
+            "--via srun starts ranks in a Slurm allocation, and this is none: use salloc or sbatch first, or "
+            "--via slurm, which submits a job"
+        )
+    count = (
+        nodes.one("--nodes", "ranks of a step do not come and go") if nodes is not None else None
+    )
+    if count is None:
+        count = 1 if config.distributed.num_nodes == "auto" else config.distributed.num_nodes
+    if present is not None and count > present:
+        raise LaunchError(f"--nodes is {count}, but job {job} has {present} node(s)")
+    ranks = nproc or options.gpus_per_node or 1
+    check_world(config, count * ranks, f"the step has {count * ranks} ranks")
+    cpus = options.cpus_per_task or whole_number(environ.get("SLURM_CPUS_PER_TASK", ""))
+    argv = ["srun", f"--nodes={count}", f"--ntasks={count * ranks}", f"--ntasks-per-node={ranks}"]
+    # Else a step takes all CPUs of its nodes, and the next one waits for its end.
+    argv += ["--exact", "--kill-on-bad-exit=1", f"--cpus-per-task={cpus or 1}"]
+    argv += [*_memory(options.mem, ranks * (cpus or 1), environ), *_gpus(config, ranks, environ)]
+    variables = {**config.launch.environment, **launch_variables(name)}
+    command = (rank_command.python, *rank_command.train())
+    return SrunCommand(rank_command, count, ranks, (*argv, *command), variables)
+
+
+def _memory(asked: str | None, cpus: int, environ: Mapping[str, str]) -> list[str]:
+    """As much of a node's memory as of its CPUs: with all of it, the next step would wait."""
+    if asked is not None:
+        return [f"--mem={asked}"]
+    total = whole_number(environ.get("SLURM_MEM_PER_NODE", ""))
+    present = whole_number(environ.get("SLURM_CPUS_ON_NODE", ""))
+    return [f"--mem={max(1, total * min(cpus, present) // present)}M"] if total and present else []
+
+
+def _gpus(config: Config, ranks: int, environ: Mapping[str, str]) -> list[str]:
+    """One for each rank, if the allocation has any and the run may use them."""
+    asked = config.launch.slurm.gpus_per_node
+    has = "SLURM_GPUS_ON_NODE" in environ or "SLURM_JOB_GPUS" in environ
+    if asked is None and (config.distributed.device == "cpu" or not has):
+        return ["--gres=none"] if has else []
+    return [f"--gpus-per-node={asked or ranks}"]
