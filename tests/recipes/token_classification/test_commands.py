@@ -59,7 +59,7 @@ def newest(run_dir: Path) -> dict[str, torch.Tensor]:
 
 def assert_one_two_and_four_ranks_are_one_run(folder: Path) -> None:
     proof = samestep(
-        "verify", TRAIN, *COMMON, "run_dir=proof", "--worlds", "1,2,4", "--steps", "3", "--json",
+        "verify", TRAIN, *COMMON, "run_dir=proof", "--worlds", "1,2,4", "--steps", "2", "--json",
         cwd=folder,
     )  # fmt: skip
     assert proof.returncode == 0, proof.stdout + proof.stderr
