@@ -146,3 +146,14 @@ def test_the_recipe_refuses_a_folder_that_is_not_empty(tmp_path: Path) -> None:
     done = script("run.py", tmp_path, cwd=tmp_path)
     assert done.returncode == 2
     assert "is not empty: --overwrite replaces it" in done.stderr
+
+
+def test_searches_go_by_the_name_of_a_profile(tmp_path: Path) -> None:
+    unknown = script("local_sweeps.py", "large", cwd=tmp_path)
+    assert unknown.returncode == 2
+    assert "the profile is 'large': give one of full, smoke" in unknown.stderr
+    for profile in ("full", "smoke"):
+        refused = script("local_sweeps.py", profile, "trials=0", cwd=tmp_path)
+        assert refused.returncode == 2
+        assert f"{profile}.yaml has 1 mistake" in refused.stderr, "the file itself is right"
+        assert "trials" in refused.stderr
