@@ -120,7 +120,8 @@ def cv(
 
 
 def _show(found: dict[str, Any]) -> None:
-    names = list(found["mean"])
+    # Values of single classes, such as per_entity/NAME/f1, would leave no room for any.
+    names = [name for name in found["mean"] if "/" not in name] or list(found["mean"])
     rows: list[tuple[Any, ...]] = [
         (fold["fold"], fold["steps"], *(f"{fold['metrics'][name]:.4g}" for name in names))
         for fold in found["folds"]
@@ -128,5 +129,7 @@ def _show(found: dict[str, Any]) -> None:
     rows.append(("mean", "", *(f"{found['mean'][name]:.4g}" for name in names)))
     rows.append(("std", "", *(f"{found['std'][name]:.2g}" for name in names)))
     print_rows(("fold", "steps", *names), rows)
+    if hidden := len(found["mean"]) - len(names):
+        typer.echo(f"and {hidden} more values in cv.json")
     if found["out_of_fold"]:
         typer.echo(f"predictions of every sample: {found['out_of_fold']}")

@@ -1,0 +1,127 @@
+"""Runs the whole recipe, command by command, and writes a page of results.
+
+python recipes/token_classification/run.py build/token_classification --ranks 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from report import write_results
+
+from samestep.errors import OutputError, SamestepError
+
+HERE = Path(__file__).parent.resolve()
+TRAIN, SMOKE = HERE / "config" / "train.yaml", HERE / "config" / "hpo" / "smoke.yaml"
+
+
+class Recipe:
+    """The commands, each as a person would type it in the folder that everything goes to."""
+
+    def __init__(self, folder: Path, ranks: int) -> None:
+        self.folder, self.ranks = folder, ranks
+        self.seconds: dict[str, float] = {}
+
+    def python(self, what: str, *words: str | Path) -> str:
+        """Run Python, show what was typed, and return what it prints."""
+        command = [sys.executable, *map(str, words)]
+        print(f"\n$ {' '.join(['python', *command[1:]])}", flush=True)
+        started = time.monotonic()
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, text=True, check=False, cwd=self.folder
+        )
+        self.seconds[what] = self.seconds.get(what, 0.0) + time.monotonic() - started
+        if done.returncode:
+            sys.exit(f"run.py: {what} failed with exit code {done.returncode}")
+        if not done.stdout.startswith("{"):
+            print(done.stdout, end="", flush=True)
+        return done.stdout
+
+    def samestep(self, what: str, *words: str | Path) -> str:
+        return self.python(what, "-m", "samestep", *words)
+
+    def train(self, overrides: Sequence[str]) -> None:
+        """A training on the training documents, measured on the validation documents."""
+        ranks = ["--nproc", str(self.ranks)]
+        self.samestep("training", "launch", TRAIN, *ranks, *overrides)
+        self.samestep(
+            "predictions", "predict", "runs/entities", "valid", "--output", "predictions.jsonl"
+        )
+
+    def search(self, folds: int, overrides: Sequence[str]) -> dict[str, Any]:
+        """A short search; its trials."""
+        # What is the same in all trials is a choice of one.
+        fixed = [f"space.{key}={{choice: [{value}]}}" for key, _, value in map(_parts, overrides)]
+        found = self.samestep(
+            "search", "sweep", "run", SMOKE, f"folds.k={folds}", f"parallel={self.ranks}", "--json", *fixed
+        )  # fmt: skip
+        trials: dict[str, Any] = json.loads(found)
+        return trials
+
+    def refit(self, epochs: int) -> None:
+        """The final training: the best trial's values, on all documents."""
+        best = self.samestep("best", "sweep", "export-best", "smoke")
+        (self.folder / "best.yaml").write_text(best, encoding="utf-8")
+        ranks = ["--nproc", str(self.ranks)]
+        self.samestep(
+            "final training", "launch", "best.yaml", *ranks, "refit=true", "name=final", f"epochs={epochs}"
+        )  # fmt: skip
+        self.python("model folder", HERE / "save_model.py", "runs/final", "model")
+
+    def export(self) -> dict[str, Any]:
+        """ONNX files, plain and int8, of the training whose validation documents are unseen."""
+        onnx, quantized = "runs/entities/export/entities.onnx", "entities-int8.onnx"
+        self.samestep("export", "export", "runs/entities", "--to", "onnx")
+        found = self.python(
+            "int8", HERE / "quantize.py", "runs/entities", onnx, quantized, "--json"
+        )
+        compared: dict[str, Any] = json.loads(found)
+        return compared
+
+
+def _parts(override: str) -> tuple[str, str, str]:
+    return override.partition("=")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Run the recipe and write a page of results.")
+    parser.add_argument("folder", type=Path, help="where everything goes")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--train", type=int, default=2400, help="documents to train on")
+    parser.add_argument("--valid", type=int, default=300, help="documents to validate with")
+    parser.add_argument("--folds", type=int, default=2, help="of the search")
+    parser.add_argument("--epochs", type=int, default=6, help="of both trainings")
+    parser.add_argument("--overwrite", action="store_true", help="remove the folder first")
+    parser.add_argument("overrides", nargs="*", help="section.key=value, for every training")
+    given = parser.parse_intermixed_args(arguments)
+    if given.overwrite and given.folder.exists():
+        shutil.rmtree(given.folder)
+    recipe = Recipe(given.folder, given.ranks)
+    try:
+        if given.folder.exists() and any(given.folder.iterdir()):
+            raise OutputError(f"{given.folder} is not empty: --overwrite replaces it")
+        given.folder.mkdir(parents=True, exist_ok=True)
+        counts = ["--train", str(given.train), "--valid", str(given.valid)]
+        recipe.python("documents", HERE / "made_up.py", "data", *counts)
+        recipe.train([*given.overrides, f"epochs={given.epochs}"])
+        sweep = recipe.search(given.folds, given.overrides)
+        recipe.refit(given.epochs)
+        page = given.folder / "results.html"
+        write_results(given.folder, sweep, recipe.export(), recipe.seconds, page)
+    except SamestepError as error:
+        print(f"run.py: {error}", file=sys.stderr)
+        return error.exit_code
+    print(f"\nResults: {page}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""The recipe's own modules, as a run imports them, and its data, made once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.recipes.token_classification.small import RECIPE
+
+MODULES = tuple(path.stem for path in RECIPE.glob("*.py"))
+
+
+@contextmanager
+def importable() -> Iterator[None]:
+    """Makes them importable, and forgets them afterwards: their names are everybody's."""
+    before = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
+    sys.path.insert(0, str(RECIPE))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(RECIPE))
+        for name in MODULES:
+            sys.modules.pop(name, None)
+        sys.modules.update(before)
+
+
+@pytest.fixture
+def token_recipe() -> Iterator[None]:
+    with importable():
+        yield
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """48 documents to train on and 19 to validate with, which no number of ranks divides."""
+    folder = tmp_path_factory.mktemp("documents") / "data"
+    folder.mkdir()
+    with importable():
+        from made_up import make_documents, write_documents
+        from wordpiece import train_tokenizer
+
+        write_documents(folder / "train.jsonl", make_documents(48, 1))
+        write_documents(folder / "valid.jsonl", make_documents(19, 2))
+        train_tokenizer(folder, 300)
+    return folder
