@@ -38,7 +38,7 @@ TRAINING, STARTING, MODELS, RUNS = (
 
 _ORDER = (
     "train", "launch", "resume", "cv", "folds", "sweep", "verify", "init", "config", "env", "doctor", "lanes", "lr-find", "predict", "embed", "plot-embeddings", "export",
-    "average", "result", "checkpoints", "plot", "times", "slurm", "examine",
+    "average", "result", "checkpoints", "plot", "times", "slurm", "examine", "warm",
 )  # fmt: skip
 
 

@@ -75,11 +75,14 @@ class SweepConfig(Section):
     )
     seed: Seed = Field(0, description="root of the draws")
     folds: SweepFoldsConfig | None = None
-    ranks_per_trial: Ranks | Auto = Field(
-        "auto", description="auto: distributed.world_size of the base, or 1"
+    ranks_per_trial: Ranks | Literal["auto", "all"] = Field(
+        "auto", description="auto: distributed.world_size of the base, or 1; all: of this machine"
     )
-    parallel: Annotated[int, Field(ge=1, le=1_000, strict=True)] = Field(
-        1, description="trials side by side on this machine"
+    parallel: Annotated[int, Field(ge=1, le=1_000, strict=True)] | Auto = Field(
+        "auto", description="trials side by side on this machine; auto: as many as fit"
+    )
+    warm: Literal["auto"] | bool = Field(
+        "auto", description="whether runs are forked from a process that has torch imported"
     )
     deterministic: bool = Field(
         True, description="the same trials at any parallelism: draws see whole rounds only"
@@ -117,6 +120,7 @@ class SweepConfig(Section):
 
 _CHANGEABLE = (
     "base", "directory", "trials", "timeout", "trial_timeout", "ranks_per_trial", "parallel", "retries",
+    "warm",
 )  # fmt: skip
 """What may differ when a sweep is resumed: none of it changes what a trial comes to."""
 
