@@ -13,6 +13,7 @@ from samestep.cli.app import (
     TRAINING,
     AsJson,
     Ask,
+    HangTimeout,
     Launched,
     LocalRank,
     Overrides,
@@ -48,6 +49,7 @@ def train(
     trace: Trace = None,
     trace_from: TraceFrom = 0,
     ask: Ask = None,
+    hang_timeout: HangTimeout = None,
     as_json: AsJson = False,
     describe: Annotated[Path | None, typer.Option(hidden=True)] = None,
     local_rank: LocalRank = None,
@@ -72,6 +74,10 @@ def train(
             return run_script_as_rank(config, request, context, local_rank, command)
         loaded = load_config(config, overrides or [])
         with as_rank(loaded, context, local_rank) as place, ExitStack() as recording:
+            if hang_timeout is not None and place.world == 1:
+                from samestep.distributed.health.watchdog import Watchdog
+
+                recording.enter_context(Watchdog(place.activity, hang_timeout))
             from samestep.launch.commands.summary import more_processes_may_help
             from samestep.train.origin import started_by
             from samestep.train.train_once import train_once

@@ -49,9 +49,9 @@ class Child:
         """How it ended, in words."""
         if self.code is not None and self.code < 0:
             known = -self.code in list(signal.Signals)
-            return (
-                f"ended by {signal.Signals(-self.code).name if known else f'signal {-self.code}'}"
-            )
+            name = signal.Signals(-self.code).name if known else f"signal {-self.code}"
+            often = ", which is how Linux ends what takes too much memory"
+            return f"ended by {name}{often if -self.code == signal.SIGKILL else ''}"
         return self.last_words() or f"ended with exit code {self.code}"
 
 

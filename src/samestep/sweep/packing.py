@@ -12,7 +12,7 @@ from samestep.config import Config
 from samestep.distributed.placement import chosen_threads, share_of_a_rank
 from samestep.distributed.quick_hardware import quick_hardware
 from samestep.environment.fact import Fact
-from samestep.environment.hardware import Hardware, expects_gpu
+from samestep.environment.hardware import expects_gpu
 from samestep.environment.launch import requested_threads
 from samestep.errors import LaunchError
 from samestep.launch.commands.torchrun import default_nproc
@@ -57,7 +57,7 @@ def pack(sweep: SweepConfig, base: Config, trials: int, environ: Mapping[str, st
     hardware = quick_hardware(environ)
     gpus = 0 if base.distributed.device == "cpu" else hardware.device_count
     ranks = _ranks(sweep, base, gpus)
-    threads = rank_threads(base, hardware, ranks, environ)
+    threads = rank_threads(base, hardware.cpus, ranks, environ)
     fits = gpus // ranks if gpus else hardware.cpus.value // (ranks * threads.value)
     if sweep.parallel == "auto":
         rounds = sweep.round if sweep.deterministic else trials
@@ -77,13 +77,13 @@ def pack(sweep: SweepConfig, base: Config, trials: int, environ: Mapping[str, st
 
 
 def rank_threads(
-    base: Config, hardware: Hardware, ranks: int, environ: Mapping[str, str]
+    base: Config, cpus: Fact[int], ranks: int, environ: Mapping[str, str]
 ) -> Fact[int]:
     """The threads of each rank of a run, as the run itself will choose them."""
     section = base.distributed
     on_cpu = section.device == "cpu" or not expects_gpu(environ)
     chosen = chosen_threads(section, requested_threads(environ), on_cpu, base.same)
-    return chosen or share_of_a_rank(hardware.cpus, None, ranks)
+    return chosen or share_of_a_rank(cpus, None, ranks)
 
 
 def _ranks(sweep: SweepConfig, base: Config, gpus: int) -> int:

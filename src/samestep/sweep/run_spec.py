@@ -32,6 +32,8 @@ class RunSpec:
     ask: Path | None = None
     """Where the run asks after each evaluation whether to continue."""
     variables: Mapping[str, str] = field(default_factory=dict)
+    hang_timeout: float | None = None
+    """Seconds in which something must move in a run on one rank; several ranks watch each other."""
 
     def result(self) -> RunResult | None:
         """What the run has come to, if it has begun."""
@@ -42,6 +44,8 @@ class RunSpec:
         overrides = (*self.overrides, override("run_dir", str(self.folder)))
         options = [] if self.ask is None else ["--ask", str(self.ask)]
         if self.ranks == 1:
+            if self.hang_timeout is not None:
+                options += ["--hang-timeout", f"{self.hang_timeout:g}"]
             return ("train", *words_of(self.config, overrides, options, ()))
         options += ["--nproc", str(self.ranks), "--via", "torchrun"]
         return ("launch", *words_of(self.config, overrides, options, ()))

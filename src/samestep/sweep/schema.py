@@ -73,6 +73,9 @@ class SweepConfig(Section):
     trial_timeout: Duration | None = Field(
         None, description="a run of a trial fails after this long"
     )
+    hang_timeout: Duration | None = Field(
+        "30m", description="a run on one rank fails if nothing moves in it for this long"
+    )
     seed: Seed = Field(0, description="root of the draws")
     folds: SweepFoldsConfig | None = None
     ranks_per_trial: Ranks | Literal["auto", "all"] = Field(
@@ -81,7 +84,7 @@ class SweepConfig(Section):
     parallel: Annotated[int, Field(ge=1, le=1_000, strict=True)] | Auto = Field(
         "auto", description="trials side by side on this machine; auto: as many as fit"
     )
-    warm: Literal["auto"] | bool = Field(
+    warm: Literal["auto", False] = Field(
         "auto", description="whether runs are forked from a process that has torch imported"
     )
     deterministic: bool = Field(
@@ -119,7 +122,7 @@ class SweepConfig(Section):
 
 
 _CHANGEABLE = (
-    "base", "directory", "trials", "timeout", "trial_timeout", "ranks_per_trial", "parallel", "retries",
+    "base", "directory", "trials", "timeout", "trial_timeout", "hang_timeout", "ranks_per_trial", "parallel", "retries",
     "warm",
 )  # fmt: skip
 """What may differ when a sweep is resumed: none of it changes what a trial comes to."""

@@ -14,7 +14,7 @@ from samestep.errors import TaskError
 from samestep.sweep.children import Child
 from samestep.sweep.examine import folds_file
 from samestep.sweep.run_spec import RunSpec, override
-from samestep.sweep.schema import SweepConfig
+from samestep.sweep.schema import SweepConfig, seconds_of
 from samestep.sweep.storage import CURVES, FOLDS, PRUNED, TrialRecord
 from samestep.sweep.study_folder import trial_folder
 
@@ -80,7 +80,14 @@ class LiveTrial:
         overrides.append(override("name", f"{sweep.name[:60]}-{plain}"))
         asks = folder / "asked" / plain
         return RunSpec(
-            name, sweep.base_path, tuple(overrides), home, ranks, asks.resolve(), variables
+            name,
+            sweep.base_path,
+            tuple(overrides),
+            home,
+            ranks,
+            asks.resolve(),
+            variables,
+            seconds_of(sweep.hang_timeout),
         )
 
     def add(self, step: int, value: float) -> None:

@@ -44,6 +44,7 @@ class Asking(RunListener):
         with naming_errors(self._folder):
             write_question(self._folder, question)
         while not self._run.is_stopping:
+            self._run.context.activity.moved()  # it is the sweep that may take long
             answer = read_answer(self._folder)
             if answer is not None and answer.step == question.step:
                 return answer
