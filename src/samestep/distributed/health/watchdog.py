@@ -36,6 +36,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="samestep-watchdog", daemon=True)
 
     def __enter__(self) -> None:
+        self._arm()
         self._thread.start()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -47,8 +48,7 @@ class Watchdog:
         moves, moved = self._activity.moves, time.monotonic()
         looked = moved
         while not self._done.wait(self._interval):
-            # This thread cannot look while another one holds the interpreter, but that can look by itself.
-            faulthandler.dump_traceback_later(self._seconds, exit=True, file=_STDERR)
+            self._arm()
             now, before = time.monotonic(), looked
             looked = now
             suspended = now - before > self._seconds / 2
@@ -56,6 +56,11 @@ class Watchdog:
                 moves, moved = self._activity.moves, now
             elif now - moved > self._seconds:
                 self._end(now - moved)
+
+    def _arm(self) -> None:
+        """End the process unless this is called again in time: the thread cannot look while another one holds
+        the interpreter."""
+        faulthandler.dump_traceback_later(2 * self._seconds, exit=True, file=_STDERR)
 
     def _end(self, still: float) -> None:
         activity = self._activity

@@ -43,10 +43,10 @@ class Imported:
 
     def differs(self, environment: Mapping[str, str]) -> bool:
         """Whether a process with other variables could have imported something else."""
-        names = {*self.environment, *environment} - {*_READ_LATER}
+        after = {**self.environment, **self.exported}
         return any(
-            environment.get(name) not in (self.environment.get(name), self.exported.get(name))
-            for name in names
+            environment.get(name) not in (self.environment.get(name), after.get(name))
+            for name in {*after, *environment} - {*_READ_LATER}
             if not name.startswith(_OURS)
         )
 
