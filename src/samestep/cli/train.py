@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,16 +74,12 @@ def train(
             return run_script_as_rank(config, request, context, local_rank, command)
         loaded = load_config(config, overrides or [])
         with as_rank(loaded, context, local_rank) as place, ExitStack() as recording:
-            if hang_timeout is not None and place.world == 1:
-                from samestep.distributed.health.watchdog import Watchdog
-
-                recording.enter_context(Watchdog(place.activity, hang_timeout))
             from samestep.launch.commands.summary import more_processes_may_help
             from samestep.train.origin import started_by
             from samestep.train.train_once import train_once
 
             recording.enter_context(started_by(command))
-
+            recording.enter_context(_watched(place, hang_timeout))
             on_gpu = place.device.type == "cuda"
             cpus = owned_cpus(process_environment()).value
             hint = more_processes_may_help(loaded, place.world, place.threads, cpus, on_gpu)
@@ -98,6 +94,15 @@ def train(
             if place.is_main and not as_json:
                 loss = "" if outcome.loss is None else f", last loss {outcome.loss:.6f}"
                 typer.echo(f"{outcome.steps} steps{loss}; the run is in {loaded.run_path}")
+
+
+def _watched(place: RunContext, hang_timeout: float | None) -> AbstractContextManager[None]:
+    """While entered, a process that is alone ends if it hangs."""
+    if hang_timeout is None or place.world > 1:
+        return nullcontext()
+    from samestep.distributed.health.watchdog import Watchdog
+
+    return Watchdog(place.activity, hang_timeout)
 
 
 def _print_result(config: Config, place: RunContext, as_json: bool) -> None:
