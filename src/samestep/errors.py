@@ -28,7 +28,7 @@
     ├── NonFiniteLoss             exit code 1: a loss was NaN or infinite
     ├── RanksDiffer               exit code 4: the ranks' weights or states are not the same
     ├── ExportDiffers             exit code 4: a file and the model compute different outputs
-    ├── RankHung                  exit code 7: a collective waited for a rank in vain
+    ├── RankHung                  exit code 7: a collective waited for a rank in vain, or a run alone hangs
     └── Stopped                   exit code 75: a signal requested a stop, and the run is saved
 
 A message names what was set, what was found and what to do. A `UserError` is shown on

@@ -47,16 +47,23 @@ def test_a_killed_sweep_comes_to_the_same_study_at_another_parallelism(tmp_path:
 
 
 def test_a_failing_trial_fails_alone_and_the_best_trains_again(tmp_path: Path) -> None:
+    kinds = ["raise", "no", "nan", "memory", "killed", "hang"]
     path = write_sweep(
-        tmp_path, sampler="grid", trials=9,
-        space={"params.fail": {"choice": ["raise", "no", "nan"]}, "params.lr": {"choice": [0.1]}},
+        tmp_path, sampler="grid", trials=9, hang_timeout="10s", round=6,
+        space={"params.fail": {"choice": kinds}, "params.lr": {"choice": [0.1]}},
     )  # fmt: skip
     done = samestep("sweep", "run", path, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = trials("tiny", tmp_path)
-    assert [trial["state"] for trial in found] == ["failed", "complete", "failed"]
-    assert found[0]["reason"] == "RuntimeError: I was told to"
-    assert found[2]["reason"] == "val_loss is NaN: a trial needs a number"
+    assert [trial["state"] for trial in found] == ["failed", "complete", *["failed"] * 4]
+    reasons = [trial["reason"] for trial in found]
+    assert reasons[0] == "RuntimeError: I was told to"
+    assert reasons[2] == "val_loss is NaN: a trial needs a number"
+    assert "memory: you tried to allocate" in reasons[3]
+    assert reasons[4].startswith("ended by SIGKILL")
+    assert "the run hangs: it is in compute at step 0 for" in reasons[5]
+    log = (tmp_path / "sweeps/tiny/logs/trial-0005.txt").read_text()
+    assert 'while self.fail == "hang"' in log or "time.sleep(0.02)" in log, "its stack"
     assert "RuntimeError: I was told to" in done.stdout
     best = samestep("sweep", "best", "tiny", "--json", cwd=tmp_path)
     assert json.loads(best.stdout) == found[1]

@@ -8,6 +8,7 @@ from typing import Any
 
 TASK = """
 import os
+import signal
 import time
 from pathlib import Path
 import torch
@@ -41,6 +42,12 @@ class Tiny(Task):
     def loss(self, model, batch):
         if self.fail == "raise" or self.fail == f"rank {os.environ.get('RANK')}":
             raise RuntimeError("I was told to")
+        if self.fail == "memory":
+            torch.empty(2**50)
+        if self.fail == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        while self.fail == "hang":
+            time.sleep(0.02)
         while self.wait and not Path(self.wait).exists():
             Path(self.wait + ".waiting").touch()
             time.sleep(0.02)

@@ -223,3 +223,14 @@ def test_retrieval_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < found.values["precision_at_1"] < 1
     assert found.seconds > 0
     assert found.announced > 0
+
+
+def test_sweep_compares_trials_round_by_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    sweep = __import__("sweep")
+    spent = {sweep.COLD: [40.0, 60.0, 50.0], sweep.WARM: [10.0, 12.0, 25.0]}
+    cold, warm = sweep.results_of(spent, ranks=2, trials=5)
+    assert (cold.times, cold.goal, cold.trials_per_minute) == (1.0, None, 6.0)
+    assert (warm.times, warm.low, warm.high) == (4.0, 2.0, 5.0)
+    assert sweep.cells_of(warm)[-2:] == ["2.0-5.0", ">= 3 met"]
+    assert sweep.markdown([cold, warm]).count("\n") == 3

@@ -38,7 +38,7 @@ TRAINING, STARTING, MODELS, RUNS = (
 
 _ORDER = (
     "train", "launch", "resume", "cv", "folds", "sweep", "verify", "init", "config", "env", "doctor", "lanes", "lr-find", "predict", "embed", "plot-embeddings", "export",
-    "average", "result", "checkpoints", "plot", "times", "slurm", "examine",
+    "average", "result", "checkpoints", "plot", "times", "slurm", "examine", "warm",
 )  # fmt: skip
 
 
@@ -148,6 +148,8 @@ Trace = Annotated[Path | None, typer.Option(hidden=True)]
 TraceFrom = Annotated[int, typer.Option(hidden=True)]
 # Where a run of a sweep asks whether to continue.
 Ask = Annotated[Path | None, typer.Option(hidden=True)]
+# Seconds after which a run that nobody looks at ends, if nothing moves in it.
+HangTimeout = Annotated[float | None, typer.Option(min=0.1, hidden=True)]
 Trust = Annotated[
     bool, typer.Option("--trust", help="Run the code that RUN names, also if it may not be yours.")
 ]

@@ -19,6 +19,7 @@ from samestep.environment.variables import (
     process_environment,
     thread_variables,
 )
+from samestep.launch.warm.forked import FORKED
 
 if TYPE_CHECKING:
     from samestep.config import Config
@@ -102,4 +103,7 @@ def _threads_before_torch(config: Config, launch: LaunchFacts) -> AbstractContex
     threads = chosen_threads(section, launch.threads, on_cpu, config.same)
     if threads is None:
         threads = share_of_a_rank(owned_cpus(environ), launch.cpus_per_rank, launch.local_world)
+    forked = FORKED.get()
+    if forked is not None:
+        forked.needs_threads(threads.value)
     return exporting(thread_variables(threads.value))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from enum import Enum
 from pathlib import Path
@@ -241,6 +242,16 @@ def examine(
         split = None if k is None else (k, stratify.value, seed)
         told = examine_task(load_config(config, overrides or []), split, output)
         write_examination(told, result)
+
+
+@app.command(hidden=True)
+def warm(channel: int, task: Path, threads: int, padding: str) -> None:
+    """Fork runs of a task from a process that has torch imported; for the process that runs a sweep."""
+    from samestep.launch.warm.server import serve
+
+    del padding  # space for the command lines of the runs
+    command = typer.main.get_command(app)  # made once, which takes as long as a small run
+    serve(socket.socket(fileno=channel), task, threads, lambda words: command(list(words)))
 
 
 def _show(loaded: LoadedSweep, trials: list[TrialRecord], as_json: bool) -> None:

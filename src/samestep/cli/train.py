@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +13,7 @@ from samestep.cli.app import (
     TRAINING,
     AsJson,
     Ask,
+    HangTimeout,
     Launched,
     LocalRank,
     Overrides,
@@ -48,6 +49,7 @@ def train(
     trace: Trace = None,
     trace_from: TraceFrom = 0,
     ask: Ask = None,
+    hang_timeout: HangTimeout = None,
     as_json: AsJson = False,
     describe: Annotated[Path | None, typer.Option(hidden=True)] = None,
     local_rank: LocalRank = None,
@@ -77,7 +79,7 @@ def train(
             from samestep.train.train_once import train_once
 
             recording.enter_context(started_by(command))
-
+            recording.enter_context(_watched(place, hang_timeout))
             on_gpu = place.device.type == "cuda"
             cpus = owned_cpus(process_environment()).value
             hint = more_processes_may_help(loaded, place.world, place.threads, cpus, on_gpu)
@@ -92,6 +94,15 @@ def train(
             if place.is_main and not as_json:
                 loss = "" if outcome.loss is None else f", last loss {outcome.loss:.6f}"
                 typer.echo(f"{outcome.steps} steps{loss}; the run is in {loaded.run_path}")
+
+
+def _watched(place: RunContext, hang_timeout: float | None) -> AbstractContextManager[None]:
+    """While entered, a process that is alone ends if it hangs."""
+    if hang_timeout is None or place.world > 1:
+        return nullcontext()
+    from samestep.distributed.health.watchdog import Watchdog
+
+    return Watchdog(place.activity, hang_timeout)
 
 
 def _print_result(config: Config, place: RunContext, as_json: bool) -> None:

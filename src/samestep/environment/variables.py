@@ -20,6 +20,12 @@ def export(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
+def replace_environment(variables: Mapping[str, str]) -> None:
+    """Give this process these environment variables, and no others."""
+    os.environ.clear()
+    os.environ.update(variables)
+
+
 @contextmanager
 def exporting(variables: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for the processes that are started meanwhile."""

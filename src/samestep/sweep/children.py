@@ -6,9 +6,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from samestep.environment.variables import ending_variables, process_environment
 from samestep.errors import LaunchError, Stopped
@@ -17,6 +18,7 @@ from samestep.foreign.limits import short
 from samestep.launch.run.orphans import Reaper
 from samestep.launch.run.reaper import kill_group
 from samestep.launch.run.signal_forwarder import SignalForwarder
+from samestep.launch.warm.client import ForkedProcess, WarmServer
 
 PAUSE = 0.02
 """Seconds between two looks at the children."""
@@ -31,7 +33,7 @@ class Child:
     """One command of ours, in a process of its own."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedProcess
     output: Path
     """What it prints."""
     code: int | None = None
@@ -47,9 +49,9 @@ class Child:
         """How it ended, in words."""
         if self.code is not None and self.code < 0:
             known = -self.code in list(signal.Signals)
-            return (
-                f"ended by {signal.Signals(-self.code).name if known else f'signal {-self.code}'}"
-            )
+            name = signal.Signals(-self.code).name if known else f"signal {-self.code}"
+            often = ", which is how Linux ends what takes too much memory"
+            return f"ended by {name}{often if -self.code == signal.SIGKILL else ''}"
         return self.last_words() or f"ended with exit code {self.code}"
 
 
@@ -61,6 +63,8 @@ class Children:
 
     def __init__(self) -> None:
         self._running: list[Child] = []
+        self._server: WarmServer | None = None
+        self._report: Callable[[str], None] = print
         self._signals = SignalForwarder(self._forward, self.kill)
 
     def __enter__(self) -> Children:
@@ -93,25 +97,41 @@ class Children:
             output: Gets what it prints, after what is there.
             variables: Of its environment, besides this process's.
         """
+        # By itself too: this process may be killed before the reaper knows of it.
+        environ = {**process_environment(), **(variables or {}), **ending_variables()}
         with output.open("ab") as file:
-            try:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "samestep", *words],
-                    # By itself too: this process may be killed before the reaper knows of it.
-                    env={**process_environment(), **(variables or {}), **ending_variables()},
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=file,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise LaunchError(f"{name} cannot be started: {error.strerror or error}") from None
+            process = self._fork(words, environ, file) or _started(name, words, environ, file)
         self._reaper.watch(process.pid)
         child = Child(name, process, output)
         self._running.append(child)
         if self.stopped_by is not None:  # the signal came before there was this one to get it
             process.send_signal(signal.SIGTERM)
         return child
+
+    def fork_from(self, server: WarmServer | None, report: Callable[[str], None]) -> None:
+        """From now on have commands forked by a server, as long as it can.
+
+        Args:
+            server: Waited for, if it still imports; None to start processes again.
+            report: Called with a line if it cannot.
+        """
+        self._server, self._report = server, report
+        why = "" if server is None else server.why_not()
+        if why:
+            self._server = None
+            report(f"runs are processes that start cold: {why}")
+
+    def _fork(
+        self, words: Sequence[str], environ: Mapping[str, str], output: IO[bytes]
+    ) -> ForkedProcess | None:
+        if self._server is None:
+            return None
+        try:
+            return self._server.start(words, environ, output)
+        except (OSError, EOFError) as error:
+            self._server = None
+            self._report(f"runs are processes that start cold from now on: no fork, {error}")
+            return None
 
     def poll(self) -> list[Child]:
         """Those that have ended since the last call."""
@@ -168,3 +188,19 @@ class Children:
         while self._running and time.monotonic() < deadline:
             self.poll()
             time.sleep(PAUSE)
+
+
+def _started(
+    name: str, words: Sequence[str], environ: Mapping[str, str], output: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "samestep", *words],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise LaunchError(f"{name} cannot be started: {error.strerror or error}") from None

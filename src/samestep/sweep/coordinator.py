@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from samestep.checkpoint.questions import (
@@ -18,17 +19,19 @@ from samestep.checkpoint.questions import (
     write_answer,
 )
 from samestep.environment.variables import process_environment
-from samestep.errors import CheckpointError, LaunchError, Stopped, TaskError, UserError
+from samestep.errors import CheckpointError, Stopped, TaskError, UserError
 from samestep.sweep.children import PAUSE, Child, Children
 from samestep.sweep.examine import examine
 from samestep.sweep.loading import LoadedSweep
 from samestep.sweep.optuna_parts import Known, decide, draw, trial_count
+from samestep.sweep.packing import Packing
 from samestep.sweep.run_spec import RunSpec, why_failed
 from samestep.sweep.schema import seconds_of
 from samestep.sweep.storage import CURVES, FOLDS, PRUNED, Storage, TrialRecord, best_of
 from samestep.sweep.study_folder import locked, same_study, shape_of, signed, write_document
-from samestep.sweep.trial import LiveTrial, objective_of, slot_variables
-from samestep.sweep.via import Places
+from samestep.sweep.trial import LiveTrial, objective_of
+from samestep.sweep.via import Places, share_out
+from samestep.sweep.warm_runs import warm_server
 
 STOP = "stop"
 """A file in the sweep's directory that stops it."""
@@ -54,20 +57,25 @@ def run_sweep(loaded: LoadedSweep, report: Report, watch: Watch | None = None) -
     """
     sweep = loaded.sweep
     folder = sweep.path
-    with locked(folder, "sweep"), Children() as children:
+    packing = share_out(sweep, loaded.base, trial_count(sweep), process_environment())
+    with locked(folder, "sweep"), Children() as children, ExitStack() as stack:
         (folder / STOP).unlink(missing_ok=True)  # of a process that was killed before it saw it
         for name in ("trials", "asked", "logs"):
             (folder / name).mkdir(exist_ok=True)
+        output, wanted = folder / "logs" / "warm.txt", sweep.may_be_warm
+        server = warm_server(loaded.base, packing.threads, output, wanted, report)
+        forks = stack.enter_context(server)  # imports while the task is examined
         told = examine(loaded, folder, children)
         definition = {"sweep": dict(sweep.definition()), "config": shape_of(loaded.base)}
         same_study(folder / "definition.json", definition)
         document = {**sweep.model_dump(mode="json"), "base": str(sweep.base_path.resolve())}
         write_document(folder / SWEEP, signed(document))
-        for line in (*loaded.notes, *([told.folds] if told.folds else [])):
+        for line in (*loaded.notes, *([told.folds] if told.folds else []), packing.summary):
             report(line)
+        children.fork_from(forks, report)
         storage = Storage(sweep, folder)
         try:
-            return Coordinator(loaded, folder, storage, children, report, watch).run()
+            return Coordinator(loaded, folder, storage, children, packing, report, watch).run()
         finally:
             storage.close()
 
@@ -81,15 +89,15 @@ class Coordinator:
         folder: Path,
         storage: Storage,
         children: Children,
+        packing: Packing,
         report: Report,
         watch: Watch | None = None,
     ) -> None:
         self._sweep, self._folder = loaded.sweep, folder
         self._storage, self._children, self._report = storage, children, report
         self._watch = watch
-        self._places = Places(loaded.sweep, loaded.base)
-        self._ranks = self._places.ranks
-        self._devices = _devices(loaded, self._ranks) if self._places.are_here else []
+        self._packing = packing
+        self._places = Places(loaded.sweep, loaded.base, packing.ranks)
         self._live: dict[int, LiveTrial] = {}
         self._over: dict[int, TrialRecord] = {}
         self._count = trial_count(self._sweep)
@@ -101,6 +109,7 @@ class Coordinator:
         while True:
             self._children.refuse_stopped()
             self._refuse_stop_file()
+            self._start_waiting()
             while (number := self._next_number()) is not None:
                 self._begin(number)
             if not self._live:
@@ -124,7 +133,8 @@ class Coordinator:
                 self._over[record.number] = record
                 continue
             self._report(f"trial {record.number} is continued")
-            self._start_trial(LiveTrial.of(record))
+            trial = LiveTrial.of(record)
+            self._live[trial.number] = trial
 
     # -- which trial, with which values ----------------------------------------------------
 
@@ -134,7 +144,7 @@ class Coordinator:
         limit = seconds_of(self._sweep.timeout)
         if limit is not None and time.monotonic() - self._began >= limit:
             return None
-        if number >= self._count or len(self._live) >= self._sweep.parallel:
+        if number >= self._count or len(self._live) >= self._packing.parallel:
             return None
         waits = self._sweep.deterministic and min(self._live, default=number) < self._round_of(
             number
@@ -158,21 +168,26 @@ class Coordinator:
             f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in values.items()
         )
         self._report(f"trial {number}: {shown}")
-        self._start_trial(LiveTrial(number, values))
+        self._live[number] = LiveTrial(number, values)
+        self._start_waiting()
 
     # -- its runs --------------------------------------------------------------------------
 
-    def _start_trial(self, trial: LiveTrial) -> None:
+    def _start_waiting(self) -> None:
+        """Start trials of an earlier process, of which there may be more than have space now."""
+        for trial in list(self._live.values()):
+            if trial.slot is None and (slot := self._free_slot()) is not None:
+                trial.slot = slot
+                self._start_run(trial)
+
+    def _free_slot(self) -> int | None:
         used = {other.slot for other in self._live.values()}
-        trial.slot = next(slot for slot in range(len(used) + 1) if slot not in used)
-        self._live[trial.number] = trial
-        self._start_run(trial)
+        return next((slot for slot in range(self._packing.parallel) if slot not in used), None)
 
     def _spec(self, trial: LiveTrial) -> RunSpec:
-        parallel = self._sweep.parallel
-        variables = slot_variables(trial.slot, parallel, self._ranks, self._devices)
-        spec = trial.spec(self._sweep, self._folder, self._ranks, variables)
-        return self._places.placed(spec, trial.slot)
+        variables = {} if trial.slot is None else self._packing.variables(trial.slot)
+        spec = trial.spec(self._sweep, self._folder, self._packing.ranks, variables)
+        return spec if trial.slot is None else self._places.placed(spec, trial.slot)
 
     def _start_run(self, trial: LiveTrial) -> None:
         """Start its present run; not if that is done, or the trial is over."""
@@ -302,23 +317,3 @@ class Coordinator:
             self._children.stop()
             (self._folder / STOP).unlink(missing_ok=True)
             raise Stopped(f"stopped by samestep sweep stop: samestep sweep resume {self._folder}")
-
-
-def _devices(loaded: LoadedSweep, ranks: int) -> list[str]:
-    """The GPUs that trials side by side share out; none if there are none, or one trial at a time."""
-    parallel = loaded.sweep.parallel
-    if parallel == 1 or loaded.base.distributed.device == "cpu":
-        return []
-    from samestep.distributed.quick_hardware import quick_hardware
-
-    environ = process_environment()
-    count = quick_hardware(environ).device_count
-    if not count:
-        return []
-    if parallel * ranks > count:
-        raise LaunchError(
-            f"parallel is {parallel} with {ranks} rank(s) for each trial, and there are {count} GPUs: set "
-            f"parallel: {max(1, count // ranks)}"
-        )
-    named = environ.get("CUDA_VISIBLE_DEVICES", "")
-    return named.split(",") if named else [str(number) for number in range(count)]

@@ -13,12 +13,16 @@ from samestep.checkpoint.files import sha256_of, write_whole
 from samestep.checkpoint.run_result import RunResult
 from samestep.config import Config, load_config
 from samestep.data.folds import Folds
+from samestep.environment.hardware import owned_cpus
+from samestep.environment.variables import process_environment
 from samestep.errors import LaunchError, PlanError, RankFailed, Stopped, TaskError
 from samestep.foreign.files import is_file
 from samestep.foreign.json_text import read_json_lines
 from samestep.sweep.children import Children
+from samestep.sweep.packing import rank_threads
 from samestep.sweep.run_spec import RunSpec, override, why_failed
 from samestep.sweep.study_folder import locked, same_study, shape_of, write_document
+from samestep.sweep.warm_runs import warm_server
 
 Report = Callable[[str], None]
 Which = Literal["best", "last"]
@@ -84,9 +88,16 @@ def cross_validate(request: CvRequest, report: Report) -> dict[str, Any]:
     if config.fold is not None:
         raise LaunchError("the config is of one fold already: leave out its fold section")
     folder = request.folder or config.run_path.with_name(f"{config.run_path.name}-cv")
-    with locked(folder, "cv"), Children() as children:
+    environ = process_environment()
+    threads = rank_threads(config, owned_cpus(environ), request.ranks, environ).value
+    with (
+        locked(folder, "cv"),
+        Children() as children,
+        warm_server(config, threads, folder / "warm.txt", True, report) as server,
+    ):
         path = (request.file or folder / "folds.json").resolve()
-        _make_folds(request, path, children, folder, report)
+        _make_folds(request, path, children, folder, report)  # while the server imports
+        children.fork_from(server, report)
         folds = Folds.read(path)
         if request.k not in (None, len(folds.valid)):
             raise PlanError(

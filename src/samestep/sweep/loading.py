@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -145,10 +146,12 @@ def _validate(values: Mapping[str, Any], mistakes: list[Mistake]) -> SweepConfig
         return SweepConfig.model_validate(values)
     except ValidationError as error:
         wrong = error.errors()
-    for found in wrong:
-        path = ".".join(str(part) for part in found["loc"])
+    for path in dict.fromkeys(_key_of(found) for found in wrong):
+        # A value of one of several kinds is wrong by each of them.
+        first, *others = (found for found in wrong if _key_of(found) == path)
+        more = "".join(f"; or: {other['msg']}" for other in others)
         if not any(mistake.path == path for mistake in mistakes):
-            mistakes.append(Mistake(path, _message(path, found)))
+            mistakes.append(Mistake(path, f"{_message(path, first)}{more}"))
     tops = {str(found["loc"][0]) for found in wrong}
     rest = {key: value for key, value in values.items() if key not in tops}
     if "objective" in tops:
@@ -157,6 +160,14 @@ def _validate(values: Mapping[str, Any], mistakes: list[Mistake]) -> SweepConfig
         return SweepConfig.model_validate(rest)
     except ValidationError:
         return None
+
+
+def _key_of(found: Any) -> str:
+    """The key that an error of pydantic is about; where that is a value, it also names the kinds that one may be of."""
+    parts = [str(part) for part in found["loc"]]
+    if found["type"] != "extra_forbidden":
+        parts = list(takewhile(lambda part: part.replace("_", "").isalnum(), parts))
+    return ".".join(parts)
 
 
 def _message(path: str, found: Any) -> str:

@@ -34,6 +34,8 @@ class RunSpec:
     variables: Mapping[str, str] = field(default_factory=dict)
     launch: tuple[str, ...] = ()
     """Options of `samestep launch` by which its ranks are started elsewhere; here if there are none."""
+    hang_timeout: float | None = None
+    """Seconds in which something must move in a run on one rank; several ranks watch each other."""
 
     def result(self) -> RunResult | None:
         """What the run has come to, if it has begun."""
@@ -46,6 +48,8 @@ class RunSpec:
         if self.launch:
             return ("launch", *words_of(self.config, overrides, [*options, *self.launch], ()))
         if self.ranks == 1:
+            if self.hang_timeout is not None:
+                options += ["--hang-timeout", f"{self.hang_timeout:g}"]
             return ("train", *words_of(self.config, overrides, options, ()))
         options += ["--nproc", str(self.ranks), "--via", "torchrun"]
         return ("launch", *words_of(self.config, overrides, options, ()))

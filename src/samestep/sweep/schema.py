@@ -73,13 +73,16 @@ class SweepConfig(Section):
     trial_timeout: Duration | None = Field(
         None, description="a run of a trial fails after this long"
     )
+    hang_timeout: Duration | None = Field(
+        "30m", description="a run on one rank fails if nothing moves in it for this long"
+    )
     seed: Seed = Field(0, description="root of the draws")
     folds: SweepFoldsConfig | None = None
-    ranks_per_trial: Ranks | Auto = Field(
-        "auto", description="auto: distributed.world_size of the base, or 1"
+    ranks_per_trial: Ranks | Literal["auto", "all"] = Field(
+        "auto", description="auto: distributed.world_size of the base, or 1; all: of this machine"
     )
-    parallel: Annotated[int, Field(ge=1, le=1_000, strict=True)] = Field(
-        1, description="trials side by side"
+    parallel: Annotated[int, Field(ge=1, le=1_000, strict=True)] | Auto = Field(
+        "auto", description="trials side by side; auto: as many as fit"
     )
     via: Literal["torchrun", "mpirun", "ssh", "slurm", "srun"] | None = Field(
         None,
@@ -91,6 +94,9 @@ class SweepConfig(Section):
     )
     nodes_per_trial: Nodes | Auto = Field(
         "auto", description="with slurm and srun: the base's distributed.num_nodes, or 1"
+    )
+    warm: Literal["auto", False] = Field(
+        "auto", description="whether runs are forked from a process that has torch imported"
     )
     deterministic: bool = Field(
         True, description="the same trials at any parallelism: draws see whole rounds only"
@@ -114,6 +120,16 @@ class SweepConfig(Section):
         return Path(self.directory if self.directory is not None else f"sweeps/{self.name}")
 
     @property
+    def runs_here(self) -> bool:
+        """Whether the trials share the GPUs and CPUs of this machine."""
+        return self.via in (None, "torchrun") or (self.via == "mpirun" and self.hosts is None)
+
+    @property
+    def may_be_warm(self) -> bool:
+        """Whether runs may be forked: only those whose ranks this process, or its children, start."""
+        return self.warm is not False and self.via in (None, "torchrun")
+
+    @property
     def domains(self) -> Space:
         """The values that each key may get."""
         return self._space
@@ -127,8 +143,8 @@ class SweepConfig(Section):
 
 
 _CHANGEABLE = (
-    "base", "directory", "trials", "timeout", "trial_timeout", "ranks_per_trial", "parallel", "retries", "via",
-    "hosts", "nodes_per_trial",
+    "base", "directory", "trials", "timeout", "trial_timeout", "hang_timeout", "ranks_per_trial", "parallel", "retries",
+    "warm", "via", "hosts", "nodes_per_trial",
 )  # fmt: skip
 """What may differ when a sweep is resumed: none of it changes what a trial comes to."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from samestep.errors import TaskError
 from samestep.sweep.children import Child
 from samestep.sweep.examine import folds_file
 from samestep.sweep.run_spec import RunSpec, override
-from samestep.sweep.schema import SweepConfig
+from samestep.sweep.schema import SweepConfig, seconds_of
 from samestep.sweep.storage import CURVES, FOLDS, PRUNED, TrialRecord
 from samestep.sweep.study_folder import trial_folder
 
@@ -42,7 +42,8 @@ class LiveTrial:
     """The fold and the step at which a run of it stopped by itself, saved."""
     is_late: bool = False
     """Whether its run was ended for taking too long."""
-    slot: int = 0
+    slot: int | None = None
+    """Which of the trials side by side it is; None while it waits for its turn."""
     child: Child | None = None
     began: float = field(default_factory=time.monotonic)
     """When its present run was started."""
@@ -81,7 +82,14 @@ class LiveTrial:
         overrides.append(override("name", f"{sweep.name[:60]}-{plain}"))
         asks = folder / "asked" / plain
         return RunSpec(
-            name, sweep.base_path, tuple(overrides), home, ranks, asks.resolve(), variables
+            name,
+            sweep.base_path,
+            tuple(overrides),
+            home,
+            ranks,
+            asks.resolve(),
+            variables,
+            hang_timeout=seconds_of(sweep.hang_timeout),
         )
 
     def add(self, step: int, value: float) -> None:
@@ -127,18 +135,3 @@ def objective_of(sweep: SweepConfig, result: RunResult) -> float:
         shown = "NaN" if isinstance(value, float) else "not measured"
         raise TaskError(f"{rule.metric} is {shown}: a trial needs a number")
     return float(value)
-
-
-def slot_variables(slot: int, parallel: int, ranks: int, devices: Sequence[str]) -> dict[str, str]:
-    """What a trial sees of this machine's GPUs: as many as it has ranks, and none of another's.
-
-    Args:
-        slot: Which of the trials side by side it is.
-        parallel: How many there are.
-        ranks: How many ranks each has.
-        devices: The GPUs, as CUDA_VISIBLE_DEVICES names them; none on a machine without.
-    """
-    if not devices or parallel == 1:
-        return {}
-    mine = devices[slot * ranks : (slot + 1) * ranks]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(mine)}

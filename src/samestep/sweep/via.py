@@ -7,13 +7,14 @@ its ranks with it.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from samestep.config import Config
 from samestep.errors import LaunchError, Mistake
 from samestep.launch.commands.size import Host, parse_hosts
 from samestep.sweep.children import Child, Children
+from samestep.sweep.packing import Packing, pack
 from samestep.sweep.run_spec import RunSpec, override
 from samestep.sweep.schema import SweepConfig
 
@@ -36,18 +37,13 @@ class Places:
     Args:
         sweep: The sweep.
         base: Its config.
+        ranks: Of each trial.
     """
 
-    def __init__(self, sweep: SweepConfig, base: Config) -> None:
+    def __init__(self, sweep: SweepConfig, base: Config, ranks: int) -> None:
         self._via = sweep.via
-        self.ranks = ranks_of(sweep, base)
-        self._places = _hosted(sweep, base, self.ranks) if sweep.hosts else ()
-        self._anywhere = Place(_options(sweep, base, self.ranks))
-
-    @property
-    def are_here(self) -> bool:
-        """Whether the trials share this machine's GPUs."""
-        return self._via in (None, "torchrun") or (self._via == "mpirun" and not self._places)
+        self._places = _hosted(sweep, base, ranks) if sweep.hosts else ()
+        self._anywhere = Place(_options(sweep, base, ranks))
 
     def placed(self, spec: RunSpec, slot: int) -> RunSpec:
         """A run in its place.
@@ -70,9 +66,28 @@ class Places:
             children.end(child)
 
 
+def share_out(sweep: SweepConfig, base: Config, trials: int, environ: Mapping[str, str]) -> Packing:
+    """How many trials run side by side, and with how many ranks, wherever they run.
+
+    Args:
+        sweep: The sweep.
+        base: Its config.
+        trials: How many there will be.
+        environ: The environment of this process.
+    """
+    if sweep.runs_here:
+        return pack(sweep, base, trials, environ)
+    ranks = ranks_of(sweep, base)
+    # Slurm places them: as many as may know nothing of each other.
+    fits = len(_hosted(sweep, base, ranks)) if sweep.hosts else sweep.round
+    parallel = min(fits, sweep.round, trials) if sweep.parallel == "auto" else sweep.parallel
+    summary = f"{parallel} trial(s) side by side, {ranks} rank(s) each, by {sweep.via}"
+    return Packing(parallel, ranks, threads=1, summary=summary)
+
+
 def ranks_of(sweep: SweepConfig, base: Config) -> int:
-    """Ranks of each trial: as the sweep says, or its base, or as many as there are GPUs in its job."""
-    if sweep.ranks_per_trial != "auto":
+    """Ranks of each trial elsewhere: as the sweep says, or its base, or the GPUs of its job."""
+    if isinstance(sweep.ranks_per_trial, int):
         return sweep.ranks_per_trial
     if base.distributed.world_size != "auto":
         return base.distributed.world_size
@@ -143,6 +158,8 @@ def via_mistakes(sweep: SweepConfig, base: Config) -> Iterator[Mistake]:
         yield Mistake("via", "ssh must know the machines: set hosts, such as a:4,b:4")
     if sweep.nodes_per_trial != "auto" and via not in _BY_SLURM:
         yield Mistake("nodes_per_trial", "is for via: slurm and via: srun")
+    if sweep.ranks_per_trial == "all" and not sweep.runs_here:
+        yield Mistake("ranks_per_trial", f"all is about this machine: set a number with via: {via}")
     ranks = ranks_of(sweep, base)
     if via in _BY_SLURM:
         nodes = _nodes(sweep, base, ranks)
@@ -162,7 +179,7 @@ def via_mistakes(sweep: SweepConfig, base: Config) -> Iterator[Mistake]:
         except LaunchError as error:
             yield Mistake("hosts", str(error))
             return
-        if places < sweep.parallel:
+        if places < (1 if sweep.parallel == "auto" else sweep.parallel):
             yield Mistake(
                 "parallel",
                 f"is {sweep.parallel}, and {sweep.hosts} has places for {places} trial(s) of {ranks} rank(s)",

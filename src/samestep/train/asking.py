@@ -49,6 +49,7 @@ class Asking(RunListener):
             write_question(self._folder, question)
         deadline = time.monotonic() + _SECONDS_FOR_AN_ANSWER
         while not self._run.is_stopping:
+            self._run.context.activity.moved()  # it is the sweep that may take long
             answer = read_answer(self._folder)
             if answer is not None and answer.step == question.step:
                 return answer

@@ -70,6 +70,7 @@ def evaluation_batches(
     if setup.assignment.my_units:
         for batches in source.rounds(enter_evaluation(setup, moment, stream)):
             for batch in batches:
+                setup.context.activity.moved()
                 yield replace(batch, moment=moment)
 
 

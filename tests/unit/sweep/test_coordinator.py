@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,12 +13,15 @@ import pytest
 
 from samestep.checkpoint.questions import read_answer
 from samestep.checkpoint.run_result import RunResult, read_result, write_result
-from samestep.errors import LaunchError, Stopped
+from samestep.errors import Stopped
 from samestep.foreign.plain_yaml import parse_yaml
 from samestep.sweep import coordinator as coordinator_module
 from samestep.sweep.coordinator import Coordinator
 from samestep.sweep.loading import load_sweep
+from samestep.sweep.optuna_parts import trial_count
+from samestep.sweep.packing import pack
 from samestep.sweep.storage import Storage, TrialRecord
+from tests.unit.sweep.test_packing import machine
 
 BASE = "task: task.py:Mine\nglobal_batch: 64\nepochs: 2\n"
 EVALUATIONS = 3
@@ -119,16 +123,17 @@ def coordinated(
     folder.mkdir(exist_ok=True)
     (folder / "config.yaml").write_text(BASE)
     document = {
-        "base": "config.yaml", "name": "same", "directory": str(folder), "trials": 6, "round": 2,
+        "base": "config.yaml", "name": "same", "directory": str(folder), "trials": 6, "round": 2, "parallel": 1,
         "space": {"params.x": {"uniform": [0, 1]}}, "objective": {"metric": "val_loss"},
         **values,
     }  # fmt: skip
     (folder / "logs").mkdir(exist_ok=True)
     loaded = load_sweep(document, folder=folder)
     children, lines = PretendedChildren(behave, order), list[str]()
+    packing = pack(loaded.sweep, loaded.base, trial_count(loaded.sweep), os.environ)
     storage = Storage(loaded.sweep, folder)
     try:
-        found = Coordinator(loaded, folder, storage, children, lines.append, watch).run()  # type: ignore[arg-type]
+        found = Coordinator(loaded, folder, storage, children, packing, lines.append, watch).run()  # type: ignore[arg-type]
     finally:
         storage.close()
     return found, children, lines
@@ -265,18 +270,30 @@ def test_folds_follow_each_other_and_are_pruned_by_their_mean(tmp_path: Path) ->
     assert children.starts == 10
 
 
-def test_gpus_are_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Machine:
-        device_count = 2
-
-    monkeypatch.setattr(
-        "samestep.distributed.quick_hardware.quick_hardware", lambda environ: Machine
-    )
+def test_each_trial_sees_gpus_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("samestep.sweep.packing.quick_hardware", lambda environ: machine(gpus=2))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    _, children, _ = coordinated(tmp_path / "a", parallel=2)
+    _, children, _ = coordinated(tmp_path / "a", parallel="auto")
     assert {v["CUDA_VISIBLE_DEVICES"] for v in children.variables} == {"0", "1"}
-    with pytest.raises(LaunchError, match="there are 2 GPUs: set parallel: 1"):
-        coordinated(tmp_path / "b", parallel=2, ranks_per_trial=2)
+
+
+def test_a_sweep_that_is_resumed_with_less_space_continues_its_trials_one_by_one(
+    tmp_path: Path,
+) -> None:
+    class Broken(Exception):
+        pass
+
+    def breaking(run: Run) -> int | None:
+        if run.evaluations == 2:
+            raise Broken
+        return None
+
+    with pytest.raises(Broken):
+        coordinated(tmp_path / "a", breaking, parallel=2)
+    found, children, lines = coordinated(tmp_path / "a", parallel=1)
+    assert lines[:2] == ["trial 0 is continued", "trial 1 is continued"]
+    assert children.most == 1
+    assert [trial.state for trial in found] == ["complete"] * 6
 
 
 def test_who_watches_sees_every_trial_run_and_end(tmp_path: Path) -> None:

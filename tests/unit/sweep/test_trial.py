@@ -9,7 +9,7 @@ import pytest
 from samestep.checkpoint.run_result import RunResult
 from samestep.errors import TaskError
 from samestep.sweep.schema import SweepConfig
-from samestep.sweep.trial import LiveTrial, objective_of, slot_variables
+from samestep.sweep.trial import LiveTrial, objective_of
 
 
 def sweep(**objective: Any) -> SweepConfig:
@@ -49,9 +49,3 @@ def test_the_value_is_of_the_best_evaluation_or_the_last() -> None:
 def test_a_trial_without_a_number_fails(result: RunResult) -> None:
     with pytest.raises(TaskError, match="a trial needs a number"):
         objective_of(sweep(), result)
-
-
-def test_trials_side_by_side_have_gpus_of_their_own() -> None:
-    assert slot_variables(1, 2, 2, ["0", "1", "4", "5"]) == {"CUDA_VISIBLE_DEVICES": "4,5"}
-    assert slot_variables(0, 1, 2, ["0", "1"]) == {}
-    assert slot_variables(1, 2, 1, []) == {}

@@ -10,7 +10,7 @@ import pytest
 from samestep.errors import ConfigError
 from samestep.sweep.loading import LoadedSweep, load_sweep
 from samestep.sweep.run_spec import RunSpec
-from samestep.sweep.via import Places
+from samestep.sweep.via import Places, share_out
 
 
 def loaded(folder: Path, base: str = "", **values: Any) -> LoadedSweep:
@@ -24,10 +24,11 @@ def loaded(folder: Path, base: str = "", **values: Any) -> LoadedSweep:
 
 def launches(folder: Path, base: str = "", **values: Any) -> list[str]:
     """What follows the config and the run's own overrides, for each of the trials side by side."""
-    found = loaded(folder, base, **values)
-    places = Places(found.sweep, found.base)
-    spec = RunSpec("trial 0", Path("base.yaml"), (), Path("run"), places.ranks, Path("asked"))
-    slots = range(found.sweep.parallel)
+    found = loaded(folder, base, **{"parallel": 1, **values})
+    shared = share_out(found.sweep, found.base, 20, {})
+    places = Places(found.sweep, found.base, shared.ranks)
+    spec = RunSpec("trial 0", Path("base.yaml"), (), Path("run"), shared.ranks, Path("asked"))
+    slots = range(shared.parallel)
     words = [" ".join(places.placed(spec, slot).words()) for slot in slots]
     return [
         line.replace("base.yaml ", "").replace('run_dir="run" --ask asked', "*") for line in words
@@ -73,6 +74,14 @@ def test_hosts_are_shared_out_whole_or_in_parts_with_their_own_gpus(tmp_path: Pa
     assert launches(tmp_path, **whole) == ["launch * --via mpirun --hosts a:2,b:2,c:4"]
 
 
+def test_auto_fills_the_hosts_and_gives_slurm_a_round(tmp_path: Path) -> None:
+    hosts = {"via": "ssh", "hosts": "a:4,b:2", "ranks_per_trial": 2, "parallel": "auto"}
+    assert len(launches(tmp_path, **hosts)) == 3
+    assert len(launches(tmp_path, via="slurm", parallel="auto", round=6)) == 6
+    with pytest.raises(ConfigError, match="all is about this machine"):
+        loaded(tmp_path, via="slurm", ranks_per_trial="all")
+
+
 @pytest.mark.parametrize(
     ("values", "base", "message"),
     [
@@ -99,7 +108,7 @@ def test_hosts_are_shared_out_whole_or_in_parts_with_their_own_gpus(tmp_path: Pa
         ),
         (
             {"via": "ssh", "hosts": "a:1,b:1", "ranks_per_trial": 3}, "",
-            "parallel: is 1, and a:1,b:1 has places for 0 trial(s) of 3 rank(s)",
+            "parallel: is auto, and a:1,b:1 has places for 0 trial(s) of 3 rank(s)",
         ),
     ],
 )  # fmt: skip

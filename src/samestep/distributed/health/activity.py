@@ -39,7 +39,7 @@ class Activity:
         self.step = 0
         self.phase = STARTING
         self.moves = 0
-        """Changes of phase so far: while this stays the same, nothing moves."""
+        """Changes of phase so far, and what came further in one: while this stays the same, nothing moves."""
         self.timed_every = 8
         """One of this many steps is timed; the same ones on every rank."""
         self.timed = False
@@ -78,6 +78,10 @@ class Activity:
         self.phase = phase
         self.moves += 1
         return before
+
+    def moved(self) -> None:
+        """Still in this phase, and further than before."""
+        self.moves += 1
 
     def during(self, phase: str) -> _During:
         """A block spent in one phase, timed in any step; afterwards the phase is what it was."""

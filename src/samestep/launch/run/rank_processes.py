@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -17,6 +18,7 @@ from samestep.environment.variables import report_variables
 from samestep.errors import LaunchError, RunDirError
 from samestep.launch.run.orphans import Reaper
 from samestep.launch.run.reaper import kill_group
+from samestep.launch.warm.forked import FORKED
 
 _LONGEST_READ = 1 << 16
 _PAUSE = 0.05
@@ -177,7 +179,10 @@ class RankProcesses:
 
 def _start(
     argv: Sequence[str], environ: Mapping[str, str], output: IO[bytes] | None, pipe: int
-) -> subprocess.Popen[bytes]:
+) -> Child:
+    forked = _fork(argv, environ, output, pipe)
+    if forked is not None:
+        return forked
     try:
         return subprocess.Popen(
             argv,
@@ -192,3 +197,17 @@ def _start(
             f"{argv[0]} cannot be started: {error.strerror or error}. launch.python names the "
             "interpreter of the ranks"
         ) from None
+
+
+def _fork(
+    argv: Sequence[str], environ: Mapping[str, str], output: IO[bytes] | None, pipe: int
+) -> Child | None:
+    """A rank that is forked, where this launcher was; None where it must be started."""
+    here = FORKED.get()
+    if here is None or here.forks is None or list(argv[:3]) != [sys.executable, "-m", "samestep"]:
+        return None
+    streams = {1: 1, 2: 2} if output is None else dict.fromkeys((1, 2), output.fileno())
+    try:
+        return here.forks.start(argv[3:], environ, {0: 0, **streams, pipe: pipe})
+    except (OSError, EOFError):
+        return None  # the process that forks is gone: ranks can still be started

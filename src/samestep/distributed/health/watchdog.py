@@ -1,0 +1,72 @@
+"""A thread that ends a process which is alone and hangs: several ranks notice that by themselves.
+
+For runs that nobody looks at: a person who debugs a run may stop it anywhere for as long as they like.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+import traceback
+
+from samestep.distributed.health.activity import STARTING, Activity
+from samestep.errors import RankHung
+
+_STDERR = 2
+
+
+class Watchdog:
+    """While entered, this process ends if nothing moves in it for long: no step, batch or save.
+
+    What comes before the first step may take as long as it likes, such as a download.
+
+    Args:
+        activity: What this process does.
+        seconds: How long it may stay where it is.
+    """
+
+    def __init__(self, activity: Activity, seconds: float) -> None:
+        self._activity, self._seconds = activity, seconds
+        self._interval = min(1.0, seconds / 8)
+        self._main = threading.current_thread().ident
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="samestep-watchdog", daemon=True)
+
+    def __enter__(self) -> None:
+        self._arm()
+        self._thread.start()
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._done.set()
+        self._thread.join()
+        faulthandler.cancel_dump_traceback_later()
+
+    def _watch(self) -> None:
+        moves, moved = self._activity.moves, time.monotonic()
+        looked = moved
+        while not self._done.wait(self._interval):
+            self._arm()
+            now, before = time.monotonic(), looked
+            looked = now
+            suspended = now - before > self._seconds / 2
+            if suspended or self._activity.moves != moves or self._activity.phase == STARTING:
+                moves, moved = self._activity.moves, now
+            elif now - moved > self._seconds:
+                self._end(now - moved)
+
+    def _arm(self) -> None:
+        """End the process unless this is called again in time: the thread cannot look while another one holds
+        the interpreter."""
+        faulthandler.dump_traceback_later(2 * self._seconds, exit=True, file=_STDERR)
+
+    def _end(self, still: float) -> None:
+        activity = self._activity
+        where = f"it is in {activity.phase} at step {activity.step} for {still:.0f} s"
+        frames = sys._current_frames()
+        stack = traceback.format_stack(frames[self._main]) if self._main in frames else []
+        told = f"samestep: the run hangs: {where}. Its Python stack is in its output"
+        os.write(_STDERR, "".join(["Most recent call last:\n", *stack, told, "\n"]).encode())
+        os._exit(RankHung.exit_code)

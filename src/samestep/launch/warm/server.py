@@ -1,0 +1,137 @@
+"""Imports what runs need, once, and forks a process for each command that it is sent.
+
+Only a process with one thread can be forked safely, and none that has used CUDA: the server checks
+both before it offers anything, and computes nothing itself. A forked process is handed over to the
+one that requested it, whose child it is like any that it started itself; it ends with it, too, and not
+with the server.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from samestep.environment.variables import process_environment
+from samestep.launch.warm.client import Forks
+from samestep.launch.warm.forked import FORKED, Forked, Imported, become, run_and_leave
+from samestep.launch.warm.requests import Request, receive, send
+from samestep.launch.warm.task_imports import TaskImports
+from samestep.launch.warm.title import show_words
+
+OURS = (
+    "samestep.train.train_once", "samestep.launch.run.agent", "samestep.launch.run.prepare", "torch._dynamo",
+    "torch.distributed.launcher.api",
+)  # fmt: skip
+"""What every run imports, with what the first optimizer of a process does."""
+
+Run = Callable[[Sequence[str]], object]
+"""Runs a command line of ours in this process."""
+
+
+def serve(channel: socket.socket, task: Path | None, threads: int, run: Run) -> NoReturn:
+    """Import what runs of a task need, report whether forks are safe, and fork until the channel ends.
+
+    Args:
+        channel: To the process that it forks for.
+        task: The file of the task.
+        threads: What OMP_NUM_THREADS is now, before torch is imported.
+        run: Called in each forked process with its words.
+    """
+    environment = process_environment()
+    for module in OURS:
+        importlib.import_module(module)
+    before = _threads()  # numpy's own can be there, and see to forks themselves
+    why = _import_for(task, before) if task is not None else ""
+    send(channel, [why or _used_cuda()])
+    sys.stdout.flush()  # not once more in every fork
+    gc.collect()
+    gc.freeze()  # a collection would copy all memory that is shared with the forks
+    show_words(["samestep", "forks", "warm", "processes"])
+    exported = {k: v for k, v in process_environment().items() if environment.get(k) != v}
+    _forking(channel, Imported(environment, threads, exported), run)
+
+
+def _import_for(task: Path, before: int) -> str:
+    """Import the installed packages of a task; why its process cannot be forked afterwards."""
+    found = TaskImports.of(task)
+    for name in found.names:
+        try:
+            found.load(name)
+        except Exception as error:
+            # A run may catch this, or fail with it: then it is in its own output.
+            print(f"{name} is not imported before the runs: {type(error).__name__}: {error}")
+        if _threads() > before:
+            return f"importing {name} starts threads, which a forked process would not have"
+    return found.hidden_by_imports()
+
+
+def _threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def _used_cuda() -> str:
+    for path in list(Path("/proc/self/fd").iterdir()):
+        if path.is_symlink() and str(path.readlink()).startswith(("/dev/nvidia", "/dev/kfd")):
+            return "importing the task's packages uses a GPU, which a forked process could not do again"
+    return ""
+
+
+def _forking(channel: socket.socket, imported: Imported, run: Run) -> NoReturn:
+    while True:
+        try:
+            texts, files = receive(channel)
+        except (EOFError, ConnectionError):
+            os._exit(0)  # whoever it forks for has ended
+        request = Request.of(texts)
+        child = _fork_for_parent(request, files, imported)
+        if child:
+            send(channel, [str(child)])
+            continue
+        FORKED.set(Forked(request, imported, _own_server(request, imported, run)))
+        run_and_leave(run, request.words)
+
+
+def _fork_for_parent(request: Request, files: Sequence[int], imported: Imported) -> int:
+    """Fork a process and leave it to this one's parent; 0 in the process itself.
+
+    This forks twice, and the process in between ends at once: what it started goes to the nearest
+    ancestor that takes in orphans, which the parent does meanwhile.
+    """
+    numbers, number = os.pipe()
+    waits, adopted = os.pipe()
+    between = os.fork()
+    if not between:
+        if child := os.fork():
+            os.write(number, str(child).encode())
+            os._exit(0)
+        os.close(adopted)
+        os.read(waits, 1)  # until it has its parent, and nobody else holds the other end
+        become(request, files, imported)
+        return 0
+    os.waitpid(between, 0)
+    child = int(os.read(numbers, 32))
+    for file in (numbers, number, waits, adopted, *files):
+        os.close(file)
+    return child
+
+
+def _own_server(request: Request, imported: Imported, run: Run) -> Forks | None:
+    """For a launcher, a copy of this process as it is now, which forks its ranks."""
+    if request.words[0] != "launch":
+        return None
+    ours, theirs = socket.socketpair()
+    if os.fork():
+        theirs.close()
+        return Forks(ours)
+    ours.close()
+    with Path(os.devnull).open("r+b") as nothing:
+        for number in range(3):
+            os.dup2(nothing.fileno(), number)
+    show_words(["samestep", "forks", "ranks"])
+    _forking(theirs, imported, run)
