@@ -73,7 +73,10 @@ def make_model(
         return made
     try:
         config = transformers.AutoConfig.from_pretrained(checkpoint, **named)
-        longest = getattr(config, "max_position_embeddings", max_length)
+        # RoBERTa's positions are two more than it can read; its tokenizer knows.
+        longest = min(
+            getattr(config, "max_position_embeddings", max_length), tokenizer.model_max_length
+        )
         if max_length > longest:
             raise TaskError(
                 f"params.max_length is {max_length}, and {checkpoint} reads {longest} tokens at most"

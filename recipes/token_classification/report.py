@@ -158,8 +158,8 @@ def _documents(folder: Path) -> str:
     wrong = [at for at, one in enumerate(documents) if set(one.spans) != set(found[at])]
     others = [at for at in range(len(documents)) if at not in set(wrong)]
     shown = [*wrong[: SHOWN // 2], *others][:SHOWN]
-    said = f"In {len(wrong)} of {len(documents)} documents something was missed, or found where nothing is."
-    return f"<p>{said}</p>" + "".join(_marked(documents[at], found[at]) for at in shown)
+    summary = f"In {len(wrong)} of {len(documents)} documents something was missed, or found where nothing is."
+    return f"<p>{summary}</p>" + "".join(_marked(documents[at], found[at]) for at in shown)
 
 
 def _marked(document: Document, found: Sequence[Span]) -> str:

@@ -123,7 +123,7 @@ def tags_of(
         part: the characters that the tokens are from.
 
     Raises:
-        TaskError: if an entity has no token of its own: it would be lost without a word.
+        TaskError: if an entity has no token of its own: it would be lost silently.
     """
     tags = ["O"] * len(offsets)
     for span in document.spans:

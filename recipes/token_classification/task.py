@@ -109,7 +109,7 @@ class Entities(Task):
 
         ids = [sample.ids for sample in samples]
         return {
-            "input_ids": padded(ids, self.tokenizer.pad_token_id),
+            "input_ids": padded(ids, self.tokenizer.pad_token_id or 0),  # which the mask leaves out
             "attention_mask": padded([[1] * len(row) for row in ids], 0),
             "labels": padded([sample.labels for sample in samples], IGNORED),
             "offsets": padded([sample.offsets for sample in samples], (0, 0)),

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from samestep.errors import TaskError
 from tests.cli.processes import run, samestep
 from tests.recipes.token_classification.small import COMMON, TRAIN, script
 
@@ -116,6 +117,11 @@ def assert_transformers_loads_the_folder(folder: Path) -> None:
     again.prepare_data()
     model = again.model()
     assert all(torch.equal(tensor, trained[name]) for name, tensor in model.state_dict().items())
+    longer = Entities(data="none", checkpoint=str(folder / "model"), max_length=129)
+    with pytest.raises(
+        TaskError, match=r"params\.max_length is 129, and .* reads 128 tokens at most"
+    ):
+        longer.model()
     assert 0.2 in {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}
 
 
