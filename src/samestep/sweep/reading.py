@@ -103,7 +103,7 @@ def trial_config(loaded: LoadedSweep, trial: TrialRecord, why: str = "") -> str:
     text = yaml.safe_dump(nest(flat.values), sort_keys=False, allow_unicode=True)
     metric = sweep.objective.metric
     head = f"# Trial {trial.number} of the sweep {sweep.name}: {metric} {trial.value!r}\n"
-    reason = f"# {why}\n" if why else ""
+    reason = "".join(f"# {line}\n" for line in (why, *loaded.base.platform_notes) if line)
     return f"{head}{reason}{text}"
 
 
