@@ -14,6 +14,7 @@ import yaml
 from safetensors.torch import load_file
 
 from samestep.config import load_config
+from samestep.config.layers import LAYER_KEYS
 from samestep.foreign.plain_yaml import parse_yaml
 from samestep.sweep.schema import SweepConfig
 from samestep.sweep.space import parse_space
@@ -66,6 +67,7 @@ def test_every_config_of_a_document_is_one(page: Path) -> None:
             sweep = SweepConfig.model_validate(parse_yaml(block))
             assert not parse_space(sweep.space)[1]
             continue
+        given = {key: value for key, value in given.items() if key not in LAYER_KEYS}
         load_config({"task": "task.py:MyTask", "global_batch": 64, "epochs": 1, **given})
 
 
