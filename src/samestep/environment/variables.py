@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from samestep.foreign.numbers import whole_number
@@ -18,6 +18,12 @@ def process_environment() -> dict[str, str]:
 def export(variables: Mapping[str, str]) -> None:
     """Set environment variables of this process, for the libraries that read them later."""
     os.environ.update(variables)
+
+
+def withdraw(names: Iterable[str]) -> None:
+    """Remove environment variables that a library has set, which processes started later must not get."""
+    for name in names:
+        os.environ.pop(name, None)
 
 
 @contextmanager

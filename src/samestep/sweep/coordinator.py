@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from samestep.checkpoint.questions import (
     Answer,
@@ -24,9 +26,10 @@ from samestep.sweep.examine import examine
 from samestep.sweep.loading import LoadedSweep
 from samestep.sweep.optuna_parts import Known, decide, draw, trial_count
 from samestep.sweep.run_spec import RunSpec, why_failed
-from samestep.sweep.schema import seconds_of
+from samestep.sweep.schema import SweepConfig, seconds_of
 from samestep.sweep.storage import CURVES, FOLDS, PRUNED, Storage, TrialRecord, best_of
 from samestep.sweep.study_folder import locked, same_study, shape_of, signed, write_document
+from samestep.sweep.tracked_study import TrackedStudy, tracked_study
 from samestep.sweep.trial import LiveTrial, objective_of, slot_variables
 
 STOP = "stop"
@@ -66,7 +69,9 @@ def run_sweep(loaded: LoadedSweep, report: Report, watch: Watch | None = None) -
             report(line)
         storage = Storage(sweep, folder)
         try:
-            return Coordinator(loaded, folder, storage, children, report, watch).run()
+            coordinator = Coordinator(loaded, folder, storage, children, report, watch)
+            with tracked_study(coordinator.study, sweep.model_dump(mode="json")):
+                return coordinator.run()
         finally:
             storage.close()
 
@@ -84,6 +89,8 @@ class Coordinator:
         watch: Watch | None = None,
     ) -> None:
         self._sweep, self._folder = loaded.sweep, folder
+        trackers = loaded.base.trackers
+        self.study = TrackedStudy(loaded.sweep.name, "sweep", trackers, folder, report)
         self._storage, self._children, self._report = storage, children, report
         self._watch = watch
         self._ranks = _ranks(loaded)
@@ -120,6 +127,7 @@ class Coordinator:
         for record in self._storage.trials():
             if record.is_over:
                 self._over[record.number] = record
+                self.study.write(record.number, _row(self._sweep, record))
                 continue
             self._report(f"trial {record.number} is continued")
             self._start_trial(LiveTrial.of(record))
@@ -169,7 +177,9 @@ class Coordinator:
     def _spec(self, trial: LiveTrial) -> RunSpec:
         parallel = self._sweep.parallel
         variables = slot_variables(trial.slot, parallel, self._ranks, self._devices)
-        return trial.spec(self._sweep, self._folder, self._ranks, variables)
+        spec = trial.spec(self._sweep, self._folder, self._ranks, variables)
+        shown = self.study.overrides("trial" if self._sweep.folds is None else "fold")
+        return replace(spec, overrides=(*spec.overrides, *shown))
 
     def _start_run(self, trial: LiveTrial) -> None:
         """Start its present run; not if that is done, or the trial is over."""
@@ -239,7 +249,8 @@ class Coordinator:
 
     def _end(self, trial: LiveTrial, how: str) -> None:
         del self._live[trial.number]
-        self._over[trial.number] = self._storage.trials()[trial.number]
+        self._over[trial.number] = record = self._storage.trials()[trial.number]
+        self.study.write(trial.number, _row(self._sweep, record))
         best = best_of(self._sweep, list(self._over.values()))
         so_far = (
             ""
@@ -296,6 +307,12 @@ class Coordinator:
             self._children.stop()
             (self._folder / STOP).unlink(missing_ok=True)
             raise Stopped(f"stopped by samestep sweep stop: samestep sweep resume {self._folder}")
+
+
+def _row(sweep: SweepConfig, record: TrialRecord) -> dict[str, Any]:
+    """What trackers get of a trial that is over."""
+    value = {} if record.value is None else {sweep.objective.metric: record.value}
+    return {"state": record.state, **value}
 
 
 def _ranks(loaded: LoadedSweep) -> int:
