@@ -25,12 +25,13 @@ from samestep.sweep.children import PAUSE, Child, Children
 from samestep.sweep.examine import examine
 from samestep.sweep.loading import LoadedSweep
 from samestep.sweep.optuna_parts import Known, decide, draw, trial_count
+from samestep.sweep.pareto import best_words, results_of
 from samestep.sweep.run_spec import RunSpec, why_failed
 from samestep.sweep.schema import SweepConfig, seconds_of
-from samestep.sweep.storage import CURVES, FOLDS, PRUNED, Storage, TrialRecord, best_of
+from samestep.sweep.storage import CURVES, FOLDS, PRUNED, Storage, TrialRecord
 from samestep.sweep.study_folder import locked, same_study, shape_of, signed, write_document
 from samestep.sweep.tracked_study import TrackedStudy, tracked_study
-from samestep.sweep.trial import LiveTrial, objective_of, slot_variables
+from samestep.sweep.trial import LiveTrial, further_of, objective_of, slot_variables
 
 STOP = "stop"
 """A file in the sweep's directory that stops it."""
@@ -236,8 +237,19 @@ class Coordinator:
             self._storage.keep(trial.number, FOLDS, trial.folds)
             self._report(f"{spec.name}: {trial.folds[-1]:.6g}")
         if folds is None or trial.fold >= folds.k:
-            self._storage.complete(trial.number, trial.mean())
-            self._end(trial, f"{self._sweep.objective.metric} {trial.mean():.6g}")
+            self._complete(trial)
+
+    def _complete(self, trial: LiveTrial) -> None:
+        sweep = self._sweep
+        try:
+            further = further_of(sweep, results_of(sweep, self._folder, trial.number))
+        except TaskError as error:
+            self._fail(trial, str(error))
+            return
+        values = [trial.mean(), *further]
+        self._storage.complete(trial.number, *values)
+        told = zip(sweep.metrics, values, strict=True)
+        self._end(trial, ", ".join(f"{metric} {value:.6g}" for metric, value in told))
 
     def _prune(self, trial: LiveTrial) -> None:
         self._storage.prune(trial.number)
@@ -251,13 +263,8 @@ class Coordinator:
         del self._live[trial.number]
         self._over[trial.number] = record = self._storage.trials()[trial.number]
         self.study.write(trial.number, _row(self._sweep, record))
-        best = best_of(self._sweep, list(self._over.values()))
-        so_far = (
-            ""
-            if best is None or best.value is None
-            else f"; best: {best.value:.6g} (trial {best.number})"
-        )
-        self._report(f"{trial.name}: {how}{so_far}")
+        so_far = best_words(self._sweep, list(self._over.values()))
+        self._report(f"{trial.name}: {how}{f'; {so_far}' if so_far else ''}")
 
     def _end_slow(self, trial: LiveTrial) -> None:
         limit = seconds_of(self._sweep.trial_timeout)
@@ -311,8 +318,8 @@ class Coordinator:
 
 def _row(sweep: SweepConfig, record: TrialRecord) -> dict[str, Any]:
     """What trackers get of a trial that is over."""
-    value = {} if record.value is None else {sweep.objective.metric: record.value}
-    return {"state": record.state, **value}
+    values = record.objectives or (() if record.value is None else (record.value,))
+    return {"state": record.state, **dict(zip(sweep.metrics, values, strict=False))}
 
 
 def _ranks(loaded: LoadedSweep) -> int:

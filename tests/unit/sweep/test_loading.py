@@ -250,3 +250,35 @@ def test_mistakes_in_layers_name_their_files(folder: Path) -> None:
     assert "parallel (sweep.yaml line 2): you set 'x'" in found["parallel"]
     assert "gone.yaml cannot be read: No such file" in found["include"]
     assert "include (override): names files that a file is composed of" in found["include"]
+
+
+SEVERAL = SWEEP.replace(
+    "{metric: macro_f1, mode: max}", "[{metric: macro_f1, mode: max}, {metric: val_loss}]"
+)
+
+
+def test_several_objectives(folder: Path) -> None:
+    (folder / "sweep.yaml").write_text(SEVERAL)
+    sweep = load_sweep(folder / "sweep.yaml", ["sampler=nsga2"]).sweep
+    assert sweep.metrics == ("macro_f1", "val_loss")
+    assert sweep.directions == ["maximize", "minimize"]
+    assert load_sweep(sweep.model_dump(mode="json"), folder=folder).sweep.metrics == sweep.metrics
+    found = mistakes(folder, SEVERAL, "pruner=median", "sampler=cmaes")
+    assert "a pruner knows one objective only: set none" in found["pruner"]
+    assert "cmaes knows one objective only: use nsga2" in found["sampler"]
+    assert "named twice" in mistakes(folder, SEVERAL.replace("val_loss", "macro_f1"))["objective"]
+    wrong = SEVERAL.replace("{metric: val_loss}", "{metric: val_loss, value: last}")
+    assert "is not a key of a sweep" in mistakes(folder, wrong)["further_objectives.0.value"]
+    assert mistakes(folder, SWEEP.replace("{metric: macro_f1, mode: max}", "[]"))["objective"]
+
+
+def test_one_objective_leaves_the_studies_of_before_as_they_are(folder: Path) -> None:
+    (folder / "sweep.yaml").write_text(SWEEP)
+    assert "further_objectives" not in load_sweep(folder / "sweep.yaml").sweep.definition()
+
+
+def test_cmaes_names_what_installs_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "sweep.yaml").write_text(SWEEP)
+    monkeypatch.setitem(sys.modules, "cmaes", None)
+    with pytest.raises(MissingExtraError, match=r"sampler: cmaes needs packages .*sweeps"):
+        load_sweep(folder / "sweep.yaml", ["sampler=cmaes"])
