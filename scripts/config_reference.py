@@ -18,7 +18,7 @@ directory. Exactly one of `global_batch` (which a custom loop can leave to its D
 
 Every count has limits that no run comes near, so that a slip of the hand is a message and not a machine without
 memory. A file has at most a million characters (counting a YAML alias as what it stands for), 100 levels and 2,000
-keys. Dates and times such as `2024-01-01` and `12:00:00` are text. Text holds no null character.
+keys, and is composed of at most 50 files. Dates and times such as `2024-01-01` and `12:00:00` are text. Text holds no null character.
 
 `samestep config new` asks for the few values that nearly every run sets, and writes them with comments; `samestep init` writes
 the same file, with the defaults, and a task beside it.
@@ -32,6 +32,45 @@ the rest.
 """
 
 ALIAS_HEAD = """
+## Layers
+
+A config can be composed of several files. `include` names a file, or a list of them, that lie below the file that names them; `platforms` names
+files that lie above it, of which only the one for the platform that this runs on is read:
+
+```yaml
+# config/train.yaml
+include: common.yaml
+platforms: {local: env/local.yaml, colab: env/colab.yaml, kaggle: env/kaggle.yaml}
+task: ../task.py:Mine
+epochs: 12
+```
+
+```yaml
+# config/env/kaggle.yaml: two T4
+distributed: {world_size: 2, backend: nccl}
+```
+
+```yaml
+# config/smoke.yaml
+include: train.yaml
+epochs: 1
+```
+
+The later wins, key by key: what is included, in its order; then the file itself; then its platform's file; then overrides on the command line.
+`params` and other mappings with names of your own are merged value by value, lists are replaced. `schedule: null` removes a section that lies below.
+Paths to files (`task`, `fold.file`, `trackers.classes`, and the layers themselves) are relative to the file that they are written in.
+
+| platform | is detected by |
+|---|---|
+| `kaggle` | `KAGGLE_KERNEL_RUN_TYPE` |
+| `colab` | `COLAB_RELEASE_TAG` or `COLAB_GPU` |
+| `local` | none of these |
+
+Nothing changes silently: the plan of a run and of a launch names the platform, the reason, the file and the keys that it sets, and `samestep config show`
+shows for each value the file and the line that it comes from. Files that are missing, also those of other platforms, files that include themselves and unknown keys are mistakes,
+reported together. The run's directory records the merged config, so that `samestep resume` needs none of the files. A sweep's file is composed in the same way, and its
+`base` may be, too.
+
 ## Params that refer to keys
 
 What both the task and the config need is set once: a value of `params` that is `${KEY}`, as a whole, is the value of that key, after all overrides and with its type.

@@ -47,10 +47,12 @@ def test_an_interrupted_launch_is_resumed_by_its_own_line(
 ) -> None:
     config, run = tmp_path / "slow.yaml", tmp_path / "runs" / "slow"
     config.write_text(
-        f"task: {TASKS}:Slow\nglobal_batch: 32\nlanes: 8\nsteps: 7\n"
+        "include: below.yaml\nplatforms: {local: above.yaml}\nsteps: 7\n"
         f"params: {{seconds: 0.06, hurry: {tmp_path / 'hurry'}}}\nlog_every: 1\n"
-        "distributed: {threads_per_rank: 1, timeout: 600}\n"
     )
+    below, above = tmp_path / "below.yaml", tmp_path / "above.yaml"
+    below.write_text(f"task: {TASKS}:Slow\nglobal_batch: 32\nlanes: 8\nsteps: 3\n")
+    above.write_text("distributed: {threads_per_rank: 1, timeout: 600}\n")
     words = ("launch", config, "steps=60", "resume=never", "--nproc", "2")
     with started(*words, cwd=tmp_path) as process:
         wait_for(lambda: steps_done(run) >= 4)
@@ -60,7 +62,9 @@ def test_an_interrupted_launch_is_resumed_by_its_own_line(
     assert line_in(output) == ["resume", "runs/slow"]
     assert steps_done(run) < 60
     (tmp_path / "hurry").touch()
-    config.unlink()  # the run has its config
+    assert "Platform local (no Kaggle or Colab variable is set): above.yaml sets" in output
+    for file in (config, below, above):
+        file.unlink()  # the run has its config
     done = samestep(*line_in(output), "loader.workers=0", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "at world size 2; now 2" in done.stderr

@@ -65,6 +65,11 @@ def write(folder: Path, text: str, name: str) -> Path:
 @example(GOOD, ["loss_weights={" + MERGE_BOMB.replace("\n", ", ") + "}"], "c.yaml", False, None)
 @example("epochs: 1\nglobal_batch: 999999999999999999989\n", [], "c.yaml", False, None)
 @example("epochs: 1\nglobal_batch: 999999937\n", ["lanes=8"], "c.yaml", False, None)
+@example(GOOD + "include: [c.yaml, {a: 1}, '']\n", ["include=c.yaml"], "c.yaml", False, None)
+@example(GOOD + f"include: {'a' * 5000}\nplatforms: [1]\n", [], "c.yaml", False, None)
+@example(
+    GOOD + 'include: "\\ud800"\nplatforms: {1.5: x, local: "a\\0"}\n', [], "c.yaml", False, None
+)
 def test_any_text_is_a_config_or_a_config_error(
     tmp_path: Path, document: str, changes: list[str], name: str, bend: bool, data: Any
 ) -> None:

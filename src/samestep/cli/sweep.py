@@ -25,6 +25,7 @@ from samestep.cli.app import (
 from samestep.cli.cv import SeedOption, Stratify, StratifyOption
 from samestep.cli.plot import Output, Report
 from samestep.distributed.deferred_signals import DeferredSignals
+from samestep.errors import RunDirError
 
 if TYPE_CHECKING:
     from samestep.sweep.loading import LoadedSweep
@@ -50,6 +51,10 @@ PreferFaster = Annotated[
         metavar="SHARE",
         help="Take the fastest trial whose value is worse by at most this share: 0.015 is 1.5 %.",
     ),
+]
+TrialNumber = Annotated[
+    int | None,
+    typer.Option("--trial", min=0, metavar="N", help="Take this complete trial, not the best."),
 ]
 
 
@@ -150,11 +155,18 @@ def status(name: Name, as_json: AsJson = False) -> None:
 
 @sweep_app.command()
 def best(name: Name, faster: PreferFaster = None, as_json: AsJson = False) -> None:
-    """Show a sweep's best trial, or the fastest one that is nearly as good."""
+    """Show a sweep's best trial, or the fastest one that is nearly as good; with several objectives
+    those that no other trial is better than in all of them."""
     with guarded():
-        from samestep.sweep.reading import find_sweep, reload_sweep
+        from samestep.sweep.reading import find_sweep, reload_sweep, trials_of
 
         loaded = reload_sweep(find_sweep(name))
+        if loaded.sweep.further_objectives and faster is None:
+            from samestep.sweep.pareto import front
+
+            found = front(loaded.sweep, trials_of(loaded))
+            _show(loaded, found, as_json)
+            return _exit(found)
         trial, choice = _chosen(loaded, faster)
         if as_json:
             more = {} if choice is None else {"choice": choice.as_json()}
@@ -170,6 +182,12 @@ def _chosen(loaded: LoadedSweep, faster: float | None) -> tuple[TrialRecord, Cho
     from samestep.sweep.reading import best_trial
     from samestep.sweep.selection import prefer_faster
 
+    if loaded.sweep.further_objectives:
+        raise RunDirError(
+            f"{loaded.sweep.name} has several objectives, and so no single best trial: samestep sweep best "
+            f"{loaded.sweep.name} lists those to choose from; samestep sweep export-best "
+            f"{loaded.sweep.name} --trial N takes one"
+        )
     choice = None if faster is None else prefer_faster(loaded, faster)
     return (best_trial(loaded) if choice is None else choice.trial), choice
 
@@ -213,12 +231,17 @@ def stop(name: Name) -> None:
 
 
 @sweep_app.command("export-best")
-def export_best(name: Name, faster: PreferFaster = None) -> None:
-    """Print the config of a sweep's best trial, for samestep train."""
+def export_best(name: Name, faster: PreferFaster = None, number: TrialNumber = None) -> None:
+    """Print the config of a sweep's best trial, or of another one, for samestep train."""
     with guarded():
-        from samestep.sweep.reading import find_sweep, reload_sweep, trial_config
+        from samestep.sweep.reading import complete_trial, find_sweep, reload_sweep, trial_config
 
         loaded = reload_sweep(find_sweep(name))
+        if number is not None and faster is not None:
+            raise RunDirError("--trial and --prefer-faster-within both choose a trial: give one")
+        if number is not None:
+            typer.echo(trial_config(loaded, complete_trial(loaded, number)), nl=False)
+            return
         trial, choice = _chosen(loaded, faster)
         why = "" if choice is None else choice.words(loaded.sweep.objective.metric)
         typer.echo(trial_config(loaded, trial, why), nl=False)
@@ -257,23 +280,28 @@ def warm(channel: int, task: Path, threads: int, padding: str) -> None:
 def _show(loaded: LoadedSweep, trials: list[TrialRecord], as_json: bool) -> None:
     if as_json:
         sweep = loaded.sweep
-        document = {"name": sweep.name, "folder": str(sweep.path), "metric": sweep.objective.metric}
+        document = {
+            "name": sweep.name, "folder": str(sweep.path), "metric": sweep.objective.metric,
+            **({"metrics": sweep.metrics} if sweep.further_objectives else {}),
+        }  # fmt: skip
         typer.echo(json.dumps({**document, "trials": [trial.as_json() for trial in trials]}))
     else:
         print_rows(_header(loaded), [_row(loaded, trial) for trial in trials])
 
 
 def _header(loaded: LoadedSweep) -> tuple[str, ...]:
-    return ("trial", "state", loaded.sweep.objective.metric, *loaded.sweep.domains, "")
+    return ("trial", "state", *loaded.sweep.metrics, *loaded.sweep.domains, "")
 
 
 def _row(loaded: LoadedSweep, trial: TrialRecord) -> tuple[Any, ...]:
     values = [trial.values.get(key) for key in loaded.sweep.domains]
     shown = trial.as_json()
     folds = " ".join(f"{value:.4g}" for value in shown["folds"])
-    value = None if trial.value is None else f"{trial.value:.6g}"
+    found = trial.objectives or (() if trial.value is None else (trial.value,))
+    measured = [f"{value:.6g}" for value in found]
+    measured += [""] * (len(loaded.sweep.metrics) - len(measured))
     reason = (shown["reason"] or "").partition("\n")[0]
-    return (trial.number, trial.state, value, *map(_text, values), reason or folds)
+    return (trial.number, trial.state, *measured, *map(_text, values), reason or folds)
 
 
 def _text(value: Any) -> str:

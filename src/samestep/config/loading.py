@@ -82,7 +82,7 @@ def read_config(
     config = _validate(values, origins, mistakes)
     if config is not None:
         config = _with_references(config, origins, mistakes)
-        config._folder = folder
+        config._folder, config._platform_notes = folder, tuple(flat.notes)
         wrong = task_mistakes(config) if look else []
         mistakes += [Mistake(m.path, m.message, origins.get(m.path, "")) for m in wrong]
     if mistakes or config is None:
@@ -111,7 +111,7 @@ def override_config(config: Config, overrides: Sequence[str]) -> Config:
         overrides: texts of the form `section.key=value`, applied in order.
     """
     changed = load_config(config.model_dump(mode="json"), overrides)
-    changed._folder = config.folder
+    changed._folder, changed._platform_notes = config.folder, config.platform_notes
     changed.launch.keep_secrets(config.launch)
     return changed
 

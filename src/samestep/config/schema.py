@@ -230,6 +230,12 @@ class Config(Section):
     launch: LaunchConfig = LaunchConfig()
 
     _folder: Path = PrivateAttr(default=Path())
+    _platform_notes: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def platform_notes(self) -> tuple[str, ...]:
+        """What the platform that this runs on has changed in the config, by which file, and why."""
+        return self._platform_notes
 
     @property
     def folder(self) -> Path:

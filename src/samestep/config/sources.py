@@ -1,4 +1,4 @@
-"""Where config values come from: a file or a mapping, then overrides; flat, each with its origin.
+"""Where config values come from: files in layers or a mapping, then overrides; flat, each with its origin.
 
 Values are flat here: `loader.workers` is one key. Only what is inside a free-form key such as
 `params` stays nested, since its names are the user's.
@@ -11,13 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from samestep.config.aliases import ALIASES
+from samestep.config.layers import LAYER_KEYS, ONLY_IN_FILES, Layer, read_layers
 from samestep.errors import ConfigError, Mistake, TextError
-from samestep.foreign.files import read_text
 from samestep.foreign.limits import DEEPEST, check_shape, check_text, check_values, short
-from samestep.foreign.plain_yaml import LARGEST_YAML, parse_yaml
+from samestep.foreign.plain_yaml import parse_yaml
 
 _FREE_FORM = (
     "params",
@@ -27,6 +25,8 @@ _FREE_FORM = (
     "schedule.args",
 )
 """Keys whose inner names are not ours."""
+_PATHS = ("task", "fold.file")
+"""Keys whose values are relative to the file that sets them."""
 _MOST_KEYS = 2_000
 _MOST_VALUES = 100_000
 
@@ -38,6 +38,10 @@ class FlatValues:
     values: dict[str, Any]
     origins: dict[str, str]
     mistakes: list[Mistake] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What the platform has changed."""
+    _parts: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Where the values inside a mapping come from, by their names; the mapping itself by an empty one."""
 
     @classmethod
     def from_mapping(cls, source: Mapping[str, Any]) -> FlatValues:
@@ -47,30 +51,66 @@ class FlatValues:
             values = _flat(source)
         except TextError as error:
             raise ConfigError("the config", [Mistake("", str(error))]) from None
-        return cls(values, dict.fromkeys(values, "mapping"))._without_unusable()
+        flat = cls(values, dict.fromkeys(values, "mapping"))._without_unusable()
+        for key in [k for k in flat.values if k.partition(".")[0] in LAYER_KEYS]:
+            flat.mistakes.append(Mistake(key, ONLY_IN_FILES))
+            del flat.values[key], flat.origins[key]
+        return flat
 
     @classmethod
     def from_file(cls, path: Path) -> FlatValues:
-        """The values of a YAML or JSON file, with their lines.
+        """The values of a YAML or JSON file and of those it names, with their lines.
 
         Raises:
             ConfigError: if it cannot be read or holds no mapping. A key that is set twice is one of
                 the `mistakes`, so that it is reported together with all others.
         """
-        lines: dict[str, str] = {}
-        doubled: list[Mistake] = []
+        stack = read_layers(path, "a config is a mapping such as 'global_batch: 256'")
+        whole = cls({}, {}, stack.mistakes)
+        for layer in stack.layers:
+            whole._lay(cls._of_layer(layer, path.parent), layer.lines)
+        whole.notes += stack.platform_notes(lambda layer: _flat(layer.values))
+        return whole
+
+    @classmethod
+    def _of_layer(cls, layer: Layer, folder: Path) -> FlatValues:
         try:
-            text = read_text(path, LARGEST_YAML)
-            # JSON may be indented with tabs, which YAML refuses; otherwise YAML reads it too.
-            text = text.replace("\t", " ") if path.suffix == ".json" else text
-            plain = parse_yaml(text, lambda root: doubled.extend(record_lines(root, "", lines)))
-            if not isinstance(plain, dict):
-                raise TextError("holds no keys: a config is a mapping such as 'global_batch: 256'")
-            values = _flat(plain)
+            values = _flat(layer.values)
         except TextError as error:
-            raise ConfigError(short(repr(str(path))[1:-1]), [Mistake("", str(error))]) from None
-        origins = {key: lines.get(key, "file") for key in values}
-        return cls(values, origins, doubled)._without_unusable()
+            raise ConfigError(str(folder / layer.name), [Mistake("", str(error))]) from None
+        origins = {key: layer.lines.get(key, "file") for key in values}
+        flat = cls(values, origins)._without_unusable()
+        _place(flat.values, layer)
+        return flat
+
+    def _lay(self, upper: FlatValues, lines: Mapping[str, str]) -> None:
+        """Put a layer over these values; of mappings with the user's own names, value by value."""
+        self.mistakes += upper.mistakes
+        joined = {
+            key: _joined(self.values[key], value)
+            for key, value in upper.values.items()
+            if key in _FREE_FORM
+            and isinstance(value, dict)
+            and isinstance(self.values.get(key), dict)
+        }
+        for key in joined:
+            self._note_parts(key, upper, lines)
+        names = {_real_name(key) for key in upper.values if key not in joined}
+        # A value in a section's place replaces the section; an empty section only turns it on.
+        whole = {key for key, value in upper.values.items() if key not in ALIASES and value != {}}
+        for key in [k for k in self.values if _real_name(k) in names or _is_inside(k, whole)]:
+            del self.values[key], self.origins[key]
+        self.values.update(upper.values | joined)
+        self.origins.update({k: o for k, o in upper.origins.items() if k not in joined})
+
+    def _note_parts(self, key: str, upper: FlatValues, lines: Mapping[str, str]) -> None:
+        """Note where the values inside a mapping come from that layers have in common."""
+        parts = self._parts.setdefault(key, {"": self.origins[key]})
+        above = upper.origins[key]
+        inner = dict(_flatten(upper.values[key]))
+        parts |= {name: lines.get(f"{key}.{name}", above) for name in inner}
+        told = [f"{name} from {origin}" for name, origin in parts.items() if name]
+        self.origins[key] = f"{parts['']}; {', '.join(told)}" if told else parts[""]
 
     def _without_unusable(self) -> FlatValues:
         """Turn values that no config can hold into mistakes, and leave the others."""
@@ -105,6 +145,8 @@ class FlatValues:
 
     def _set(self, key: str, value: Any) -> None:
         check_text(key)
+        if key.partition(".")[0] in LAYER_KEYS:
+            raise TextError(ONLY_IN_FILES)
         if key.count(".") >= DEEPEST:
             raise TextError(f"is a key of more than {DEEPEST} parts")
         values, origins = self.values, self.origins
@@ -132,19 +174,33 @@ def _readable(text: str) -> str:
     return short(text if text.isprintable() else ascii(text)[1:-1])
 
 
-def record_lines(node: yaml.Node | None, prefix: str, lines: dict[str, str]) -> Iterator[Mistake]:
-    """Note the line of every key of a mapping; those that are set twice are mistakes."""
-    if not isinstance(node, yaml.MappingNode):
-        return
-    for key_node, value_node in node.value:
-        if not isinstance(key_node, yaml.ScalarNode):
-            continue  # which no key can be: what reads the values says so
-        path = f"{prefix}{key_node.value}"
-        line = f"line {key_node.start_mark.line + 1}"
-        if path in lines:
-            yield Mistake(path, f"is already set on {lines[path]}: keep one of them", line)
-        lines[path] = line
-        yield from record_lines(value_node, f"{path}.", lines)
+def _place(values: dict[str, Any], layer: Layer) -> None:
+    """Let paths that are relative to a layer's file be relative to the first file."""
+    for key in _PATHS:
+        if isinstance(values.get(key), str):
+            values[key] = layer.placed(values[key])
+    classes = values.get("trackers.classes")
+    if isinstance(classes, list):
+        values["trackers.classes"] = [
+            {**entry, "name": layer.placed(entry["name"])}
+            if isinstance(entry, dict) and ".py:" in str(entry.get("name"))
+            else entry
+            for entry in classes
+        ]
+
+
+def _joined(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Two nested mappings as one; the second one's values win."""
+    found = dict(below)
+    for name, value in above.items():
+        both = isinstance(value, Mapping) and isinstance(found.get(name), Mapping)
+        found[name] = _joined(found[name], value) if both else value
+    return found
+
+
+def _is_inside(key: str, sections: set[str]) -> bool:
+    parts = key.split(".")
+    return any(".".join(parts[:end]) in sections for end in range(1, len(parts)))
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,9 @@ class WandbConfig(Section):
     project: Line | None = Field(None, description="W&B's project; the run's name if not set")
     entity: Line | None = Field(None, description="the user or team that it belongs to")
     group: Line | None = Field(None, description="runs that W&B shows together")
+    job_type: Line | None = Field(
+        None, description="what W&B calls the kind of run; a sweep sets sweep, trial or fold"
+    )
     mode: Literal["online", "offline"] | None = Field(
         None, description="offline writes files for `wandb sync`; WANDB_MODE if not set"
     )
@@ -37,6 +40,9 @@ class MlflowConfig(Section):
     )
     experiment: Line | None = Field(
         None, description="MLflow's experiment; the run's name if not set"
+    )
+    parent: Line | None = Field(
+        None, description="the id of the run that this one belongs to; a sweep sets it"
     )
 
 

@@ -13,6 +13,8 @@ from samestep.environment.fact import Fact
 from samestep.environment.torch_build import installed_torch
 from samestep.foreign.numbers import whole_number
 
+PLATFORMS = ("local", "colab", "kaggle")
+
 
 def detect_platform(environ: Mapping[str, str]) -> Fact[str]:
     """Where this runs: colab, kaggle or local."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from samestep.foreign.numbers import whole_number
@@ -24,6 +24,12 @@ def replace_environment(variables: Mapping[str, str]) -> None:
     """Give this process these environment variables, and no others."""
     os.environ.clear()
     os.environ.update(variables)
+
+
+def withdraw(names: Iterable[str]) -> None:
+    """Remove environment variables that a library has set, which processes started later must not get."""
+    for name in names:
+        os.environ.pop(name, None)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from samestep.checkpoint.ownership import claim
 from samestep.config import Config, load_config
 from samestep.config.editing import preview
+from samestep.config.layers import set_above
 from samestep.config.optim import SpeedConfig
 from samestep.config.trial_runs import trial_run
 from samestep.distributed.context import RunContext
@@ -229,8 +230,15 @@ def _refuse_unwritable(target: Target, key: str | None, task: Task) -> None:
             f"and {type(task).__name__} takes no lr. Give the key as --key params.NAME, or omit "
             "--write"
         )
+    preview(target.file, key, 0.001)
+    above = set_above(target.file, key)
+    if above is not None:
+        raise RangeTestError(
+            f"--write would set {key} in {target.file}, and {above}, which this platform adds, sets it "
+            "again: remove it there, or omit --write"
+        )
     try:
-        load_config(preview(target.file, key, 0.001), target.overrides)
+        load_config(target.file, [*target.overrides, f"{key}=0.001"])
     except ConfigError as error:
         reasons = "; ".join(f"{mistake.path} {mistake.message}" for mistake in error.mistakes)
         raise RangeTestError(

@@ -77,6 +77,12 @@ def apply_sweep_aliases(values: Given) -> tuple[Ours, list[Mistake], list[str]]:
                 mistakes.append(Mistake(name, f"{key} is set too: keep one of them"))
             ours[key] = value
     _note(values, mistakes, notes)
+    given = ours.get("objective")
+    if isinstance(given, list) and given:
+        if "further_objectives" in ours:
+            mistakes.append(Mistake("objective", "further_objectives is set too: keep one of them"))
+        ours["objective"] = given[0]
+        ours["further_objectives"] = [_objective(more) for more in given[1:]]
     ours["objective"] = _objective(ours.get("objective"))
     if ours["objective"] is None:
         del ours["objective"]

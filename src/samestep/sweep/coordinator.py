@@ -9,7 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from samestep.checkpoint.questions import (
     Answer,
@@ -25,11 +27,13 @@ from samestep.sweep.examine import examine
 from samestep.sweep.loading import LoadedSweep
 from samestep.sweep.optuna_parts import Known, decide, draw, trial_count
 from samestep.sweep.packing import Packing
+from samestep.sweep.pareto import best_words, results_of
 from samestep.sweep.run_spec import RunSpec, why_failed
-from samestep.sweep.schema import seconds_of
-from samestep.sweep.storage import CURVES, FOLDS, PRUNED, Storage, TrialRecord, best_of
+from samestep.sweep.schema import SweepConfig, seconds_of
+from samestep.sweep.storage import CURVES, FOLDS, PRUNED, Storage, TrialRecord
 from samestep.sweep.study_folder import locked, same_study, shape_of, signed, write_document
-from samestep.sweep.trial import LiveTrial, objective_of
+from samestep.sweep.tracked_study import TrackedStudy, tracked_study
+from samestep.sweep.trial import LiveTrial, further_of, objective_of
 from samestep.sweep.via import Places, share_out
 from samestep.sweep.warm_runs import warm_server
 
@@ -75,7 +79,9 @@ def run_sweep(loaded: LoadedSweep, report: Report, watch: Watch | None = None) -
         children.fork_from(forks, report)
         storage = Storage(sweep, folder)
         try:
-            return Coordinator(loaded, folder, storage, children, packing, report, watch).run()
+            coordinator = Coordinator(loaded, folder, storage, children, packing, report, watch)
+            with tracked_study(coordinator.study, sweep.model_dump(mode="json")):
+                return coordinator.run()
         finally:
             storage.close()
 
@@ -94,6 +100,8 @@ class Coordinator:
         watch: Watch | None = None,
     ) -> None:
         self._sweep, self._folder = loaded.sweep, folder
+        trackers = loaded.base.trackers
+        self.study = TrackedStudy(loaded.sweep.name, "sweep", trackers, folder, report)
         self._storage, self._children, self._report = storage, children, report
         self._watch = watch
         self._packing = packing
@@ -131,6 +139,7 @@ class Coordinator:
         for record in self._storage.trials():
             if record.is_over:
                 self._over[record.number] = record
+                self.study.write(record.number, _row(self._sweep, record))
                 continue
             self._report(f"trial {record.number} is continued")
             trial = LiveTrial.of(record)
@@ -187,6 +196,8 @@ class Coordinator:
     def _spec(self, trial: LiveTrial) -> RunSpec:
         variables = {} if trial.slot is None else self._packing.variables(trial.slot)
         spec = trial.spec(self._sweep, self._folder, self._packing.ranks, variables)
+        shown = self.study.overrides("trial" if self._sweep.folds is None else "fold")
+        spec = replace(spec, overrides=(*spec.overrides, *shown))
         return spec if trial.slot is None else self._places.placed(spec, trial.slot)
 
     def _start_run(self, trial: LiveTrial) -> None:
@@ -247,8 +258,19 @@ class Coordinator:
             self._storage.keep(trial.number, FOLDS, trial.folds)
             self._report(f"{spec.name}: {trial.folds[-1]:.6g}")
         if folds is None or trial.fold >= folds.k:
-            self._storage.complete(trial.number, trial.mean())
-            self._end(trial, f"{self._sweep.objective.metric} {trial.mean():.6g}")
+            self._complete(trial)
+
+    def _complete(self, trial: LiveTrial) -> None:
+        sweep = self._sweep
+        try:
+            further = further_of(sweep, results_of(sweep, self._folder, trial.number))
+        except TaskError as error:
+            self._fail(trial, str(error))
+            return
+        values = [trial.mean(), *further]
+        self._storage.complete(trial.number, *values)
+        told = zip(sweep.metrics, values, strict=True)
+        self._end(trial, ", ".join(f"{metric} {value:.6g}" for metric, value in told))
 
     def _prune(self, trial: LiveTrial) -> None:
         self._storage.prune(trial.number)
@@ -260,14 +282,10 @@ class Coordinator:
 
     def _end(self, trial: LiveTrial, how: str) -> None:
         del self._live[trial.number]
-        self._over[trial.number] = self._storage.trials()[trial.number]
-        best = best_of(self._sweep, list(self._over.values()))
-        so_far = (
-            ""
-            if best is None or best.value is None
-            else f"; best: {best.value:.6g} (trial {best.number})"
-        )
-        self._report(f"{trial.name}: {how}{so_far}")
+        self._over[trial.number] = record = self._storage.trials()[trial.number]
+        self.study.write(trial.number, _row(self._sweep, record))
+        so_far = best_words(self._sweep, list(self._over.values()))
+        self._report(f"{trial.name}: {how}{f'; {so_far}' if so_far else ''}")
 
     def _end_slow(self, trial: LiveTrial) -> None:
         limit = seconds_of(self._sweep.trial_timeout)
@@ -317,3 +335,9 @@ class Coordinator:
             self._children.stop()
             (self._folder / STOP).unlink(missing_ok=True)
             raise Stopped(f"stopped by samestep sweep stop: samestep sweep resume {self._folder}")
+
+
+def _row(sweep: SweepConfig, record: TrialRecord) -> dict[str, Any]:
+    """What trackers get of a trial that is over."""
+    values = record.objectives or (() if record.value is None else (record.value,))
+    return {"state": record.state, **dict(zip(sweep.metrics, values, strict=False))}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from samestep.sweep.children import Children
 from samestep.sweep.packing import rank_threads
 from samestep.sweep.run_spec import RunSpec, override, why_failed
 from samestep.sweep.study_folder import locked, same_study, shape_of, write_document
+from samestep.sweep.tracked_study import TrackedStudy, tracked_study
 from samestep.sweep.warm_runs import warm_server
 
 Report = Callable[[str], None]
@@ -107,7 +108,13 @@ def cross_validate(request: CvRequest, report: Report) -> dict[str, Any]:
         definition = {"config": shape_of(config), "folds": sha256_of(path), "which": request.which}
         same_study(folder / "definition.json", definition)
         specs = fold_specs(request, folder, path, len(folds.valid))
-        failed = _train(specs, children, folder, report)
+        study = TrackedStudy(folder.name, "cv", config.trackers, folder, report)
+        with tracked_study(study, {"folds": len(specs), "which": request.which}):
+            specs = [_tracked(spec, study, config.name) for spec in specs]
+            failed = _train(specs, children, folder, report)
+            for number, spec in enumerate(specs):
+                if (result := spec.result()) is not None and result.is_done:
+                    study.write(number, metrics_of(result, request.which))
         if failed:
             lines = "\n  - ".join(f"{name}: {reason}" for name, reason in failed.items())
             raise RankFailed(
@@ -130,6 +137,12 @@ def fold_specs(request: CvRequest, folder: Path, folds: Path, count: int) -> lis
         )
         for number in range(count)
     ]
+
+
+def _tracked(spec: RunSpec, study: TrackedStudy, name: str) -> RunSpec:
+    """The run of a fold as trackers are to show it."""
+    shown = study.overrides("fold", f"{name[:80]}-{spec.folder.name}")
+    return replace(spec, overrides=(*spec.overrides, *shown))
 
 
 def _make_folds(

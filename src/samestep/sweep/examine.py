@@ -114,10 +114,10 @@ def _example(sweep: SweepConfig) -> Sequence[str]:
 
 def _mistakes(sweep: SweepConfig, told: Examination) -> list[Mistake]:
     found = []
-    metric = sweep.objective.metric
-    if metric.partition("/")[0] not in told.metrics:
-        message = f"the task has no {metric!r}: it has {', '.join(told.metrics)}"
-        found.append(Mistake("objective.metric", message))
+    for metric in sweep.metrics:
+        if metric.partition("/")[0] not in told.metrics:
+            message = f"the task has no {metric!r}: it has {', '.join(told.metrics)}"
+            found.append(Mistake("objective.metric", message))
     if not told.validates:
         message = "the task has no valid_data to measure a trial on: define it, or set folds"
         found.append(Mistake("objective", message))

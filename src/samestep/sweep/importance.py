@@ -34,13 +34,19 @@ def importances(
     if len({trial.value for trial in done}) == 1:
         return {}, "importance needs trials that differ, and all came to the same value"
     optuna = import_optuna()
-    direction = "maximize" if sweep.objective.mode == "max" else "minimize"
-    study = optuna.create_study(direction=direction)
+    study = optuna.create_study(direction=sweep.directions[0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         # Of Optuna's estimates the one that needs no other package, and draws nothing at random.
         evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-        study.add_trials(trial.frozen for trial in done)
+        study.add_trials(
+            optuna.trial.create_trial(
+                params=trial.frozen.params,
+                distributions=trial.frozen.distributions,
+                value=trial.value,
+            )
+            for trial in done
+        )
         try:
             found = optuna.importance.get_param_importances(study, evaluator=evaluator)
         except (ImportError, ValueError, RuntimeError) as error:

@@ -13,13 +13,12 @@ from pydantic import BaseModel, ValidationError
 
 from samestep.config import Config, load_config
 from samestep.config.aliases import ALIASES
+from samestep.config.layers import LAYER_KEYS, ONLY_IN_FILES
 from samestep.config.reference import schema_keys, section_of, suggest_key
-from samestep.config.sources import record_lines
 from samestep.errors import ConfigError, Mistake, TextError
-from samestep.foreign.files import read_text
 from samestep.foreign.limits import check_values, short
-from samestep.foreign.plain_yaml import LARGEST_YAML, parse_yaml
-from samestep.sweep.aliases import apply_sweep_aliases
+from samestep.foreign.plain_yaml import parse_yaml
+from samestep.sweep.files import SweepFile, read_sweep_file
 from samestep.sweep.optuna_parts import import_optuna, part_mistakes
 from samestep.sweep.run_spec import override
 from samestep.sweep.schema import SweepConfig
@@ -72,19 +71,17 @@ def load_sweep(
         MissingExtraError: if Optuna is not installed.
     """
     import_optuna()
-    lines: dict[str, str] = {}
-    name, mistakes = "the sweep", list[Mistake]()
+    name = "the sweep"
     if isinstance(source, Mapping):
-        values = dict(source)
+        read = SweepFile.of_mapping(source)
     else:
-        name = str(source)
-        values, mistakes = _read(source, lines)
-        values.setdefault(
+        name, read = str(source), read_sweep_file(source)
+        read.values.setdefault(
             "name", source.resolve().parent.name if source.stem == "sweep" else source.stem
         )
         folder = source.resolve().parent if folder is None else folder
-    values, wrong, notes = apply_sweep_aliases(values)
-    mistakes += [*wrong, *_apply(values, overrides)]
+    values, lines = read.values, read.lines
+    mistakes = [*read.mistakes, *_apply(values, overrides)]
     sweep = _validate(values, mistakes)
     base = None
     if sweep is not None:
@@ -97,25 +94,11 @@ def load_sweep(
             mistakes += [*_space_mistakes(sweep, base), *via_mistakes(sweep, base)]
     if mistakes or sweep is None or base is None:
         raise ConfigError(name, [_with_line(mistake, lines) for mistake in mistakes])
-    return LoadedSweep(sweep, base, name, tuple(notes))
+    return LoadedSweep(sweep, base, name, (*read.notes, *base.platform_notes))
 
 
 def _with_line(mistake: Mistake, lines: Mapping[str, str]) -> Mistake:
     return Mistake(mistake.path, mistake.message, mistake.origin or lines.get(mistake.path, ""))
-
-
-def _read(path: Path, lines: dict[str, str]) -> tuple[dict[str, Any], list[Mistake]]:
-    doubled: list[Mistake] = []
-    try:
-        text = read_text(path, LARGEST_YAML)
-        text = text.replace("\t", " ") if path.suffix == ".json" else text
-        values = parse_yaml(text, lambda root: doubled.extend(record_lines(root, "", lines)))
-        check_values(values)
-        if not isinstance(values, dict):
-            raise TextError("holds no keys: a sweep is a mapping with base, space and objective")
-    except TextError as error:
-        raise ConfigError(str(path), [Mistake("", str(error))]) from None
-    return values, doubled
 
 
 def _apply(values: dict[str, Any], overrides: Sequence[str]) -> Iterator[Mistake]:
@@ -132,7 +115,9 @@ def _apply(values: dict[str, Any], overrides: Sequence[str]) -> Iterator[Mistake
             yield Mistake(key, f"{written!r} is not a YAML value: it {error}", "override")
             continue
         first, dot, rest = key.partition(".")
-        if not dot:
+        if first in LAYER_KEYS:
+            yield Mistake(key, ONLY_IN_FILES, "override")
+        elif not dot:
             values[first] = value
         else:
             # A key of the space has dots itself; other sections are one level deep.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.util
 import inspect
 import itertools
 import math
@@ -23,7 +24,10 @@ from samestep.sweep.space import Domain, decoded, encoded
 if TYPE_CHECKING:
     import optuna
 
-SAMPLERS = {"tpe": "TPESampler", "random": "RandomSampler", "grid": "GridSampler"}
+SAMPLERS = {
+    "tpe": "TPESampler", "random": "RandomSampler", "grid": "GridSampler", "cmaes": "CmaEsSampler",
+    "nsga2": "NSGAIISampler",
+}  # fmt: skip
 PRUNERS = {
     "none": "NopPruner", "median": "MedianPruner", "percentile": "PercentilePruner", "hyperband": "HyperbandPruner",
     "patient": "PatientPruner",
@@ -87,6 +91,25 @@ def part_mistakes(sweep: SweepConfig) -> list[Mistake]:
         mistakes.append(
             Mistake("pruner", "hyperband counts evaluations, which folds repeat: use median")
         )
+    return mistakes + _objective_mistakes(sweep)
+
+
+def _objective_mistakes(sweep: SweepConfig) -> list[Mistake]:
+    """What several objectives do not go with."""
+    mistakes = []
+    if sweep.sampler == "cmaes" and importlib.util.find_spec("cmaes") is None:
+        raise MissingExtraError("sampler: cmaes", "sweeps")
+    if len(set(sweep.metrics)) < len(sweep.metrics):
+        message = f"a metric is named twice: {', '.join(sweep.metrics)}"
+        mistakes.append(Mistake("objective", message))
+    if not sweep.further_objectives:
+        return mistakes
+    if sweep.pruner != "none":
+        message = f"you set {sweep.pruner!r}, and a pruner knows one objective only: set none"
+        mistakes.append(Mistake("pruner", message))
+    if sweep.sampler == "cmaes":
+        message = "cmaes knows one objective only: use nsga2, tpe, random or grid"
+        mistakes.append(Mistake("sampler", message))
     return mistakes
 
 
@@ -205,8 +228,7 @@ def _make(key: str, name: str, given: dict[str, Any]) -> Any:
 def _study(sweep: SweepConfig, number: int, known: Known, **parts: Any) -> Any:
     """A study in memory, whose next trial has this number and sees the known ones only."""
     optuna = import_optuna()
-    direction = "maximize" if sweep.objective.mode == "max" else "minimize"
-    study = optuna.create_study(direction=direction, study_name=sweep.name, **parts)
+    study = optuna.create_study(directions=sweep.directions, study_name=sweep.name, **parts)
     failed = optuna.trial.create_trial(state=optuna.trial.TrialState.FAIL)
     study.add_trials(known.get(at, failed) for at in range(number))
     return study

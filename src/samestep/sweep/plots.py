@@ -12,6 +12,8 @@ from samestep.plotting.panel_picture import write_panels
 from samestep.sweep.importance import importances
 from samestep.sweep.loading import LoadedSweep
 from samestep.sweep.panels import sweep_panels
+from samestep.sweep.pareto import best_words
+from samestep.sweep.pareto_panels import pareto_panels
 from samestep.sweep.reading import trials_of
 from samestep.sweep.schema import SweepConfig
 from samestep.sweep.selection import seconds_per_sample
@@ -54,7 +56,7 @@ def plots_of(loaded: LoadedSweep) -> SweepPlots:
         for trial in trials
         if trial.state == "complete" and (cost := seconds_per_sample(sweep, trial)) is not None
     }
-    panels = sweep_panels(sweep, trials, important, costs)
+    panels = [*pareto_panels(sweep, trials), *sweep_panels(sweep, trials, important, costs)]
     return SweepPlots(sweep, trials, panels, [] if why is None else [why])
 
 
@@ -62,12 +64,14 @@ def _summary(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> str:
     counts = Counter(trial.state for trial in trials)
     states = ", ".join(f"{count} {state}" for state, count in counts.items())
     best = best_of(sweep, list(trials))
-    found = (
-        ""
-        if best is None
-        else f". Best: trial {best.number}, {sweep.objective.metric} {best.value:.6g}"
-    )
+    found = "" if best is None else f". {_best(sweep, trials, best)}"
     return f"{len(trials)} trials{f': {states}' if states else ''}{found}"
+
+
+def _best(sweep: SweepConfig, trials: Sequence[TrialRecord], best: TrialRecord) -> str:
+    if sweep.further_objectives:
+        return best_words(sweep, trials)
+    return f"Best: trial {best.number}, {sweep.objective.metric} {best.value:.6g}"
 
 
 def _facts(sweep: SweepConfig) -> Mapping[str, str]:
@@ -75,7 +79,10 @@ def _facts(sweep: SweepConfig) -> Mapping[str, str]:
     facts = {
         "sweep": str(sweep.path),
         "base": str(sweep.base_path),
-        "objective": f"{rule.mode} {rule.metric} ({rule.value})",
+        "objective": ", ".join(
+            f"{'max' if sign < 0 else 'min'} {metric} ({rule.value})"
+            for sign, metric in zip(sweep.signs, sweep.metrics, strict=True)
+        ),
         "sampler, pruner": f"{sweep.sampler}, {sweep.pruner}",
         "seed": str(sweep.seed),
     }
@@ -84,10 +91,12 @@ def _facts(sweep: SweepConfig) -> Mapping[str, str]:
 
 def _table(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> str:
     keys = list(sweep.domains)
-    header = ["trial", "state", sweep.objective.metric, *keys, "folds" if sweep.folds else ""]
+    header = ["trial", "state", *sweep.metrics, *keys, "folds" if sweep.folds else ""]
     rows = []
     for trial in trials:
-        values = [trial.value, *(trial.values.get(key) for key in keys)]
+        measured: list[float | None] = list(trial.objectives) or [trial.value]
+        measured += [None] * (len(sweep.metrics) - len(measured))
+        values = [*measured, *(trial.values.get(key) for key in keys)]
         folds = " ".join(f"{value:.4g}" for value in trial.kept.get(FOLDS, []))
         reason = str(trial.kept.get(REASON) or "").partition("\n")[0]
         texts = [

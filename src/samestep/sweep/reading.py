@@ -80,6 +80,15 @@ def best_trial(loaded: LoadedSweep) -> TrialRecord:
     return best
 
 
+def complete_trial(loaded: LoadedSweep, number: int) -> TrialRecord:
+    """One trial by its number; raises a `RunDirError` if it is not complete."""
+    found = {trial.number: trial for trial in trials_of(loaded)}.get(number)
+    if found is None or found.state != "complete":
+        state = "there is no such trial" if found is None else f"it is {found.state}"
+        raise RunDirError(f"trial {number} of {loaded.sweep.path} is not complete: {state}")
+    return found
+
+
 def trial_config(loaded: LoadedSweep, trial: TrialRecord, why: str = "") -> str:
     """The base with a trial's values, as YAML: for the final training, on all of train_data.
 
@@ -101,9 +110,10 @@ def trial_config(loaded: LoadedSweep, trial: TrialRecord, why: str = "") -> str:
     }
     flat.override([override(key, value) for key, value in given.items()])
     text = yaml.safe_dump(nest(flat.values), sort_keys=False, allow_unicode=True)
-    metric = sweep.objective.metric
-    head = f"# Trial {trial.number} of the sweep {sweep.name}: {metric} {trial.value!r}\n"
-    reason = f"# {why}\n" if why else ""
+    told = zip(sweep.metrics, trial.objectives, strict=True)
+    values = ", ".join(f"{metric} {value!r}" for metric, value in told)
+    head = f"# Trial {trial.number} of the sweep {sweep.name}: {values}\n"
+    reason = "".join(f"# {line}\n" for line in (why, *loaded.base.platform_notes) if line)
     return f"{head}{reason}{text}"
 
 

@@ -21,6 +21,7 @@ Duration = Annotated[
     Field(pattern=r"^[0-9]{1,9}(\.[0-9]{1,3})?\s*[smhd]$"),
     Meaning("a number with s, m, h or d, such as 8h"),
 ]
+MOST_OBJECTIVES = 8
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -39,6 +40,13 @@ class ObjectiveConfig(Section):
     value: Literal["best", "last"] = Field(
         "best", description="of the trial's best evaluation, or of its last one"
     )
+
+
+class FurtherObjectiveConfig(Section):
+    """What else makes a trial better, at the evaluation that the first objective takes."""
+
+    metric: str = Field(description="a value that the evaluation reports")
+    mode: Literal["min", "max"] = Field("min", description="whether lower or higher is better")
 
 
 class SweepFoldsConfig(Section):
@@ -62,7 +70,12 @@ class SweepConfig(Section):
     directory: Line | None = Field(None, description="where it goes; sweeps/<name> if not set")
     space: dict[str, Any] = Field(max_length=MOST_ENTRIES, description="what each key may be")
     objective: ObjectiveConfig
-    sampler: str = Field("tpe", description="tpe, random, grid, or module:Class of Optuna's kind")
+    further_objectives: tuple[FurtherObjectiveConfig, ...] = Field(
+        (), max_length=MOST_OBJECTIVES - 1, description="objective: [...] is short for both"
+    )
+    sampler: str = Field(
+        "tpe", description="tpe, random, grid, cmaes, nsga2, or module:Class of Optuna's kind"
+    )
     sampler_args: dict[str, Any] = Field({}, max_length=MOST_ENTRIES)
     pruner: str = Field(
         "none", description="none, median, percentile, hyperband, patient, or module:Class"
@@ -134,11 +147,29 @@ class SweepConfig(Section):
         """The values that each key may get."""
         return self._space
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What the objectives measure, the first one first."""
+        return self.objective.metric, *(more.metric for more in self.further_objectives)
+
+    @property
+    def signs(self) -> tuple[float, ...]:
+        """For each objective what makes less of it better: 1, or -1."""
+        modes = self.objective.mode, *(more.mode for more in self.further_objectives)
+        return tuple(-1.0 if mode == "max" else 1.0 for mode in modes)
+
+    @property
+    def directions(self) -> list[str]:
+        """The objectives as Optuna has them."""
+        return ["maximize" if sign < 0 else "minimize" for sign in self.signs]
+
     def definition(self) -> Mapping[str, Any]:
         """What makes it this sweep and no other: all that its trials' values follow from."""
         document = self.model_dump(mode="json")
         for key in _CHANGEABLE:
             del document[key]
+        if not self.further_objectives:
+            del document["further_objectives"]  # studies of before know nothing of it
         return document
 
 

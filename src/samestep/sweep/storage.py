@@ -31,6 +31,7 @@ class TrialRecord:
     state: str
     """complete, pruned, failed or running."""
     value: float | None
+    """By the first objective."""
     kept: Mapping[str, Any]
     frozen: Any
     """Optuna's own record."""
@@ -41,14 +42,20 @@ class TrialRecord:
         return dict(self.kept.get(VALUES, {}))
 
     @property
+    def objectives(self) -> tuple[float, ...]:
+        """What it came to, by each objective; empty if it is not complete."""
+        return tuple(self.frozen.values or ()) if self.state == "complete" else ()
+
+    @property
     def is_over(self) -> bool:
         return self.state != "running"
 
     def as_json(self) -> dict[str, Any]:
         """For `status --json`."""
+        several = {"values": self.objectives} if len(self.objectives) > 1 else {}
         return {
-            "number": self.number, "state": self.state, "value": self.value, "params": self.values,
-            "folds": self.kept.get(FOLDS, []), "reason": self.kept.get(REASON),
+            "number": self.number, "state": self.state, "value": self.value, **several,
+            "params": self.values, "folds": self.kept.get(FOLDS, []), "reason": self.kept.get(REASON),
         }  # fmt: skip
 
 
@@ -72,7 +79,7 @@ class Storage:
             self._study = optuna.create_study(
                 storage=self._storage,
                 study_name=sweep.name,
-                direction="maximize" if sweep.objective.mode == "max" else "minimize",
+                directions=sweep.directions,
                 load_if_exists=True,
             )
         except Exception as error:  # SQLAlchemy's and Optuna's have no root in common
@@ -92,7 +99,8 @@ class Storage:
         found = []
         for trial in self._study.get_trials(deepcopy=False):
             state = _STATES.get(trial.state.name, "running")  # one that waits is about to run
-            value = trial.value if state in ("complete", "pruned") else None
+            values = trial.values if state in ("complete", "pruned") else None
+            value = values[0] if values else None
             found.append(TrialRecord(trial.number, state, value, dict(trial.user_attrs), trial))
         return found
 
@@ -127,9 +135,9 @@ class Storage:
         """An intermediate value."""
         self._storage.set_trial_intermediate_value(self._trial_id(number), step, value)
 
-    def complete(self, number: int, value: float) -> None:
-        """The trial has come to this value."""
-        self._study.tell(number, value)
+    def complete(self, number: int, *values: float) -> None:
+        """The trial has come to these values, one for each objective."""
+        self._study.tell(number, values)
 
     def prune(self, number: int) -> None:
         """The trial was pruned; its last intermediate value is its value."""
@@ -145,8 +153,8 @@ class Storage:
 
 
 def best_of(sweep: SweepConfig, trials: list[TrialRecord]) -> TrialRecord | None:
-    """The best of those that are complete, the first of several; None if there is none."""
-    sign = -1.0 if sweep.objective.mode == "max" else 1.0
+    """The best of those that are complete by the first objective, the first of several; None if there is none."""
+    sign = sweep.signs[0]
     done = [
         (sign * t.value, t.number, t)
         for t in trials

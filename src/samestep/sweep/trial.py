@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -131,7 +131,26 @@ def objective_of(sweep: SweepConfig, result: RunResult) -> float:
     if rule.value == "best":
         best = result.best
         value = best["value"] if best is not None and best["metric"] == rule.metric else None
+    return _number(rule.metric, value)
+
+
+def further_of(sweep: SweepConfig, results: Sequence[RunResult]) -> list[float]:
+    """What a trial's runs came to by the further objectives, at the evaluations that the first takes.
+
+    Raises:
+        TaskError: if that is no number.
+    """
+    at_best = sweep.objective.value == "best"
+    taken = [r.best["metrics"] if at_best and r.best is not None else r.metrics for r in results]
+    found = []
+    for rule in sweep.further_objectives:
+        numbers = [_number(rule.metric, values.get(rule.metric)) for values in taken]
+        found.append(math.fsum(numbers) / len(numbers))
+    return found
+
+
+def _number(metric: str, value: Any) -> float:
     if not isinstance(value, (int, float)) or math.isnan(value):
         shown = "NaN" if isinstance(value, float) else "not measured"
-        raise TaskError(f"{rule.metric} is {shown}: a trial needs a number")
+        raise TaskError(f"{metric} is {shown}: a trial needs a number")
     return float(value)

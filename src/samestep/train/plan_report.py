@@ -41,7 +41,7 @@ def report_plan(
     if config.batchnorm == "global" and any(map(has_batchnorm, modules)):
         refuse_empty_lanes(batch, source, total, config.drop_last)
     shares = [len(lanes) for lanes in setup.assignment.by_rank]
-    plan = {
+    plan: dict[str, Any] = {
         "same": config.same,
         "global_batch": batch.global_batch,
         "lanes": batch.lane_count,
@@ -57,15 +57,15 @@ def report_plan(
         "compiled": config.speed.compile,
         "threads_per_rank": torch.get_num_threads(),
     }
+    if config.platform_notes:
+        plan["platform"] = list(config.platform_notes)
     if point is not None:
         refuse_another_run(config, plan, point)
         warn_of_other_bits(plan, point, context.log.main)
     if context.is_main:
         with naming_errors(config.run_path):
             (config.run_path / "plan.json").write_text(json.dumps(plan, indent=2), encoding="utf-8")
-    if config.precision == "auto":
-        context.log.main(f"precision {precision.kind}: {precision.reason}")
-    for line in without_effect(config, precision):
+    for line in _remarks(config, precision):
         context.log.main(line)
     of_samples = f"{plan['samples']} samples, " if plan["samples"] else ""
     context.log.main(
@@ -80,6 +80,12 @@ def report_plan(
             f"{context.world} rank(s): another number of ranks is another run"
         )
     return plan
+
+
+def _remarks(config: Config, precision: Precision) -> list[str]:
+    """What was decided here, and what changes nothing."""
+    decided = [f"precision {precision.kind}: {precision.reason}"] * (config.precision == "auto")
+    return [*config.platform_notes, *decided, *without_effect(config, precision)]
 
 
 def _warn_of_lonely_samples(setup: RunSetup, source: Source, modules: Sequence[nn.Module]) -> None:

@@ -16,7 +16,7 @@ from samestep.errors import CheckpointError, TextError
 from samestep.foreign.files import is_file, read_lines
 from samestep.foreign.json_text import parse_json, read_json
 from samestep.train.origin import ORIGIN
-from samestep.train.tracking.named import TRACKER_IDS
+from samestep.train.tracking.ids import TRACKER_IDS
 
 _LOCK = "run.lock"
 _STARTED = "started.json"

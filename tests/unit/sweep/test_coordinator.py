@@ -60,7 +60,8 @@ class Run:
         return None
 
     def end(self, status: Any) -> int:
-        best = {"step": 3, "metric": "val_loss", "value": self.value, "metrics": {}}
+        metrics = {"cost": 1 - self.values["params.x"]}
+        best = {"step": 3, "metric": "val_loss", "value": self.value, "metrics": metrics}
         write_result(self.folder, RunResult(status, best=best))
         return 0
 
@@ -307,3 +308,43 @@ def test_who_watches_sees_every_trial_run_and_end(tmp_path: Path) -> None:
     coordinated(tmp_path, watch=watch)
     assert running == set(range(6))
     assert over >= set(range(5))
+
+
+@pytest.mark.parametrize("folds", [None, {"k": 2, "file": "folds.json"}])
+def test_several_objectives_are_the_same_study_at_any_parallelism(
+    tmp_path: Path, folds: Any
+) -> None:
+    given = {
+        "objective": [{"metric": "val_loss"}, {"metric": "cost", "goal": "minimize"}],
+        "sampler": "nsga2", "sampler_args": {"population_size": 2}, "folds": folds,
+    }  # fmt: skip
+    alone, _, lines = coordinated(tmp_path / "alone", **given)
+    beside, _, _ = coordinated(tmp_path / "beside", order=3, parallel=2, **given)
+    assert study(alone) == study(beside)
+    for trial in alone:
+        x = trial.values["params.x"]
+        assert trial.objectives == ((x - 0.3) ** 2, 1 - x)
+        assert trial.as_json()["values"] == trial.objectives
+    assert "Pareto front: " in lines[-1]
+    # A sweep that is resumed draws what it would have drawn.
+    coordinated(tmp_path / "resumed", **{**given, "trials": 3})
+    assert study(coordinated(tmp_path / "resumed", **given)[0]) == study(alone)
+
+
+def test_cmaes_is_the_same_study_after_a_resume(tmp_path: Path) -> None:
+    pytest.importorskip("cmaes", reason="needs the extra sweeps")
+    space = {"params.x": {"uniform": [0, 1]}, "params.y": {"uniform": [0, 1]}}
+    given = {"sampler": "cmaes", "sampler_args": {"popsize": 4}, "trials": 9, "space": space}
+    whole = study(coordinated(tmp_path / "whole", **given)[0])
+    coordinated(tmp_path / "resumed", **{**given, "trials": 5})
+    assert study(coordinated(tmp_path / "resumed", **given)[0]) == whole
+    assert len({trial["params"]["params.x"] for trial in whole}) == 9
+
+
+def test_an_objective_without_a_number_fails_the_trial_alone(tmp_path: Path) -> None:
+    given = {"objective": [{"metric": "val_loss"}, {"metric": "absent"}], "trials": 1}
+    [trial], _, _ = coordinated(tmp_path, **given)
+    assert (trial.state, trial.as_json()["reason"]) == (
+        "failed",
+        "absent is not measured: a trial needs a number",
+    )

@@ -41,7 +41,7 @@ def results(made: SweepConfig, count: int) -> dict[int, Any]:
     return found
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "optuna.samplers:NSGAIISampler"])
+@pytest.mark.parametrize("sampler", ["tpe", "random", "nsga2", "optuna.samplers:NSGAIISampler"])
 def test_draws_do_not_depend_on_who_draws_and_never_repeat(sampler: str) -> None:
     made = sweep(sampler=sampler)
     known = results(made, 12)

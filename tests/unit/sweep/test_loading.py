@@ -210,3 +210,75 @@ def test_a_missing_optuna_is_named_with_its_extra(
     (folder / "sweep.yaml").write_text(SWEEP)
     with pytest.raises(MissingExtraError, match="sweeps"):
         load_sweep(folder / "sweep.yaml")
+
+
+def test_a_sweep_out_of_layers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "hpo").mkdir()
+    (folder / "full.yaml").write_text(SWEEP)
+    (folder / "config.yaml").rename(folder / "common.yaml")
+    (folder / "config.yaml").write_text("include: common.yaml\nepochs: 3\n")
+    (folder / "few.yaml").write_text("parallel: 2\n")
+    smoke = folder / "hpo" / "smoke.yaml"
+    smoke.write_text(
+        "include: ../full.yaml\nplatforms: {kaggle: ../few.yaml}\nsampling: {max_trials: 2}\n"
+        "space: {params.dropout: {choice: [0.1]}}\nobjective: {mode: min}\nfolds: null\n"
+    )
+    loaded = load_sweep(smoke, ["seed=4"])
+    sweep = loaded.sweep
+    assert sweep.base_path.resolve() == folder / "config.yaml"
+    assert (loaded.base.epochs, loaded.base.global_batch) == (3, 64)
+    assert (sweep.trials, sweep.folds, sweep.seed, sweep.name) == (2, None, 4, "smoke")
+    assert (sweep.objective.metric, sweep.objective.mode) == ("macro_f1", "min")
+    assert sweep.domains["params.dropout"].choices == (0.1,)
+    assert sweep.domains["global_batch"].choices == (32, 64)
+    assert "the sweep is composed of ../full.yaml, smoke.yaml" in loaded.notes[0]
+    monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Batch")
+    there = load_sweep(smoke)
+    assert there.sweep.parallel == 2
+    assert (
+        "Platform kaggle (KAGGLE_KERNEL_RUN_TYPE is set): ../few.yaml sets parallel" in there.notes
+    )
+
+
+def test_mistakes_in_layers_name_their_files(folder: Path) -> None:
+    (folder / "full.yaml").write_text(SWEEP.replace("trials", "trails"))
+    found = mistakes(folder, "include: [full.yaml, gone.yaml]\nparallel: x\n", "include=a.yaml")
+    assert (
+        "trails (full.yaml line 8): is not a key of a sweep: did you mean trials?"
+        in found["trails"]
+    )
+    assert "parallel (sweep.yaml line 2): you set 'x'" in found["parallel"]
+    assert "gone.yaml cannot be read: No such file" in found["include"]
+    assert "include (override): names files that a file is composed of" in found["include"]
+
+
+SEVERAL = SWEEP.replace(
+    "{metric: macro_f1, mode: max}", "[{metric: macro_f1, mode: max}, {metric: val_loss}]"
+)
+
+
+def test_several_objectives(folder: Path) -> None:
+    (folder / "sweep.yaml").write_text(SEVERAL)
+    sweep = load_sweep(folder / "sweep.yaml", ["sampler=nsga2"]).sweep
+    assert sweep.metrics == ("macro_f1", "val_loss")
+    assert sweep.directions == ["maximize", "minimize"]
+    assert load_sweep(sweep.model_dump(mode="json"), folder=folder).sweep.metrics == sweep.metrics
+    found = mistakes(folder, SEVERAL, "pruner=median", "sampler=cmaes")
+    assert "a pruner knows one objective only: set none" in found["pruner"]
+    assert "cmaes knows one objective only: use nsga2" in found["sampler"]
+    assert "named twice" in mistakes(folder, SEVERAL.replace("val_loss", "macro_f1"))["objective"]
+    wrong = SEVERAL.replace("{metric: val_loss}", "{metric: val_loss, value: last}")
+    assert "is not a key of a sweep" in mistakes(folder, wrong)["further_objectives.0.value"]
+    assert mistakes(folder, SWEEP.replace("{metric: macro_f1, mode: max}", "[]"))["objective"]
+
+
+def test_one_objective_leaves_the_studies_of_before_as_they_are(folder: Path) -> None:
+    (folder / "sweep.yaml").write_text(SWEEP)
+    assert "further_objectives" not in load_sweep(folder / "sweep.yaml").sweep.definition()
+
+
+def test_cmaes_names_what_installs_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "sweep.yaml").write_text(SWEEP)
+    monkeypatch.setitem(sys.modules, "cmaes", None)
+    with pytest.raises(MissingExtraError, match=r"sampler: cmaes needs packages .*sweeps"):
+        load_sweep(folder / "sweep.yaml", ["sampler=cmaes"])

@@ -56,7 +56,7 @@ def plan_rows(
     if threads is not None and world is not None:
         rows.append(("threads in all", threads * world))
     rows.append(("same", config.same))
-    return rows
+    return rows + [("platform", note.removeprefix("Platform ")) for note in config.platform_notes]
 
 
 def more_processes_may_help(

@@ -20,6 +20,8 @@ from samestep.train.tracking.contract import (
 
 _METRICS_AT_ONCE, _PARAMS_AT_ONCE, _LONGEST_PARAM = 1000, 100, 6000
 """MLflow's own limits."""
+_PARENT = "mlflow.parentRunId"
+"""The tag by which MLflow shows runs under another one."""
 _FORBIDDEN = re.compile(r"[^\w\-. /:]")
 """In names."""
 
@@ -66,7 +68,8 @@ class MlflowRun(Tracker):
             self._client.log_batch(self._run, params=some)
 
     def _set_tags(self, run: TrackedRun) -> None:
-        for name, value in run.tags.items():
+        parent = {} if self._config.parent is None else {_PARENT: self._config.parent}
+        for name, value in {**run.tags, **parent}.items():
             self._client.set_tag(self._run, name, value)
 
     def write(self, row: dict[str, Any]) -> None:

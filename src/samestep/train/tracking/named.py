@@ -1,24 +1,20 @@
-"""The trackers that a config names, each guarded, and the ids by which a resumed run finds theirs."""
+"""The trackers that a config names, each guarded."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from samestep.config import Config
 from samestep.config.trackers import public_params
-from samestep.errors import TextError
-from samestep.foreign.json_text import read_json
 from samestep.train.tracking.contract import TrackedRun, Tracker
 from samestep.train.tracking.csv_table import CsvTable
 from samestep.train.tracking.guard import GuardedTracker
+from samestep.train.tracking.ids import TRACKER_IDS, TrackerIds
 from samestep.train.tracking.mlflow_run import MlflowRun
 from samestep.train.tracking.own_class import make_tracker
 from samestep.train.tracking.tensorboard import TensorBoard
 from samestep.train.tracking.wandb_run import WandbRun
-
-TRACKER_IDS = "tracker-ids.json"
 
 
 def named_trackers(config: Config, folder: Path, metrics: Path, start: int) -> list[GuardedTracker]:
@@ -49,29 +45,6 @@ def named_trackers(config: Config, folder: Path, metrics: Path, start: int) -> l
         GuardedTracker(f"trackers.{key}", tracker, _run(config, folder, params, start, ids, key))
         for key, tracker in found.items()
     ]
-
-
-class TrackerIds:
-    """What trackers call this run, kept with it: a new run in the directory sets the file aside."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def get(self, key: str) -> str | None:
-        found = self._read().get(key)
-        return found if isinstance(found, str) else None
-
-    def keep(self, key: str, text: str) -> None:
-        partial = self._path.with_name(self._path.name + ".partial")
-        partial.write_text(json.dumps({**self._read(), key: text}, indent=1), encoding="utf-8")
-        partial.replace(self._path)
-
-    def _read(self) -> dict[str, Any]:
-        try:
-            document = read_json(self._path)
-        except TextError:  # not there yet, or truncated by a crash of the machine
-            return {}
-        return document if isinstance(document, dict) else {}
 
 
 def _run(

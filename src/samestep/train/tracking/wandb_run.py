@@ -43,6 +43,7 @@ class WandbRun(Tracker):
             "project": config.project or run.name,
             "entity": config.entity,
             "group": config.group,
+            "job_type": config.job_type,
             "name": run.name,
             "mode": config.mode,
             "dir": str(run.folder),

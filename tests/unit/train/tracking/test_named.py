@@ -12,7 +12,7 @@ import pytest
 from samestep.config import Config, load_config
 from samestep.errors import ConfigError, MissingExtraError
 from samestep.train.trackers import open_trackers
-from samestep.train.tracking.named import TrackerIds
+from samestep.train.tracking.ids import TrackerIds
 
 OWN = """
 import json, samestep

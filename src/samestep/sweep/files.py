@@ -1,0 +1,73 @@
+"""A sweep's file, and those that it includes, as one set of values under our names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from samestep.config.layers import LAYER_KEYS, ONLY_IN_FILES, Layer, read_layers
+from samestep.errors import ConfigError, Mistake, TextError
+from samestep.foreign.limits import check_values
+from samestep.sweep.aliases import apply_sweep_aliases
+
+_EXAMPLE = "a sweep is a mapping with base, space and objective"
+
+
+@dataclass
+class SweepFile:
+    """What a sweep's files set, and what is wrong with them."""
+
+    values: dict[str, Any]
+    lines: dict[str, str] = field(default_factory=dict)
+    """Where each key is set, by its dotted path."""
+    mistakes: list[Mistake] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What a person should know of how they were read."""
+
+    @classmethod
+    def of_mapping(cls, source: Mapping[str, Any]) -> SweepFile:
+        """The values of a mapping, as a sweep's directory keeps them."""
+        values, mistakes, notes = apply_sweep_aliases(source)
+        mistakes += [Mistake(key, ONLY_IN_FILES) for key in LAYER_KEYS if key in values]
+        values = {key: value for key, value in values.items() if key not in LAYER_KEYS}
+        return cls(values, {}, mistakes, notes)
+
+
+def read_sweep_file(path: Path) -> SweepFile:
+    """The values of a sweep's file and of those it names; the later wins, in sections key by key.
+
+    Raises:
+        ConfigError: if it cannot be read, or holds no keys.
+    """
+    stack = read_layers(path, _EXAMPLE)
+    whole = SweepFile({}, {}, stack.mistakes)
+    for layer in stack.layers:
+        try:
+            check_values(layer.values)
+        except TextError as error:
+            raise ConfigError(str(path.parent / layer.name), [Mistake("", str(error))]) from None
+        _lay(whole, layer)
+    names = [layer.name for layer in stack.layers]
+    if len(names) > 1:
+        whole.notes.append(f"the sweep is composed of {', '.join(names)}, of which the later wins")
+    whole.notes += stack.platform_notes(lambda layer: layer.values)
+    return whole
+
+
+def _lay(whole: SweepFile, layer: Layer) -> None:
+    # Other projects' names become ours first: the layers may use different ones.
+    values, mistakes, notes = apply_sweep_aliases(layer.values)
+    whole.mistakes += [
+        Mistake(m.path, m.message, m.origin or layer.lines.get(m.path, "")) for m in mistakes
+    ]
+    whole.notes += notes
+    if isinstance(values.get("base"), str):
+        values["base"] = layer.placed(values["base"])
+    for key, value in values.items():
+        below = whole.values.get(key)
+        if isinstance(below, dict) and isinstance(value, dict):
+            value = {**below, **value}
+        whole.values[key] = value
+    whole.lines |= layer.lines

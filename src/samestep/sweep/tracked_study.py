@@ -1,0 +1,156 @@
+"""A study of many runs in W&B and MLflow: one run for all of it, under which they show the others.
+
+Only for those that the config names, and only they are imported. What the runs need to know comes
+as overrides, so that a run which is resumed by itself stays where it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from samestep.config.trackers import MlflowConfig, TrackersConfig, WandbConfig, public_params
+from samestep.environment.variables import withdraw
+from samestep.errors import TextError
+from samestep.foreign.json_text import parse_json
+from samestep.sweep.run_spec import override
+from samestep.train.tracking.contract import TrackedRun, Tracker
+from samestep.train.tracking.ids import TRACKER_IDS, TrackerIds
+from samestep.train.tracking.mlflow_run import MlflowRun
+from samestep.train.tracking.wandb_run import WandbRun
+
+_WRITTEN = "written"
+"""Beside the trackers' ids: which rows they have."""
+
+Report = Callable[[str], None]
+
+
+class TrackedStudy:
+    """The trackers' runs of one study.
+
+    A tracker that fails is one line of the report, and gets nothing more.
+
+    Args:
+        name: The study's name.
+        kind: What it is.
+        trackers: The section of the config that its runs are of.
+        folder: The study's directory, which keeps the ids.
+        report: Gets a line for a tracker that fails.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kind: Literal["sweep", "cv"],
+        trackers: TrackersConfig,
+        folder: Path,
+        report: Report,
+    ) -> None:
+        self._name, self._tags, self._folder, self._report = name, trackers.tags, folder, report
+        self._ids = TrackerIds(folder / TRACKER_IDS)
+        self._wandb, self._mlflow = trackers.wandb, trackers.mlflow
+        self._trackers: dict[str, Tracker] = {}
+        if self._wandb is not None:
+            self._trackers["wandb"] = WandbRun(_grouped(self._wandb, name, kind))
+        if self._mlflow is not None:
+            self._trackers["mlflow"] = MlflowRun(_in_one_experiment(self._mlflow, name))
+
+    def start(self, params: Mapping[str, Any]) -> None:
+        """Begin the study's run, or continue it."""
+        shown = public_params(params)
+        for key in list(self._trackers):
+            run = TrackedRun(
+                name=self._name,
+                folder=self._folder,
+                params=shown,
+                tags=self._tags,
+                start=0,
+                id=self._ids.get(key),
+                keep_id=lambda text, key=key: self._ids.keep(key, text),  # type: ignore[misc]
+            )
+            self._call(key, lambda tracker, run=run: tracker.start(run))  # type: ignore[misc]
+        # By which the runs would use the server of this process, and lose it when this is killed.
+        withdraw(["WANDB_SERVICE"] if self._wandb is not None else [])
+
+    def overrides(self, kind: Literal["trial", "fold"], name: str | None = None) -> tuple[str, ...]:
+        """What a run of the study is started with, so that the trackers show it there.
+
+        Args:
+            kind: What the run is.
+            name: What they call it; as the config does if not given.
+        """
+        found = []
+        if self._wandb is not None:
+            chosen = _grouped(self._wandb, self._name, kind)
+            found += [
+                override(f"trackers.wandb.{key}", getattr(chosen, key))
+                for key in ("project", "group", "job_type")
+            ]
+        if self._mlflow is not None:
+            experiment = _in_one_experiment(self._mlflow, self._name).experiment
+            found.append(override("trackers.mlflow.experiment", experiment))
+            if (parent := self._ids.get("mlflow")) is not None:
+                found.append(override("trackers.mlflow.parent", parent))
+        if found and name is not None:
+            found.append(override("name", name))
+        return tuple(found)
+
+    def write(self, number: int, row: Mapping[str, Any]) -> None:
+        """What a trial or a fold came to; once, also after a resume."""
+        if not self._trackers or number in (written := self._written()):
+            return
+        for key in list(self._trackers):
+            self._call(key, lambda tracker: _write(tracker, {"step": number, **row}))
+        self._ids.keep(_WRITTEN, json.dumps([*written, number]))
+
+    def _written(self) -> list[Any]:
+        try:
+            found = parse_json(self._ids.get(_WRITTEN) or "[]")
+        except TextError:
+            return []
+        return found if isinstance(found, list) else []
+
+    def close(self) -> None:
+        """The study's process ends; the next one continues the same runs."""
+        for key in list(self._trackers):
+            self._call(key, lambda tracker: tracker.close())
+
+    def _call(self, key: str, call: Callable[[Tracker], None]) -> None:
+        try:
+            call(self._trackers[key])
+        except Exception as error:  # whatever a library or a network makes of it
+            del self._trackers[key]
+            first = (str(error).strip() or "no message").splitlines()[0]
+            self._report(
+                f"trackers.{key} failed and gets nothing more of this study: "
+                f"{type(error).__name__}: {first}. Its runs go on"
+            )
+
+
+@contextmanager
+def tracked_study(study: TrackedStudy, params: Mapping[str, Any]) -> Iterator[TrackedStudy]:
+    """A study whose trackers are started, and closed in any case."""
+    study.start(params)
+    try:
+        yield study
+    finally:
+        study.close()
+
+
+def _write(tracker: Tracker, row: dict[str, Any]) -> None:
+    tracker.write(row)
+    tracker.flush()
+
+
+def _grouped(config: WandbConfig, name: str, kind: str) -> WandbConfig:
+    """W&B has no runs in runs: it shows those of a group together."""
+    given = {"project": config.project or name, "group": config.group or name, "job_type": kind}
+    return config.model_copy(update=given)
+
+
+def _in_one_experiment(config: MlflowConfig, name: str) -> MlflowConfig:
+    """A run's own name would be another experiment for each."""
+    return config.model_copy(update={"experiment": config.experiment or name})

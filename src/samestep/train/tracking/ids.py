@@ -1,0 +1,35 @@
+"""What trackers call a run, kept with it. No torch here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from samestep.errors import TextError
+from samestep.foreign.json_text import read_json
+
+TRACKER_IDS = "tracker-ids.json"
+
+
+class TrackerIds:
+    """What trackers call this run, kept with it: a new run in the directory sets the file aside."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def get(self, key: str) -> str | None:
+        found = self._read().get(key)
+        return found if isinstance(found, str) else None
+
+    def keep(self, key: str, text: str) -> None:
+        partial = self._path.with_name(self._path.name + ".partial")
+        partial.write_text(json.dumps({**self._read(), key: text}, indent=1), encoding="utf-8")
+        partial.replace(self._path)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            document = read_json(self._path)
+        except TextError:  # not there yet, or truncated by a crash of the machine
+            return {}
+        return document if isinstance(document, dict) else {}
