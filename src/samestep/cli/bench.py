@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from samestep.cli.app import (
-    MODELS,
+    STARTING,
     AsJson,
     Launched,
     LocalRank,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from samestep.bench.worlds import BenchCommand
 
 bench_app = typer.Typer(help="Measure machines and the links between them.", no_args_is_help=True)
-app.add_typer(bench_app, name="bench", rich_help_panel=MODELS)
+app.add_typer(bench_app, name="bench", rich_help_panel=STARTING)
 
 Worlds = Annotated[
     str, typer.Option(help="Numbers of ranks to start on this machine, such as 2,4.")
