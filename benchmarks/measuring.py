@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import math
 import os
 import platform
 import socket
@@ -31,6 +30,8 @@ import torch.multiprocessing as mp
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+
+from samestep.bench.statistics import spread_of
 
 THREADS = 1
 QUICK_ROUNDS = 3
@@ -146,20 +147,13 @@ def milliseconds(table: Tensor, steps: int) -> float:
 
 def ratio_to(reference: Tensor, table: Tensor) -> tuple[float, float, float]:
     """The median of the rounds' ratios of wall time, and its confidence range."""
-    ratios = sorted((table / reference)[:, 0].tolist())
-    return statistics.median(ratios), *range_of_median(ratios)
+    found = spread_of((table / reference)[:, 0].tolist())
+    return found.median, found.low, found.high
 
 
 def cpu_ratio_to(reference: Tensor, table: Tensor) -> float:
     """The median of the rounds' ratios of processor time."""
     return float(statistics.median((table / reference)[:, 1].tolist()))
-
-
-def range_of_median(ordered: Sequence[float]) -> tuple[float, float]:
-    """The values between which the median lies, with about 95 % confidence."""
-    middle, reach = (len(ordered) - 1) / 2, 0.98 * math.sqrt(len(ordered))
-    low, high = math.floor(middle - reach), math.ceil(middle + reach)
-    return ordered[max(0, low)], ordered[min(len(ordered) - 1, high)]
 
 
 # -- loops of other libraries ----------------------------------------------------------------

@@ -24,12 +24,13 @@ import torch
 from measuring import (
     common_options,
     machine,
-    range_of_median,
     rounds_of,
     show,
     write_json,
 )
 from rich.table import Table
+
+from samestep.bench.statistics import spread_of
 
 ROUNDS = 5
 GOAL = 3.0
@@ -228,12 +229,12 @@ def results_of(spent: Mapping[str, Sequence[float]], ranks: int, trials: int) ->
     """Each contestant's throughput, against a process for each trial."""
     results = []
     for name, seconds in spent.items():
-        times = sorted(cold / own for cold, own in zip(spent[COLD], seconds, strict=True))
-        low, high = range_of_median(times)
+        times = [cold / own for cold, own in zip(spent[COLD], seconds, strict=True)]
+        found = spread_of(times)
         per_minute = 60 * trials / statistics.median(seconds)
         goal = GOAL if name == WARM else None
-        middle = statistics.median(times)
-        results.append(Result(name, ranks, per_minute, middle, low, high, len(times), goal))
+        figures = (found.median, found.low, found.high, len(times), goal)
+        results.append(Result(name, ranks, per_minute, *figures))
     return results
 
 
