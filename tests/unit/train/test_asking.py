@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def test_a_run_that_nobody_answers_saves_and_ends(
 
 def _interrupt_when_asked(folder: Path) -> None:
     while read_question(folder) is None:
-        continue
+        time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -14,7 +14,7 @@ import sys, time
 from samestep.distributed.health.activity import Activity
 from samestep.distributed.health.watchdog import Watchdog
 
-activity, seconds = Activity(), 0.8
+activity, seconds = Activity(), 1.5
 with Watchdog(activity, seconds):
     if {how!r} == "moves":
         time.sleep(2 * seconds)  # while it starts
