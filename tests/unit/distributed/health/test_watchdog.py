@@ -14,7 +14,7 @@ import sys, time
 from samestep.distributed.health.activity import Activity
 from samestep.distributed.health.watchdog import Watchdog
 
-activity, seconds = Activity(), 1.5
+activity, seconds = Activity(), 1.0
 with Watchdog(activity, seconds):
     if {how!r} == "moves":
         time.sleep(2 * seconds)  # while it starts
@@ -23,6 +23,7 @@ with Watchdog(activity, seconds):
         until = time.monotonic() + 2 * seconds
         while time.monotonic() < until:
             activity.moved()
+            time.sleep(0.01)
     def stuck():
         until = time.monotonic() + 60
         while time.monotonic() < until:
