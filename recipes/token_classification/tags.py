@@ -46,8 +46,8 @@ class Encoder:
             )
         self._tokenizer, self._max_length = tokenizer, max_length
         self._numbers = {label: number for number, label in enumerate(labels)}
-        self._room = max_length - tokenizer.num_special_tokens_to_add()
-        if self._room < 1:
+        self._longest = max_length - tokenizer.num_special_tokens_to_add()
+        if self._longest < 1:
             raise TaskError(f"params.max_length is {max_length}: special tokens alone fill that")
 
     def samples(self, documents: Sequence[Document]) -> list[Sample]:
@@ -70,8 +70,8 @@ class Encoder:
         )
         starts = [_without_blanks(text, *offset)[0] for offset in encoded["offset_mapping"]]
         first, begin = 0, 0
-        while len(starts) - first > self._room:
-            places = range(first + self._room, first, -1)
+        while len(starts) - first > self._longest:
+            places = range(first + self._longest, first, -1)
             cut = next((place for place in places if _is_cut(document, starts[place])), None)
             if cut is None:
                 raise TaskError(

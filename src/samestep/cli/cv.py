@@ -120,7 +120,7 @@ def cv(
 
 
 def _show(found: dict[str, Any]) -> None:
-    # Values of single classes, such as per_entity/NAME/f1, would leave no room for any.
+    # Values of single classes, such as per_entity/NAME/f1, would leave no column for any.
     names = [name for name in found["mean"] if "/" not in name] or list(found["mean"])
     rows: list[tuple[Any, ...]] = [
         (fold["fold"], fold["steps"], *(f"{fold['metrics'][name]:.4g}" for name in names))
