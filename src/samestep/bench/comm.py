@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from samestep.bench.comm_report import shown_size
 from samestep.bench.document import Document, machine_facts
+from samestep.bench.shown import shown_size
 from samestep.bench.sizes import TREE_SUM
 from samestep.bench.statistics import spread_of
 from samestep.distributed.collectives import TorchCollectives

@@ -1,35 +1,18 @@
-"""The table of what messages take, and a page with their curves. No torch here."""
+"""How it is shown what messages take. No torch here."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from samestep.bench.comm_links import links_of
 from samestep.bench.document import Document
-from samestep.ui.chart import COLORS, Line, Panel, chart
-from samestep.ui.page import write_page
+from samestep.bench.presentation import Presentation, Table
+from samestep.bench.shown import shown_size, shown_time
+from samestep.ui.chart import COLORS, Line, Panel
 
 COLUMNS = ("operation", "ranks", "size", "time", "95 % range", "bus bandwidth")
 LINK_COLUMNS = ("operation", "ranks", "latency", "bandwidth")
-
-
-def shown_size(size: float) -> str:
-    """Bytes as a person says them."""
-    for unit, name in ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "KB")):
-        if size >= unit:
-            return f"{size / unit:.3g} {name}"
-    return f"{size:.0f} B"
-
-
-def shown_time(seconds: float) -> str:
-    """Seconds as a person says them."""
-    for unit, name in ((1.0, "s"), (1e-3, "ms")):
-        if seconds >= unit:
-            return f"{seconds / unit:.3g} {name}"
-    return f"{seconds * 1e6:.3g} us"
 
 
 def cells(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
@@ -68,45 +51,28 @@ def heading(document: Document) -> str:
     return f"{backends} on {hosts} ({document.machine['device']}); medians of {rounds} rounds"
 
 
-def write_html(document: Document, path: Path) -> None:
-    """Write a page with both tables and the curves.
-
-    Args:
-        document: What was measured.
-        path: The file to write.
-    """
-    facts = {name: _text(value) for name, value in document.machine.items()}
-    title = "What messages between ranks take"
-    write_page(
-        path,
-        title,
-        f"""<h1>{title}</h1>
-<p>{html.escape(heading(document))}. Bus bandwidth: what each rank sends at least, comparable among operations.</p>
-{chart(_panels(document.rows))}
-<h2>A line through them</h2>
-<p>A message of n bytes takes latency + n / bandwidth, as far as a line can say it.</p>
-{_table(LINK_COLUMNS, link_cells(document.rows))}
-<h2>All messages</h2>
-{_table(COLUMNS, cells(document.rows))}""",
-        facts,
+def present(document: Document) -> Presentation:
+    """How it is shown: the curves, the lines through them, and all messages."""
+    rows = document.rows
+    return Presentation(
+        title="What messages between ranks take",
+        heading=heading(document),
+        panels=_panels(rows),
+        tables=[
+            Table(
+                "All messages",
+                COLUMNS,
+                cells(rows),
+                "Bus bandwidth: what each rank sends at least, comparable among operations.",
+            ),
+            Table(
+                "A line through them",
+                LINK_COLUMNS,
+                link_cells(rows),
+                "A message of n bytes takes latency + n / bandwidth, as far as a line can say it.",
+            ),
+        ],
     )
-
-
-def _text(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _table(columns: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    def line(words: Sequence[str], tag: str) -> str:
-        marks = ["", *['class="number"'] * (len(columns) - 1)]
-        found = [
-            f"<{tag} {mark}>{html.escape(word)}</{tag}>"
-            for word, mark in zip(words, marks, strict=True)
-        ]
-        return f"<tr>{''.join(found)}</tr>"
-
-    lines = "\n".join(line(row, "td") for row in body)
-    return f"<table><thead>{line(columns, 'th')}</thead><tbody>{lines}</tbody></table>"
 
 
 def _panels(rows: Sequence[Mapping[str, Any]]) -> list[Panel]:

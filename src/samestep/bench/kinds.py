@@ -1,0 +1,28 @@
+"""Which measurements there are, and how each is shown. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from samestep.bench import comm_report
+from samestep.bench.document import Document
+from samestep.bench.presentation import Presentation
+from samestep.errors import TextError
+
+_PRESENTED: Mapping[str, Callable[[Document], Presentation]] = {
+    "comm": comm_report.present,
+}
+"""By a document's kind."""
+
+
+def present(document: Document) -> Presentation:
+    """How a measurement is shown.
+
+    Raises:
+        TextError: if this samestep knows no measurement of this kind.
+    """
+    if document.kind not in _PRESENTED:
+        raise TextError(
+            f"a result of kind {document.kind!r} is not known here: there are {', '.join(_PRESENTED)}"
+        )
+    return _PRESENTED[document.kind](document)

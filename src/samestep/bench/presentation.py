@@ -1,0 +1,78 @@
+"""What people see of a measurement, on a terminal and on a page. No torch here."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from samestep.bench.document import Document
+from samestep.ui.chart import Panel, chart
+from samestep.ui.page import write_page
+
+
+@dataclass(frozen=True)
+class Table:
+    """Figures in rows; the first column names what they are of."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    note: str = ""
+    """What a reader must know to read it."""
+
+
+@dataclass(frozen=True)
+class Presentation:
+    """A measurement as it is shown."""
+
+    title: str
+    heading: str
+    """What was measured on what, in one line."""
+    panels: Sequence[Panel]
+    tables: Sequence[Table]
+    verdicts: Sequence[str] = ()
+    """What follows from the figures, in a sentence each."""
+
+
+def write_html(document: Document, shown: Presentation, path: Path) -> None:
+    """Write a page.
+
+    Args:
+        document: What was measured.
+        shown: How it is shown.
+        path: The file to write.
+    """
+    facts = {name: _text(value) for name, value in document.machine.items()}
+    write_page(path, shown.title, f"<h1>{html.escape(shown.title)}</h1>\n{section(shown)}", facts)
+
+
+def section(shown: Presentation) -> str:
+    """A measurement as a part of a page, below a title."""
+    verdicts = "".join(f"<li>{html.escape(verdict)}</li>" for verdict in shown.verdicts)
+    tables = "\n".join(_table(table) for table in shown.tables)
+    return f"""<p>{html.escape(shown.heading)}.</p>
+{f"<ul>{verdicts}</ul>" if verdicts else ""}
+{chart(shown.panels) if shown.panels else ""}
+{tables}"""
+
+
+def _text(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _table(table: Table) -> str:
+    def line(words: Sequence[str], tag: str) -> str:
+        marks = ["", *['class="number"'] * (len(table.columns) - 1)]
+        found = [
+            f"<{tag} {mark}>{html.escape(word)}</{tag}>"
+            for word, mark in zip(words, marks, strict=True)
+        ]
+        return f"<tr>{''.join(found)}</tr>"
+
+    lines = "\n".join(line(row, "td") for row in table.rows)
+    note = f"<p>{html.escape(table.note)}</p>" if table.note else ""
+    return f"""<h2>{html.escape(table.title)}</h2>
+{note}<table><thead>{line(table.columns, "th")}</thead><tbody>{lines}</tbody></table>"""
