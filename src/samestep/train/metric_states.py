@@ -80,8 +80,9 @@ class NestedStates:
             metric.reset()
             # We merge: torchmetrics must not start collectives, neither in compute nor in forward.
             metric.distributed_available_fn = _never
-            own = _own_attributes(metric)
-            self._fresh[path] = {key: digest(value) for key, value in own.items()}
+            if path not in self._fresh:  # all copies are alike
+                own = _own_attributes(metric)
+                self._fresh[path] = {key: digest(value) for key, value in own.items()}
         return copied
 
     def state(self, metric: Any) -> States:

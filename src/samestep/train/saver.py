@@ -6,12 +6,12 @@ import json
 import platform
 import time
 from collections.abc import Callable, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import samestep
 from samestep.checkpoint.format import read_model, read_training
 from samestep.checkpoint.manifest import Best, Manifest
 from samestep.checkpoint.resume import ResumePoint
@@ -268,12 +268,8 @@ def _as_json(name: str, value: Any) -> Any:
 
 def versions() -> dict[str, str]:
     """The versions that this process runs on, for the files it writes."""
-    try:
-        ours = version("samestep")
-    except PackageNotFoundError:  # on the path, but not installed
-        ours = "unknown"
     return {
-        "samestep": ours,
+        "samestep": samestep.__version__,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
     }
