@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import runpy
-import shlex
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from samestep.foreign.plain_yaml import parse_yaml
 from samestep.sweep.aliases import apply_sweep_aliases
 from samestep.sweep.schema import SweepConfig
 from samestep.sweep.space import parse_space
-from tests.preloaded.client import POSSIBLE, ROOT, environment, server, shell_path
+from tests.preloaded.client import ROOT, environment, shell_path
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")])
 
@@ -82,12 +82,6 @@ def _with_any_diagnosis(block: str) -> str:
     return re.sub(r"(?m)^(.*samestep doctor[^#\n]*)", r"\1 || true ", block)
 
 
-def _with_forked_proofs(block: str) -> str:
-    """`samestep verify` starts ten processes here; tests/cli runs one whose ranks import torch."""
-    forked = shlex.quote(str(server().programs / "samestep")) if POSSIBLE else "samestep"
-    return re.sub("(?m)^samestep verify", f"{forked} verify", block)
-
-
 WITH_COMMANDS = [page for page in PAGES if page.parent.name != "benchmarks" and bash_blocks(page)]
 
 
@@ -95,27 +89,30 @@ WITH_COMMANDS = [page for page in PAGES if page.parent.name != "benchmarks" and 
 def test_every_command_of_a_document_runs_as_written(tmp_path: Path, page: Path) -> None:
     """In one folder, in the order of reading, with the tools of this environment.
 
-    Those of the README are processes that start from nothing, as a reader's are, but for the many
-    ranks of its proofs; on the other pages the interpreter is one that has torch imported already.
+    Those of the quickstart are processes that start from nothing, as a reader's are; below it and on
+    the other pages the interpreter is one that has torch imported already.
     """
     for folder in ("examples", "recipes"):
         (tmp_path / folder).symlink_to(ROOT / folder)
-    is_readme = page.name == "README.md"
-    path = shell_path(cold="a reader's first commands, as they are" if is_readme else "")
-    # The other pages use what the README has made.
-    before = [] if is_readme else ["samestep init mine"]
-    surroundings = {**environment(), "PATH": path}
-    if is_readme:
-        del surroundings["OMP_NUM_THREADS"]  # which a reader has not set
-    for block in [*before, *bash_blocks(page)]:
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", _with_forked_proofs(block) if is_readme else block],
-            cwd=tmp_path, env=surroundings, capture_output=True, text=True,
-            timeout=900, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
-    if is_readme:
+    forked = {**environment(), "PATH": shell_path()}
+    if page.name != "README.md":
+        blocks = ["samestep init mine", *bash_blocks(page)]  # which the README has made
+    else:
+        quickstart, *blocks = bash_blocks(page)
+        cold = {**environment(), "PATH": shell_path(cold="a reader's first commands, as they are")}
+        del cold["OMP_NUM_THREADS"]  # which a reader has not set
+        _run_block(quickstart, tmp_path, cold)
         _assert_same_weights(tmp_path / "runs" / "mine", tmp_path / "runs" / "two")
+    for block in blocks:
+        _run_block(block, tmp_path, forked)
+
+
+def _run_block(block: str, folder: Path, surroundings: Mapping[str, str]) -> None:
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block],
+        cwd=folder, env=surroundings, capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
 
 
 def _assert_same_weights(one: Path, two: Path) -> None:
