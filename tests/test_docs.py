@@ -116,7 +116,7 @@ def _run_block(block: str, folder: Path, surroundings: Mapping[str, str]) -> Non
 
 
 def _assert_same_weights(one: Path, two: Path) -> None:
-    """What the quickstart promises of its runs on one and on two ranks."""
+    """What the quickstart promises of its runs on one and on two ranks, with a hash seed each."""
     newest = [max((run / "checkpoints").glob("step-*")) for run in (one, two)]
     assert newest[0].name == newest[1].name
     states = [load_file(folder / "model.safetensors") for folder in newest]

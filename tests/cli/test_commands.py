@@ -88,9 +88,8 @@ def test_init_writes_what_trains_and_verifies(tmp_path: Path) -> None:
     assert trained.returncode == 0, trained.stderr
     assert "accuracy" in trained.stderr
     verified = samestep(
-        "verify", "mine/config.yaml", "--worlds", "1,2", "--steps", "4", "--json", cwd=tmp_path,
-        cold="ranks with a hash seed each",
-    )  # fmt: skip
+        "verify", "mine/config.yaml", "--worlds", "1,2", "--steps", "4", "--json", cwd=tmp_path
+    )
     assert verified.returncode == 0, verified.stderr
     assert json.loads(verified.stdout)["kept"] is True
     again = samestep("init", "mine", cwd=tmp_path)

@@ -44,6 +44,5 @@ def starts_others(argv: list[str]) -> bool:
     _, module, words = parse(argv)
     if module != "samestep":
         return module in LAUNCHERS
-    return words[:1] in (["launch"], ["verify"], ["cv"], ["sweep"]) or (
-        words[:1] == ["lanes"] and "--worlds" in words
-    )
+    starting = (["launch"], ["verify"], ["cv"], ["sweep"], ["advise"])
+    return words[:1] in starting or words[:2] == ["bench", "all"] or "--worlds" in words
