@@ -62,6 +62,7 @@ def test_a_ddp_script_runs_as_with_torchrun(folder: Path, words: list[str]) -> N
         assert found["name"] == "__main__"
         assert found["gradient"] == [[6.0, 6.0]], "the mean over both ranks"
     assert done.stdout == "this is rank 0\n"
+    assert "opened no process group" not in done.stderr
     output = folder / "runs" / "train" / "launch" / "rank-1.out"
     assert output.read_text().endswith("this is rank 1\n")
 
@@ -74,6 +75,15 @@ def test_the_first_failing_rank_is_shown_first(folder: Path) -> None:
     assert "train.py" in lines[2], "the script's own part of it"
     assert "KeyError: 'my own bug'" in lines
     assert lines[-1].startswith("rank 0 (pid "), "and how the others ended"
+
+
+def test_ranks_that_know_nothing_of_each_other_are_warned_about(folder: Path) -> None:
+    (folder / "alone.py").write_text("import torch\ntorch.nn.Linear(2, 1)\n")
+    done = samestep("launch", "--nproc", "2", "alone.py", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("the script ran 2 times, and opened no process group") == 1
+    one = samestep("launch", "--nproc", "1", "alone.py", cwd=folder)
+    assert "opened no process group" not in one.stderr
 
 
 def test_options_of_runs_are_refused(folder: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from samestep.distributed.signals import end_with_parent
+from samestep.environment.launch import detect_launch
 from samestep.environment.variables import launcher_process, process_environment
 
 _RUNNERS = (__file__, runpy.run_path.__code__.co_filename)
@@ -31,9 +32,9 @@ def main(words: Sequence[str]) -> None:
         sys.exit(1)
     except SystemExit as end:
         if end.code in (None, 0):
-            _report_end()
+            _end()
         raise
-    _report_end()
+    _end()
 
 
 def _run(words: Sequence[str]) -> None:
@@ -56,10 +57,27 @@ def _of_script(trace: TracebackType | None) -> TracebackType | None:
     return found or trace
 
 
-def _report_end() -> None:
+def _end() -> None:
     from samestep.distributed.health.failure_report import report_end
 
+    place = detect_launch(process_environment())
+    if place.rank == 0 and place.world > 1 and not _opened_group():
+        print(
+            f"samestep: warning: the script ran {place.world} times, and opened no process group: "
+            "each process trained by itself, on all samples. Open one (init_process_group, "
+            "samestep.start), or launch it with --nproc 1",
+            file=sys.stderr,
+        )
     report_end()
+
+
+def _opened_group() -> bool:
+    """Whether the script has opened a process group, also one that it has closed since."""
+    groups = sys.modules.get("torch.distributed.distributed_c10d")
+    if groups is None:
+        return "torch" not in sys.modules
+    # Set with the first group, and never taken back; torch has no public name for it.
+    return getattr(groups, "_default_pg_init_method", "") is not None
 
 
 if __name__ == "__main__":
