@@ -35,7 +35,7 @@ def test_a_killed_sweep_comes_to_the_same_study_at_another_parallelism(tmp_path:
     assert {trial["state"] for trial in expected} == {"complete", "pruned"}, expected
     assert len({trial["params"]["params.lr"] for trial in expected}) == 6, "no draw comes twice"
     # The same name, in which hyperband and others have a say, in another directory.
-    other = ["name=whole", "directory=other", "parallel=2"]
+    other = ["name=whole", "directory=other", "parallel=2", "storage=journal"]
     with started("sweep", "run", path, *other, cwd=tmp_path) as process:
         wait_for(lambda: len(list(tmp_path.glob("other/trials/*/result.json"))) >= 3)
         os.kill(process.pid, signal.SIGKILL)
@@ -44,6 +44,10 @@ def test_a_killed_sweep_comes_to_the_same_study_at_another_parallelism(tmp_path:
     again = samestep("sweep", "resume", "other", "ranks_per_trial=2", "--json", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["trials"] == expected
+    assert trials("other", tmp_path) == expected, "from the journal"
+    moved = samestep("sweep", "resume", "other", "storage=sqlite", cwd=tmp_path)
+    assert moved.returncode == 2
+    assert "are in journal (other/study.journal), and storage is now sqlite" in moved.stderr
 
 
 def test_a_failing_trial_fails_alone_and_the_best_trains_again(tmp_path: Path) -> None:
@@ -51,6 +55,7 @@ def test_a_failing_trial_fails_alone_and_the_best_trains_again(tmp_path: Path) -
     path = write_sweep(
         tmp_path, sampler="grid", trials=9, hang_timeout="10s", round=6,
         space={"params.fail": {"choice": kinds}, "params.lr": {"choice": [0.1]}},
+        storage=f"sqlite:///{tmp_path}/shared.db",
     )  # fmt: skip
     done = samestep("sweep", "run", path, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -281,7 +281,7 @@ def _show(loaded: LoadedSweep, trials: list[TrialRecord], as_json: bool) -> None
     if as_json:
         sweep = loaded.sweep
         document = {
-            "name": sweep.name, "folder": str(sweep.path), "metric": sweep.objective.metric,
+            "name": sweep.name, "folder": str(sweep.path), "metric": sweep.objective.metric, "storage": sweep.storage,
             **({"metrics": sweep.metrics} if sweep.further_objectives else {}),
         }  # fmt: skip
         typer.echo(json.dumps({**document, "trials": [trial.as_json() for trial in trials]}))

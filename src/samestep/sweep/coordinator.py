@@ -23,6 +23,7 @@ from samestep.checkpoint.questions import (
 from samestep.environment.variables import process_environment
 from samestep.errors import CheckpointError, Stopped, TaskError, UserError
 from samestep.sweep.children import PAUSE, Child, Children
+from samestep.sweep.database import open_database
 from samestep.sweep.examine import examine
 from samestep.sweep.loading import LoadedSweep
 from samestep.sweep.optuna_parts import Known, decide, draw, trial_count
@@ -30,7 +31,7 @@ from samestep.sweep.packing import Packing
 from samestep.sweep.pareto import best_words, results_of
 from samestep.sweep.run_spec import RunSpec, why_failed
 from samestep.sweep.schema import SweepConfig, seconds_of
-from samestep.sweep.storage import CURVES, FOLDS, PRUNED, Storage, TrialRecord
+from samestep.sweep.storage import CURVES, FOLDS, PRUNED, Storage, TrialRecord, refuse_other_storage
 from samestep.sweep.study_folder import locked, same_study, shape_of, signed, write_document
 from samestep.sweep.tracked_study import TrackedStudy, tracked_study
 from samestep.sweep.trial import LiveTrial, further_of, objective_of
@@ -57,12 +58,16 @@ def run_sweep(loaded: LoadedSweep, report: Report, watch: Watch | None = None) -
 
     Raises:
         RunDirError: if another process runs it, or its directory is of another sweep.
+        StorageError: if its storage cannot be used, or is another than it had.
         Stopped: after a stop signal, or `samestep sweep stop`; everything is saved.
     """
     sweep = loaded.sweep
     folder = sweep.path
     packing = share_out(sweep, loaded.base, trial_count(sweep), process_environment())
     with locked(folder, "sweep"), Children() as children, ExitStack() as stack:
+        refuse_other_storage(sweep, folder)
+        database = open_database(sweep.storage, folder)
+        stack.callback(database.close)
         (folder / STOP).unlink(missing_ok=True)  # of a process that was killed before it saw it
         for name in ("trials", "asked", "logs"):
             (folder / name).mkdir(exist_ok=True)
@@ -77,13 +82,11 @@ def run_sweep(loaded: LoadedSweep, report: Report, watch: Watch | None = None) -
         for line in (*loaded.notes, *([told.folds] if told.folds else []), packing.summary):
             report(line)
         children.fork_from(forks, report)
-        storage = Storage(sweep, folder)
-        try:
-            coordinator = Coordinator(loaded, folder, storage, children, packing, report, watch)
-            with tracked_study(coordinator.study, sweep.model_dump(mode="json")):
-                return coordinator.run()
-        finally:
-            storage.close()
+        storage = Storage(sweep, folder, database)
+        coordinator = Coordinator(loaded, folder, storage, children, packing, report, watch)
+        shown = sweep.model_dump(mode="json")
+        with database.naming_errors(folder), tracked_study(coordinator.study, shown):
+            return coordinator.run()
 
 
 class Coordinator:

@@ -68,6 +68,10 @@ class SweepConfig(Section):
     base: Line = Field(description="the config that is searched from; relative to this file")
     name: FolderName = Field("sweep", description="the sweep's name; its file's if not set")
     directory: Line | None = Field(None, description="where it goes; sweeps/<name> if not set")
+    storage: Line = Field(
+        "sqlite",
+        description="sqlite and journal: a file in the directory; or a database's URL with ${NAME} for its password",
+    )
     space: dict[str, Any] = Field(max_length=MOST_ENTRIES, description="what each key may be")
     objective: ObjectiveConfig
     further_objectives: tuple[FurtherObjectiveConfig, ...] = Field(
@@ -175,9 +179,9 @@ class SweepConfig(Section):
 
 _CHANGEABLE = (
     "base", "directory", "trials", "timeout", "trial_timeout", "hang_timeout", "ranks_per_trial", "parallel", "retries",
-    "warm", "via", "hosts", "nodes_per_trial",
+    "warm", "via", "hosts", "nodes_per_trial", "storage",
 )  # fmt: skip
-"""What may differ when a sweep is resumed: none of it changes what a trial comes to."""
+"""What may differ when a sweep is resumed: none of it changes what a trial comes to. The storage has a check of its own."""
 
 
 def is_module_class(name: str) -> bool:
