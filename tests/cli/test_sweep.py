@@ -168,6 +168,37 @@ def test_folds_of_a_trial_are_runs_and_their_mean_is_its_value(tmp_path: Path) -
     assert "trial 0000 fold 1: " in shown, "and what happens is above it"
 
 
+def test_several_objectives_of_real_runs(tmp_path: Path) -> None:
+    path = write_sweep(
+        tmp_path, "Sized", objective=[{"metric": "val_loss"}, {"metric": "size", "mode": "max"}],
+        sampler="nsga2", sampler_args={"population_size": 2}, trials=3, round=2,
+    )  # fmt: skip
+    done = samestep("sweep", "run", path, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["trials"]
+    for trial in found:
+        run = tmp_path / f"sweeps/tiny/trials/trial-{trial['number']:04d}"
+        best = json.loads((run / "result.json").read_text())["best"]
+        assert trial["values"] == [best["metrics"]["val_loss"], best["metrics"]["size"]]
+    assert "Pareto front: " in done.stderr
+    told = samestep("sweep", "status", "tiny", cwd=tmp_path).stdout
+    assert all(f"{value:.6g}" in told for trial in found for value in trial["values"])
+    front = json.loads(samestep("sweep", "best", "tiny", "--json", cwd=tmp_path).stdout)["trials"]
+    least = min(found, key=lambda trial: float(trial["value"]))
+    assert least in front
+    assert max(found, key=lambda trial: float(trial["values"][1])) in front
+    drawn = samestep("sweep", "plot", "tiny", "--report", "page.html", cwd=tmp_path)
+    assert drawn.returncode == 0, drawn.stderr
+    assert "size" in (tmp_path / "page.html").read_text()
+    number = str(least["number"])
+    assert "--trial N takes one" in samestep("sweep", "export-best", "tiny", cwd=tmp_path).stderr
+    exported = samestep("sweep", "export-best", "tiny", "--trial", number, cwd=tmp_path)
+    (tmp_path / "best.yaml").write_text(exported.stdout)
+    final = samestep("train", "best.yaml", "--json", cwd=tmp_path)
+    assert final.returncode == 0, final.stderr
+    assert json.loads(final.stdout)["best"]["value"] == least["value"]
+
+
 def test_what_only_the_task_knows_is_reported_at_once_before_anything_trains(
     tmp_path: Path,
 ) -> None:
