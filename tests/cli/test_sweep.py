@@ -24,6 +24,11 @@ def trials(name: str, cwd: Path) -> list[dict[str, Any]]:
     return found
 
 
+def coordinator(name: str, cwd: Path) -> Any:
+    done = samestep("sweep", "status", name, "--json", cwd=cwd)
+    return json.loads(done.stdout)["coordinator"]
+
+
 def test_a_killed_sweep_comes_to_the_same_study_at_another_parallelism(tmp_path: Path) -> None:
     path = write_sweep(
         tmp_path, trials=6, round=2, pruner="median", pruner_args={"n_startup_trials": 1},
@@ -41,8 +46,10 @@ def test_a_killed_sweep_comes_to_the_same_study_at_another_parallelism(tmp_path:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     wait_for(lambda: not processes_of(tmp_path / "base.yaml"))
+    assert coordinator("other", tmp_path)["alive"] is False
     again = samestep("sweep", "resume", "other", "ranks_per_trial=2", "--json", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
+    assert f"taken over from process {process.pid} on " in again.stderr
     assert json.loads(again.stdout)["trials"] == expected
     assert trials("other", tmp_path) == expected, "from the journal"
     moved = samestep("sweep", "resume", "other", "storage=sqlite", cwd=tmp_path)
@@ -115,6 +122,9 @@ def test_a_running_sweep_is_not_run_twice_and_stops_on_request(tmp_path: Path) -
         assert second.returncode == 2
         assert f"in use by process {process.pid}" in second.stderr
         assert trials("tiny", tmp_path)[0]["state"] == "running"
+        runs_it = coordinator("tiny", tmp_path)
+        assert runs_it["alive"]
+        assert f"process {process.pid} on" in runs_it["process"]
         assert samestep("sweep", "stop", "tiny", cwd=tmp_path).returncode == 0
         (tmp_path / "go").touch()
         output, _ = process.communicate(timeout=180)
@@ -124,6 +134,7 @@ def test_a_running_sweep_is_not_run_twice_and_stops_on_request(tmp_path: Path) -
     resumed = samestep("sweep", "resume", "tiny", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert [trial["state"] for trial in trials("tiny", tmp_path)] == ["complete"]
+    assert coordinator("tiny", tmp_path) is None
 
 
 def on_a_terminal(*words: Any, cwd: Path) -> tuple[int, str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +29,7 @@ from samestep.distributed.deferred_signals import DeferredSignals
 from samestep.errors import RunDirError
 
 if TYPE_CHECKING:
+    from samestep.checkpoint.directory_lock import Holder
     from samestep.sweep.loading import LoadedSweep
     from samestep.sweep.selection import Choice
     from samestep.sweep.storage import TrialRecord
@@ -145,12 +147,28 @@ def _exit(trials: list[TrialRecord]) -> None:
 
 @sweep_app.command()
 def status(name: Name, as_json: AsJson = False) -> None:
-    """Show a sweep's trials, also while it runs."""
+    """Show a sweep's trials, also while it runs, and whether a process runs it."""
     with guarded():
         from samestep.sweep.reading import find_sweep, reload_sweep, trials_of
+        from samestep.sweep.study_folder import coordinator_of
 
-        loaded = reload_sweep(find_sweep(name))
-        _show(loaded, trials_of(loaded), as_json)
+        folder = find_sweep(name)
+        loaded = reload_sweep(folder)
+        holder = coordinator_of(folder)
+        told = holder and {
+            "process": holder.text, "heartbeat_age": round(holder.age, 1), "alive": holder.is_alive,
+        }  # fmt: skip
+        _show(loaded, trials_of(loaded), as_json, {"coordinator": told})
+        if not as_json:
+            typer.echo(_coordinator_words(holder, folder))
+
+
+def _coordinator_words(holder: Holder | None, folder: Path) -> str:
+    if holder is None:
+        return "no process runs it"
+    if holder.is_alive:
+        return f"run by {holder.words()}"
+    return f"no process runs it: the last one was {holder.words()}; samestep sweep resume {folder} continues"
 
 
 @sweep_app.command()
@@ -277,13 +295,19 @@ def warm(channel: int, task: Path, threads: int, padding: str) -> None:
     serve(socket.socket(fileno=channel), task, threads, lambda words: command(list(words)))
 
 
-def _show(loaded: LoadedSweep, trials: list[TrialRecord], as_json: bool) -> None:
+def _show(
+    loaded: LoadedSweep,
+    trials: list[TrialRecord],
+    as_json: bool,
+    more: Mapping[str, Any] | None = None,
+) -> None:
     if as_json:
         sweep = loaded.sweep
-        document = {
+        document: dict[str, Any] = {
             "name": sweep.name, "folder": str(sweep.path), "metric": sweep.objective.metric, "storage": sweep.storage,
             **({"metrics": sweep.metrics} if sweep.further_objectives else {}),
         }  # fmt: skip
+        document |= more or {}
         typer.echo(json.dumps({**document, "trials": [trial.as_json() for trial in trials]}))
     else:
         print_rows(_header(loaded), [_row(loaded, trial) for trial in trials])

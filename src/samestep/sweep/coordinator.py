@@ -64,7 +64,11 @@ def run_sweep(loaded: LoadedSweep, report: Report, watch: Watch | None = None) -
     sweep = loaded.sweep
     folder = sweep.path
     packing = share_out(sweep, loaded.base, trial_count(sweep), process_environment())
-    with locked(folder, "sweep"), Children() as children, ExitStack() as stack:
+    with (
+        locked(folder, "sweep", report) as lock,
+        Children() as children,
+        ExitStack() as stack,
+    ):
         refuse_other_storage(sweep, folder)
         database = open_database(sweep.storage, folder)
         stack.callback(database.close)
@@ -83,7 +87,9 @@ def run_sweep(loaded: LoadedSweep, report: Report, watch: Watch | None = None) -
             report(line)
         children.fork_from(forks, report)
         storage = Storage(sweep, folder, database)
-        coordinator = Coordinator(loaded, folder, storage, children, packing, report, watch)
+        coordinator = Coordinator(
+            loaded, folder, storage, children, packing, report, watch, lock.refuse_lost
+        )
         shown = sweep.model_dump(mode="json")
         with database.naming_errors(folder), tracked_study(coordinator.study, shown):
             return coordinator.run()
@@ -101,7 +107,9 @@ class Coordinator:
         packing: Packing,
         report: Report,
         watch: Watch | None = None,
+        refuse_lost: Callable[[], None] = lambda: None,
     ) -> None:
+        self._refuse_lost = refuse_lost
         self._sweep, self._folder = loaded.sweep, folder
         trackers = loaded.base.trackers
         self.study = TrackedStudy(loaded.sweep.name, "sweep", trackers, folder, report)
@@ -119,7 +127,7 @@ class Coordinator:
         self._continue_earlier()
         while True:
             self._children.refuse_stopped()
-            self._refuse_stop_file()
+            self._look_around()
             self._start_waiting()
             while (number := self._next_number()) is not None:
                 self._begin(number)
@@ -329,11 +337,13 @@ class Coordinator:
         at = f"{metric} {question.value:.6g} after step {question.step + 1}"
         return f"pruned ({sweep.pruner}): {at}" if prune else ""
 
-    def _refuse_stop_file(self) -> None:
+    def _look_around(self) -> None:
+        """Whether somebody wants this sweep to stop, or runs it in this process's place."""
         now = time.monotonic()
         if now - self._looked < _SECONDS_BETWEEN_LOOKS:
             return
         self._looked = now
+        self._refuse_lost()
         if (self._folder / STOP).exists():
             self._children.stop()
             (self._folder / STOP).unlink(missing_ok=True)

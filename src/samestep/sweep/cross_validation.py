@@ -92,7 +92,7 @@ def cross_validate(request: CvRequest, report: Report) -> dict[str, Any]:
     environ = process_environment()
     threads = rank_threads(config, owned_cpus(environ), request.ranks, environ).value
     with (
-        locked(folder, "cv"),
+        locked(folder, "cv", report),
         Children() as children,
         warm_server(config, threads, folder / "warm.txt", True, report) as server,
     ):
