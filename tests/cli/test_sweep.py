@@ -210,6 +210,23 @@ def test_several_objectives_of_real_runs(tmp_path: Path) -> None:
     assert json.loads(final.stdout)["best"]["value"] == least["value"]
 
 
+def test_the_fastest_is_found_by_measuring_the_models(tmp_path: Path) -> None:
+    grid = {"params.lr": {"choice": [0.31, 0.3]}}  # the first one's predictions wait
+    path = write_sweep(tmp_path, "Sized", sampler="grid", space=grid)
+    done = samestep("sweep", "run", path, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    option = ["--prefer-faster-within", "1"]
+    best = samestep("sweep", "best", "tiny", "--json", *option, cwd=tmp_path)
+    assert best.returncode == 0, best.stderr
+    told = json.loads(best.stdout)
+    choice = told["choice"]
+    assert (told["number"], choice["best"]["number"]) == (1, 0), "worse, and faster"
+    assert choice["measure"] == "seconds for one sample"
+    figures = {entry["number"]: entry for entry in choice["candidates"]}
+    assert figures[1]["one_sample"]["median"] < 0.02 <= figures[0]["one_sample"]["low"]
+    assert figures[0]["batch_size"] == 4, "of a lane"
+
+
 def test_what_only_the_task_knows_is_reported_at_once_before_anything_trains(
     tmp_path: Path,
 ) -> None:

@@ -58,6 +58,10 @@ class Tiny(Task):
         return (total * float("nan") if self.fail == "nan" else total), count
 
 class Sized(Tiny):
+    def predict(self, model, batch):
+        time.sleep(0.02 * (self.lr == 0.31))
+        return model(batch.x)[:, 0]
+
     def metrics(self):
         from torchmetrics import MaxMetric
         return {"size": MaxMetric()}

@@ -192,7 +192,17 @@ def best(name: Name, faster: PreferFaster = None, as_json: AsJson = False) -> No
             return
         print_rows(_header(loaded), [_row(loaded, trial)])
         if choice is not None:
-            typer.echo(choice.words(loaded.sweep.objective.metric))
+            _explain(choice, loaded.sweep.objective.metric)
+
+
+def _explain(choice: Choice, metric: str) -> None:
+    header, rows = choice.figures(metric)
+    if rows:
+        print_rows(header, rows)
+        typer.echo("measured here, in turns: the median, and between which half of the rounds were")
+    else:
+        typer.echo(f"latency was not measured: {choice.not_measured}")
+    typer.echo(choice.words(metric))
 
 
 def _chosen(loaded: LoadedSweep, faster: float | None) -> tuple[TrialRecord, Choice | None]:
@@ -283,6 +293,28 @@ def examine(
         split = None if k is None else (k, stratify.value, seed)
         told = examine_task(load_config(config, overrides or []), split, output)
         write_examination(told, result)
+
+
+@app.command(hidden=True)
+def latency(
+    context: typer.Context,
+    runs: list[Path],
+    result: Annotated[Path, typer.Option()],
+    batch: Annotated[int, typer.Option(min=1)],
+) -> None:
+    """Measure how long the models of runs take; for samestep sweep best."""
+    with guarded():
+        from samestep.cli.ranks import as_rank
+        from samestep.sweep.latency import write_latencies
+        from samestep.train.run_dir import config_of
+
+        config = config_of(
+            runs[0], ["distributed.world_size=auto"]
+        )  # it may have been trained on more
+        with as_rank(config, context, None, needs_lanes=False) as place:
+            from samestep.inference.latency import time_models
+
+            write_latencies(time_models(runs, batch, place), result)
 
 
 @app.command(hidden=True)
