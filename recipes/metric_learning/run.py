@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +15,8 @@ from pathlib import Path
 
 from report import write_results
 
-from samestep.errors import NO_SUGGESTION, OutputError, SamestepError
+from samestep.checkpoint.ownership import claim_empty
+from samestep.errors import NO_SUGGESTION, SamestepError
 
 HERE = Path(__file__).parent
 
@@ -108,15 +108,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--images", choices=["digits", "shapes"], default="digits")
     parser.add_argument("--per-class", type=int, help="images of each class, at most")
-    parser.add_argument("--overwrite", action="store_true", help="remove the folder first")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="empty the folder of an earlier start first"
+    )
     parser.add_argument("overrides", nargs="*", help="section.key=value, for both stages")
     given = parser.parse_intermixed_args(arguments)
-    if given.overwrite and given.folder.exists():
-        shutil.rmtree(given.folder)
     recipe = Recipe(given.folder, given.ranks)
     try:
-        if given.folder.exists() and any(given.folder.iterdir()):
-            raise OutputError(f"{given.folder} is not empty: --overwrite replaces it")
+        claim_empty(given.folder, "recipe", given.overwrite)
         recipe.make_data(given.images, given.per_class)
         recipe.first_stage(given.overrides)
         range_test = recipe.second_stage(given.overrides)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -17,7 +16,8 @@ from typing import Any
 
 from report import write_results
 
-from samestep.errors import OutputError, SamestepError
+from samestep.checkpoint.ownership import claim_empty
+from samestep.errors import SamestepError
 
 HERE = Path(__file__).parent.resolve()
 TRAIN, SMOKE = HERE / "config" / "train.yaml", HERE / "config" / "hpo" / "smoke.yaml"
@@ -99,16 +99,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--valid", type=int, default=300, help="documents to validate with")
     parser.add_argument("--folds", type=int, default=2, help="of the search")
     parser.add_argument("--epochs", type=int, default=6, help="of both trainings")
-    parser.add_argument("--overwrite", action="store_true", help="remove the folder first")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="empty the folder of an earlier start first"
+    )
     parser.add_argument("overrides", nargs="*", help="section.key=value, for every training")
     given = parser.parse_intermixed_args(arguments)
-    if given.overwrite and given.folder.exists():
-        shutil.rmtree(given.folder)
     recipe = Recipe(given.folder, given.ranks)
     try:
-        if given.folder.exists() and any(given.folder.iterdir()):
-            raise OutputError(f"{given.folder} is not empty: --overwrite replaces it")
-        given.folder.mkdir(parents=True, exist_ok=True)
+        claim_empty(given.folder, "recipe", given.overwrite)
         counts = ["--train", str(given.train), "--valid", str(given.valid)]
         recipe.python("documents", HERE / "made_up.py", "data", *counts)
         recipe.train([*given.overrides, f"epochs={given.epochs}"])

@@ -11,6 +11,7 @@
     │   ├── CheckpointError       a checkpoint that cannot be read or written
     │   ├── NotTrusted            code that a run's directory names, and may come from anyone
     │   ├── RunDirError           a run directory that is in use, or cannot be written
+    │   ├── StorageError          a sweep's database that cannot be used, or keeps another's trials
     │   ├── PrecisionError        a number format that the device cannot compute in
     │   ├── GraphError            a step that cannot be recorded as a CUDA graph
     │   ├── NotDeterministic      an operation that gives other bits each time it runs
@@ -113,6 +114,10 @@ class CheckpointError(UserError):
 
 class RunDirError(UserError):
     """A run directory that is in use by another run, or cannot be written."""
+
+
+class StorageError(UserError):
+    """The database of a sweep's trials, which cannot be used or keeps those of another sweep."""
 
 
 class NotTrusted(UserError):

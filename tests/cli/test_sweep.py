@@ -24,6 +24,11 @@ def trials(name: str, cwd: Path) -> list[dict[str, Any]]:
     return found
 
 
+def coordinator(name: str, cwd: Path) -> Any:
+    done = samestep("sweep", "status", name, "--json", cwd=cwd)
+    return json.loads(done.stdout)["coordinator"]
+
+
 def test_a_killed_sweep_comes_to_the_same_study_at_another_parallelism(tmp_path: Path) -> None:
     path = write_sweep(
         tmp_path, trials=6, round=2, pruner="median", pruner_args={"n_startup_trials": 1},
@@ -35,15 +40,21 @@ def test_a_killed_sweep_comes_to_the_same_study_at_another_parallelism(tmp_path:
     assert {trial["state"] for trial in expected} == {"complete", "pruned"}, expected
     assert len({trial["params"]["params.lr"] for trial in expected}) == 6, "no draw comes twice"
     # The same name, in which hyperband and others have a say, in another directory.
-    other = ["name=whole", "directory=other", "parallel=2"]
+    other = ["name=whole", "directory=other", "parallel=2", "storage=journal"]
     with started("sweep", "run", path, *other, cwd=tmp_path) as process:
         wait_for(lambda: len(list(tmp_path.glob("other/trials/*/result.json"))) >= 3)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     wait_for(lambda: not processes_of(tmp_path / "base.yaml"))
+    assert coordinator("other", tmp_path)["alive"] is False
     again = samestep("sweep", "resume", "other", "ranks_per_trial=2", "--json", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
+    assert f"taken over from process {process.pid} on " in again.stderr
     assert json.loads(again.stdout)["trials"] == expected
+    assert trials("other", tmp_path) == expected, "from the journal"
+    moved = samestep("sweep", "resume", "other", "storage=sqlite", cwd=tmp_path)
+    assert moved.returncode == 2
+    assert "are in journal (other/study.journal), and storage is now sqlite" in moved.stderr
 
 
 def test_a_failing_trial_fails_alone_and_the_best_trains_again(tmp_path: Path) -> None:
@@ -51,6 +62,7 @@ def test_a_failing_trial_fails_alone_and_the_best_trains_again(tmp_path: Path) -
     path = write_sweep(
         tmp_path, sampler="grid", trials=9, hang_timeout="10s", round=6,
         space={"params.fail": {"choice": kinds}, "params.lr": {"choice": [0.1]}},
+        storage=f"sqlite:///{tmp_path}/shared.db",
     )  # fmt: skip
     done = samestep("sweep", "run", path, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -110,6 +122,9 @@ def test_a_running_sweep_is_not_run_twice_and_stops_on_request(tmp_path: Path) -
         assert second.returncode == 2
         assert f"in use by process {process.pid}" in second.stderr
         assert trials("tiny", tmp_path)[0]["state"] == "running"
+        runs_it = coordinator("tiny", tmp_path)
+        assert runs_it["alive"]
+        assert f"process {process.pid} on" in runs_it["process"]
         assert samestep("sweep", "stop", "tiny", cwd=tmp_path).returncode == 0
         (tmp_path / "go").touch()
         output, _ = process.communicate(timeout=180)
@@ -119,6 +134,7 @@ def test_a_running_sweep_is_not_run_twice_and_stops_on_request(tmp_path: Path) -
     resumed = samestep("sweep", "resume", "tiny", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert [trial["state"] for trial in trials("tiny", tmp_path)] == ["complete"]
+    assert coordinator("tiny", tmp_path) is None
 
 
 def on_a_terminal(*words: Any, cwd: Path) -> tuple[int, str, str]:
@@ -161,6 +177,54 @@ def test_folds_of_a_trial_are_runs_and_their_mean_is_its_value(tmp_path: Path) -
     assert "░░ 0/2" in shown
     assert "█░ 1/2" in shown
     assert "trial 0000 fold 1: " in shown, "and what happens is above it"
+
+
+def test_several_objectives_of_real_runs(tmp_path: Path) -> None:
+    path = write_sweep(
+        tmp_path, "Sized", objective=[{"metric": "val_loss"}, {"metric": "size", "mode": "max"}],
+        sampler="nsga2", sampler_args={"population_size": 2}, trials=3, round=2,
+    )  # fmt: skip
+    done = samestep("sweep", "run", path, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["trials"]
+    for trial in found:
+        run = tmp_path / f"sweeps/tiny/trials/trial-{trial['number']:04d}"
+        best = json.loads((run / "result.json").read_text())["best"]
+        assert trial["values"] == [best["metrics"]["val_loss"], best["metrics"]["size"]]
+    assert "Pareto front: " in done.stderr
+    told = samestep("sweep", "status", "tiny", cwd=tmp_path).stdout
+    assert all(f"{value:.6g}" in told for trial in found for value in trial["values"])
+    front = json.loads(samestep("sweep", "best", "tiny", "--json", cwd=tmp_path).stdout)["trials"]
+    least = min(found, key=lambda trial: float(trial["value"]))
+    assert least in front
+    assert max(found, key=lambda trial: float(trial["values"][1])) in front
+    drawn = samestep("sweep", "plot", "tiny", "--report", "page.html", cwd=tmp_path)
+    assert drawn.returncode == 0, drawn.stderr
+    assert "size" in (tmp_path / "page.html").read_text()
+    number = str(least["number"])
+    assert "--trial N takes one" in samestep("sweep", "export-best", "tiny", cwd=tmp_path).stderr
+    exported = samestep("sweep", "export-best", "tiny", "--trial", number, cwd=tmp_path)
+    (tmp_path / "best.yaml").write_text(exported.stdout)
+    final = samestep("train", "best.yaml", "--json", cwd=tmp_path)
+    assert final.returncode == 0, final.stderr
+    assert json.loads(final.stdout)["best"]["value"] == least["value"]
+
+
+def test_the_fastest_is_found_by_measuring_the_models(tmp_path: Path) -> None:
+    grid = {"params.lr": {"choice": [0.31, 0.3]}}  # the first one's predictions wait
+    path = write_sweep(tmp_path, "Sized", sampler="grid", space=grid)
+    done = samestep("sweep", "run", path, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    option = ["--prefer-faster-within", "1"]
+    best = samestep("sweep", "best", "tiny", "--json", *option, cwd=tmp_path)
+    assert best.returncode == 0, best.stderr
+    told = json.loads(best.stdout)
+    choice = told["choice"]
+    assert (told["number"], choice["best"]["number"]) == (1, 0), "worse, and faster"
+    assert choice["measure"] == "seconds for one sample"
+    figures = {entry["number"]: entry for entry in choice["candidates"]}
+    assert figures[1]["one_sample"]["median"] < 0.02 <= figures[0]["one_sample"]["low"]
+    assert figures[0]["batch_size"] == 4, "of a lane"
 
 
 def test_what_only_the_task_knows_is_reported_at_once_before_anything_trains(

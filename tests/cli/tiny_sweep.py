@@ -56,14 +56,27 @@ class Tiny(Task):
     def evaluate(self, model, batch, metrics):
         total, count = (model(batch.x)[:, 0] - batch.y).square().sum(), len(batch)
         return (total * float("nan") if self.fail == "nan" else total), count
+
+class Sized(Tiny):
+    def predict(self, model, batch):
+        time.sleep(0.02 * (self.lr == 0.31))
+        return model(batch.x)[:, 0]
+
+    def metrics(self):
+        from torchmetrics import MaxMetric
+        return {"size": MaxMetric()}
+
+    def evaluate(self, model, batch, metrics):
+        metrics["size"].update(model.weight.detach().abs().sum())
+        return super().evaluate(model, batch, metrics)
 """
 
 
-def write_sweep(folder: Path, **values: Any) -> Path:
+def write_sweep(folder: Path, task: str = "Tiny", **values: Any) -> Path:
     """The files of a sweep, with other values."""
     (folder / "tiny_sweep_task.py").write_text(TASK)
     (folder / "base.yaml").write_text(
-        "task: tiny_sweep_task.py:Tiny\nglobal_batch: 8\nlanes: 2\nepochs: 3\n"
+        f"task: tiny_sweep_task.py:{task}\nglobal_batch: 8\nlanes: 2\nepochs: 3\n"
         "checkpoint: {every_steps: 1}\ndistributed: {device: cpu, threads_per_rank: 1, timeout: 600}\n"
     )
     document = {

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from samestep.errors import RunDirError, TextError
+from samestep.errors import OutputError, RunDirError, TextError
 from samestep.foreign.json_text import read_json
 
-Purpose = Literal["run", "verify", "record", "cv", "sweep"]
+Purpose = Literal["run", "verify", "record", "cv", "sweep", "recipe"]
 
 _NOTE = "samestep made this directory ({purpose}), and may replace or move its own files in it.\n"
 
@@ -71,6 +71,25 @@ def clear(folder: Path, purpose: Purpose) -> None:
                 path.unlink()
 
 
+def claim_empty(folder: Path, purpose: Purpose, overwrite: bool) -> None:
+    """Make a directory ours that nothing is in: a new one, or one of ours whose files are removed first.
+
+    Args:
+        folder: the directory, created if missing.
+        purpose: what it is for; one for something else is not ours.
+        overwrite: whether the files of an earlier one may be removed.
+
+    Raises:
+        RunDirError: if it holds files and is not ours, whatever `overwrite` is, or cannot be written.
+        OutputError: if it is ours, holds files, and may not be overwritten.
+    """
+    claim(folder, purpose=purpose)
+    if overwrite:
+        clear(folder, purpose)
+    elif any(path != marker_of(folder, purpose) for path in folder.iterdir()):
+        raise OutputError(f"{folder} is not empty: --overwrite replaces it")
+
+
 def marker_of(folder: Path, purpose: Purpose = "run") -> Path:
     """The file that says that a directory is ours. Another purpose has another name: existence is
     atomic, content is not."""
@@ -117,7 +136,8 @@ def _refuse_foreign(folder: Path, purpose: Purpose) -> None:
     if not found or marker_of(folder, purpose).name in found:
         return
     shown = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
-    what = "a run's directory" if purpose == "run" else f"a directory of samestep {purpose}"
+    named = {"run": "a run's directory", "recipe": "what a recipe has made"}
+    what = named.get(purpose, f"a directory of samestep {purpose}")
     raise RunDirError(
         f"{folder} holds files ({shown}) and is not {what}: nothing was written there. Set another "
         "name or run_dir, or give an empty directory"

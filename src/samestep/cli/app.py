@@ -150,6 +150,7 @@ TraceFrom = Annotated[int, typer.Option(hidden=True)]
 Ask = Annotated[Path | None, typer.Option(hidden=True)]
 # Seconds after which a run that nobody looks at ends, if nothing moves in it.
 HangTimeout = Annotated[float | None, typer.Option(min=0.1, hidden=True)]
+StartTimeout = Annotated[float | None, typer.Option(min=0.1, hidden=True)]
 Trust = Annotated[
     bool, typer.Option("--trust", help="Run the code that RUN names, also if it may not be yours.")
 ]

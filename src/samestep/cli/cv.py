@@ -100,17 +100,24 @@ def cv(
     predict: Annotated[
         bool, typer.Option(help="Also predict every sample by the model that has not seen it.")
     ] = True,
+    hang_timeout: Annotated[
+        str, typer.Option(help="When a fold on one rank fails in which nothing moves; or none.")
+    ] = "30m",
+    start_timeout: Annotated[
+        str, typer.Option(help="When such a fold fails that has not come to its first step.")
+    ] = "2h",
     as_json: AsJson = False,
 ) -> None:
     """Cross-validate: train a run for each fold of the training set; started again, it resumes."""
     with guarded(), DeferredSignals():
         from samestep.sweep.cross_validation import CvRequest, cross_validate
+        from samestep.sweep.schema import parse_duration
 
         if k is None and (file is None or not file.exists()):
             k = 5
         request = CvRequest(
             config, tuple(overrides or ()), k, stratify.value, seed, file, directory, ranks,
-            which.value, predict,
+            which.value, predict, parse_duration(hang_timeout), parse_duration(start_timeout),
         )  # fmt: skip
         found = cross_validate(request, lambda line: typer.echo(line, err=True))
         if as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +29,7 @@ from samestep.distributed.deferred_signals import DeferredSignals
 from samestep.errors import RunDirError
 
 if TYPE_CHECKING:
+    from samestep.checkpoint.directory_lock import Holder
     from samestep.sweep.loading import LoadedSweep
     from samestep.sweep.selection import Choice
     from samestep.sweep.storage import TrialRecord
@@ -145,12 +147,28 @@ def _exit(trials: list[TrialRecord]) -> None:
 
 @sweep_app.command()
 def status(name: Name, as_json: AsJson = False) -> None:
-    """Show a sweep's trials, also while it runs."""
+    """Show a sweep's trials, also while it runs, and whether a process runs it."""
     with guarded():
         from samestep.sweep.reading import find_sweep, reload_sweep, trials_of
+        from samestep.sweep.study_folder import coordinator_of
 
-        loaded = reload_sweep(find_sweep(name))
-        _show(loaded, trials_of(loaded), as_json)
+        folder = find_sweep(name)
+        loaded = reload_sweep(folder)
+        holder = coordinator_of(folder)
+        told = holder and {
+            "process": holder.text, "heartbeat_age": round(holder.age, 1), "alive": holder.is_alive,
+        }  # fmt: skip
+        _show(loaded, trials_of(loaded), as_json, {"coordinator": told})
+        if not as_json:
+            typer.echo(_coordinator_words(holder, folder))
+
+
+def _coordinator_words(holder: Holder | None, folder: Path) -> str:
+    if holder is None:
+        return "no process runs it"
+    if holder.is_alive:
+        return f"run by {holder.words()}"
+    return f"no process runs it: the last one was {holder.words()}; samestep sweep resume {folder} continues"
 
 
 @sweep_app.command()
@@ -174,7 +192,17 @@ def best(name: Name, faster: PreferFaster = None, as_json: AsJson = False) -> No
             return
         print_rows(_header(loaded), [_row(loaded, trial)])
         if choice is not None:
-            typer.echo(choice.words(loaded.sweep.objective.metric))
+            _explain(choice, loaded.sweep.objective.metric)
+
+
+def _explain(choice: Choice, metric: str) -> None:
+    header, rows = choice.figures(metric)
+    if rows:
+        print_rows(header, rows)
+        typer.echo("measured here, in turns: the median, and between which half of the rounds were")
+    else:
+        typer.echo(f"latency was not measured: {choice.not_measured}")
+    typer.echo(choice.words(metric))
 
 
 def _chosen(loaded: LoadedSweep, faster: float | None) -> tuple[TrialRecord, Choice | None]:
@@ -268,6 +296,28 @@ def examine(
 
 
 @app.command(hidden=True)
+def latency(
+    context: typer.Context,
+    runs: list[Path],
+    result: Annotated[Path, typer.Option()],
+    batch: Annotated[int, typer.Option(min=1)],
+) -> None:
+    """Measure how long the models of runs take; for samestep sweep best."""
+    with guarded():
+        from samestep.cli.ranks import as_rank
+        from samestep.sweep.latency import write_latencies
+        from samestep.train.run_dir import config_of
+
+        config = config_of(
+            runs[0], ["distributed.world_size=auto"]
+        )  # it may have been trained on more
+        with as_rank(config, context, None, needs_lanes=False) as place:
+            from samestep.inference.latency import time_models
+
+            write_latencies(time_models(runs, batch, place), result)
+
+
+@app.command(hidden=True)
 def warm(channel: int, task: Path, threads: int, padding: str) -> None:
     """Fork runs of a task from a process that has torch imported; for the process that runs a sweep."""
     from samestep.launch.warm.server import serve
@@ -277,13 +327,19 @@ def warm(channel: int, task: Path, threads: int, padding: str) -> None:
     serve(socket.socket(fileno=channel), task, threads, lambda words: command(list(words)))
 
 
-def _show(loaded: LoadedSweep, trials: list[TrialRecord], as_json: bool) -> None:
+def _show(
+    loaded: LoadedSweep,
+    trials: list[TrialRecord],
+    as_json: bool,
+    more: Mapping[str, Any] | None = None,
+) -> None:
     if as_json:
         sweep = loaded.sweep
-        document = {
-            "name": sweep.name, "folder": str(sweep.path), "metric": sweep.objective.metric,
+        document: dict[str, Any] = {
+            "name": sweep.name, "folder": str(sweep.path), "metric": sweep.objective.metric, "storage": sweep.storage,
             **({"metrics": sweep.metrics} if sweep.further_objectives else {}),
         }  # fmt: skip
+        document |= more or {}
         typer.echo(json.dumps({**document, "trials": [trial.as_json() for trial in trials]}))
     else:
         print_rows(_header(loaded), [_row(loaded, trial) for trial in trials])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
@@ -75,46 +75,44 @@ class SweepTable:
         now: float,
     ) -> Group:
         """What is drawn: as many of the last trials as fit, and all that run."""
-        from samestep.sweep.storage import best_of
+        from samestep.sweep.pareto import best_words
 
         sweep = self._sweep
         folds = ["folds"] if sweep.folds is not None else []
-        table = Table("trial", "state", sweep.objective.metric, *sweep.domains, *folds, "")
+        table = Table("trial", "state", *sweep.metrics, *sweep.domains, *folds, "")
         lines = max(3, self._console.height - _LINES_AROUND - len(live))
         for number in sorted(over)[-lines:]:
             self._add(table, over[number])
         for number in sorted(live):
             self._add_live(table, live[number], now)
-        best = best_of(sweep, list(over.values()))
+        best = best_words(sweep, list(over.values()))
         done = f"{bar(len(over), count)} {len(over)} of {count} trials"
-        if best is not None and best.value is not None:
-            done += f"; best: {best.value:.6g} (trial {best.number})"
-        return Group(table, Text(done))
+        return Group(table, Text(f"{done}; {best}" if best else done))
 
     def _add(self, table: Table, trial: TrialRecord) -> None:
         record = trial.as_json()
-        value = "" if trial.value is None else f"{trial.value:.6g}"
+        found = trial.objectives or (() if trial.value is None else (trial.value,))
         reason = str(record["reason"] or "").partition("\n")[0]
         self._row(
-            table, trial.number, trial.state, value, trial.values, len(record["folds"]), reason
+            table, trial.number, trial.state, found, trial.values, len(record["folds"]), reason
         )
 
     def _add_live(self, table: Table, trial: LiveTrial, now: float) -> None:
         curve = trial.curves[trial.fold] if trial.fold < len(trial.curves) else []
-        value = f"{curve[-1][1]:.6g}" if curve else ""
+        found = [curve[-1][1]] if curve else []  # it asks by the first objective only
         words = f"{now - trial.began:.0f} s"
         if curve:
             words += (
                 f", {len(curve)} evaluation{'s' if len(curve) > 1 else ''}, step {curve[-1][0]}"
             )
-        self._row(table, trial.number, "running", value, trial.values, trial.fold, words)
+        self._row(table, trial.number, "running", found, trial.values, trial.fold, words)
 
     def _row(
         self,
         table: Table,
         number: int,
         state: str,
-        value: str,
+        found: Sequence[float],
         values: Mapping[str, Any],
         folds: int,
         words: str,
@@ -123,8 +121,10 @@ class SweepTable:
         texts = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in drawn]
         rule = self._sweep.folds
         done = [] if rule is None else [f"{bar(folds, rule.k, rule.k)} {folds}/{rule.k}"]
+        measured = [f"{value:.6g}" for value in found]
+        measured += [""] * (len(self._sweep.metrics) - len(measured))
         # As Text: what a person or a task has written is no markup.
-        cells = [Text(cell) for cell in (value, *texts, *done, words)]
+        cells = [Text(cell) for cell in (*measured, *texts, *done, words)]
         table.add_row(str(number), Text(state, style=_COLORS[state]), *cells)
 
 

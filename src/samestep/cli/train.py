@@ -18,6 +18,7 @@ from samestep.cli.app import (
     LocalRank,
     Overrides,
     RunFile,
+    StartTimeout,
     TakesScript,
     Trace,
     TraceFrom,
@@ -50,6 +51,7 @@ def train(
     trace_from: TraceFrom = 0,
     ask: Ask = None,
     hang_timeout: HangTimeout = None,
+    start_timeout: StartTimeout = None,
     as_json: AsJson = False,
     describe: Annotated[Path | None, typer.Option(hidden=True)] = None,
     local_rank: LocalRank = None,
@@ -79,7 +81,7 @@ def train(
             from samestep.train.train_once import train_once
 
             recording.enter_context(started_by(command))
-            recording.enter_context(_watched(place, hang_timeout))
+            recording.enter_context(_watched(place, hang_timeout, start_timeout))
             on_gpu = place.device.type == "cuda"
             cpus = owned_cpus(process_environment()).value
             hint = more_processes_may_help(loaded, place.world, place.threads, cpus, on_gpu)
@@ -96,13 +98,15 @@ def train(
                 typer.echo(f"{outcome.steps} steps{loss}; the run is in {loaded.run_path}")
 
 
-def _watched(place: RunContext, hang_timeout: float | None) -> AbstractContextManager[None]:
+def _watched(
+    place: RunContext, hang_timeout: float | None, start_timeout: float | None
+) -> AbstractContextManager[None]:
     """While entered, a process that is alone ends if it hangs."""
     if hang_timeout is None or place.world > 1:
         return nullcontext()
     from samestep.distributed.health.watchdog import Watchdog
 
-    return Watchdog(place.activity, hang_timeout)
+    return Watchdog(place.activity, hang_timeout, start_timeout)
 
 
 def _print_result(config: Config, place: RunContext, as_json: bool) -> None:

@@ -36,6 +36,9 @@ _SECRET_WORDS = frozenset(
 )
 _SECRET_ENDINGS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "APIKEY", "CREDENTIALS")
 _URL_WITH_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]*@")
+_PASSWORD = re.compile(r"(://[^:/@\s]*:)\S*@")
+"""Up to the last @ of a word: a password may hold any character, and more may be hidden than it is."""
+_PASSWORD_OPTION = re.compile(r"([?&][^=&\s]*pass\w*=)[^&\s'\"]*", re.IGNORECASE)
 
 
 def reference_to(name: str) -> str:
@@ -59,6 +62,17 @@ def is_secret(name: str, value: str) -> bool:
         word in _SECRET_WORDS or word.endswith(_SECRET_ENDINGS) for word in words
     )
     return named or _URL_WITH_PASSWORD.search(value) is not None
+
+
+def without_passwords(text: str) -> str:
+    """A text as others may read it: the passwords of the URLs in it are hidden, but for references."""
+
+    def hidden(found: re.Match[str]) -> str:
+        given = found[0].removeprefix(found[1]).removesuffix("@")
+        end = "@" if found[0].endswith("@") else ""
+        return f"{found[1]}{given if referred(given) else '***'}{end}"
+
+    return _PASSWORD_OPTION.sub(hidden, _PASSWORD.sub(hidden, text))
 
 
 def without_values(key: str, value: Any) -> Any:

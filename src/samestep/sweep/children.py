@@ -145,12 +145,25 @@ class Children:
                 ended.append(child)
         return ended
 
-    def wait(self, child: Child) -> None:
-        """Wait for the end of one; raises `Stopped` if a signal stops this process meanwhile."""
+    def wait(self, child: Child, seconds: float | None = None) -> bool:
+        """Wait for the end of one; raises `Stopped` if a signal stops this process meanwhile.
+
+        Args:
+            child: The one.
+            seconds: After which it is ended; None for as long as it takes.
+
+        Returns:
+            Whether it has ended by itself.
+        """
+        began, by_itself = time.monotonic(), True
         while child.code is None:
+            if by_itself and seconds is not None and time.monotonic() - began > seconds:
+                by_itself = False
+                self.end(child)
             self.refuse_stopped()
             self.poll()
             time.sleep(PAUSE)
+        return by_itself
 
     @property
     def stopped_by(self) -> signal.Signals | None:

@@ -23,6 +23,7 @@ from samestep.checkpoint.questions import (
 from samestep.environment.variables import process_environment
 from samestep.errors import CheckpointError, Stopped, TaskError, UserError
 from samestep.sweep.children import PAUSE, Child, Children
+from samestep.sweep.database import open_database
 from samestep.sweep.examine import examine
 from samestep.sweep.loading import LoadedSweep
 from samestep.sweep.optuna_parts import Known, decide, draw, trial_count
@@ -30,7 +31,7 @@ from samestep.sweep.packing import Packing
 from samestep.sweep.pareto import best_words, results_of
 from samestep.sweep.run_spec import RunSpec, why_failed
 from samestep.sweep.schema import SweepConfig, seconds_of
-from samestep.sweep.storage import CURVES, FOLDS, PRUNED, Storage, TrialRecord
+from samestep.sweep.storage import CURVES, FOLDS, PRUNED, Storage, TrialRecord, refuse_other_storage
 from samestep.sweep.study_folder import locked, same_study, shape_of, signed, write_document
 from samestep.sweep.tracked_study import TrackedStudy, tracked_study
 from samestep.sweep.trial import LiveTrial, further_of, objective_of
@@ -57,12 +58,20 @@ def run_sweep(loaded: LoadedSweep, report: Report, watch: Watch | None = None) -
 
     Raises:
         RunDirError: if another process runs it, or its directory is of another sweep.
+        StorageError: if its storage cannot be used, or is another than it had.
         Stopped: after a stop signal, or `samestep sweep stop`; everything is saved.
     """
     sweep = loaded.sweep
     folder = sweep.path
     packing = share_out(sweep, loaded.base, trial_count(sweep), process_environment())
-    with locked(folder, "sweep"), Children() as children, ExitStack() as stack:
+    with (
+        locked(folder, "sweep", report) as lock,
+        Children() as children,
+        ExitStack() as stack,
+    ):
+        refuse_other_storage(sweep, folder)
+        database = open_database(sweep.storage, folder)
+        stack.callback(database.close)
         (folder / STOP).unlink(missing_ok=True)  # of a process that was killed before it saw it
         for name in ("trials", "asked", "logs"):
             (folder / name).mkdir(exist_ok=True)
@@ -77,13 +86,13 @@ def run_sweep(loaded: LoadedSweep, report: Report, watch: Watch | None = None) -
         for line in (*loaded.notes, *([told.folds] if told.folds else []), packing.summary):
             report(line)
         children.fork_from(forks, report)
-        storage = Storage(sweep, folder)
-        try:
-            coordinator = Coordinator(loaded, folder, storage, children, packing, report, watch)
-            with tracked_study(coordinator.study, sweep.model_dump(mode="json")):
-                return coordinator.run()
-        finally:
-            storage.close()
+        storage = Storage(sweep, folder, database)
+        coordinator = Coordinator(
+            loaded, folder, storage, children, packing, report, watch, lock.refuse_lost
+        )
+        shown = sweep.model_dump(mode="json")
+        with database.naming_errors(folder), tracked_study(coordinator.study, shown):
+            return coordinator.run()
 
 
 class Coordinator:
@@ -98,7 +107,9 @@ class Coordinator:
         packing: Packing,
         report: Report,
         watch: Watch | None = None,
+        refuse_lost: Callable[[], None] = lambda: None,
     ) -> None:
+        self._refuse_lost = refuse_lost
         self._sweep, self._folder = loaded.sweep, folder
         trackers = loaded.base.trackers
         self.study = TrackedStudy(loaded.sweep.name, "sweep", trackers, folder, report)
@@ -116,7 +127,7 @@ class Coordinator:
         self._continue_earlier()
         while True:
             self._children.refuse_stopped()
-            self._refuse_stop_file()
+            self._look_around()
             self._start_waiting()
             while (number := self._next_number()) is not None:
                 self._begin(number)
@@ -326,11 +337,13 @@ class Coordinator:
         at = f"{metric} {question.value:.6g} after step {question.step + 1}"
         return f"pruned ({sweep.pruner}): {at}" if prune else ""
 
-    def _refuse_stop_file(self) -> None:
+    def _look_around(self) -> None:
+        """Whether somebody wants this sweep to stop, or runs it in this process's place."""
         now = time.monotonic()
         if now - self._looked < _SECONDS_BETWEEN_LOOKS:
             return
         self._looked = now
+        self._refuse_lost()
         if (self._folder / STOP).exists():
             self._children.stop()
             (self._folder / STOP).unlink(missing_ok=True)

@@ -49,6 +49,9 @@ class CvRequest:
     which: Which = "best"
     """Which evaluation of a fold counts."""
     predicts: bool = True
+    hang_timeout: float | None = None
+    """Seconds in which something must move in a run on one rank."""
+    start_timeout: float | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ def cross_validate(request: CvRequest, report: Report) -> dict[str, Any]:
     environ = process_environment()
     threads = rank_threads(config, owned_cpus(environ), request.ranks, environ).value
     with (
-        locked(folder, "cv"),
+        locked(folder, "cv", report),
         Children() as children,
         warm_server(config, threads, folder / "warm.txt", True, report) as server,
     ):
@@ -134,6 +137,8 @@ def fold_specs(request: CvRequest, folder: Path, folds: Path, count: int) -> lis
             (*request.overrides, override("fold", {"file": str(folds), "number": number})),
             folder / f"fold-{number}",
             request.ranks,
+            hang_timeout=request.hang_timeout,
+            start_timeout=request.start_timeout,
         )
         for number in range(count)
     ]
@@ -166,7 +171,11 @@ def _make_folds(
     output = folder / "folds.txt"
     output.unlink(missing_ok=True)
     child = children.start("the split", words, output)
-    children.wait(child)
+    if not children.wait(child, request.start_timeout):
+        raise TaskError(
+            f"the training set was not split in {request.start_timeout:g} s: give a longer --start-timeout, "
+            f"or none, if its data takes longer to prepare. All it printed: {output}"
+        )
     if child.code != 0:
         raise TaskError(f"the training set could not be split: {child.ending()}")
     report(child.last_words())

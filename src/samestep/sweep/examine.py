@@ -18,7 +18,7 @@ from samestep.foreign.json_text import read_json
 from samestep.sweep.children import Children
 from samestep.sweep.loading import LoadedSweep
 from samestep.sweep.run_spec import override
-from samestep.sweep.schema import SweepConfig
+from samestep.sweep.schema import SweepConfig, seconds_of
 from samestep.sweep.study_folder import write_document
 
 
@@ -87,7 +87,11 @@ def examine(loaded: LoadedSweep, folder: Path, children: Children) -> Examinatio
         words += ["--folds", str(rule.k), "--stratify", rule.stratify, "--seed", str(rule.seed)]
         words += ["--output", str(folds_file(sweep, folder))]
     child = children.start("the examination of the task", words, output)
-    children.wait(child)
+    if not children.wait(child, seconds_of(sweep.start_timeout)):
+        raise TaskError(
+            f"the task was not loaded in start_timeout, {sweep.start_timeout}: set a longer one, or none, if "
+            f"its data takes longer to prepare. All it printed: {output}"
+        )
     if child.code != 0 or not is_file(answer):
         raise TaskError(f"the task could not be loaded: {child.ending()}. All it printed: {output}")
     try:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from samestep.config.layers import LAYER_KEYS, ONLY_IN_FILES, Layer, read_layers
+from samestep.config.secrets import without_passwords
 from samestep.errors import ConfigError, Mistake, TextError
 from samestep.foreign.limits import check_values
 from samestep.sweep.aliases import apply_sweep_aliases
@@ -41,7 +42,12 @@ def read_sweep_file(path: Path) -> SweepFile:
     Raises:
         ConfigError: if it cannot be read, or holds no keys.
     """
-    stack = read_layers(path, _EXAMPLE)
+    try:
+        stack = read_layers(path, _EXAMPLE)
+    except ConfigError as error:
+        # What is not YAML is shown as it is, and a storage's URL may be in it.
+        shown = [replace(m, message=without_passwords(m.message)) for m in error.mistakes]
+        raise ConfigError(error.source, shown) from None
     whole = SweepFile({}, {}, stack.mistakes)
     for layer in stack.layers:
         try:

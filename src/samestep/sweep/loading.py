@@ -15,9 +15,11 @@ from samestep.config import Config, load_config
 from samestep.config.aliases import ALIASES
 from samestep.config.layers import LAYER_KEYS, ONLY_IN_FILES
 from samestep.config.reference import schema_keys, section_of, suggest_key
+from samestep.config.secrets import without_passwords
 from samestep.errors import ConfigError, Mistake, TextError
 from samestep.foreign.limits import check_values, short
 from samestep.foreign.plain_yaml import parse_yaml
+from samestep.sweep.database import check_storage
 from samestep.sweep.files import SweepFile, read_sweep_file
 from samestep.sweep.optuna_parts import import_optuna, part_mistakes
 from samestep.sweep.run_spec import override
@@ -89,7 +91,9 @@ def load_sweep(
         sweep._space, wrong = parse_space(sweep.space)
         mistakes += wrong
         base, wrong = _load_base(sweep)
-        mistakes += [*wrong, *(part_mistakes(sweep) if runs else [])]
+        mistakes += wrong
+        if runs:
+            mistakes += [*part_mistakes(sweep), *_storage_mistakes(sweep)]
         if base is not None:
             mistakes += [*_space_mistakes(sweep, base), *via_mistakes(sweep, base)]
     if mistakes or sweep is None or base is None:
@@ -106,13 +110,14 @@ def _apply(values: dict[str, Any], overrides: Sequence[str]) -> Iterator[Mistake
     for text in overrides:
         key, equals, written = text.partition("=")
         if not equals or not key:
-            yield Mistake(short(text), "is not an override: write key=value")
+            yield Mistake(short(without_passwords(text)), "is not an override: write key=value")
             continue
         try:
             value = parse_yaml(written)
             check_values(value)
         except TextError as error:
-            yield Mistake(key, f"{written!r} is not a YAML value: it {error}", "override")
+            message = without_passwords(f"{written!r} is not a YAML value: it {error}")
+            yield Mistake(key, message, "override")
             continue
         first, dot, rest = key.partition(".")
         if first in LAYER_KEYS:
@@ -166,7 +171,7 @@ def _message(path: str, found: Any) -> str:
         )
     if found["type"] == "missing":
         return "is missing: a sweep needs base, space and objective.metric"
-    return f"you set {short(repr(found['input']))}: {found['msg']}"
+    return f"you set {short(without_passwords(repr(found['input'])))}: {found['msg']}"
 
 
 def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -195,6 +200,13 @@ def _load_base(sweep: SweepConfig) -> tuple[Config | None, list[Mistake]]:
             Mistake("base", f"{sweep.base} evaluates nothing: set evaluation.every_epochs")
         )
     return config, wrong
+
+
+def _storage_mistakes(sweep: SweepConfig) -> Iterator[Mistake]:
+    try:
+        check_storage(sweep.storage)
+    except TextError as error:
+        yield Mistake("storage", str(error))
 
 
 def _space_mistakes(sweep: SweepConfig, base: Config) -> Iterator[Mistake]:

@@ -15,7 +15,7 @@ from samestep.foreign.json_text import read_json
 from samestep.sweep.coordinator import STOP, SWEEP
 from samestep.sweep.loading import LoadedSweep, load_sweep
 from samestep.sweep.run_spec import override
-from samestep.sweep.storage import Storage, TrialRecord, best_of
+from samestep.sweep.storage import Storage, TrialRecord, best_of, refuse_other_storage
 from samestep.sweep.study_folder import is_signed
 
 
@@ -65,7 +65,8 @@ def trials_of(loaded: LoadedSweep) -> list[TrialRecord]:
     """All trials of a sweep, as they are now."""
     if not Storage.exists(loaded.sweep.path):
         return []
-    storage = Storage(loaded.sweep, loaded.sweep.path)
+    refuse_other_storage(loaded.sweep, loaded.sweep.path)
+    storage = Storage(loaded.sweep, loaded.sweep.path, write=False)
     try:
         return storage.trials()
     finally:

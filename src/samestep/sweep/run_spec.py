@@ -36,6 +36,8 @@ class RunSpec:
     """Options of `samestep launch` by which its ranks are started elsewhere; here if there are none."""
     hang_timeout: float | None = None
     """Seconds in which something must move in a run on one rank; several ranks watch each other."""
+    start_timeout: float | None = None
+    """Seconds in which such a run must come to its first step, if `hang_timeout` is set."""
 
     def result(self) -> RunResult | None:
         """What the run has come to, if it has begun."""
@@ -50,6 +52,8 @@ class RunSpec:
         if self.ranks == 1:
             if self.hang_timeout is not None:
                 options += ["--hang-timeout", f"{self.hang_timeout:g}"]
+                if self.start_timeout is not None:
+                    options += ["--start-timeout", f"{self.start_timeout:g}"]
             return ("train", *words_of(self.config, overrides, options, ()))
         options += ["--nproc", str(self.ranks), "--via", "torchrun"]
         return ("launch", *words_of(self.config, overrides, options, ()))

@@ -14,11 +14,13 @@ from samestep.config.distributed import Auto
 from samestep.config.launch import Line, Meaning
 from samestep.config.optim import Section
 from samestep.config.schema import FolderName
+from samestep.errors import TextError
 from samestep.sweep.space import Space
 
+_DURATION = r"^[0-9]{1,9}(\.[0-9]{1,3})?\s*[smhd]$"
 Duration = Annotated[
     str,
-    Field(pattern=r"^[0-9]{1,9}(\.[0-9]{1,3})?\s*[smhd]$"),
+    Field(pattern=_DURATION),
     Meaning("a number with s, m, h or d, such as 8h"),
 ]
 MOST_OBJECTIVES = 8
@@ -30,6 +32,19 @@ def seconds_of(duration: str | None) -> float | None:
     if duration is None:
         return None
     return float(duration[:-1]) * _SECONDS[duration[-1]]
+
+
+def parse_duration(text: str) -> float | None:
+    """The seconds of a duration on a command line; None for `none`.
+
+    Raises:
+        TextError: if it is no duration.
+    """
+    if text == "none":
+        return None
+    if re.fullmatch(_DURATION, text) is None:
+        raise TextError(f"{text!r} is not a duration: write a number with s, m, h or d, or none")
+    return seconds_of(text)
 
 
 class ObjectiveConfig(Section):
@@ -68,6 +83,10 @@ class SweepConfig(Section):
     base: Line = Field(description="the config that is searched from; relative to this file")
     name: FolderName = Field("sweep", description="the sweep's name; its file's if not set")
     directory: Line | None = Field(None, description="where it goes; sweeps/<name> if not set")
+    storage: Line = Field(
+        "sqlite",
+        description="sqlite and journal: a file in the directory; or a database's URL with ${NAME} for its password",
+    )
     space: dict[str, Any] = Field(max_length=MOST_ENTRIES, description="what each key may be")
     objective: ObjectiveConfig
     further_objectives: tuple[FurtherObjectiveConfig, ...] = Field(
@@ -88,6 +107,9 @@ class SweepConfig(Section):
     )
     hang_timeout: Duration | None = Field(
         "30m", description="a run on one rank fails if nothing moves in it for this long"
+    )
+    start_timeout: Duration | None = Field(
+        "2h", description="such a run fails if it has not come to its first step in this time"
     )
     seed: Seed = Field(0, description="root of the draws")
     folds: SweepFoldsConfig | None = None
@@ -174,10 +196,10 @@ class SweepConfig(Section):
 
 
 _CHANGEABLE = (
-    "base", "directory", "trials", "timeout", "trial_timeout", "hang_timeout", "ranks_per_trial", "parallel", "retries",
-    "warm", "via", "hosts", "nodes_per_trial",
+    "base", "directory", "trials", "timeout", "trial_timeout", "hang_timeout", "start_timeout", "ranks_per_trial", "parallel", "retries",
+    "warm", "via", "hosts", "nodes_per_trial", "storage",
 )  # fmt: skip
-"""What may differ when a sweep is resumed: none of it changes what a trial comes to."""
+"""What may differ when a sweep is resumed: none of it changes what a trial comes to. The storage has a check of its own."""
 
 
 def is_module_class(name: str) -> bool:

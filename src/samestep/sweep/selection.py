@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from samestep.errors import RunDirError
+from samestep.errors import RunDirError, UserError
 from samestep.foreign.files import is_file
+from samestep.sweep.latency import Latency, measure_latencies
 from samestep.sweep.loading import LoadedSweep
 from samestep.sweep.reading import best_trial, trials_of
 from samestep.sweep.schema import SweepConfig
@@ -17,6 +18,7 @@ from samestep.sweep.storage import TrialRecord
 from samestep.sweep.study_folder import trial_folder
 
 MODEL = "model.safetensors"
+LATENCY = "seconds for one sample"
 
 
 @dataclass(frozen=True)
@@ -27,14 +29,27 @@ class Choice:
     best: TrialRecord
     margin: float
     measure: str
-    """What its cost is: seconds per sample, or parameters."""
+    """What its cost is: seconds for one sample, seconds per sample in training, or parameters."""
     cost: float
     best_cost: float
+    candidates: Sequence[TrialRecord] = ()
+    """All within the margin."""
+    latencies: Mapping[int, Latency] = field(default_factory=dict)
+    """Of the candidates by number, if they were measured."""
+    not_measured: str = ""
+    """Why they were not."""
 
     def as_json(self) -> dict[str, Any]:
         """For `best --json`."""
         best = {"number": self.best.number, "value": self.best.value, "cost": self.best_cost}
-        return {"margin": self.margin, "measure": self.measure, "cost": self.cost, "best": best}
+        found = {"margin": self.margin, "measure": self.measure, "cost": self.cost, "best": best}
+        if self.not_measured:
+            return {**found, "not_measured": self.not_measured}
+        candidates = [
+            {"number": t.number, "value": t.value, **self.latencies[t.number].as_json()}
+            for t in self.candidates
+        ]
+        return {**found, "candidates": candidates}
 
     def words(self, metric: str) -> str:
         """Why this trial, in one sentence."""
@@ -44,9 +59,20 @@ class Choice:
         costs = f"{self.cost:.4g} {self.measure}, where that has {self.best_cost:.4g}"
         return f"trial {self.trial.number} is {within}, and has the fewest: {costs}"
 
+    def figures(self, metric: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """What was measured, as the header and the rows of a table; no rows if nothing was."""
+        rows: list[tuple[str, ...]] = []
+        for trial in self.candidates if self.latencies else ():
+            taken = self.latencies[trial.number]
+            batch = f"{taken.batch.words()} for {taken.size}"
+            rows.append((str(trial.number), f"{trial.value:.6g}", taken.one.words(), batch))
+        return ("trial", metric, "one sample", "a batch"), rows
+
 
 def prefer_faster(loaded: LoadedSweep, margin: float) -> Choice:
     """The fastest trial whose value is within a margin of the best.
+
+    By what its model takes for one sample, measured now; where that cannot be, by its training.
 
     Args:
         loaded: The sweep.
@@ -66,20 +92,49 @@ def prefer_faster(loaded: LoadedSweep, margin: float) -> Choice:
         and trial.value is not None
         and abs(trial.value - best.value) <= allowed
     ]
+    try:
+        return _by_latency(loaded, near, best, margin)
+    except UserError as error:
+        reason = str(error)
     for measure, cost_of in _MEASURES.items():
         costs = {trial.number: cost_of(loaded.sweep, trial) for trial in near}
         known = {number: cost for number, cost in costs.items() if cost is not None}
         if len(known) < len(near):
             continue  # compared by one measure, or not at all
-        # Of equal ones the better, and of those the first.
-        order = [(known[t.number], abs((t.value or 0.0) - best.value), t.number, t) for t in near]
-        chosen = min(order, key=lambda entry: entry[:3])[3]
-        return Choice(chosen, best, margin, measure, known[chosen.number], known[best.number])
+        chosen = _least(near, best, known)
+        cost, best_cost = known[chosen.number], known[best.number]
+        return Choice(chosen, best, margin, measure, cost, best_cost, near, not_measured=reason)
     without = ", ".join(str(number) for number, cost in costs.items() if cost is None)
     raise RunDirError(
-        f"nothing tells how fast the trials {without} are: the directories of their runs have neither times "
-        f"in metrics.jsonl nor a {MODEL}. Leave out --prefer-faster-within"
+        f"nothing tells how fast the trials {without} are: their latency could not be measured ({reason}), "
+        f"and the directories of their runs have neither times in metrics.jsonl nor a {MODEL}. Leave out "
+        "--prefer-faster-within"
     )
+
+
+def _by_latency(
+    loaded: LoadedSweep, near: Sequence[TrialRecord], best: TrialRecord, margin: float
+) -> Choice:
+    base = loaded.base
+    size = base.evaluation.batch or base.batch_plan(1).lane_batch
+    # The folds of a trial have the same model.
+    runs = {trial.number: runs_of(loaded.sweep, trial)[0] for trial in near}
+    found = measure_latencies(runs, size)
+    fastest = min((found[trial.number].one for trial in near), key=lambda one: one.median)
+    # What the spread cannot tell from the fastest is as fast: of those, the better one.
+    costs = {n: 0.0 if f.one.low <= fastest.high else f.one.median for n, f in found.items()}
+    chosen = _least(near, best, costs)
+    cost, best_cost = found[chosen.number].one.median, found[best.number].one.median
+    return Choice(chosen, best, margin, LATENCY, cost, best_cost, near, found)
+
+
+def _least(
+    near: Sequence[TrialRecord], best: TrialRecord, costs: Mapping[int, float]
+) -> TrialRecord:
+    """Of equal ones the better, and of those the first."""
+    value = best.value or 0.0
+    order = [(costs[t.number], abs((t.value or 0.0) - value), t.number, t) for t in near]
+    return min(order, key=lambda entry: entry[:3])[3]
 
 
 def seconds_per_sample(sweep: SweepConfig, trial: TrialRecord) -> float | None:
@@ -118,7 +173,7 @@ def parameters(sweep: SweepConfig, trial: TrialRecord) -> float | None:
 
 
 _MEASURES: dict[str, Callable[[SweepConfig, TrialRecord], float | None]] = {
-    "seconds per sample": seconds_per_sample,
+    "seconds per sample in training": seconds_per_sample,
     "parameters": parameters,
 }
 

@@ -1,22 +1,28 @@
-"""A sweep's trials on the disk: Optuna's own storage, which its dashboard and library open too.
+"""A sweep's trials: Optuna's own storage, which its dashboard and library open too.
 
 One process writes, which holds the sweep's lock; any number may read.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samestep.errors import RunDirError
+from samestep.errors import StorageError, TextError
 from samestep.foreign.files import is_file
+from samestep.foreign.json_text import read_json
+from samestep.sweep.database import FILES, Database, name_of, open_database
 from samestep.sweep.optuna_parts import distributions, import_optuna
 from samestep.sweep.schema import SweepConfig
 from samestep.sweep.space import encoded
+from samestep.sweep.study_folder import write_document
 
-FILE = "study.db"
+_PLACE = "storage.json"
+"""Which storage keeps the trials, and what tells their study from others of the same name there."""
+_OWNER = "samestep_sweep"
 VALUES, CURVES, FOLDS, PRUNED, REASON = "values", "curves", "folds", "pruned", "reason"
 """What we keep of a trial besides Optuna's: the values themselves, its evaluations by fold, the folds'
 values, where it was pruned, and why it failed."""
@@ -65,38 +71,68 @@ class Storage:
     Args:
         sweep: The sweep.
         folder: Its directory.
+        database: What keeps them, if it is open already.
+        write: Whether this process holds the sweep's lock; else nothing is made that is not there.
+
+    Raises:
+        StorageError: if it cannot be opened, or its study is another sweep's.
     """
 
-    def __init__(self, sweep: SweepConfig, folder: Path) -> None:
-        optuna = import_optuna()
-        self._optuna, self._sweep = optuna, sweep
-        path = folder.resolve() / FILE
+    def __init__(
+        self, sweep: SweepConfig, folder: Path, database: Database | None = None, write: bool = True
+    ) -> None:
+        self._optuna, self._sweep = import_optuna(), sweep
+        if database is None:
+            database = open_database(sweep.storage, folder, write=write)
+        self._database, self._storage = database, database.storage
         try:
-            # A reader may hold the file for a moment.
-            self._storage = optuna.storages.RDBStorage(
-                f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": 60}}
+            self._study = self._opened(folder) if write else self._loaded()
+            if self._study is not None:
+                self._id = self._storage.get_study_id_from_name(sweep.name)
+        except StorageError:
+            raise
+        except Exception as error:
+            raise database.error("has no study that can be used", error) from None
+
+    def _loaded(self) -> Any:
+        try:
+            return self._optuna.load_study(storage=self._storage, study_name=self._sweep.name)
+        except KeyError:  # its process has not come so far
+            return None
+
+    def _opened(self, folder: Path) -> Any:
+        number = _study_number(self._sweep, folder, self._database)
+        study = self._optuna.create_study(
+            storage=self._storage,
+            study_name=self._sweep.name,
+            directions=self._sweep.directions,
+            load_if_exists=True,
+        )
+        if not self._database.is_shared:
+            return study
+        known = study.user_attrs.get(_OWNER)
+        if known is None and not study.get_trials(deepcopy=False):
+            study.set_user_attr(_OWNER, number)
+        elif known != number:
+            raise StorageError(
+                f"{self._database.name} has a study {self._sweep.name} already, of another sweep: set another "
+                "name, or another storage"
             )
-            self._study = optuna.create_study(
-                storage=self._storage,
-                study_name=sweep.name,
-                directions=sweep.directions,
-                load_if_exists=True,
-            )
-        except Exception as error:  # SQLAlchemy's and Optuna's have no root in common
-            raise RunDirError(f"{path} cannot be opened as a study: {error}") from error
-        self._id = self._storage.get_study_id_from_name(sweep.name)
+        return study
 
     @staticmethod
     def exists(folder: Path) -> bool:
-        return is_file(folder / FILE)
+        return _kept_in(folder) is not None
 
     def close(self) -> None:
-        """Let go of the file."""
-        self._storage.engine.dispose()
+        """Let go of the file, or the connection."""
+        self._database.close()
 
     def trials(self) -> list[TrialRecord]:
         """All that have begun, by number."""
-        found = []
+        found: list[TrialRecord] = []
+        if self._study is None:
+            return found
         for trial in self._study.get_trials(deepcopy=False):
             state = _STATES.get(trial.state.name, "running")  # one that waits is about to run
             values = trial.values if state in ("complete", "pruned") else None
@@ -150,6 +186,53 @@ class Storage:
 
     def _trial_id(self, number: int) -> int:
         return int(self._storage.get_trial_id_from_study_id_trial_number(self._id, number))
+
+
+def refuse_other_storage(sweep: SweepConfig, folder: Path) -> None:
+    """Whether a sweep's trials are kept where its file says, if it has begun.
+
+    Raises:
+        StorageError: naming both places.
+    """
+    kept, wanted = _kept_in(folder), name_of(sweep.storage, folder)
+    if kept is not None and kept != wanted:
+        raise StorageError(
+            f"the trials of {folder} are in {kept}, and storage is now {wanted}: set the one that it had, or "
+            "another name for a new sweep"
+        )
+
+
+def _kept_in(folder: Path) -> str | None:
+    """What keeps a sweep's trials, if it has begun."""
+    if not is_file(folder / _PLACE):
+        before = is_file(folder / FILES["sqlite"])  # which was all that there was
+        return name_of("sqlite", folder) if before else None
+    found = _read_place(folder).get("storage")
+    return name_of(found, folder) if found in FILES else str(found)
+
+
+def _read_place(folder: Path) -> dict[str, Any]:
+    path = folder / _PLACE
+    try:
+        found = read_json(path)
+    except TextError as error:
+        raise StorageError(f"{path} {error}: where the trials are cannot be read") from None
+    if not isinstance(found, dict):
+        raise StorageError(
+            f"{path} is not what a sweep writes: where the trials are cannot be read"
+        )
+    return found
+
+
+def _study_number(sweep: SweepConfig, folder: Path, database: Database) -> str:
+    """What tells a sweep's study from others of its name, kept with where it is."""
+    if is_file(folder / _PLACE):
+        return str(_read_place(folder).get("study"))
+    number = secrets.token_hex(8)
+    # A file of the directory by its name: the directory may be moved.
+    place = sweep.storage if sweep.storage in FILES else database.name
+    write_document(folder / _PLACE, {"storage": place, "study": number})
+    return number
 
 
 def best_of(sweep: SweepConfig, trials: list[TrialRecord]) -> TrialRecord | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hmac
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from samestep.checkpoint.directory_lock import DirectoryLock
+from samestep.checkpoint.directory_lock import DirectoryLock, Holder, holder_of
 from samestep.checkpoint.files import write_whole
 from samestep.checkpoint.ownership import claim
 from samestep.config import Config
@@ -32,20 +32,33 @@ def shape_of(config: Config) -> dict[str, Any]:
 
 
 @contextmanager
-def locked(folder: Path, purpose: Literal["cv", "sweep"]) -> Iterator[None]:
+def locked(
+    folder: Path, purpose: Literal["cv", "sweep"], report: Callable[[str], None]
+) -> Iterator[DirectoryLock]:
     """A directory of ours, for this process alone.
 
+    Args:
+        folder: The directory.
+        purpose: What it is for.
+        report: Called with a line if it is taken over from a process that has not released it.
+
     Raises:
-        RunDirError: if another process uses it, or it is not ours.
+        RunDirError: if another process uses it, here or on another machine, or it is not ours.
     """
     claim(folder, purpose=purpose)
-    lock = DirectoryLock(
-        folder, f"{purpose}.lock", f"{folder}", "Wait for it to end, or stop it; two would spoil it"
-    )
+    advice = "Wait for it to end, or stop it; two would spoil it"
+    lock = DirectoryLock(folder, f"{purpose}.lock", f"{folder}", advice, beats=True)
     try:
-        yield
+        if lock.taken_from is not None:
+            report(f"taken over from {lock.taken_from.words()}, and who has not released it")
+        yield lock
     finally:
         lock.release()
+
+
+def coordinator_of(folder: Path) -> Holder | None:
+    """The process that runs the sweep of a directory, or has ended without releasing it; None if there is none."""
+    return holder_of(folder / "sweep.lock")
 
 
 def write_document(path: Path, document: Any) -> None:

@@ -90,6 +90,7 @@ class LiveTrial:
             asks.resolve(),
             variables,
             hang_timeout=seconds_of(sweep.hang_timeout),
+            start_timeout=seconds_of(sweep.start_timeout),
         )
 
     def add(self, step: int, value: float) -> None:

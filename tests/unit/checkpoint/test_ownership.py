@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from samestep.checkpoint.ownership import claim, clear, marker_of
+from samestep.checkpoint.ownership import claim, claim_empty, clear, marker_of
 from samestep.checkpoint.torch_file import write_torch_file
 from samestep.cli import app
 from samestep.config import load_config
-from samestep.errors import ConfigError, LaunchError, RunDirError
+from samestep.errors import ConfigError, LaunchError, OutputError, RunDirError
 from samestep.launch.run.private_file import write_private
 from samestep.lr_finder.curve import RangeTest
 from samestep.lr_finder.range_test import find_lr
@@ -232,6 +232,27 @@ def test_no_command_replaces_a_file_that_a_user_has_named(
     assert mine.read_bytes() != b"mine"
     assert Path("mine.pt.partial").read_text() == "mine, too"
     assert not list(tmp_path.glob(".mine*"))
+
+
+def test_an_output_folder_is_emptied_only_if_it_is_ours(tmp_path: Path) -> None:
+    ours = tmp_path / "ours"
+    claim_empty(ours, "recipe", overwrite=False)
+    claim_empty(ours, "recipe", overwrite=False)  # nothing is in it yet
+    (ours / "deep").mkdir()
+    (ours / "deep" / "page.html").touch()
+    with pytest.raises(OutputError, match="is not empty: --overwrite replaces it"):
+        claim_empty(ours, "recipe", overwrite=False)
+    claim_empty(ours, "recipe", overwrite=True)
+    assert list(ours.iterdir()) == [marker_of(ours, "recipe")]
+    before = theirs(tmp_path / "theirs")
+    for overwrite in (False, True):
+        with pytest.raises(RunDirError, match="is not what a recipe has made"):
+            claim_empty(tmp_path / "theirs", "recipe", overwrite)
+    claim(tmp_path / "run")
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    with pytest.raises(RunDirError, match="is not what a recipe has made"):
+        claim_empty(tmp_path / "run", "recipe", overwrite=True)
+    assert content(tmp_path / "theirs") == before
 
 
 def test_a_starter_is_not_written_through_a_link(tmp_path: Path) -> None:

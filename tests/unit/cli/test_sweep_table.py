@@ -9,7 +9,9 @@ import pytest
 from rich.console import Console
 
 from samestep.cli.sweep_table import SweepTable, bar
+from samestep.sweep.optuna_parts import draw
 from samestep.sweep.reading import trials_of
+from samestep.sweep.storage import Storage
 from samestep.sweep.trial import LiveTrial
 from tests.unit.sweep.studies import begin_study, finish_study
 
@@ -37,6 +39,26 @@ def test_a_table_has_those_that_are_over_and_those_that_run(tmp_path: Path) -> N
     assert "█░░░ 1/4" in text
     assert f"{bar(9, 20)} 9 of 20 trials; best: " in text
     assert ", 3 evaluations, step 12" in text
+
+
+def test_all_objectives_are_in_the_table(tmp_path: Path) -> None:
+    objectives = [{"metric": "f1", "mode": "max"}, {"metric": "cost"}]
+    loaded = begin_study(tmp_path, objective=objectives, sampler="nsga2")
+    storage = Storage(loaded.sweep, loaded.sweep.path)
+    for number, values in enumerate([(0.5, 12.25), (0.75, 24.5)]):
+        storage.begin(*draw(loaded.sweep, number, {}))
+        storage.complete(number, *values)
+    storage.begin(*draw(loaded.sweep, 2, {}))
+    trials = storage.trials()
+    storage.close()
+    running = LiveTrial.of(trials[2])
+    running.add(3, 0.125)
+    console = Console(file=io.StringIO(), width=160, height=40)
+    over = {trial.number: trial for trial in trials[:2]}
+    console.print(SweepTable(loaded, console).table(over, {2: running}, 4, 0.0))
+    text = str(console.file.getvalue())  # type: ignore[attr-defined]
+    for shown in ("f1", "cost", "12.25", "24.5", "0.125", "Pareto front: 0, 1"):
+        assert shown in text
 
 
 def test_many_trials_leave_room_for_those_that_run(tmp_path: Path) -> None:

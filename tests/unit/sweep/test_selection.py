@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from samestep.cli import app
 from samestep.errors import RunDirError
 from samestep.foreign.plain_yaml import parse_yaml
+from samestep.sweep.latency import Latency, Seconds
 from samestep.sweep.loading import LoadedSweep
 from samestep.sweep.plots import plots_of
 from samestep.sweep.selection import prefer_faster
@@ -94,6 +96,39 @@ def test_without_times_of_all_the_smallest_model_is_the_fastest(tmp_path: Path) 
     assert choice.best_cost == 25
 
 
+def measured(monkeypatch: pytest.MonkeyPatch, **rounds: list[float]) -> None:
+    """In place of a measurement: the rounds of each trial in milliseconds."""
+
+    def measure(runs: Mapping[int, Path], batch: int) -> dict[int, Latency]:
+        found = {n: Seconds.of([ms / 1e3 for ms in rounds[f"trial_{n}"]]) for n in runs}
+        return {n: Latency(one, one, batch) for n, one in found.items()}
+
+    monkeypatch.setattr("samestep.sweep.selection.measure_latencies", measure)
+
+
+def test_latency_counts_before_times_of_training(
+    timed: LoadedSweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured(monkeypatch, trial_1=[8, 9, 10], trial_2=[1, 2, 3], trial_3=[4, 5, 6])
+    choice = prefer_faster(timed, 0.015)
+    assert (choice.trial.number, choice.measure) == (2, "seconds for one sample")
+    assert (choice.cost, choice.best_cost) == (0.002, 0.009)
+    told = choice.as_json()
+    assert [entry["number"] for entry in told["candidates"]] == [1, 2, 3]
+    assert told["candidates"][1]["one_sample"] == {"median": 0.002, "low": 0.0015, "high": 0.0025}
+    assert "not_measured" not in told
+    header, rows = choice.figures("f1")
+    assert rows[1] == ("2", "0.99", "2 ms (1.5 to 2.5)", "2 ms (1.5 to 2.5) for 8")
+    assert len(header) == len(rows[0])
+
+
+def test_what_the_spread_cannot_tell_apart_is_equally_fast(
+    timed: LoadedSweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured(monkeypatch, trial_1=[8, 9, 10], trial_2=[3, 5, 9], trial_3=[3, 4, 6])
+    assert prefer_faster(timed, 0.015).trial.number == 2, "the better of the two fast ones"
+
+
 def test_commands_say_what_was_preferred_to_what(timed: LoadedSweep) -> None:
     def run(*words: str) -> str:
         done = CliRunner().invoke(app, ["sweep", *words])
@@ -101,11 +136,14 @@ def test_commands_say_what_was_preferred_to_what(timed: LoadedSweep) -> None:
         return done.stdout
 
     folder, option = str(timed.sweep.path), ["--prefer-faster-within", "0.015"]
-    words = "trial 3 is within 0.015 of the best, f1 1 (trial 1), and has the fewest: 0.0025 seconds per sample, where that has 0.01"
-    assert words in run("best", folder, *option)
+    words = "trial 3 is within 0.015 of the best, f1 1 (trial 1), and has the fewest: 0.0025 seconds per sample in training, where that has 0.01"
+    shown = run("best", folder, *option)
+    assert words in shown
+    assert "latency was not measured: trial 1: " in shown
     found = json.loads(run("best", folder, *option, "--json"))
     assert found["number"] == 3
     assert found["choice"]["best"] == {"number": 1, "value": 1.0, "cost": 0.01}
+    assert "trial 1: " in found["choice"]["not_measured"]
     assert "choice" not in json.loads(run("best", folder, "--json"))
     exported = run("export-best", folder, *option)
     assert exported.splitlines()[1] == f"# {words}"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from samestep.checkpoint.run_result import RunResult
-from samestep.errors import TaskError
-from samestep.sweep.schema import SweepConfig
+from samestep.errors import TaskError, TextError
+from samestep.sweep.run_spec import RunSpec
+from samestep.sweep.schema import SweepConfig, parse_duration
 from samestep.sweep.trial import LiveTrial, objective_of
 
 
@@ -49,3 +52,22 @@ def test_the_value_is_of_the_best_evaluation_or_the_last() -> None:
 def test_a_trial_without_a_number_fails(result: RunResult) -> None:
     with pytest.raises(TaskError, match="a trial needs a number"):
         objective_of(sweep(), result)
+
+
+def test_a_run_on_one_rank_is_started_with_its_time_limits(tmp_path: Path) -> None:
+    spec = RunSpec("a", tmp_path / "c.yaml", (), tmp_path, hang_timeout=90.0, start_timeout=600.0)
+    words = " ".join(spec.words())
+    assert "--hang-timeout 90 --start-timeout 600" in words
+    assert "timeout" not in " ".join(replace(spec, ranks=2).words()), (
+        "several ranks watch each other"
+    )
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90.0), ("1.5h", 5400.0), ("none", None)])
+def test_a_duration_of_a_command_line(text: str, seconds: float | None) -> None:
+    assert parse_duration(text) == seconds
+
+
+def test_what_is_no_duration_is_refused() -> None:
+    with pytest.raises(TextError, match="'soon' is not a duration"):
+        parse_duration("soon")

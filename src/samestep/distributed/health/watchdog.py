@@ -21,15 +21,18 @@ _STDERR = 2
 class Watchdog:
     """While entered, this process ends if nothing moves in it for long: no step, batch or save.
 
-    What comes before the first step may take as long as it likes, such as a download.
-
     Args:
         activity: What this process does.
         seconds: How long it may stay where it is.
+        start_seconds: How long what comes before the first step may take, such as a download, in which
+            nothing is seen to move; None for as long as it likes.
     """
 
-    def __init__(self, activity: Activity, seconds: float) -> None:
+    def __init__(
+        self, activity: Activity, seconds: float, start_seconds: float | None = None
+    ) -> None:
         self._activity, self._seconds = activity, seconds
+        self._start_seconds = start_seconds
         self._interval = min(1.0, seconds / 8)
         self._main = threading.current_thread().ident
         self._done = threading.Event()
@@ -45,17 +48,23 @@ class Watchdog:
         faulthandler.cancel_dump_traceback_later()
 
     def _watch(self) -> None:
-        moves, moved = self._activity.moves, time.monotonic()
+        seen, moved = self._place(), time.monotonic()
         looked = moved
         while not self._done.wait(self._interval):
             self._arm()
             now, before = time.monotonic(), looked
             looked = now
             suspended = now - before > self._seconds / 2
-            if suspended or self._activity.moves != moves or self._activity.phase == STARTING:
-                moves, moved = self._activity.moves, now
-            elif now - moved > self._seconds:
+            place = self._place()
+            limit = self._start_seconds if place[1] else self._seconds
+            if suspended or place != seen:
+                seen, moved = place, now
+            elif limit is not None and now - moved > limit:
                 self._end(now - moved)
+
+    def _place(self) -> tuple[int, bool]:
+        """What changes when something moves, and whether it only starts."""
+        return self._activity.moves, self._activity.phase == STARTING
 
     def _arm(self) -> None:
         """End the process unless this is called again in time: the thread cannot look while another one holds
@@ -65,6 +74,8 @@ class Watchdog:
     def _end(self, still: float) -> None:
         activity = self._activity
         where = f"it is in {activity.phase} at step {activity.step} for {still:.0f} s"
+        if activity.phase == STARTING:
+            where = f"it has not come to its first step for {still:.0f} s"
         frames = sys._current_frames()
         stack = traceback.format_stack(frames[self._main]) if self._main in frames else []
         told = f"samestep: the run hangs: {where}. Its Python stack is in its output"
