@@ -37,7 +37,7 @@ class Late(samestep.Task):
 
     def loss(self, model, batch):
         if self.late:
-            time.sleep(0.03)
+            time.sleep(0.1)
         return F.cross_entropy(model(batch.x), batch.y, reduction="sum"), len(batch)
 """
 
@@ -49,27 +49,26 @@ def test_a_slow_rank_of_a_task_is_found_by_name(tmp_path: Path) -> None:
     config.write_text("name: late\ntask: late.py:Late\nsteps: 4\nglobal_batch: 16\nlanes: 2\n")
     files = ("--output", "scaling.json", "--report", "scaling.html")
     done = samestep(
-        "bench", "scaling", config, "--worlds", "1,2", "--mode", "strong", "--quick", *files, cwd=tmp_path
+        "bench", "scaling", config, "--worlds", "2", "--mode", "strong", "--quick", *files, cwd=tmp_path
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "scaling.json").read_text())
     assert found["machine"]["task"] == "late.py:Late"
     assert found["machine"]["config"].startswith("sha256 ")
-    rows = {(row["mode"], row["world"], row["contestant"]): row for row in found["rows"]}
-    assert rows.keys() == {
-        ("strong", world, loop) for world in (1, 2) for loop in ("samestep", "ddp")
-    }
-    for (_, world, loop), row in rows.items():
+    rows = {row["contestant"]: row for row in found["rows"]}
+    assert rows.keys() == {"samestep", "ddp"}
+    for loop, row in rows.items():
+        assert (row["mode"], row["world"], row["backend"]) == ("strong", 2, "gloo")
         assert (row["global_batch"], row["lanes"]) == (16, 2)
         assert len(row["seconds"]) == 3
         assert row["low"] <= row["median"] <= row["high"]
         assert row["ratio_to_ddp"] is not None
-        assert (row["efficiency"] is None) == (world == 1)
+        assert row["efficiency"] is None, "there is no smaller world"
         assert (row["phases"] is None) == (loop == "ddp")
-    late = rows["strong", 2, "samestep"]
+    late = rows["samestep"]
     assert [one["rank"] for one in late["slow_ranks"]] == [1]
-    assert late["ranks"][1]["compute"] >= 0.03
-    assert late["phases"]["wait"]["median"] >= 0.01, "one of two ranks waits for most of 30 ms"
+    assert late["ranks"][1]["compute"] >= 0.1
+    assert late["phases"]["wait"]["median"] >= 0.02, "one of two ranks waits for most of 100 ms"
     assert all(one["memory_bytes"] > 1 << 20 for one in late["ranks"])
     host = late["ranks"][1]["host"]
     shown = " ".join(done.stdout.split())

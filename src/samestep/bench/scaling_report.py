@@ -16,6 +16,21 @@ Row = Mapping[str, Any]
 STEP_COLUMNS = (
     "mode", "ranks", "loop", "lanes", "batch", "step", "95 % range", "samples/s", "efficiency", "to DDP", "noise",
 )  # fmt: skip
+_UNITS = ((1.0, "s"), (1e3, "ms"), (1e6, "us"))
+PREDICTED_COLUMNS = (
+    "mode",
+    "ranks",
+    "lanes",
+    "step",
+    "range",
+    "efficiency",
+    "exchange",
+    "wait",
+    "error",
+)
+SIMULATED_COLUMNS = (
+    "ranks", "lanes of a rank", "lanes", "best bucket", "exchange", "not hidden", "step", "efficiency",
+)  # fmt: skip
 PHASE_COLUMNS = ("mode", "ranks", *PHASES, "memory of a rank")
 
 
@@ -36,10 +51,25 @@ def present(document: Document) -> Presentation:
             "hidden behind the backward pass.",
         ),
     ]  # fmt: skip
+    predicted = [row for row in rows if row["predicted"] and not row["simulated"]]
+    simulated = [row for row in rows if row["predicted"] and row["simulated"]]
+    if predicted:
+        tables.append(Table(
+            "Predicted, not measured", PREDICTED_COLUMNS, [_predicted_cells(row) for row in predicted],
+            "From the measured worlds by a model: lanes, exchange over the link that was measured, update, and the wait "
+            "for the slowest. The range holds what all of its parts were measured to be.",
+        ))  # fmt: skip
+    if simulated:
+        tables.append(Table(
+            f"Simulated over {simulated[0]['simulated']}, on machines that are not there", SIMULATED_COLUMNS,
+            [_simulated_cells(row) for row in simulated],
+            "With a lane as it was measured here. Lanes of a rank are the fewest with which 90 % of what the ranks could do "
+            "is done; the range is from all of the exchange hidden that can be, to nothing of it.",
+        ))  # fmt: skip
     return Presentation(
         title="What more ranks bring",
         heading=_heading(document),
-        panels=_panels(rows),
+        panels=_panels([row for row in rows if not row.get("simulated")]),
         tables=tables,
         verdicts=verdicts(rows),
     )
@@ -82,10 +112,41 @@ def _phase_cells(row: Row) -> tuple[str, ...]:
     return (row["mode"], str(row["world"]), *phases, shown_size(memory))
 
 
-def _phase(found: Mapping[str, float]) -> str:
+def _predicted_cells(row: Row) -> tuple[str, ...]:
     return (
-        f"{shown_time(found['median'])} ({shown_time(found['low'])} - {shown_time(found['high'])})"
+        row["mode"],
+        str(row["world"]),
+        str(row["lanes"]),
+        shown_time(row["median"]),
+        f"{shown_time(row['low'])} - {shown_time(row['high'])}",
+        shown_spread(row["efficiency"]),
+        _phase(row["phases"]["exchange"]),
+        _phase(row["phases"]["wait"]),
+        f"{row['error']:+.0%}" if "error" in row else "-",
     )
+
+
+def _simulated_cells(row: Row) -> tuple[str, ...]:
+    advice = row["advice"]
+    return (
+        str(row["world"]),
+        str(advice["lanes_of_rank"]),
+        str(row["lanes"]),
+        shown_size(advice["bucket_bytes"]),
+        shown_time(advice["exchange"]),
+        _phase(row["phases"]["exchange"]),
+        _phase(row),
+        shown_spread(row["efficiency"]),
+    )
+
+
+def _phase(found: Mapping[str, Any]) -> str:
+    """A time with its range, in one unit."""
+    scale, unit = next(
+        ((scale, unit) for scale, unit in _UNITS if found["high"] * scale >= 1), _UNITS[-1]
+    )
+    median, low, high = (f"{scale * found[name]:.3g}" for name in ("median", "low", "high"))
+    return f"{median} ({low} - {high}) {unit}"
 
 
 def _panels(rows: Sequence[Row]) -> list[Panel]:

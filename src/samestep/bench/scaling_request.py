@@ -21,7 +21,7 @@ from samestep.errors import PlanError
 
 _ROUNDS, _QUICK_ROUNDS = 9, 3
 _SECONDS, _QUICK_SECONDS = 0.4, 0.1
-_STEPS, _QUICK_STEPS = 24, 8
+_STEPS, _QUICK_STEPS = 24, 12
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def _conv(size: int) -> Workload:
 
 def _transformer(size: int) -> Workload:
     sizes = (
-        GPTSize(2, 128, 4, 8, 64, 512),
+        GPTSize(2, 128, 4, 4, 32, 256),
         GPTSize(12, 768, 12, 16, 512, 8192),
         GPTSize(24, 1024, 16, 8, 1024, 32768),
     )

@@ -23,8 +23,6 @@ from samestep.cli.ranks import as_rank
 from samestep.distributed.deferred_signals import DeferredSignals
 
 if TYPE_CHECKING:
-    from samestep.bench.scaling_request import ScalingRequest
-    from samestep.bench.worlds import BenchCommand
     from samestep.config import Config
     from samestep.launch.run.worlds import Machines
 
@@ -92,6 +90,20 @@ Quick = Annotated[
 ]
 ViaOption = Annotated[Via, typer.Option(help="What starts the ranks of --worlds.")]
 Nodes = Annotated[int, typer.Option(min=1, help="The most nodes of a Slurm job.")]
+Predict = Annotated[
+    str, typer.Option(help="Numbers of ranks to predict from those of --worlds, such as 16,64.")
+]
+Validate = Annotated[
+    bool, typer.Option("--validate", help="Compare predictions with worlds that are measured too.")
+]
+LinkOption = Annotated[
+    str,
+    typer.Option(
+        "--link",
+        metavar="25GB/s,5us",
+        help="Simulate ranks over such a link, 8,64,512 unless --predict has others; advises lanes and buckets.",
+    ),
+]
 MostRanks = Annotated[int, typer.Option(hidden=True)]
 Hosts = Annotated[str, typer.Option(metavar="a,b", help="For mpirun and ssh: the machines.")]
 
@@ -109,6 +121,9 @@ def scaling(
     contestants: Contestants = "",
     rounds: Rounds = None,
     quick: Quick = False,
+    predict: Predict = "",
+    validate: Validate = False,
+    link: LinkOption = "",
     via: ViaOption = Via.torchrun,
     nodes: Nodes = 1,
     hosts: Hosts = "",
@@ -126,11 +141,13 @@ def scaling(
     """
     with guarded(launched), DeferredSignals():
         from samestep.bench.document import Document
-        from samestep.bench.scaling_figures import with_efficiency
+        from samestep.bench.programs import scaling_ranks
+        from samestep.bench.scaling_prediction import Forecast
         from samestep.bench.scaling_request import ScalingRequest, parse_contestants
         from samestep.lane_tuning.choices import parse_counts
 
         counts = parse_counts(worlds, "--worlds") if worlds else ()
+        forecast = Forecast.of(predict, validate, link, counts)
         refuse_files(output, report)
         loaded = _config(config, overrides or [])
         built_in = (workload or Workload.mlp).value if workload or config is None else None
@@ -141,7 +158,7 @@ def scaling(
         request.check(loaded)
         if counts:
             machines = _machines(via, nodes, hosts)
-            ranks = _ranks(request, loaded, config, overrides or [])
+            ranks = scaling_ranks(request, loaded, config, overrides or [])
             found = on_worlds(ranks, counts, via.value, machines)
         else:
             with as_rank(loaded, context, local_rank, needs_lanes=False) as place:
@@ -150,7 +167,7 @@ def scaling(
                 found = measure_request(request, loaded, place)
             if not place.is_main:
                 return
-        found = Document(found.kind, found.machine, with_efficiency(found.rows))
+        found = Document(found.kind, found.machine, forecast.add_to(found.rows))
         hand_over(found, as_json, output, report, result)
 
 
@@ -158,18 +175,6 @@ def _config(file: Path | None, overrides: list[str]) -> Config:
     from samestep.config import Config, load_config
 
     return Config(name="bench", steps=1) if file is None else load_config(file, overrides)
-
-
-def _ranks(
-    request: ScalingRequest, config: Config, file: Path | None, overrides: list[str]
-) -> BenchCommand:
-    from samestep.bench.worlds import BenchCommand
-    from samestep.environment.launch import detect_launch
-    from samestep.environment.variables import process_environment
-    from samestep.lane_tuning.choices import refuse_fixed_world
-
-    refuse_fixed_world(config, detect_launch(process_environment()).world)
-    return BenchCommand("bench scaling", config, file, tuple(overrides), request.options())
 
 
 def _machines(via: Via, nodes: int, hosts: str) -> Machines:

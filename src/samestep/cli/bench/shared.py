@@ -105,6 +105,7 @@ def print_document(found: Document) -> None:
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(shown.heading, highlight=False)
     for table in shown.tables:
+        console.print(table.title, style="bold", highlight=False, markup=False)
         print_rows(table.columns, table.rows)
     for verdict in shown.verdicts:
         console.print(verdict, highlight=False, markup=False)
