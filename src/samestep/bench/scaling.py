@@ -33,7 +33,7 @@ from samestep.bench.scaling_plan import (
 )
 from samestep.bench.sizes import TREE_SUM
 from samestep.bench.statistics import spread_of
-from samestep.bench.step_phases import RankStep, phases_of, slow_ranks
+from samestep.bench.step_phases import Cores, RankStep, phases_of, share_cores, slow_ranks
 from samestep.bench.torch_settings import KeepingSettings
 from samestep.bench.turns import Advance
 from samestep.config import Config
@@ -42,7 +42,7 @@ from samestep.distributed.hardware import detect_hardware
 from samestep.distributed.health.activity import COMPUTE, DATA, EXCHANGE, READING, UPDATE, Activity
 from samestep.distributed.logging import LOGGER, KeptLog
 from samestep.distributed.signals import stopping_at_once
-from samestep.environment.hardware import owned_cpus
+from samestep.environment.hardware import allowed_cpus, owned_cpus
 from samestep.environment.variables import process_environment
 from samestep.train.progress import TurnProgress
 from samestep.train.run import Run
@@ -184,16 +184,15 @@ class _Measuring:
             run.context.activity, context.device, advance, self._trial.instrumented
         )
         steps = list(zip(*context.gather(taken), strict=True))
-        hosts = context.gather(
-            (socket.gethostname(), memory, owned_cpus(process_environment()).value)
-        )
-        computes = [spread_of([step[rank].compute for step in steps]) for rank in range(len(hosts))]
-        names = [host for host, _, _ in hosts]
+        cpus = owned_cpus(process_environment()).value
+        cores = Cores(socket.gethostname(), allowed_cpus(), cpus, context.threads)
+        ranks = context.gather((cores, memory))
+        computes = [spread_of([step[rank].compute for step in steps]) for rank in range(len(ranks))]
         self._samestep = {
             "phases": {name: asdict(spread) for name, spread in phases_of(steps).items()},
             "ranks": [
-                {"rank": rank, "host": host, "compute": computes[rank].median, "memory_bytes": memory}
-                for rank, (host, memory, _) in enumerate(hosts)
+                {"rank": rank, "host": one.host, "compute": computes[rank].median, "memory_bytes": most}
+                for rank, (one, most) in enumerate(ranks)
             ],
             "slow_ranks": [{"rank": one.rank, **asdict(one.times)} for one in slow_ranks(steps)],
             "precision": run.setup.precision.kind,
@@ -201,9 +200,7 @@ class _Measuring:
                 param.numel() * param.element_size()
                 for param in run.model.parameters() if param.requires_grad
             ),
-            "shares_cores": context.device.type == "cpu" and any(
-                names.count(host) > cpus for host, _, cpus in hosts
-            ),
+            "shares_cores": context.device.type == "cpu" and share_cores([one for one, _ in ranks]),
         }  # fmt: skip
 
     def _take_turns(

@@ -34,6 +34,31 @@ class SlowRank:
     """As long as the median rank."""
 
 
+@dataclass(frozen=True)
+class Cores:
+    """What a rank may run on."""
+
+    host: str
+    allowed: tuple[int, ...]
+    """The CPUs that it may run on."""
+    owned: int
+    """How many of them a container or a batch system grants, at most."""
+    threads: int
+
+
+def share_cores(ranks: Sequence[Cores]) -> bool:
+    """Whether the threads of all ranks of some host are more than its CPUs."""
+    for host in {one.host for one in ranks}:
+        here = [one for one in ranks if one.host == host]
+        together = {cpu for one in here for cpu in one.allowed}
+        # Ranks that are bound to CPUs have some each; else all have the same, and may be granted fewer.
+        bound = any(set(one.allowed) != together for one in here)
+        cpus = len(together) if bound else min(one.owned for one in here)
+        if sum(one.threads for one in here) > cpus:
+            return True
+    return False
+
+
 def split_step(ranks: Sequence[RankStep]) -> dict[str, float]:
     """Seconds of each phase of one step, the mean over its ranks.
 

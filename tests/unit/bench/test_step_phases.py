@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from samestep.bench.step_phases import RankStep, phases_of, slow_ranks, split_step
+from samestep.bench.step_phases import (
+    Cores,
+    RankStep,
+    phases_of,
+    share_cores,
+    slow_ranks,
+    split_step,
+)
 
 
 def test_who_is_early_waits_and_the_rest_is_the_exchange() -> None:
@@ -51,3 +58,20 @@ def test_a_rank_that_is_slow_now_and_then_is_not_named() -> None:
         for seconds in (1.0, 1.5, 1.5)
     ]
     assert slow_ranks(steps) == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shared"),
+    [
+        ([Cores("a", (0, 1), 2, 1)] * 2, False),
+        ([Cores("a", (0, 1), 2, 1)] * 3, True),
+        ([Cores("a", (0, 1), 2, 2)] * 2, True),
+        ([Cores("a", (0, 1, 2, 3), 2, 1)] * 3, True),  # a container grants two of four
+        ([Cores("a", (0,), 1, 1), Cores("a", (1,), 1, 1)], False),  # bound, each to its own
+        ([Cores("a", (0,), 1, 1), Cores("b", (0,), 1, 1)], False),  # on two machines
+    ],
+)
+def test_ranks_share_cores_if_they_have_more_threads_than_there_are(
+    ranks: list[Cores], shared: bool
+) -> None:
+    assert share_cores(ranks) is shared
