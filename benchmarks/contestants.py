@@ -1,8 +1,6 @@
 """Contestants of peers.py and lanes.py: the loop by hand, a bare CUDA graph, and samestep.
 
-All run in one process, and samestep changes its settings of torch while a run is open: it chooses
-deterministic kernels. `KeepingSettings` gives each contestant its own in its turns, so that the
-loop by hand is measured as people run it.
+All run in one process, each with its own settings of torch in its turns (`samestep.bench.torch_settings`).
 """
 
 from __future__ import annotations
@@ -15,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.utils.deterministic
-from contest import CLIP, SEED, Contest, HostData, collate_nothing
-from measuring import THREADS, Advance, InThread, in_turns
+from contest import CLIP, SEED, Contest
+from measuring import THREADS
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 import samestep
+from samestep.bench.turns import Advance, InThread, in_turns
+from samestep.bench.workloads import HostData, collate_nothing
 from samestep.optim.kernels import choose_kernels
 from samestep.optim.precision import Precision
 from samestep.train.loop import Training
@@ -55,65 +54,6 @@ class Seat:
 def repeat_forever(loader: Iterable[Any]) -> Iterator[Any]:
     while True:
         yield from loader
-
-
-# -- settings of torch ---------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TorchSettings:
-    """What the whole process computes with, of which a contestant may want something else."""
-
-    deterministic: bool
-    warns_only: bool
-    fills_memory: bool
-    cudnn_deterministic: bool
-    cudnn_benchmark: bool
-    cudnn_tf32: bool
-    matmul_precision: str
-
-    @classmethod
-    def current(cls) -> TorchSettings:
-        return cls(
-            deterministic=torch.are_deterministic_algorithms_enabled(),
-            warns_only=torch.is_deterministic_algorithms_warn_only_enabled(),
-            fills_memory=torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
-            cudnn_deterministic=torch.backends.cudnn.deterministic,
-            cudnn_benchmark=torch.backends.cudnn.benchmark,
-            cudnn_tf32=torch.backends.cudnn.allow_tf32,
-            matmul_precision=torch.get_float32_matmul_precision(),
-        )
-
-    def apply(self) -> None:
-        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warns_only)
-        torch.utils.deterministic.fill_uninitialized_memory = self.fills_memory  # type: ignore[attr-defined]
-        torch.backends.cudnn.deterministic = self.cudnn_deterministic
-        torch.backends.cudnn.benchmark = self.cudnn_benchmark
-        torch.backends.cudnn.allow_tf32 = self.cudnn_tf32
-        torch.set_float32_matmul_precision(self.matmul_precision)
-
-
-class KeepingSettings:
-    """A contestant that has its own settings of torch in its turns and leaves others theirs."""
-
-    def __init__(self, open_it: Callable[[], Advance]) -> None:
-        outside = TorchSettings.current()
-        try:
-            self._advance = open_it()
-            self._own = TorchSettings.current()
-        finally:
-            outside.apply()
-
-    def __call__(self, number: int) -> None:
-        outside = TorchSettings.current()
-        if self._own != outside:
-            self._own.apply()
-        try:
-            self._advance(number)
-        finally:
-            self._own = TorchSettings.current()
-            if self._own != outside:
-                outside.apply()
 
 
 # -- by hand -------------------------------------------------------------------------------

@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from contest import SEED, Block, HostData, collate_nothing
+from contest import SEED
 from contestants import repeat_forever
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.utils.data import DataLoader
 
+from samestep.bench.models import Block
+from samestep.bench.workloads import HostData, collate_nothing
 from samestep.losses import supcon
 
 

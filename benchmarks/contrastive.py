@@ -4,7 +4,7 @@
                                      [--batches 256,8192] [--json FILE]
 
 A transformer embeds samples, and a supervised contrast (`samestep.losses.supcon`) compares all of a
-batch. All contestants train on the same batches, in the same processes and in turns, as in overhead.py:
+batch. All contestants train on the same batches, in the same processes and in turns, as in peers.py:
 
 - `whole batch`: the loop by hand with one forward pass, on one process;
 - `gathered graph`: what people write on several ranks: DistributedDataParallel, and an all-gather of
@@ -31,19 +31,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from contest import SEED, HostData, collate_nothing
-from contestants import ENDLESS, TOLERANCE, KeepingSettings
+from contest import SEED
+from contestants import ENDLESS, TOLERANCE
 from contrast import Place, Scene
 from measuring import (
     THREADS,
-    Advance,
     Contestant,
     add_device_option,
     common_options,
     cpu_ratio_to,
     device_of,
     goal_cell,
-    in_turns,
     machine,
     milliseconds,
     on_ranks,
@@ -59,6 +57,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import samestep
+from samestep.bench.torch_settings import KeepingSettings
+from samestep.bench.turns import Advance, in_turns
+from samestep.bench.workloads import HostData, collate_nothing
 from samestep.losses import supcon
 from samestep.optim.kernels import allow_deterministic_products, choose_kernels
 from samestep.optim.precision import Precision

@@ -36,7 +36,6 @@ import torch
 from contest import LOG_EVERY, WORKLOADS, Contest, Workload, open_contest, workload_of
 from contestants import (
     TOLERANCE,
-    KeepingSettings,
     Samestep,
     Seat,
     deterministic,
@@ -45,7 +44,6 @@ from contestants import (
     reached_by,
 )
 from measuring import (
-    Advance,
     add_device_option,
     common_options,
     cpu_ratio_to,
@@ -63,6 +61,8 @@ from measuring import (
 from rich.table import Table
 from torch import Tensor
 
+from samestep.bench.torch_settings import KeepingSettings
+from samestep.bench.turns import Advance
 from samestep.config.schema import DEFAULT_LANES
 from samestep.optim.kernels import allow_deterministic_products
 from samestep.train.record import hash_state

@@ -7,10 +7,11 @@ from typing import Any
 
 from contest import CLIP, Contest
 from contestants import ENDLESS, Seat, Steps, repeat_forever
-from measuring import Advance, InThread, in_turns
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
+
+from samestep.bench.turns import Advance, InThread, in_turns
 
 
 def open_accelerate(seat: Seat) -> Advance:

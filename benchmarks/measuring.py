@@ -16,11 +16,10 @@ import socket
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,23 +37,6 @@ QUICK_ROUNDS = 3
 
 Contestant = Generator[None, None, None]
 """Runs one training step for each `next()`."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """One contestant, compared with the reference."""
-
-    workload: str
-    world: int
-    contestant: str
-    milliseconds: float
-    ratio: float
-    low: float
-    high: float
-    """`low` to `high` holds the true median ratio in about 95 of 100 runs."""
-    cpu_ratio: float
-    rounds: int
-    goal: float | None = None
 
 
 # -- timing --------------------------------------------------------------------------------
@@ -102,44 +84,6 @@ def over_ranks(table: Tensor) -> Tensor:
     return table
 
 
-def turns_of(contestants: Mapping[str, Contestant], steps: int) -> dict[str, Callable[[], None]]:
-    """A function for each contestant that runs its turn."""
-
-    def turn_of(contestant: Contestant) -> Callable[[], None]:
-        def work() -> None:
-            for _ in range(steps):
-                next(contestant)
-
-        return work
-
-    return {name: turn_of(contestant) for name, contestant in contestants.items()}
-
-
-def compare(
-    workload: str, world: int, spent: Mapping[str, Tensor], steps: int, goals: Mapping[str, float]
-) -> list[Result]:
-    """Compare every contestant with the first; `steps` is the number of steps in a round."""
-    reference = next(iter(spent.values()))
-    results = []
-    for name, table in spent.items():
-        ratio, low, high = ratio_to(reference, table)
-        results.append(
-            Result(
-                workload=workload,
-                world=world,
-                contestant=name,
-                milliseconds=milliseconds(table, steps),
-                ratio=ratio,
-                low=low,
-                high=high,
-                cpu_ratio=cpu_ratio_to(reference, table),
-                rounds=len(table),
-                goal=goals.get(name),
-            )
-        )
-    return results
-
-
 def milliseconds(table: Tensor, steps: int) -> float:
     """The wall time of a step in the median round."""
     return float(1e3 * statistics.median(table[:, 0].tolist()) / steps)
@@ -154,76 +98,6 @@ def ratio_to(reference: Tensor, table: Tensor) -> tuple[float, float, float]:
 def cpu_ratio_to(reference: Tensor, table: Tensor) -> float:
     """The median of the rounds' ratios of processor time."""
     return float(statistics.median((table / reference)[:, 1].tolist()))
-
-
-# -- loops of other libraries ----------------------------------------------------------------
-
-Advance = Callable[[int], None]
-"""Runs this number of training steps."""
-
-
-def in_turns(steps: Generator[Any, None, None], stack: ExitStack) -> Advance:
-    """Advance a loop that is a generator."""
-    stack.callback(steps.close)
-
-    def advance(number: int) -> None:
-        for _ in range(number):
-            next(steps)
-
-    return advance
-
-
-class Left(BaseException):
-    """Raised inside a loop to end it when the comparison is finished."""
-
-
-class InThread:
-    """Advance a loop that cannot be suspended: it runs in a thread, which waits between turns."""
-
-    def __init__(self, train: Callable[[Callable[[], None]], None], stack: ExitStack) -> None:
-        self._train = train
-        self._left = 0
-        self._error: BaseException | None = None
-        self._closing = False
-        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        stack.callback(self._close)
-
-    def __call__(self, number: int) -> None:
-        self._left = number
-        self._go.release()
-        self._done.acquire()
-        if self._error is not None:
-            raise self._error
-
-    def end_step(self) -> None:
-        """To be called by the loop after every step."""
-        self._left -= 1
-        if self._left == 0:
-            self._done.release()
-            self._wait()
-
-    def _wait(self) -> None:
-        self._go.acquire()
-        if self._closing:
-            raise Left
-
-    def _run(self) -> None:
-        try:
-            self._wait()
-            self._train(self.end_step)
-            self._error = RuntimeError("the loop ended before the benchmark did")
-        except Left:
-            return
-        except BaseException as error:
-            self._error = error
-        self._done.release()
-
-    def _close(self) -> None:
-        self._closing = True
-        self._go.release()
-        self._thread.join()
 
 
 # -- one process, and several --------------------------------------------------------------
@@ -271,27 +145,6 @@ def free_port() -> int:
 
 
 # -- showing -------------------------------------------------------------------------------
-
-
-def result_table(title: str, unit: str, results: Sequence[Result]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in ("workload", "ranks", "contestant"):
-        table.add_column(column, no_wrap=True)
-    for column in (unit, "time ratio", "95% range", "goal", "CPU ratio"):
-        table.add_column(column, justify="right")
-    before = None
-    for result in results:
-        here = (result.workload, str(result.world))
-        if before not in (None, here):
-            table.add_section()
-        table.add_row(
-            *(("", "") if here == before else here), result.contestant,
-            f"{result.milliseconds:.3f}", f"{result.ratio:.3f}",
-            f"{result.low:.3f}-{result.high:.3f}", goal_cell(result.ratio, result.goal),
-            f"{result.cpu_ratio:.3f}",
-        )  # fmt: skip
-        before = here
-    return table
 
 
 def goal_cell(ratio: float, goal: float | None) -> str:

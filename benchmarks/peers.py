@@ -42,7 +42,6 @@ import torch
 from contest import Contest, open_contest, workload_of
 from contestants import (
     TOLERANCE,
-    KeepingSettings,
     Reached,
     Samestep,
     Seat,
@@ -53,7 +52,6 @@ from contestants import (
 )
 from libraries import open_accelerate, open_fabric, open_hf_trainer, open_lightning
 from measuring import (
-    Advance,
     add_device_option,
     common_options,
     cpu_ratio_to,
@@ -71,6 +69,8 @@ from measuring import (
 from rich.table import Table
 from torch import Tensor
 
+from samestep.bench.torch_settings import KeepingSettings
+from samestep.bench.turns import Advance
 from samestep.optim.kernels import allow_deterministic_products
 
 ROUNDS = 20

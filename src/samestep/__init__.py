@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from samestep import errors as errors
     from samestep import losses as losses
     from samestep import retrieval as retrieval
+    from samestep.bench.programs import benchmark_strong_scaling as benchmark_strong_scaling
+    from samestep.bench.programs import benchmark_weak_scaling as benchmark_weak_scaling
     from samestep.config import Config as Config
     from samestep.config import DistributedConfig as DistributedConfig
     from samestep.config import load_config as load_config
@@ -67,6 +69,8 @@ _MODULES = {
     "TrackedRun": "samestep.train.tracking.contract",
     "Tracker": "samestep.train.tracking.contract",
     "UserError": "samestep.errors",
+    "benchmark_strong_scaling": "samestep.bench.programs",
+    "benchmark_weak_scaling": "samestep.bench.programs",
     "callbacks": "samestep.train",
     "create_run_context": "samestep.distributed.context",
     "detect_hardware": "samestep.distributed.hardware",

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -231,6 +232,34 @@ class Hosts(Opened):
         _ip("-n", self._namespace("switch"), "link", "set", host, "up" if connected else "down")
 
     @contextmanager
+    def limited(self, host: str, rate: str, burst: str, queue: str) -> Iterator[None]:
+        """Give a host's link a rate such as `100mbit`, in both directions."""
+        ends = ((self._namespace(host), "eth0"), (self._namespace("switch"), host))
+        for namespace, device in ends:
+            _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf", "rate", rate,
+                 "burst", burst, "latency", queue)  # fmt: skip
+        try:
+            yield
+        finally:
+            for namespace, device in ends:
+                _run("tc", "-n", namespace, "qdisc", "del", "dev", device, "root")
+
+    @contextmanager
+    def delayed(self, host: str, milliseconds: float) -> Iterator[None]:
+        """Delay what a host sends and receives; its network is gone afterwards."""
+        script = Path(__file__).with_name("delay_wire.py")
+        words = (self._namespace(host), self._namespace("switch"), f"w{host}", str(milliseconds))
+        wire = subprocess.Popen([sys.executable, script, *words], stdout=subprocess.PIPE, text=True)
+        try:
+            assert wire.stdout is not None
+            if wire.stdout.readline() != "up\n":
+                raise RuntimeError(f"the wire of {host} did not come up")
+            yield
+        finally:
+            wire.kill()
+            wire.communicate()
+
+    @contextmanager
     def alias(self, host: str, name: str, address: str) -> Iterator[None]:
         """On this one host, for the time of a `with`, let a name mean another address."""
         self._write_hosts_file(host, {name: address})
@@ -364,9 +393,13 @@ def _text(output: bytes | str | None) -> str:
 
 
 def _ip(*arguments: str) -> None:
-    answer = subprocess.run(["ip", *arguments], capture_output=True, text=True)
+    _run("ip", *arguments)
+
+
+def _run(*words: str) -> None:
+    answer = subprocess.run(words, capture_output=True, text=True)
     if answer.returncode:
-        raise RuntimeError(f"ip {' '.join(arguments)}: {answer.stderr.strip()}")
+        raise RuntimeError(f"{' '.join(words)}: {answer.stderr.strip()}")
 
 
 def _delete_left_namespaces() -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from samestep.bench.turns import InThread
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -29,11 +31,9 @@ def lanes(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def in_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    measuring = __import__("measuring")
+def in_thread() -> Iterator[Callable[..., Any]]:
     with ExitStack() as stack:
-        yield lambda train: measuring.InThread(train, stack)
+        yield lambda train: InThread(train, stack)
 
 
 def test_contrastive_tells_another_loss_from_the_same(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Starts ranks on this machine for each number of them, and reads what they measured. No torch here."""
+"""Starts ranks for each number of them, and reads what they measured. No torch here."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from samestep.bench.document import Document
 from samestep.config import Config, override_config
-from samestep.distributed.signals import stopping_at_once
 from samestep.launch.commands.rank_command import RankCommand
-from samestep.launch.commands.size import Size
-from samestep.launch.run.prepare import Request, prepare
+from samestep.launch.run.worlds import Machines, World, measure_each
 
 
 @dataclass(frozen=True)
@@ -28,41 +25,41 @@ class BenchCommand:
     overrides: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
 
+    def ranks(self, world: World, result: Path) -> RankCommand:
+        """What the ranks of a world run, which leave what they measured in a file."""
+        file = self.file
+        if file is None:
+            file = result.with_name("config.json")
+            document = self.config.model_dump(mode="json", exclude_unset=True)
+            file.write_text(json.dumps(document), encoding="utf-8")
+        ours = [f"distributed.launch_method={world.via}"]
+        if self.config.lane_count(world.ranks) < world.ranks:  # what is measured has enough
+            ours.append(f"lanes={world.ranks}")
+        if self.config.distributed.lane_weights is not None:
+            ours.append("distributed.lane_weights=null")
+        # Where a batch system keeps its files of the job.
+        place = f"run_dir={json.dumps(str(result.with_suffix('')))}"
+        return RankCommand(
+            override_config(self.config, [*ours, place]),
+            file,
+            (*self.overrides, place),
+            command=self.name,
+            options=(*self.options, "--result", str(result)),
+        )
+
 
 def measure_worlds(
-    command: BenchCommand, worlds: Sequence[int], report: Callable[[str], None]
+    command: BenchCommand,
+    worlds: Sequence[World],
+    report: Callable[[str], None],
+    machines: Machines | None = None,
 ) -> list[Document]:
     """Measure with each number of ranks, one after the other.
 
     Args:
         command: What a rank runs.
-        worlds: The numbers of ranks.
+        worlds: The numbers of ranks, and what starts them.
         report: Called with a line for each of them.
+        machines: Where ranks may run besides this machine.
     """
-    with (
-        stopping_at_once("the measurement", report) as check_stop,
-        TemporaryDirectory(prefix="samestep-bench-", ignore_cleanup_errors=True) as folder,
-    ):
-        file = command.file
-        if file is None:
-            file = Path(folder) / "bench.json"
-            document = command.config.model_dump(mode="json", exclude_unset=True)
-            file.write_text(json.dumps(document), encoding="utf-8")
-        found = []
-        for world in worlds:
-            report(f"measuring on {world} rank(s)")
-            result = Path(folder) / f"world-{world}.json"
-            ranks = RankCommand(
-                override_config(
-                    command.config, [f"lanes={world}", "distributed.launch_method=torchrun"]
-                ),
-                file,
-                command.overrides,
-                command=command.name,
-                options=(*command.options, "--result", str(result)),
-            )
-            launch = prepare(ranks, Request(nproc=Size(world, world)))
-            launch.run(report, follow=True, quiet=True)
-            check_stop()
-            found.append(Document.read(result))
-        return found
+    return measure_each(worlds, command.ranks, Document.read, machines or Machines(), report)

@@ -91,6 +91,9 @@ Attached = Annotated[bool, typer.Option("--attached", hidden=True)]
 ReadSecret = Annotated[bool, typer.Option("--read-secret", hidden=True)]
 # The job ends with this command; one that an earlier command left is taken over.
 Held = Annotated[bool, typer.Option("--held", hidden=True)]
+RankCommandName = Annotated[str, typer.Option("--rank-command", hidden=True)]
+Words = Annotated[list[str] | None, typer.Option("--word", hidden=True)]
+"""What its ranks are other than `samestep train`, and that command's options: a launch of ours on another machine."""
 _NOT_REPEATED = (
     "show",
     "write",
@@ -102,6 +105,8 @@ _NOT_REPEATED = (
     "attached",
     "read_secret",
     "held",
+    "rank_command",
+    "word",
 )
 """Options of `launch` that a resumed run is started without."""
 _STEP_OPTIONS = {"srun": ("cpus_per_task", "gpus_per_node", "mem")}
@@ -147,6 +152,8 @@ def launch(
     attached: Attached = False,
     read_secret: ReadSecret = False,
     held: Held = False,
+    rank_command: RankCommandName = "train",
+    word: Words = None,
 ) -> None:
     """Start the ranks of a run: on this machine, on others, by mpirun, or as a Slurm job.
 
@@ -263,7 +270,15 @@ def _rank_command(
     observed = {
         name: params[name] for name in ("record", "stop_after", "trace", "trace_from", "ask")
     }
-    return RankCommand(loaded, config, tuple(overrides), arguments=arguments, **observed)
+    return RankCommand(
+        loaded,
+        config,
+        tuple(overrides),
+        arguments=arguments,
+        command=params["rank_command"],
+        options=tuple(params["word"] or ()),
+        **observed,
+    )
 
 
 def _slurm_options(context: typer.Context) -> dict[str, Any]:

@@ -78,9 +78,9 @@ def verify(
     with guarded():
         from samestep.launch.commands.rank_command import RankCommand
         from samestep.launch.run.target import read_target
+        from samestep.launch.run.worlds import Machines, parse_worlds
         from samestep.ui.page import refuse_other_file
         from samestep.verify.verify import verify as run_verify
-        from samestep.verify.worlds import Machines, parse_worlds
 
         if report is not None:
             refuse_other_file(report)

@@ -142,3 +142,20 @@ def _handlers() -> Iterator[logging.Handler]:
     while logger is not None:
         yield from logger.handlers
         logger = logger.parent if logger.propagate else None
+
+
+class KeptLog(RankLog):
+    """Keeps its lines instead of showing them, of runs by the dozen that only measure."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        super().__init__(rank, world)
+        self.lines: list[str] = []
+
+    def main(self, message: str) -> None:
+        self.lines.append(message)
+
+    def everyone(self, message: str) -> None:
+        self.lines.append(message)
+
+    def warn(self, message: str) -> None:
+        self.lines.append(message)

@@ -6,7 +6,6 @@ holds memory at a time. The choices take turns in rotating order, and one turn o
 
 from __future__ import annotations
 
-import functools
 import gc
 import logging
 import time
@@ -24,7 +23,7 @@ from samestep.config.evaluation import EvaluationConfig
 from samestep.config.trial_runs import trial_run
 from samestep.distributed.context import RunContext, create_run_context
 from samestep.distributed.hardware import detect_hardware
-from samestep.distributed.logging import LOGGER, RankLog
+from samestep.distributed.logging import LOGGER, KeptLog
 from samestep.distributed.signals import stopping_at_once
 from samestep.errors import OutOfMemory, PlanError
 from samestep.lane_tuning.choices import Choice, Comparison
@@ -34,7 +33,7 @@ from samestep.step.supported import lonely_samples
 from samestep.train.loop import Training
 from samestep.train.progress import TurnProgress
 from samestep.train.run import Run
-from samestep.train.task import Task, load_task
+from samestep.train.task import Task, load_task, reading_once
 
 _WARM_UP = {"cuda": 24}
 """Steps before the clock starts. On a GPU steps run eagerly at first, then are captured as graphs."""
@@ -131,7 +130,7 @@ class _Turns:
         self._config, self._context, self._folder, self._steps = config, context, folder, steps
         self._check_stop = check_stop
         self._hardware = detect_hardware()
-        self._task = _reading_once(load_task(config))
+        self._task = reading_once(load_task(config))
         self._taken: dict[Choice, list[_Turn]] = {}
         self._failed: dict[Choice, str] = {}
         self._notes: dict[Choice, dict[str, None]] = {}
@@ -218,40 +217,16 @@ class _Turns:
         finally:
             LOGGER.setLevel(level)
         with opened as context:
-            log = context.log = _KeptLog(context.rank, context.world)
+            log = context.log = KeptLog(context.rank, context.world)
             yield context
             notes = self._notes.setdefault(choice, {})
             notes |= dict.fromkeys(line for line in log.lines if line.startswith("speed."))
-
-
-class _KeptLog(RankLog):
-    """Keeps its lines instead of showing them: there are runs by the dozen."""
-
-    def __init__(self, rank: int, world: int) -> None:
-        super().__init__(rank, world)
-        self.lines: list[str] = []
-
-    def main(self, message: str) -> None:
-        self.lines.append(message)
-
-    def everyone(self, message: str) -> None:
-        self.lines.append(message)
-
-    def warn(self, message: str) -> None:
-        self.lines.append(message)
 
 
 def _described(context: RunContext) -> str:
     if context.device.type == "cuda":
         return torch.cuda.get_device_name(context.device)
     return f"{context.device}, {context.threads} thread(s)"
-
-
-def _reading_once(task: Task) -> Task:
-    """The task, whose data is read once for all runs: only models must be new."""
-    for name in ("prepare_data", "train_data", "valid_data"):
-        setattr(task, name, functools.cache(getattr(task, name)))
-    return task
 
 
 def _refuse_small_data(run: Run, task: Task) -> None:

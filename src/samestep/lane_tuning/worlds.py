@@ -6,16 +6,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from samestep.config import override_config
-from samestep.distributed.signals import stopping_at_once
 from samestep.foreign.json_text import read_json
 from samestep.lane_tuning.choices import Comparison
 from samestep.lane_tuning.result import Measured
 from samestep.launch.commands.rank_command import RankCommand
-from samestep.launch.commands.size import Size
-from samestep.launch.run.prepare import Request, prepare
+from samestep.launch.run.worlds import Machines, World, measure_each
 
 COMMAND = "lanes"
 
@@ -34,20 +31,14 @@ def measure_worlds(
         worlds: The numbers of ranks.
         report: Called with a line for each of them.
     """
-    with (
-        stopping_at_once("the measurement", report) as check_stop,
-        TemporaryDirectory(prefix="samestep-lanes-", ignore_cleanup_errors=True) as folder,
-    ):
-        found: list[Measured] = []
-        for world in worlds:
-            report(f"measuring on {world} rank(s)")
-            result = Path(folder) / f"world-{world}.json"
-            ranks = _ranks_of(rank_command, compared, world, result)
-            request = Request(nproc=Size(world, world))
-            prepare(ranks, request).run(report, follow=True, quiet=True)
-            check_stop()
-            found += [Measured.read(document) for document in read_json(result)]
-        return found
+    found = measure_each(
+        [World(world) for world in worlds],
+        lambda world, result: _ranks_of(rank_command, compared, world.ranks, result),
+        lambda result: [Measured.read(document) for document in read_json(result)],
+        Machines(),
+        report,
+    )
+    return [measured for one in found for measured in one]
 
 
 def write_measured(measured: Sequence[Measured], path: Path) -> None:

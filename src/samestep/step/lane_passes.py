@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from samestep.data.batch import LaneBatch, Moment, StepData
 from samestep.data.device import DeviceCopies
-from samestep.distributed.health.activity import DATA
+from samestep.distributed.health.activity import DATA, UPDATE
 from samestep.errors import StepError
 from samestep.lanes.rng import BETWEEN, MODEL
 from samestep.optim.nonfinite import FiniteGuard
@@ -304,7 +304,10 @@ class LanePasses:
             self.reduce()
         stats = self._share()
         self.changes_weights = True
+        activity = self.engine.setup.context.activity
+        before = activity.enter(UPDATE)
         updated = self.engine.update.apply(self.data.index, stats, optimizers)
+        activity.enter(before)
         self.close(stats, updated, self.engine.terms.totals())
 
     def lane_loss(self, position: int) -> Tensor:

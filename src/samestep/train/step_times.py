@@ -9,12 +9,20 @@ from typing import Any
 
 import torch
 
-from samestep.distributed.health.activity import COMPUTE, DATA, EXCHANGE, READING, SAVE, Activity
+from samestep.distributed.health.activity import (
+    COMPUTE,
+    DATA,
+    EXCHANGE,
+    READING,
+    SAVE,
+    UPDATE,
+    Activity,
+)
 from samestep.reduce.stats import RankFlags
 
 _COLUMNS = {
     "time_data": (DATA,),
-    "time_compute": (COMPUTE, READING),
+    "time_compute": (COMPUTE, UPDATE, READING),
     "time_exchange": (EXCHANGE,),
     "time_save": (SAVE,),
 }

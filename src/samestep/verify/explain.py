@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samestep.errors import PlanError
+from samestep.launch.run.worlds import World
 from samestep.train.trace import read_trace
 from samestep.verify.result import Verification, WorldResult
 from samestep.verify.runner import Runner
 from samestep.verify.suspect import Suspect, find_suspect
-from samestep.verify.worlds import World
 
 
 def ends_of_parts(total: int, parts: int) -> list[int]:

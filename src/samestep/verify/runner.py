@@ -11,7 +11,7 @@ from samestep.config import override_config
 from samestep.errors import Stopped
 from samestep.launch.commands.rank_command import RankCommand
 from samestep.launch.run.launches import Launch
-from samestep.verify.worlds import Machines, World, launch_of
+from samestep.launch.run.worlds import Machines, World, launch_of
 
 _SAVE_UNITS = ("steps", "minutes", "epochs")
 _NO_TRACKERS = (

@@ -11,12 +11,12 @@ from samestep.config import Config
 from samestep.errors import PlanError
 from samestep.launch.commands.rank_command import RankCommand
 from samestep.launch.run.slurm import refuse_second_job
+from samestep.launch.run.worlds import Machines, World, labels
 from samestep.train.record import RunRecord
 from samestep.verify.compare import read_curve
 from samestep.verify.explain import ends_of_parts, explain
 from samestep.verify.result import Verification, compare_runs
 from samestep.verify.runner import Runner
-from samestep.verify.worlds import Machines, World, labels
 
 DEFAULT_RTOL = 1e-3
 """How far `same: rounding`, and a curve from elsewhere, may be off, relative."""

@@ -17,9 +17,9 @@ from samestep.errors import ConfigError, LaunchError, PlanError, TaskError, User
 from samestep.lanes.plan import BatchPlan, EpochPlan
 from samestep.launch.commands.rank_command import RankCommand
 from samestep.launch.commands.torchrun import torchrun_command
+from samestep.launch.run.worlds import Machines, World, parse_worlds
 from samestep.train.task import load_task
 from samestep.verify.verify import verify
-from samestep.verify.worlds import Machines, World, parse_worlds
 
 GOOD = {"task": "task.py:Good", "epochs": 1, "global_batch": 8}
 

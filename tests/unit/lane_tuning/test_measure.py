@@ -162,13 +162,13 @@ def test_what_a_run_logs_about_its_speed_is_kept_once(
 
         def load(config: Config) -> Any:
             task: Any = made(config)
-            kept = measure._KeptLog.__init__
+            kept = measure.KeptLog.__init__
 
             def remember(log: Any, rank: int, world: int) -> None:
                 kept(log, rank, world)
                 task.log = log
 
-            patch.setattr(measure._KeptLog, "__init__", remember)
+            patch.setattr(measure.KeptLog, "__init__", remember)
             return task
 
         patch.setattr(measure, "load_task", load)

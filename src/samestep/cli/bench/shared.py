@@ -17,6 +17,7 @@ from samestep.environment.variables import process_environment
 if TYPE_CHECKING:
     from samestep.bench.document import Document
     from samestep.bench.worlds import BenchCommand
+    from samestep.launch.run.worlds import Machines
 
 bench_app = typer.Typer(
     help="Measure machines, the links between them, and trainings on them.", no_args_is_help=True
@@ -39,18 +40,25 @@ Result = Annotated[Path | None, typer.Option(hidden=True)]
 """How ranks that this command has started hand over what they measured."""
 
 
-def on_worlds(command: BenchCommand, worlds: Sequence[int]) -> Document:
-    """Start ranks here, for each number of them, and read what they measured."""
+def on_worlds(
+    command: BenchCommand,
+    worlds: Sequence[int],
+    via: str = "torchrun",
+    machines: Machines | None = None,
+) -> Document:
+    """Start ranks, for each number of them, and read what they measured."""
     from samestep.bench.document import Document
     from samestep.bench.worlds import measure_worlds
     from samestep.errors import PlanError
+    from samestep.launch.run.worlds import parse_worlds
 
     if detect_launch(process_environment()).world > 1:
         raise PlanError(
             "--worlds starts ranks, and this is one of several already: leave it out, or start one "
             "process"
         )
-    found = measure_worlds(command, worlds, lambda line: typer.echo(line, err=True))
+    sizes = parse_worlds(",".join(map(str, worlds)), via)
+    found = measure_worlds(command, sizes, lambda line: typer.echo(line, err=True), machines)
     return Document(found[0].kind, found[0].machine, [row for one in found for row in one.rows])
 
 
@@ -97,6 +105,7 @@ def print_document(found: Document) -> None:
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(shown.heading, highlight=False)
     for table in shown.tables:
+        console.print(table.title, style="bold", highlight=False, markup=False)
         print_rows(table.columns, table.rows)
     for verdict in shown.verdicts:
         console.print(verdict, highlight=False, markup=False)

@@ -8,6 +8,7 @@ some machines reading the clock costs microseconds, and a step changes its phase
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from time import perf_counter
 
 from samestep.distributed.health.peer_errors import lost_peer
@@ -16,12 +17,13 @@ STARTING = "starting"
 DATA = "data loading"
 COMPUTE = "compute"
 EXCHANGE = "exchange"
+UPDATE = "update"
 SAVE = "saving"
 EVALUATE = "evaluation"
 READING = "reading losses"
 BETWEEN_STEPS = "between steps"
 
-BUSY = (DATA, COMPUTE)
+BUSY = (DATA, COMPUTE, UPDATE)
 """The phases in which a rank does its own work, which others may have to wait for."""
 
 _REMEMBERED = 64
@@ -31,7 +33,7 @@ class Activity:
     """This process's step, phase and last collective, and the seconds spent in each phase."""
 
     __slots__ = (
-        "_since", "_waits", "moves", "phase", "recent", "seconds", "sequence", "step", "timed",
+        "_since", "_waits", "before_clock", "moves", "phase", "recent", "seconds", "sequence", "step", "timed",
         "timed_every", "timed_steps",
     )  # fmt: skip
 
@@ -45,12 +47,14 @@ class Activity:
         self.timed = False
         self.timed_steps = 0
         self._since = 0.0
+        self.before_clock: Callable[[], None] | None = None
+        """Called before the clock is read in a timed step; a measurement lets it wait for the device."""
         self.sequence = 0
         """Collectives called so far; the same number is the same call on every rank."""
         self.recent: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
         """The last ones with their numbers."""
         self.seconds: dict[str, float] = dict.fromkeys(
-            (STARTING, DATA, COMPUTE, EXCHANGE, SAVE, EVALUATE, READING, BETWEEN_STEPS), 0.0
+            (STARTING, DATA, COMPUTE, EXCHANGE, UPDATE, SAVE, EVALUATE, READING, BETWEEN_STEPS), 0.0
         )
         self._waits: dict[str, _Waiting] = {}
 
@@ -72,6 +76,8 @@ class Activity:
         """Change to another phase; returns the one before."""
         before = self.phase
         if self.timed:
+            if self.before_clock is not None:
+                self.before_clock()
             now = perf_counter()
             self.seconds[before] += now - self._since
             self._since = now

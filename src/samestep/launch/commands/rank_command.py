@@ -75,15 +75,18 @@ class RankCommand:
 
     def train(self, *options: str) -> tuple[str, ...]:
         """The arguments of the interpreter for one rank."""
-        return ("-m", "samestep", *self.command.split(), *self._words(options))
+        return ("-m", "samestep", *self.command.split(), *self._words([*self.options, *options]))
 
     def launch(self, *options: str) -> tuple[str, ...]:
         """The arguments of the interpreter for what starts ranks on another machine."""
-        return ("-m", "samestep", "launch", *self._words(options))
+        other: list[str] = []
+        if self.command != "train":
+            # As one word each, so that its options are not taken for those of the launch.
+            other = ["--rank-command", self.command, *(f"--word={word}" for word in self.options)]
+        return ("-m", "samestep", "launch", *self._words([*other, *options]))
 
     def _words(self, options: Sequence[str]) -> tuple[str, ...]:
-        ours = [*self.options]
-        ours += [] if self.record is None else ["--record", str(self.record)]
+        ours = [] if self.record is None else ["--record", str(self.record)]
         ours += [] if self.stop_after is None else ["--stop-after", str(self.stop_after)]
         if self.trace is not None:
             ours += ["--trace", str(self.trace), "--trace-from", str(self.trace_from)]

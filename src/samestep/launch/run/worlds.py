@@ -1,11 +1,14 @@
-"""The world sizes of a verification, each with its launcher."""
+"""Worlds that a command starts one after the other, each with its launcher."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal, TypeVar
 
+from samestep.distributed.signals import stopping_at_once
 from samestep.errors import LaunchError
 from samestep.foreign.numbers import whole_number
 from samestep.launch.commands.rank_command import RankCommand
@@ -13,6 +16,7 @@ from samestep.launch.commands.size import Host, Size, parse_hosts
 from samestep.launch.run.launches import Launch
 from samestep.launch.run.prepare import Request, prepare
 
+T = TypeVar("T")
 Via = Literal["torchrun", "mpirun", "slurm", "ssh"]
 LAUNCHERS: tuple[Via, ...] = ("torchrun", "mpirun", "slurm", "ssh")
 
@@ -32,7 +36,7 @@ class World:
 
 @dataclass(frozen=True)
 class Machines:
-    """Where the ranks of a verification may run besides this machine."""
+    """Where ranks may run besides this machine."""
 
     nodes: int = 1
     """The most nodes that a Slurm job may use."""
@@ -96,6 +100,43 @@ def launch_of(world: World, rank_command: RankCommand, machines: Machines) -> La
     if world.via in ("mpirun", "ssh") and machines.hosts:
         return prepare(rank_command, Request(hosts=machines.spread(world.ranks)))
     return prepare(rank_command, Request(nproc=ranks))
+
+
+def measure_each(
+    worlds: Sequence[World],
+    ranks_of: Callable[[World, Path], RankCommand],
+    read: Callable[[Path], T],
+    machines: Machines,
+    report: Callable[[str], None],
+) -> list[T]:
+    """Start the ranks of each world, one after the other, and read what its rank 0 wrote.
+
+    Args:
+        worlds: The sizes and their launchers.
+        ranks_of: What the ranks of a world run, which leave their result in this file.
+        read: Reads it.
+        machines: Where ranks may run.
+        report: Called with a line for each world.
+    """
+    # Other machines see the working directory, as they must for a training, and not this one's /tmp.
+    here = all(world.via == "torchrun" for world in worlds)
+    with (
+        stopping_at_once("the measurement", report) as check_stop,
+        TemporaryDirectory(
+            prefix="samestep-measuring-",
+            dir=None if here else Path.cwd(),
+            ignore_cleanup_errors=True,
+        ) as folder,
+    ):
+        found = []
+        for world in worlds:
+            report(f"measuring on {world.label} rank(s)")
+            result = Path(folder) / f"world-{world.ranks}.json"
+            ranks = ranks_of(world, result)
+            launch_of(world, ranks, machines).run(report, follow=True, quiet=True)
+            check_stop()
+            found.append(read(result))
+        return found
 
 
 def labels(worlds: Sequence[World]) -> str:

@@ -1,0 +1,215 @@
+"""The loops that are measured beside each other, all on one task: samestep's, and plain DDP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler
+
+from samestep.bench.turns import Advance, in_turns
+from samestep.config import Config
+from samestep.config.evaluation import EvaluationConfig
+from samestep.config.trial_runs import trial_run
+from samestep.data.batch import LaneBatch
+from samestep.data.device import DeviceCopies
+from samestep.distributed.context import RunContext
+from samestep.errors import TaskError
+from samestep.optim.optimizers import build_optimizers
+from samestep.optim.precision import Precision, choose_precision
+from samestep.reduce.ddp import wrap
+from samestep.step.loss_terms import LossValue
+from samestep.train.loop import Training
+from samestep.train.run import Run
+from samestep.train.task import Task
+
+ENDLESS = 1_000_000
+"""Steps of a run that ends with its measurement."""
+
+
+class LeftOut(Exception):
+    """Why a loop cannot be measured here."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What every contestant gets."""
+
+    task: Task
+    config: Config
+    """With the global batch and the lanes of this world."""
+    context: RunContext
+    """Of the process, on whose group all of them are."""
+    own_context: Callable[[Config], RunContext]
+    """A context for one run, on the same group."""
+    folder: Path
+    stack: ExitStack
+    """Closes what they open."""
+
+    @property
+    def precision(self) -> Precision:
+        return choose_precision(self.config.precision, self.context.device)
+
+    @property
+    def rank_batch(self) -> int:
+        """Samples of a rank in a step."""
+        return self.config.batch_plan(self.context.world).global_batch // self.context.world
+
+    def loader(self, shards: bool) -> DataLoader[Any]:
+        """The training data as people read it without samestep.
+
+        Args:
+            shards: Whether each rank reads its own part; else a library does that.
+        """
+        data, section = self.task.train_data(), self.config.loader
+        sampler: Sampler[Any] | None = None
+        if shards and self.context.world > 1:
+            sampler = DistributedSampler(
+                data, self.context.world, self.context.rank, drop_last=True
+            )
+        return DataLoader(
+            data,
+            batch_size=self.rank_batch,
+            sampler=sampler,
+            shuffle=sampler is None,
+            collate_fn=self.task.collate,
+            num_workers=section.workers,
+            prefetch_factor=section.prefetch if section.workers else None,
+            persistent_workers=section.workers > 0,
+            pin_memory=self.context.device.type == "cuda",
+            drop_last=True,
+        )
+
+    def optimizers(self, model: nn.Module) -> list[Optimizer]:
+        """Those of the config, or of the task."""
+        section = self.config.optimizer
+        if section is not None:
+            return build_optimizers(section, [model], self.context.device)
+        found = self.task.optimizers(model)
+        return [found] if isinstance(found, Optimizer) else list(found)
+
+    def mean_loss(self, model: nn.Module, data: Any) -> Tensor:
+        """The loss of a rank's batch, as other loops divide it."""
+        batch = LaneBatch(0, data, ())
+        return mean_of(self.task.loss(model, batch), self.config)
+
+
+def mean_of(value: LossValue, config: Config) -> Tensor:
+    """What a task's loss returned, as one mean."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, tuple):
+        return value[0] / value[1]
+    weights = config.loss_weights or {}
+    found = [weights.get(name, 0.0) * (term[0] / term[1]) for name, term in value.items()]
+    return torch.stack(found).sum()
+
+
+def refuse_task(task: Task, config: Config) -> None:
+    """Leave out loops without samestep for a task that they do not train.
+
+    Raises:
+        LeftOut: if so.
+    """
+    if task.has_batch_loss:
+        raise LeftOut("the task's loss is over the whole global batch")
+    if task.extra_modules():
+        raise LeftOut("the task has modules besides its model")
+    data = task.train_data()
+    if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
+        raise LeftOut("the task's data has no length")
+    if config.precision == "fp16":
+        raise LeftOut("fp16 needs a loss scale, which every library chooses by itself")
+
+
+def open_samestep(seat: Seat) -> tuple[Advance, Run]:
+    """samestep's loop, as `samestep train` runs it but for saves, evaluations and trackers."""
+    config = trial_run(
+        seat.config,
+        run_dir=str(seat.folder),
+        steps=ENDLESS,
+        drop_last=True,
+        # Never due; a plateau's schedule requires that there are evaluations.
+        evaluation=EvaluationConfig(every_epochs=None, every_steps=ENDLESS),
+    )
+    context = seat.stack.enter_context(seat.own_context(config))
+    run = seat.stack.enter_context(Run(config, context))
+    return in_turns(Training(run, seat.task).steps(), seat.stack), run
+
+
+def open_ddp(seat: Seat) -> Advance:
+    """The loop that people write with DistributedDataParallel; on one rank without it."""
+    refuse_task(seat.task, seat.config)
+    device = seat.context.device
+    model = seat.task.model().to(device)
+    optimizers = seat.optimizers(model)
+    wrapped: nn.Module = model
+    if seat.context.world > 1:
+        wrapped = wrap(model, seat.config.distributed, device)
+    if seat.config.speed.compile:
+        wrapped.compile()
+    return in_turns(_ddp_steps(seat, wrapped.train(), optimizers), seat.stack)
+
+
+def _ddp_steps(
+    seat: Seat, model: nn.Module, optimizers: Sequence[Optimizer]
+) -> Generator[None, None, None]:
+    copies, precision = DeviceCopies(seat.context.device), seat.precision
+    clip = clipper(seat.config, model)
+    loader, losses = seat.loader(shards=True), 0.0
+    for step, data in enumerate(epochs(loader), start=1):
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        with precision.forward():
+            loss = seat.mean_loss(model, copies.to_device(data))
+        loss.backward()
+        clip()
+        for optimizer in optimizers:
+            optimizer.step()
+        if step % seat.config.log_every == 0:
+            losses += loss.item()
+        yield
+
+
+def epochs(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Batches without an end."""
+    epoch = 0
+    while True:
+        if isinstance(loader.sampler, DistributedSampler):
+            loader.sampler.set_epoch(epoch)
+        yield from loader
+        epoch += 1
+
+
+def clipper(config: Config, model: nn.Module) -> Callable[[], object]:
+    """What clips gradients as the config has it, by torch's own functions."""
+    section = config.clip
+    if section is None or not section.is_on:
+        return lambda: None
+    params = list(model.parameters())
+    if section.norm is not None and not section.per_group:
+        return partial(nn.utils.clip_grad_norm_, params, section.norm)
+    if section.value is not None:
+        return partial(nn.utils.clip_grad_value_, params, section.value)
+    raise LeftOut("torch has no function that clips as the config does")
+
+
+def refuse_small_data(task: Task, global_batch: int) -> None:
+    """Refuse data of which a step's batch cannot be drawn.
+
+    Raises:
+        TaskError: if so.
+    """
+    data = task.train_data()
+    if hasattr(data, "__len__") and len(data) < global_batch:
+        raise TaskError(
+            f"the training data has {len(data)} samples, and a step of this world takes {global_batch}: "
+            "use more data, a smaller global_batch, or --mode strong"
+        )

@@ -1,0 +1,135 @@
+"""`samestep bench scaling` for programs. No torch here: the ranks are processes of their own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from samestep.bench.document import Document
+from samestep.bench.scaling_figures import with_efficiency
+from samestep.bench.scaling_plan import SAMESTEP, STRONG, WEAK
+from samestep.bench.scaling_request import ScalingRequest
+from samestep.bench.worlds import BenchCommand, measure_worlds
+from samestep.config import Config, load_config
+from samestep.environment.hardware import owned_cpus
+from samestep.environment.launch import detect_launch
+from samestep.environment.variables import process_environment
+from samestep.lane_tuning.choices import refuse_fixed_world
+from samestep.launch.run.worlds import World
+
+_LOGGER = logging.getLogger("samestep")
+
+
+def benchmark_weak_scaling(
+    config: str | Path | None = None,
+    worlds: Sequence[int] = (1, 2),
+    *,
+    overrides: Sequence[str] = (),
+    workload: str = "mlp",
+    size: str = "small",
+    lanes: int | None = None,
+    contestants: Sequence[str] = (),
+    rounds: int | None = None,
+    quick: bool = False,
+) -> dict[int, dict[str, Any]]:
+    """Measure what a step takes when the global batch grows with the ranks, on ranks of this machine.
+
+    Args:
+        config: The file of a training, whose global batch is that of one rank; None for a built-in task.
+        worlds: Numbers of ranks.
+        overrides: Values that replace the config's, as `section.key=value`.
+        workload: The built-in task, without a config: `mlp`, `conv` or `transformer`.
+        size: Of the built-in task: `small`, `medium` or `large`.
+        lanes: Of a rank; None for the config's, or one.
+        contestants: Of `samestep`, `ddp`, `accelerate` and `lightning`; all that are installed, if empty.
+        rounds: Turns of each loop.
+        quick: Fewer and shorter turns, of samestep and DDP.
+
+    Returns:
+        For each number of ranks: a step's `median`, `low` and `high` in seconds, `samples_per_second`,
+        `efficiency`, `ratio_to_ddp`, `phases` and `ranks` of samestep, and the same of other loops by name in
+        `others`; as in the JSON of `samestep bench scaling`.
+
+    Example:
+        found = samestep.benchmark_weak_scaling("config.yaml", worlds=(1, 2, 4))
+        assert found[4]["efficiency"]["median"] > 0.9
+    """
+    request = ScalingRequest(
+        WEAK, None if config else workload, size, lanes, tuple(contestants), rounds, quick,
+        max(worlds, default=1),
+    )  # fmt: skip
+    return _measure(request, config, worlds, overrides)
+
+
+def benchmark_strong_scaling(
+    config: str | Path | None = None,
+    worlds: Sequence[int] = (1, 2),
+    *,
+    overrides: Sequence[str] = (),
+    workload: str = "mlp",
+    size: str = "small",
+    lanes: int | None = None,
+    contestants: Sequence[str] = (),
+    rounds: int | None = None,
+    quick: bool = False,
+) -> dict[int, dict[str, Any]]:
+    """Measure what a step takes when the global batch stays, on more and more ranks of this machine.
+
+    Args and what is returned are those of `benchmark_weak_scaling`; `lanes` are those of all ranks.
+    """
+    request = ScalingRequest(
+        STRONG, None if config else workload, size, lanes, tuple(contestants), rounds, quick,
+        max(worlds, default=1),
+    )  # fmt: skip
+    return _measure(request, config, worlds, overrides)
+
+
+def scaling_ranks(
+    request: ScalingRequest, config: Config, file: Path | None, overrides: Sequence[str]
+) -> BenchCommand:
+    """What the ranks of each world run, all with as many threads.
+
+    Raises:
+        LaunchError: if this is a rank already, or the config is for one number of ranks.
+    """
+    environ = process_environment()
+    refuse_fixed_world(config, detect_launch(environ).world)
+    more = []
+    if config.same != "bits" and config.distributed.threads_per_rank == "auto":
+        # Else a single rank would have all cores, and more ranks could bring nothing.
+        each = max(1, owned_cpus(environ).value // request.most_ranks)
+        more.append(f"distributed.threads_per_rank={each}")
+    return BenchCommand("bench scaling", config, file, (*overrides, *more), request.options())
+
+
+def _measure(
+    request: ScalingRequest,
+    config: str | Path | None,
+    worlds: Sequence[int],
+    overrides: Sequence[str],
+) -> dict[int, dict[str, Any]]:
+    file = None if config is None else Path(config)
+    loaded = Config(name="bench", steps=1) if file is None else load_config(file, overrides)
+    request.check(loaded)
+    ranks = scaling_ranks(request, loaded, file, overrides)
+    documents = measure_worlds(ranks, [World(world) for world in worlds], _LOGGER.info)
+    return by_world(documents)
+
+
+def by_world(documents: Sequence[Document]) -> dict[int, dict[str, Any]]:
+    """The rows of one mode, by their numbers of ranks."""
+    rows = with_efficiency([row for document in documents for row in document.rows])
+    return {
+        row["world"]: {
+            **row,
+            "others": {
+                other["contestant"]: other
+                for other in rows
+                if other["world"] == row["world"] and other["contestant"] != SAMESTEP
+            },
+        }
+        for row in rows
+        if row["contestant"] == SAMESTEP
+    }

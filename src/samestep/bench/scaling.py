@@ -1,0 +1,319 @@
+"""What a step takes on the ranks that are there: samestep and other loops in turns, on one task."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from samestep.bench.comm import measure_comm
+from samestep.bench.comm_links import links_of
+from samestep.bench.contestants import LeftOut, Seat, open_ddp, open_samestep, refuse_small_data
+from samestep.bench.document import Document, machine_facts
+from samestep.bench.library_loops import open_accelerate, open_lightning
+from samestep.bench.scaling_figures import ratio_of
+from samestep.bench.scaling_plan import (
+    ACCELERATE,
+    DDP,
+    KIND,
+    LIGHTNING,
+    SAMESTEP,
+    Batches,
+    Part,
+)
+from samestep.bench.sizes import TREE_SUM
+from samestep.bench.statistics import spread_of
+from samestep.bench.step_phases import Cores, RankStep, phases_of, share_cores, slow_ranks
+from samestep.bench.torch_settings import KeepingSettings
+from samestep.bench.turns import Advance
+from samestep.config import Config
+from samestep.distributed.context import RunContext, create_run_context
+from samestep.distributed.hardware import detect_hardware
+from samestep.distributed.health.activity import COMPUTE, DATA, EXCHANGE, READING, UPDATE, Activity
+from samestep.distributed.logging import LOGGER, KeptLog
+from samestep.distributed.signals import stopping_at_once
+from samestep.environment.hardware import allowed_cpus, owned_cpus
+from samestep.environment.variables import process_environment
+from samestep.train.progress import TurnProgress
+from samestep.train.run import Run
+from samestep.train.step_times import peak_memory
+from samestep.train.task import Task
+
+_WARM_UP = {"cuda": 24}
+"""Steps before the clock starts. On a GPU steps run eagerly at first, then are captured as graphs."""
+_WARM_UP_ELSEWHERE = 3
+_FEWEST, _MOST = 2, 200
+"""Timed steps of a turn."""
+_LARGEST_MESSAGE = 64 << 20
+_OPENERS: Mapping[str, Callable[[Seat], Advance]] = {
+    DDP: open_ddp,
+    ACCELERATE: open_accelerate,
+    LIGHTNING: open_lightning,
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is measured, and for how long."""
+
+    workload: str
+    """As a row names it."""
+    modes: Sequence[str]
+    batches: Batches
+    contestants: Sequence[str]
+    rounds: int
+    seconds: float
+    """What the timed steps of a turn take together, about."""
+    instrumented: int
+    """Steps whose phases are timed."""
+
+
+def measure_scaling(
+    config: Config, context: RunContext, task_of: Callable[[int], Task], trial: Trial
+) -> Document:
+    """Time the steps of a task on these ranks; every rank calls this and gets the same.
+
+    Args:
+        config: The training's config.
+        context: This process's place among the ranks.
+        task_of: Makes the task, for a global batch.
+        trial: What is measured.
+    """
+    rows: list[dict[str, Any]] = []
+    turns = len(trial.modes) * (trial.rounds + 1) * (len(trial.contestants) + 1)
+    with (
+        stopping_at_once("the measurement", context.log.main) as check_stop,
+        TurnProgress(turns, context.log, context.is_main) as progress,
+    ):
+        for mode in trial.modes:
+            part = trial.batches.part(mode, context.world)
+            with TemporaryDirectory(
+                prefix="samestep-scaling-", ignore_cleanup_errors=True
+            ) as folder:
+                found = _Measuring(config, context, trial, part, Path(folder))
+                rows += found.measure(task_of(part.global_batch), progress, check_stop)
+            gc.collect()
+    facts = machine_facts(str(context.device), context.gather(socket.gethostname()))
+    return Document(KIND, facts, rows)
+
+
+class _Measuring:
+    """One mode on this rank and the others."""
+
+    def __init__(
+        self, config: Config, context: RunContext, trial: Trial, part: Part, folder: Path
+    ) -> None:
+        changes = {
+            "global_batch": part.global_batch,
+            "lanes": part.lanes,
+            "batch_per_rank": None,
+        }
+        self._config = config.model_copy(update=changes)
+        self._context, self._trial, self._part, self._folder = context, trial, part, folder
+        self._hardware = detect_hardware()
+        self._turns: dict[str, Advance] = {}
+        self._left_out: dict[str, str] = {}
+        self._samestep: dict[str, Any] = {}
+        """What is known of samestep's own steps only."""
+
+    def measure(
+        self, task: Task, progress: TurnProgress, check_stop: Callable[[], None]
+    ) -> list[dict[str, Any]]:
+        """Rows, one for each contestant."""
+        with ExitStack() as stack:
+            refuse_small_data(task, self._part.global_batch)
+            for name in (*self._trial.contestants, self._control):
+                progress.begin(name)
+                self._open(name, Seat(
+                    task, self._config, self._context, self._own_context, self._folder / name, stack
+                ))  # fmt: skip
+                progress.end()
+                check_stop()
+            # Otherwise a collection of everything the libraries allocated falls into someone's turn.
+            gc.collect()
+            gc.freeze()
+            stack.callback(gc.unfreeze)
+            seconds = self._take_turns(progress, check_stop)
+        return self._rows(seconds)
+
+    @property
+    def _control(self) -> str:
+        """The contestant that runs twice."""
+        return f"{DDP if DDP in self._trial.contestants else SAMESTEP} again"
+
+    def _open(self, name: str, seat: Seat) -> None:
+        kind = name.removesuffix(" again")
+        warm_up = _WARM_UP.get(self._context.device.type, _WARM_UP_ELSEWHERE)
+        if kind in self._left_out:
+            return
+        if kind == SAMESTEP:
+            self._turns[name] = KeepingSettings(lambda: self._opened_samestep(name, seat, warm_up))
+            return
+        try:
+            self._turns[name] = KeepingSettings(partial(_OPENERS[kind], seat))
+        except LeftOut as why:
+            self._left_out[name] = str(why)
+            return
+        self._turns[name](warm_up)
+
+    def _opened_samestep(self, name: str, seat: Seat, warm_up: int) -> Advance:
+        device = self._context.device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        advance, run = open_samestep(seat)
+        advance(warm_up)
+        if name == SAMESTEP:
+            # The first to be opened: nobody else's memory is there yet.
+            self._instrument(advance, run, peak_memory(device))
+        return advance
+
+    def _instrument(self, advance: Advance, run: Run, memory: int) -> None:
+        """Time the phases of some steps, apart from those whose time counts."""
+        context = self._context
+        taken = _timed_phases(
+            run.context.activity, context.device, advance, self._trial.instrumented
+        )
+        steps = list(zip(*context.gather(taken), strict=True))
+        cpus = owned_cpus(process_environment()).value
+        cores = Cores(socket.gethostname(), allowed_cpus(), cpus, context.threads)
+        ranks = context.gather((cores, memory))
+        computes = [spread_of([step[rank].compute for step in steps]) for rank in range(len(ranks))]
+        self._samestep = {
+            "phases": {name: asdict(spread) for name, spread in phases_of(steps).items()},
+            "ranks": [
+                {"rank": rank, "host": one.host, "compute": computes[rank].median, "memory_bytes": most}
+                for rank, (one, most) in enumerate(ranks)
+            ],
+            "slow_ranks": [{"rank": one.rank, **asdict(one.times)} for one in slow_ranks(steps)],
+            "precision": run.setup.precision.kind,
+            "gradient_bytes": sum(
+                param.numel() * param.element_size()
+                for param in run.model.parameters() if param.requires_grad
+            ),
+            "shares_cores": context.device.type == "cpu" and share_cores([one for one, _ in ranks]),
+        }  # fmt: skip
+
+    def _take_turns(
+        self, progress: TurnProgress, check_stop: Callable[[], None]
+    ) -> dict[str, list[float]]:
+        """Seconds of a step in each round; who is first rotates."""
+        names = list(self._turns)
+        once = self._seconds(names[0], _FEWEST)
+        steps = self._context.broadcast(max(_FEWEST, min(_MOST, round(self._trial.seconds / once))))
+        taken: dict[str, list[float]] = {name: [] for name in names}
+        for number in range(self._trial.rounds):
+            first = number % len(names)
+            for name in (*names[first:], *names[:first]):
+                progress.begin(name)
+                taken[name].append(self._seconds(name, steps))
+                progress.end()
+            check_stop()
+        return taken
+
+    def _seconds(self, name: str, steps: int) -> float:
+        """Of a step, on the slowest rank."""
+        device = self._context.device
+        _wait_for(device)
+        self._context.barrier()
+        began = time.perf_counter()
+        self._turns[name](steps)
+        _wait_for(device)
+        return max(self._context.gather((time.perf_counter() - began) / steps))
+
+    def _rows(self, taken: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
+        part, control = self._part, self._control
+        twice = control.removesuffix(" again")
+        noise = asdict(ratio_of(taken[twice], taken[control])) if control in taken else None
+        shared = {
+            "mode": part.mode,
+            "workload": self._trial.workload,
+            "world": part.world,
+            "backend": getattr(self._context.collectives, "backend", "none"),
+            "lanes": part.lanes,
+            "global_batch": part.global_batch,
+            "precision": self._samestep["precision"],
+            "gradient_bytes": self._samestep["gradient_bytes"],
+            "shares_cores": self._samestep["shares_cores"],
+            "control": noise,
+            "left_out": dict(self._left_out),
+            "link": self._link(),
+            "efficiency": None,
+            "predicted": False,
+        }
+        rows = []
+        for name in [name for name in taken if name != control]:
+            spread = spread_of(taken[name])
+            ours = name == SAMESTEP
+            rows.append({
+                **shared,
+                "contestant": name,
+                "seconds": list(taken[name]),
+                **asdict(spread),
+                "samples_per_second": part.global_batch / spread.median,
+                "ratio_to_ddp": asdict(ratio_of(taken[DDP], taken[name])) if DDP in taken else None,
+                "phases": self._samestep["phases"] if ours else None,
+                "ranks": self._samestep["ranks"] if ours else [],
+                "slow_ranks": self._samestep["slow_ranks"] if ours else [],
+            })  # fmt: skip
+        return rows
+
+    def _link(self) -> dict[str, float] | None:
+        """What our sum of gradients takes between these ranks, as a line."""
+        if self._context.world == 1:
+            return None
+        most = min(_LARGEST_MESSAGE, max(1 << 16, self._samestep["gradient_bytes"] // 4 * 4))
+        rows = measure_comm(self._context, [TREE_SUM], [1 << 10, 1 << 14, most], 3).rows
+        link = links_of(rows)[TREE_SUM, self._context.world]
+        return None if link is None else asdict(link)
+
+    def _own_context(self, config: Config) -> RunContext:
+        level = LOGGER.level
+        LOGGER.setLevel(logging.ERROR)
+        try:
+            context = create_run_context(config, self._hardware)
+        finally:
+            LOGGER.setLevel(level)
+        context.log = KeptLog(context.rank, context.world)
+        return context
+
+
+def _timed_phases(
+    activity: Activity, device: torch.device, advance: Advance, steps: int
+) -> list[RankStep]:
+    """Seconds of each phase of each step on this rank; waits for the device between phases."""
+    every = activity.timed_every
+    activity.timed_every = 1
+    activity.before_clock = lambda: _wait_unless_capturing(device)
+    advance(1)
+    found = []
+    for _ in range(steps):
+        activity.enter(activity.phase)
+        before = dict(activity.seconds)
+        advance(1)
+        activity.enter(activity.phase)
+        spent = {phase: activity.seconds[phase] - before[phase] for phase in before}
+        found.append(
+            RankStep(spent[DATA], spent[COMPUTE] + spent[READING], spent[EXCHANGE], spent[UPDATE])
+        )
+    activity.timed_every, activity.before_clock = every, None
+    return found
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _wait_unless_capturing(device: torch.device) -> None:
+    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.synchronize(device)

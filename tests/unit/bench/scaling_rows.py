@@ -1,0 +1,19 @@
+"""Rows of `samestep bench scaling` with known times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def row_of(
+    mode: str, world: int, median: float, spread: float = 0.0, contestant: str = "samestep"
+) -> dict[str, Any]:
+    return {
+        "mode": mode, "workload": "mlp-small", "contestant": contestant, "precision": "fp32", "world": world,
+        "backend": "gloo", "lanes": world if mode == "weak" else 8, "global_batch": 8 * world,
+        "seconds": [median - spread, median, median + spread], "median": median,
+        "low": median - spread, "high": median + spread, "samples_per_second": 8 * world / median,
+        "efficiency": None, "ratio_to_ddp": None, "phases": None, "ranks": [], "slow_ranks": [],
+        "control": {"median": 1.0, "low": 0.99, "high": 1.01}, "left_out": {}, "link": None,
+        "gradient_bytes": 1000, "shares_cores": False, "predicted": False,
+    }  # fmt: skip

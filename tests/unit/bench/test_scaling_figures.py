@@ -1,0 +1,72 @@
+"""Efficiency and ratios of known times, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from samestep.bench.scaling_figures import efficiency_of, ratio_of, verdicts, with_efficiency
+from samestep.bench.scaling_plan import batches_of_config, batches_of_workload
+from samestep.config import Config
+from samestep.errors import PlanError
+from tests.unit.bench.scaling_rows import row_of
+
+
+def test_weak_efficiency_is_how_much_of_the_time_stays() -> None:
+    one, four = row_of("weak", 1, 8.0, spread=1.0), row_of("weak", 4, 10.0, spread=2.0)
+    found = efficiency_of("weak", one, four)
+    assert (found.median, found.low, found.high) == (8 / 10, 7 / 12, 9 / 8)
+
+
+def test_strong_efficiency_is_how_much_of_the_speedup_there_is() -> None:
+    """Twice the ranks of two, in 0.6 of the time: 10 / (2 * 6)."""
+    found = efficiency_of("strong", row_of("strong", 2, 10.0), row_of("strong", 4, 6.0))
+    assert found.median == pytest.approx(10 / 12)
+
+
+def test_efficiency_is_against_the_same_loop_on_the_fewest_ranks() -> None:
+    rows = [
+        row_of("weak", 4, 20.0), row_of("weak", 2, 10.0), row_of("weak", 2, 30.0, contestant="ddp"),
+        row_of("strong", 4, 5.0),
+    ]  # fmt: skip
+    found = [row["efficiency"] and row["efficiency"]["median"] for row in with_efficiency(rows)]
+    assert found == [0.5, None, None, None]
+
+
+def test_a_ratio_is_of_rounds_and_not_of_medians() -> None:
+    """The medians are 2 and 3, but in each round the second loop takes twice as long."""
+    found = ratio_of([1.0, 2.0, 4.0], [2.0, 3.0, 8.0])
+    assert (found.median, found.low, found.high) == (2.0, 1.5, 2.0)
+
+
+def test_the_batch_grows_with_the_ranks_or_stays() -> None:
+    found = batches_of_workload(16, None, 4)
+    weak, strong = found.part("weak", 4), found.part("strong", 4)
+    assert (weak.global_batch, weak.lanes) == (64, 4)
+    assert (strong.global_batch, strong.lanes) == (128, 8)
+    many = batches_of_workload(16, None, 32).part("strong", 2)
+    assert (many.global_batch, many.lanes) == (512, 32), "enough for the largest world"
+
+
+def test_a_configs_batch_is_one_ranks_or_all_of_it() -> None:
+    found = batches_of_config(Config(name="mine", steps=1, global_batch=24, lanes=4), None)
+    weak, strong = found.part("weak", 3), found.part("strong", 3)
+    assert (weak.global_batch, weak.lanes) == (72, 12)
+    assert (strong.global_batch, strong.lanes) == (24, 4)
+    with pytest.raises(PlanError, match="8 ranks need 8 lanes or more"):
+        found.part("strong", 8)
+
+
+def said_of(**changes: Any) -> str:
+    return " | ".join(verdicts([{**row_of("weak", 2, 1.0), **changes}]))
+
+
+def test_what_disturbs_the_figures_is_said() -> None:
+    assert said_of() == ""
+    noisy = {"median": 1.04, "low": 1.02, "high": 1.05}
+    assert "measured twice differs by 4% (1.020 - 1.050)" in said_of(control=noisy)
+    assert "accelerate is left out: not installed" in said_of(
+        left_out={"accelerate": "not installed"}
+    )
+    assert "2 ranks share cores" in said_of(shares_cores=True)
