@@ -104,9 +104,9 @@ class JacobianStopping(RunListener):
             self._still = self._still + 1 if change < self._tolerance else 0
         self._before = now
         if self._still >= self._patience and self._evaluations >= self._least:
-            self._run.stop(
-                f"the Jacobian has changed by less than {self._tolerance:g} in each of {self._still} evaluations"
-            )
+            why = f"the Jacobian has changed by less than {self._tolerance:g} in each of {self._still} evaluations"
+            self._run.context.log.main(f"Stopping early: {why}")
+            self._run.stop(why)
 
     def state_dict(self) -> dict[str, Any]:
         return {"before": self._before, "still": self._still, "evaluations": self._evaluations}

@@ -72,16 +72,15 @@ class Emulator(nn.Module):
 
     @torch.jit.export
     def jac(self, x: Tensor) -> Tensor:
-        """d output / d input of each sample, scaled: [batch, outputs, inputs]."""
+        """d output / d input of each sample, scaled: [batch, outputs, inputs]. Not under no_grad."""
+        x = x.detach().requires_grad_(True)
+        y = self.forward(x)
         rows: list[Tensor] = []
-        with torch.enable_grad():
-            x = x.detach().requires_grad_(True)
-            y = self.forward(x)
-            for output in range(y.size(1)):
-                (row,) = torch.autograd.grad([y[:, output].sum()], [x], retain_graph=True)
-                assert row is not None  # for the compiler, which cannot rule out None
-                rows.append(row)
-        return torch.stack(rows, 1)
+        for output in range(y.size(1)):
+            (row,) = torch.autograd.grad([y[:, output].sum()], [x], retain_graph=True)
+            assert row is not None  # for the compiler, which cannot rule out None
+            rows.append(row)
+        return torch.stack(rows, 1).detach()
 
     @torch.jit.export
     def jac_physical(self, x: Tensor) -> Tensor:

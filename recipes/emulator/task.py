@@ -183,7 +183,8 @@ class SeaIce(Task):
         # The same patterns whoever measures them: spread over the set, by their numbers.
         chosen = [place for place, number in enumerate(batch.ids) if self._is_sampled(number)]
         if chosen:
-            metrics["jacobian"].update(inner.jac(x[chosen]))
+            with torch.enable_grad():
+                metrics["jacobian"].update(inner.jac(x[chosen]))
         return self.loss(model, batch)
 
     def _is_sampled(self, number: int) -> bool:

@@ -18,7 +18,9 @@ RECIPE = Path(__file__).resolve().parent.parent
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Train the emulator, in this process or as a rank.")
+    parser = argparse.ArgumentParser(
+        description="Train the emulator, in this process or as a rank."
+    )
     parser.add_argument("--config", type=Path, default=RECIPE / "config.yaml")
     parser.add_argument(
         "--create-data", action="store_true", help="write made-up fields to ./data, and end"
