@@ -156,7 +156,7 @@ def test_a_run_resumes_from_its_newest_valid_checkpoint(tmp_path: Path) -> None:
 
 def test_a_run_begins_again_at_its_best_checkpoint(tmp_path: Path) -> None:
     best, own = config("resume=best"), tmp_path / "checkpoints"
-    with pytest.raises(CheckpointError, match="is best, and the run in .* holds no checkpoint"):
+    with pytest.raises(CheckpointError, match=r"is best, and the run in .* holds no checkpoint"):
         find_resume_point(best, tmp_path, False, pytest.fail)
     put(own, saved=manifest(2))
     with pytest.raises(CheckpointError, match="was never evaluated"):
