@@ -32,8 +32,9 @@ def run_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import run as recipe
 
     def forked(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        # So wide that every Jacobian counts as still.
-        command = [word.replace("tolerance: 0.05", "tolerance: 9") for word in command]
+        # So wide that every Jacobian counts as still; and one evaluation sooner than the run ends by itself.
+        wide = ("tolerance: 0.05, patience: 3, least_evaluations: 5", "tolerance: 9, patience: 3, least_evaluations: 4")  # fmt: skip
+        command = [word.replace(*wide) for word in command]
         done = run(command, cwd=options["cwd"])
         assert done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
         return done
@@ -78,7 +79,7 @@ def assert_one_file_has_the_best_weights(run_dir: Path) -> None:
 def assert_a_run_ends_with_its_jacobian(run_dir: Path) -> None:
     result = json.loads((run_dir / "result.json").read_text())
     assert result["status"] == "stopped_early"
-    assert result["reason"] == "the Jacobian has changed by less than 9 in each of 4 evaluations"
+    assert result["reason"] == "the Jacobian has changed by less than 9 in each of 3 evaluations"
     assert len(list(run_dir.rglob("best_model*"))) == 1
 
 
