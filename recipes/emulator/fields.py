@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from samestep.errors import OutputError, SamestepError
+from samestep.errors import OutputError, SamestepError, TaskError
 
 LEVELS = 2
 """Of the atmosphere; the last one is at the surface."""
@@ -60,6 +60,20 @@ _MEANS_AND_RANGES = {
 _NOT_NEGATIVE = ("hi", "hs", "sice", "qref", "fswdn")
 _WAVES = 6
 """In a field: smooth in space and time, as fields are."""
+
+
+def netcdf() -> Any:
+    """xarray, which reads and writes the files.
+
+    Raises:
+        TaskError: if it, or netCDF4 behind it, is not installed.
+    """
+    try:
+        import netCDF4  # noqa: F401
+        import xarray
+    except ImportError as error:
+        raise TaskError(f"NetCDF files need the extra netcdf: {error}") from None
+    return xarray
 
 
 def true_state(x: Tensor) -> Tensor:
@@ -118,8 +132,7 @@ def write_fields(folder: Path, times: int, rows: int, columns: int, seed: int = 
         columns: cells from west to east.
         seed: of the fields.
     """
-    import xarray as xr
-
+    xr = netcdf()
     if min(times, rows, columns) < 2:
         raise OutputError(f"{times} times of {rows} x {columns} cells: give at least 2 of each")
     fields = make_fields(times, rows, columns, seed)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from fields import LEVELS, VARIABLES
+from fields import LEVELS, VARIABLES, netcdf
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -70,8 +70,7 @@ class Fields:
 
     def refuse_missing(self) -> None:
         """Refuse paths without a file, and files without a field."""
-        import xarray as xr
-
+        xr = netcdf()
         for file in ("atmosphere", "ocean"):
             path: Path = getattr(self, file)
             if not path.is_file():
@@ -91,8 +90,7 @@ class Fields:
 
     def times(self) -> int:
         """How many times both files have."""
-        import xarray as xr
-
+        xr = netcdf()
         counts = []
         for path in (self.atmosphere, self.ocean):
             with xr.open_dataset(path, decode_times=False) as dataset:
@@ -114,8 +112,7 @@ class Fields:
         return rows[self._counts(values, rows, time)]
 
     def _values(self, time: int) -> dict[str, Rows]:
-        import xarray as xr
-
+        xr = netcdf()
         found = {}
         for file in ("atmosphere", "ocean"):
             with xr.open_dataset(getattr(self, file), decode_times=False) as dataset:

@@ -139,7 +139,11 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
             return f'<td class="number">{text}</td>'
         return f"<td>{html.escape(str(value))}</td>"
 
-    first = "".join(f"<th>{html.escape(name)}</th>" for name in head)
+    kinds = [isinstance(value, (int, float)) for value in rows[0]]
+    first = "".join(
+        f"<th{' class=number' if is_number else ''}>{html.escape(name)}</th>"
+        for name, is_number in zip(head, kinds, strict=True)
+    )
     lines = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
     return f"<table><thead><tr>{first}</tr></thead><tbody>{lines}</tbody></table>"
 

@@ -56,7 +56,7 @@ class Recipe:
         """A training to the end, and one that lowers its rate on plateaus and ends with the Jacobian."""
         ranks = ["--nproc", str(self.ranks)]
         self.samestep("training", "launch", CONFIG, *ranks, *overrides)
-        stopping = "params.jacobian_stopping={tolerance: 0.05, patience: 3, least_evaluations: 5}"
+        stopping = "params.jacobian_stopping={tolerance: 0.02, patience: 3, least_evaluations: 5}"
         plateau = ["schedule={name: plateau, args: {patience: 1, factor: 0.5}}"]
         self.samestep(
             "training until the Jacobian is still", "launch", CONFIG, *ranks, *overrides, "name=still",

@@ -33,7 +33,7 @@ def run_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def forked(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
         # So wide that every Jacobian counts as still; and one evaluation sooner than the run ends by itself.
-        wide = ("tolerance: 0.05, patience: 3, least_evaluations: 5", "tolerance: 9, patience: 3, least_evaluations: 4")  # fmt: skip
+        wide = ("tolerance: 0.02, patience: 3, least_evaluations: 5", "tolerance: 9, patience: 3, least_evaluations: 4")  # fmt: skip
         command = [word.replace(*wide) for word in command]
         done = run(command, cwd=options["cwd"])
         assert done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
