@@ -45,6 +45,7 @@ _LASTING = ("QueueFeederThread", "asyncio_", "pydevd", "tqdm_monitor")
 # pytest sets the first; parts of torch set the others when they are first imported.
 _SET_BY_OTHERS = (
     "PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK",
+    "HDF5_PLUGIN_PATH",
 )  # fmt: skip
 
 _LONGEST_FIRST = (

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import samestep
-from samestep import LaneBatch, Schedule, Task, orders
+from samestep import LaneBatch, RunContext, Schedule, Task, orders
 from samestep.environment.launch import detect_launch
 
 if TYPE_CHECKING:
@@ -565,8 +565,13 @@ class Downloaded(Everything):
         with (self.folder / "downloads").open("a") as file:
             file.write("x")
 
-    def train_data(self) -> Any:
+    def prepare_ranks(self, context: RunContext) -> None:
         assert (self.folder / "downloads").read_text() == "x"
+        torch.rand(context.rank)
+        self.ranks = context.gather(context.rank)
+
+    def train_data(self) -> Any:
+        assert self.ranks == list(range(len(self.ranks))), "all have met"
         self.shift = torch.rand(())  # the same whether or not this rank downloaded
         return super().train_data()
 

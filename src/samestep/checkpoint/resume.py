@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from samestep.checkpoint.listing import newest_valid
-from samestep.checkpoint.manifest import Manifest, verify_checkpoint
+from samestep.checkpoint.manifest import Manifest, folder_name, verify_checkpoint
 from samestep.config import Config
 from samestep.config.schema import PLANNED_KEYS, SHAPING_KEYS
 from samestep.errors import CheckpointError
@@ -45,10 +45,10 @@ def find_resume_point(
     """The checkpoint to resume from; None for a run that starts from the beginning.
 
     Args:
-        config: its `resume.checkpoint` is auto, never or a path.
+        config: its `resume.checkpoint` is auto, best, never or a path.
         folder: the run's directory.
         began_here: whether this very launch started the run in the folder and is now restarted:
-            then it resumes, even with `never`.
+            then it resumes, even with `never` and `best`.
         warn: called with a line about each checkpoint that cannot be used.
         branched_from: the `resume.checkpoint` that the run in the folder was started with.
 
@@ -59,7 +59,9 @@ def find_resume_point(
     own = folder / "checkpoints"
     if requested == "never" and not began_here:
         return None
-    if requested in ("auto", "never"):
+    if requested == "best" and not began_here:
+        return _best_point(own, warn)
+    if requested in ("auto", "best", "never"):
         return _newest_point(own, warn)
     # A run that was started from a path and interrupted resumes from its own checkpoints; the copy
     # that it began with is one, and may have outlived its origin.
@@ -79,7 +81,27 @@ def find_resume_point(
     except CheckpointError as error:
         raise CheckpointError(
             f"resume.checkpoint: {path} is not a valid checkpoint: {error}. Give a directory such "
-            "as runs/NAME/checkpoints/step-00000120, a run directory, auto or never"
+            "as runs/NAME/checkpoints/step-00000120, a run directory, auto, best or never"
+        ) from None
+
+
+def _best_point(own: Path, warn: Callable[[str], None]) -> ResumePoint:
+    """Where a run that went on after its best evaluation begins again."""
+    newest = _newest_point(own, warn)
+    best = None if newest is None else newest.manifest.best
+    if newest is None or best is None:
+        found = "holds no checkpoint" if newest is None else "was never evaluated"
+        raise CheckpointError(
+            f"resume.checkpoint is best, and the run in {own.parent} {found}: use auto"
+        )
+    if best.step == newest.manifest.step:
+        return newest
+    folder = own / folder_name(best.step)
+    try:
+        return ResumePoint(folder, verify_checkpoint(folder), branches=True)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"resume.checkpoint is best, and {folder} cannot be used: {error}"
         ) from None
 
 

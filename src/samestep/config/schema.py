@@ -126,7 +126,8 @@ class ResumeConfig(Section):
     """Which checkpoint the run resumes from."""
 
     checkpoint: str = Field(
-        "auto", description="auto: the newest valid one in the run directory; never; or a path"
+        "auto",
+        description="auto: the newest valid one in the run directory; best: its best; never; or a path",
     )
     allow: tuple[str, ...] = Field(
         (),

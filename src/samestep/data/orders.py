@@ -11,12 +11,14 @@ the same number of indices in every epoch; it may repeat or leave out samples.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from samestep.errors import TaskError
-from samestep.lanes.rng import order_rng
+from samestep.lanes.plan import BatchPlan
+from samestep.lanes.rng import derive, order_rng
 
 Indices = NDArray[np.int64]
 Order = Callable[[int, int], Sequence[int] | Indices]
@@ -79,6 +81,72 @@ def grouped(groups: Sequence[Hashable]) -> Order:
         return np.concatenate([rng.permutation(members[g]) for g in rng.permutation(len(members))])
 
     return order
+
+
+def by_lane(samples: int, global_batch: int, lanes: int) -> Order:
+    """Each lane visits a part of its own, `lane_part`, in a new random order each epoch.
+
+    A rank then reads only the parts of its lanes, and may keep them: the more ranks, the less each
+    one holds. All steps of an epoch are whole: less than a lane's batch is left out of each part,
+    other samples in every epoch.
+
+    Args:
+        samples: Of the whole dataset.
+        global_batch: The config's.
+        lanes: The config's.
+    """
+    plan = BatchPlan(global_batch, lanes)
+    if samples // lanes < plan.lane_batch:
+        raise TaskError(
+            f"by_lane() over {samples} samples: each of {lanes} lanes has {samples // lanes} of them, "
+            f"fewer than its {plan.lane_batch} of a global batch of {global_batch}. Use a smaller "
+            "global_batch, or more data"
+        )
+    return lambda seed, epoch: _LaneOrder(samples, plan, derive(seed, "lane parts"), epoch)
+
+
+def lane_part(samples: int, lanes: int, lane: int) -> range:
+    """The samples that a lane visits with `by_lane`."""
+    return range(lane * samples // lanes, (lane + 1) * samples // lanes)
+
+
+class _LaneOrder(Sequence[int]):
+    """Positions are computed when they are asked for: a rank shuffles the parts of its own lanes only."""
+
+    def __init__(self, samples: int, plan: BatchPlan, seed: int, epoch: int) -> None:
+        self._samples, self._plan, self._seed, self._epoch = samples, plan, seed, epoch
+        self._steps = samples // plan.lane_count // plan.lane_batch
+        self._shuffled: dict[int, Indices] = {}
+
+    def __len__(self) -> int:
+        return self._steps * self._plan.global_batch
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[int]: ...
+
+    def __getitem__(self, place: int | slice) -> int | list[int]:
+        if isinstance(place, int):
+            return self._at(np.array([range(len(self))[place]]))[0]
+        return self._at(np.arange(*place.indices(len(self))))
+
+    def _at(self, positions: Indices) -> list[int]:
+        step, within = np.divmod(positions, self._plan.global_batch)
+        lane, offset = np.divmod(within, self._plan.lane_batch)
+        found = np.empty_like(positions)
+        for number in np.unique(lane).tolist():
+            here = lane == number
+            found[here] = self._part(number)[step[here] * self._plan.lane_batch + offset[here]]
+        numbers: list[int] = found.tolist()
+        return numbers
+
+    def _part(self, lane: int) -> Indices:
+        if lane not in self._shuffled:
+            part = lane_part(self._samples, self._plan.lane_count, lane)
+            rng = order_rng(derive(self._seed, lane), self._epoch)
+            self._shuffled[lane] = part.start + rng.permutation(len(part))
+        return self._shuffled[lane]
 
 
 def _codes(names: Sequence[Hashable]) -> Indices:

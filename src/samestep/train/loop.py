@@ -82,6 +82,7 @@ class Training(RunListener):
         self._run, self._task = run, task
         self.draws = type(task).after_update is not Task.after_update
         run.prepare_once(task.prepare_data)
+        run.prepare_together(task.prepare_ranks)
         self._train_data = task.train_data()
         valid_data = task.valid_data()
         rule = run.config.evaluation

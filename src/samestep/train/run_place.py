@@ -72,6 +72,15 @@ class RunPlace:
                 prepare()
         self.setup.rng.enter(INIT)
 
+    def prepare_together(self, prepare: Callable[[RunContext], None]) -> None:
+        """Call a function on every rank, which may use collectives; what it draws changes nothing.
+
+        Args:
+            prepare: Computes statistics of shares of the data, for example.
+        """
+        prepare(self.context)
+        self.setup.rng.enter(INIT)
+
     def scaled_lr(self, lr: float) -> float:
         """A learning rate for this run's global batch, by `lr_scaling` against `base_batch`."""
         scaled = describe_scaling(self.config, self.batch.global_batch)

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from samestep.config import Config
 from samestep.data.batch import LaneBatch
 from samestep.data.orders import Order
+from samestep.distributed.context import RunContext
 from samestep.errors import TaskError
 from samestep.foreign.files import is_file
 from samestep.optim.schedules import Schedule
@@ -61,6 +62,21 @@ class Task(RunHooks, TrainedUses):
 
     def prepare_data(self) -> None:
         """Download or unpack the data: on one rank of each node, before the others continue."""
+
+    def prepare_ranks(self, context: RunContext) -> None:
+        """Called on every rank before the data is opened for a training, after `prepare_data`.
+
+        The place for what ranks compute together, such as statistics of data that each reads a part
+        of. Commands that use a trained model do not call this: its buffers are in the checkpoint.
+
+        Args:
+            context: This process's place in the run.
+
+        Example:
+            def prepare_ranks(self, context):
+                mine = [moments(block) for block in self.blocks[context.rank :: context.world]]
+                self.statistics = merge(context.gather(mine))
+        """
 
     def train_data(self) -> Any:
         """The training set: map-style, or iterable with lane streams."""

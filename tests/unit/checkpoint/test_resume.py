@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from samestep.checkpoint.manifest import MODEL, TRAINING, folder_name
+from samestep.checkpoint.manifest import MODEL, TRAINING, Best, folder_name
 from samestep.checkpoint.resume import (
     ResumePoint,
     find_resume_point,
@@ -152,6 +152,29 @@ def test_a_run_resumes_from_its_newest_valid_checkpoint(tmp_path: Path) -> None:
     again = find_resume_point(never, tmp_path, True, pytest.fail)
     assert again is not None, "a restart of the launch that started it resumes"
     assert again.manifest.step == 4
+
+
+def test_a_run_begins_again_at_its_best_checkpoint(tmp_path: Path) -> None:
+    best, own = config("resume=best"), tmp_path / "checkpoints"
+    with pytest.raises(CheckpointError, match=r"is best, and the run in .* holds no checkpoint"):
+        find_resume_point(best, tmp_path, False, pytest.fail)
+    put(own, saved=manifest(2))
+    with pytest.raises(CheckpointError, match="was never evaluated"):
+        find_resume_point(best, tmp_path, False, pytest.fail)
+    put(own, saved=manifest(4, best=Best(4, "val_loss", 0.5)))
+    newest = find_resume_point(best, tmp_path, False, pytest.fail)
+    assert newest is not None
+    assert (newest.manifest.step, newest.branches) == (4, False), "there is nothing to set aside"
+    put(own, saved=manifest(6, best=Best(4, "val_loss", 0.5)))
+    found = find_resume_point(best, tmp_path, False, pytest.fail)
+    assert found is not None
+    assert (found.folder, found.branches) == (own / folder_name(4), True)
+    again = find_resume_point(best, tmp_path, True, pytest.fail)
+    assert again is not None
+    assert again.manifest.step == 6, "a restart of the launch resumes where it was"
+    flipped(MODEL)(own / folder_name(4))
+    with pytest.raises(CheckpointError, match=r"step-00000004 cannot be used: .*\(checksum\)"):
+        find_resume_point(best, tmp_path, False, pytest.fail)
 
 
 @pytest.mark.parametrize("inside", ["", "checkpoints/step-00000002"])

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samestep.data.orders import class_balanced, grouped, sequential, shuffled, weighted
+from samestep.data.orders import (
+    by_lane,
+    class_balanced,
+    grouped,
+    lane_part,
+    sequential,
+    shuffled,
+    weighted,
+)
 from samestep.errors import TaskError
 
 seeds = st.integers(0, 2**63 - 1)
@@ -17,6 +25,7 @@ RANDOM_ORDERS = {
     "weighted": lambda: weighted(range(1, 65)),
     "class_balanced": lambda: class_balanced([i % 3 for i in range(64)]),
     "grouped": lambda: grouped([i // 4 for i in range(64)]),
+    "by_lane": lambda: by_lane(64, 16, 4),
 }
 random_orders = pytest.mark.parametrize("make", RANDOM_ORDERS.values(), ids=RANDOM_ORDERS)
 
@@ -105,3 +114,32 @@ def test_grouped_shuffles_the_groups_and_their_insides():
     drawn = [list(order(0, epoch)) for epoch in range(20)]
     assert {row[0] < 8 for row in drawn} == {True, False}
     assert len({tuple(i for i in row if i < 8) for row in drawn}) > 10
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 40), seeds)
+def test_by_lane_gives_each_lane_samples_of_its_own_part(lanes, lane_batch, more, seed):
+    samples = lanes * lane_batch + more
+    order = by_lane(samples, lanes * lane_batch, lanes)(seed, 3)
+    assert len(order) == samples // lanes // lane_batch * lanes * lane_batch
+    assert len(set(order)) == len(order), "no sample comes twice"
+    for position, sample in enumerate(order):
+        lane = position // lane_batch % lanes
+        assert sample in lane_part(samples, lanes, lane)
+    assert [order[at] for at in range(len(order))] == order[:]
+
+
+def test_by_lane_leaves_out_other_samples_in_every_epoch():
+    order = by_lane(7, 4, 2)
+    assert {len(order(0, epoch)) for epoch in range(9)} == {4}
+    assert set().union(*(set(order(0, epoch)) for epoch in range(9))) == set(range(7))
+
+
+def test_by_lane_shuffles_only_the_lanes_that_are_asked_for():
+    order = by_lane(80, 8, 4)(0, 0)
+    order[2:4]
+    assert list(order._shuffled) == [1]
+
+
+def test_by_lane_refuses_lanes_without_a_whole_batch():
+    with pytest.raises(TaskError, match="each of 4 lanes has 2 of them, fewer than its 3"):
+        by_lane(11, 12, 4)

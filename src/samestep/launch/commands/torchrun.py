@@ -205,10 +205,11 @@ def check_restarts(command: TorchrunCommand, ranks: Size) -> None:
             "batch_per_rank makes the run depend on the number of ranks, which may change here: set "
             "global_batch instead"
         )
-    if nodes is not None and command.node_rank is None and config.resume.checkpoint == "never":
+    begins = {"never": "from step 0", "best": "from its best step"}.get(config.resume.checkpoint)
+    if nodes is not None and command.node_rank is None and begins is not None:
         raise LaunchError(
-            "resume: never would start from step 0 whenever a node joins or leaves: give the run "
-            "another name"
+            f"resume: {config.resume.checkpoint} would start {begins} whenever a node joins or leaves: give "
+            "the run another name"
         )
 
 

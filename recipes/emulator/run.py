@@ -1,0 +1,124 @@
+"""Runs the whole recipe, command by command, and writes a page of results.
+
+python recipes/emulator/run.py build/emulator --ranks 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from report import write_results
+
+from samestep.errors import OutputError, SamestepError
+
+HERE = Path(__file__).parent.resolve()
+CONFIG, CPP = HERE / "config.yaml", HERE.parent.parent / "examples" / "cpp"
+
+
+class Recipe:
+    """The commands, each as a person would type it in the folder that everything goes to."""
+
+    def __init__(self, folder: Path, ranks: int) -> None:
+        self.folder, self.ranks = folder, ranks
+        self.seconds: dict[str, float] = {}
+
+    def run(self, what: str, command: Sequence[str | Path]) -> str:
+        """Run a command, show what was typed, and return what it prints."""
+        words = [str(word) for word in command]
+        print(f"\n$ {' '.join(words)}", flush=True)
+        started = time.monotonic()
+        done = subprocess.run(
+            words, stdout=subprocess.PIPE, text=True, check=False, cwd=self.folder
+        )
+        self.seconds[what] = self.seconds.get(what, 0.0) + time.monotonic() - started
+        if done.returncode:
+            sys.exit(f"run.py: {what} failed with exit code {done.returncode}")
+        if not done.stdout.startswith("{"):
+            print(done.stdout, end="", flush=True)
+        return done.stdout
+
+    def python(self, what: str, *words: str | Path) -> str:
+        return self.run(what, [sys.executable, *words])
+
+    def samestep(self, what: str, *words: str | Path) -> str:
+        return self.python(what, "-m", "samestep", *words)
+
+    def train(self, overrides: Sequence[str]) -> None:
+        """A training to the end, and one that lowers its rate on plateaus and ends with the Jacobian."""
+        ranks = ["--nproc", str(self.ranks)]
+        self.samestep("training", "launch", CONFIG, *ranks, *overrides)
+        stopping = "params.jacobian_stopping={tolerance: 0.02, patience: 3, least_evaluations: 5}"
+        plateau = ["schedule={name: plateau, args: {patience: 1, factor: 0.5}}"]
+        self.samestep(
+            "training until the Jacobian is still", "launch", CONFIG, *ranks, *overrides, "name=still",
+            "params.loss=huber", stopping, *plateau,
+        )  # fmt: skip
+
+    def verify(self, overrides: Sequence[str]) -> dict[str, Any]:
+        """The same on one, two and four ranks, evaluations included."""
+        found = self.samestep(
+            "verify", "verify", CONFIG, "--worlds", "1,2,4", "--steps", "8", "--json", "run_dir=proof",
+            *overrides, "evaluation.every_steps=4",
+        )  # fmt: skip
+        proof: dict[str, Any] = json.loads(found)
+        return proof
+
+    def export(self) -> dict[str, Any] | None:
+        """TorchScript, and its numbers in C++; None where C++ cannot be compiled."""
+        self.samestep("export", "export", "runs/emulator", "--to", "torchscript")
+        if shutil.which("cmake") is None or shutil.which("c++") is None:
+            print("no C++: there is no cmake, or no compiler", flush=True)
+            return None
+        torch_is = f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}"
+        self.run("C++", ["cmake", "-S", CPP, "-B", "cpp", torch_is])
+        self.run("C++", ["cmake", "--build", "cpp"])
+        found = self.python(
+            "C++ compared", HERE / "compare_cpp.py", "runs/emulator", "runs/emulator/export/emulator.ts",
+            "cpp/infer", "--json",
+        )  # fmt: skip
+        compared: dict[str, Any] = json.loads(found)
+        return compared
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Run the recipe and write a page of results.")
+    parser.add_argument("folder", type=Path, help="where everything goes")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--times", type=int, default=40, help="states of the made-up fields")
+    parser.add_argument("--size", type=int, nargs=2, default=(48, 64), metavar=("ROWS", "COLUMNS"))
+    parser.add_argument("--no-cpp", action="store_true", help="compile nothing")
+    parser.add_argument("--overwrite", action="store_true", help="remove the folder first")
+    parser.add_argument("overrides", nargs="*", help="section.key=value, for every training")
+    given = parser.parse_intermixed_args(arguments)
+    if given.overwrite and given.folder.exists():
+        shutil.rmtree(given.folder)
+    recipe = Recipe(given.folder, given.ranks)
+    try:
+        if given.folder.exists() and any(given.folder.iterdir()):
+            raise OutputError(f"{given.folder} is not empty: --overwrite replaces it")
+        given.folder.mkdir(parents=True, exist_ok=True)
+        sizes = ["--times", str(given.times), "--size", *map(str, given.size)]
+        recipe.python("fields", HERE / "fields.py", "data", *sizes)
+        recipe.train(given.overrides)
+        proof = recipe.verify(given.overrides)
+        compared = None if given.no_cpp else recipe.export()
+        page = given.folder / "results.html"
+        write_results(given.folder, proof, compared, recipe.seconds, page)
+    except SamestepError as error:
+        print(f"run.py: {error}", file=sys.stderr)
+        return error.exit_code
+    print(f"\nResults: {page}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+"""The recipe on little data: few times, a coarse grid, a narrow network."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.cli.processes import ROOT, run
+
+RECIPE = ROOT / "recipes" / "emulator"
+CONFIG = RECIPE / "config.yaml"
+COMMON = (
+    "params.hidden=8", "params.layers=2", "params.jacobian_samples=20", "global_batch=160", "evaluation.batch=50",
+    "epochs=3", "distributed.device=cpu", "distributed.threads_per_rank=1",
+)  # fmt: skip
+SIZES = ("--times", "10", "--size", "12", "16")
+
+
+def script(name: str, *words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run one of the recipe's own programs."""
+    return run([sys.executable, str(RECIPE / name), *map(str, words)], cwd=cwd)
