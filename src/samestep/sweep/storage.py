@@ -205,8 +205,7 @@ def refuse_other_storage(sweep: SweepConfig, folder: Path) -> None:
 def _kept_in(folder: Path) -> str | None:
     """What keeps a sweep's trials, if it has begun."""
     if not is_file(folder / _PLACE):
-        before = is_file(folder / FILES["sqlite"])  # which was all that there was
-        return name_of("sqlite", folder) if before else None
+        return None
     found = _read_place(folder).get("storage")
     return name_of(found, folder) if found in FILES else str(found)
 
