@@ -21,7 +21,7 @@ from samestep.checkpoint.questions import (
     write_answer,
 )
 from samestep.environment.variables import process_environment
-from samestep.errors import CheckpointError, Stopped, TaskError, UserError
+from samestep.errors import CheckpointError, RunDirError, Stopped, TaskError, UserError
 from samestep.sweep.children import PAUSE, Child, Children
 from samestep.sweep.database import open_database
 from samestep.sweep.examine import examine
@@ -32,7 +32,14 @@ from samestep.sweep.pareto import best_words, results_of
 from samestep.sweep.run_spec import RunSpec, why_failed
 from samestep.sweep.schema import SweepConfig, seconds_of
 from samestep.sweep.storage import CURVES, FOLDS, PRUNED, Storage, TrialRecord, refuse_other_storage
-from samestep.sweep.study_folder import locked, same_study, shape_of, signed, write_document
+from samestep.sweep.study_folder import (
+    is_full_disk,
+    locked,
+    same_study,
+    shape_of,
+    signed,
+    write_document,
+)
 from samestep.sweep.tracked_study import TrackedStudy, tracked_study
 from samestep.sweep.trial import LiveTrial, further_of, objective_of
 from samestep.sweep.via import Places, share_out
@@ -248,12 +255,23 @@ class Coordinator:
         elif child.code == Stopped.exit_code and trial.got_further(result):
             self._report(f"{spec.name} has stopped, and is resumed")
             self._start_run(trial)
-        elif trial.failures < self._sweep.retries and child.code != UserError.exit_code:
+        else:
+            self._run_failed(trial, spec, child)
+
+    def _run_failed(self, trial: LiveTrial, spec: RunSpec, child: Child) -> None:
+        reason = why_failed(spec, child)
+        if is_full_disk(self._folder, spec.folder, reason):
+            # The trial is not over: it is continued when there is space again.
+            raise RunDirError(
+                f"the disk of {self._folder} is full, and {spec.name} has ended: {reason}. All until then is "
+                f"kept: once there is space, samestep sweep resume {self._folder}"
+            )
+        if trial.failures < self._sweep.retries and child.code != UserError.exit_code:
             trial.failures += 1
-            self._report(f"{spec.name} failed and is resumed: {why_failed(spec, child)}")
+            self._report(f"{spec.name} failed and is resumed: {reason}")
             self._start_run(trial)
         else:
-            self._fail(trial, why_failed(spec, child))
+            self._fail(trial, reason)
 
     def _take_result(self, trial: LiveTrial, spec: RunSpec) -> None:
         """A run is done: the next fold follows, or the trial is complete."""

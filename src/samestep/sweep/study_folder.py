@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hmac
 import json
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +26,8 @@ _COMPARED = (
     *SHAPING_KEYS, *PLANNED_KEYS, "batch_per_rank", "accumulation", "early_stopping", "evaluation", "best",
 )  # fmt: skip
 """Keys of a config that shape what its runs come to."""
+_LEAST_SPACE = 64 * 1024
+"""Bytes without which a disk is full."""
 
 
 def shape_of(config: Config) -> dict[str, Any]:
@@ -121,6 +126,26 @@ def _differences(before: Any, now: Any, path: str = "") -> Iterator[str]:
 
 def _shown(value: Any) -> str:
     return "not set" if value is None else str(value)
+
+
+def is_full_disk(folder: Path, run: Path, reason: str) -> bool:
+    """Whether a run has failed because the disk of its study is full: that is no fault of its own.
+
+    Args:
+        folder: The study's directory.
+        run: The run's, in it.
+        reason: Why it failed. If it could not even write that, the disk is asked.
+    """
+    full = (errno.ENOSPC, errno.EDQUOT)
+    if str(run) in reason and any(os.strerror(code) in reason for code in full):
+        return True
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_LEAST_SPACE))
+            file.flush()
+    except OSError as error:
+        return error.errno in full
+    return False
 
 
 def trial_folder(folder: Path, number: int) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -13,7 +14,7 @@ import pytest
 
 from samestep.checkpoint.questions import read_answer
 from samestep.checkpoint.run_result import RunResult, read_result, write_result
-from samestep.errors import Stopped
+from samestep.errors import RunDirError, Stopped
 from samestep.foreign.plain_yaml import parse_yaml
 from samestep.sweep import coordinator as coordinator_module
 from samestep.sweep.coordinator import Coordinator
@@ -21,6 +22,7 @@ from samestep.sweep.loading import load_sweep
 from samestep.sweep.optuna_parts import trial_count
 from samestep.sweep.packing import pack
 from samestep.sweep.storage import Storage, TrialRecord
+from samestep.sweep.study_folder import is_full_disk
 from tests.unit.sweep.test_packing import machine
 
 BASE = "task: task.py:Mine\nglobal_batch: 64\nepochs: 2\n"
@@ -194,6 +196,38 @@ def test_a_sweep_that_broke_off_is_continued_to_the_same_study(tmp_path: Path) -
         assert study(found) == study(whole)
         return
     pytest.fail("it did not come to its end")
+
+
+def test_a_full_disk_ends_the_sweep_and_no_trial(tmp_path: Path) -> None:
+    is_full = True
+
+    def writing(run: Run) -> int | None:
+        if not is_full or run.evaluations < 2:
+            return None
+        reason = f"{run.folder}/metrics.jsonl could not be written: {os.strerror(errno.ENOSPC)}"
+        write_result(run.folder, RunResult("failed", reason=reason))
+        return 2
+
+    with pytest.raises(RunDirError, match=r"is full, and trial 0000 has ended: .*No space left"):
+        coordinated(tmp_path / "full", writing, trials=2)
+    is_full = False
+    found, _, lines = coordinated(tmp_path / "full", writing, trials=2)
+    assert lines[0] == "trial 0 is continued"
+    assert study(found) == study(coordinated(tmp_path / "whole", trials=2)[0])
+
+
+def test_a_disk_elsewhere_is_the_trials_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = f"/scratch/cache: {os.strerror(errno.ENOSPC)}"
+    assert not is_full_disk(tmp_path, tmp_path / "run", reason)
+    assert is_full_disk(tmp_path, tmp_path / "run", f"{tmp_path / 'run'}{reason}")
+
+    def full(**options: Any) -> Any:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    assert is_full_disk(tmp_path, tmp_path / "run", "ended with exit code 2")
 
 
 def test_a_failed_run_is_resumed_as_often_as_allowed(tmp_path: Path) -> None:
