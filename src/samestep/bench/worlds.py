@@ -54,7 +54,13 @@ def measure_worlds(
             result = Path(folder) / f"world-{world}.json"
             ranks = RankCommand(
                 override_config(
-                    command.config, [f"lanes={world}", "distributed.launch_method=torchrun"]
+                    command.config,
+                    [
+                        f"lanes={world}",
+                        "distributed.launch_method=torchrun",
+                        # What ranks print is kept there, and nowhere that the user would find it.
+                        f"run_dir={json.dumps(str(result.with_suffix('')))}",
+                    ],
                 ),
                 file,
                 command.overrides,
