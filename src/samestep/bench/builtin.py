@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +33,8 @@ def builtin_config(**params: Any) -> Config:
 def is_builtin(config: Config) -> bool:
     """Whether it trains what is built in."""
     return config.task == _TASK
+
+
+def width_of_state(megabytes: int) -> int:
+    """The width of the built-in perceptron whose weights and AdamW's moments are about so large."""
+    return max(1, round(math.sqrt(megabytes * 1e6 / (3 * 4 * 8))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from samestep.bench import comm_report, loader_report, memory_report
+from samestep.bench import checkpoint_report, comm_report, loader_report, memory_report
 from samestep.bench.document import Document
 from samestep.bench.presentation import Presentation
 from samestep.errors import TextError
@@ -13,6 +13,7 @@ _PRESENTED: Mapping[str, Callable[[Document], Presentation]] = {
     "comm": comm_report.present,
     "memory": memory_report.present,
     "loader": loader_report.present,
+    "checkpoint": checkpoint_report.present,
 }
 """By a document's kind."""
 
