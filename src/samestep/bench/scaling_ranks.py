@@ -12,7 +12,8 @@ from samestep.bench.workloads import WorkloadTask, workload_of
 from samestep.config import Config
 from samestep.distributed.context import RunContext
 from samestep.train.run_facts import config_fact
-from samestep.train.task import Task, load_task, reading_once
+from samestep.train.task import Task, load_task
+from samestep.train.trial import reading_once
 
 
 def measure_request(request: ScalingRequest, config: Config, context: RunContext) -> Document:

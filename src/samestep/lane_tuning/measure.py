@@ -7,10 +7,9 @@ holds memory at a time. The choices take turns in rotating order, and one turn o
 from __future__ import annotations
 
 import gc
-import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,9 +20,8 @@ import torch
 from samestep.config import Config
 from samestep.config.evaluation import EvaluationConfig
 from samestep.config.trial_runs import trial_run
-from samestep.distributed.context import RunContext, create_run_context
+from samestep.distributed.context import RunContext
 from samestep.distributed.hardware import detect_hardware
-from samestep.distributed.logging import LOGGER, KeptLog
 from samestep.distributed.signals import stopping_at_once
 from samestep.errors import OutOfMemory, PlanError
 from samestep.lane_tuning.choices import Choice, Comparison
@@ -33,7 +31,8 @@ from samestep.step.supported import lonely_samples
 from samestep.train.loop import Training
 from samestep.train.progress import TurnProgress
 from samestep.train.run import Run
-from samestep.train.task import Task, load_task, reading_once
+from samestep.train.task import load_task
+from samestep.train.trial import quiet_context, reading_once, refuse_small_data
 
 _WARM_UP = {"cuda": 24}
 """Steps before the clock starts. On a GPU steps run eagerly at first, then are captured as graphs."""
@@ -176,10 +175,13 @@ class _Turns:
         config = turn_config(self._config, choice, self._folder / str(self._runs))
         device = self._context.device
         _reset_memory(device)
-        with self._own_context(config, choice) as context, Run(config, context) as run:
+        with (
+            quiet_context(config, self._hardware) as (context, log),
+            Run(config, context) as run,
+        ):
             training = Training(run, self._task)
             if self._runs == 1:
-                _refuse_small_data(run, self._task)
+                refuse_small_data(run, self._task)
             lonely = lonely_samples([run.model], run.batch.lane_batch, 0)
             if lonely:
                 self._failed[choice] = lonely
@@ -187,6 +189,8 @@ class _Turns:
             with closing(training.steps()) as steps:
                 seconds = self._time(self._stoppable(steps))
             peak = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
+        notes = self._notes.setdefault(choice, {})
+        notes |= dict.fromkeys(line for line in log.lines if line.startswith("speed."))
         if config.speed.compile:
             torch.compiler.reset()  # or the shapes of all turns would count against one limit
         return _Turn(seconds, peak)
@@ -207,38 +211,11 @@ class _Turns:
             self._check_stop()
             yield step
 
-    @contextmanager
-    def _own_context(self, config: Config, choice: Choice) -> Iterator[RunContext]:
-        """A context for one run, on the process group that is open; its log is kept, not shown."""
-        level = LOGGER.level
-        LOGGER.setLevel(logging.WARNING)
-        try:
-            opened = create_run_context(config, self._hardware)
-        finally:
-            LOGGER.setLevel(level)
-        with opened as context:
-            log = context.log = KeptLog(context.rank, context.world)
-            yield context
-            notes = self._notes.setdefault(choice, {})
-            notes |= dict.fromkeys(line for line in log.lines if line.startswith("speed."))
-
 
 def _described(context: RunContext) -> str:
     if context.device.type == "cuda":
         return torch.cuda.get_device_name(context.device)
     return f"{context.device}, {context.threads} thread(s)"
-
-
-def _refuse_small_data(run: Run, task: Task) -> None:
-    """Refuse data in which every step is a tail, with lanes that are empty or cut off."""
-    data = task.train_data()
-    samples, batch = run.source(data, task.order(data), task.collate).samples, run.batch
-    if samples is not None and samples < batch.global_batch:
-        raise PlanError(
-            f"the training data has {samples} samples, and a step takes global_batch "
-            f"{batch.global_batch}: no step has whole lanes, so their time says nothing. Use more data, "
-            "or a smaller global_batch"
-        )
 
 
 def _advance(steps: Iterator[Step], count: int) -> None:

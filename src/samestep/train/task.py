@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -355,13 +355,6 @@ def load_task(config: Config) -> Task:
     if config.refit:
         return with_all_data(task)
     return task if config.fold is None else with_fold(task, config.fold, config.folder)
-
-
-def reading_once(task: Task) -> Task:
-    """The task, whose data is read once for all runs: only models must be new."""
-    for name in ("prepare_data", "train_data", "valid_data"):
-        setattr(task, name, cache(getattr(task, name)))
-    return task
 
 
 def _is_task_class(value: Any) -> bool:

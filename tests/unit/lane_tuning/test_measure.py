@@ -12,6 +12,7 @@ import torch
 
 from samestep.config import Config, load_config
 from samestep.distributed.context import SingleProcessContext
+from samestep.distributed.logging import KeptLog
 from samestep.errors import PlanError
 from samestep.lane_tuning import measure
 from samestep.lane_tuning.choices import Choice, Comparison
@@ -162,13 +163,13 @@ def test_what_a_run_logs_about_its_speed_is_kept_once(
 
         def load(config: Config) -> Any:
             task: Any = made(config)
-            kept = measure.KeptLog.__init__
+            kept = KeptLog.__init__
 
             def remember(log: Any, rank: int, world: int) -> None:
                 kept(log, rank, world)
                 task.log = log
 
-            patch.setattr(measure.KeptLog, "__init__", remember)
+            patch.setattr(KeptLog, "__init__", remember)
             return task
 
         patch.setattr(measure, "load_task", load)

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Everything that only a machine with several GPUs can show: NCCL between them, SyncBatchNorm, the GPU tests,
+# and all measurements. Run it in a clone, once `make setup` is done:
+#
+#   scripts/several_gpus.sh [FOLDER]
+#
+# FOLDER (several-gpus, unless given) gets the logs, the results and the report.
+set -euo pipefail
+
+cd "$(dirname "$0")/.."
+python=${PYTHON:-.venv/bin/python}
+folder=$(realpath -m "${1:-several-gpus}")
+
+gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())')
+if [ "$gpus" -lt 2 ]; then
+  echo "this machine has $gpus GPU(s). Not measurable here: NCCL between GPUs, SyncBatchNorm, and scaling beyond one GPU."
+  if [ "$gpus" -eq 1 ]; then
+    echo "What one GPU can show: $python -m pytest -m gpu; samestep bench all --worlds 1 --output $folder"
+  else
+    echo "What CPUs can show: make test; samestep bench all --quick --output $folder"
+  fi
+  exit 3
+fi
+
+worlds=1
+for world in 2 4 8 16; do
+  if [ "$world" -le "$gpus" ]; then worlds=$worlds,$world; fi
+done
+
+mkdir -p "$folder"
+failed=()
+
+part() {
+  local name=$1
+  shift
+  echo "== $name: $*"
+  if ! "$@" 2>&1 | tee "$folder/$name.log"; then
+    failed+=("$name")
+  fi
+}
+
+cat > "$folder/config.json" <<JSON
+{"name": "several-gpus", "task": "$PWD/src/samestep/bench/builtin_tasks.py:Mlp", "global_batch": 128, "lanes": 16, "steps": 20,
+ "optimizer": {"name": "adamw", "lr": 0.001}, "run_dir": "$folder/run", "distributed": {"backend": "nccl"}}
+JSON
+
+part doctor "$python" -m samestep doctor
+part nccl-verify "$python" -m samestep verify "$folder/config.json" --worlds "$worlds"
+part sync-batchnorm "$python" -m samestep launch --nproc "$gpus" "$folder/config.json" \
+  run_dir="$folder/sync-batchnorm" same=samples distributed.sync_batchnorm=true
+part gpu-tests "$python" -m pytest -q -m gpu
+part bench "$python" -m samestep bench all --worlds "$worlds" --output "$folder/results"
+part report "$python" -m samestep bench report "$folder"/results/*.json --output "$folder/report.html"
+
+if [ "${#failed[@]}" -gt 0 ]; then
+  echo "failed: ${failed[*]}; their logs are in $folder"
+  exit 1
+fi
+echo "all of it passed; the report is $folder/report.html"

@@ -1,0 +1,40 @@
+"""The config of what is measured where none is given. No torch here."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from samestep.config import Config, load_config
+
+_TASK = f"{Path(__file__).resolve().with_name('builtin_tasks.py')}:Mlp"
+
+
+def builtin_config(**params: Any) -> Config:
+    """A small training that has everything that one has.
+
+    Args:
+        **params: Of its task.
+    """
+    return load_config(
+        {
+            "name": "built-in",
+            "task": _TASK,
+            "params": params,
+            "global_batch": 128,
+            "lanes": 1,
+            "steps": 1,
+            "optimizer": {"name": "adamw", "lr": 0.001},
+        }
+    )
+
+
+def is_builtin(config: Config) -> bool:
+    """Whether it trains what is built in."""
+    return config.task == _TASK
+
+
+def width_of_state(megabytes: int) -> int:
+    """The width of the built-in perceptron whose weights and AdamW's moments are about so large."""
+    return max(1, round(math.sqrt(megabytes * 1e6 / (3 * 4 * 8))))

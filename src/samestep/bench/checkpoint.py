@@ -1,0 +1,208 @@
+"""What saves and restores of a training take, on one disk, with `torch.save` as the control."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from samestep.bench.document import Document, machine_facts
+from samestep.bench.statistics import spread_of
+from samestep.bench.trial import backend_of, training_facts, trials
+from samestep.checkpoint.listing import newest_valid
+from samestep.checkpoint.resume import ResumePoint
+from samestep.config import Config
+from samestep.config.schema import CheckpointConfig
+from samestep.data.batch import Position
+from samestep.distributed.context import RunContext
+from samestep.errors import CheckpointError
+from samestep.step.step import Step
+from samestep.train.progress import TurnProgress
+from samestep.train.run import Run
+from samestep.train.saver import Saver
+
+KIND = "checkpoint"
+CONTROL = "torch.save"
+_SECONDS_OF_STEPS = 0.3
+_MOST_STEPS = 50
+
+
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """What is measured, and where."""
+
+    folder: Path
+    """Must exist; each number of ranks leaves a folder in it."""
+    rounds: int
+
+
+def measure_checkpoint(config: Config, context: RunContext, plan: CheckpointPlan) -> Document:
+    """Save and restore a task's training, in turns; every rank calls this and gets the same.
+
+    Args:
+        config: The training's config.
+        context: This process's place among the ranks.
+        plan: What is measured, and where.
+    """
+    with trials(config, context) as opened, opened.run() as run, opened.steps(run) as steps:
+        next(steps)  # optimizers keep nothing before it
+        contest = SaveContest(run, steps, plan.folder / f"world-{context.world}")
+        turns = contest.turns()
+        with TurnProgress(plan.rounds * len(turns), context.log, context.is_main) as progress:
+            for number in range(plan.rounds + 1):
+                for name, turn in turns.items():
+                    progress.begin(name)
+                    contest.take(turn, counts=number > 0)  # the first allocates and warms up
+                    if number:
+                        progress.end()
+        rows = contest.rows()
+        context.barrier()
+    facts = machine_facts(str(context.device), context.hosts) | training_facts(config)
+    return Document(KIND, facts, rows)
+
+
+Taken = dict[tuple[str, int], float]
+"""Seconds by what was done, and the number of ranks that had saved what was restored."""
+
+
+class SaveContest:
+    """One training that is saved in several ways, and restored."""
+
+    def __init__(self, run: Run, steps: Iterator[Step], folder: Path) -> None:
+        self._context, self._steps, self._folder = run.context, steps, folder
+        self._device, self._state = run.device, run.state
+        self._config = run.config
+        if self._context.is_main:
+            for how in _WAYS:
+                (folder / how).mkdir(parents=True)
+        self._context.barrier()
+        self._savers = {how: self._saver(folder / how, how == "behind") for how in _WAYS}
+        self._saves, self._count = 0, 0
+        self._seconds: dict[tuple[str, int], list[float]] = {}
+        self._bytes: dict[tuple[str, int], int] = {}
+
+    def _saver(self, folder: Path, asynchronous: bool, point: ResumePoint | None = None) -> Saver:
+        rules = CheckpointConfig(asynchronous=asynchronous, keep_last=1)
+        config = self._config.model_copy(update={"checkpoint": rules})
+        saver = Saver(config, self._context, folder, point)
+        state = self._state
+        saver.prepare(state.modules, state.optimizers, state.schedules)
+        return saver
+
+    def turns(self) -> dict[str, Callable[[], Taken]]:
+        """What is done in a round, by name."""
+        found: dict[str, Callable[[], Taken]] = {
+            CONTROL: self._torch_save,
+            "save": self._save_behind,
+            "save and wait": self._save_and_wait,
+            "steps": self._steps_beside,
+        }
+        for other in sorted(self._folder.parent.glob("world-*")):
+            found[f"restore of {other.name}"] = lambda other=other: self._restore(other)  # type: ignore[misc]
+        return found
+
+    def take(self, turn: Callable[[], Taken], counts: bool) -> None:
+        """One more turn, from the same moment on all ranks; the slowest one counts."""
+        self._context.barrier()
+        self._wait_for_device()
+        ranks = self._context.gather(turn())
+        for key in ranks[0] if counts else ():
+            self._seconds.setdefault(key, []).append(max(rank[key] for rank in ranks))
+
+    def _torch_save(self) -> Taken:
+        """No checksums and no fsync: the least that a person would write, on rank 0."""
+        began, state = time.perf_counter(), self._state
+        path = self._folder / "plain.pt"
+        if self._context.is_main:
+            modules = [module.state_dict() for module in state.modules]
+            optimizers = [optimizer.state_dict() for optimizer in state.optimizers]
+            torch.save({"modules": modules, "optimizers": optimizers}, path)
+            self._bytes[CONTROL, 0] = path.stat().st_size
+        return {(CONTROL, 0): time.perf_counter() - began}
+
+    def _save_behind(self) -> Taken:
+        began = time.perf_counter()
+        self._save("behind")
+        paused = time.perf_counter() - began
+        self._savers["behind"].wait()
+        return {("pause", 0): paused, ("save", 0): time.perf_counter() - began}
+
+    def _save_and_wait(self) -> Taken:
+        began = time.perf_counter()
+        self._save("waiting")
+        return {("pause, asynchronous: false", 0): time.perf_counter() - began}
+
+    def _save(self, how: str) -> None:
+        self._saves += 1
+        self._savers[how].save(Position(step=self._saves), {}, None)
+
+    def _steps_beside(self) -> Taken:
+        """A step with nothing else to do, and while a save is written."""
+        if not self._count:
+            each = max(self._context.gather(self._time_steps(3)))
+            self._count = min(_MOST_STEPS, max(3, round(_SECONDS_OF_STEPS / each)))
+        alone = self._time_steps(self._count)
+        self._save("behind")
+        beside = self._time_steps(self._count)
+        self._savers["behind"].wait()
+        return {("step", 0): alone, ("step beside a save", 0): beside}
+
+    def _time_steps(self, count: int) -> float:
+        began = time.perf_counter()
+        for _ in range(count):
+            next(self._steps)
+        self._wait_for_device()
+        return (time.perf_counter() - began) / count
+
+    def _restore(self, saved: Path) -> Taken:
+        """As a resumed run does: find the newest, check it, read it, and load it."""
+        began = time.perf_counter()
+        checkpoints = saved / "behind" / "checkpoints"
+        found = newest_valid(checkpoints, lambda line: None)
+        if found is None or found.manifest is None:
+            raise CheckpointError(f"{checkpoints} has no checkpoint that can be restored")
+        self._saver(saved / "behind", True, ResumePoint(found.folder, found.manifest))
+        self._wait_for_device()
+        world = int(saved.name.rpartition("-")[2])
+        key = "restore", world
+        self._bytes[key] = _bytes_in(found.folder)
+        return {key: time.perf_counter() - began}
+
+    def _wait_for_device(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What each took; on every rank the same."""
+        context = self._context
+        sizes = context.broadcast(self._bytes)
+        written = sizes["restore", context.world]
+        return [
+            {
+                "action": action,
+                "world": context.world,
+                "backend": backend_of(context),
+                "bytes": sizes.get((action, saved_by), 0 if action.startswith("step") else written),
+                "seconds": seconds,
+                **_fields(seconds),
+                **({"saved_by": saved_by} if saved_by else {}),
+            }
+            for (action, saved_by), seconds in self._seconds.items()
+        ]
+
+
+_WAYS = ("behind", "waiting")
+"""Behind the training, or it waits for the disk."""
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _fields(seconds: Sequence[float]) -> dict[str, float]:
+    spread = spread_of(seconds)
+    return {"median": spread.median, "low": spread.low, "high": spread.high}

@@ -1,0 +1,95 @@
+"""How it is shown what saves and restores take. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from samestep.bench.document import Document
+from samestep.bench.presentation import Presentation, Table
+from samestep.bench.shown import shown_size, shown_time
+
+Row = Mapping[str, Any]
+
+COLUMNS = ("action", "ranks", "time", "95 % range", "size", "bandwidth")
+_NAMES = {
+    "torch.save": "torch.save (the control)",
+    "pause": "training pauses for a save",
+    "pause, asynchronous: false": "... with asynchronous: false",
+    "save": "until it is on disk",
+    "step": "a step",
+    "step beside a save": "a step while a save is written",
+}
+_MOVE_BYTES = ("torch.save", "save", "restore", "pause, asynchronous: false")
+
+
+def bandwidth(row: Row) -> float | None:
+    """Bytes in a second; None for what moves none to or from the disk."""
+    return row["bytes"] / row["median"] if row["action"] in _MOVE_BYTES else None
+
+
+def cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Of the table of everything that was timed."""
+    return [
+        (
+            _name(row),
+            str(row["world"]),
+            shown_time(row["median"]),
+            f"{shown_time(row['low'])} - {shown_time(row['high'])}",
+            shown_size(row["bytes"]) if row["bytes"] else "-",
+            "-" if (speed := bandwidth(row)) is None else f"{shown_size(speed)}/s",
+        )
+        for row in rows
+    ]
+
+
+def _name(row: Row) -> str:
+    if row["action"] == "restore":
+        return f"restore, saved by {row['saved_by']} rank(s)"
+    return _NAMES[row["action"]]
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """What a save costs at one number of ranks.
+
+    Args:
+        rows: Of that number of ranks.
+    """
+    took = {row["action"]: row for row in rows if row["action"] != "restore"}
+    pause, save, control = took["pause"], took["save"], took["torch.save"]
+    restore = next(row for row in rows if row.get("saved_by") == row["world"])
+    ratio, slower = pause["median"] / control["median"], _slower(took)
+    return (
+        f"On {pause['world']} rank(s), a save of {shown_size(save['bytes'])} pauses training for "
+        f"{shown_time(pause['median'])}, {ratio:.2g}x torch.save's {shown_time(control['median'])}; it is on disk "
+        f"after {shown_time(save['median'])}, and restored in {shown_time(restore['median'])}. A step takes "
+        f"{slower:.2g}x as long while it is written."
+    )
+
+
+def _slower(took: Mapping[str, Row]) -> float:
+    return float(took["step beside a save"]["median"] / took["step"]["median"])
+
+
+def present(document: Document) -> Presentation:
+    """How it is shown: everything that was timed."""
+    machine, rows = document.machine, document.rows
+    rounds = max(len(row["seconds"]) for row in rows)
+    hosts = ", ".join(machine["hosts"])
+    return Presentation(
+        title="What saves and restores take",
+        heading=f"{machine['task']} on {hosts} ({machine['device']}); medians of {rounds} rounds",
+        panels=[],
+        tables=[
+            Table(
+                "Saves and restores",
+                COLUMNS,
+                cells(rows),
+                "Of the slowest rank. What was just written is restored from the memory of its host, not from the disk.",
+            )
+        ],
+        verdicts=[
+            verdict([row for row in rows if row["world"] == world])
+            for world in sorted({row["world"] for row in rows})
+        ],
+    )

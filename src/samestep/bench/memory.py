@@ -1,0 +1,243 @@
+"""What a training's memory consists of, predicted and measured; what lanes cost; and whether it leaks."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+
+from samestep.bench.document import Document, machine_facts
+from samestep.bench.leak import Growth, growth_of
+from samestep.bench.memory_levels import Levels, StepLevels
+from samestep.bench.memory_meter import Meter, metered
+from samestep.bench.memory_model import StepMemory, bytes_of, predict
+from samestep.bench.statistics import spread_of
+from samestep.bench.trial import Trials, backend_of, has_fixed_lanes, training_facts, trials
+from samestep.config import Config
+from samestep.data.batch import LaneBatch
+from samestep.distributed.context import RunContext
+from samestep.errors import PlanError
+from samestep.pytree import move
+from samestep.step.step import Step
+from samestep.train.progress import TurnProgress
+from samestep.train.run import Run
+
+KIND = "memory"
+PARTS = ("weights", "gradients", "optimizer", "buffers", "activations", "exchange", "total")
+_WARM_UP = 3
+"""Steps before memory is read: optimizers keep nothing before the first, DDP sorts its buckets after it."""
+_STEPS = 5
+"""Steps whose memory is read."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What is measured."""
+
+    lanes_per_rank: tuple[int, ...]
+    leak_steps: int
+    """0 for no leak test."""
+
+
+@dataclass(frozen=True)
+class _Held:
+    """The parts of a rank's memory in one step."""
+
+    weights: int
+    buffers: int
+    optimizer: int
+    exchange: int
+    gradients: int | None
+    activations: int | None
+    total: int
+
+
+def measure_memory(config: Config, context: RunContext, plan: MemoryPlan) -> Document:
+    """Measure what a task's training holds; every rank calls this and gets the same.
+
+    Args:
+        config: The training's config.
+        context: This process's place among the ranks.
+        plan: What is measured.
+    """
+    lanes = possible_lanes(config, context.world, plan.lanes_per_rank)
+    rows: list[dict[str, Any]] = []
+    turns = len(lanes) + bool(plan.leak_steps)
+    with (
+        trials(config, context) as opened,
+        TurnProgress(turns, context.log, context.is_main) as progress,
+    ):
+        for count in lanes:
+            progress.begin(f"{count} lane(s) a rank")
+            rows += _part_rows(opened, count)
+            progress.end()
+        if plan.leak_steps:
+            progress.begin(f"{plan.leak_steps} steps, for leaks")
+            rows += _leak_rows(opened, lanes[0], plan.leak_steps)
+            progress.end()
+    facts = machine_facts(str(context.device), context.hosts) | training_facts(config)
+    return Document(KIND, facts, rows)
+
+
+def possible_lanes(config: Config, world: int, wanted: Sequence[int]) -> list[int]:
+    """The numbers of lanes of a rank that cut the global batch.
+
+    Raises:
+        PlanError: if none does.
+    """
+    if has_fixed_lanes(config):
+        return [config.batch_plan(world).lane_count // world]
+    whole = config.batch_plan(world).global_batch
+    found = [count for count in wanted if whole % (count * world) == 0]
+    if not found:
+        raise PlanError(
+            f"no number of lanes that was asked for ({', '.join(map(str, wanted))} a rank, on {world} "
+            f"rank(s)) divides a global_batch of {whole}: give others by --lanes-per-rank"
+        )
+    return found
+
+
+def _part_rows(opened: Trials, lanes_per_rank: int) -> list[dict[str, Any]]:
+    predicted, held = _read_parts(opened, lanes_per_rank)
+    context = opened.context
+    mine = {name: [getattr(step, name) for step in held] for name in PARTS}
+    by_rank = context.gather(mine)
+    told = context.gather({name: getattr(predicted, name) for name in PARTS})
+    return [
+        {
+            "world": context.world,
+            "backend": backend_of(context),
+            "lanes_per_rank": lanes_per_rank,
+            "part": part,
+            "predicted_bytes": None if None in (r[part] for r in told) else max(r[part] for r in told),
+            **_measured([rank[part] for rank in by_rank]),
+            "ranks": [
+                {"rank": rank, "host": host, **_measured([by_rank[rank][part]])}
+                for rank, host in enumerate(context.hosts)
+            ],
+        }
+        for part in PARTS
+    ]  # fmt: skip
+
+
+def _measured(by_rank: Sequence[Sequence[int | None]]) -> dict[str, Any]:
+    """The rank that holds most; from the least to the most of all steps of all ranks."""
+    values = [[value for value in rank if value is not None] for rank in by_rank]
+    if not all(values):
+        return {"measured_bytes": None, "low": None, "high": None}
+    every = [value for rank in values for value in rank]
+    most = max(spread_of(rank).median for rank in values)
+    return {"measured_bytes": int(most), "low": min(every), "high": max(every)}
+
+
+def _read_parts(opened: Trials, lanes_per_rank: int) -> tuple[StepMemory, list[_Held]]:
+    """What a run of so many lanes should hold, and what it did in some steps."""
+    context, device = opened.context, opened.context.device
+    speed = opened.config.speed
+    # A graph holds its memory for as long as it lives, and a compiled step is not seen through.
+    changes = {"graph": False} if device.type == "cuda" else {"graph": False, "compile": False}
+    gc.collect()
+    with (
+        metered(device) as meter,
+        opened.run(lanes_per_rank, speed=speed.model_copy(update=changes)) as run,
+    ):
+        levels = Levels(meter, copies=device.type == "cuda")
+        run.watch_lanes(levels)
+        run.add_listener(levels)
+        by_tree = opened.config.same == "bits" or context.world == 1
+        held = []
+        with opened.steps(run) as steps:
+            for number in range(_WARM_UP + _STEPS):
+                levels.begin()
+                next(steps)
+                if number >= _WARM_UP:
+                    found = levels.finished()
+                    held.append(_sorted_out(run, meter, found, opened.task.has_batch_loss, by_tree))
+            batch = levels.last
+            assert batch is not None, "data with whole lanes was required"
+            predicted = predict(run, opened.task, _on_device(batch, device))
+    return predicted, held
+
+
+def _on_device(batch: LaneBatch, device: torch.device) -> LaneBatch:
+    return LaneBatch(batch.lane, move(batch.data, device), batch.ids, batch.moment)
+
+
+def _sorted_out(
+    run: Run, meter: Meter, found: StepLevels, whole_batch: bool, by_tree: bool
+) -> _Held:
+    """Whose the memory between two steps is; and what came and went in the step."""
+    state = run.state
+    weights = bytes_of([param for module in state.modules for param in module.parameters()])
+    buffers = bytes_of([buffer for module in state.modules for buffer in module.buffers()])
+    optimizer = bytes_of(list(_state_tensors(run)))
+    own = sum(grad.nbytes for grad in _gradients(run) if _owns_its_memory(grad))
+    between = meter.held() - found.batches
+    return _Held(
+        weights=weights,
+        buffers=buffers,
+        optimizer=optimizer,
+        exchange=max(0, between - weights - buffers - optimizer - own),
+        # A loss over the whole batch passes over the lanes twice: they cannot be told apart.
+        gradients=None if whole_batch else found.gradients(by_tree),
+        activations=None if whole_batch else found.activations,
+        total=found.peak,
+    )
+
+
+def _state_tensors(run: Run) -> Iterator[Tensor]:
+    for optimizer in run.state.optimizers:
+        for kept in optimizer.state.values():
+            yield from (value for value in kept.values() if isinstance(value, Tensor))
+
+
+def _gradients(run: Run) -> Iterator[Tensor]:
+    for module in run.state.modules:
+        yield from (param.grad for param in module.parameters() if param.grad is not None)
+
+
+def _owns_its_memory(tensor: Tensor) -> bool:
+    """Whether it is no part of a bucket."""
+    return tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+# -- leaks ----------------------------------------------------------------------------------
+
+
+def _leak_rows(opened: Trials, lanes_per_rank: int, steps: int) -> list[dict[str, Any]]:
+    context = opened.context
+    held: dict[str, list[int]] = {"host": []}
+    if context.device.type == "cuda":
+        held["device"] = []
+    with opened.run(lanes_per_rank) as run, opened.steps(run) as taken:
+        for _ in range(steps):
+            _read(next(taken), context.device, held)
+    mine: dict[str, Growth] = {where: growth_of(values) for where, values in held.items()}
+    return [
+        {
+            "world": context.world,
+            "backend": backend_of(context),
+            "leak": {
+                "memory": where,
+                "steps": growth.steps,
+                "slope_bytes_per_step": growth.slope.slope,
+                **{name: asdict(growth.slope)[name] for name in ("low", "high")},
+                "leaks": growth.leaks,
+                "rank": rank,
+                "host": context.hosts[rank],
+            },
+        }
+        for rank, found in enumerate(context.gather(mine))
+        for where, growth in found.items()
+    ]
+
+
+def _read(step: Step, device: torch.device, held: dict[str, list[int]]) -> None:
+    held["host"].append(psutil.Process().memory_info().rss)
+    if device.type == "cuda":
+        held["device"].append(torch.cuda.memory_allocated(device))

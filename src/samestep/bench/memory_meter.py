@@ -1,0 +1,122 @@
+"""How many bytes tensors hold on this rank's device: now, and at most."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from samestep.pytree import tensors
+
+
+class Meter(Protocol):
+    """Counts from where it was opened on."""
+
+    def held(self) -> int:
+        """Bytes of all tensors that are alive."""
+
+    def peak(self) -> int:
+        """The most that `held` was since `restart`."""
+
+    def restart(self) -> None:
+        """Look for a new peak."""
+
+    def size_of(self, batch: Any) -> int:
+        """What of `held` is a batch's, once it is where this rank computes."""
+
+
+@contextmanager
+def metered(device: torch.device) -> Iterator[Meter]:
+    """A meter of a device.
+
+    Args:
+        device: This rank's.
+    """
+    if device.type == "cuda":
+        yield _AllocatorMeter(device)
+        return
+    meter = TensorMeter()
+    with meter:
+        yield meter
+
+
+class _AllocatorMeter:
+    """What CUDA's allocator counts."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        torch.cuda.empty_cache()
+        self._before = torch.cuda.memory_allocated(device)
+        self.restart()
+
+    def held(self) -> int:
+        return torch.cuda.memory_allocated(self._device) - self._before
+
+    def peak(self) -> int:
+        return torch.cuda.max_memory_allocated(self._device) - self._before
+
+    def restart(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def size_of(self, batch: Any) -> int:
+        return sum(tensor.nbytes for tensor in tensors(batch))
+
+
+class TensorMeter(TorchDispatchMode):
+    """Sees every operation, and counts the memory of what is new in its results.
+
+    The allocator of the CPU counts nothing, and the memory of a process has much else in it. What a
+    kernel holds while it runs is not seen; what is there before the meter is, counts for nothing.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._sizes: dict[int, int] = {}
+        """By the address of a storage that is alive."""
+        self._held = self._peak = 0
+
+    def held(self) -> int:
+        return self._held
+
+    def peak(self) -> int:
+        return self._peak
+
+    def restart(self) -> None:
+        self._peak = self._held
+
+    def size_of(self, batch: Any) -> int:
+        storages = {tensor.untyped_storage()._cdata for tensor in tensors(batch)}
+        return sum(self._sizes.get(storage, 0) for storage in storages)
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        for tensor in tensors((args, kwargs)):
+            self._see(tensor, counts=False)
+        found = func(*args, **(kwargs or {}))
+        for tensor in tensors(found):
+            self._see(tensor, counts=True)
+        return found
+
+    def _see(self, tensor: Tensor, counts: bool) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._sizes:
+            return
+        size = storage.nbytes() if counts else 0
+        self._sizes[key] = size
+        self._held += size
+        self._peak = max(self._peak, self._held)
+        weakref.finalize(storage, self._forget, key).atexit = False
+
+    def _forget(self, key: int) -> None:
+        self._held -= self._sizes.pop(key, 0)

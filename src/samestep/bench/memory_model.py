@@ -1,0 +1,255 @@
+"""What a training holds, from the shapes of its tensors: nothing here allocates any."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.optim import Optimizer
+
+from samestep.bench.memory_meter import TensorMeter
+from samestep.config import Config
+from samestep.data.batch import LaneBatch
+from samestep.distributed.collectives import SoloCollectives, TorchCollectives
+from samestep.distributed.health.activity import Activity
+from samestep.errors import TaskError
+from samestep.lanes.assignment import LaneAssignment
+from samestep.lanes.tree import LaneTree
+from samestep.pytree import tensors
+from samestep.reduce.scaling import Scaling
+from samestep.reduce.tree_sum import TreeSum
+from samestep.step.micro_batches import cut_batch
+from samestep.train.run import Run
+from samestep.train.task import Task
+
+_FEWEST_SAMPLES = 4
+"""Of a lane whose activations are predicted: of parts with two samples, which BatchNorm needs, and more."""
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes of the parts of a training; None: not known."""
+
+    weights: int
+    buffers: int
+    optimizer: int | None
+    gradients: int
+    """Of all sets that are held at once."""
+    activations: int | None
+    exchange: int
+    batches: int
+    """Of all lanes of a step."""
+    passing: int
+    """The largest gradient, on its way to memory that it is added to."""
+    update: int
+    """What the optimizers' step holds besides, while it runs."""
+
+    @property
+    def total(self) -> int | None:
+        """What is held at most: when the last lane's backward pass begins, or in the update."""
+        if self.optimizer is None or self.activations is None:
+            return None
+        held = self.weights + self.buffers + self.optimizer + self.exchange + self.batches
+        summed = min(self.gradients, self.weights)  # the update has one set of them left
+        backward = self.gradients + self.activations + self.passing
+        return held + max(backward, summed + self.update)
+
+
+def bytes_of(found: Sequence[Tensor]) -> int:
+    """Of tensors, each memory once."""
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in found}
+    return sum(storages.values())
+
+
+def predict(run: Run, task: Task, batch: LaneBatch) -> StepMemory:
+    """What a prepared run should hold.
+
+    Args:
+        run: Whose modules and optimizers count.
+        task: Whose forward pass is tried, on parts of the batch.
+        batch: A whole lane's.
+    """
+    state, assignment = run.state, run.setup.assignment
+    modules, params = list(state.modules), _trained(state.optimizers)
+    optimizer, update = predict_optimizers(state.optimizers, run.device)
+    one_set = sum(param.nbytes for param in params)
+    exchange = predict_exchange(run.config, assignment, params)
+    return StepMemory(
+        weights=bytes_of([param for module in modules for param in module.parameters()]),
+        buffers=bytes_of([buffer for module in modules for buffer in module.buffers()]),
+        optimizer=optimizer,
+        gradients=gradient_sets(run.config, assignment) * one_set,
+        activations=predict_activations(run, task, batch),
+        exchange=exchange,
+        batches=len(assignment.my_units) * sum(tensor.nbytes for tensor in tensors(batch.data)),
+        passing=_passing(run.config, assignment, params),
+        update=update,
+    )
+
+
+def _passing(config: Config, assignment: LaneAssignment, params: Sequence[Tensor]) -> int:
+    """A lane whose gradients are only moved, not added, has them in memory of their own."""
+    moved = len(assignment.units) == 1 or (config.same == "bits" and len(assignment.my_units) > 1)
+    return 0 if moved else max(param.nbytes for param in params)
+
+
+def _trained(optimizers: Sequence[Optimizer]) -> list[Tensor]:
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return [param for group in groups for param in group["params"] if param.requires_grad]
+
+
+def gradient_sets(config: Config, assignment: LaneAssignment) -> int:
+    """How many gradients of each parameter a rank holds at most, besides those that are exchanged.
+
+    Args:
+        config: How lanes are added up.
+        assignment: The lanes of every rank.
+    """
+    alone, mine = len(assignment.units) == 1, assignment.my_units
+    if not alone and config.same != "bits":
+        # DistributedDataParallel adds lanes in one set; of a single one that may be its buckets.
+        return 0 if len(mine) == 1 and config.distributed.gradient_as_bucket_view else 1
+    if len(mine) == 1:
+        return 1 if alone else 0  # it is backpropagated into the exchanged buffers
+    tree: LaneTree[int] = LaneTree(lambda left, right: left)
+    most = 0
+    for lane in mine:
+        most = max(most, len(tree.nodes) + 1)
+        tree.push(lane, 1, lane)
+    return most
+
+
+class _Shapes(SoloCollectives):
+    """A rank that sends nothing: what is exchanged is only laid out."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        super().__init__(Activity())
+        self.rank, self.world = rank, world
+
+
+def predict_exchange(config: Config, assignment: LaneAssignment, params: Sequence[Tensor]) -> int:
+    """What ranks hold to exchange gradients.
+
+    Args:
+        config: How lanes are added up.
+        assignment: The lanes of every rank.
+        params: Parameters that are trained.
+    """
+    if len(assignment.units) == 1:
+        return 0
+    if config.same != "bits":
+        return sum(param.nbytes for param in params)
+    shapes = [("", nn.Parameter(torch.empty_like(param, device="meta"))) for param in params]
+    # It is asked for its rank only, as long as nothing is sent.
+    ranks = cast(TorchCollectives, _Shapes(assignment.rank, len(assignment.units)))
+    meter = TensorMeter()
+    with meter:
+        laid_out = TreeSum(shapes, assignment.units, ranks, False, Scaling())
+        held = meter.held()
+        del laid_out
+    return held
+
+
+def predict_optimizers(
+    optimizers: Sequence[Optimizer], device: torch.device
+) -> tuple[int | None, int]:
+    """What optimizers keep of their parameters, and hold besides while they step.
+
+    Args:
+        optimizers: Are not changed.
+        device: Decides which implementation of a step torch takes.
+
+    Returns:
+        None and 0 if one of them cannot step without numbers.
+    """
+    kept = most = 0
+    for optimizer in optimizers:
+        twin = _on_meta(optimizer, device)
+        meter = TensorMeter()
+        with meter:
+            try:
+                with torch.no_grad():
+                    type(twin).step(twin)
+            except (RuntimeError, NotImplementedError, TypeError):
+                return None, 0  # one that reads numbers, or calls a closure
+            kept += meter.held()
+            if not any(group.get("fused") for group in optimizer.param_groups):
+                most = max(most, meter.peak() - meter.held())
+    return kept, most
+
+
+def _on_meta(optimizer: Optimizer, device: torch.device) -> Optimizer:
+    """The same optimizer of parameters that are only shapes, before its first step."""
+    twin = copy.copy(optimizer)
+    twin.state = defaultdict(dict)
+    twin.param_groups = [_meta_group(group, device) for group in optimizer.param_groups]
+    twin._optimizer_step_pre_hooks = OrderedDict()
+    twin._optimizer_step_post_hooks = OrderedDict()
+    return twin
+
+
+def _meta_group(group: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    params = []
+    for param in group["params"]:
+        shape = nn.Parameter(torch.empty_like(param, device="meta"), param.requires_grad)
+        if param.requires_grad:
+            shape.grad = torch.empty_like(shape)
+        params.append(shape)
+    found = {**group, "params": params}
+    if isinstance(group.get("lr"), Tensor):
+        found["lr"] = float(group["lr"])
+    # There are no fused kernels for shapes; they keep the same, and hold nothing besides.
+    for name in ("fused", "capturable"):
+        if name in group:
+            found[name] = False
+    if "foreach" in group and group["foreach"] is None:
+        found["foreach"] = device.type == "cuda" and not group.get("fused")
+    return found
+
+
+def predict_activations(run: Run, task: Task, batch: LaneBatch) -> int | None:
+    """What a lane's forward pass keeps for its backward pass, from those of parts of it.
+
+    Returns:
+        None if the batch cannot be cut, or is too small for it.
+    """
+    whole = len(batch)
+    if whole < _FEWEST_SAMPLES:
+        return None
+    small, large = max(2, whole // 4), max(3, whole // 2)
+    try:
+        kept = [saved_bytes(run, task, cut_batch(batch, size)[0]) for size in (small, large)]
+    except TaskError:
+        return None
+    return round(line_through((small, kept[0]), (large, kept[1]), whole))
+
+
+def line_through(first: tuple[float, float], second: tuple[float, float], at: float) -> float:
+    """Where the line through two points is at another place."""
+    slope = (second[1] - first[1]) / (second[0] - first[0])
+    return first[1] + slope * (at - first[0])
+
+
+def saved_bytes(run: Run, task: Task, batch: LaneBatch) -> int:
+    """What the forward pass of a batch keeps, besides the weights and the batch itself."""
+    modules = run.state.modules
+    known = [t for module in modules for t in (*module.parameters(), *module.buffers())]
+    before = {t.untyped_storage()._cdata for t in (*known, *tensors(batch.data))}
+    found: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if tensor.device == run.device and storage._cdata not in before:
+            found[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor), run.setup.precision.forward():
+        value = task.forward_pass(run.model, batch)
+    del value  # with the graph, which keeps the addresses apart until here
+    return sum(found.values())

@@ -1,0 +1,53 @@
+"""The command that runs all measurements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from samestep.cli.app import Overrides, guarded
+from samestep.cli.bench.shared import Worlds, bench_app
+from samestep.cli.bench.training import Quick, TrainingConfig
+
+Folder = Annotated[
+    Path, typer.Option("--output", help="A folder for the results; made if it is not there.")
+]
+Only = Annotated[str, typer.Option(help="Such as comm,memory; all of them, if not given.")]
+
+
+@bench_app.command("all")
+def bench_all(
+    output: Folder,
+    config: TrainingConfig = None,
+    overrides: Overrides = None,
+    worlds: Worlds = "1,2",
+    only: Only = "",
+    quick: Quick = False,
+) -> None:
+    """Run comm, scaling, memory, loader and checkpoint, and write their results into a folder.
+
+    One that fails is named at the end, and the others run; the exit code is 1 then.
+    """
+    with guarded():
+        from samestep.bench.document import refuse_other_result
+        from samestep.bench.suite import chosen_parts, run_suite, words_of
+        from samestep.lane_tuning.choices import parse_counts
+
+        counts = parse_counts(worlds, "--worlds")
+        names = [name.strip() for name in only.split(",") if name.strip()]
+        parts = chosen_parts(names, counts)
+        output.mkdir(parents=True, exist_ok=True)
+        for part in parts:
+            refuse_other_result(output / f"{part.name}.json")
+        found = run_suite(
+            parts,
+            lambda part: words_of(part, config, overrides or [], counts, quick, output),
+            lambda line: typer.echo(line, err=True),
+        )
+    for outcome in found:
+        state = f"FAILED\n{outcome.failed}" if outcome.failed else f"{output / outcome.name}.json"
+        typer.echo(f"{outcome.name} ({outcome.seconds:.0f} s): {state}")
+    if any(outcome.failed for outcome in found):
+        raise typer.Exit(1)

@@ -1,0 +1,67 @@
+"""Tasks with something wrong that `samestep bench` has to find."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+import samestep
+from samestep import LaneBatch
+
+
+class Plain(samestep.Task):
+    """Nothing is wrong with it."""
+
+    def model(self) -> nn.Module:
+        return nn.Linear(4, 2)
+
+    def train_data(self) -> Any:
+        return TensorDataset(torch.zeros(16, 4), torch.zeros(16, 2))
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
+        return (model(batch.x) - batch.y).square().sum(), len(batch)
+
+
+class Leaking(Plain):
+    """Keeps a tensor of every step, on one rank."""
+
+    def __init__(self, rank: int = 0, kilobytes: int = 64) -> None:
+        self._leaks, self._numbers = rank, kilobytes * 256
+        self._kept: list[Tensor] = []
+
+    def listeners(self, run: samestep.Run) -> list[samestep.RunListener]:
+        self._leaks = self._leaks if run.rank == self._leaks else -1
+        return []
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
+        if self._leaks >= 0:
+            self._kept.append(torch.ones(self._numbers))
+        return super().loss(model, batch)
+
+
+class SlowDataset(Dataset[Any]):
+    """Takes its time for every sample."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        time.sleep(self._seconds)
+        return torch.zeros(4), torch.zeros(2)
+
+
+class SlowData(Plain):
+    """Its data takes longer than all else in a step."""
+
+    def __init__(self, seconds: float = 0.005) -> None:
+        self._seconds = seconds
+
+    def train_data(self) -> Any:
+        return SlowDataset(self._seconds)
