@@ -226,6 +226,13 @@ def print_rows(
     Console(width=None if terminal else 140, stderr=err).print(table)
 
 
+def shown_text(text: str) -> str:
+    """A name from a file as a terminal may show it, with no markup or control character in it."""
+    from rich.markup import escape
+
+    return escape(text if text.isprintable() else ascii(text)[1:-1])
+
+
 def _print_version(requested: bool) -> None:
     if requested:
         typer.echo(f"samestep {samestep.__version__}")
