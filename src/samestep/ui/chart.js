@@ -152,7 +152,7 @@
       const ends = [y.at(line.y[place]), y.shows(base) ? y.at(base) : bottom];
       const [above, below] = [Math.min(...ends), Math.max(...ends)];
       element(svg, "rect", { x: left, width: right - left, y: above, height: below - above, fill: line.color, opacity: line.opacity });
-      if (!line.low || !isNumber(line.low[place]) || !y.shows(line.low[place])) continue;
+      if (!line.low || ![line.low[place], line.high[place]].every((end) => isNumber(end) && y.shows(end))) continue;
       const [middle, low, high] = [(left + right) / 2, y.at(line.low[place]), y.at(line.high[place])];
       element(svg, "path", { d: `M${middle - 4},${low}h8M${middle},${low}V${high}M${middle - 4},${high}h8`, class: "whisker" });
     }
