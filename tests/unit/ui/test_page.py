@@ -123,7 +123,7 @@ def test_the_chart_draws_points_with_coordinates_whatever_the_values(tmp_path: P
     ]  # fmt: skip
     panels += [
         Panel(
-            title="c", xticks=[0.5, 1], xlabels=["left", "right"], xrange=(-0.5, 1.5), zero=True, ylog=ylog,
+            title="c", alone=True, xticks=[0.5, 1], xlabels=["left", "right"], xrange=(-0.5, 1.5), zero=True, ylog=ylog,
             lines=[Line(name="stacked", x=[0.5, 1], y=[5, 7], base=[2, 3], bar=0.5, color="#abcdef", low=[4, 6], high=[6, math.inf])],
         )
         for ylog in (False, True)
