@@ -39,7 +39,7 @@ def scaling(world: int, seconds: float, **other: Any) -> dict[str, Any]:
     row: dict[str, Any] = {
         "mode": "strong", "workload": "mlp-small", "contestant": "samestep", "precision": "fp32",
         "world": world, "backend": "gloo", "lanes": 8, "global_batch": 64, **timed(seconds),
-        "efficiency": None, "ratio_to_ddp": None, "phases": None, "predicted": False,
+        "efficiency": None, "ratio_to_ddp": None, "phases": None, "predicted": False, "control": None,
         "ranks": [{"rank": rank, "host": "node1", "compute": 0.01, "memory_bytes": 1 << 28} for rank in range(world)],
     }  # fmt: skip
     row |= other
@@ -63,7 +63,7 @@ def leak(slope: float, low: float, high: float, leaks: bool, rank: int = 0) -> d
     """A leak test of `bench memory`."""
     found = {
         "steps": 2000, "slope_bytes_per_step": slope, "low": low, "high": high, "leaks": leaks,
-        "rank": rank, "host": "node1",
+        "rank": rank, "host": "node1", "memory": "host",
     }  # fmt: skip
     return {"leak": found, "world": 1, "backend": "gloo"}
 

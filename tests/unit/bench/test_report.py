@@ -112,6 +112,27 @@ def test_other_files_are_kept_unless_forced(
     assert theirs.read_bytes() != b"theirs"
 
 
+def test_against_earlier_results(results: Path, tmp_path: Path) -> None:
+    """All times of the earlier ones a tenth shorter."""
+    earlier, page = tmp_path / "earlier", tmp_path / "out.html"
+    earlier.mkdir()
+    made = Document.read(results / "comm.json")
+    rows = [{**row, **timed(0.9 * row["median"])} for row in made.rows]
+    Document("comm", {**made.machine, "torch": "1.0"}, rows).write(earlier / "comm.json")
+    done = report(results, "--against", earlier, "--output", page)
+    assert done.exit_code == 9, done.stderr
+    assert "3 slower" in done.stdout
+    assert "caution: torch: 1.0 before, 2.11.0 now" in done.stdout
+    assert "Against earlier results" in page.read_text(encoding="utf-8")
+    assert report(earlier, "--against", results / "comm.json").exit_code == 0
+    assert report(results, "--against", earlier, "--tolerance", "0.2").exit_code == 0
+    found = json.loads(report(results, "--against", earlier, "--json").stdout)["against"]
+    assert (found["worse"], found["changes"][0]["verdict"]) == (3, "slower")
+    nothing = report(earlier, "--against", results / "loader.json")
+    assert nothing.exit_code == 2
+    assert "no figure in common" in nothing.stderr
+
+
 def test_a_kind_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     document("dance", [{"world": 1}]).write(tmp_path / "a.json")
     done = report(tmp_path / "a.json")
@@ -142,8 +163,9 @@ def test_phases_are_stacked() -> None:
 
 def test_measured_memory_stands_beside_what_was_predicted() -> None:
     rows = [memory("total", 4 << 20, 5 << 20), memory("weights", 2 << 20, 2 << 20)]
-    (panel,) = memory_panels([machine("memory", rows)])
-    assert panel.xlabels == ["weights", "total"]
+    unknown = memory("activations", 1, 1) | {"measured_bytes": None, "low": None, "high": None}
+    (panel,) = memory_panels([machine("memory", [*rows, unknown])])
+    assert panel.xlabels == ["weights", "activations", "total"]
     predicted, measured = panel.lines
-    assert (predicted.y, measured.y) == ([2.0, 4.0], [2.0, 5.0])
+    assert (predicted.y[::2], measured.y) == ([2.0, 4.0], [2.0, None, 5.0])
     assert predicted.x[0] < measured.x[0]

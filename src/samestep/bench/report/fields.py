@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from samestep.bench.shown import shown_size
 from samestep.bench.statistics import Spread
 from samestep.errors import TextError
 from samestep.foreign.limits import short
@@ -23,7 +24,20 @@ _SPREAD = ("median", "low", "high")
 
 def identity(kind: str, row: Row) -> tuple[object, ...]:
     """What a row measured: equal for two measurements of the same."""
-    return (kind, "leak" in row, *(row.get(name) for name in _IDENTITY))
+    leak = row.get("leak") or {}
+    whose = ("leak" in row, leak.get("rank"), leak.get("memory"))
+    return (kind, *whose, *(row.get(name) for name in _IDENTITY))
+
+
+def describe(kind: str, row: Row) -> str:
+    """What a row measured, in words."""
+    named = [str(row[name]) for name in ("mode", "workload", "contestant", "precision", "operation", "action", "part") if row.get(name) is not None]  # fmt: skip
+    if kind == "comm":
+        named.append(shown_size(row["bytes"]))
+    counted = [f"{row[n]} {n.replace('_', ' ')}" for n in ("workers", "prefetch", "lanes_per_rank") if row.get(n) is not None]  # fmt: skip
+    world = "1 rank" if row["world"] == 1 else f"{row['world']} ranks"
+    backend = [str(row["backend"])] if row.get("backend") else []
+    return f"{kind}: {', '.join([*named, *counted, world, *backend])}"
 
 
 def spread(row: Row) -> Spread:
@@ -83,6 +97,11 @@ def _is_rounds(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(map(_is_time, value))
 
 
+def _is_size(value: object) -> bool:
+    """Or none, where a part cannot be told from the others."""
+    return value is None or is_number(value)
+
+
 def _is_spread(value: object) -> bool:
     return isinstance(value, dict) and all(is_number(value.get(name)) for name in _SPREAD)
 
@@ -100,6 +119,8 @@ def _is_leak(value: object) -> bool:
     return (
         isinstance(value, dict)
         and isinstance(value.get("leaks"), bool)
+        and isinstance(value.get("rank"), int)
+        and isinstance(value.get("host"), str)
         and all(is_number(value.get(name)) for name in figures)
     )
 
@@ -118,7 +139,7 @@ _NEEDED: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
     },
     "memory": {
         "part": _is_text,
-        **{name: is_number for name in ("predicted_bytes", "measured_bytes", "low", "high")},
+        **{name: _is_size for name in ("predicted_bytes", "measured_bytes", "low", "high")},
     },
     "checkpoint": {"action": _is_text, "bytes": _is_count, **_TIMED},
     "loader": {"workers": _is_count, "prefetch": _is_count, **_TIMED},

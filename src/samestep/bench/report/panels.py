@@ -9,7 +9,7 @@ from typing import Literal
 from samestep.bench.report.fields import Row, spread
 from samestep.bench.report.results import Machine
 from samestep.bench.report.targets import OURS
-from samestep.bench.shown import shown_size, shown_time
+from samestep.bench.shown import shown_time
 from samestep.bench.statistics import Spread
 from samestep.ui.chart import COLORS, Line, Panel
 
@@ -247,25 +247,26 @@ def _range_of(part: Mapping[str, float] | None) -> str:
 def _memory_panel(world: int, lanes: int, rows: Sequence[Row], label: str) -> Panel:
     parts = {row["part"]: row for row in rows}
     names = [name for name in PARTS if name in parts] + [n for n in parts if n not in PARTS]
-    unit = 2**20
     found = [parts[name] for name in names]
-    predicted = [row["predicted_bytes"] / unit for row in found]
-    measured = [row["measured_bytes"] / unit for row in found]
+    places = list(map(float, range(len(found))))
+
+    def megabytes(field: str) -> list[float | None]:
+        return [None if row[field] is None else row[field] / 2**20 for row in found]
+
     lines = [
         Line(
-            name="predicted", group="predicted", x=[at - 0.2 for at in range(len(found))],
-            y=predicted, bar=0.38, color=_GREY, text=["MB"] * len(found),
+            name="predicted", group="predicted", x=[at - 0.2 for at in places], bar=0.38,
+            y=megabytes("predicted_bytes"), color=_GREY, text=["MB"] * len(found),
         ),
         Line(
-            name="measured", group="measured", x=[at + 0.2 for at in range(len(found))],
-            y=measured, bar=0.38, color=COLORS[0],
-            low=[row["low"] / unit for row in found], high=[row["high"] / unit for row in found],
-            text=[shown_size(row["measured_bytes"]) for row in found],
+            name="measured", group="measured", x=[at + 0.2 for at in places], bar=0.38,
+            y=megabytes("measured_bytes"), color=COLORS[0], low=megabytes("low"),
+            high=megabytes("high"), text=["MB"] * len(found),
         ),
     ]  # fmt: skip
     title = f"memory of a rank: {world} rank(s), {lanes} lane(s) each"
     return Panel(
         title=f"{title}, {label}" if label else title, lines=lines, x="part", y="MB",
-        xticks=list(map(float, range(len(found)))), xlabels=names, zero=True, alone=True,
+        xticks=places, xlabels=names, zero=True, alone=True,
         xrange=(-0.6, len(found) - 0.4), height=240, full=True,
     )  # fmt: skip

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from samestep.bench.kinds import present
-from samestep.bench.presentation import Presentation, table_html
+from samestep.bench.presentation import Presentation, Table, table_html
+from samestep.bench.report.against import COLUMNS, Comparison
 from samestep.bench.report.panels import (
     efficiency_panels,
     memory_panels,
@@ -24,7 +25,7 @@ from samestep.ui.page import write_page
 TARGET_COLUMNS = ("target", "limit", "result", "measured", "where, or why not")
 _FOLDED = 12
 """Tables with more rows open with a click."""
-_DRAWN_HERE = ("scaling", "memory")
+_DRAWN_HERE = ("scaling",)
 """Kinds whose curves the report draws itself, over all machines and worlds."""
 
 
@@ -133,13 +134,15 @@ def _with_machine(text: str, label: str) -> str:
     return f"{text} ({label})" if label else text
 
 
-def write_report(report: Report, path: Path, more: str = "", force: bool = False) -> None:
+def write_report(
+    report: Report, path: Path, compared: Comparison | None = None, force: bool = False
+) -> None:
     """Write the page.
 
     Args:
         report: What it shows.
         path: The file.
-        more: HTML that follows the targets.
+        compared: What became of earlier results.
         force: Whether any other file is replaced.
     """
     title = "What these machines can do"
@@ -149,7 +152,7 @@ def write_report(report: Report, path: Path, more: str = "", force: bool = False
         for figure in report.figures
     )
     sections = "\n".join(map(_section, report.sections))
-    body = f"<h1>{title}</h1>\n{_targets(report)}\n{more}\n{figures}\n{sections}"
+    body = f"<h1>{title}</h1>\n{_targets(report)}\n{_against(compared)}\n{figures}\n{sections}"
     write_page(path, title, body, _facts(report.machines), force)
 
 
@@ -172,6 +175,22 @@ def _target_row(cells: Sequence[str], mark: str) -> str:
         f"<tr><td>{name}</td><td {whole}>{limit}</td><td class='{mark}' {whole}>{state}</td>"
         f"<td {whole}>{figure}</td><td>{why}</td></tr>"
     )
+
+
+def _against(compared: Comparison | None) -> str:
+    if compared is None:
+        return ""
+    cautions = "".join(f"<li>{html.escape(text)}</li>" for text in compared.cautions)
+    changed = compared.changed
+    same = [change for change in compared.changes if change not in changed]
+    tables = "\n".join(
+        table_html(Table(title, COLUMNS, [change.cells() for change in changes]), "h3", most)
+        for title, changes, most in (("Changed", changed, None), ("Not changed", same, 0))
+        if changes
+    )
+    mark = "broken" if compared.worse else "kept"
+    return f"""<h2>Against earlier results</h2><p class="{mark}">{html.escape(compared.summary)}.</p>
+{f"<p>Also different:</p><ul>{cautions}</ul>" if cautions else ""}{tables}"""
 
 
 def _section(section: Section) -> str:

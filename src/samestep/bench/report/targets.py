@@ -122,6 +122,8 @@ def cannot_scale(machine: Machine, row: Row) -> str:
     if machine.device == "cuda":
         shared = row["backend"] != "nccl"
         return f"{world} ranks without nccl may share a GPU" if shared else ""
+    if row.get("shares_cores"):
+        return f"{world} ranks had fewer cores"
     cores = cpus * hosts_of(row) if isinstance(cpus, int) else None
     if cores is not None and world > cores:
         return f"{world} ranks shared {cores} core(s)"
@@ -248,7 +250,7 @@ def _leaks(machine: Machine) -> Target:
     figure = (
         f"{shown_size(slope.median)} a step ({shown_size(slope.low)} to {shown_size(slope.high)})"
     )
-    where = f"rank {leak.get('rank', 0)} on {leak.get('host', 'its host')}, {leak['steps']} steps"
+    where = f"rank {leak['rank']} on {leak['host']}, {leak['steps']} steps"
     return Target(name, words, FAIL if leaking else PASS, figure, where, measured=slope)
 
 

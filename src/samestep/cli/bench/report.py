@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,9 +11,12 @@ import typer
 
 from samestep.cli.app import AsJson, Force, guarded, print_rows, shown_text, usable
 from samestep.cli.bench.shared import bench_app
+from samestep.errors import SLOWER
 
 if TYPE_CHECKING:
+    from samestep.bench.report.against import Comparison
     from samestep.bench.report.report import Report
+    from samestep.bench.report.results import Result
 
 
 def _all_usable(paths: list[Path]) -> list[Path]:
@@ -38,6 +42,16 @@ Png = Annotated[
     Path | None,
     typer.Option(callback=usable, help="Where the plots go, in .png, .svg or .pdf."),
 ]
+Against = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Earlier results, or a folder of them, to compare with; may be repeated. Exits 9 if "
+        "something is significantly slower."
+    ),
+]
+Tolerance = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="A change by less than this share is none.")
+]
 
 
 @bench_app.command()
@@ -46,6 +60,8 @@ def report(
     output: Output = None,
     csv: Csv = None,
     png: Png = None,
+    against: Against = None,
+    tolerance: Tolerance = 0.05,
     as_json: AsJson = False,
     force: Force = False,
 ) -> None:
@@ -55,15 +71,34 @@ def report(
         from samestep.bench.report.results import read_results
 
         _refuse(output, csv, png, force)
-        made = make_report(read_results(results))
+        now = read_results(results)
+        made = make_report(now)
+        compared = _compared(now, _all_usable(against or []), tolerance)
         if as_json:
-            typer.echo(json.dumps(made.as_json()))
+            more = {} if compared is None else {"against": compared.as_json()}
+            typer.echo(json.dumps({**made.as_json(), **more}))
         else:
-            _print(made)
+            _print(made, compared)
         _write_tables_and_plots(made, csv, png, force)
         if output is not None:
-            write_report(made, output, force=force)
+            write_report(made, output, compared, force)
             typer.echo(f"Page: {output}", err=True)
+    if compared is not None and compared.worse:
+        raise typer.Exit(SLOWER)
+
+
+def _compared(now: Sequence[Result], against: list[Path], tolerance: float) -> Comparison | None:
+    from samestep.bench.report.against import compare
+    from samestep.bench.report.results import read_results
+    from samestep.errors import PlanError
+
+    if not against:
+        return None
+    found = compare(now, read_results(against), tolerance)
+    if not found.changes:
+        names = ", ".join(map(str, against))
+        raise PlanError(f"{names} and the results have no figure in common: nothing to compare")
+    return found
 
 
 def _refuse(output: Path | None, csv: Path | None, png: Path | None, force: bool) -> None:
@@ -80,11 +115,20 @@ def _refuse(output: Path | None, csv: Path | None, png: Path | None, force: bool
         refuse_picture(png, force)
 
 
-def _print(made: Report) -> None:
+def _print(made: Report, compared: Comparison | None) -> None:
+    from samestep.bench.report.against import COLUMNS
     from samestep.bench.report.report import TARGET_COLUMNS
 
     print_rows(TARGET_COLUMNS, [tuple(map(shown_text, row)) for row in made.target_cells()])
     typer.echo(f"{made.summary}.")
+    if compared is None:
+        return
+    if compared.changed:
+        rows = [change.cells() for change in compared.changed]
+        print_rows(COLUMNS, [tuple(map(shown_text, row)) for row in rows])
+    typer.echo(f"{compared.summary}.")
+    for caution in compared.cautions:
+        typer.echo(f"caution: {shown_text(caution)}")
 
 
 def _write_tables_and_plots(made: Report, csv: Path | None, png: Path | None, force: bool) -> None:
