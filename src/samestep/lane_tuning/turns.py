@@ -25,7 +25,7 @@ from samestep.distributed.context import RunContext, create_run_context
 from samestep.distributed.hardware import detect_hardware
 from samestep.distributed.logging import LOGGER, RankLog
 from samestep.distributed.signals import stopping_at_once
-from samestep.errors import OutOfMemory, PlanError
+from samestep.errors import OutOfMemory, PlanError, UserError
 from samestep.step.step import Step
 from samestep.step.supported import lonely_samples
 from samestep.train.loop import Training
@@ -61,6 +61,8 @@ def take_turns(
     changed: Callable[[ChoiceT], Config],
     rounds: int,
     steps: int | None,
+    refused: tuple[type[UserError], ...] = (),
+    after: Callable[[ChoiceT], None] = lambda _: None,
 ) -> Turns[ChoiceT]:
     """Time a task's steps for each choice, in rotating order; one turn of each is a round.
 
@@ -71,18 +73,21 @@ def take_turns(
         changed: The config of a choice.
         rounds: Turns of each.
         steps: Timed steps of a turn; by default about a second's.
+        refused: What all ranks raise alike for a choice that cannot be run, which is then left out.
+        after: Called after each turn.
     """
     with (
         stopping_at_once("the measurement", context.log.main) as check_stop,
         TemporaryDirectory(prefix="samestep-lanes-", ignore_cleanup_errors=True) as folder,
         TurnProgress(rounds * len(choices), context.log, context.is_main) as progress,
     ):
-        turns = Turns(config, context, Path(folder), steps, check_stop, changed)
+        turns = Turns(config, context, Path(folder), steps, check_stop, changed, refused)
         for number in range(rounds):
             first = number % len(choices)
             for choice in (*choices[first:], *choices[:first]):
                 progress.begin(choice.label)
                 turns.take(choice)
+                after(choice)
                 progress.end()
     return turns
 
@@ -120,8 +125,10 @@ class Turns(Generic[ChoiceT]):
         steps: int | None,
         check_stop: Callable[[], None],
         changed: Callable[[ChoiceT], Config],
+        refused: tuple[type[UserError], ...],
     ) -> None:
         self._context, self._folder, self._steps = context, folder, steps
+        self._refused = refused
         self._check_stop, self._changed = check_stop, changed
         self._hardware = detect_hardware()
         self._task = _reading_once(load_task(config))
@@ -141,6 +148,9 @@ class Turns(Generic[ChoiceT]):
         except OutOfMemory as error:
             if self._context.world > 1:
                 raise  # others may have had enough memory, and be waiting for this rank
+            self.failed[choice] = str(error).splitlines()[0]
+            turn = None
+        except self._refused as error:
             self.failed[choice] = str(error).splitlines()[0]
             turn = None
         gc.collect()
