@@ -26,6 +26,7 @@ LAYERS: list[set[str]] = [
     {"train"},
     {"amp", "inference", "lane_tuning", "lr_finder", "plotting"},
     {"bench", "embedding_page", "export", "verify", "doctor", "starter", "sweep"},
+    {"advise"},
     {"cli"},
 ]
 

@@ -52,6 +52,10 @@ NO_SUGGESTION = 8
 """Exit code of `samestep lr-find` when the losses suggest no learning rate."""
 
 
+SLOWER = 9
+"""Exit code of `samestep bench report --against` when something is significantly slower."""
+
+
 class SamestepError(Exception):
     """The root: catch this to catch everything samestep raises on purpose."""
 

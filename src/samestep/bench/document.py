@@ -48,7 +48,10 @@ class Document:
         Raises:
             TextError: if it holds something else, or another version of it.
         """
-        found = read_json(path)
+        try:
+            found = read_json(path)
+        except TextError as error:
+            raise TextError(f"{path} {error}") from None
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise TextError(f"{path} holds no result of samestep bench")
         if found.get("version") != VERSION:
@@ -59,6 +62,8 @@ class Document:
         kind, machine, rows = (found.get(name) for name in ("kind", "machine", "rows"))
         if not (isinstance(kind, str) and isinstance(machine, dict) and isinstance(rows, list)):
             raise TextError(f"{path} is incomplete: kind, machine or rows are missing")
+        if not isinstance(machine.get("hosts", []), list):
+            raise TextError(f"{path} is incomplete: machine has no list of hosts")
         return cls(kind, machine, rows)
 
 

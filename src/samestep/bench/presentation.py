@@ -52,7 +52,7 @@ def write_html(document: Document, shown: Presentation, path: Path) -> None:
 def section(shown: Presentation) -> str:
     """A measurement as a part of a page, below a title."""
     verdicts = "".join(f"<li>{html.escape(verdict)}</li>" for verdict in shown.verdicts)
-    tables = "\n".join(_table(table) for table in shown.tables)
+    tables = "\n".join(table_html(table) for table in shown.tables)
     return f"""<p>{html.escape(shown.heading)}.</p>
 {f"<ul>{verdicts}</ul>" if verdicts else ""}
 {chart(shown.panels) if shown.panels else ""}
@@ -63,7 +63,15 @@ def _text(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _table(table: Table) -> str:
+def table_html(table: Table, tag: str = "h2", most: int | None = None) -> str:
+    """A table with its title.
+
+    Args:
+        table: What it holds.
+        tag: Of its title.
+        most: One with more rows is folded, and opens with a click; None folds none.
+    """
+
     def line(words: Sequence[str], tag: str) -> str:
         marks = ["", *['class="number"'] * (len(table.columns) - 1)]
         found = [
@@ -74,5 +82,8 @@ def _table(table: Table) -> str:
 
     lines = "\n".join(line(row, "td") for row in table.rows)
     note = f"<p>{html.escape(table.note)}</p>" if table.note else ""
-    return f"""<h2>{html.escape(table.title)}</h2>
-{note}<table><thead>{line(table.columns, "th")}</thead><tbody>{lines}</tbody></table>"""
+    body = f"{note}<table><thead>{line(table.columns, 'th')}</thead><tbody>{lines}</tbody></table>"
+    if most is not None and len(table.rows) > most:
+        title = f"{html.escape(table.title)}: {len(table.rows)} rows"
+        return f"<details><summary>{title}</summary>{body}</details>"
+    return f"<{tag}>{html.escape(table.title)}</{tag}>\n{body}"

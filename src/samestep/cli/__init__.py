@@ -1,6 +1,7 @@
 """The command line: parses, calls one function, prints. Imports torch only in commands."""
 
 from samestep.cli import (
+    advise,
     average,
     bench,
     config_new,
@@ -22,6 +23,7 @@ from samestep.cli import (
 from samestep.cli.app import app
 
 __all__ = [
+    "advise",
     "app",
     "average",
     "bench",

@@ -37,7 +37,7 @@ TRAINING, STARTING, MODELS, RUNS = (
 """Where --help shows a command."""
 
 _ORDER = (
-    "train", "launch", "resume", "cv", "folds", "sweep", "verify", "init", "config", "env", "doctor", "bench", "lanes", "lr-find", "predict", "embed", "plot-embeddings", "export",
+    "train", "launch", "resume", "cv", "folds", "sweep", "verify", "init", "config", "env", "doctor", "bench", "advise", "lanes", "lr-find", "predict", "embed", "plot-embeddings", "export",
     "average", "result", "checkpoints", "plot", "times", "slurm", "examine", "warm",
 )  # fmt: skip
 
@@ -225,6 +225,13 @@ def print_rows(
         table.add_row(*("" if cell is None else str(cell) for cell in row))
     terminal = (sys.stderr if err else sys.stdout).isatty()
     Console(width=None if terminal else 140, stderr=err).print(table)
+
+
+def shown_text(text: str) -> str:
+    """A name from a file as a terminal may show it, with no markup or control character in it."""
+    from rich.markup import escape
+
+    return escape(text if text.isprintable() else ascii(text)[1:-1])
 
 
 def _print_version(requested: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samestep.cli.app import RUNS, AsJson, Force, app, guarded, print_rows, usable
+from samestep.cli.app import RUNS, AsJson, Force, app, guarded, print_rows, shown_text, usable
 from samestep.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def plot(
             typer.echo(json.dumps(document(histories, metrics), allow_nan=False))
         else:
             header, rows = table(histories, metrics)
-            print_rows(header, [tuple(map(_shown, row)) for row in rows])
+            print_rows(header, [tuple(map(shown_text, row)) for row in rows])
         _draw(histories, metrics, output, report, force)
 
 
@@ -110,10 +110,3 @@ def _draw(
     if report is not None:
         write_html(histories, metrics, panels[:MOST_PANELS], report, force)
         typer.echo(f"Page: {report}", err=True)
-
-
-def _shown(text: str) -> str:
-    """A name from a file as a terminal may show it, with no markup or control character in it."""
-    from rich.markup import escape
-
-    return escape(text if text.isprintable() else ascii(text)[1:-1])

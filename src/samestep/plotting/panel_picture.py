@@ -67,6 +67,7 @@ def _rows(panels: Sequence[Panel]) -> list[list[Panel]]:
 def _draw(axes: Any, panel: Panel, entries: dict[str, Any]) -> None:
     axes.set_title(literal(panel.title), fontsize=10)
     axes.grid(alpha=0.25)
+    axes.set_axisbelow(True)
     axes.set_xlabel(literal(panel.x), fontsize=8)
     axes.set_ylabel(literal(panel.y), fontsize=8)
     axes.tick_params(labelsize=8)
@@ -83,7 +84,12 @@ def _draw(axes: Any, panel: Panel, entries: dict[str, Any]) -> None:
         (panel.yticks, panel.ylabels, axes.set_yticks),
     ):
         if ticks is not None:
-            put(list(ticks), None if labels is None else [literal(text) for text in labels])
+            # In plain numbers: a logarithmic axis would name powers of ten only.
+            put(
+                list(ticks),
+                [f"{tick:g}" for tick in ticks] if labels is None else list(map(literal, labels)),
+            )
+            put([], minor=True)
     if panel.xrange is not None:
         axes.set_xlim(*panel.xrange)
     if panel.yrange is not None:
@@ -96,8 +102,34 @@ def _draw(axes: Any, panel: Panel, entries: dict[str, Any]) -> None:
         )  # fmt: skip
 
 
+def _gaps(values: Sequence[float | None]) -> list[float]:
+    return [float("nan") if value is None else value for value in values]
+
+
+def _bars(axes: Any, line: Line) -> Any:
+    tops = _gaps(line.y)
+    base = [0.0] * len(tops) if line.base is None else list(line.base)
+    whiskers = None
+    if line.low is not None and line.high is not None:
+        ends = zip(tops, _gaps(line.low), _gaps(line.high), strict=True)
+        # Of two figures that round differently one may lie beyond the other's end by a bit.
+        whiskers = list(zip(*((max(0.0, y - low), max(0.0, high - y)) for y, low, high in ends), strict=True))  # fmt: skip
+    return axes.bar(
+        list(line.x), [top - begin for top, begin in zip(tops, base, strict=True)], line.bar,
+        bottom=base, color=line.color, alpha=line.opacity, yerr=whiskers, capsize=3,
+        ecolor="#1d2733",
+    )  # fmt: skip
+
+
 def _line(axes: Any, line: Line) -> Any:
-    gaps = [float("nan") if value is None else value for value in line.y]
+    if line.bar:
+        return _bars(axes, line)
+    gaps = _gaps(line.y)
+    if line.low is not None and line.high is not None:
+        axes.fill_between(
+            list(line.x), _gaps(line.low), _gaps(line.high), color=line.color, alpha=0.18,
+            linewidth=0,
+        )  # fmt: skip
     marker = _MARKS[line.mark] or ("o" if len(gaps) == 1 else None)
     (drawn,) = axes.plot(
         list(line.x), gaps, color=line.color, alpha=line.opacity, linewidth=line.width,

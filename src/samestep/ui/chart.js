@@ -1,4 +1,4 @@
-// Draws the charts of a page: lines, bands and marks, with values under the pointer, a legend that hides lines, and zoom.
+// Draws the charts of a page: lines, bands, bars and marks, with values under the pointer, a legend that hides lines, and zoom.
 // Names and titles come from users: they are only ever set as textContent, never as HTML.
 "use strict";
 (() => {
@@ -141,7 +141,28 @@
     element(svg, "text", turned, panel.y);
   }
 
+  const baseOf = (line, place) => (line.base ? line.base[place] : 0);
+
+  // Bars that end at the values; a logarithmic axis has no place for their base, and they begin at its end.
+  function drawBars(svg, line, places, x, y, bottom) {
+    for (const place of places) {
+      if (!isNumber(line.y[place]) || !y.shows(line.y[place])) continue;
+      const [left, right] = [-0.5, 0.5].map((side) => x.at(line.x[place] + side * line.bar));
+      const base = baseOf(line, place);
+      const ends = [y.at(line.y[place]), y.shows(base) ? y.at(base) : bottom];
+      const [above, below] = [Math.min(...ends), Math.max(...ends)];
+      element(svg, "rect", { x: left, width: right - left, y: above, height: below - above, fill: line.color, opacity: line.opacity });
+      if (!line.low || ![line.low[place], line.high[place]].every((end) => isNumber(end) && y.shows(end))) continue;
+      const [middle, low, high] = [(left + right) / 2, y.at(line.low[place]), y.at(line.high[place])];
+      element(svg, "path", { d: `M${middle - 4},${low}h8M${middle},${low}V${high}M${middle - 4},${high}h8`, class: "whisker" });
+    }
+  }
+
   function drawLine(svg, line, places, x, y, bottom) {
+    if (line.bar) {
+      drawBars(svg, line, places, x, y, bottom);
+      return;
+    }
     const look = { stroke: line.color, "stroke-width": line.width, opacity: line.opacity, fill: "none" };
     if (line.low) element(svg, "path", { d: bandOf(line, places, x, y), fill: line.color, opacity: 0.18 });
     if (line.joined) {
@@ -165,7 +186,7 @@
 
   function nearest(line, value, x) {
     let best = -1;
-    let gap = REACH;
+    let gap = Math.max(REACH, line.bar ? (x.at(line.bar) - x.at(0)) / 2 : 0);
     line.x.forEach((at, place) => {
       const away = Math.abs(x.at(at) - x.at(value));
       if (isNumber(line.y[place]) && away < gap) [best, gap] = [place, away];
@@ -195,6 +216,13 @@
     for (const row of (line.text ? line.text[place] : plain).split("\n")) element(box, "div", {}, row);
   }
 
+  // A place on the horizontal axis in words: the nearest of its labels, if it has such.
+  function nameOf(panel, at) {
+    if (!panel.xlabels || !panel.xlabels.length) return `${panel.x} ${format(at)}`;
+    const away = panel.xticks.map((tick) => Math.abs(tick - at));
+    return panel.xlabels[away.indexOf(Math.min(...away))];
+  }
+
   // The values under the pointer: a dot on each line, and a box beside it.
   function showValues(view, lines, pixel, height) {
     const { x, y, hover, box, panel } = view;
@@ -213,15 +241,15 @@
     const flagged = (line) => (line.flags || []).filter((flag) => Math.abs(x.at(flag.x) - pixel) < 6);
     const [first, start] = found[0];
     element(hover, "line", { x1: x.at(first.x[start]), x2: x.at(first.x[start]), y1: view.top, y2: view.bottom, class: "cursor" });
-    element(box, "b", {}, `${panel.x} ${format(first.x[start])}`);
+    element(box, "b", {}, nameOf(panel, first.x[start]));
     for (const [line, place] of found) {
-      if (y.shows(line.y[place])) element(hover, "circle", { cx: x.at(line.x[place]), cy: y.at(line.y[place]), r: 3.5, fill: line.color });
+      if (!line.bar && y.shows(line.y[place])) element(hover, "circle", { cx: x.at(line.x[place]), cy: y.at(line.y[place]), r: 3.5, fill: line.color });
       const row = element(box, "div");
       element(row, "i", { style: `background:${line.color}` });
       const spread = line.low && line.low[place] !== line.high[place] ? ` (${format(line.low[place], 4)} to ${format(line.high[place], 4)})` : "";
-      const where = line.x[place] === first.x[start] ? "" : ` at ${format(line.x[place])}`;
+      const where = line.bar || line.x[place] === first.x[start] ? "" : ` at ${format(line.x[place])}`;
       const more = line.text ? `  ${line.text[place]}` : "";
-      element(row, "span", {}, `${line.name}: ${format(line.y[place])}${spread}${where}${more}`);
+      element(row, "span", {}, `${line.name}: ${format(line.bar ? line.y[place] - baseOf(line, place) : line.y[place])}${spread}${where}${more}`);
       for (const flag of flagged(line)) element(box, "div", {}, `${line.name}: ${flag.text}`);
     }
   }
@@ -237,7 +265,7 @@
     const zoom = state.zooms.get(shared) || null;
     const shown = lines.map((line) => [line, visible(line, zoom, panel.xlog)]);
     const x = scale(zoom || state.ends(panel), panel.xlog, size.left, size.right, { fixed: zoom || panel.xrange, margin: 0.02 });
-    const heights = shown.flatMap(([line, places]) => places.flatMap((at) => [line.y[at], ...(line.low ? [line.low[at], line.high[at]] : [])]));
+    const heights = shown.flatMap(([line, places]) => places.flatMap((at) => [line.y[at], ...(line.base ? [line.base[at]] : []), ...(line.low ? [line.low[at], line.high[at]] : [])]));
     const y = scale(heights.filter(isNumber), panel.ylog, size.bottom, size.top, { zero: panel.zero, fixed: panel.ylog ? null : panel.yrange });
     place.replaceChildren();
     const svg = drawing(place, { width, height, role: "img", "aria-label": panel.title });
@@ -301,7 +329,7 @@
   function heading(parent, panel, redraw) {
     const line = element(parent, "figcaption", {}, panel.title);
     const values = panel.lines.flatMap((one) => one.y).filter(isNumber);
-    if (panel.yticks || !values.length || values.some((value) => value <= 0)) return;
+    if (panel.yticks || panel.lines.some((one) => one.bar) || !values.length || values.some((value) => value <= 0)) return;
     const button = element(line, "button", { type: "button", "aria-pressed": String(panel.ylog) }, "log");
     button.addEventListener("click", () => {
       panel.ylog = !panel.ylog;

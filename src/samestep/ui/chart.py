@@ -42,7 +42,11 @@ class Line:
     """More about each point."""
     low: Sequence[float | None] | None = None
     high: Sequence[float | None] | None = None
-    """With `low`, the band around the line."""
+    """With `low`, the band around the line; of bars, the whisker on each."""
+    bar: float = 0
+    """How wide the bars are that stand in place of points, in units of the axis; 0 for none."""
+    base: Sequence[float] | None = None
+    """Where each bar begins; at 0 if not given."""
     flags: Sequence[Mapping[str, Any]] = ()
     """`x` and `text` of what is marked below the line."""
 

@@ -14,9 +14,10 @@ from samestep.config import Config, load_config
 from samestep.distributed.context import SingleProcessContext
 from samestep.distributed.logging import KeptLog
 from samestep.errors import PlanError
-from samestep.lane_tuning import measure
+from samestep.lane_tuning import turns
 from samestep.lane_tuning.choices import Choice, Comparison
-from samestep.lane_tuning.measure import measure_lanes, turn_config
+from samestep.lane_tuning.measure import measure_lanes, with_choice
+from samestep.lane_tuning.turns import endless
 from tests.distributed.running import settings
 
 QUICK: dict[str, Any] = {"rounds": 2, "steps": 2}
@@ -39,13 +40,13 @@ def test_a_turn_is_the_users_run_without_saves_evaluations_or_an_end(tmp_path: P
         tmp_path, ema={}, swa={}, schedule={}, early_stopping={}, clip={"norm": 1.0},
         trackers={"tensorboard": True}, speed={"graph": True}, loader={"workers": 2},
     )  # fmt: skip
-    own = turn_config(given, Choice(4, 2), tmp_path / "there")
+    own = endless(with_choice(given, Choice(4, 2)), tmp_path / "there")
     assert (own.run_path, own.lanes, own.global_batch) == (tmp_path / "there", 4, 32)
     assert (own.speed.graph, own.speed.parallel_lanes) == (True, 2)
     assert (own.checkpoint.enabled, own.trackers.tensorboard) == (False, False)
     assert (own.schedule, own.swa, own.early_stopping, own.epochs) == (None, None, None, None)
     assert (own.ema, own.clip, own.loader) == (given.ema, given.clip, given.loader)
-    assert turn_config(given, Choice(4), tmp_path).speed == given.speed
+    assert with_choice(given, Choice(4)).speed == given.speed
 
 
 def test_every_choice_is_timed_in_every_round_and_nothing_is_left(
@@ -94,15 +95,15 @@ CALLS: list[Any] = []
 def test_the_number_of_timed_steps_follows_from_the_first_turn(
     tmp_path: Path, context: SingleProcessContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("samestep.lane_tuning.measure._SECONDS", 0.0)
+    monkeypatch.setattr("samestep.lane_tuning.turns._SECONDS", 0.0)
     counted: list[int] = []
-    timed = measure._seconds_of
+    timed = turns._seconds_of
 
     def counting(steps: Any, count: int, device: Any) -> float:
         counted.append(count)
         return timed(steps, count, device)
 
-    monkeypatch.setattr(measure, "_seconds_of", counting)
+    monkeypatch.setattr(turns, "_seconds_of", counting)
     measure_lanes(config(tmp_path), context, Comparison((1, 2), rounds=1))
     assert counted == [2, 5, 2, 5], "two of the warm-up, then as few as are timed at all"
 
@@ -159,7 +160,7 @@ def test_what_a_run_logs_about_its_speed_is_kept_once(
     )
     given = config(tmp_path, f"{tmp_path}/talking.py:Talking")
     with pytest.MonkeyPatch.context() as patch:
-        made = measure.load_task
+        made = turns.load_task
 
         def load(config: Config) -> Any:
             task: Any = made(config)
@@ -172,6 +173,6 @@ def test_what_a_run_logs_about_its_speed_is_kept_once(
             patch.setattr(KeptLog, "__init__", remember)
             return task
 
-        patch.setattr(measure, "load_task", load)
+        patch.setattr(turns, "load_task", load)
         (found,) = measure_lanes(given, context, Comparison((2,), **QUICK))
     assert found.notes == ("speed.graph: replayed",)

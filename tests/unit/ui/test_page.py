@@ -121,6 +121,13 @@ def test_the_chart_draws_points_with_coordinates_whatever_the_values(tmp_path: P
         )
         for curve in ([0.65, 0.1], [], [math.nan, 0.65])
     ]  # fmt: skip
+    panels += [
+        Panel(
+            title="c", alone=True, xticks=[0.5, 1], xlabels=["left", "right"], xrange=(-0.5, 1.5), zero=True, ylog=ylog,
+            lines=[Line(name="stacked", x=[0.5, 1], y=[5, 7], base=[2, 3], bar=0.5, color="#abcdef", low=[4, 6], high=[6, math.inf])],
+        )
+        for ylog in (False, True)
+    ]  # fmt: skip
     found = re.search(r'<script type="application/json">(.*?)</script>', chart(panels))
     assert found is not None
     code = tmp_path / "chart.js"
@@ -131,6 +138,11 @@ def test_the_chart_draws_points_with_coordinates_whatever_the_values(tmp_path: P
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert "mine: 2" in result["shown"], "the value under the pointer"
+    assert [s for s in result["shown"] if s.startswith("stacked: 3")], "of a bar, its own height"
+    assert result["words"].count("left") == 4, "below both panels, and beside both pointers"
+    bars = [found for name, found in result["first"] if found.get("fill") == "#abcdef"]
+    assert len(bars) == 4, "two in each panel"
+    assert all(float(bar["height"]) > 0 and float(bar["width"]) > 0 for bar in bars)
     assert result["words"].count("second") == 1, "of the nearest point only"
     assert {"one", "a label", "a note"} <= set(result["words"])
     for drawing in (result["first"], result["zoomed"]):

@@ -1,0 +1,1 @@
+"""Which settings suit a training on this machine: measured, decided, written as overrides."""

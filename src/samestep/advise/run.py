@@ -1,0 +1,195 @@
+"""The whole of it: starts ranks, reads what they measured, and decides. No torch here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from samestep.advise.advice import (
+    Advice,
+    Condition,
+    Surroundings,
+    advise_batch,
+    advise_graph,
+    advise_lanes,
+    advise_layout,
+    advise_precision,
+    advise_workers,
+    conditions,
+)
+from samestep.advise.figures import Timed
+from samestep.advise.plan import (
+    BASE,
+    Layout,
+    Variant,
+    as_text,
+    batches,
+    lanes_fixed,
+    layouts,
+    variants,
+)
+from samestep.bench.document import Document
+from samestep.bench.worlds import BenchCommand, measure_worlds
+from samestep.config import Config, override_config
+from samestep.environment.hardware import Hardware
+
+COMMAND = "advise"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is advised about, and how long it may take."""
+
+    config: Config
+    file: Path
+    overrides: tuple[str, ...] = ()
+    quick: bool = False
+    rounds: int = 5
+    steps: int | None = None
+    """Timed steps of a turn; by default about a second's."""
+    run_dir: str = ""
+    """Where the ranks' launches may write: a folder that `advise` makes and removes."""
+
+
+@dataclass(frozen=True)
+class Advised:
+    """What was measured, and what follows."""
+
+    machine: Mapping[str, Any]
+    layout: Layout
+    tried: Sequence[tuple[Layout, Timed]]
+    measured: Sequence[Timed]
+    """With other settings, on the recommended ranks."""
+    conditions: Sequence[Condition]
+    advice: Sequence[Advice]
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """All values that differ from the config's own."""
+        return {key: value for one in self.advice for key, value in one.overrides.items()}
+
+    def as_json(self) -> dict[str, Any]:
+        """For scripts."""
+        return {
+            "machine": dict(self.machine),
+            "ranks": self.layout.ranks,
+            "overrides": self.overrides,
+            "advice": [one.as_json() for one in self.advice],
+            "conditions": [asdict(one) for one in self.conditions],
+            "layouts": [{**asdict(timed), "label": way.label} for way, timed in self.tried],
+            "measured": [asdict(one) for one in self.measured],
+        }
+
+
+def advise(request: Request, hardware: Hardware, report: Callable[[str], None]) -> Advised:
+    """Measure on this machine, and decide.
+
+    Args:
+        request: What is advised about.
+        hardware: What this machine has.
+        report: Called with a line for each stage.
+    """
+    with TemporaryDirectory(prefix="samestep-advise-", ignore_cleanup_errors=True) as folder:
+        return _advise(replace(request, run_dir=folder), hardware, report)
+
+
+def _advise(request: Request, hardware: Hardware, report: Callable[[str], None]) -> Advised:
+    config = request.config
+    gpus = 0 if config.distributed.device == "cpu" else hardware.device_count
+    cpus = hardware.cpus.value
+    tried = []
+    for way in layouts(config, cpus, gpus, request.quick):
+        report(f"ranks and threads: {way.label}")
+        found = _measured(request, way, [Variant(BASE)], report)
+        tried.append((way, Timed.read(found.rows[0])))
+    layout, first = advise_layout(tried, config.distributed.threads_per_rank, config.same)
+
+    report(f"lanes, loader workers, precision: on {layout.label}")
+    base, *others = variants(config, layout.ranks, cpus, gpus > 0, request.quick)
+    larger = batches(config, request.quick)
+    # Right after the base: on a CPU what is read is the most that the process ever held.
+    with_batches = [base, *larger, *others] if layout.ranks == 1 else [base, *others]
+    found = _measured(request, layout, with_batches, report)
+    timed = {row["variant"]: Timed.read(row) for row in found.rows}
+    grown, machine = timed, found.machine
+    if layout.ranks > 1:
+        report("global batch against memory: on one rank")
+        alone = _measured(request, Layout(1, layout.threads), [base, *larger], report)
+        grown = {row["variant"]: Timed.read(row) for row in alone.rows}
+    sizes = [grown[one.label] for one in (base, *larger)]
+    known = _surroundings(machine, cpus, gpus, timed[BASE])
+    return Advised(
+        machine,
+        layout,
+        tried,
+        list(timed.values()),
+        conditions(tried, known),
+        [first, *_decided(config, layout, others, timed), advise_batch(sizes, _device(machine))],
+    )
+
+
+def _decided(
+    config: Config, layout: Layout, tried: Sequence[Variant], timed: Mapping[str, Timed]
+) -> list[Advice]:
+    base = timed[BASE]
+
+    def by(key: str) -> dict[str, Timed]:
+        """What was measured with other values of a key."""
+        return {
+            one.overrides[0].partition("=")[2]: timed[one.label]
+            for one in tried
+            if one.overrides and one.overrides[0].startswith(f"{key}=")
+        }
+
+    own = config.lane_count(layout.ranks)
+    lanes = sorted([base, *by("lanes").values()], key=lambda one: one.lanes)
+    workers = {config.loader.workers: base} | {int(n): t for n, t in by("loader.workers").items()}
+    (name, other), *_ = by("precision").items()
+    graphless = by("speed.graph").get("false")
+    why_no_graph = (
+        "speed.graph is false" if config.speed.graph is False else "they need a GPU, and ranks are on CPUs"
+    )  # fmt: skip
+    return [
+        advise_lanes(lanes, own, lanes_fixed(config, layout.ranks)),
+        advise_workers(workers, config.loader.workers),
+        advise_precision(base, other, config.precision, name),
+        advise_graph(base, graphless, why_no_graph),
+    ]
+
+
+def _measured(
+    request: Request, layout: Layout, tried: Sequence[Variant], report: Callable[[str], None]
+) -> Document:
+    overrides = [*request.overrides, *layout.overrides, f"run_dir={json.dumps(request.run_dir)}"]
+    if request.config.distributed.lane_weights is not None:
+        overrides.append("distributed.lane_weights=null")  # they are of one number of ranks
+    options = ["--variants", as_text(tried), "--rounds", str(request.rounds)]
+    if request.steps is not None:
+        options += ["--steps", str(request.steps)]
+    config = override_config(request.config, overrides[len(request.overrides) :])
+    command = BenchCommand(COMMAND, config, request.file, tuple(overrides), tuple(options))
+    return measure_worlds(command, [layout.ranks], lambda line: _unless_stage(line, report))[0]
+
+
+def _unless_stage(line: str, report: Callable[[str], None]) -> None:
+    """Not which number of ranks is measured: the stage has named it."""
+    if not line.startswith("measuring on "):
+        report(line)
+
+
+def _surroundings(machine: Mapping[str, Any], cpus: int, gpus: int, base: Timed) -> Surroundings:
+    samples, each = machine.get("samples"), machine.get("sample_bytes")
+    data = samples * each if isinstance(samples, int) and isinstance(each, int) else None
+    memory = machine.get("memory_bytes")
+    return Surroundings(
+        cpus, gpus, data, memory if isinstance(memory, int) else None, base.peak_bytes
+    )
+
+
+def _device(machine: Mapping[str, Any]) -> int | None:
+    found = machine.get("device_bytes")
+    return found if isinstance(found, int) else None

@@ -1,0 +1,272 @@
+"""Curves and bars of everything that was measured, machines and worlds beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from samestep.bench.report.fields import Row, spread
+from samestep.bench.report.results import Machine
+from samestep.bench.report.targets import OURS
+from samestep.bench.shown import shown_time
+from samestep.bench.statistics import Spread
+from samestep.ui.chart import COLORS, Line, Panel
+
+_IDEAL, _GREY = "ideal", "#8793a0"
+PHASES = ("data", "compute", "exchange", "update", "wait")
+"""Of a step, from the bottom of a bar up."""
+PARTS = ("weights", "gradients", "optimizer", "buffers", "activations", "exchange", "total")
+_MODES = ("weak", "strong")
+_FLOOR = {"weak": 0.9, "strong": 0.8}
+"""The least efficiency of the targets, which is drawn."""
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """One contestant on one machine over worlds."""
+
+    name: str
+    rows: Sequence[Row]
+
+
+def efficiency_panels(machines: Sequence[Machine]) -> list[Panel]:
+    """Efficiency of each workload and mode over worlds."""
+    rows = _scaling(machines)
+    colors = _colors(curve.name for curve in _curves(rows, "contestant"))
+    return [
+        _efficiency_panel(mode, workload, found, colors)
+        for workload in _unique(row["workload"] for _, row in rows)
+        for mode in _MODES
+        if (found := _of(rows, mode=mode, workload=workload))
+    ]
+
+
+def throughput_panels(machines: Sequence[Machine]) -> list[Panel]:
+    """Our throughput of all workloads, for each mode."""
+    rows = _of(_scaling(machines), contestant=OURS)
+    rows = [(label, row) for label, row in rows if not row.get("predicted")]
+    colors = _colors(curve.name for curve in _curves(rows, "workload"))
+    return [
+        _throughput_panel(mode, found, colors) for mode in _MODES if (found := _of(rows, mode=mode))
+    ]
+
+
+def phase_panels(machines: Sequence[Machine]) -> list[Panel]:
+    """Where the time of our steps goes: a bar for each world, stacked."""
+    rows = [
+        (machine.label, row)
+        for machine in machines
+        for row in machine.rows("scaling")
+        if row["phases"] and not row.get("predicted")
+    ]
+    return [
+        _phase_panel(f"{workload}: {mode} scaling, time of a step", found)
+        for workload in _unique(row["workload"] for _, row in rows)
+        for mode in _MODES
+        if (found := _of(rows, mode=mode, workload=workload))
+    ]
+
+
+def memory_panels(machines: Sequence[Machine]) -> list[Panel]:
+    """Predicted beside measured memory of each part, for each world and number of lanes."""
+    found = []
+    for machine in machines:
+        groups: dict[tuple[int, int], list[Row]] = {}
+        for row in machine.rows("memory"):
+            if "leak" not in row:
+                key = (row["world"], row.get("lanes_per_rank") or 1)
+                groups.setdefault(key, []).append(row)
+        found += [
+            _memory_panel(world, lanes, rows, machine.label)
+            for (world, lanes), rows in sorted(groups.items())
+        ]
+    return found
+
+
+def _scaling(machines: Sequence[Machine]) -> list[tuple[str, Row]]:
+    return [(machine.label, row) for machine in machines for row in machine.rows("scaling")]
+
+
+def _colors(names: Iterable[str]) -> Mapping[str, str]:
+    """The same in all panels, which share a legend."""
+    return {name: COLORS[at % len(COLORS)] for at, name in enumerate(_unique(names))}
+
+
+def _unique(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def _of(rows: Sequence[tuple[str, Row]], **wanted: str) -> list[tuple[str, Row]]:
+    return [
+        (label, row)
+        for label, row in rows
+        if all(row[name] == value for name, value in wanted.items())
+    ]
+
+
+def _curves(rows: Sequence[tuple[str, Row]], by: str) -> list[_Curve]:
+    """Rows by what tells them apart: `by`, the precision if it is not fp32, and the machine."""
+    groups: dict[str, list[Row]] = {}
+    for label, row in rows:
+        words = [str(row[by]), "" if row["precision"] == "fp32" else row["precision"], label]
+        groups.setdefault(", ".join(filter(None, words)), []).append(row)
+    return [
+        _Curve(name, sorted(found, key=lambda row: (bool(row.get("predicted")), row["world"])))
+        for name, found in groups.items()
+    ]
+
+
+def _worlds(rows: Sequence[tuple[str, Row]]) -> list[float]:
+    return sorted({float(row["world"]) for _, row in rows})
+
+
+def _efficiency_panel(
+    mode: str, workload: str, rows: Sequence[tuple[str, Row]], colors: Mapping[str, str]
+) -> Panel:
+    lines = []
+    for curve in _curves(rows, "contestant"):
+        color = colors[curve.name]
+        measured = [row for row in curve.rows if not row.get("predicted")]
+        known = [(row, _efficiency_or_one(row)) for row in measured]
+        lines.append(_banded(curve.name, color, known, curve.name))
+        predicted = [row for row in curve.rows if row.get("predicted") and row["efficiency"]]
+        if predicted:
+            ahead = [*known[-1:], *((row, spread(row["efficiency"])) for row in predicted)]
+            lines.append(_banded(f"{curve.name}, predicted", color, ahead, curve.name, dash="dot"))
+    worlds = _worlds(rows)
+    ends = [worlds[0], worlds[-1]]
+    lines.append(_level(_IDEAL, ends, 100.0))
+    floor = 100 * _FLOOR[mode]
+    lines.append(_level("target", ends, floor, "#b3261e"))
+    return Panel(
+        title=f"{workload}: {mode} scaling", lines=lines, x="ranks", y="efficiency, %",
+        xlog=len(worlds) > 1, xticks=worlds,
+    )  # fmt: skip
+
+
+def _efficiency_or_one(row: Row) -> Spread:
+    """The smallest world has none: it is what the others are compared with."""
+    return Spread(1.0, 1.0, 1.0) if row["efficiency"] is None else spread(row["efficiency"])
+
+
+def _level(name: str, ends: Sequence[float], height: float, color: str = _GREY) -> Line:
+    return Line(
+        name=name, group=name, x=ends, y=[height] * len(ends), color=color, width=1, dash="dash",
+        hover=False,
+    )  # fmt: skip
+
+
+def _banded(
+    name: str,
+    color: str,
+    known: Sequence[tuple[Row, Spread]],
+    group: str,
+    dash: Literal["", "dot"] = "",
+) -> Line:
+    return Line(
+        name=name, group=group, x=[float(row["world"]) for row, _ in known],
+        y=[100 * one.median for _, one in known], low=[100 * one.low for _, one in known],
+        high=[100 * one.high for _, one in known], color=color, mark="circle",
+        dash=dash,
+        text=[f"{shown_time(row['median'])} a step" for row, _ in known],
+    )  # fmt: skip
+
+
+def _throughput_panel(
+    mode: str, rows: Sequence[tuple[str, Row]], colors: Mapping[str, str]
+) -> Panel:
+    lines = []
+    for curve in _curves(rows, "workload"):
+        color = colors[curve.name]
+        worlds = [float(row["world"]) for row in curve.rows]
+        rates = [_rate(row) for row in curve.rows]
+        lines.append(
+            Line(
+                name=curve.name, group=curve.name, x=worlds, y=[one.median for one in rates],
+                low=[one.low for one in rates], high=[one.high for one in rates], color=color,
+                mark="circle", text=[f"{shown_time(row['median'])} a step" for row in curve.rows],
+            )
+        )  # fmt: skip
+        first = rates[0].median / worlds[0]
+        lines.append(
+            Line(
+                name=f"{curve.name}, ideal", group=curve.name, x=worlds,
+                y=[first * world for world in worlds], color=color, width=1, dash="dash", hover=False,
+            )
+        )  # fmt: skip
+    worlds = _worlds(rows)
+    return Panel(
+        title=f"{mode} scaling: throughput", lines=lines, x="ranks", y="samples a second",
+        xlog=len(worlds) > 1, ylog=True, xticks=worlds,
+    )  # fmt: skip
+
+
+def _rate(row: Row) -> Spread:
+    took = spread(row)
+    return Spread(*(row["global_batch"] / part for part in (took.median, took.high, took.low)))
+
+
+def _phase_panel(title: str, rows: Sequence[tuple[str, Row]]) -> Panel:
+    several = [name for name in ("precision", "backend") if len({r[name] for _, r in rows}) > 1]
+    bars = sorted(rows, key=lambda one: (one[0], one[1]["world"]))
+    labels = [
+        ", ".join(filter(None, [str(row["world"]), *(row[name] for name in several), label]))
+        for label, row in bars
+    ]
+    base = [0.0] * len(bars)
+    lines = []
+    for number, phase in enumerate(PHASES):
+        parts = [row["phases"].get(phase) for _, row in bars]
+        if not any(parts):
+            continue
+        tops = [
+            begin + (1e3 * part["median"] if part else 0.0)
+            for begin, part in zip(base, parts, strict=True)
+        ]
+        lines.append(
+            Line(
+                name=phase, group=phase, x=list(map(float, range(len(bars)))), y=tops, base=base,
+                bar=0.7, color=COLORS[number], text=[_range_of(part) for part in parts],
+            )
+        )  # fmt: skip
+        base = tops
+    return Panel(
+        title=title, lines=lines, x="ranks", y="ms", full=max(map(len, labels)) * len(labels) > 60,
+        xticks=list(map(float, range(len(bars)))), xlabels=labels, zero=True, alone=True,
+        xrange=(-0.6, len(bars) - 0.4),
+    )  # fmt: skip
+
+
+def _range_of(part: Mapping[str, float] | None) -> str:
+    if part is None:
+        return ""
+    return f"ms ({shown_time(max(0.0, part['low']))} to {shown_time(part['high'])})"
+
+
+def _memory_panel(world: int, lanes: int, rows: Sequence[Row], label: str) -> Panel:
+    parts = {row["part"]: row for row in rows}
+    names = [name for name in PARTS if name in parts] + [n for n in parts if n not in PARTS]
+    found = [parts[name] for name in names]
+    places = list(map(float, range(len(found))))
+
+    def megabytes(field: str) -> list[float | None]:
+        return [None if row[field] is None else row[field] / 2**20 for row in found]
+
+    lines = [
+        Line(
+            name="predicted", group="predicted", x=[at - 0.2 for at in places], bar=0.38,
+            y=megabytes("predicted_bytes"), color=_GREY, text=["MB"] * len(found),
+        ),
+        Line(
+            name="measured", group="measured", x=[at + 0.2 for at in places], bar=0.38,
+            y=megabytes("measured_bytes"), color=COLORS[0], low=megabytes("low"),
+            high=megabytes("high"), text=["MB"] * len(found),
+        ),
+    ]  # fmt: skip
+    title = f"memory of a rank: {world} rank(s), {lanes} lane(s) each"
+    return Panel(
+        title=f"{title}, {label}" if label else title, lines=lines, x="part", y="MB",
+        xticks=places, xlabels=names, zero=True, alone=True,
+        xrange=(-0.6, len(found) - 0.4), height=240, full=True,
+    )  # fmt: skip

@@ -1,0 +1,217 @@
+"""The report as a whole: what it is made of, and its page."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from samestep.bench.kinds import present
+from samestep.bench.presentation import Presentation, Table, table_html
+from samestep.bench.report.against import COLUMNS, Comparison
+from samestep.bench.report.panels import (
+    efficiency_panels,
+    memory_panels,
+    phase_panels,
+    throughput_panels,
+)
+from samestep.bench.report.results import Machine, Result, machines_of
+from samestep.bench.report.targets import FAIL, PASS, Target, targets_of
+from samestep.ui.chart import Panel, chart
+from samestep.ui.page import write_page
+
+TARGET_COLUMNS = ("target", "limit", "result", "measured", "where, or why not")
+_FOLDED = 12
+"""Tables with more rows open with a click."""
+_DRAWN_HERE = ("scaling",)
+"""Kinds whose curves the report draws itself, over all machines and worlds."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Panels that share a legend."""
+
+    title: str
+    panels: Sequence[Panel]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """What one kind of measurement has to say about one machine."""
+
+    title: str
+    shown: Presentation
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that was measured, judged and drawn."""
+
+    machines: Sequence[Machine]
+    targets: Sequence[Target]
+    figures: Sequence[Figure]
+    sections: Sequence[Section]
+
+    @property
+    def panels(self) -> list[Panel]:
+        """For a picture."""
+        own = [panel for figure in self.figures for panel in figure.panels]
+        return own + [panel for section in self.sections for panel in section.shown.panels]
+
+    @property
+    def summary(self) -> str:
+        """How many targets are met, in one line."""
+        counts = {state: sum(t.state == state for t in self.targets) for state in (PASS, FAIL)}
+        left = len(self.targets) - sum(counts.values())
+        return (
+            f"{counts[PASS]} of {len(self.targets)} targets pass, {counts[FAIL]} fail, "
+            f"{left} cannot be measured here"
+        )
+
+    def target_cells(self) -> list[tuple[str, ...]]:
+        """Of the table of targets."""
+        return [
+            (t.name, t.limit, t.state, t.figure or "-", _with_machine(t.why, t.machine))
+            for t in self.targets
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """For scripts."""
+        return {
+            "machines": [
+                {
+                    "label": machine.label,
+                    "facts": dict(machine.facts),
+                    "files": [str(result.file) for result in machine.results],
+                    "rows": {kind: len(machine.rows(kind)) for kind in machine.kinds()},
+                }
+                for machine in self.machines
+            ],
+            "targets": [target.as_json() for target in self.targets],
+        }
+
+
+def make_report(results: Sequence[Result]) -> Report:
+    """Join, judge and draw.
+
+    Raises:
+        TextError: a result is of a kind that is not known here.
+    """
+    machines = machines_of(results)
+    figures = (
+        Figure(
+            "Scaling efficiency", efficiency_panels(machines),
+            "Of ideal scaling, against the smallest world; bands hold the true median in about 95 of 100 measurements.",
+        ),
+        Figure("Throughput", throughput_panels(machines), "Dashed: ideal, from the smallest world."),
+        Figure("Where the time of a step goes", phase_panels(machines), "Medians, on the slowest rank."),
+        Figure("Memory", memory_panels(machines), "Grey: predicted from the model and the config."),
+    )  # fmt: skip
+    drawn = [figure for figure in figures if figure.panels]
+    return Report(machines, targets_of(machines), drawn, _sections(machines))
+
+
+def _sections(machines: Sequence[Machine]) -> list[Section]:
+    found = []
+    for machine in machines:
+        for kind in machine.kinds():
+            shown = present(machine.joined(kind))
+            panels = [] if kind in _DRAWN_HERE else _named(shown.panels, machine.label)
+            title = _with_machine(shown.title, machine.label)
+            found.append(Section(title, replace(shown, panels=panels)))
+    return found
+
+
+def _named(panels: Sequence[Panel], label: str) -> list[Panel]:
+    """With the machine in their titles: in a picture they stand beside those of others."""
+    return [replace(panel, title=_with_machine(panel.title, label)) for panel in panels]
+
+
+def _with_machine(text: str, label: str) -> str:
+    return f"{text} ({label})" if label else text
+
+
+def write_report(
+    report: Report, path: Path, compared: Comparison | None = None, force: bool = False
+) -> None:
+    """Write the page.
+
+    Args:
+        report: What it shows.
+        path: The file.
+        compared: What became of earlier results.
+        force: Whether any other file is replaced.
+    """
+    title = "What these machines can do"
+    figures = "\n".join(
+        f"<h2>{html.escape(figure.title)}</h2><p>{html.escape(figure.note)}</p>"
+        f"{chart(figure.panels, wide=True)}"
+        for figure in report.figures
+    )
+    sections = "\n".join(map(_section, report.sections))
+    body = f"<h1>{title}</h1>\n{_targets(report)}\n{_against(compared)}\n{figures}\n{sections}"
+    write_page(path, title, body, _facts(report.machines), force)
+
+
+def _targets(report: Report) -> str:
+    marks = {PASS: "kept", FAIL: "broken"}
+    rows = "\n".join(
+        _target_row(cells, marks.get(target.state, ""))
+        for target, cells in zip(report.targets, report.target_cells(), strict=True)
+    )
+    header = "".join(f"<th>{name}</th>" for name in TARGET_COLUMNS)
+    return f"""<h2>Targets</h2><p>{html.escape(report.summary)}. A figure is a median with the range that holds the true one in
+about 95 of 100 measurements.</p>
+<table><thead><tr>{header}</tr></thead><tbody>{rows}</tbody></table>"""
+
+
+def _target_row(cells: Sequence[str], mark: str) -> str:
+    name, limit, state, figure, why = map(html.escape, cells)
+    whole = 'style="white-space: nowrap"'
+    return (
+        f"<tr><td>{name}</td><td {whole}>{limit}</td><td class='{mark}' {whole}>{state}</td>"
+        f"<td {whole}>{figure}</td><td>{why}</td></tr>"
+    )
+
+
+def _against(compared: Comparison | None) -> str:
+    if compared is None:
+        return ""
+    cautions = "".join(f"<li>{html.escape(text)}</li>" for text in compared.cautions)
+    changed = compared.changed
+    same = [change for change in compared.changes if change not in changed]
+    tables = "\n".join(
+        table_html(Table(title, COLUMNS, [change.cells() for change in changes]), "h3", most)
+        for title, changes, most in (("Changed", changed, None), ("Not changed", same, 0))
+        if changes
+    )
+    mark = "broken" if compared.worse else "kept"
+    return f"""<h2>Against earlier results</h2><p class="{mark}">{html.escape(compared.summary)}.</p>
+{f"<p>Also different:</p><ul>{cautions}</ul>" if cautions else ""}{tables}"""
+
+
+def _section(section: Section) -> str:
+    shown = section.shown
+    verdicts = "".join(f"<li>{html.escape(verdict)}</li>" for verdict in shown.verdicts)
+    tables = "\n".join(table_html(table, "h3", _FOLDED) for table in shown.tables)
+    return f"""<h2>{html.escape(section.title)}</h2><p>{html.escape(shown.heading)}.</p>
+{f"<ul>{verdicts}</ul>" if verdicts else ""}
+{chart(shown.panels, wide=True) if shown.panels else ""}
+{tables}"""
+
+
+def _facts(machines: Sequence[Machine]) -> dict[str, str]:
+    found = {}
+    for number, machine in enumerate(machines, start=1):
+        name = f"machine {number}" if len(machines) > 1 else "machine"
+        facts = machine.facts
+        told = [
+            f"{key} {' '.join(map(str, value)) if isinstance(value, list) else value}"
+            for key, value in facts.items()
+        ]
+        found[name] = ", ".join(told)
+        found[f"{name}, files"] = ", ".join(str(result.file) for result in machine.results)
+    return found

@@ -1,0 +1,171 @@
+"""The report as a page, tables and a picture; and as a command."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from samestep.bench import kinds
+from samestep.bench.document import Document
+from samestep.bench.presentation import Presentation, Table
+from samestep.bench.report.panels import efficiency_panels, memory_panels, phase_panels
+from samestep.cli import app
+from tests.unit.bench.results import comm, document, figure, leak, machine, memory, scaling, timed
+
+EVIL = "</script><b>[red]x"
+
+
+def _plain(found: Document) -> Presentation:
+    rows = [(str(row["world"]), str(row.get("median"))) for row in found.rows]
+    return Presentation(f"All of {found.kind}", "as it is", [], [Table("Rows", ("a", "b"), rows)])
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with results of all kinds, each of which can be shown."""
+    for kind in ("scaling", "memory", "checkpoint", "loader"):
+        monkeypatch.setitem(kinds._PRESENTED, kind, _plain)  # type: ignore[index]
+    phases = {name: figure(0.01) for name in ("data", "compute", "exchange", "update", "wait")}
+    documents = [
+        document(
+            "scaling",
+            [
+                scaling(1, 0.1, phases=phases, workload=EVIL),
+                scaling(2, 0.06, phases=phases, workload=EVIL, efficiency=figure(0.83)),
+                scaling(2, 0.05, contestant="ddp", workload=EVIL, efficiency=figure(0.9)),
+                scaling(16, 0.01, predicted=True, workload=EVIL),
+            ],
+        ),
+        document("comm", [comm("broadcast", 2, 1024 * 4**power, 1e-4) for power in range(3)]),
+        document("memory", [memory("weights", 1 << 20, 1 << 20), leak(0.0, -5.0, 5.0, False)]),
+        document(
+            "checkpoint",
+            [{"action": "save", "world": 1, "backend": "gloo", "bytes": 9, **timed(0.1)}],
+        ),
+        document(
+            "loader",
+            [{"workers": 2, "prefetch": 2, "world": 1, "backend": "gloo", **timed(0.1)}],
+        ),
+    ]
+    folder = tmp_path / "results"
+    folder.mkdir()
+    for made in documents:
+        made.write(folder / f"{made.kind}.json")
+    return folder
+
+
+def report(*words: str | Path) -> Any:
+    return CliRunner().invoke(app, ["bench", "report", *map(str, words)])
+
+
+def test_a_page_tables_and_a_picture(results: Path, tmp_path: Path) -> None:
+    page, folder, picture = (tmp_path / name for name in ("out.html", "csv", "out.png"))
+    done = report(results, "--output", page, "--csv", folder, "--png", picture, "--json")
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [target["state"] for target in found["targets"]].count("pass") == 3
+    assert found["machines"][0]["rows"] == {
+        "scaling": 4, "comm": 3, "memory": 2, "loader": 1, "checkpoint": 1,
+    }  # fmt: skip
+    text = page.read_text(encoding="utf-8")
+    assert EVIL not in text
+    for words in ("Targets", "Scaling efficiency", "Where the time", "Memory", "All of loader"):
+        assert words in text
+    assert text.index("Targets") < text.index("Scaling efficiency") < text.index("All of scaling")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    with (folder / "scaling.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["world"] for row in rows] == ["1", "2", "2", "16"]
+    assert rows[1]["efficiency.median"] == "0.83"
+    assert len(rows[0]["seconds"].split()) == 5
+    assert sorted(path.stem for path in folder.glob("*.csv")) == [
+        "checkpoint", "comm", "loader", "memory", "scaling", "targets",
+    ]  # fmt: skip
+
+
+def test_one_csv_has_all_rows(results: Path, tmp_path: Path) -> None:
+    done = report(results, "--csv", tmp_path / "all.csv")
+    assert done.exit_code == 0, done.stderr
+    assert "targets pass" in done.stdout
+    with (tmp_path / "all.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 11
+    assert {row["kind"] for row in rows} == {"scaling", "comm", "memory", "loader", "checkpoint"}
+
+
+@pytest.mark.parametrize(("option", "name"), [("--output", "a.html"), ("--csv", "a.csv"), ("--png", "a.png")])  # fmt: skip
+def test_other_files_are_kept_unless_forced(
+    option: str, name: str, results: Path, tmp_path: Path
+) -> None:
+    theirs = tmp_path / name
+    theirs.write_text("theirs")
+    done = report(results, option, theirs)
+    assert done.exit_code == 2
+    assert "exists already" in done.stderr
+    assert theirs.read_text() == "theirs"
+    assert report(results, option, theirs, "--force").exit_code == 0
+    assert theirs.read_bytes() != b"theirs"
+
+
+def test_against_earlier_results(results: Path, tmp_path: Path) -> None:
+    """All times of the earlier ones a tenth shorter."""
+    earlier, page = tmp_path / "earlier", tmp_path / "out.html"
+    earlier.mkdir()
+    made = Document.read(results / "comm.json")
+    rows = [{**row, **timed(0.9 * row["median"])} for row in made.rows]
+    Document("comm", {**made.machine, "torch": "1.0"}, rows).write(earlier / "comm.json")
+    done = report(results, "--against", earlier, "--output", page)
+    assert done.exit_code == 9, done.stderr
+    assert "3 slower" in done.stdout
+    assert "caution: torch: 1.0 before, 2.11.0 now" in done.stdout
+    assert "Against earlier results" in page.read_text(encoding="utf-8")
+    assert report(earlier, "--against", results / "comm.json").exit_code == 0
+    assert report(results, "--against", earlier, "--tolerance", "0.2").exit_code == 0
+    found = json.loads(report(results, "--against", earlier, "--json").stdout)["against"]
+    assert (found["worse"], found["changes"][0]["verdict"]) == (3, "slower")
+    nothing = report(earlier, "--against", results / "loader.json")
+    assert nothing.exit_code == 2
+    assert "no figure in common" in nothing.stderr
+
+
+def test_a_kind_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    document("dance", [{"world": 1}]).write(tmp_path / "a.json")
+    done = report(tmp_path / "a.json")
+    assert done.exit_code == 2
+    assert "kind 'dance' is not known here" in done.stderr
+
+
+def test_curves_have_the_ideal_the_target_and_bands() -> None:
+    rows = [
+        scaling(1, 1.0),
+        scaling(2, 0.6, efficiency=figure(0.83, 0.8, 0.86)),
+        scaling(8, 0.3, predicted=True),
+    ]
+    (panel,) = efficiency_panels([machine("scaling", rows)])
+    ours, ahead, ideal, target = panel.lines
+    assert list(ours.y) == [100.0, 83.0]
+    assert (ours.low, ours.high) == ([100.0, 80.0], [100.0, 86.0])
+    assert (list(ahead.x), ahead.dash) == ([2.0, 8.0], "dot"), "from the last that was measured"
+    assert (set(ideal.y), set(target.y)) == ({100.0}, {80.0})
+
+
+def test_phases_are_stacked() -> None:
+    phases = {"data": figure(0.01), "compute": figure(0.02), "wait": figure(0.005)}
+    (panel,) = phase_panels([machine("scaling", [scaling(1, 0.04, phases=phases)])])
+    found = {line.name: (line.base, line.y) for line in panel.lines}
+    assert found == {"data": ([0.0], [10.0]), "compute": ([10.0], [30.0]), "wait": ([30.0], [35.0])}
+
+
+def test_measured_memory_stands_beside_what_was_predicted() -> None:
+    rows = [memory("total", 4 << 20, 5 << 20), memory("weights", 2 << 20, 2 << 20)]
+    unknown = memory("activations", 1, 1) | {"measured_bytes": None, "low": None, "high": None}
+    (panel,) = memory_panels([machine("memory", [*rows, unknown])])
+    assert panel.xlabels == ["weights", "activations", "total"]
+    predicted, measured = panel.lines
+    assert (predicted.y[::2], measured.y) == ([2.0, 4.0], [2.0, None, 5.0])
+    assert predicted.x[0] < measured.x[0]
