@@ -21,8 +21,8 @@ from samestep.bench.statistics import spread_of
 
 WIDTHS = {"small": 64, "middle": 256, "large": 1024}
 BATCH = 256
-STEPS = {"small": 200, "middle": 60, "large": 8}
-"""Of one turn, which takes a few tenths of a second."""
+STEPS = {"small": 40, "middle": 20, "large": 4}
+"""Of one turn, which takes about a tenth of a second on an idle core."""
 
 
 @dataclass
@@ -60,11 +60,23 @@ def start(ranks: int, threads: int, width: int, folder: Path) -> World:
     meeting = folder / f"{ranks}-{threads}-{width}"
     processes = [
         subprocess.Popen(
-            [sys.executable, __file__, "--rank", str(rank), "--world", str(ranks),
-             "--width", str(width), "--meeting", str(meeting)],
+            [
+                sys.executable,
+                __file__,
+                "--rank",
+                str(rank),
+                "--world",
+                str(ranks),
+                "--width",
+                str(width),
+                "--meeting",
+                str(meeting),
+            ],
             env={**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         for rank in range(ranks)
     ]
     world = World(ranks, threads, processes)
@@ -79,7 +91,9 @@ def work(rank: int, world: int, width: int, meeting: str) -> None:
     from torch import nn
 
     if world > 1:
-        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world
+        )
     torch.manual_seed(0)
     layers = [part for _ in range(4) for part in (nn.Linear(width, width), nn.ReLU())]
     model: nn.Module = nn.Sequential(*layers)
@@ -126,7 +140,9 @@ def measure(size: str, counts: Sequence[int], rounds: int) -> list[dict[str, obj
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--counts", default="2", help="numbers of threads and of ranks, such as 2,4")
+    parser.add_argument(
+        "--counts", default="2", help="numbers of threads and of ranks, such as 2,4"
+    )
     parser.add_argument("--sizes", default="small,middle,large")
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--quick", action="store_true", help="three rounds")

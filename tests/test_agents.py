@@ -28,6 +28,7 @@ def test_its_targets_are_those_of_the_makefile(line: str) -> None:
     assert re.search(rf"(?m)^[\w -]*\b{re.escape(line.split()[1])}\b[\w -]*:", makefile)
 
 
+@pytest.mark.requirement("004-7.2-1", "004-7.2-2")
 @pytest.mark.parametrize("line", [c for c in COMMANDS if "samestep " in c])
 def test_its_options_are_those_of_the_command(line: str) -> None:
     words = shlex.split(line)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from samestep.cli import app
@@ -16,6 +17,7 @@ SINGLE = ROOT / "examples" / "ports" / "vae" / "single.py"
 PORT = ROOT / "examples" / "ports" / "vae" / "samestep_port.py"
 
 
+@pytest.mark.requirement("000-P0-1")
 def test_scan_exits_by_what_it_finds(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     found = samestep("scan", SINGLE, "--report", page, cwd=tmp_path)

@@ -33,6 +33,7 @@ def test_they_are_listed_with_their_commands() -> None:
     assert "samestep launch CONFIG" in shown
 
 
+@pytest.mark.requirement("000-P5-6", "003-T4-2", "004-4.2-2")
 @pytest.mark.parametrize(
     ("name", "ranks", "words"),
     [
@@ -59,6 +60,7 @@ def test_each_is_a_config_with_a_plan(name: str, ranks: int, words: list[str]) -
     assert f"│ ranks                 │ {ranks} " in plan
 
 
+@pytest.mark.requirement("001-S5-2")
 def test_kaggles_own_file_counts_there(monkeypatch: pytest.MonkeyPatch) -> None:
     here("init", "mine", "--template", "kaggle")
     config = Path("mine/config.yaml")

@@ -50,6 +50,7 @@ def numbers_of(output: str, method: str) -> Tensor:
     return torch.tensor([float(n) for n in lines[place + 1].split()]).view(shape)
 
 
+@pytest.mark.requirement("002-P-3")
 @pytest.mark.cpp
 @pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated")
 def test_cpp_gives_what_python_gives(tmp_path: Path) -> None:
