@@ -25,7 +25,7 @@ LAYERS: list[set[str]] = [
     {"step"},
     {"train"},
     {"amp", "inference", "lane_tuning", "lr_finder", "plotting"},
-    {"bench", "embedding_page", "export", "verify", "doctor", "starter", "sweep"},
+    {"bench", "embedding_page", "export", "verify", "doctor", "scan", "starter", "sweep"},
     {"advise"},
     {"cli"},
 ]
@@ -42,6 +42,7 @@ WITHOUT_EAGER_TORCH = (
     "launch.commands",
     "ui",
     "plotting",
+    "scan",
     "starter",
     "sweep",
     "cli",

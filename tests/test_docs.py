@@ -37,6 +37,13 @@ def test_the_config_reference_is_the_schemas() -> None:
     assert made == written, "run: python scripts/config_reference.py"
 
 
+@pytest.mark.requirement("003-A-1")
+def test_the_diagram_of_ranks_is_what_its_script_draws() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "rank_diagram.py"))
+    assert script["PICTURE"].read_text(encoding="utf-8") == script["diagram"](3, 3, 18)
+    assert script["diagram"](2, 4, 8).count(">rank ") == 8
+
+
 def _keys() -> set[str]:
     rows = (ROOT / "docs" / "config.md").read_text(encoding="utf-8").splitlines()
     return {found[1] for row in rows if (found := re.match(r"\| `([a-z_.]+)` \|", row))}
@@ -85,6 +92,7 @@ def _with_any_diagnosis(block: str) -> str:
 WITH_COMMANDS = [page for page in PAGES if page.parent.name != "benchmarks" and bash_blocks(page)]
 
 
+@pytest.mark.requirement("003-T4-9", "000-P5-8")
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.name)
 def test_every_command_of_a_document_runs_as_written(tmp_path: Path, page: Path) -> None:
     """In one folder, in the order of reading, with the tools of this environment.

@@ -117,6 +117,7 @@ def test_a_terminal_gets_a_progress_bar_with_lines_above_it(config: Path, tmp_pa
     assert re.search(r"[\r\n]epoch 1  step 3  val_loss", plain), "on its own line"
 
 
+@pytest.mark.requirement("002-T-2", "002-T-3", "002-T-4", "000-P2-8")
 def test_launch_trains_on_ranks_and_shows_rank_0(config: Path, tmp_path: Path) -> None:
     done = samestep("launch", config, "--nproc", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -129,6 +130,7 @@ def test_launch_trains_on_ranks_and_shows_rank_0(config: Path, tmp_path: Path) -
     assert "5 steps" in done.stdout
 
 
+@pytest.mark.requirement("000-P0-2", "000-K-8", "003-SC-3", "002-T-4")
 def test_train_is_a_rank_under_torchrun_and_the_legacy_launcher(
     config: Path, tmp_path: Path
 ) -> None:
@@ -187,6 +189,7 @@ def test_verify_names_the_first_step_of_rank_seeded_dropout(config: Path, tmp_pa
     assert found["ulp"] > 0
 
 
+@pytest.mark.requirement("004-5.3-3")
 def test_verify_catches_an_all_reduce_in_the_place_of_the_tree(
     config: Path, tmp_path: Path
 ) -> None:
@@ -219,6 +222,7 @@ def test_verify_against_a_curve_from_elsewhere(config: Path, tmp_path: Path) -> 
     assert "--worlds 1 is one run, with nothing to compare it with" in alone.stderr
 
 
+@pytest.mark.requirement("000-P0-4")
 def test_config_show_lists_origins_and_check_lists_mistakes(
     config: Path, here: Callable[..., Result]
 ) -> None:

@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.cli.processes import samestep, torchrun
 from tests.predicting import finished_run
 
@@ -14,6 +16,7 @@ def without_date(page: Path) -> str:
     return re.sub(r"<td>page written</td><td>[^<]*", "", page.read_text(encoding="utf-8"))
 
 
+@pytest.mark.requirement("000-P1-10")
 def test_the_page_is_the_same_alone_and_on_two_ranks(tmp_path: Path) -> None:
     finished_run(tmp_path / "run", "Pictured")
     alone = samestep("plot-embeddings", "run", "--maps", "pca,tsne", "--json", cwd=tmp_path)

@@ -43,6 +43,7 @@ def test_shellcheck_has_nothing_to_say(script: Path) -> None:
     assert os.access(script, os.X_OK)
 
 
+@pytest.mark.requirement("003-T3-9")
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_help_is_the_comment_at_the_top(script: Path, tmp_path: Path) -> None:
     done = run(script.name, "--help", cwd=tmp_path)
@@ -53,6 +54,7 @@ def test_help_is_the_comment_at_the_top(script: Path, tmp_path: Path) -> None:
     assert "set -euo" not in done.stdout
 
 
+@pytest.mark.requirement("003-T3-6")
 @pytest.mark.parametrize(
     ("script", "arguments", "message"),
     [
@@ -76,6 +78,7 @@ def test_a_mistake_is_reported_in_a_line(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.requirement("003-T3-1", "003-T3-2", "003-T3-5")
 @pytest.mark.parametrize("script", ["train_dist_torchrun.sh", "train_dist_launch.sh"])
 def test_ranks_of_this_machine(script: str, tmp_path: Path, config: Path) -> None:
     done = run(script, "--num_gpus", "2", "--config", config, "seed=3", cwd=tmp_path)
@@ -84,6 +87,7 @@ def test_ranks_of_this_machine(script: str, tmp_path: Path, config: Path) -> Non
     assert (tmp_path / "runs" / "run" / "model.safetensors").exists()
 
 
+@pytest.mark.requirement("003-T3-3", "003-T3-4")
 def test_machines_by_hand_pass_everything_on(tmp_path: Path, config: Path) -> None:
     done = run(
         "train_multinode.sh", "--config", config, "--nnodes=2", "--node-rank", "1",

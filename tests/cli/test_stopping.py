@@ -117,6 +117,7 @@ def ranks_of(config: Path, launcher: int) -> list[int]:
     return [pid for pid in processes_of(config) if pid != launcher]
 
 
+@pytest.mark.requirement("004-SM-4")
 def test_a_killed_rank_is_named_and_the_others_end(config: Path, tmp_path: Path) -> None:
     run = tmp_path / "runs" / "slow"
     with started("launch", config, "--nproc", "3", cwd=tmp_path) as process:

@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cli.processes import processes_of, samestep, started, wait_for
 from tests.cli.tiny_sweep import write_sweep
 
@@ -101,6 +103,7 @@ def test_a_failing_trial_fails_alone_and_the_best_trains_again(tmp_path: Path) -
     assert samestep("sweep", "resume", "tiny", "--trust", cwd=tmp_path).returncode == 0
 
 
+@pytest.mark.requirement("001-T-4")
 def test_a_rank_that_fails_is_named_and_the_next_trial_runs_on_two(tmp_path: Path) -> None:
     space = {"params.fail": {"choice": ["rank 1", "no"]}, "params.lr": {"choice": [0.1]}}
     path = write_sweep(tmp_path, sampler="grid", space=space, ranks_per_trial=2)
@@ -162,6 +165,7 @@ def on_a_terminal(*words: Any, cwd: Path) -> tuple[int, str, str]:
     return process.returncode, output, shown.decode()
 
 
+@pytest.mark.requirement("001-S4-3")
 def test_folds_of_a_trial_are_runs_and_their_mean_is_its_value(tmp_path: Path) -> None:
     path = write_sweep(tmp_path, folds={"k": 2, "stratify": "by_label"}, trials=1)
     code, output, shown = on_a_terminal("sweep", "run", path, "--json", cwd=tmp_path)

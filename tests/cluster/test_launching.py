@@ -49,6 +49,9 @@ def on_both(hosts: Hosts, training: Training, run: str, *options: str) -> list[t
     return [(agent.returncode, text) for agent, text in zip(agents, output, strict=True)]
 
 
+@pytest.mark.requirement(
+    "000-G-2", "000-P4-9", "003-I-3", "004-KR-4", "004-KR-6", "004-SM-5", "004-5.2-3"
+)
 def test_one_machine_mpirun_on_two_hosts_and_slurm_on_two_nodes_are_one_run(
     slurm: Slurm, tmp_path: Path, untouched: RunRecord
 ) -> None:

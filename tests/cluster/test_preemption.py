@@ -57,6 +57,7 @@ def preempt_with_grace(slurm: Slurm, job: str, folder: Path) -> None:
     preempt(slurm, job, folder)
 
 
+@pytest.mark.requirement("000-P4-4")
 @pytest.mark.parametrize("stop", [requeue, preempt, preempt_with_grace, lose_a_node])
 def test_a_restarted_job_ends_with_the_untouched_runs_bits(
     slurm: Slurm,

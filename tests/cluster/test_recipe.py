@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.cli.processes import samestep
 from tests.cluster.runs import Training
 from tests.cluster.slurm import Slurm
@@ -12,6 +14,7 @@ from tests.cluster.test_launching import run_on_ctl
 from tests.recipes.small import COMMON, FIRST, SECOND, make_data
 
 
+@pytest.mark.requirement("000-P3-6")
 def test_both_stages_are_one_run_under_mpirun_and_slurm(slurm: Slurm, tmp_path: Path) -> None:
     make_data(tmp_path)
     for words in (("train", FIRST, *COMMON), ("average", "runs/first", "--last", "1")):

@@ -12,6 +12,9 @@ from tests.cluster.runs import ROOT, Training, interpreter, is_same
 from tests.cluster.slurm import Slurm
 
 
+@pytest.mark.requirement(
+    "002-M1-2", "002-M2-1", "002-M2-2", "002-M2-3", "002-M3-3", "002-T-1", "002-T-6", "002-C-2"
+)
 @pytest.mark.parametrize(
     ("script", "options", "shown"),
     [

@@ -42,6 +42,7 @@ def _train(
         return digest(trainer), scales, losses
 
 
+@pytest.mark.requirement("003-SC-1", "003-T1-3", "003-ACC-2")
 @pytest.mark.parametrize(
     ("precision", "sizes", "overflow"),
     [
@@ -85,6 +86,7 @@ def _overflow_on_one_rank() -> list[str]:
         return states
 
 
+@pytest.mark.requirement("003-T1-9")
 def test_an_overflow_on_one_rank_skips_the_step_on_all() -> None:
     first, second = run_ranks(_overflow_on_one_rank, 2)
     assert first == second
@@ -117,6 +119,7 @@ def _train_alone(steps: list[list[Batch | None]]) -> str:
         return digest(trainer)
 
 
+@pytest.mark.requirement("003-T1-16")
 def test_ranks_of_uneven_speed_and_data_are_the_same_training() -> None:
     first, second = run_ranks(_train_uneven_ranks, 2)
     assert (first[1], second[1]) == (12, 4), "whole steps, as many as the longest data has"
@@ -165,6 +168,7 @@ def _save_each_to_its_own(folder: str) -> list[str]:
     return sorted(path.name for path in Path(folder).iterdir())
 
 
+@pytest.mark.requirement("003-T1-10", "003-T1-15")
 def test_one_rank_alone_writes_the_checkpoint_and_all_find_it_written(tmp_path: Path) -> None:
     for found in run_ranks(_save_each_to_its_own, 2, str(tmp_path)):
         assert found == ["by-1-rank-1.pt", "rank-0.pt"]
@@ -186,6 +190,7 @@ def _load_and_go_on(path: str) -> tuple[str, float]:
         return digest(trainer), trainer.scale
 
 
+@pytest.mark.requirement("003-T1-11", "003-ACC-3")
 def test_a_checkpoint_is_loaded_on_all_ranks_of_any_number(tmp_path: Path) -> None:
     path = str(tmp_path / "state.pt")
     untouched = run_ranks(_train_and_save, 2, path)
@@ -245,6 +250,7 @@ def _wrap() -> tuple[bool, bool]:
         return same, ours == {id(param) for param in wrapped.parameters()}
 
 
+@pytest.mark.requirement("003-T1-8")
 def test_a_wrapped_model_has_the_weights_of_rank_0() -> None:
     assert run_ranks(_wrap, 2) == [(True, True), (True, True)]
 

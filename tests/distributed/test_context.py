@@ -34,6 +34,7 @@ def _open_and_talk() -> dict[str, Any]:
     return said
 
 
+@pytest.mark.requirement("000-P1-3", "000-P1-4", "000-P5-1", "003-U-3", "004-1.1-5", "004-5.1-1")
 def test_ranks_talk_and_close() -> None:
     said = run_ranks(_open_and_talk, 3)
     assert [s.pop("main") for s in said] == [True, False, False]
@@ -41,6 +42,7 @@ def test_ranks_talk_and_close() -> None:
     assert said == [expected] * 3
 
 
+@pytest.mark.requirement("000-P0-6", "001-S2-3", "004-1.2-2")
 def test_one_process_is_a_context_without_a_group() -> None:
     with create_run_context(DistributedConfig(), detect_hardware()) as context:
         assert isinstance(context, SingleProcessContext)
@@ -80,6 +82,7 @@ def test_a_group_that_cannot_open_is_an_error_that_says_what_to_do() -> None:
         assert "on_init_failure: fallback" in message
 
 
+@pytest.mark.requirement("001-D-13", "001-S6-6")
 def test_fallback_is_one_run_never_several() -> None:
     assert run_ranks(_fail_to_open, 2, "fallback") == ["SingleProcessContext", "exit 0"]
 

@@ -38,6 +38,7 @@ def everything_said(folder: Path, task: str, world: int, **values: Any) -> str:
     return "\n".join([*(str(text) for _, text in answers), *logs])
 
 
+@pytest.mark.requirement("000-P4-8")
 def test_a_rank_that_sleeps_in_its_loader_is_named_with_its_stack(tmp_path: Path) -> None:
     said = everything_said(tmp_path / "run", "SleepyData", 3, **QUICK)
     assert "a collective waited longer than distributed.timeout (6 s)" in said
@@ -60,6 +61,7 @@ def test_a_rank_that_holds_the_interpreter_is_described_as_that(tmp_path: Path) 
     assert "in loss" in stacks, "where it is, and not where it was when it last reported"
 
 
+@pytest.mark.requirement("004-CI-3")
 def test_a_rank_that_skips_a_collective_is_named(tmp_path: Path) -> None:
     said = everything_said(tmp_path / "run", "SkipsBarrier", 4, **QUICK)
     assert "the ranks called different collectives as #" in said
@@ -92,6 +94,7 @@ def test_skipping_bad_steps_is_the_same_run_at_any_size(tmp_path: Path) -> None:
     assert all(bool(value.isfinite().all()) for value in runs[0].state.values())
 
 
+@pytest.mark.requirement("002-X-3")
 def test_ranks_that_drift_apart_are_found_by_tensor(tmp_path: Path) -> None:
     said = everything_said(tmp_path / "run", "Drifting", 3, check_ranks_every=2)
     assert "the ranks are not the same after step 3" in said

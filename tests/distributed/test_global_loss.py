@@ -41,6 +41,7 @@ def test_it_is_the_same_with_one_to_eight_lanes_a_rank(tmp_path: Path) -> None:
     assert_same([contrast(tmp_path, world, "Views", epochs=2) for world in (8, 1)])
 
 
+@pytest.mark.requirement("000-P3-1")
 @pytest.mark.parametrize("case", CASES)
 def test_a_loss_over_the_global_batch_is_the_same_at_any_size(case: str, tmp_path: Path) -> None:
     task, values = CASES[case]

@@ -50,6 +50,9 @@ def _train_watching_writes(config: dict[str, Any]) -> list[str]:
     return written
 
 
+@pytest.mark.requirement(
+    "000-P0-7", "000-P2-6", "000-P2-7", "000-V-4", "001-S6-5", "002-K-4", "004-2.2-3", "004-2.2-5"
+)
 def test_only_rank_0_writes_what_the_run_writes_once(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     config = settings("Everything", tmp_path / "run", trackers={"tensorboard": True})
@@ -75,6 +78,7 @@ def test_no_thread_of_the_backend_outlives_the_run(same: str, tmp_path: Path) ->
         assert not [name for name in names if "gloo" in name]
 
 
+@pytest.mark.requirement("000-P4-7")
 def test_every_step_and_evaluation_is_tracked_once(tmp_path: Path) -> None:
     run = train(tmp_path, 2)
     rows = _rows(run.folder)
@@ -88,6 +92,7 @@ def test_every_step_and_evaluation_is_tracked_once(tmp_path: Path) -> None:
     assert (run.folder / "logs" / "rank-1.log").read_text()
 
 
+@pytest.mark.requirement("000-P2-5", "000-P5-3", "002-K-6")
 def test_metrics_are_those_of_the_whole_validation_set(tmp_path: Path) -> None:
     run = train(tmp_path, 4)
     folder = run.folder / "checkpoints"
@@ -140,6 +145,7 @@ def test_a_run_in_the_same_folder_sets_the_earlier_one_aside(tmp_path: Path) -> 
     assert (tmp_path / "run" / "metrics.jsonl").read_text() != first
 
 
+@pytest.mark.requirement("002-M2-5", "002-K-1")
 def test_batch_per_rank_depends_on_the_ranks_and_says_so(tmp_path: Path) -> None:
     values: dict[str, Any] = {"global_batch": None, "lanes": None, "batch_per_rank": 8}
     one = train(tmp_path, 1, accumulation=2, **values)

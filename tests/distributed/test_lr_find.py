@@ -37,6 +37,7 @@ def rows(found: RangeTestResult) -> list[dict[str, Any]]:
     return [row for row in map(json.loads, lines) if "loss" in row]
 
 
+@pytest.mark.requirement("000-P1-9")
 def test_the_curve_and_the_suggestions_are_the_same_on_any_number_of_ranks(
     tmp_path: Path,
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet
+import pytest
 
 from samestep.inference.tables import FORMATS
 from tests.predicting import finished_run
@@ -40,6 +41,7 @@ def _predict(
         ]
 
 
+@pytest.mark.requirement("000-P1-11")
 def test_every_format_is_the_same_at_any_size(tmp_path: Path) -> None:
     """53 samples in batches of 4: a whole round of 8 lanes, and one that leaves ranks without."""
     run = finished_run(tmp_path / "run", params={"gives": "columns"}, precision="bf16")

@@ -32,6 +32,7 @@ def losses(folder: Path) -> list[float]:
     return [row["loss"] for row in rows if "loss" in row]
 
 
+@pytest.mark.requirement("000-P4-10")
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_goes_on_at_other_sizes_with_the_same_bits(case: str, tmp_path: Path) -> None:
     """Stopped in the middle of the first epoch on 4 ranks, of the second on 1, ended on 2."""
@@ -50,6 +51,7 @@ def test_a_run_goes_on_at_other_sizes_with_the_same_bits(case: str, tmp_path: Pa
     assert len(set(ended.record.rank_hashes)) == 1
 
 
+@pytest.mark.requirement("000-P4-6")
 @pytest.mark.parametrize("how", ["kill -9", "raises"])
 def test_a_lost_rank_ends_all_and_the_run_goes_on(how: str, tmp_path: Path) -> None:
     # With 67 samples the third step leaves ranks without any, which call in another order.
@@ -105,6 +107,7 @@ def test_the_start_line_says_from_what_and_at_which_size(tmp_path: Path) -> None
     assert "at world size 4; now 2" in log
 
 
+@pytest.mark.requirement("003-R-3")
 @pytest.mark.parametrize("file", [MODEL, TRAINING, "manifest.json"])
 @pytest.mark.parametrize("damage", ["altered", "cut", "gone"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(

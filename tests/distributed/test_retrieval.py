@@ -41,6 +41,7 @@ def measured(run: Recorded) -> list[dict[str, Any]]:
     return [row for row in map(json.loads, lines) if "precision_at_1" in row]
 
 
+@pytest.mark.requirement("000-P3-4")
 def test_embeddings_kept_in_half_precision_are_the_same_at_any_size_too(tmp_path: Path) -> None:
     runs = [judged(tmp_path / "half", world, keep_in="float16") for world in (1, 2, 4)]
     rows = [measured(run) for run in runs]
@@ -50,6 +51,7 @@ def test_embeddings_kept_in_half_precision_are_the_same_at_any_size_too(tmp_path
         assert half["mean_reciprocal_rank"] == pytest.approx(full["mean_reciprocal_rank"], abs=0.02)
 
 
+@pytest.mark.requirement("000-P3-2", "000-P3-5", "000-P3-7")
 def test_a_run_is_judged_by_what_its_embeddings_find(tmp_path: Path) -> None:
     runs = [judged(tmp_path, world, metrics=NEAREST) for world in (1, 2, 4)]
     assert_same(runs)
@@ -132,6 +134,7 @@ def gathered(folder: Path, kind: str = "") -> dict[str, Any]:
     )  # fmt: skip
 
 
+@pytest.mark.requirement("000-P3-3")
 def test_a_metric_of_the_whole_set_is_computed_once_for_all_ranks(tmp_path: Path) -> None:
     found = []
     for world in (1, 2, 4):

@@ -30,6 +30,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.requirement(
+    "000-V-1", "002-C-4", "002-C-8", "002-K-5", "004-5.2-4", "004-SM-3", "004-KR-2"
+)
 @pytest.mark.parametrize("case", CASES)
 def test_one_two_and_four_ranks_are_one_run(case: str, tmp_path: Path) -> None:
     assert_same([train(tmp_path, world, **CASES[case]) for world in (1, 2, 4)])
@@ -63,6 +66,7 @@ def test_loader_workers_change_nothing_in_streams(tmp_path: Path) -> None:
     assert_same([none, two])
 
 
+@pytest.mark.requirement("004-2.2-4")
 def test_evaluation_on_rank_0_gives_the_same_bits(tmp_path: Path) -> None:
     sharded = train(tmp_path, 4)
     alone = train(tmp_path, 4, evaluation="rank0")

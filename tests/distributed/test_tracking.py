@@ -142,6 +142,7 @@ def losses_by_step(rows: list[dict[str, Any]]) -> list[float]:
     return [row["loss"] for row in sorted(rows, key=lambda row: row["step"]) if "loss" in row]
 
 
+@pytest.mark.requirement("004-2.1-4")
 def test_wandb_offline_is_one_run_over_a_stop(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="needs the extra wandb")
     trackers = {
@@ -174,6 +175,7 @@ def test_wandb_offline_is_one_run_over_a_stop(tmp_path: Path) -> None:
     assert "failed" not in (run / "logs" / "rank-0.log").read_text()
 
 
+@pytest.mark.requirement("001-S6-4")
 def test_mlflow_is_one_run_over_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlflow", reason="needs the extra mlflow")
     pytest.importorskip("sqlalchemy", reason="needs the extra mlflow")

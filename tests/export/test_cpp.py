@@ -69,6 +69,7 @@ def script_recipe(folder: Path, x: Tensor) -> tuple[Path, dict[str, Tensor]]:
     return path, {method: getattr(model, method)(x).detach() for method in RECIPE_METHODS}
 
 
+@pytest.mark.requirement("002-P-3")
 @pytest.mark.cpp
 @pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_cpp_gives_what_python_gives(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ TRAINING, STARTING, MODELS, RUNS = (
 """Where --help shows a command."""
 
 _ORDER = (
-    "train", "launch", "resume", "cv", "folds", "sweep", "verify", "init", "config", "env", "doctor", "bench", "advise", "lanes", "lr-find", "predict", "embed", "plot-embeddings", "export",
+    "train", "launch", "resume", "cv", "folds", "sweep", "verify", "scan", "init", "config", "env", "doctor", "bench", "advise", "lanes", "lr-find", "predict", "embed", "plot-embeddings", "export",
     "average", "result", "checkpoints", "plot", "times", "slurm", "examine", "warm",
 )  # fmt: skip
 

@@ -22,6 +22,7 @@ from samestep.cli.app import (
     usable,
 )
 from samestep.environment.variables import exporting, thread_variables
+from samestep.errors import LaunchError
 
 config_app = typer.Typer(help="Look at a config.", no_args_is_help=True)
 app.add_typer(config_app, name="config", rich_help_panel=STARTING)
@@ -30,16 +31,42 @@ app.add_typer(config_app, name="config", rich_help_panel=STARTING)
 @app.command(rich_help_panel=STARTING)
 def init(
     folder: Annotated[
-        Path, typer.Argument(callback=usable, help="Where to write; created if missing.")
-    ],
+        Path | None,
+        typer.Argument(
+            callback=usable, help="Where to write; created if missing.", metavar="FOLDER"
+        ),
+    ] = None,
+    template: Annotated[
+        str, typer.Option(help="The kind of machine, of those that --list shows.", metavar="NAME")
+    ] = "",
+    show_templates: Annotated[
+        bool, typer.Option("--list", help="Show the templates, and exit.")
+    ] = False,
 ) -> None:
     """Write a commented config.yaml and task.py to start from."""
     with guarded():
         from samestep.starter import write_starter
+        from samestep.starter.templates import TEMPLATES, write_template
 
-        for path in write_starter(folder):
+        if show_templates:
+            rows = [
+                (one.name, one.machine, "\n".join(one.shown_commands("CONFIG")))
+                for one in TEMPLATES.values()
+            ]
+            print_rows(("template", "for", "started by"), rows)
+            return
+        if folder is None:
+            raise LaunchError("nowhere to write: give a folder, or --list")
+        commands = [f"samestep train {folder / 'config.yaml'}"]
+        if template:
+            chosen, written = write_template(template, folder)
+            commands = chosen.shown_commands(written[0])
+        else:
+            written = write_starter(folder)
+        for path in written:
             typer.echo(f"wrote {path}")
-        typer.echo(f"now: samestep train {folder / 'config.yaml'}")
+        for command in commands:
+            typer.echo(f"now: {command}")
 
 
 @app.command(rich_help_panel=STARTING)

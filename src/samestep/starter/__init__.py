@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -61,6 +61,17 @@ def write_config(path: Path, answers: Answers) -> list[Path]:
     texts = {path: config_text(answers)}
     if answers.is_starter:
         texts[path.parent / "task.py"] = task_text(answers)
+    return write_files(texts)
+
+
+def write_files(texts: Mapping[Path, str]) -> list[Path]:
+    """Write files, the first of which is a config that needs the others.
+
+    Raises:
+        LaunchError: a file exists already, or cannot be written.
+        ConfigError: it is no config; nothing is left behind.
+    """
+    path = next(iter(texts))
     refuse_existing(list(texts))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

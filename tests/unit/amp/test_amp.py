@@ -499,6 +499,7 @@ def test_a_checkpoint_that_cannot_be_used_changes_nothing(damage: str, tmp_path:
 # -- DistributedAMPTrainer without others --------------------------------------------------
 
 
+@pytest.mark.requirement("003-T1-1", "003-T1-13")
 def test_a_world_of_one_is_the_plain_trainer() -> None:
     found = []
     for kind in (AMPTrainer, DistributedAMPTrainer):
@@ -527,6 +528,7 @@ def test_nccl_without_a_gpu_says_what_to_do() -> None:
     assert not DistributedAMPTrainer.is_distributed()
 
 
+@pytest.mark.requirement("003-T1-6")
 @pytest.mark.parametrize(("rank", "world"), [(2, 2), (-1, 2), (0, 0)])
 def test_a_rank_outside_of_its_world_is_refused(rank: int, world: int) -> None:
     with pytest.raises(UserError, match=r"rank|world_size"):

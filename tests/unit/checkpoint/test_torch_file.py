@@ -24,6 +24,7 @@ from tests.unit.checkpoint.checkpoints import (
 )
 
 
+@pytest.mark.requirement("000-P2-12", "000-V-2")
 def test_the_file_has_the_keys_that_others_read(tmp_path: Path) -> None:
     model = small_model()
     optimizer = Adam(model.parameters(), lr=0.05)

@@ -41,6 +41,9 @@ def lines_of(path, value):
     return [f"{section}:", f"  {entry}"] if section else [entry]
 
 
+@pytest.mark.requirement(
+    "000-K-3", "000-K-4", "000-K-5", "001-D-2", "001-S1-4", "004-4.1-1", "004-4.1-3"
+)
 @pytest.mark.parametrize("alias", ALIASES)
 def test_another_projects_name_is_accepted_and_reported(write, alias):
     key = ALIASES[alias].key

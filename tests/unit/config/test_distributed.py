@@ -48,6 +48,7 @@ def test_the_round_trip_below_covers_every_field():
     assert SECTION_FIELDS.keys() == DistributedConfig.model_fields.keys()
 
 
+@pytest.mark.requirement("003-T2-6", "003-T2-7", "003-T2-11", "003-U-1")
 @given(st.fixed_dictionaries({}, optional=SECTION_FIELDS))
 def test_a_section_survives_the_environment(fields):
     section = DistributedConfig(**fields)
@@ -125,6 +126,7 @@ def test_a_sound_section_is_valid(fields):
     assert validation.reasons == ()
 
 
+@pytest.mark.requirement("001-S1-6", "003-T2-12")
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -149,6 +151,7 @@ def test_a_section_that_contradicts_itself_is_not_valid(fields, reason):
     assert reason in validation.reasons[0]
 
 
+@pytest.mark.requirement("003-T2-8")
 def test_validation_gives_every_reason():
     section = DistributedConfig(rank=2, device="cpu", backend="nccl", device_ids=(1, 1))
     assert [reason.split(":")[0] for reason in section.validate().reasons] == [

@@ -80,6 +80,7 @@ def test_steps_from_any_position_are_those_of_the_whole_run(start: int) -> None:
     assert contents(source, 6, Position(start)) == contents(source, 6)[start:]
 
 
+@pytest.mark.requirement("000-P2-2", "002-K-3", "004-2.3-2")
 def test_a_rank_reads_its_own_lanes_only() -> None:
     assert ids(numbers(8, rank=0, world=2), 1) == [[(0, (0,)), (1, (1,))]]
     assert ids(numbers(8, rank=1, world=2), 1) == [[(2, (2,)), (3, (3,))]]

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from samestep.distributed.hardware import detect_hardware, gpu_id
 
 
+@pytest.mark.requirement("001-S2-1", "001-D-5")
 def test_hardware_lists_the_gpus_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

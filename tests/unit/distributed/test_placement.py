@@ -58,6 +58,7 @@ def test_a_lone_process_on_a_cpu_needs_nothing():
     assert (placed.master_addr.value, placed.master_port.value) == (None, None)
 
 
+@pytest.mark.requirement("000-P0-3", "004-1.1-4", "004-4.1-2", "002-M3-1")
 def test_auto_takes_nccl_and_the_local_ranks_gpu():
     placed = decide_placement(DistributedConfig(), machine(gpus=4), launched(6, 8, local_world=4))
     assert placed.device.value == "cuda:2"
@@ -114,6 +115,7 @@ def test_two_ranks_share_one_gpu_under_gloo():
     assert devices == {"cuda:0"}
 
 
+@pytest.mark.requirement("003-T2-3")
 def test_device_ids_are_given_to_the_local_ranks_in_order():
     section = DistributedConfig(device_ids=(3, 1))
     places = [decide_placement(section, machine(gpus=4), launched(rank, 2)) for rank in (0, 1)]
@@ -172,6 +174,7 @@ def test_enabled_false_refuses_to_be_one_of_several_ranks():
     assert "Start one process, or set enabled: auto" in message
 
 
+@pytest.mark.requirement("000-K-1", "001-S1-1")
 def test_enabled_false_runs_alone():
     assert decide_placement(DistributedConfig(enabled=False), machine(), ALONE).world.value == 1
 
@@ -208,6 +211,7 @@ def test_threads_that_the_environment_requests_are_taken(same):
     assert decide_placement(section, machine(), launch, same).threads.value == 5
 
 
+@pytest.mark.requirement("002-M2-4")
 def test_threads_per_rank_is_taken_as_set():
     section = DistributedConfig(threads_per_rank=3)
     assert decide_placement(section, machine(), launched(0, 2)).threads == Fact(

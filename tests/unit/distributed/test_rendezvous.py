@@ -56,6 +56,7 @@ def test_ranks_meet_at_the_first_port() -> None:
     assert join_store("127.0.0.1", ports, "job", 5).get("x") == b"1"
 
 
+@pytest.mark.requirement("002-X-1", "003-R-4")
 def test_rank_0_leaves_a_taken_port_and_the_others_follow() -> None:
     with listening() as taken:
         ports = [taken, *free_ports(1)]
@@ -90,6 +91,7 @@ def test_something_that_is_no_store_is_named_and_not_waited_for(
     assert "does not answer as rank 0 would" in str(caught.value)
 
 
+@pytest.mark.requirement("002-X-2")
 def test_a_rank_reports_what_it_waits_for_and_then_gives_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

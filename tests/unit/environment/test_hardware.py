@@ -18,6 +18,7 @@ from samestep.environment.hardware import (
 )
 
 
+@pytest.mark.requirement("001-S5-1")
 @pytest.mark.parametrize(
     ("environ", "platform"),
     [

@@ -54,6 +54,9 @@ PLACES = {
 ONLY_PMIX = {"slurm_srun_pmix_rank0", "slurm_srun_pmix_rank3"}
 
 
+@pytest.mark.requirement(
+    "000-P1-2", "003-U-2", "004-1.1-2", "004-5.1-2", "004-I-1", "004-I-2", "004-I-3"
+)
 @pytest.mark.parametrize(("name", "expected"), PLACES.items(), ids=PLACES)
 def test_a_recorded_environment_gives_the_rank_its_place(name, expected):
     assert place(detect_launch(recorded(name))) == expected
@@ -85,6 +88,7 @@ def test_every_fact_has_a_reason(name):
     assert all(reasons[fact] for fact in facts)
 
 
+@pytest.mark.requirement("004-I-4", "004-1.2-2")
 def test_an_empty_environment_is_one_process():
     launch = detect_launch({})
     assert place(launch) == ALONE
@@ -133,6 +137,7 @@ def test_mpirun_inside_a_slurm_step_goes_by_mpirun():
     assert place(detect_launch(both))[:3] == ("openmpi", 3, 4)
 
 
+@pytest.mark.requirement("003-T1-5")
 @pytest.mark.parametrize(("node", "rank", "tasks"), [(0, 1, 2), (1, 3, 2), (2, 4, 2), (3, 6, 1)])
 def test_uneven_slurm_nodes_each_know_their_own_tasks(node, rank, tasks):
     environ = {

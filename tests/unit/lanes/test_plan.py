@@ -35,6 +35,7 @@ def visited(plan, assignment):
     ]
 
 
+@pytest.mark.requirement("000-P5-2", "002-C-5", "004-KR-5", "004-5.1-3")
 @given(worlds(), st.integers(1, 6), st.integers(1, 300))
 def test_every_sample_is_visited_exactly_once_per_epoch(world, lane_batch, samples):
     lanes, ranks = world
@@ -132,6 +133,7 @@ def numbers_after(words, message):
     return [int(number) for number in listed.groups() if number]
 
 
+@pytest.mark.requirement("004-BS-1")
 @given(st.integers(1, 200), st.integers(1, 200))
 def test_a_batch_that_cannot_be_cut_names_the_nearest_that_can(global_batch, lanes):
     assume(lanes <= global_batch and global_batch % lanes)

@@ -14,6 +14,7 @@ def config(**values: Any) -> Config:
     return load_config({"global_batch": 64, "epochs": 1, **values})
 
 
+@pytest.mark.requirement("002-K-2")
 @pytest.mark.parametrize(
     ("values", "factor"),
     [

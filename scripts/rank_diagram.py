@@ -1,0 +1,70 @@
+"""Draw docs/images/ranks.svg: machines, their GPUs, ranks and lanes, and who exchanges what with whom."""
+
+from __future__ import annotations
+
+import argparse
+from html import escape
+from pathlib import Path
+
+PICTURE = Path(__file__).parents[1] / "docs" / "images" / "ranks.svg"
+_GPU_WIDTH, _GPU_HEIGHT, _GAP, _TOP = 92, 84, 12, 64
+
+
+def diagram(machines: int = 3, gpus: int = 3, lanes: int = 18) -> str:
+    """An SVG of so many machines with so many GPUs each; one rank on each GPU."""
+    inside = gpus * (_GPU_WIDTH + _GAP) + _GAP
+    width = machines * (inside + 2 * _GAP) + 2 * _GAP
+    bottom = _TOP + _GPU_HEIGHT + 46
+    parts = [_text(width / 2, 26, f"one step: a global batch in {lanes} lanes", size=15)]
+    world = machines * gpus
+    for machine in range(machines):
+        left = 2 * _GAP + machine * (inside + 2 * _GAP)
+        parts.append(_box(left, _TOP - 22, inside, _GPU_HEIGHT + 36, "#f1f4f7"))
+        parts.append(_text(left + inside / 2, _TOP - 6, f"machine {machine}"))
+        for gpu in range(gpus):
+            rank = machine * gpus + gpu
+            x = left + _GAP + gpu * (_GPU_WIDTH + _GAP)
+            first, last = rank * lanes // world, (rank + 1) * lanes // world - 1
+            parts.append(_box(x, _TOP + 4, _GPU_WIDTH, _GPU_HEIGHT, "#dcebfb"))
+            for line, text in enumerate((f"rank {rank}", f"GPU {gpu}", f"lanes {first}-{last}")):
+                parts.append(_text(x + _GPU_WIDTH / 2, _TOP + 28 + 22 * line, text))
+            parts.append(_line(x + _GPU_WIDTH / 2, _TOP + 4 + _GPU_HEIGHT, bottom))
+    parts.append(_box(2 * _GAP, bottom, width - 4 * _GAP, 34, "#e3f2e6"))
+    sentence = "gradients of all lanes, added in one order (nccl between GPUs, gloo between CPUs)"
+    parts.append(_text(width / 2, bottom + 22, sentence))
+    after = "then every rank makes the same update; rank 0 writes checkpoints, metrics and trackers"
+    parts.append(_text(width / 2, bottom + 58, after))
+    body = "\n".join(parts)
+    height = bottom + 72
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" font-family="system-ui, sans-serif">\n'
+        f'<rect width="100%" height="100%" fill="#ffffff"/>\n{body}\n</svg>\n'
+    )
+
+
+def _box(x: float, y: float, width: float, height: float, fill: str) -> str:
+    return (
+        f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6" fill="{fill}" '
+        'stroke="#8794a3"/>'
+    )
+
+
+def _text(x: float, y: float, text: str, size: int = 13) -> str:
+    return (
+        f'<text x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="middle">{escape(text)}</text>'
+    )
+
+
+def _line(x: float, top: float, bottom: float) -> str:
+    return f'<line x1="{x:g}" y1="{top:g}" x2="{x:g}" y2="{bottom:g}" stroke="#4a5663"/>'
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--machines", type=int, default=3)
+    parser.add_argument("--gpus", type=int, default=3)
+    parser.add_argument("--lanes", type=int, default=18)
+    parser.add_argument("--output", type=Path, default=PICTURE)
+    args = parser.parse_args()
+    args.output.write_text(diagram(args.machines, args.gpus, args.lanes), encoding="utf-8")

@@ -1,0 +1,31 @@
+"""Write the table of `samestep scan`'s rules into docs/scan.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from samestep.scan.rules import RULES
+
+PAGE = Path(__file__).parents[1] / "docs" / "scan.md"
+
+
+def table() -> str:
+    """One row for each rule."""
+    rows = [
+        f"| `{rule.name}` | {rule.effect} | {rule.title}{'; not where a library has the loop' if rule.plain else ''} "
+        f"| {rule.why} |"
+        for rule in RULES.values()
+    ]
+    return "\n".join(["| rule | effect | finds | why |", "|---|---|---|---|", *rows])
+
+
+def with_table(text: str) -> str:
+    """A page with the table between its marks."""
+    begin, end = "<!-- rules: begin -->", "<!-- rules: end -->"
+    made = f"{begin}\n\n{table()}\n\n{end}"
+    return re.sub(f"{begin}.*?{end}", lambda _: made, text, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

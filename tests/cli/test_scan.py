@@ -1,0 +1,81 @@
+"""The command that reads code, as a person types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from samestep.cli import app
+from tests.cli.processes import ROOT, samestep
+
+SINGLE = ROOT / "examples" / "ports" / "vae" / "single.py"
+PORT = ROOT / "examples" / "ports" / "vae" / "samestep_port.py"
+
+
+@pytest.mark.requirement("000-P0-1")
+def test_scan_exits_by_what_it_finds(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    found = samestep("scan", SINGLE, "--report", page, cwd=tmp_path)
+    assert found.returncode == 1, found.stderr
+    assert f"{SINGLE}:50: shuffled-loader" in found.stdout
+    assert (
+        "train_loader = DataLoader(train_set, batch_size=args.batch_size, shuffle=True)"
+        in found.stdout
+    )
+    assert "write: the same loader, given to `run.prepare" in found.stdout
+    assert "shuffled-loader" in page.read_text()
+    clean = samestep("scan", PORT, "--json", cwd=tmp_path)
+    assert clean.returncode == 0, clean.stderr
+    assert json.loads(clean.stdout)["findings"] == []
+    wrong = samestep("scan", "nowhere", cwd=tmp_path)
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "nowhere is not there" in wrong.stderr
+
+
+def test_scan_needs_no_torch_and_runs_nothing(tmp_path: Path) -> None:
+    marker = tmp_path / "was_run"
+    (tmp_path / "mine.py").write_text(
+        f"import torch\nopen({str(marker)!r}, 'w')\nx = torch.zeros(1).cuda()\n"
+    )
+    code = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from samestep.cli import app\n"
+        "result = CliRunner().invoke(app, ['scan', sys.argv[1], '--json'])\n"
+        "assert result.exit_code == 1, result.output\n"
+        "heavy = {'torch', 'numpy', 'torchmetrics'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    argv = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not marker.exists()
+
+
+def test_scan_lists_rules_and_hands_over_json(tmp_path: Path) -> None:
+    def here(*arguments: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["scan", *arguments])
+        return done.exit_code, done.stdout
+
+    code, listed = here("--list")
+    assert code == 0
+    assert "forward-state" in listed
+    assert here()[0] == 2
+    assert here(str(SINGLE), "--rules", "nonsense")[0] == 2
+    code, shown = here(str(SINGLE), "--json", "--rules", "save-by-all")
+    found = json.loads(shown)
+    assert (code, found["rules"], found["files"]) == (1, {"save-by-all": 1}, 1)
+    one = found["findings"][0]
+    assert one["line"] == 78
+    assert {"rule", "effect", "file", "column", "cell", "code", "title", "why", "instead"} <= set(
+        one
+    )
+    other = tmp_path / "mine.txt"
+    other.write_text("precious")
+    assert here(str(SINGLE), "--report", str(other))[0] == 2
+    assert other.read_text() == "precious"
