@@ -19,9 +19,10 @@ def test_srun_python_on_one_two_and_four_nodes_is_one_run(slurm: Slurm, tmp_path
     training = Training.write(tmp_path)
     records = []
     for nodes in (1, 2, 4):
+        # By their names: a node may still be busy with the end of the last job.
         folder = tmp_path / f"on-{nodes}"
         done = slurm.run(
-            ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--cpus-per-task=2", training.python,
+            ["srun", f"--nodes={nodes}", f"--nodelist=n[1-{nodes}]", f"--ntasks={nodes}", "--cpus-per-task=2", training.python,
              RECIPE / "scripts" / "train.py", "--config", CONFIG, *COMMON, "distributed.threads_per_rank=2",
              f"run_dir={folder}", "--record", folder / "record"],
             env={**training.environment, "MASTER_PORT": "29517"}, cwd=tmp_path,
