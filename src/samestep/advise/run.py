@@ -36,6 +36,7 @@ from samestep.bench.document import Document
 from samestep.bench.worlds import BenchCommand, measure_worlds
 from samestep.config import Config, override_config
 from samestep.environment.hardware import Hardware
+from samestep.launch.run.worlds import World
 
 COMMAND = "advise"
 
@@ -172,7 +173,9 @@ def _measured(
         options += ["--steps", str(request.steps)]
     config = override_config(request.config, overrides[len(request.overrides) :])
     command = BenchCommand(COMMAND, config, request.file, tuple(overrides), tuple(options))
-    return measure_worlds(command, [layout.ranks], lambda line: _unless_stage(line, report))[0]
+    return measure_worlds(command, [World(layout.ranks)], lambda line: _unless_stage(line, report))[
+        0
+    ]
 
 
 def _unless_stage(line: str, report: Callable[[str], None]) -> None:
