@@ -59,26 +59,23 @@ def amp_config(config: Config) -> AMPConfig:
     )  # fmt: skip
 
 
-def lanes_of(config: Config, rank: int, world: int) -> range:
-    """The batches of each step that are this rank's."""
-    lanes, batch = config.lanes, config.global_batch
-    if not isinstance(lanes, int) or lanes % world or batch % lanes:
-        raise PlanError(
-            f"lanes is {lanes}: set a number that {world} rank(s) divide, and that divides "
-            f"the global_batch of {batch}"
-        )
-    return range(rank * lanes // world, (rank + 1) * lanes // world)
+class LaneData:
+    """The batches of each step, a lane for each; which of them are this rank's."""
 
+    def __init__(self, task: Any, config: Config, rank: int, world: int) -> None:
+        lanes, batch = config.lanes, config.global_batch
+        if lanes is None or batch is None or lanes % world:
+            raise PlanError(
+                f"global_batch is {batch} and lanes is {lanes}: set both, the lanes to a number that {world} rank(s) divide"
+            )
+        self.count, self.size = lanes, batch // lanes
+        self.mine = range(rank * lanes // world, (rank + 1) * lanes // world)
+        self._seed, self._get_batch = config.seed, task.train_data().get_batch
 
-def lane_batch(task: Any, config: Config, step: int, lane: int) -> tuple[Tensor, Tensor]:
-    """What a lane trains on: by seed, step and lane alone, whichever rank it is on."""
-    assert config.global_batch is not None and config.lanes is not None, "checked by lanes_of"
-    seed = np.random.SeedSequence([config.seed, step, lane]).generate_state(1, np.uint32)[0]
-    generator = torch.Generator().manual_seed(int(seed))
-    batch: tuple[Tensor, Tensor] = task.train_data().get_batch(
-        generator, config.global_batch // config.lanes
-    )
-    return batch
+    def batch(self, step: int, lane: int) -> Any:
+        """What a lane trains on: by seed, step and lane alone, whichever rank it is on."""
+        seed = np.random.SeedSequence([self._seed, step, lane]).generate_state(1, np.uint32)[0]
+        return self._get_batch(torch.Generator().manual_seed(int(seed)), self.size)
 
 
 def describe(model: nn.Module, precision: torch.dtype, count: int) -> dict[str, Any]:
@@ -108,25 +105,24 @@ def digest_of(model: nn.Module) -> str:
 
 def train(config: Config, given: argparse.Namespace, rank: int, world: int) -> dict[str, Any]:
     """Train, and return what this rank has seen; rank 0 also describes pictures, before and after."""
-    mine = lanes_of(config, rank, world)
     torch.manual_seed(config.seed)
     task: Any = load_task(config)
-    model = task.model()
+    data, model = LaneData(task, config, rank, world), task.model()
     optimizer = task.optimizers(model)
     with CaptionTrainer(
         model, amp_config(config), rank, world, config.distributed.backend, optimizer=optimizer,
-        scheduler=task.schedules([optimizer], config.steps).scheduler, accumulation_steps=len(mine),
+        scheduler=task.schedules([optimizer], config.steps).scheduler, accumulation_steps=len(data.mine),
     ) as trainer:  # fmt: skip
         trainer.setup_distributed()
         first = trainer.load_checkpoint(given.resume)["step"] if given.resume else 0
         before = {} if rank or first else {"before": _described(trainer, given)}
         seen: dict[str, Any] = {
-            "rank": rank, "world": world, "lanes": list(mine), "first": first, "losses": [], "scales": [],
+            "rank": rank, "world": world, "lanes": list(data.mine), "first": first, "losses": [], "scales": [],
             "skipped": [], "precision": str(trainer.precision_dtype).removeprefix("torch."),
         }  # fmt: skip
         started = time.perf_counter()
         for step in range(first, config.steps or 0):
-            _one_step(trainer, task, config, given, step, seen)
+            _one_step(trainer, data, given, step, seen)
         seen["seconds"] = time.perf_counter() - started
         seen["digest"] = digest_of(model)
         if rank == 0:
@@ -141,8 +137,7 @@ def _described(trainer: CaptionTrainer, given: argparse.Namespace) -> dict[str, 
 
 def _one_step(
     trainer: CaptionTrainer,
-    task: Any,
-    config: Config,
+    data: LaneData,
     given: argparse.Namespace,
     step: int,
     seen: dict[str, Any],
@@ -150,10 +145,10 @@ def _one_step(
     skipped = trainer.get_gradient_summary()["skipped_steps"]
     losses = []
     seen["scales"].append(trainer.scale)
-    for lane in seen["lanes"]:
+    for lane in data.mine:
         # In the last lane, which is the last rank's alone.
-        trainer.overflows = step == given.overflow and lane == config.lanes - 1
-        losses.append(trainer.training_step(lane_batch(task, config, step, lane)))
+        trainer.overflows = step == given.overflow and lane == data.count - 1
+        losses.append(trainer.training_step(data.batch(step, lane)))
     seen["losses"].append(losses)
     if trainer.get_gradient_summary()["skipped_steps"] > skipped:
         seen["skipped"].append(step)
