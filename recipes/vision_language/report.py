@@ -63,7 +63,7 @@ def write_results(
     body = f"""<h1>Captions of pictures in 16 bits</h1>
 <p>A vision transformer and a text decoder, trained with <code>DistributedAMPTrainer</code> on 1, 2 and 4 ranks, in fp16 with
 dynamic loss scaling and in bf16.</p>
-{_summary(figures, [*fp16, *bf16])}
+{_summary(figures)}
 <h2>Loss</h2>
 <p>The lines of 1, 2 and 4 ranks lie on each other: they are of different widths so that all can be seen.</p>
 {chart([_losses("fp16", fp16), _losses("bf16", bf16)], wide=True)}
@@ -112,11 +112,11 @@ def _verdict(kept: bool) -> str:
     return "identical" if kept else "DIFFERENT"
 
 
-def _summary(figures: Mapping[str, Any], trainings: Sequence[Training]) -> str:
-    worlds = ", ".join(map(str, figures["fp16"]["worlds"]))
+def _summary(figures: Mapping[str, Any]) -> str:
     rows: list[list[Any]] = []
     for kind in ("fp16", "bf16"):
         found = figures[kind]
+        worlds = ", ".join(map(str, found["worlds"]))
         rows += [
             [f"{kind}: losses, scales and weights on {worlds} ranks", _verdict(found["same"]), "identical"],
             [f"{kind}: loss of the first and the last step", f"{found['first loss']:.4f}, {found['last loss']:.4f}", ""],
@@ -187,10 +187,11 @@ def _pictures(captions: Mapping[str, Any]) -> str:
     rows = zip(drawn, after["captions"], before["generated"], after["generated"], strict=True)
     for picture, truth, first, last in rows:
         data = base64.b64encode(png(picture.tobytes(), SIZE, SIZE)).decode("ascii")
-        kind = "kept" if last == truth else "broken"
+        right = last == truth
+        kind, told = ("kept", "") if right else ("broken", f"<br>drawn as: {html.escape(truth)}")
         figures.append(
             f'<figure><img src="data:image/png;base64,{data}" alt="{html.escape(truth)}"><figcaption>'
-            f'before: {html.escape(first) or "nothing"}<br>after: <b class="{kind}">{html.escape(last)}</b>'
+            f'before: {html.escape(first) or "nothing"}<br>after: <b class="{kind}">{html.escape(last)}</b>{told}'
             "</figcaption></figure>"
         )
     return f'{_STYLE}<div class="pictures">{"".join(figures)}</div>'

@@ -43,7 +43,7 @@ class CaptionTrainer(DistributedAMPTrainer):
 
     def compute_loss(self, batch: Any) -> tuple[Tensor, Tensor]:
         pictures, tokens = batch
-        logits = self.model(pictures, tokens[:, :-1])
+        logits = self.wrap_model(self.model)(pictures, tokens[:, :-1])
         if self.overflows:
             logits.register_hook(lambda gradient: gradient * PLANTED)
         return loss_of(logits, tokens)
