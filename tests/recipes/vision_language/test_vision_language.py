@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.cli.processes import ROOT
+from tests.cli.processes import ROOT, samestep
 from tests.ranks import run_ranks
 
 RECIPE = ROOT / "recipes" / "vision_language"
@@ -86,6 +86,14 @@ def assert_another_training_would_be_noticed(recipe: Any, folder: Path) -> None:
     assert not two.is_the_end_of(one)
     two.ranks[1]["scales"][3] *= 2
     assert not two.ranks_agree()
+
+
+def test_the_same_model_is_trained_by_the_task_loop(tmp_path: Path) -> None:
+    """Its batches are drawn by a function, which no collate function is for."""
+    words = (*SMALL, "steps=2", "run_dir=run", "distributed.device=cpu")
+    done = samestep("train", RECIPE / "config.yaml", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "finished"
 
 
 def test_captions_say_what_is_drawn_and_a_tenth_is_held_out() -> None:
