@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo recipe-metric-learning recipe-token-classification recipe-emulator browser test test-fast fuzz coverage test-oldest test-newest cluster chaos chaos-sweep launches sameness lint setup clean
+.PHONY: demo recipe-metric-learning recipe-token-classification recipe-emulator recipe-vision-language browser test test-fast fuzz coverage test-oldest test-newest cluster chaos chaos-sweep launches sameness lint setup clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,10 @@ recipe-token-classification: $(STAMP)
 # Fields as NetCDF, two trainings on two ranks, verify, TorchScript and C++: build/emulator/results.html.
 recipe-emulator: $(STAMP)
 	$(BIN)/python recipes/emulator/run.py build/emulator --overwrite --ranks 2
+
+# Pictures, trainings in fp16 and bf16 on 1, 2 and 4 ranks, an overflow, a resume, captions: build/vision_language/results.html.
+recipe-vision-language: $(STAMP)
+	$(BIN)/python recipes/vision_language/run.py build/vision_language --overwrite
 
 # Most of a test's time it waits for other processes: three at once keep two cores busy.
 test: $(STAMP) lint

@@ -25,7 +25,7 @@ from tests.amp_training import (
     run_lanes,
     tensors_of,
 )
-from tests.ranks import run_ranks
+from tests.ranks import answers_of_ranks, run_ranks
 
 WORLDS = (1, 2, 4)
 
@@ -253,6 +253,40 @@ def _wrap() -> tuple[bool, bool]:
 @pytest.mark.requirement("003-T1-8")
 def test_a_wrapped_model_has_the_weights_of_rank_0() -> None:
     assert run_ranks(_wrap, 2) == [(True, True), (True, True)]
+
+
+def _train_wrapped(same: str) -> tuple[bool, list[float], list[float]]:
+    """Whether the wrapped model is a DistributedDataParallel; the scales, with an overflow on rank 1; the end."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    with make_trainer("fp16", initial_scale=1024.0, same=same) as trainer:
+        assert isinstance(trainer, DistributedAMPTrainer)
+        scales = []
+        for lanes in lanes_of(3, overflow=(1, 3)):
+            run_lanes(trainer, [lanes])
+            scales.append(trainer.scale)
+        is_ddp = isinstance(trainer.wrap_model(trainer.model), DistributedDataParallel)
+        weights = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+        return is_ddp, scales, weights.tolist()
+
+
+def test_distributed_data_parallel_itself_is_the_same_training_up_to_rounding() -> None:
+    ours, wrapped = (run_ranks(_train_wrapped, 2, same) for same in ("bits", "rounding"))
+    assert [answer[0] for answer in ours] == [False, False]
+    assert [answer[:2] for answer in wrapped] == [(True, [1024.0, 512.0, 512.0])] * 2
+    assert wrapped[0][2] == wrapped[1][2], "the ranks of one training differ"
+    assert wrapped[0][2] == pytest.approx(ours[0][2], rel=1e-3, abs=1e-3)
+
+
+def _wrapped_without_samples() -> None:
+    with make_trainer("fp32", same="rounding") as trainer:
+        trainer.training_step(None)
+
+
+def test_a_batch_without_samples_is_refused_where_others_would_wait_for_it() -> None:
+    for worked, text in answers_of_ranks(_wrapped_without_samples, 2):
+        assert not worked
+        assert "a batch has no samples, and DistributedDataParallel would wait" in text
 
 
 def _fail_on_one_rank() -> str:

@@ -13,9 +13,11 @@ from samestep.errors import ConfigError, Mistake, PrecisionError
 from samestep.optim.precision import best_precision, choose_precision
 
 _STRATEGIES = ("norm", "value", "adaptive")
+_SAME = ("bits", "rounding")
 _KEYS = {
     "precision": "precision",
     "seed": "seed",
+    "same": "same",
     "initial_scale": "loss_scale.init",
     "growth_factor": "loss_scale.growth",
     "backoff_factor": "loss_scale.backoff",
@@ -53,6 +55,8 @@ class AMPConfig:
     """norm, value (the largest absolute value), or adaptive (a multiple of the running norm)."""
     find_unused_parameters: bool = False
     """Parameters may take part in some batches and not in others."""
+    same: str = "bits"
+    """bits, or rounding: the sums of DistributedDataParallel, whose last bits depend on the ranks."""
 
     def __post_init__(self) -> None:
         self.for_run(lanes=1)
@@ -89,6 +93,9 @@ class AMPConfig:
             mistakes.append(Mistake("gradient_clip_strategy", message))
         elif self.gradient_clip_max_norm is not None:
             values[f"clip.{strategy}"] = self.gradient_clip_max_norm
+        if self.same not in _SAME:
+            mistakes.append(Mistake("same", f"{self.same!r} is none of {', '.join(_SAME)}"))
+            values.pop("same")
         config = None
         try:
             config = load_config(values)

@@ -61,10 +61,10 @@ class DistributedAMPTrainer(AMPTrainer):
         self._open()
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
-        """The trainer's model as it is trained: with rank 0's weights, and its gradients summed
-        over the ranks.
+        """The model to call in a forward pass, with rank 0's weights.
 
-        No DistributedDataParallel is around it, whose sums depend on the number of ranks.
+        With `same="bits"` it is the trainer's model itself, whose gradients the trainer sums; with
+        "rounding" and several ranks, that model in DistributedDataParallel.
         """
         if model is not self.model:
             raise UserError("wrap_model got another model than the trainer: give it that one")

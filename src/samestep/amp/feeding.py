@@ -72,6 +72,8 @@ class FedSteps:
             setup, objects, restore=lambda modules, optimizers, schedules: None
         )
         self.model = self._prepared.reduction.model
+        """What forward passes call: the caller's model, or that in DistributedDataParallel."""
+        self._needs_samples = self.model is not self._prepared.modules[0]
         self._step_log = StepLog(1, self._read, context.activity)
         # Between two batches the engine is inside a lane: autocast is entered here instead,
         # or it would stay on in the caller's own code.
@@ -102,6 +104,11 @@ class FedSteps:
         generators are left as they were.
         """
         samples = samples_in(batch)
+        if not samples and self._needs_samples:
+            raise TaskError(
+                "a batch has no samples, and DistributedDataParallel would wait for its gradients: "
+                'give every rank batches with samples, or set same="bits"'
+            )
         with self._rng_state.set_aside():
             step = self._step or self._begin(samples)
             lane = self._my_lanes[self.taken]

@@ -102,6 +102,7 @@ class AMPTrainer:
 
     def compute_loss(self, batch: Any) -> Loss:
         """The mean loss of a batch, or its sum and what it was summed over. Yours to override."""
+        model = self._steps().model
         if self.loss_fn is not None:
             if not isinstance(batch, (tuple, list)) or len(batch) < 2:
                 raise TaskError(
@@ -109,11 +110,11 @@ class AMPTrainer:
                     "it out if the model gives the loss, or override compute_loss"
                 )
             *inputs, target = batch
-            return self.loss_fn(self.model(*inputs), target)
+            return self.loss_fn(model(*inputs), target)
         if isinstance(batch, Mapping):
-            out = self.model(**batch)
+            out = model(**batch)
         else:
-            out = self.model(*batch) if isinstance(batch, (tuple, list)) else self.model(batch)
+            out = model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
         return getattr(out, "loss", out)  # type: ignore[no-any-return]
 
     # -- what is known ---------------------------------------------------------------------

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from samestep.checkpoint.ownership import naming_errors
 from samestep.config.schema import BestConfig
+from samestep.data.drawn import drawn
 from samestep.errors import PeerLost, TaskError
 from samestep.step.step import Step
 from samestep.step.step_log import StepRecord
@@ -91,7 +92,9 @@ class Training(RunListener):
         self._optimizers = choose_optimizers(run, task, modules)
         self._add_listeners()
         self._order = task.order(self._train_data)
-        self._source = run.source(self._train_data, self._order, task.collate)
+        # What a function draws are whole batches.
+        self._collate = None if isinstance(self._train_data, drawn) else task.collate
+        self._source = run.source(self._train_data, self._order, self._collate)
         self._total = run.total_steps(self._source)
         self._schedules = choose_schedules(
             run, task, self._optimizers, self._source, self._evaluates
@@ -235,7 +238,7 @@ class Training(RunListener):
         task, run = self._task, self._run
         values = self.averages.finish(
             lambda: run.measure_batchnorm(
-                self._train_data, task.forward_pass, self._order, task.collate
+                self._train_data, task.forward_pass, self._order, self._collate
             ),
             lambda prefix: self._measure(step, prefix),
         )

@@ -135,6 +135,7 @@ def test_what_a_machine_computes_in_has_a_reason(monkeypatch: pytest.MonkeyPatch
         {"growth_interval": 0},
         {"gradient_clip_max_norm": -1.0},
         {"gradient_clip_strategy": "sometimes"},
+        {"same": "samples"},
     ],
 )
 def test_a_config_refuses_what_means_nothing(wrong: dict[str, Any]) -> None:
