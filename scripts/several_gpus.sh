@@ -1,11 +1,18 @@
 #!/usr/bin/env bash
 # Everything that only a machine with several GPUs can show: NCCL between them, SyncBatchNorm, the GPU tests,
-# and all measurements. Run it in a clone, once `make setup` is done:
+# and all measurements. Run it in a clone, once `make setup` is done.
 #
-#   scripts/several_gpus.sh [FOLDER]
+# Usage: scripts/several_gpus.sh [FOLDER]
 #
-# FOLDER (several-gpus, unless given) gets the logs, the results and the report.
+#   FOLDER          gets the logs, the results and the report; default: several-gpus
+#   -h, --help      this text
 set -euo pipefail
+
+usage() { sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; }
+case ${1:-} in
+    -h | --help) usage; exit 0 ;;
+    -*) echo "$(basename "$0"): unknown option $1; see --help" >&2; exit 2 ;;
+esac
 
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}

@@ -48,8 +48,10 @@ def test_shellcheck_has_nothing_to_say(script: Path) -> None:
 def test_help_is_the_comment_at_the_top(script: Path, tmp_path: Path) -> None:
     done = run(script.name, "--help", cwd=tmp_path)
     assert done.returncode == 0
-    assert done.stdout.startswith("Train on ")
-    assert f"Usage: scripts/{script.name} --config FILE" in done.stdout
+    trains = script.name.startswith("train_")
+    assert done.stdout.startswith("Train on " if trains else "Everything that ")
+    arguments = "--config FILE" if trains else "[FOLDER]"
+    assert f"Usage: scripts/{script.name} {arguments}" in done.stdout
     assert "#" not in done.stdout
     assert "set -euo" not in done.stdout
 

@@ -8,7 +8,6 @@ from typing import NamedTuple
 STAND_IN = "/of-samesteps-tests/python"
 """How the path of a program ends that stands in for the interpreter."""
 
-_PLAIN_RANK = "samestep.launch.run.plain_rank"
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch")
 
 
@@ -37,7 +36,7 @@ def is_known(argv: list[str]) -> bool:
     command = parse(argv)
     if command.module is None:
         return bool(command.words) and command.words[0].endswith(".py")
-    return command.module in ("samestep", _PLAIN_RANK, *LAUNCHERS)
+    return command.module == "samestep" or command.module in LAUNCHERS
 
 
 def starts_others(argv: list[str]) -> bool:

@@ -38,7 +38,7 @@ TRAINING, STARTING, MODELS, RUNS = (
 
 _ORDER = (
     "train", "launch", "resume", "cv", "folds", "sweep", "verify", "scan", "init", "config", "env", "doctor", "bench", "advise", "lanes", "lr-find", "predict", "embed", "plot-embeddings", "export",
-    "average", "result", "checkpoints", "plot", "times", "slurm", "examine", "warm",
+    "average", "result", "checkpoints", "plot", "times", "slurm", "examine", "latency", "warm",
 )  # fmt: skip
 
 
