@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from report import write_results
 
-from samestep.errors import OutputError, SamestepError
+from samestep.checkpoint.ownership import claim_empty
+from samestep.errors import SamestepError
 
 HERE = Path(__file__).parent.resolve()
 CONFIG, CPP = HERE / "config.yaml", HERE.parent.parent / "examples" / "cpp"
@@ -96,16 +97,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--times", type=int, default=40, help="states of the made-up fields")
     parser.add_argument("--size", type=int, nargs=2, default=(48, 64), metavar=("ROWS", "COLUMNS"))
     parser.add_argument("--no-cpp", action="store_true", help="compile nothing")
-    parser.add_argument("--overwrite", action="store_true", help="remove the folder first")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="empty the folder of an earlier start first"
+    )
     parser.add_argument("overrides", nargs="*", help="section.key=value, for every training")
     given = parser.parse_intermixed_args(arguments)
-    if given.overwrite and given.folder.exists():
-        shutil.rmtree(given.folder)
     recipe = Recipe(given.folder, given.ranks)
     try:
-        if given.folder.exists() and any(given.folder.iterdir()):
-            raise OutputError(f"{given.folder} is not empty: --overwrite replaces it")
-        given.folder.mkdir(parents=True, exist_ok=True)
+        claim_empty(given.folder, "recipe", given.overwrite)
         sizes = ["--times", str(given.times), "--size", *map(str, given.size)]
         recipe.python("fields", HERE / "fields.py", "data", *sizes)
         recipe.train(given.overrides)

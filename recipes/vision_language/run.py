@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -17,7 +16,8 @@ from typing import Any
 
 from report import write_results
 
-from samestep.errors import OutputError, SamestepError, UserError
+from samestep.checkpoint.ownership import claim_empty
+from samestep.errors import SamestepError, UserError
 
 HERE = Path(__file__).parent.resolve()
 WORLDS = (1, 2, 4)
@@ -83,17 +83,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="where everything goes")
     parser.add_argument("--steps", type=int, default=1000, help="of each training")
     parser.add_argument("--held-out", type=int, default=256, help="held-out pictures to describe")
-    parser.add_argument("--overwrite", action="store_true", help="remove the folder first")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="empty the folder of an earlier start first"
+    )
     parser.add_argument("overrides", nargs="*", help="section.key=value, for every training")
     given = parser.parse_intermixed_args(arguments)
-    if given.overwrite and given.folder.exists():
-        shutil.rmtree(given.folder)
     recipe = Recipe(given.folder, given.steps, given.overrides)
     try:
         if given.steps < 4:
             raise UserError(f"--steps is {given.steps}: give 4 or more")
-        if given.folder.exists() and any(given.folder.iterdir()):
-            raise OutputError(f"{given.folder} is not empty: --overwrite replaces it")
+        claim_empty(given.folder, "recipe", given.overwrite)
         half, pictures = given.steps // 2, f"--held-out={given.held_out}"
         # The overflow comes before the checkpoint, which holds the scale that it left.
         planted = [f"--overflow={half // 2}", f"--save-at={half}", pictures]

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from tests.browser.browser import answer_of, found_browser
 from tests.cli.processes import run, samestep
-from tests.recipes.small import COMMON, FIRST, SECOND, script
+from tests.recipes.small import COMMON, FIRST, SECOND
 
 CLASSES = {"circle", "cross", "ring", "square", "triangle"}
 
@@ -170,11 +170,3 @@ def assert_the_second_stage_has_a_map_too(folder: Path) -> None:
     made = json.loads(done.stdout)
     assert (made["points"], made["maps"], made["view"]) == (20, ["PCA"], "embedding")
     assert "/data/valid/circle/" in (folder / "second" / "embeddings.html").read_text()
-
-
-def test_the_recipe_never_removes_what_it_has_not_made(tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("mine")
-    done = script("run.py", tmp_path, "--overwrite", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "holds files (mine.txt) and is not what a recipe has made" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

@@ -147,14 +147,6 @@ def assert_the_page_shows_everything(page: Path) -> None:
     assert small.stat().st_size < plain.stat().st_size
 
 
-def test_the_recipe_never_removes_what_it_has_not_made(tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("mine")
-    done = script("run.py", tmp_path, "--overwrite", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "holds files (mine.txt) and is not what a recipe has made" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-
-
 def test_searches_go_by_the_name_of_a_profile(tmp_path: Path) -> None:
     unknown = script("local_sweeps.py", "large", cwd=tmp_path)
     assert unknown.returncode == 2
