@@ -45,7 +45,8 @@ def seconds_of(trainer: CaptionTrainer, batch: Any, steps: int) -> float:
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     """The precisions in turns, so that what changes on the machine changes for all of them."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    # One process, whatever GPUs there are.
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # samestep: ok[first-gpu]
     # On the device already: a copy from the host would be measured, too.
     batch = [part.to(device) for part in get_batch(torch.Generator().manual_seed(0), given.batch)]
     rates: dict[str, list[float]] = {kind: [] for kind in KINDS}

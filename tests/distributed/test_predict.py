@@ -65,17 +65,17 @@ def test_every_format_is_the_same_at_any_size(tmp_path: Path) -> None:
     assert [json.loads(line)["y"] for line in lines] == [7 * index for index in range(53)]
 
 
-def _embed(run: str, folder: str) -> Any:
-    whole = _predict(run, folder, "noisy:53", ["parquet", "csv"], [], kind="embeddings")
-    kind: dict[str, Any] = {"kind": "embeddings", "view": "encoder"}
-    return [*whole, *_predict(run, folder, "noisy:53", ["npy"], [], **kind)]
+def _embed(run: str, folder: str, formats: list[str], options: dict[str, Any]) -> Any:
+    return _predict(run, folder, "noisy:53", formats, [], kind="embeddings", **options)
 
 
 def test_embeddings_are_the_same_at_any_size(tmp_path: Path) -> None:
     run = finished_run(tmp_path / "run", "Embeds", precision="bf16")
     for world in (1, 2, 4):
-        said = run_ranks(_embed, world, str(run), str(tmp_path / str(world)))
-        columns = [done.columns for done in said[-1]]
+        place = str(run), str(tmp_path / str(world))
+        whole = run_ranks(_embed, world, *place, ["parquet", "csv"], {})[-1]
+        encoded = run_ranks(_embed, world, *place, ["npy"], {"view": "encoder"})[-1]
+        columns = [done.columns for done in (*whole, *encoded)]
         assert columns == [("index", "head", "encoder")] * 2 + [("index", "encoder")]
     for kind in ("parquet", "csv", "npy"):
         files = [(tmp_path / str(world) / f"p.{kind}").read_bytes() for world in (1, 2, 4)]
