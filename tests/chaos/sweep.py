@@ -65,6 +65,8 @@ class SweepChaos:
     sweep: Path
     overrides: Sequence[str]
     seed: int
+    cores: int = 2
+    """As many ranks train at once, at most."""
     faults: Sequence[str] = FAULTS
     tell: Callable[[str], None] = print
     seconds: dict[str, float] = field(default_factory=dict)
@@ -81,8 +83,8 @@ class SweepChaos:
         """Raises what went wrong."""
         with adopting_orphans():
             popen(command("--version"), stdout=-3, stderr=-3).wait()  # starts what forks commands
-            one = self._whole("one", "ranks_per_trial=1", "parallel=2")
-            two = self._whole("two", "ranks_per_trial=2", "parallel=1")
+            one = self._whole("one", *self._size(1, self.cores))
+            two = self._whole("two", *self._size(2, self.cores // 2))
             _same(two, one, "two ranks for each trial")
             killed = self._killed()
             _same(killed, one, f"killed ({'; '.join(self.hits)})")
@@ -117,20 +119,24 @@ class SweepChaos:
             with nothing_left(f"killing {fault}", _SECONDS_TO_SAVE):
                 self._hit(fault, until)
             done = self._check_done(done)
-        found = self._whole("killed", *self._size())
+        found = self._whole("killed", *self._any_size())
         self._check_done(done)
         self.seconds["killed"] = round(time.monotonic() - began, 1)
         self.starts = sum(starts_of(run) for run in runs_of(self.folder / "killed"))
         return found
 
-    def _size(self) -> tuple[str, str]:
-        ranks = self._random.choice([1, 2])
-        return f"ranks_per_trial={ranks}", f"parallel={self._random.choice([1, 2])}"
+    def _size(self, ranks: int, parallel: int) -> tuple[str, str]:
+        return f"ranks_per_trial={ranks}", f"parallel={parallel}"
+
+    def _any_size(self) -> tuple[str, str]:
+        return self._size(
+            self._random.choice([1, 2]), self._random.choice([1, 2]) * self.cores // 2
+        )
 
     def _hit(self, fault: str, until: float) -> None:
         """Run it until a share of its runs is done and a moment longer, and kill something."""
         before = members()
-        size = self._size()
+        size = self._any_size()
         with self._output("killed").open("a") as output:
             process = popen(
                 self._command("killed", *size), stdout=output, stderr=output, cwd=self.folder
@@ -250,6 +256,7 @@ def main() -> int:
         nargs="*",
         help="a sweep's file, the digits' if not given, and values, as key=value",
     )
+    parser.add_argument("--cores", type=int, default=2, help="to train on; 2")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     arguments = parser.parse_args()
@@ -265,7 +272,9 @@ def main() -> int:
         def tell(line: str) -> None:
             print(f"{time.monotonic() - began:6.0f} s  {line}", file=sys.stderr, flush=True)
 
-        chaos = SweepChaos(folder, sweep.resolve(), overrides, arguments.seed, tell=tell)
+        chaos = SweepChaos(
+            folder, sweep.resolve(), overrides, arguments.seed, arguments.cores, tell=tell
+        )
         found = chaos.play()
     print(json.dumps(found, indent=None if arguments.json else 1))
     return 0
