@@ -10,8 +10,10 @@ from dataclasses import dataclass
 _WARM_UP = 0.25
 """Of the steps: allocators, caches and logs fill up at first."""
 _WINDOWS = 20
-_LEAST_GROWTH = 1 << 20
-"""Bytes over all steps: less is how the pages of any process creep."""
+LEAST_GROWTH = 1 << 20
+"""Bytes over all steps: less is how anything that counts and caches creeps."""
+LEAST_RESIDENT_GROWTH = 32 << 20
+"""Of memory that the system has given: allocators keep more of it, and return some, as they like."""
 _OF_JITTER = 3
 """Times what memory moves within a window: growth must exceed that, too."""
 _FEWEST = 8
@@ -36,7 +38,7 @@ class Growth:
     leaks: bool
 
 
-def growth_of(held: Sequence[int]) -> Growth:
+def growth_of(held: Sequence[int], least_growth: int = LEAST_GROWTH) -> Growth:
     """How memory grows, from what was held after each step.
 
     The least of each window counts, since garbage comes and goes. It is a leak if the line rises, also
@@ -44,6 +46,7 @@ def growth_of(held: Sequence[int]) -> Growth:
 
     Args:
         held: Bytes after each step.
+        least_growth: Over all steps, in bytes; less is no leak.
     """
     at, least = windowed_minima(held)
     whole = theil_sen(at, least)
@@ -52,7 +55,7 @@ def growth_of(held: Sequence[int]) -> Growth:
     rises = whole.low > 0 and later.low > 0
     grown = whole.slope * (at[-1] - at[0])
     jitter = statistics.median(max(window) - min(window) for _, window in _windows(held))
-    return Growth(len(held), whole, rises and grown >= max(_LEAST_GROWTH, _OF_JITTER * jitter))
+    return Growth(len(held), whole, rises and grown >= max(least_growth, _OF_JITTER * jitter))
 
 
 def windowed_minima(held: Sequence[int]) -> tuple[list[float], list[float]]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import gc
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 
 from samestep.bench.document import Document, machine_facts
-from samestep.bench.leak import Growth, growth_of
+from samestep.bench.host_memory import in_use, resident
+from samestep.bench.leak import LEAST_GROWTH, LEAST_RESIDENT_GROWTH, Growth, growth_of
 from samestep.bench.memory_levels import Levels, StepLevels
 from samestep.bench.memory_meter import Meter, metered
 from samestep.bench.memory_model import StepMemory, bytes_of, predict
@@ -23,7 +24,6 @@ from samestep.data.batch import LaneBatch
 from samestep.distributed.context import RunContext
 from samestep.errors import PlanError
 from samestep.pytree import move
-from samestep.step.step import Step
 from samestep.train.progress import TurnProgress
 from samestep.train.run import Run
 
@@ -210,14 +210,26 @@ def _owns_its_memory(tensor: Tensor) -> bool:
 
 
 def _leak_rows(opened: Trials, lanes_per_rank: int, steps: int) -> list[dict[str, Any]]:
-    context = opened.context
-    held: dict[str, list[int]] = {"host": []}
-    if context.device.type == "cuda":
-        held["device"] = []
-    with opened.run(lanes_per_rank) as run, opened.steps(run) as taken:
+    context, speed = opened.context, opened.config.speed
+    held: dict[str, list[int]] = defaultdict(list)
+    # Tensors on CPUs are counted operation by operation, and a compiled step has none to see.
+    changes = {} if context.device.type == "cuda" else {"compile": False}
+    with (
+        metered(context.device) as meter,
+        opened.run(lanes_per_rank, speed=speed.model_copy(update=changes)) as run,
+        opened.steps(run) as taken,
+    ):
         for _ in range(steps):
-            _read(next(taken), context.device, held)
-    mine: dict[str, Growth] = {where: growth_of(values) for where, values in held.items()}
+            next(taken)
+            held["tensors"].append(meter.held())
+            held["resident"].append(resident())
+            used = in_use()
+            if used is not None:
+                held["host"].append(used)
+    mine: dict[str, Growth] = {
+        where: growth_of(sizes, LEAST_RESIDENT_GROWTH if where == "resident" else LEAST_GROWTH)
+        for where, sizes in held.items()
+    }
     return [
         {
             "world": context.world,
@@ -235,9 +247,3 @@ def _leak_rows(opened: Trials, lanes_per_rank: int, steps: int) -> list[dict[str
         for rank, found in enumerate(context.gather(mine))
         for where, growth in found.items()
     ]
-
-
-def _read(step: Step, device: torch.device, held: dict[str, list[int]]) -> None:
-    held["host"].append(psutil.Process().memory_info().rss)
-    if device.type == "cuda":
-        held["device"].append(torch.cuda.memory_allocated(device))

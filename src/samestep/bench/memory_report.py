@@ -74,7 +74,7 @@ def _accumulation(parts: Sequence[Row]) -> list[str]:
 
 def _leaking(leaks: Sequence[Row]) -> list[str]:
     guilty = [
-        f"LEAK: rank {leak['rank']} of {row['world']} on {leak['host']} ({leak['memory']} memory) grows by "
+        f"LEAK: rank {leak['rank']} of {row['world']} on {leak['host']} (memory: {leak['memory']}) grows by "
         f"{_size(leak['slope_bytes_per_step'])} with every step (95 %: {_size(leak['low'])} to "
         f"{_size(leak['high'])}), over {leak['steps']} steps."
         for row in leaks

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
-from samestep.bench.leak import growth_of, theil_sen, windowed_minima
+from samestep.bench.host_memory import in_use
+from samestep.bench.leak import LEAST_RESIDENT_GROWTH, growth_of, theil_sen, windowed_minima
 
 MB = 1 << 20
 
@@ -58,3 +60,23 @@ def test_a_planted_leak_is_found_under_noise(steps: int) -> None:
 )
 def test_memory_that_only_moves_is_not_accused(held: list[int]) -> None:
     assert not growth_of(held).leaks
+
+
+def test_resident_memory_may_grow_by_what_allocators_keep() -> None:
+    held = [100 * MB + 5_000 * step for step in range(2000)]
+    assert growth_of(held).leaks
+    assert not growth_of(held, LEAST_RESIDENT_GROWTH).leaks
+
+
+@pytest.mark.skipif(in_use() is None, reason="only glibc 2.33 or later tells what is in use")
+@pytest.mark.parametrize(
+    "make", [lambda: bytes(8 * MB), lambda: [object() for _ in range(1 << 17)]]
+)
+def test_what_is_in_use_follows_what_is_kept(make: Callable[[], object]) -> None:
+    before = in_use() or 0
+    kept = make()
+    while_kept = in_use() or 0
+    del kept
+    after = in_use() or 0
+    assert while_kept - before >= 0.9 * 8 * MB
+    assert after - before <= 0.5 * MB
