@@ -44,7 +44,15 @@ def lines_of(path, value):
 
 
 @pytest.mark.requirement(
-    "000-K-3", "000-K-4", "000-K-5", "001-D-2", "001-S1-4", "004-4.1-1", "004-4.1-3"
+    "000-K-3",
+    "000-K-4",
+    "000-K-5",
+    "001-D-2",
+    "001-S1-4",
+    "004-4.1-1",
+    "004-4.1-3",
+    "001-S1-5",
+    "004-4.1-4",
 )
 @pytest.mark.parametrize("alias", ALIASES)
 def test_another_projects_name_is_accepted_and_reported(write, alias):
