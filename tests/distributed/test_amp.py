@@ -42,7 +42,7 @@ def _train(
         return digest(trainer), scales, losses
 
 
-@pytest.mark.requirement("003-SC-1", "003-T1-3", "003-ACC-2")
+@pytest.mark.requirement("003-SC-1", "003-T1-3", "003-ACC-2", "002-C-9")
 @pytest.mark.parametrize(
     ("precision", "sizes", "overflow"),
     [

@@ -38,7 +38,7 @@ def test_ranks_that_share_a_gpu_are_one_run(case: str, tmp_path: Path) -> None:
     assert_same([train(tmp_path, w, distributed=SHARED, **CASES[case]) for w in worlds])
 
 
-@pytest.mark.requirement("000-P1-12", "004-SM-1")
+@pytest.mark.requirement("000-P1-12", "004-SM-1", "002-M3-1")
 def test_one_rank_under_nccls_rules(tmp_path: Path) -> None:
     gloo = train(tmp_path, 1, distributed=SHARED)
     nccl = train(tmp_path, 1, distributed={"device": "cuda", "backend": "nccl"})
