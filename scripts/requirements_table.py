@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -87,6 +88,7 @@ def places() -> dict[str, list[Place]]:
     return found
 
 
+@cache
 def tagged_tests() -> dict[str, list[str]]:
     """The tests of each tag, as `tests/file.py::test_name`."""
     found: dict[str, list[str]] = {}
