@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 import samestep
 
 SOURCE = Path(samestep.__file__).parent
@@ -99,6 +101,7 @@ def test_every_package_has_a_layer() -> None:
     assert packages == set().union(*LAYERS)
 
 
+@pytest.mark.requirement("001-G-5", "001-D-8")
 def test_imports_point_to_lower_layers() -> None:
     upward = [
         f"{name} imports {other}"
@@ -145,6 +148,7 @@ def _offenders(prefixes: tuple[str, ...], allowed: tuple[str, ...]) -> list[str]
     ]
 
 
+@pytest.mark.requirement("001-D-14")
 def test_torch_distributed_stays_in_its_packages() -> None:
     prefixes = ("torch.distributed", "torch.nn.parallel")
     assert not _offenders(prefixes, MAY_USE_TORCH_DISTRIBUTED)
@@ -171,6 +175,7 @@ def test_text_from_elsewhere_becomes_values_in_one_package() -> None:
     assert not methods
 
 
+@pytest.mark.requirement("001-S2-10")
 def test_packages_that_answer_at_once_import_no_torch_at_their_top() -> None:
     heavy = ("torch", "torchmetrics", "transformers", "optuna", "matplotlib")
     eager = [
@@ -213,6 +218,7 @@ def test_no_module_holds_mutable_state() -> None:
     assert not state
 
 
+@pytest.mark.requirement("001-G-5")
 def test_modules_and_functions_stay_small() -> None:
     long = [
         f"{path.relative_to(SOURCE)} has {lines} lines"

@@ -92,7 +92,7 @@ def _with_any_diagnosis(block: str) -> str:
 WITH_COMMANDS = [page for page in PAGES if page.parent.name != "benchmarks" and bash_blocks(page)]
 
 
-@pytest.mark.requirement("003-T4-9", "000-P5-8")
+@pytest.mark.requirement("003-T4-9", "000-P5-8", "003-T4-7")
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.name)
 def test_every_command_of_a_document_runs_as_written(tmp_path: Path, page: Path) -> None:
     """In one folder, in the order of reading, with the tools of this environment.

@@ -57,6 +57,7 @@ def test_the_citation_file_has_what_its_format_requires() -> None:
     assert citation["license"] == "Apache-2.0"
 
 
+@pytest.mark.requirement("003-X-2")
 def test_the_oldest_supported_versions_are_stated_for_every_dependency() -> None:
     script = runpy.run_path(str(ROOT / "scripts" / "supported_versions.py"))
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")

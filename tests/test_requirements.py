@@ -5,7 +5,13 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
+OF_THE_DECOMPOSITION = {
+    "004-AO-3", "004-2.1-1", "004-4.2-1", "004-5.3-1", "004-6.2-1", "004-6.2-2", "004-6.3-1", "004-6.3-2", "004-X-1",
+}  # fmt: skip
+"""Those that recipes/decomposition meets: its tests carry them."""
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "requirements_table.py"))
 
 
@@ -15,6 +21,34 @@ def test_every_tag_is_a_requirements() -> None:
     tagged = SCRIPT["tagged_tests"]()
     assert set(tagged) <= set(known)
     assert len(tagged) > 100
+
+
+def test_every_place_exists_and_is_of_a_requirement() -> None:
+    places = SCRIPT["places"]()
+    assert set(places) <= {one.tag for one in SCRIPT["requirements"]()}
+    assert not [wrong for found in places.values() for place in found for wrong in place.mistakes()]
+    rows = [place for found in places.values() for place in found]
+    assert len(rows) == len(set(rows))
+
+
+@pytest.mark.parametrize(
+    ("place", "wrong"),
+    [
+        (("met", "docs/none.md", ""), "there is no docs/none.md"),
+        (("met", "docs/lanes.md#the-bush", ""), "docs/lanes.md has no heading #the-bush"),
+        (("met", "", "somewhere"), "met needs a file"),
+        (("not met", "docs/lanes.md", ""), "not met needs a reason"),
+        (("nearly", "docs/lanes.md#the-tree", "x"), "'nearly' is none of met, measured"),
+    ],
+)
+def test_a_place_that_is_none_is_found(place: tuple[str, str, str], wrong: str) -> None:
+    [found] = SCRIPT["Place"]("000-G-1", *place).mistakes()
+    assert found.startswith(f"000-G-1: {wrong}")
+
+
+def test_no_requirement_is_without_a_place() -> None:
+    placed = {*SCRIPT["tagged_tests"](), *SCRIPT["places"]()}
+    assert {one.tag for one in SCRIPT["requirements"]()} - placed <= OF_THE_DECOMPOSITION
 
 
 def test_a_tag_is_found_at_the_test_that_carries_it() -> None:

@@ -13,6 +13,7 @@ from tests.cli.processes import samestep, torchrun
 SMALL = ("--largest", "4KB", "--rounds", "3")
 
 
+@pytest.mark.requirement("003-T5-3")
 def test_messages_of_two_and_four_ranks(tmp_path: Path) -> None:
     files = ("--output", "comm.json", "--report", "comm.html")
     done = samestep("bench", "comm", "--worlds", "2,4", *SMALL, *files, "--json", cwd=tmp_path)

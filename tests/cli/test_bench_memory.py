@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from samestep.bench.memory import PARTS
 from tests.cli.processes import samestep
 
@@ -21,6 +23,7 @@ def write_config(folder: Path, task: str) -> None:
     (folder / "config.json").write_text(json.dumps(document))
 
 
+@pytest.mark.requirement("003-T5-6", "003-T5-7")
 def test_parts_of_two_ranks_and_the_one_that_leaks(tmp_path: Path) -> None:
     write_config(tmp_path, "Leaking")
     done = samestep(

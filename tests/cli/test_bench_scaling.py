@@ -42,6 +42,7 @@ class Late(samestep.Task):
 """
 
 
+@pytest.mark.requirement("003-T5-2", "003-T5-4", "003-R-2")
 def test_a_slow_rank_of_a_task_is_found_by_name(tmp_path: Path) -> None:
     """Rank 1 sleeps in every lane."""
     (tmp_path / "late.py").write_text(TASK)

@@ -82,6 +82,7 @@ def test_bash_completes_commands(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.requirement("004-VS-1", "001-S2-10")
 def test_init_writes_what_trains_and_verifies(tmp_path: Path) -> None:
     assert samestep("init", "mine", cwd=tmp_path).returncode == 0
     trained = samestep("train", "mine/config.yaml", cwd=tmp_path)
@@ -175,6 +176,7 @@ def test_own_code_failing_in_one_process_shows_its_traceback(config: Path, tmp_p
     assert done.stderr.rstrip().endswith("ZeroDivisionError: my own bug")
 
 
+@pytest.mark.requirement("004-CI-4")
 def test_verify_names_the_first_step_of_rank_seeded_dropout(config: Path, tmp_path: Path) -> None:
     done = samestep(
         "verify", config, f"task={TASKS}:RankSeeded", "--worlds", "1,2", "--json", cwd=tmp_path
@@ -189,7 +191,7 @@ def test_verify_names_the_first_step_of_rank_seeded_dropout(config: Path, tmp_pa
     assert found["ulp"] > 0
 
 
-@pytest.mark.requirement("004-5.3-3")
+@pytest.mark.requirement("004-5.3-3", "004-VS-1")
 def test_verify_catches_an_all_reduce_in_the_place_of_the_tree(
     config: Path, tmp_path: Path
 ) -> None:
@@ -241,6 +243,7 @@ def test_config_show_lists_origins_and_check_lists_mistakes(
     assert "Traceback" not in wrong.stderr
 
 
+@pytest.mark.requirement("001-S1-3")
 def test_config_show_lists_what_the_launcher_set(
     config: Path, here: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,7 @@ def notebook(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return run([sys.executable, "-c", text], cwd=folder, cold=FORKS)
 
 
+@pytest.mark.requirement("001-T-2")
 def test_a_run_in_a_notebook_is_the_same_run(tmp_path: Path) -> None:
     done = notebook(TRAIN, tmp_path)
     assert done.returncode == 0, done.stderr

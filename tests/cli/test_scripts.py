@@ -80,7 +80,7 @@ def test_a_mistake_is_reported_in_a_line(
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.requirement("003-T3-1", "003-T3-2", "003-T3-5")
+@pytest.mark.requirement("003-T3-1", "003-T3-2", "003-T3-5", "003-SC-3")
 @pytest.mark.parametrize("script", ["train_dist_torchrun.sh", "train_dist_launch.sh"])
 def test_ranks_of_this_machine(script: str, tmp_path: Path, config: Path) -> None:
     done = run(script, "--num_gpus", "2", "--config", config, "seed=3", cwd=tmp_path)

@@ -59,6 +59,7 @@ def test_a_killed_sweep_comes_to_the_same_study_at_another_parallelism(tmp_path:
     assert "are in journal (other/study.journal), and storage is now sqlite" in moved.stderr
 
 
+@pytest.mark.requirement("001-D-11", "001-S4-1")
 def test_a_failing_trial_fails_alone_and_the_best_trains_again(tmp_path: Path) -> None:
     kinds = ["raise", "no", "nan", "memory", "killed", "hang"]
     path = write_sweep(
@@ -103,7 +104,7 @@ def test_a_failing_trial_fails_alone_and_the_best_trains_again(tmp_path: Path) -
     assert samestep("sweep", "resume", "tiny", "--trust", cwd=tmp_path).returncode == 0
 
 
-@pytest.mark.requirement("001-T-4")
+@pytest.mark.requirement("001-T-4", "001-G-2", "001-S4-2", "001-S6-3")
 def test_a_rank_that_fails_is_named_and_the_next_trial_runs_on_two(tmp_path: Path) -> None:
     space = {"params.fail": {"choice": ["rank 1", "no"]}, "params.lr": {"choice": [0.1]}}
     path = write_sweep(tmp_path, sampler="grid", space=space, ranks_per_trial=2)
@@ -165,7 +166,7 @@ def on_a_terminal(*words: Any, cwd: Path) -> tuple[int, str, str]:
     return process.returncode, output, shown.decode()
 
 
-@pytest.mark.requirement("001-S4-3")
+@pytest.mark.requirement("001-S4-3", "001-G-2")
 def test_folds_of_a_trial_are_runs_and_their_mean_is_its_value(tmp_path: Path) -> None:
     path = write_sweep(tmp_path, folds={"k": 2, "stratify": "by_label"}, trials=1)
     code, output, shown = on_a_terminal("sweep", "run", path, "--json", cwd=tmp_path)

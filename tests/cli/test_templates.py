@@ -60,7 +60,7 @@ def test_each_is_a_config_with_a_plan(name: str, ranks: int, words: list[str]) -
     assert f"│ ranks                 │ {ranks} " in plan
 
 
-@pytest.mark.requirement("001-S5-2")
+@pytest.mark.requirement("001-S5-2", "001-G-4", "001-T-5")
 def test_kaggles_own_file_counts_there(monkeypatch: pytest.MonkeyPatch) -> None:
     here("init", "mine", "--template", "kaggle")
     config = Path("mine/config.yaml")
@@ -84,6 +84,7 @@ def test_what_is_wrong_is_named_and_nothing_written(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["kaggle.yaml"]
 
 
+@pytest.mark.requirement("004-4.1-4")
 def test_they_train_the_same_run_here(tmp_path: Path) -> None:
     """Those with the most of their own; the others differ in what only their launcher reads."""
     losses = []

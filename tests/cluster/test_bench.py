@@ -12,6 +12,7 @@ from tests.cluster.slurm import Slurm
 from tests.cluster.sshd import Sshd
 
 
+@pytest.mark.requirement("000-V-3")
 @pytest.mark.parametrize("via", ["ssh", "slurm"])
 def test_scaling_on_two_machines(via: str, sshd: Sshd, slurm: Slurm, tmp_path: Path) -> None:
     training = Training.write(tmp_path, task=f"{TASKS}:Everything", global_batch=16, lanes=2)

@@ -48,6 +48,7 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.requirement("004-TS-1", "004-7.1-2")
 @pytest.mark.parametrize("block", blocks("cluster"))
 def test_a_command_runs_from_the_first_machine_as_written(
     slurm: Slurm, folder: Path, block: str

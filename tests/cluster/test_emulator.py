@@ -13,6 +13,7 @@ from tests.cluster.slurm import Slurm
 from tests.recipes.emulator.small import COMMON, CONFIG, RECIPE, SIZES, script
 
 
+@pytest.mark.requirement("002-B-4", "002-T-5", "002-X-2b", "002-T-2", "002-T-3", "002-M2-4")
 def test_srun_python_on_one_two_and_four_nodes_is_one_run(slurm: Slurm, tmp_path: Path) -> None:
     made = script("fields.py", "data", *SIZES, cwd=tmp_path)
     assert made.returncode == 0, made.stderr
@@ -39,6 +40,7 @@ def test_srun_python_on_one_two_and_four_nodes_is_one_run(slurm: Slurm, tmp_path
     assert all(is_same(record, records[0]) for record in records)
 
 
+@pytest.mark.requirement("004-5.3-2")
 @pytest.mark.parametrize(
     ("script_name", "words", "shown"),
     [

@@ -50,7 +50,15 @@ def on_both(hosts: Hosts, training: Training, run: str, *options: str) -> list[t
 
 
 @pytest.mark.requirement(
-    "000-G-2", "000-P4-9", "003-I-3", "004-KR-4", "004-KR-6", "004-SM-5", "004-5.2-3"
+    "000-G-2",
+    "000-P4-9",
+    "003-I-3",
+    "004-KR-4",
+    "004-KR-6",
+    "004-SM-5",
+    "004-5.2-3",
+    "004-AO-1",
+    "000-X-1",
 )
 def test_one_machine_mpirun_on_two_hosts_and_slurm_on_two_nodes_are_one_run(
     slurm: Slurm, tmp_path: Path, untouched: RunRecord
@@ -79,6 +87,7 @@ def verified(slurm: Slurm, training: Training) -> set[str]:
     return {world["state_hash"] for world in worlds.values()}
 
 
+@pytest.mark.requirement("000-P4-1", "000-P4-5", "003-T3-8")
 def test_machines_numbered_by_hand_whose_names_mean_loopback(
     hosts: Hosts, tmp_path: Path, untouched: RunRecord
 ) -> None:

@@ -108,6 +108,7 @@ def test_a_shell_of_salloc_is_one_process(slurm: Slurm) -> None:
     assert (alone["launcher"], alone["world"]) == ("none", 1)
 
 
+@pytest.mark.requirement("004-3.1-4")
 def test_openmpi_inside_a_batch_script(slurm: Slurm, tmp_path: Path) -> None:
     # Every rank sees SLURM_PROCID=0 there, and those of other nodes a step of mpirun's own.
     mpirun = "mpirun --allow-run-as-root --bind-to none -x PYTHONPATH"
@@ -124,6 +125,7 @@ def test_the_variables_of_torchrun_win_inside_a_step(slurm: Slurm) -> None:
     assert (found["launcher"], found["rank"], found["world"]) == ("environment", 5, 8)
 
 
+@pytest.mark.requirement("004-1.1-1", "004-AO-1")
 @pytest.mark.parametrize(
     ("launcher", "argv"),
     [

@@ -13,7 +13,17 @@ from tests.cluster.slurm import Slurm
 
 
 @pytest.mark.requirement(
-    "002-M1-2", "002-M2-1", "002-M2-2", "002-M2-3", "002-M3-3", "002-T-1", "002-T-6", "002-C-2"
+    "002-M1-2",
+    "002-M2-1",
+    "002-M2-2",
+    "002-M2-3",
+    "002-M3-3",
+    "002-T-1",
+    "002-T-6",
+    "002-C-2",
+    "004-SL-1",
+    "004-3.1-4",
+    "002-C-3",
 )
 @pytest.mark.parametrize(
     ("script", "options", "shown"),

@@ -42,7 +42,7 @@ def _train(
         return digest(trainer), scales, losses
 
 
-@pytest.mark.requirement("003-SC-1", "003-T1-3", "003-ACC-2")
+@pytest.mark.requirement("003-SC-1", "003-T1-3", "003-ACC-2", "002-C-9")
 @pytest.mark.parametrize(
     ("precision", "sizes", "overflow"),
     [
@@ -229,6 +229,7 @@ def _in_a_group_of_its_own() -> dict[str, Any]:
     return {"end": end, "open": dist.is_initialized()}
 
 
+@pytest.mark.requirement("003-T1-2", "003-T1-7", "003-T1-12")
 def test_a_group_is_closed_by_whoever_opened_it() -> None:
     found, own = run_ranks(_in_an_open_group, 2), run_ranks(_in_a_group_of_its_own, 2)
     assert [answer["open"] for answer in found] == [True, True]
@@ -270,6 +271,7 @@ def _train_wrapped(same: str) -> tuple[bool, list[float], list[float]]:
         return is_ddp, scales, weights.tolist()
 
 
+@pytest.mark.requirement("003-T1-14", "003-I-1")
 def test_distributed_data_parallel_itself_is_the_same_training_up_to_rounding() -> None:
     ours, wrapped = (run_ranks(_train_wrapped, 2, same) for same in ("bits", "rounding"))
     assert [answer[0] for answer in ours] == [False, False]

@@ -32,7 +32,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.requirement("000-P2-10")
+@pytest.mark.requirement("000-P2-10", "000-P1-8")
 def test_the_same_at_any_size_with_both_policies(tmp_path: Path) -> None:
     per_rank = [train(tmp_path, world, **BOTH) for world in (1, 2, 4)]
     rank0 = [train(tmp_path, world, **RANK0) for world in (2, 4)]

@@ -34,7 +34,19 @@ def _open_and_talk() -> dict[str, Any]:
     return said
 
 
-@pytest.mark.requirement("000-P1-3", "000-P1-4", "000-P5-1", "003-U-3", "004-1.1-5", "004-5.1-1")
+@pytest.mark.requirement(
+    "000-P1-3",
+    "000-P1-4",
+    "000-P5-1",
+    "003-U-3",
+    "004-1.1-5",
+    "004-5.1-1",
+    "001-D-6",
+    "001-S2-4",
+    "004-1.1-3",
+    "004-2.1-5",
+    "004-I-5",
+)
 def test_ranks_talk_and_close() -> None:
     said = run_ranks(_open_and_talk, 3)
     assert [s.pop("main") for s in said] == [True, False, False]
@@ -118,6 +130,7 @@ def _spawned_by_hand(port: int) -> list[int]:
     return _by_hand(rank, port)
 
 
+@pytest.mark.requirement("001-T-2")
 def test_ranks_can_be_spawned_by_hand() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

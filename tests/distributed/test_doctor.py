@@ -123,6 +123,7 @@ def _in_its_own_folder(folders: list[Path]) -> Examination:
     return examine(_config(), folders[_rank()], machine=_roomy())
 
 
+@pytest.mark.requirement("000-P4-3")
 @pytest.mark.parametrize("world", [2, 4])
 def test_a_folder_that_one_rank_does_not_see_is_an_error(world: int, tmp_path: Path) -> None:
     folders = [tmp_path / "shared"] * (world - 1) + [tmp_path / "elsewhere"]

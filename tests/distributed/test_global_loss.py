@@ -155,6 +155,7 @@ def test_batchnorm_moves_once_in_a_step_of_one_lane(recompute: bool, tmp_path: P
     assert [int(value) for value in counted] == [9]
 
 
+@pytest.mark.requirement("002-C-9")
 @pytest.mark.parametrize(("world", "lanes", "split"), [(1, 1, 1), (1, 8, 1), (4, 8, 1), (2, 4, 3)])
 def test_it_is_the_loss_of_a_plain_loop_with_the_whole_batch(
     world: int, lanes: int, split: int, tmp_path: Path

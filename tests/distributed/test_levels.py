@@ -31,6 +31,7 @@ def _assert_near(runs: list[Recorded], rtol: float) -> None:
         assert model_distance(first.state, run.state) <= rtol
 
 
+@pytest.mark.requirement("000-P0-5", "000-P2-1", "004-2.2-1", "002-C-7")
 @pytest.mark.parametrize("case", TASKS)
 def test_rounding_is_the_same_up_to_rounding(case: str, tmp_path: Path) -> None:
     worlds = (1, 2, 4)

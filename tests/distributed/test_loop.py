@@ -51,7 +51,18 @@ def _train_watching_writes(config: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.requirement(
-    "000-P0-7", "000-P2-6", "000-P2-7", "000-V-4", "001-S6-5", "002-K-4", "004-2.2-3", "004-2.2-5"
+    "000-P0-7",
+    "000-P2-6",
+    "000-P2-7",
+    "000-V-4",
+    "001-S6-5",
+    "002-K-4",
+    "004-2.2-3",
+    "004-2.2-5",
+    "001-S2-9",
+    "004-KR-3",
+    "004-AO-2",
+    "000-X-1",
 )
 def test_only_rank_0_writes_what_the_run_writes_once(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
@@ -69,6 +80,7 @@ def _train_then_list_threads(config: dict[str, Any]) -> set[str]:
     return {name.read_text().strip() for name in Path("/proc/self/task").glob("*/comm")}
 
 
+@pytest.mark.requirement("004-2.1-5")
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="lists threads by /proc")
 @pytest.mark.parametrize("same", ["bits", "rounding"])
 def test_no_thread_of_the_backend_outlives_the_run(same: str, tmp_path: Path) -> None:
@@ -78,7 +90,7 @@ def test_no_thread_of_the_backend_outlives_the_run(same: str, tmp_path: Path) ->
         assert not [name for name in names if "gloo" in name]
 
 
-@pytest.mark.requirement("000-P4-7")
+@pytest.mark.requirement("000-P4-7", "000-G-4")
 def test_every_step_and_evaluation_is_tracked_once(tmp_path: Path) -> None:
     run = train(tmp_path, 2)
     rows = _rows(run.folder)

@@ -32,7 +32,7 @@ def losses(folder: Path) -> list[float]:
     return [row["loss"] for row in rows if "loss" in row]
 
 
-@pytest.mark.requirement("000-P4-10")
+@pytest.mark.requirement("000-P4-10", "000-G-4")
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_goes_on_at_other_sizes_with_the_same_bits(case: str, tmp_path: Path) -> None:
     """Stopped in the middle of the first epoch on 4 ranks, of the second on 1, ended on 2."""

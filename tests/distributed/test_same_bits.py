@@ -31,13 +31,23 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.requirement(
-    "000-V-1", "002-C-4", "002-C-8", "002-K-5", "004-5.2-4", "004-SM-3", "004-KR-2"
+    "000-V-1",
+    "002-C-4",
+    "002-C-8",
+    "002-K-5",
+    "004-5.2-4",
+    "004-SM-3",
+    "004-KR-2",
+    "000-G-4",
+    "002-C-7",
+    "000-X-1",
 )
 @pytest.mark.parametrize("case", CASES)
 def test_one_two_and_four_ranks_are_one_run(case: str, tmp_path: Path) -> None:
     assert_same([train(tmp_path, world, **CASES[case]) for world in (1, 2, 4)])
 
 
+@pytest.mark.requirement("002-C-6")
 def test_any_number_of_ranks_up_to_the_lanes(tmp_path: Path) -> None:
     assert_same([train(tmp_path, world, clip={"norm": 0.5}) for world in (1, 3, 5, 8)])
 
@@ -66,7 +76,7 @@ def test_loader_workers_change_nothing_in_streams(tmp_path: Path) -> None:
     assert_same([none, two])
 
 
-@pytest.mark.requirement("004-2.2-4")
+@pytest.mark.requirement("004-2.2-4", "004-KR-3")
 def test_evaluation_on_rank_0_gives_the_same_bits(tmp_path: Path) -> None:
     sharded = train(tmp_path, 4)
     alone = train(tmp_path, 4, evaluation="rank0")

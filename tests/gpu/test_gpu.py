@@ -31,12 +31,14 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.requirement("000-G-1", "000-P1-6", "000-P1-7", "001-S2-7", "002-C-1")
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_that_share_a_gpu_are_one_run(case: str, tmp_path: Path) -> None:
     worlds = (1, 2, 3, 4)
     assert_same([train(tmp_path, w, distributed=SHARED, **CASES[case]) for w in worlds])
 
 
+@pytest.mark.requirement("000-P1-12", "004-SM-1", "002-M3-1")
 def test_one_rank_under_nccls_rules(tmp_path: Path) -> None:
     gloo = train(tmp_path, 1, distributed=SHARED)
     nccl = train(tmp_path, 1, distributed={"device": "cuda", "backend": "nccl"})

@@ -67,6 +67,7 @@ def _peak_of_ddp() -> int:
     return peak
 
 
+@pytest.mark.requirement("003-T5-6")
 def test_one_lane_a_rank_takes_no_more_memory_than_plain_ddp(tmp_path: Path) -> None:
     ours = max(run_ranks(_peak_of_bits, 2, str(tmp_path / "run")))
     theirs = max(run_ranks(_peak_of_ddp, 2))

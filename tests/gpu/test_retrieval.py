@@ -19,6 +19,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.requirement("000-P1-6")
 @pytest.mark.parametrize("distance", ["cosine", "euclidean"])
 def test_a_gpu_finds_what_a_cpu_finds(distance: str) -> None:
     queries, labels = points(700, 30, 1)

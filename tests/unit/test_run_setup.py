@@ -19,6 +19,7 @@ def setup(context: Any, batch: BatchPlan | None = None, **values: Any) -> RunSet
     return RunSetup.create(config, context, batch)
 
 
+@pytest.mark.requirement("004-2.1-2", "004-2.2-2")
 def test_the_lanes_are_dealt_out_to_the_ranks(two_ranks: TwoRanks) -> None:
     found = setup(two_ranks)
     assert found.batch == BatchPlan(8, 4)
@@ -37,6 +38,7 @@ def test_lanes_are_fused_at_same_samples_only(two_ranks: TwoRanks) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.requirement("004-2.2-2")
 def test_a_batch_per_rank_grows_with_the_world(two_ranks: TwoRanks, context: Any) -> None:
     values = {"batch_per_rank": 4, "accumulation": 2, "global_batch": None, "lanes": None}
     assert setup(context, **values).batch == BatchPlan(8, 2)

@@ -33,10 +33,15 @@ ALIASES: dict[str, Alias] = {
     "gradient_clip_val": Alias("clip.norm"),
     "base_batch_size": Alias("base_batch"),
     "ema_decay": Alias("ema.decay"),
+    "distributed": Alias("distributed.enabled"),
+    "ddp": Alias("distributed.enabled"),
     "ddp_enabled": Alias("distributed.enabled"),
+    "backend": Alias("distributed.backend"),
     "ddp_backend": Alias("distributed.backend"),
     "dist_backend": Alias("distributed.backend"),
     "ddp_find_unused_parameters": Alias("distributed.find_unused_parameters"),
+    "nodes": Alias("distributed.num_nodes"),
+    "gpus_per_node": Alias("launch.slurm.gpus_per_node"),
     "sync_bn": Alias("distributed.sync_batchnorm"),
     "sync_batchnorm": Alias("distributed.sync_batchnorm"),
     "distributed.sync_bn": Alias("distributed.sync_batchnorm"),
@@ -44,13 +49,16 @@ ALIASES: dict[str, Alias] = {
     "distributed.grad_accumulation": Alias("accumulation"),
     "distributed.gradient_accumulation_steps": Alias("accumulation"),
     "distributed.accumulation_steps": Alias("accumulation"),
+    "fp16": Alias("precision", _precision_of_fp16),
     "distributed.fp16": Alias("precision", _precision_of_fp16),
     "evaluation": Alias("evaluation.mode"),
     "resume": Alias("resume.checkpoint"),
     "resume_from": Alias("resume.checkpoint"),
     "resume_from_checkpoint": Alias("resume.checkpoint"),
 }
-"""`evaluation: rank0` is short for `evaluation: {mode: rank0}`, and `resume` likewise."""
+"""`evaluation: rank0` is short for `evaluation: {mode: rank0}`; `distributed: true` and `resume` likewise."""
+SECTIONS = frozenset(name for name, alias in ALIASES.items() if alias.key.startswith(f"{name}."))
+"""Names that stand for one of their own keys, unless a mapping follows them."""
 
 
 def apply_aliases(

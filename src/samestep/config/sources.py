@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from samestep.config.aliases import ALIASES
+from samestep.config.aliases import ALIASES, SECTIONS
 from samestep.config.layers import LAYER_KEYS, ONLY_IN_FILES, Layer, read_layers
 from samestep.errors import ConfigError, Mistake, TextError
 from samestep.foreign.limits import DEEPEST, check_shape, check_text, check_values, short
@@ -161,7 +161,8 @@ class FlatValues:
         # The override replaces the key of the file, whichever of its names the file uses.
         target = _real_name(key)
         for other in list(values):
-            inside = other.startswith(f"{key}.") and key not in ALIASES
+            whole = key not in ALIASES or isinstance(value, Mapping)
+            inside = other.startswith(f"{key}.") and whole
             if _real_name(other) == target or inside:
                 del values[other], origins[other]
         flat = dict(_flatten({key: value}))
@@ -215,7 +216,7 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
         path = f"{prefix}{key}"
         if isinstance(value, Mapping) and path not in _FREE_FORM:
             yield from _flatten(value, f"{path}.")
-            if not value:  # an empty section turns on what is off without it
+            if not value and path not in SECTIONS:  # it turns on what is off without it
                 yield path, {}
         else:
             yield path, value

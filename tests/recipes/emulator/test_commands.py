@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 import torch
 
 from tests.cli.processes import run
-from tests.recipes.emulator.small import COMMON, CONFIG, SIZES, script
+from tests.recipes.emulator.small import COMMON, CONFIG, RECIPE, SIZES, script
 
 pytestmark = pytest.mark.usefixtures("emulator_recipe")
 
 
+@pytest.mark.requirement("002-M3-2", "002-X-1b", "002-X-2b")
 def test_the_recipe_from_fields_to_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One test, for all of it is about the same trainings."""
     folder = tmp_path / "whole"
@@ -92,7 +94,7 @@ def assert_the_page_shows_everything(page: Path) -> None:
 
 
 def assert_a_run_begins_again_at_its_best(folder: Path) -> None:
-    """Where the highest loss counts as the best, the best is not the last."""
+    """On two ranks of torchrun, then alone. Where the highest loss counts as the best, it is not the last."""
     words = (
         "--config",
         CONFIG,
@@ -101,8 +103,10 @@ def assert_a_run_begins_again_at_its_best(folder: Path) -> None:
         "params.jacobian_samples=0",
         "best.mode=max",
     )
-    first = script("scripts/train.py", *words, cwd=folder)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    first = run([*torchrun, *map(str, (RECIPE / "scripts" / "train.py", *words))], cwd=folder)
     assert first.returncode == 0, first.stderr
+    assert "gloo backend, 2 processes" in first.stderr
     run_dir = folder / "runs" / "again"
     result = json.loads((run_dir / "result.json").read_text())
     best = result["best"]["step"]

@@ -89,6 +89,7 @@ def test_a_column_that_does_not_vary_is_only_shifted() -> None:
     assert Moments.of(rows[:0]).merge(Moments.of(rows)).count == 2
 
 
+@pytest.mark.requirement("002-X-1b")
 def test_only_pieces_that_are_asked_for_are_kept(fields: Any) -> None:
     from patterns import Patterns
 
@@ -115,6 +116,7 @@ def test_what_cannot_be_read_is_named(fields: Any, tmp_path: Path) -> None:
         replace(fields, ocean=fields.atmosphere, inputs=("sst",)).refuse_missing()
 
 
+@pytest.mark.requirement("002-X-2b")
 def test_the_jacobian_is_that_of_predict_in_physical_units() -> None:
     from networks import Emulator
 

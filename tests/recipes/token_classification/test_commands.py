@@ -18,6 +18,7 @@ from tests.recipes.token_classification.small import COMMON, TRAIN, script
 WORDS = ("--ranks", "2", "--train", "48", "--valid", "19", "--epochs", "2")
 
 
+@pytest.mark.requirement("001-G-1", "001-T-3", "001-S6-1")
 @pytest.mark.usefixtures("token_recipe")
 def test_the_recipe_from_documents_to_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -147,6 +148,7 @@ def assert_the_page_shows_everything(page: Path) -> None:
     assert small.stat().st_size < plain.stat().st_size
 
 
+@pytest.mark.requirement("001-X-1")
 def test_searches_go_by_the_name_of_a_profile(tmp_path: Path) -> None:
     unknown = script("local_sweeps.py", "large", cwd=tmp_path)
     assert unknown.returncode == 2

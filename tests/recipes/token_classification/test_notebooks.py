@@ -61,6 +61,7 @@ def _choice(word: str) -> str:
     return f"space.{key}={{choice: [{value}]}}"
 
 
+@pytest.mark.requirement("001-S3-1", "001-S3-2")
 def test_the_local_notebook_trains_searches_and_exports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +74,7 @@ def test_the_local_notebook_trains_searches_and_exports(
     assert (folder / "model" / "tokenizer.json").exists()
 
 
+@pytest.mark.requirement("001-S3-1", "001-S5-3", "001-T-5", "001-G-4")
 def test_the_colab_notebook_is_the_local_one_but_for_its_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,6 +90,7 @@ def test_the_colab_notebook_is_the_local_one_but_for_its_install(
     assert '"global_batch": 16' in printed
 
 
+@pytest.mark.requirement("001-D-3", "001-S3-2", "001-S5-3")
 @pytest.mark.parametrize("path", [LOCAL, COLAB], ids=lambda path: path.stem)
 def test_no_output_is_committed_and_no_device_is_chosen(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)

@@ -41,6 +41,7 @@ def _train(words: list[str]) -> int:
     return main(words)
 
 
+@pytest.mark.requirement("003-ACC-1")
 def test_the_recipe_from_pictures_to_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

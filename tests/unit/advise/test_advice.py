@@ -159,6 +159,7 @@ def held(tried: list[tuple[Layout, Timed]], **known: int | None) -> list[bool | 
     return [one.holds for one in conditions(tried, Surroundings(**{**facts, **known}))]  # type: ignore[arg-type]
 
 
+@pytest.mark.requirement("002-D-2")
 def test_four_reasons_for_threads_and_four_for_ranks() -> None:
     faster = [(ONE, timed(1.0)), (RANKS, timed(0.5, world=4))]
     assert held(faster) == [True, True, None, False, False, False, True, False]

@@ -193,6 +193,7 @@ def test_without_a_loss_function_the_model_gives_the_loss() -> None:
             assert trainer.training_step(batch) == pytest.approx(expected)
 
 
+@pytest.mark.requirement("002-C-9")
 def test_fp32_is_plain_torch() -> None:
     """Uneven micro-batches weigh by their samples: as if they had come as one batch."""
     ours, theirs = nn.Linear(6, 2), nn.Linear(6, 2)
@@ -329,6 +330,7 @@ def test_a_lane_without_samples_adds_nothing() -> None:
     assert [math.isnan(loss) for loss in losses] == [False, True, False, False]
 
 
+@pytest.mark.requirement("003-DEP-1")
 def test_the_scale_grows_after_steps_without_overflow() -> None:
     config = AMPConfig.force_fp16(initial_scale=1024.0, growth_interval=2)
     with AMPTrainer(net(), config, loss_fn=mean_loss) as trainer:

@@ -16,6 +16,7 @@ from samestep.launch.run.worlds import World
 from tests.unit.bench.scaling_rows import row_of
 
 
+@pytest.mark.requirement("003-T5-9", "003-T5-10")
 def test_a_dict_for_each_world_with_other_loops_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[tuple[BenchCommand, Sequence[World]]] = []
 

@@ -63,6 +63,7 @@ def report(*words: str | Path) -> Any:
     return CliRunner().invoke(app, ["bench", "report", *map(str, words)])
 
 
+@pytest.mark.requirement("003-T5-12")
 def test_a_page_tables_and_a_picture(results: Path, tmp_path: Path) -> None:
     page, folder, picture = (tmp_path / name for name in ("out.html", "csv", "out.png"))
     done = report(results, "--output", page, "--csv", folder, "--png", picture, "--json")
@@ -88,6 +89,7 @@ def test_a_page_tables_and_a_picture(results: Path, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.requirement("003-T5-12")
 def test_one_csv_has_all_rows(results: Path, tmp_path: Path) -> None:
     done = report(results, "--csv", tmp_path / "all.csv")
     assert done.exit_code == 0, done.stderr

@@ -30,6 +30,7 @@ def test_nothing_measured_is_not_measurable_and_says_what_to_measure() -> None:
     assert "samestep bench memory" in found[LEAK].why
 
 
+@pytest.mark.requirement("003-T5-13", "003-SC-5", "004-SM-2")
 @pytest.mark.parametrize(
     ("efficiency", "strong", "stronger", "undecided"),
     [
@@ -91,6 +92,7 @@ def on_four_hosts(seconds: float) -> dict[str, Any]:
     return scaling(4, seconds, ranks=ranks)
 
 
+@pytest.mark.requirement("002-B-1")
 def test_four_nodes_are_two_times_as_fast_as_one() -> None:
     """1 s against 0.4 s of the same batch: 2.5 times; the range from 0.99 / 0.404 to 1.01 / 0.396."""
     found = one(NODES, scaling(1, 1.0), on_four_hosts(0.4))
@@ -102,6 +104,7 @@ def test_four_nodes_are_two_times_as_fast_as_one() -> None:
     assert one(NODES, scaling(1, 1.0), on_four_hosts(0.4), device="cuda:0").state == UNKNOWN
 
 
+@pytest.mark.requirement("002-B-2", "002-B-3")
 @pytest.mark.parametrize(("exchange", "state"), [(0.02, PASS), (0.09, PASS), (0.11, FAIL)])
 def test_the_exchange_has_a_share_of_a_step(exchange: float, state: str) -> None:
     """Of 0.3 s."""
@@ -113,6 +116,7 @@ def test_the_exchange_has_a_share_of_a_step(exchange: float, state: str) -> None
     assert one(NCCL, scaling(4, 0.3, phases=phases)).state == UNKNOWN
 
 
+@pytest.mark.requirement("003-X-3")
 def test_amp_is_compared_with_fp32_on_gpus_only() -> None:
     """2 s against 1 s."""
     rows = [scaling(1, 2.0), scaling(1, 1.0, precision="bf16")]
@@ -138,6 +142,7 @@ def test_a_leak_is_named_with_its_rank() -> None:
     assert judged(machine("memory", rows[:1]), LEAK).state == PASS
 
 
+@pytest.mark.requirement("003-T5-13")
 def test_every_machine_has_every_target() -> None:
     results = machine("scaling", [scaling(1, 1.0)]).results
     other = machine("scaling", [scaling(1, 1.0)], cpus=4).results

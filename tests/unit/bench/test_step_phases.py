@@ -14,6 +14,7 @@ from samestep.bench.step_phases import (
 )
 
 
+@pytest.mark.requirement("003-T5-4")
 def test_who_is_early_waits_and_the_rest_is_the_exchange() -> None:
     """Ranks are ready after 4 and 7 seconds; both leave the exchange after 9."""
     early, late = RankStep(1.0, 3.0, 5.0, 0.5), RankStep(1.0, 6.0, 2.0, 0.5)

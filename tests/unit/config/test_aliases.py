@@ -21,6 +21,8 @@ ALIAS_VALUES = {
     "resume.checkpoint": "never",
     "distributed.enabled": True,
     "distributed.backend": "gloo",
+    "distributed.num_nodes": 2,
+    "launch.slurm.gpus_per_node": 4,
     "distributed.find_unused_parameters": True,
     "distributed.sync_batchnorm": True,
 }
@@ -42,7 +44,15 @@ def lines_of(path, value):
 
 
 @pytest.mark.requirement(
-    "000-K-3", "000-K-4", "000-K-5", "001-D-2", "001-S1-4", "004-4.1-1", "004-4.1-3"
+    "000-K-3",
+    "000-K-4",
+    "000-K-5",
+    "001-D-2",
+    "001-S1-4",
+    "004-4.1-1",
+    "004-4.1-3",
+    "001-S1-5",
+    "004-4.1-4",
 )
 @pytest.mark.parametrize("alias", ALIASES)
 def test_another_projects_name_is_accepted_and_reported(write, alias):
@@ -71,3 +81,21 @@ def test_two_other_names_of_one_key_are_refused():
     doubled = {**source, "grad_accum_steps": 2, "accumulation_steps": 2}
     message = mistakes(doubled)["accumulation_steps"]
     assert "accumulation is already set (mapping as grad_accum_steps)" in message
+
+
+@pytest.mark.parametrize("section", ["distributed", "evaluation", "resume"])
+def test_an_empty_section_sets_nothing(section):
+    source = {"task": "t.py:T", "epochs": 1, "global_batch": 8}
+    assert rows(read_config(source | {section: {}})) == rows(read_config(source))
+
+
+def test_a_value_in_the_place_of_a_section_leaves_the_rest_of_it(write):
+    path = write(
+        "task: t.py:T\nepochs: 1\nglobal_batch: 8\ndistributed: {backend: gloo, timeout: 9}\n"
+    )
+    found = rows(read_config(path, ["distributed=true"]))
+    assert found["distributed.enabled"] == (True, "override as distributed")
+    assert found["distributed.timeout"] == (9.0, "line 4")
+    # A mapping is the whole section, as for sections without a short form.
+    found = rows(read_config(path, ["distributed={enabled: true}"]))
+    assert found["distributed.backend"][0] == "auto"

@@ -69,6 +69,18 @@ def test_a_default_section_sets_no_variables():
     assert DistributedConfig.from_env({"PATH": "/bin"}) == DistributedConfig()
 
 
+@pytest.mark.requirement("003-T2-1", "003-T2-2", "003-T2-4", "003-T2-5")
+def test_what_is_not_set_is_found_out_or_as_in_distributed_data_parallel():
+    section = DistributedConfig()
+    placed = ("enabled", "backend", "world_size", "rank", "num_nodes", "node_rank")
+    met = ("num_gpus_per_node", "master_addr", "master_port")
+    assert {getattr(section, name) for name in (*placed, *met)} == {"auto"}
+    assert (section.device_ids, section.launch_method) == (None, "torchrun")
+    assert (section.find_unused_parameters, section.broadcast_buffers) == (False, True)
+    assert section.gradient_as_bucket_view is True
+
+
+@pytest.mark.requirement("003-T3-7", "003-SC-2")
 def test_launch_facts_go_by_the_names_every_launcher_knows():
     section = DistributedConfig(
         rank=3,
@@ -108,6 +120,7 @@ def test_a_wrong_variable_is_named():
         DistributedConfig.from_env({"WORLD_SIZE": "many"})
 
 
+@pytest.mark.requirement("003-T2-10")
 @pytest.mark.parametrize(
     "fields",
     [

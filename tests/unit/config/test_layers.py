@@ -87,7 +87,7 @@ def test_paths_are_relative_to_the_file_that_sets_them(folder: Path) -> None:
     assert smoke.epochs == 1
 
 
-@pytest.mark.requirement("001-D-1", "001-S5-2")
+@pytest.mark.requirement("001-D-1", "001-S5-2", "001-N-2", "001-T-5")
 def test_the_platform_adds_its_file_and_the_plan_says_so(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from samestep.errors import ConfigError
 from tests.unit.config.configs import GOOD, mistakes
 
 
-@pytest.mark.requirement("003-T2-13")
+@pytest.mark.requirement("003-T2-13", "001-D-4")
 def test_yaml_json_and_a_mapping_give_the_same_config(write):
     values = {**GOOD, "name": "digits", "loader": {"workers": 2}, "params": {"layers": [1, 2]}}
     from_yaml = load_config(write(yaml.safe_dump(values)))

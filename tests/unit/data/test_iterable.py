@@ -202,6 +202,7 @@ def test_loader_processes_change_neither_samples_nor_draws(workers: int) -> None
     assert contents(ahead, 5) == here
 
 
+@pytest.mark.requirement("000-P2-4", "004-CI-4")
 def test_a_lanes_draws_do_not_depend_on_the_rank_that_reads_it() -> None:
     values: dict[str, Any] = {"lanes": 2, "steps_per_epoch": 3}
     alone = contents(open_source(setup_of(**values), Drawing()), 3)
@@ -255,6 +256,7 @@ class HuggingFace:
 HuggingFace.__module__ = "datasets.iterable_dataset"
 
 
+@pytest.mark.requirement("004-AO-2")
 def test_a_hugging_face_dataset_is_split_by_lane_and_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     def split(dataset: HuggingFace, rank: int, world_size: int) -> HuggingFace:
         return HuggingFace(rank, world_size)

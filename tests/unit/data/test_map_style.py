@@ -80,7 +80,9 @@ def test_steps_from_any_position_are_those_of_the_whole_run(start: int) -> None:
     assert contents(source, 6, Position(start)) == contents(source, 6)[start:]
 
 
-@pytest.mark.requirement("000-P2-2", "002-K-3", "004-2.3-2")
+@pytest.mark.requirement(
+    "000-P2-2", "002-K-3", "004-2.3-2", "001-D-7", "001-S2-5", "004-2.1-3", "004-2.3-1"
+)
 def test_a_rank_reads_its_own_lanes_only() -> None:
     assert ids(numbers(8, rank=0, world=2), 1) == [[(0, (0,)), (1, (1,))]]
     assert ids(numbers(8, rank=1, world=2), 1) == [[(2, (2,)), (3, (3,))]]
@@ -169,6 +171,7 @@ def test_a_collate_function_may_return_anything() -> None:
     assert first[1].data == [(torch.tensor(2),), (torch.tensor(3),)]
 
 
+@pytest.mark.requirement("001-S2-8")
 def test_an_order_may_repeat_and_leave_out_samples() -> None:
     dataset = TensorDataset(torch.arange(4))
     source = open_source(setup_of(lanes=1), dataset, lambda seed, epoch: [3, 3, 1 + epoch])

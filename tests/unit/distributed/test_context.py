@@ -93,6 +93,7 @@ def test_a_first_rank_that_fails_releases_nobody() -> None:
     found.close()
 
 
+@pytest.mark.requirement("002-M1-1")
 def test_threads_are_set_for_the_process() -> None:
     before = torch.get_num_threads()
     try:
@@ -148,6 +149,7 @@ def test_an_error_that_means_itself_passes_through() -> None:
 # -- creating -------------------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("001-D-6")
 def test_without_a_launcher_there_is_one_process(capsys: pytest.CaptureFixture[str]) -> None:
     with create_run_context(SECTION, detect_hardware({}), ALONE) as found:
         assert type(found) is SingleProcessContext
@@ -155,12 +157,21 @@ def test_without_a_launcher_there_is_one_process(capsys: pytest.CaptureFixture[s
     assert "One process on cpu, 1 thread(s)" in capsys.readouterr().err
 
 
+@pytest.mark.requirement("001-D-12")
+def test_where_one_process_was_started_enabled_is_one_process_too() -> None:
+    section = SECTION.model_copy(update={"enabled": True})
+    with create_run_context(section, detect_hardware({}), ALONE) as found:
+        assert type(found) is SingleProcessContext
+
+
+@pytest.mark.requirement("001-S2-2", "001-D-3")
 def test_a_whole_config_is_taken_by_its_section() -> None:
     config = load_config({"global_batch": 8, "epochs": 1, "distributed": SECTION.model_dump()})
     with create_run_context(config, detect_hardware({}), ALONE) as found:
         assert (found.device.type, found.threads) == ("cpu", 1)
 
 
+@pytest.mark.requirement("000-P1-13")
 def test_a_device_that_the_caller_chose_wins() -> None:
     device = torch.device("meta")
     with create_run_context(SECTION, detect_hardware({}), ALONE, device) as found:

@@ -55,6 +55,7 @@ def test_one_process_has_no_rank_before_its_lines(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == "Plan\n"
 
 
+@pytest.mark.requirement("000-P1-5", "003-T1-4")
 def test_a_line_of_the_run_is_shown_by_rank_0_only_and_in_every_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,6 +51,7 @@ def refusal(config, hardware, launch):
     return str(caught.value)
 
 
+@pytest.mark.requirement("000-G-3", "001-G-3", "004-KR-1", "004-5.1-4", "003-T2-1")
 def test_a_lone_process_on_a_cpu_needs_nothing():
     placed = decide_placement(DistributedConfig(), machine(), ALONE)
     assert (placed.world.value, placed.rank.value, placed.launcher.value) == (1, 0, "none")
@@ -58,7 +59,19 @@ def test_a_lone_process_on_a_cpu_needs_nothing():
     assert (placed.master_addr.value, placed.master_port.value) == (None, None)
 
 
-@pytest.mark.requirement("000-P0-3", "004-1.1-4", "004-4.1-2", "002-M3-1")
+@pytest.mark.requirement(
+    "000-P0-3",
+    "004-1.1-4",
+    "004-4.1-2",
+    "002-M3-1",
+    "000-P0-5",
+    "000-K-2",
+    "001-S1-2",
+    "001-T-1",
+    "001-G-3",
+    "004-I-5",
+    "004-1.2-1",
+)
 def test_auto_takes_nccl_and_the_local_ranks_gpu():
     placed = decide_placement(DistributedConfig(), machine(gpus=4), launched(6, 8, local_world=4))
     assert placed.device.value == "cuda:2"
@@ -66,12 +79,14 @@ def test_auto_takes_nccl_and_the_local_ranks_gpu():
     assert (placed.node_rank.value, placed.nodes.value) == (1, 2)
 
 
+@pytest.mark.requirement("000-K-2")
 def test_auto_takes_gloo_on_a_machine_without_gpus():
     placed = decide_placement(DistributedConfig(), machine(), launched(1, 2))
     assert (placed.device.value, placed.backend.value) == ("cpu", "gloo")
     assert placed.device.reason == "torch sees no GPU"
 
 
+@pytest.mark.requirement("000-P1-13")
 def test_device_cpu_leaves_the_gpus_alone():
     placed = decide_placement(DistributedConfig(device="cpu"), machine(gpus=2), launched(3, 4))
     assert (placed.device.value, placed.backend.value) == ("cpu", "gloo")
@@ -115,7 +130,7 @@ def test_two_ranks_share_one_gpu_under_gloo():
     assert devices == {"cuda:0"}
 
 
-@pytest.mark.requirement("003-T2-3")
+@pytest.mark.requirement("003-T2-3", "003-T2-9")
 def test_device_ids_are_given_to_the_local_ranks_in_order():
     section = DistributedConfig(device_ids=(3, 1))
     places = [decide_placement(section, machine(gpus=4), launched(rank, 2)) for rank in (0, 1)]
@@ -189,6 +204,7 @@ def test_the_ranks_of_a_machine_share_its_cpus(cpus, ranks_here, threads):
     assert placed.shares_cpus
 
 
+@pytest.mark.requirement("002-M1-1")
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("cpus", [1, 2, 64])
 def test_same_bits_on_cpus_is_one_thread_whatever_the_machine(cpus, ranks):
@@ -219,6 +235,7 @@ def test_threads_per_rank_is_taken_as_set():
     )
 
 
+@pytest.mark.requirement("003-T2-2", "003-T2-9", "000-P4-1")
 def test_ranks_can_be_placed_by_hand():
     section = DistributedConfig(
         rank=5, world_size=8, num_nodes=2, master_addr="head", master_port=4000
@@ -262,6 +279,7 @@ def test_every_contradiction_is_in_one_error():
     ]
 
 
+@pytest.mark.requirement("001-S1-7", "001-S1-3")
 def test_everything_that_auto_stood_for_has_a_reason():
     rows = decide_placement(DistributedConfig(), machine(gpus=2), launched(1, 2)).rows()
     assert all(key.startswith("distributed.") for key, _, _ in rows)

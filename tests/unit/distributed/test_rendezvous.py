@@ -347,6 +347,7 @@ def test_a_loopback_name_of_another_machine_is_replaced_by_the_address_towards_r
     assert (chosen.variable, chosen.value) == ("GLOO_SOCKET_IFNAME", "eth0")
 
 
+@pytest.mark.requirement("000-P4-5")
 def test_nccl_gets_an_interface_only_where_it_has_a_choice() -> None:
     ranks = [rank(0, "b"), rank(1, "a", address="10.9.0.1")]
     assert choose_interface(ranks[1], ranks, "nccl", [LO, ETH1], "10.0.0.1") is None

@@ -516,6 +516,7 @@ def test_a_folder_that_ranks_do_not_share_is_named_with_them() -> None:
     )
 
 
+@pytest.mark.requirement("002-X-4")
 def test_wrong_sums_and_slow_networks_are_reported() -> None:
     here, apart = [Place(0, "n1"), Place(1, "n1")], [Place(0, "n1"), Place(1, "n2")]
     right = Reduced(4096, 0.001, (), 4e6)

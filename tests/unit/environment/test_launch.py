@@ -55,7 +55,15 @@ ONLY_PMIX = {"slurm_srun_pmix_rank0", "slurm_srun_pmix_rank3"}
 
 
 @pytest.mark.requirement(
-    "000-P1-2", "003-U-2", "004-1.1-2", "004-5.1-2", "004-I-1", "004-I-2", "004-I-3"
+    "000-P1-2",
+    "003-U-2",
+    "004-1.1-2",
+    "004-5.1-2",
+    "004-I-1",
+    "004-I-2",
+    "004-I-3",
+    "004-1.1-1",
+    "004-AO-1",
 )
 @pytest.mark.parametrize(("name", "expected"), PLACES.items(), ids=PLACES)
 def test_a_recorded_environment_gives_the_rank_its_place(name, expected):
@@ -99,6 +107,7 @@ def test_a_world_of_one_needs_no_rank():
     assert place(detect_launch({"WORLD_SIZE": "1"})) == ALONE
 
 
+@pytest.mark.requirement("000-P4-1")
 def test_ranks_set_by_hand_are_understood():
     environ = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "head", "MASTER_PORT": "29500"}
     launch = detect_launch(environ)

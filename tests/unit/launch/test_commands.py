@@ -144,6 +144,7 @@ SCRIPTS: dict[str, Callable[[], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.requirement("004-3.1-2", "003-T3-7", "004-SL-1")
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_is_the_same_to_the_letter(name: str) -> None:
     path, script = GOLDEN / f"{name}.sh", SCRIPTS[name]()
@@ -544,6 +545,7 @@ def test_what_the_mistakes_vary_is_itself_right(tmp_path: Path) -> None:
     assert arrayed("seed={array}", array="0-3")(tmp_path)
 
 
+@pytest.mark.requirement("003-T2-5")
 def test_a_launcher_is_chosen_by_the_config_or_the_option(tmp_path: Path) -> None:
     static = requested("torchrun", nproc=2, nodes=2, node_rank=1, master_addr="n0")(tmp_path)
     assert isinstance(static, TorchrunLaunch)
@@ -616,6 +618,7 @@ def test_a_mistake_on_the_command_line_names_the_fix(
     assert [path.name for path in folder.iterdir()] == ["run.yaml"]
 
 
+@pytest.mark.requirement("004-3.2-5")
 def test_options_of_slurm_become_lines_of_the_script(folder: Path) -> None:
     arguments = ["--via", "slurm", "--nodes", "2", "--gpus-per-node", "4", "--time", "12:00:00"]
     arguments += ["--partition", "gpu two", "--mail-user", "me@x", "--array", "0-3"]

@@ -52,6 +52,7 @@ def test_with_same_bits_other_cpus_are_used_by_a_launch(
     assert more_processes_may_help(loaded, 1, threads, threads, on_gpu=False) == ""
 
 
+@pytest.mark.requirement("001-T-1", "001-G-3")
 @pytest.mark.parametrize(
     ("cpus", "omp", "overrides", "ranks"),
     [
@@ -77,4 +78,5 @@ def test_a_launch_without_nproc_uses_the_cpus_that_lanes_can_use(
     loaded = config("distributed.threads_per_rank=auto", *overrides)
     assert default_nproc(loaded, device_count=0) == ranks
     assert default_nproc(config(), device_count=0, nodes=4) == min(2, cpus if omp is None else 2)
-    assert default_nproc(config("distributed.device=auto"), device_count=4) == 4
+    for gpus in (1, 4):
+        assert default_nproc(config("distributed.device=auto"), device_count=gpus) == gpus

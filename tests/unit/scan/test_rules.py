@@ -49,6 +49,7 @@ def test_every_rule_says_why_and_what_to_write() -> None:
         assert not rule.why.endswith("."), rule.name
 
 
+@pytest.mark.requirement("000-P1-1")
 def test_scripts_for_one_gpu_are_found_and_their_ports_are_clean() -> None:
     ports = ROOT / "examples" / "ports"
     for script in sorted(ports.glob("*/single.py")):
@@ -58,6 +59,7 @@ def test_scripts_for_one_gpu_are_found_and_their_ports_are_clean() -> None:
         assert not scanned(script).findings, script
 
 
+@pytest.mark.requirement("000-P1-1")
 @pytest.mark.parametrize("folder", ["recipes", "examples"])
 def test_our_own_tasks_are_clean(folder: str) -> None:
     others = ("single.py", "accelerate_port.py")

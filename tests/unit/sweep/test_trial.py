@@ -54,8 +54,10 @@ def test_a_trial_without_a_number_fails(result: RunResult) -> None:
         objective_of(sweep(), result)
 
 
+@pytest.mark.requirement("001-D-10")
 def test_a_run_on_one_rank_is_started_with_its_time_limits(tmp_path: Path) -> None:
     spec = RunSpec("a", tmp_path / "c.yaml", (), tmp_path, hang_timeout=90.0, start_timeout=600.0)
+    assert (spec.words()[0], replace(spec, ranks=2).words()[0]) == ("train", "launch")
     words = " ".join(spec.words())
     assert "--hang-timeout 90 --start-timeout 600" in words
     assert "timeout" not in " ".join(replace(spec, ranks=2).words()), (

@@ -85,6 +85,7 @@ class Sharing(Rank):
         return self.gathered
 
 
+@pytest.mark.requirement("000-P2-3", "004-KR-3")
 @pytest.mark.parametrize("mode", ["sharded", "rank0"])
 def test_ranks_share_the_lanes_or_leave_them_to_rank_0(mode: str) -> None:
     alone = evaluate(setup_of())

@@ -60,6 +60,7 @@ def holder(folder: Path, *how: str) -> Iterator[subprocess.Popen[str]]:
             os.kill(worker, signal.SIGKILL)
 
 
+@pytest.mark.requirement("000-P4-3")
 def test_a_directory_in_use_by_another_process_is_refused_with_its_name(tmp_path: Path) -> None:
     with holder(tmp_path / "run") as process:
         with pytest.raises(RunDirError) as caught:

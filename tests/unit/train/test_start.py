@@ -20,6 +20,7 @@ def in_file(path: Path, values: dict[str, Any]) -> Path:
     return path
 
 
+@pytest.mark.requirement("004-6.1-1")
 @pytest.mark.parametrize("form", ["mapping", "path", "text", "config"])
 def test_a_config_is_taken_in_any_form(tmp_path: Path, form: str) -> None:
     values = settings(tmp_path / "run", seed=5)

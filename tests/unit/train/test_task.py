@@ -113,6 +113,7 @@ def test_an_error_in_the_file_is_the_users_own_and_leaves_no_module(folder: Path
 # -- defaults -------------------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("004-6.1-2")
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -55,6 +55,7 @@ def once(task: str, folder: Path, *more: Any, **values: Any) -> Outcome:
         return train_once(config, context, *more)
 
 
+@pytest.mark.requirement("001-D-9", "001-D-10", "001-S2-6", "001-S3-4")
 def test_a_training_reports_how_far_it_got(task: str, tmp_path: Path) -> None:
     outcome = once(task, tmp_path / "run")
     assert (outcome.steps, outcome.stopped) == (6, "done")
