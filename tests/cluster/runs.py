@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from samestep.train.record import RunRecord
+from tests.cluster.hosts import Hosts
 
 ROOT = Path(__file__).parents[2]
 TASKS = ROOT / "tests" / "distributed" / "tasks.py"
@@ -116,3 +117,8 @@ def wait_for(what: Callable[[], bool], seconds: float = PATIENCE) -> float:
         assert time.monotonic() - start < seconds, "it did not happen in time"
         time.sleep(0.05)
     return time.monotonic() - start
+
+
+def by_rsh(hosts: Hosts) -> dict[str, str]:
+    """What lets OpenMPI start ranks on the other hosts."""
+    return {"OMPI_MCA_plm_rsh_agent": str(hosts.rsh), "OMPI_MCA_oob_tcp_if_include": "eth0"}

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.runs import PATIENCE, TASKS, Training
+from tests.cluster.runs import PATIENCE, TASKS, Training, by_rsh
 from tests.cluster.slurm import Slurm
 from tests.cluster.sshd import Sshd
 
 
 @pytest.mark.requirement("000-V-3")
-@pytest.mark.parametrize("via", ["ssh", "slurm"])
+@pytest.mark.parametrize("via", ["ssh", "slurm", "mpirun"])
 def test_scaling_on_two_machines(via: str, sshd: Sshd, slurm: Slurm, tmp_path: Path) -> None:
     training = Training.write(tmp_path, task=f"{TASKS}:Everything", global_batch=16, lanes=2)
     # Over ssh no variable travels but those that the config names.
@@ -21,13 +21,16 @@ def test_scaling_on_two_machines(via: str, sshd: Sshd, slurm: Slurm, tmp_path: P
     words = {
         "ssh": ("--hosts", "n1,n2", f"launch.ssh=ssh -F {sshd.config}", *variables),
         "slurm": ("--nodes", "2"),
+        "mpirun": ("--hosts", "n1,n2"),
     }[via]
     argv = [
         training.python, "-m", "samestep", "bench", "scaling", "config.yaml", "--worlds", "2", "--mode", "strong", "--quick", "--via", via, "--output",
         "scaling.json", *words,
     ]  # fmt: skip
-    environment = {**training.environment, **slurm.env}
-    done = sshd.hosts.run("ctl", argv, cwd=tmp_path, timeout=PATIENCE, env=environment)
+    environment = {**training.environment, **slurm.env, **by_rsh(sshd.hosts)}
+    done = sshd.hosts.run(
+        "ctl", argv, cwd=tmp_path, timeout=PATIENCE, env=environment, light=via == "mpirun"
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "scaling.json").read_text())
     assert found["machine"]["hosts"] == ["n1", "n2"]

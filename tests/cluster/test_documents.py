@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.hosts import Hosts
-from tests.cluster.runs import PATIENCE, ROOT, interpreter
+from tests.cluster.runs import PATIENCE, ROOT, by_rsh, interpreter
 from tests.cluster.slurm import Slurm
 from tests.cluster.sshd import Sshd
-from tests.cluster.test_launching import by_rsh
 
 PAGES = "".join(
     (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("launch.md", "sweeps.md")

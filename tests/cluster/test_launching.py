@@ -15,15 +15,10 @@ import pytest
 
 from samestep.train.record import RunRecord
 from tests.cluster.hosts import Hosts
-from tests.cluster.runs import PATIENCE, TASKS, Training, is_same, wait_for
+from tests.cluster.runs import PATIENCE, TASKS, Training, by_rsh, is_same, wait_for
 from tests.cluster.slurm import Slurm
 
 CONTRASTIVE = TASKS.with_name("contrastive_tasks.py")
-
-
-def by_rsh(hosts: Hosts) -> dict[str, str]:
-    """What lets OpenMPI start ranks on the other hosts."""
-    return {"OMPI_MCA_plm_rsh_agent": str(hosts.rsh), "OMPI_MCA_oob_tcp_if_include": "eth0"}
 
 
 def run_on_ctl(

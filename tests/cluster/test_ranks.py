@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.hosts import Hosts
-from tests.cluster.runs import ROOT
+from tests.cluster.runs import ROOT, by_rsh
 from tests.cluster.slurm import Slurm
 
 WHOAMI = [sys.executable, str(Path(__file__).with_name("whoami.py"))]
@@ -137,11 +137,8 @@ def test_the_variables_of_torchrun_win_inside_a_step(slurm: Slurm) -> None:
 )  # fmt: skip
 def test_mpi_over_two_hosts(hosts: Hosts, launcher: str, argv: list[str]) -> None:
     argv = [word.replace("{rsh}", str(hosts.rsh)) for word in argv]
-    more = {
-        "OMPI_MCA_plm_rsh_agent": str(hosts.rsh), "OMPI_MCA_oob_tcp_if_include": "eth0",
-        "MASTER_ADDR": "n1",
-    }  # fmt: skip
-    done = hosts.run("ctl", [*argv, *WHOAMI], env={**ENVIRONMENT, **more}, light=True)
+    environment = {**ENVIRONMENT, **by_rsh(hosts), "MASTER_ADDR": "n1"}
+    done = hosts.run("ctl", [*argv, *WHOAMI], env=environment, light=True)
     assert done.returncode == 0, done.stderr
     found = facts_in(done.stdout)
     assert places(found) == TWO_BY_TWO

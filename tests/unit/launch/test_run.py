@@ -681,6 +681,16 @@ def test_a_quiet_mpirun_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixt
     assert capfd.readouterr() == ("out\n", "err\n")
 
 
+def test_a_quiet_mpirun_that_fails_says_why(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    launch = mpirun(tmp_path, "seq 100; echo no route to n2 >&2; exit 3")
+    with pytest.raises(RankFailed, match=r"exit code 3: .* is above$"):
+        run_mpirun(launch, os.environ, quiet=True)
+    shown = capfd.readouterr().err.splitlines()
+    assert (shown[0], shown[-1]) == ("42", "no route to n2"), "the last 60 lines"
+
+
 # Its traps are set before it signals us, and we are waiting for it by then.
 SIGNALLED = """
 for name in USR1 USR2 TERM INT HUP; do trap "echo $name >> got; {then}" $name; done

@@ -11,9 +11,14 @@ import typer
 
 from samestep.cli.app import AsJson, Launched, LocalRank, Overrides, guarded
 from samestep.cli.bench.shared import (
+    Hosts,
+    Nodes,
     Output,
     Page,
     Result,
+    Start,
+    Via,
+    ViaOption,
     Worlds,
     bench_app,
     hand_over,
@@ -46,6 +51,9 @@ def checkpoint(
     config: TrainingConfig = None,
     overrides: Overrides = None,
     worlds: Worlds = "",
+    via: ViaOption = Via.torchrun,
+    nodes: Nodes = 1,
+    hosts: Hosts = "",
     directory: Directory = Path(),
     megabytes: Megabytes = None,
     rounds: Turns = None,
@@ -60,17 +68,16 @@ def checkpoint(
 ) -> None:
     """Measure how long training pauses for a save, when it is on disk, and what a restore takes.
 
-    With --worlds it starts ranks here; else it is a process alone, or a rank of any launcher.
+    With --worlds it starts ranks; else it is a process alone, or a rank of any launcher.
     """
     with guarded(launched), DeferredSignals():
         from samestep.bench.builtin import builtin_config, width_of_state
         from samestep.errors import PlanError
-        from samestep.lane_tuning.choices import parse_counts
 
         if config is not None and megabytes is not None:
             raise PlanError("--megabytes is for the built-in training: the config has its own size")
         rounds = rounds or (3 if quick else 7)
-        counts = parse_counts(worlds, "--worlds") if worlds else ()
+        start = Start.parse(worlds, via, nodes, hosts)
         refuse_files(output, report)
         if config is None:
             loaded = builtin_config(width=width_of_state(megabytes or (20 if quick else 100)))
@@ -83,10 +90,10 @@ def checkpoint(
             with _folder_of_ranks(place, directory, inside) as folder:
                 return measure_checkpoint(loaded, place, CheckpointPlan(folder, rounds))
 
-        with _folder_of_worlds(directory, bool(counts)) as folder:
+        with _folder_of_worlds(directory, bool(start.counts)) as folder:
             options = ["--rounds", str(rounds), "--inside", str(folder)]
             found = measure_training(
-                "checkpoint", loaded, config, overrides or [], options, counts, context, local_rank,
+                "checkpoint", loaded, config, overrides or [], options, start, context, local_rank,
                 measure,
             )  # fmt: skip
         if found is not None:

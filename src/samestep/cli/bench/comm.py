@@ -9,10 +9,15 @@ import typer
 from samestep.cli.app import AsJson, Launched, LocalRank, Overrides, guarded
 from samestep.cli.bench.shared import (
     ConfigOption,
+    Hosts,
+    Nodes,
     Output,
     Page,
     Result,
     Rounds,
+    Start,
+    Via,
+    ViaOption,
     Worlds,
     bench_app,
     hand_over,
@@ -35,6 +40,9 @@ def comm(
     config: ConfigOption = None,
     overrides: Overrides = None,
     worlds: Worlds = "",
+    via: ViaOption = Via.torchrun,
+    nodes: Nodes = 1,
+    hosts: Hosts = "",
     operations: Operations = "",
     smallest: Smallest = "1KB",
     largest: Largest = "16MB",
@@ -48,15 +56,14 @@ def comm(
 ) -> None:
     """Measure what messages between ranks take: all-reduce, our tree sum, all-gather, broadcast, ring.
 
-    With --worlds it starts ranks here; else it is a rank of any launcher: srun samestep bench comm.
+    With --worlds it starts ranks; else it is a rank of any launcher: srun samestep bench comm.
     """
     with guarded(launched), DeferredSignals():
         from samestep.bench.sizes import sizes_between
         from samestep.config import Config, load_config
-        from samestep.lane_tuning.choices import parse_counts
 
         sizes = sizes_between(smallest, largest)
-        counts = parse_counts(worlds, "--worlds") if worlds else ()
+        start = Start.parse(worlds, via, nodes, hosts)
         refuse_files(output, report)
         loaded = (
             Config(name="bench", steps=1)
@@ -64,7 +71,7 @@ def comm(
             else load_config(config, overrides or [])
         )
         wanted = _operations(operations)
-        if counts:
+        if start.counts:
             from samestep.bench.worlds import BenchCommand
 
             options = ["--operations", ",".join(wanted), "--rounds", str(rounds)]
@@ -72,7 +79,7 @@ def comm(
             ranks = BenchCommand(
                 "bench comm", loaded, config, tuple(overrides or ()), tuple(options)
             )
-            found = on_worlds(ranks, counts)
+            found = on_worlds(ranks, start)
         else:
             with as_rank(loaded, context, local_rank, needs_lanes=False) as place:
                 from samestep.bench.comm import measure_comm

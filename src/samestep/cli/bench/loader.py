@@ -8,9 +8,14 @@ import typer
 
 from samestep.cli.app import AsJson, Launched, LocalRank, Overrides, guarded
 from samestep.cli.bench.shared import (
+    Hosts,
+    Nodes,
     Output,
     Page,
     Result,
+    Start,
+    Via,
+    ViaOption,
     Worlds,
     bench_app,
     hand_over,
@@ -43,6 +48,9 @@ def loader(
     workers: Workers = "",
     prefetch: Prefetch = "",
     worlds: Worlds = "",
+    via: ViaOption = Via.torchrun,
+    nodes: Nodes = 1,
+    hosts: Hosts = "",
     rounds: Turns = None,
     quick: Quick = False,
     as_json: AsJson = False,
@@ -54,7 +62,7 @@ def loader(
 ) -> None:
     """Measure whether data is the bottleneck, and recommend loader.workers and loader.prefetch.
 
-    With --worlds it starts ranks here; else it is a process alone, or a rank of any launcher.
+    With --worlds it starts ranks; else it is a process alone, or a rank of any launcher.
     """
     with guarded(launched), DeferredSignals():
         from samestep.lane_tuning.choices import parse_counts
@@ -64,7 +72,7 @@ def loader(
         rounds = rounds or (3 if quick else 7)
         tried = _with_none(workers)
         ahead = parse_counts(prefetch, "--prefetch")
-        counts = parse_counts(worlds, "--worlds") if worlds else ()
+        start = Start.parse(worlds, via, nodes, hosts)
         refuse_files(output, report)
         loaded = load_training(config, overrides or [])
 
@@ -75,7 +83,7 @@ def loader(
 
         options = ["--workers", workers, "--prefetch", prefetch, "--rounds", str(rounds)]
         found = measure_training(
-            "loader", loaded, config, overrides or [], options, counts, context, local_rank, measure
+            "loader", loaded, config, overrides or [], options, start, context, local_rank, measure
         )
         if found is not None:
             hand_over(found, as_json, output, report, result)

@@ -8,9 +8,14 @@ import typer
 
 from samestep.cli.app import AsJson, Launched, LocalRank, Overrides, guarded
 from samestep.cli.bench.shared import (
+    Hosts,
+    Nodes,
     Output,
     Page,
     Result,
+    Start,
+    Via,
+    ViaOption,
     Worlds,
     bench_app,
     hand_over,
@@ -40,6 +45,9 @@ def memory(
     config: TrainingConfig = None,
     overrides: Overrides = None,
     worlds: Worlds = "",
+    via: ViaOption = Via.torchrun,
+    nodes: Nodes = 1,
+    hosts: Hosts = "",
     lanes_per_rank: LanesPerRank = "",
     steps: Steps = None,
     quick: Quick = False,
@@ -52,7 +60,7 @@ def memory(
 ) -> None:
     """Measure what memory consists of, what lanes cost, and whether it leaks; predicted beside it.
 
-    With --worlds it starts ranks here; else it is a process alone, or a rank of any launcher.
+    With --worlds it starts ranks; else it is a process alone, or a rank of any launcher.
     """
     with guarded(launched), DeferredSignals():
         from samestep.lane_tuning.choices import parse_counts
@@ -60,7 +68,7 @@ def memory(
         lanes_per_rank = lanes_per_rank or ("1,4" if quick else "1,2,4,8")
         lanes = parse_counts(lanes_per_rank, "--lanes-per-rank")
         leak_steps = (_QUICK_STEPS if quick else _STEPS) if steps is None else steps
-        counts = parse_counts(worlds, "--worlds") if worlds else ()
+        start = Start.parse(worlds, via, nodes, hosts)
         refuse_files(output, report)
         loaded = load_training(config, overrides or [])
 
@@ -71,7 +79,7 @@ def memory(
 
         options = ["--lanes-per-rank", lanes_per_rank, "--steps", str(leak_steps)]
         found = measure_training(
-            "memory", loaded, config, overrides or [], options, counts, context, local_rank, measure
+            "memory", loaded, config, overrides or [], options, start, context, local_rank, measure
         )
         if found is not None:
             hand_over(found, as_json, output, report, result)

@@ -10,9 +10,14 @@ import typer
 
 from samestep.cli.app import AsJson, Launched, LocalRank, Overrides, guarded, usable
 from samestep.cli.bench.shared import (
+    Hosts,
+    Nodes,
     Output,
     Page,
     Result,
+    Start,
+    Via,
+    ViaOption,
     Worlds,
     bench_app,
     hand_over,
@@ -24,7 +29,6 @@ from samestep.distributed.deferred_signals import DeferredSignals
 
 if TYPE_CHECKING:
     from samestep.config import Config
-    from samestep.launch.run.worlds import Machines
 
 
 class Mode(str, Enum):
@@ -49,15 +53,6 @@ class Size(str, Enum):
     small = "small"
     medium = "medium"
     large = "large"
-
-
-class Via(str, Enum):
-    """What starts the ranks of --worlds."""
-
-    torchrun = "torchrun"
-    mpirun = "mpirun"
-    slurm = "slurm"
-    ssh = "ssh"
 
 
 ConfigArgument = Annotated[
@@ -88,8 +83,6 @@ Rounds = Annotated[
 Quick = Annotated[
     bool, typer.Option("--quick", help="Fewer and shorter turns, of samestep and DDP.")
 ]
-ViaOption = Annotated[Via, typer.Option(help="What starts the ranks of --worlds.")]
-Nodes = Annotated[int, typer.Option(min=1, help="The most nodes of a Slurm job.")]
 Predict = Annotated[
     str, typer.Option(help="Numbers of ranks to predict from those of --worlds, such as 16,64.")
 ]
@@ -105,7 +98,6 @@ LinkOption = Annotated[
     ),
 ]
 MostRanks = Annotated[int, typer.Option(hidden=True)]
-Hosts = Annotated[str, typer.Option(metavar="a,b", help="For mpirun and ssh: the machines.")]
 
 
 @bench_app.command()
@@ -144,22 +136,20 @@ def scaling(
         from samestep.bench.programs import scaling_ranks
         from samestep.bench.scaling_prediction import Forecast
         from samestep.bench.scaling_request import ScalingRequest, parse_contestants
-        from samestep.lane_tuning.choices import parse_counts
 
-        counts = parse_counts(worlds, "--worlds") if worlds else ()
-        forecast = Forecast.of(predict, validate, link, counts)
+        start = Start.parse(worlds, via, nodes, hosts)
+        forecast = Forecast.of(predict, validate, link, start.counts)
         refuse_files(output, report)
         loaded = _config(config, overrides or [])
         built_in = (workload or Workload.mlp).value if workload or config is None else None
         request = ScalingRequest(
             mode.value, built_in, size.value, lanes, parse_contestants(contestants), rounds, quick,
-            max(most_ranks, *counts, 1),
+            max(most_ranks, *start.counts, 1),
         )  # fmt: skip
         request.check(loaded)
-        if counts:
-            machines = _machines(via, nodes, hosts)
+        if start.counts:
             ranks = scaling_ranks(request, loaded, config, overrides or [])
-            found = on_worlds(ranks, counts, via.value, machines)
+            found = on_worlds(ranks, start)
         else:
             with as_rank(loaded, context, local_rank, needs_lanes=False) as place:
                 from samestep.bench.scaling_ranks import measure_request
@@ -175,14 +165,3 @@ def _config(file: Path | None, overrides: list[str]) -> Config:
     from samestep.config import Config, load_config
 
     return Config(name="bench", steps=1) if file is None else load_config(file, overrides)
-
-
-def _machines(via: Via, nodes: int, hosts: str) -> Machines:
-    from samestep.errors import LaunchError
-    from samestep.launch.run.worlds import Machines
-
-    if nodes > 1 and via is not Via.slurm:
-        raise LaunchError("--nodes is for Slurm jobs: add --via slurm")
-    if hosts and via not in (Via.mpirun, Via.ssh):
-        raise LaunchError("--hosts is for mpirun and ssh: add --via mpirun or --via ssh")
-    return Machines.parse(nodes, hosts)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,9 +25,22 @@ bench_app = typer.Typer(
 )
 app.add_typer(bench_app, name="bench", rich_help_panel=STARTING)
 
-Worlds = Annotated[
-    str, typer.Option(help="Numbers of ranks to start on this machine, such as 2,4.")
+
+class Via(str, Enum):
+    """What starts the ranks of --worlds."""
+
+    torchrun = "torchrun"
+    mpirun = "mpirun"
+    slurm = "slurm"
+    ssh = "ssh"
+
+
+Worlds = Annotated[str, typer.Option(help="Numbers of ranks to start, such as 2,4.")]
+ViaOption = Annotated[
+    Via, typer.Option(help="What starts the ranks of --worlds; torchrun: on this machine.")
 ]
+Nodes = Annotated[int, typer.Option(min=1, help="The most nodes of a Slurm job.")]
+Hosts = Annotated[str, typer.Option(metavar="a,b", help="For mpirun and ssh: the machines.")]
 Rounds = Annotated[int, typer.Option(min=3, help="Turns of each.")]
 Output = Annotated[Path | None, typer.Option(help="Also write the results, as JSON, here.")]
 Page = Annotated[Path | None, typer.Option("--report", help="Also write an HTML page here.")]
@@ -40,12 +54,43 @@ Result = Annotated[Path | None, typer.Option(hidden=True)]
 """How ranks that this command has started hand over what they measured."""
 
 
-def on_worlds(
-    command: BenchCommand,
-    worlds: Sequence[int],
-    via: str = "torchrun",
-    machines: Machines | None = None,
-) -> Document:
+@dataclass(frozen=True)
+class Start:
+    """The ranks that a command starts, one number of them after the other."""
+
+    counts: tuple[int, ...]
+    """None if it is a rank itself."""
+    via: Via
+    machines: Machines
+
+    @classmethod
+    def parse(cls, worlds: str, via: Via, nodes: int, hosts: str) -> Start:
+        """From the command line.
+
+        Raises:
+            LaunchError: if an option is another launcher's.
+        """
+        from samestep.errors import LaunchError
+        from samestep.lane_tuning.choices import parse_counts
+        from samestep.launch.run.worlds import Machines
+
+        if not worlds and via is not Via.torchrun:
+            raise LaunchError(f"--via {via.value} starts ranks: say how many, such as --worlds 1,2")
+        if nodes > 1 and via is not Via.slurm:
+            raise LaunchError("--nodes is for Slurm jobs: add --via slurm")
+        if hosts and via not in (Via.mpirun, Via.ssh):
+            raise LaunchError("--hosts is for mpirun and ssh: add --via mpirun or --via ssh")
+        counts = parse_counts(worlds, "--worlds") if worlds else ()
+        return cls(counts, via, Machines.parse(nodes, hosts))
+
+    def where(self) -> list[str]:
+        """The options that say where its ranks run, for another command."""
+        found = ["--via", self.via.value]
+        found += ["--nodes", str(self.machines.nodes)] if self.machines.nodes > 1 else []
+        return [*found, "--hosts", ",".join(self.machines.hosts)] if self.machines.hosts else found
+
+
+def on_worlds(command: BenchCommand, start: Start) -> Document:
     """Start ranks, for each number of them, and read what they measured."""
     from samestep.bench.document import Document
     from samestep.bench.worlds import measure_worlds
@@ -57,8 +102,8 @@ def on_worlds(
             "--worlds starts ranks, and this is one of several already: leave it out, or start one "
             "process"
         )
-    sizes = parse_worlds(",".join(map(str, worlds)), via)
-    found = measure_worlds(command, sizes, lambda line: typer.echo(line, err=True), machines)
+    sizes = parse_worlds(",".join(map(str, start.counts)), start.via.value)
+    found = measure_worlds(command, sizes, lambda line: typer.echo(line, err=True), start.machines)
     return Document(found[0].kind, found[0].machine, [row for one in found for row in one.rows])
 
 

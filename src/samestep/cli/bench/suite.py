@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from samestep.cli.app import Overrides, guarded
-from samestep.cli.bench.shared import Worlds, bench_app
+from samestep.cli.bench.shared import Hosts, Nodes, Start, Via, ViaOption, Worlds, bench_app
 from samestep.cli.bench.training import Quick, TrainingConfig
 
 Folder = Annotated[
@@ -23,6 +23,9 @@ def bench_all(
     config: TrainingConfig = None,
     overrides: Overrides = None,
     worlds: Worlds = "1,2",
+    via: ViaOption = Via.torchrun,
+    nodes: Nodes = 1,
+    hosts: Hosts = "",
     only: Only = "",
     quick: Quick = False,
 ) -> None:
@@ -33,17 +36,22 @@ def bench_all(
     with guarded():
         from samestep.bench.document import refuse_other_result
         from samestep.bench.suite import chosen_parts, run_suite, words_of
-        from samestep.lane_tuning.choices import parse_counts
+        from samestep.errors import PlanError
 
-        counts = parse_counts(worlds, "--worlds")
+        start = Start.parse(worlds, via, nodes, hosts)
+        if not start.counts:
+            raise PlanError("--worlds is empty: give numbers of ranks, such as 1,2")
         names = [name.strip() for name in only.split(",") if name.strip()]
-        parts = chosen_parts(names, counts)
+        parts = chosen_parts(names, start.counts)
         output.mkdir(parents=True, exist_ok=True)
         for part in parts:
             refuse_other_result(output / f"{part.name}.json")
         found = run_suite(
             parts,
-            lambda part: words_of(part, config, overrides or [], counts, quick, output),
+            lambda part: [
+                *words_of(part, config, overrides or [], start.counts, quick, output),
+                *start.where(),
+            ],
             lambda line: typer.echo(line, err=True),
         )
     for outcome in found:

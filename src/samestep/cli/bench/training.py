@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from samestep.cli.app import usable
-from samestep.cli.bench.shared import on_worlds
+from samestep.cli.bench.shared import Start, on_worlds
 from samestep.cli.ranks import as_rank
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def measure_training(
     file: Path | None,
     overrides: Sequence[str],
     options: Sequence[str],
-    worlds: Sequence[int],
+    start: Start,
     command: typer.Context,
     local_rank: int | None,
     measure: Callable[[RunContext], Document],
@@ -55,16 +55,16 @@ def measure_training(
         file: The config's.
         overrides: Of it.
         options: What the ranks' command is given besides.
-        worlds: The numbers of ranks to start; none: this is a rank.
+        start: The ranks to start, if any.
         command: The command that was called.
         local_rank: What a legacy launcher passed.
         measure: Called on each rank.
     """
-    if worlds:
+    if start.counts:
         from samestep.bench.worlds import BenchCommand
 
         ranks = BenchCommand(f"bench {name}", config, file, tuple(overrides), tuple(options))
-        return on_worlds(ranks, worlds)
+        return on_worlds(ranks, start)
     with as_rank(config, command, local_rank, needs_lanes=False) as place:
         found = measure(place)
     return found if place.is_main else None

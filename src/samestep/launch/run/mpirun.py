@@ -6,8 +6,11 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
+from tempfile import TemporaryFile
+from typing import IO
 
 from samestep.environment.secret import SECRET, new_secret
 from samestep.errors import LaunchError, RankFailed, Stopped, code_of_ranks
@@ -19,6 +22,8 @@ from samestep.launch.run.signal_forwarder import SignalForwarder
 _SECONDS_TO_ANSWER = 20.0
 _SECONDS_TO_SAVE = 60.0
 """How long mpirun's ranks get to save if this process is killed; they end with mpirun."""
+_KEPT_BYTES, _KEPT_LINES = 65536, 60
+"""Of what a quiet one printed, if it fails."""
 
 
 def find_flavour(mpirun: str) -> Flavour:
@@ -46,8 +51,30 @@ def find_flavour(mpirun: str) -> Flavour:
 def run_mpirun(
     command: MpirunCommand | SrunCommand, environ: Mapping[str, str], quiet: bool = False
 ) -> None:
-    """Start it and wait; a failing rank prints its own error meanwhile."""
-    silent = subprocess.DEVNULL if quiet else None
+    """Start it and wait; a failing rank prints its own error meanwhile.
+
+    Args:
+        command: What is started.
+        environ: Its variables, besides those of the command.
+        quiet: Print what it and its ranks print only if it fails, and of that the end.
+    """
+    with TemporaryFile() if quiet else nullcontext() as kept:
+        try:
+            _run(command, environ, kept)
+        except RankFailed:
+            if kept is not None:
+                sys.stderr.write(_last_lines(kept))
+            raise
+
+
+def _last_lines(kept: IO[bytes]) -> str:
+    kept.seek(max(0, kept.seek(0, os.SEEK_END) - _KEPT_BYTES))
+    return "".join(kept.read().decode(errors="replace").splitlines(keepends=True)[-_KEPT_LINES:])
+
+
+def _run(
+    command: MpirunCommand | SrunCommand, environ: Mapping[str, str], output: IO[bytes] | None
+) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
     def stop(number: signal.Signals) -> None:
@@ -67,8 +94,8 @@ def run_mpirun(
                 env={**environ, **command.variables, SECRET: new_secret()},
                 cwd=command.rank_command.working_folder,
                 stdin=subprocess.DEVNULL,
-                stdout=silent,
-                stderr=silent,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,  # we forward Ctrl-C to the ranks, once; mpirun would end
             )
         except OSError as error:
@@ -95,7 +122,8 @@ def run_mpirun(
             f"ranks reported that they had saved: see {logs}",
             128 + signals.received,
         )
+    also = "" if output is not None else f", and in {logs}"
     raise RankFailed(
-        f"{command.argv[0]} ended with {how}: the error of the rank that failed is above, and in {logs}",
+        f"{command.argv[0]} ended with {how}: the error of the rank that failed is above{also}",
         code_of_ranks(code),
     )
