@@ -50,6 +50,7 @@ class _AllocatorMeter:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        _open_workspaces(device)
         torch.cuda.empty_cache()
         self._before = torch.cuda.memory_allocated(device)
         self.restart()
@@ -65,6 +66,12 @@ class _AllocatorMeter:
 
     def size_of(self, batch: Any) -> int:
         return sum(tensor.nbytes for tensor in tensors(batch))
+
+
+def _open_workspaces(device: torch.device) -> None:
+    """Let cuBLAS take its workspaces, of this thread and of autograd's: they are no training's."""
+    layer = torch.nn.Linear(16, 16, device=device)
+    layer(torch.ones(16, 16, device=device)).sum().backward()
 
 
 class TensorMeter(TorchDispatchMode):

@@ -39,6 +39,8 @@ def test_a_change_counts_if_it_is_certain_and_large_enough(
     found = compare(placed([now]), placed([before]))
     assert verdicts(found) == [verdict]
     assert len(found.worse) == (verdict == "slower")
+    assert ("without --quick" in found.summary) is (verdict == "too few rounds")
+    assert len(found.changed + found.unchanged + found.undecided) == len(found.changes)
 
 
 def test_the_ratio_has_a_range() -> None:

@@ -68,6 +68,16 @@ class Comparison:
         return sorted(found, key=lambda change: change.before / change.now)
 
     @property
+    def unchanged(self) -> list[Change]:
+        """What is as before, as far as that can be told."""
+        return [change for change in self.changes if change.verdict == "no difference"]
+
+    @property
+    def undecided(self) -> list[Change]:
+        """What was measured in too few rounds."""
+        return [change for change in self.changes if change.verdict == "too few rounds"]
+
+    @property
     def summary(self) -> str:
         """What was found, in one line."""
         counts = {
@@ -75,6 +85,7 @@ class Comparison:
             for verdict in dict.fromkeys(change.verdict for change in self.changes)
         }
         told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+        told += " (both must be measured without --quick)" if self.undecided else ""
         return (
             f"{len(self.changes)} figures compared: {told}. A change counts if the 95 % range of the ratio "
             f"excludes 1, and it is more than {100 * self.tolerance:g} %"

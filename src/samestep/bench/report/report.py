@@ -181,14 +181,18 @@ def _against(compared: Comparison | None) -> str:
     if compared is None:
         return ""
     cautions = "".join(f"<li>{html.escape(text)}</li>" for text in compared.cautions)
-    changed = compared.changed
-    same = [change for change in compared.changes if change not in changed]
+    kinds = (
+        ("Changed", compared.changed, None),
+        ("Not changed", compared.unchanged, 0),
+        ("Too few rounds to tell", compared.undecided, 0),
+    )
     tables = "\n".join(
         table_html(Table(title, COLUMNS, [change.cells() for change in changes]), "h3", most)
-        for title, changes, most in (("Changed", changed, None), ("Not changed", same, 0))
+        for title, changes, most in kinds
         if changes
     )
-    mark = "broken" if compared.worse else "kept"
+    good = "kept" if compared.unchanged or compared.changed else ""
+    mark = "broken" if compared.worse else good
     return f"""<h2>Against earlier results</h2><p class="{mark}">{html.escape(compared.summary)}.</p>
 {f"<p>Also different:</p><ul>{cautions}</ul>" if cautions else ""}{tables}"""
 
