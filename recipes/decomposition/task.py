@@ -15,7 +15,7 @@ from measures import Means, OfTheWeights, identity_error
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from samestep import LaneBatch, Task, drawn
+from samestep import LaneBatch, RunContext, Task, drawn
 from samestep.errors import TaskError
 
 MASKS = {
@@ -33,6 +33,10 @@ class ExperimentTask(Task):
     def __init__(self, experiment: str, sizes: Mapping[str, Any], valid_samples: int) -> None:
         self._experiment = experiment_of(experiment, sizes)
         self._valid_samples = valid_samples
+
+    def prepare_ranks(self, context: RunContext) -> None:
+        """The same kernels on every rank: for products this small, mkldnn took three times as long."""
+        torch.backends.mkldnn.set_flags(False)
 
     def train_data(self) -> drawn:
         return drawn(lambda generator, size: (self._experiment.draw(generator, size),))
@@ -78,6 +82,7 @@ class Decomposition(ExperimentTask):
         power: float = 1.0,
         final_power: float | None = None,
         beta: float = 0.0,
+        final_shares: Mapping[str, float] | None = None,
         alive: float = 0.0,
         warm_up_steps: int = 200,
         warm_up_lr: float = 0.01,
@@ -97,6 +102,7 @@ class Decomposition(ExperimentTask):
         power: of the minimality loss, at the beginning.
         final_power: at the end; the same if None.
         beta: how much more a component costs that many positions use.
+        final_shares: what is left of a loss's weight at the end, by name; from 1 to there on a line.
         alive: an importance above this counts for L0.
         warm_up_steps: in which the components are fitted to the weights before the first step.
         warm_up_lr: the rate of that.
@@ -108,6 +114,9 @@ class Decomposition(ExperimentTask):
             raise TaskError(
                 f"loss_weights has {', '.join(wrong)}: give some of {', '.join(LOSSES)}"
             )
+        self._final_shares = dict(final_shares or {})
+        if wrong := [name for name in self._final_shares if name not in losses]:
+            raise TaskError(f"params.final_shares has {', '.join(wrong)}: loss_weights does not")
         self._target, self._losses = Path(target), tuple(losses)
         self._choices: dict[str, Any] = {
             "counts": components, "importance": importance, "hidden": hidden, "tied": tied, "delta": delta,
@@ -142,6 +151,9 @@ class Decomposition(ExperimentTask):
         found: dict[str, tuple[Tensor, float]] = model(
             batch.x, Moment(self._losses, power, self._beta, batch.lanes)
         )
+        for name, share in self._final_shares.items():
+            loss, count = found[name]
+            found[name] = loss * annealed(1.0, share, batch.progress), count
         return found
 
     def metrics(self) -> dict[str, Any]:
