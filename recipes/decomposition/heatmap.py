@@ -52,6 +52,7 @@ def heatmap(title: str, values: Tensor, rows: str, columns: str, signed: bool = 
 
 STYLE = """<style>
 .maps { display: flex; flex-wrap: wrap; gap: 1rem 2rem; align-items: flex-end }
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(26rem, 1fr)); gap: 0 1rem }
 .map { margin: 0; font-size: .85rem } .map img { image-rendering: pixelated; border: 1px solid #dde3ea; max-width: 100% }
 </style>"""
 

@@ -78,31 +78,39 @@ def _experiment(folder: Path, name: str, figures: Mapping[str, float]) -> str:
     curves = {"one": rows, **{size: rows_of(run) for size, run in others.items() if run.is_dir()}}
     return f"""<h2>{html.escape(name)}</h2>
 {_figures(name, figures)}
-{chart(_panels(rows, curves if len(curves) > 1 else {}), wide=True)}
+<div class="charts">{"".join(chart([one]) for one in _panels(rows, curves if len(curves) > 1 else {}))}</div>
 {_maps(trained)}"""
 
 
+_ERRORS = {"mse": "mean squared error", "kl": "KL divergence", "ce": "cross-entropy"}
+_MASKED = {
+    "stochastic": "all layers masked at random",
+    "stochastic_layerwise": "one layer masked at random",
+    "stochastic_subset": "some layers masked at random",
+    "importance_masked_subset": "some layers masked by the importances",
+}
+
+
 def _figures(name: str, figures: Mapping[str, float]) -> str:
+    """Values, with the goals of TMS 5-2."""
     rows: list[tuple[str, float, str]] = []
-    toy = name == "tms_5-2"
+    between, most, none = f"{L0[0]} to {L0[1]}", f"at most {MSE:.3g}", "0"
+    error = _ERRORS["kl" if "kl/zero" in figures else "mse"]
     for key, value in figures.items():
         kind, _, of = key.partition("/")
         if kind == "l0":
-            rows.append((f"L0 of {of}: components that a position needs", value, f"{L0[0]} to {L0[1]}" if toy else ""))  # fmt: skip
-        elif kind in ("mse", "kl", "ce"):
-            goal = f"at most {MSE:.3g}" if toy and of == "stochastic" else ""
+            rows.append((f"L0 of {of}: components that a position needs", value, between))
+        elif kind == "val_loss" and of in _MASKED:
+            rows.append((f"{error} with {_MASKED[of]}", value, most))
+        elif kind in _ERRORS and of not in _MASKED:
             told = "of the frozen model" if of == "target" else f"with {of} masks"
-            rows.append((f"{_ERRORS[kind]} {told}", value, goal))
+            rows.append((f"{_ERRORS[kind]} {told}", value, ""))
         elif kind == "identity_error":
-            rows.append((f"importances of {of} that are not one component for each feature", value, "0" if toy else ""))  # fmt: skip
+            told = f"importances of {of} that are not one component for each feature"
+            rows.append((told, value, none))
+    if name != "tms_5-2":
+        return _table(["figure", "value"], [row[:2] for row in rows])
     return _table(["figure", "value", "goal"], rows)
-
-
-_ERRORS = {
-    "mse": "mean squared error",
-    "kl": "KL divergence from the frozen model",
-    "ce": "cross-entropy",
-}
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -114,7 +122,10 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
             return f'<td class="number">{text}</td>'
         return f"<td>{html.escape(str(value))}</td>"
 
-    first = "".join(f"<th>{html.escape(name)}</th>" for name in head)
+    first = "".join(
+        f"<th{' class=number' if isinstance(value, (int, float)) else ''}>{html.escape(name)}</th>"
+        for name, value in zip(head, rows[0], strict=True)
+    )
     lines = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
     return f"<table><thead><tr>{first}</tr></thead><tbody>{lines}</tbody></table>"
 
@@ -146,9 +157,7 @@ def _panels(rows: Rows, curves: Mapping[str, Rows]) -> list[Panel]:
             _line(one, "loss", f"{size} rank(s)", color, False, width)
             for (size, one), color, width in zip(curves.items(), COLORS, _WIDTHS, strict=False)
         ]
-        panels.append(
-            Panel(title="loss on one, two and four ranks", lines=overlaid, ylog=True, full=True)
-        )
+        panels.append(Panel(title="loss on one, two and four ranks", lines=overlaid, ylog=True))
     return panels
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from samestep import LaneBatch
+from samestep.data.batch import Moment
 from samestep.errors import TaskError
 
 pytestmark = pytest.mark.usefixtures("decomposition_recipe")
@@ -152,6 +155,32 @@ def test_minimality_by_hand() -> None:
     more = 0.5 * math.log2(1 + 0.5 * 2) + 1.0 * math.log2(1 + 1.0 * 2)
     assert float(minimality(importances, 2.0, 0.1, 2)) == pytest.approx(1.5 + 0.1 * more)
     assert [annealed(2.0, 0.4, at) for at in (0.0, 0.25, 1.0)] == pytest.approx([2.0, 1.6, 0.4])
+
+
+def test_powers_and_weights_follow_the_run(tmp_path: Path) -> None:
+    from targets import ToyModel
+    from task import Decomposition
+
+    torch.manual_seed(0)
+    torch.save(ToyModel(5, 2).state_dict(), tmp_path / "target.pt")
+    x = torch.rand(3, 5)
+
+    def minimality(step: int, **choices: Any) -> float:
+        torch.manual_seed(0)
+        task = Decomposition(
+            "tms", str(tmp_path / "target.pt"), {"linear1": 4}, {"minimality": 1.0}, warm_up_steps=2, **choices
+        )  # fmt: skip
+        batch = LaneBatch(0, (x,), (0, 1, 2), Moment(step, total_steps=8))
+        (loss, count), *_ = task.loss(task.model(), batch).values()
+        assert count == 3
+        return loss.item()
+
+    plain = minimality(4)
+    assert plain > 0
+    assert minimality(4, final_shares={"minimality": 0.5}) == pytest.approx(0.75 * plain)
+    assert minimality(0, final_shares={"minimality": 0.5}) == plain
+    assert minimality(4, power=1.5, final_power=0.5) == pytest.approx(plain)
+    assert minimality(0, power=1.5, final_power=0.5) == minimality(4, power=1.5)
 
 
 def test_stochastic_masks_are_between_the_importance_and_one() -> None:
