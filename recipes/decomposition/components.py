@@ -125,9 +125,9 @@ def components_of(module: nn.Module, count: int, tied_to: Components | None = No
 
 def unfaithfulness(pairs: Iterator[tuple[nn.Module, Components]]) -> Tensor:
     """The mean squared difference of the weights from the sums of their components."""
-    total, count = torch.zeros(()), 0
+    squares, count = [], 0
     for module, components in pairs:
         delta = weight_of(module).detach() - components.product()
-        total = total.to(delta.device) + delta.square().sum()
+        squares.append(delta.square().sum())
         count += delta.numel()
-    return total / count
+    return torch.stack(squares).sum() / count

@@ -46,7 +46,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Moment:
+class LossSettings:
     """What the losses of a batch depend on besides it."""
 
     losses: Sequence[str]
@@ -175,7 +175,7 @@ class DecomposedModel(nn.Module):
         }
         return {name: Masks(made[kind](needed)) for name, needed in importances.items()}
 
-    def forward(self, x: Tensor, moment: Moment) -> dict[str, tuple[Tensor, float]]:
+    def forward(self, x: Tensor, settings: LossSettings) -> dict[str, tuple[Tensor, float]]:
         """The losses of a batch by name, each a sum with its count.
 
         All of them in one call, by which DistributedDataParallel knows of every parameter that is used.
@@ -188,10 +188,10 @@ class DecomposedModel(nn.Module):
             return output_error(self.error, self.masked(x, masks), seen.output)
 
         found: dict[str, tuple[Tensor, float]] = {}
-        for name in moment.losses:
+        for name in settings.losses:
             if name == "minimality":
                 found[name] = (
-                    minimality(seen.upper, moment.power, moment.beta, moment.lanes),
+                    minimality(seen.upper, settings.power, settings.beta, settings.lanes),
                     positions,
                 )
             elif name == "faithfulness":

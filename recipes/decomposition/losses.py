@@ -51,14 +51,14 @@ def minimality(importances: Importances, power: float, beta: float, lanes: int) 
         beta: how much more. How many positions of the global batch use a component is estimated from one lane.
         lanes: of the global batch.
     """
-    total = torch.zeros(())
+    totals = []
     for values in importances.values():
         sums = (values + EPSILON).pow(power).flatten(0, -2).sum(0)
         found = sums.sum()
         if beta:
             found = found + beta * (sums * torch.log2(1 + sums * lanes)).sum()
-        total = total.to(found.device) + found
-    return total
+        totals.append(found)
+    return torch.stack(totals).sum()
 
 
 def output_error(kind: Literal["mse", "kl"], found: Tensor, target: Tensor) -> Tensor:

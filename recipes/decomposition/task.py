@@ -8,7 +8,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from decomposed import DecomposedModel, Moment, Seen, warm_up
+from decomposed import DecomposedModel, LossSettings, Seen, warm_up
 from experiments import experiment_of, next_word_loss
 from losses import LOSSES, annealed, output_error
 from measures import Means, OfTheWeights, identity_error
@@ -149,7 +149,7 @@ class Decomposition(ExperimentTask):
     def loss(self, model: nn.Module, batch: LaneBatch) -> dict[str, tuple[Tensor, float]]:
         power = annealed(*self._powers, batch.progress)
         found: dict[str, tuple[Tensor, float]] = model(
-            batch.x, Moment(self._losses, power, self._beta, batch.lanes)
+            batch.x, LossSettings(self._losses, power, self._beta, batch.lanes)
         )
         for name, share in self._final_shares.items():
             loss, count = found[name]

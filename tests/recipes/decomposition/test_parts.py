@@ -235,7 +235,7 @@ def test_errors_of_outputs_by_hand() -> None:
 
 
 def test_all_masks_leave_the_frozen_model_alone_and_losses_have_their_counts() -> None:
-    from decomposed import DecomposedModel, Moment
+    from decomposed import DecomposedModel, LossSettings
     from experiments import experiment_of
     from losses import LOSSES
 
@@ -246,7 +246,7 @@ def test_all_masks_leave_the_frozen_model_alone_and_losses_have_their_counts() -
     assert not model.target.training
     x = experiment.draw(torch.Generator(), 2)
     before = model.target(x)
-    found = model(x, Moment(LOSSES, 1.0, 0.1, 2))
+    found = model(x, LossSettings(LOSSES, 1.0, 0.1, 2))
     assert list(found) == list(LOSSES)
     assert {count for _, count in found.values()} == {12}
     torch.stack([loss for loss, _ in found.values()]).sum().backward()
