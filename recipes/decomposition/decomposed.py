@@ -204,7 +204,8 @@ class DecomposedModel(nn.Module):
 
 def warm_up(model: DecomposedModel, steps: int, lr: float, weight_decay: float) -> None:
     """Make the components add up to the weights before anything else is trained: no data is needed for that."""
-    optimizer = AdamW(model.components.parameters(), lr=lr, weight_decay=weight_decay)
+    parameters = model.components.parameters()
+    optimizer = AdamW(parameters, lr=lr, weight_decay=weight_decay, fused=True)
     with torch.enable_grad():
         for _ in range(steps):
             optimizer.zero_grad()
