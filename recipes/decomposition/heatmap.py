@@ -11,7 +11,7 @@ from torch import Tensor
 from samestep.ui.png import png
 
 _ONE, _POSITIVE, _NEGATIVE = (31, 95, 153), (179, 38, 30), (31, 95, 153)
-_CELL, _WIDEST = 14, 760
+_CELL, _WIDEST = 14, 420
 """Pixels of a cell, and of the widest picture."""
 
 
@@ -51,7 +51,7 @@ def heatmap(title: str, values: Tensor, rows: str, columns: str, signed: bool = 
 
 
 STYLE = """<style>
-.maps { display: flex; flex-wrap: wrap; gap: 1rem 2rem; align-items: flex-end }
+.maps { display: flex; flex-wrap: wrap; gap: 1rem 2rem; align-items: flex-end; margin: 1rem 0 }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(26rem, 1fr)); gap: 0 1rem }
 .map { margin: 0; font-size: .85rem } .map img { image-rendering: pixelated; border: 1px solid #dde3ea; max-width: 100% }
 </style>"""

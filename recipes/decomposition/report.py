@@ -89,6 +89,14 @@ _MASKED = {
     "stochastic_subset": "some layers masked at random",
     "importance_masked_subset": "some layers masked by the importances",
 }
+_WITH = {
+    "target": "of the frozen model",
+    "importance": "with all layers masked by the importances",
+    "rounded": "with all layers masked by rounded importances",
+    "unmasked": "with all components",
+    "random": "with random masks",
+    "zero": "without components",
+}
 
 
 def _figures(name: str, figures: Mapping[str, float]) -> str:
@@ -103,8 +111,7 @@ def _figures(name: str, figures: Mapping[str, float]) -> str:
         elif kind == "val_loss" and of in _MASKED:
             rows.append((f"{error} with {_MASKED[of]}", value, most))
         elif kind in _ERRORS and of not in _MASKED:
-            told = "of the frozen model" if of == "target" else f"with {of} masks"
-            rows.append((f"{_ERRORS[kind]} {told}", value, ""))
+            rows.append((f"{_ERRORS[kind]} {_WITH[of]}", value, ""))
         elif kind == "identity_error":
             told = f"importances of {of} that are not one component for each feature"
             rows.append((told, value, none))
@@ -130,10 +137,14 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return f"<table><thead><tr>{first}</tr></thead><tbody>{lines}</tbody></table>"
 
 
-def _line(rows: Rows, key: str, name: str, color: str, mark: bool = True, width: float = 2) -> Line:
+def _line(rows: Rows, key: str, name: str, at: int, mark: bool = True, width: float = 2) -> Line:
+    """Values of a run over its steps; `at` chooses the colour, and beyond the last one dashes."""
     chosen = [row for row in rows if key in row]
     x, y = [row["step"] + 1 for row in chosen], [row[key] for row in chosen]
-    return Line(name=name, group=name, x=x, y=y, color=color, mark="circle" if mark else "", width=width)  # fmt: skip
+    color, dashed = COLORS[at % len(COLORS)], at >= len(COLORS)
+    return Line(
+        name=name, group=name, x=x, y=y, color=color, mark="circle" if mark else "", width=width, dash="dash" if dashed else ""
+    )  # fmt: skip
 
 
 def _panels(rows: Rows, curves: Mapping[str, Rows]) -> list[Panel]:
@@ -142,8 +153,7 @@ def _panels(rows: Rows, curves: Mapping[str, Rows]) -> list[Panel]:
     def lines(start: str, mark: bool = True) -> list[Line]:
         chosen = [name for name in names if name.startswith(start)]
         return [
-            _line(rows, name, name.removeprefix(start), COLORS[at % len(COLORS)], mark)
-            for at, name in enumerate(chosen)
+            _line(rows, name, name.removeprefix(start), at, mark) for at, name in enumerate(chosen)
         ]
 
     error = "kl/" if any(name.startswith("kl/") for name in names) else "mse/"
@@ -154,8 +164,8 @@ def _panels(rows: Rows, curves: Mapping[str, Rows]) -> list[Panel]:
     ]
     if curves:
         overlaid = [
-            _line(one, "loss", f"{size} rank(s)", color, False, width)
-            for (size, one), color, width in zip(curves.items(), COLORS, _WIDTHS, strict=False)
+            _line(one, "loss", f"on {size}", at, False, width)
+            for at, ((size, one), width) in enumerate(zip(curves.items(), _WIDTHS, strict=False))
         ]
         panels.append(Panel(title="loss on one, two and four ranks", lines=overlaid, ylog=True))
     return panels
