@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo recipe-metric-learning recipe-token-classification recipe-emulator recipe-vision-language browser test test-fast fuzz coverage test-oldest test-newest cluster chaos chaos-sweep launches sameness lint setup clean
+.PHONY: demo recipe-metric-learning recipe-token-classification recipe-emulator recipe-vision-language recipe-decomposition browser test test-fast fuzz coverage test-oldest test-newest cluster chaos chaos-sweep launches sameness lint setup clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -32,6 +32,10 @@ recipe-emulator: $(STAMP)
 # Pictures, trainings in fp16 and bf16 on 1, 2 and 4 ranks, an overflow, a resume, captions: build/vision_language/results.html.
 recipe-vision-language: $(STAMP)
 	$(BIN)/python recipes/vision_language/run.py build/vision_language --overwrite
+
+# Four small models and their decompositions, one of them on 1, 2 and 4 ranks to its end; verify: build/decomposition/results.html.
+recipe-decomposition: $(STAMP)
+	$(BIN)/python recipes/decomposition/run.py build/decomposition --overwrite --ranks 2
 
 # Most of a test's time it waits for other processes: three at once keep two cores busy.
 test: $(STAMP) lint

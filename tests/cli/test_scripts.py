@@ -13,7 +13,8 @@ from tests.cli.processes import TASKS
 from tests.preloaded.client import ROOT, environment, shell_path
 
 SCRIPTS = sorted((ROOT / "scripts").glob("*.sh"))
-ALL = [*SCRIPTS, *sorted((ROOT / "hpc").glob("*.sh")), ROOT / "tests" / "cluster" / "install.sh"]
+RECIPES = sorted((ROOT / "recipes").glob("*/scripts/*.sh"))
+ALL = [*SCRIPTS, *sorted((ROOT / "hpc").glob("*.sh")), *RECIPES, ROOT / "tests" / "cluster" / "install.sh"]  # fmt: skip
 
 
 def run(script: str, *arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
