@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.recipes.importing import importable
 from tests.recipes.token_classification.small import RECIPE
-
-MODULES = tuple(path.stem for path in RECIPE.glob("*.py"))
-
-
-@contextmanager
-def importable() -> Iterator[None]:
-    """Makes them importable, and forgets them afterwards: their names are everybody's."""
-    before = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
-    sys.path.insert(0, str(RECIPE))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(RECIPE))
-        for name in MODULES:
-            sys.modules.pop(name, None)
-        sys.modules.update(before)
 
 
 @pytest.fixture
 def token_recipe() -> Iterator[None]:
-    with importable():
+    with importable(RECIPE):
         yield
 
 
@@ -39,7 +22,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """48 documents to train on and 19 to validate with, which no number of ranks divides."""
     folder = tmp_path_factory.mktemp("documents") / "data"
     folder.mkdir()
-    with importable():
+    with importable(RECIPE):
         from made_up import make_documents, write_documents
         from wordpiece import train_tokenizer
 

@@ -15,6 +15,7 @@ import torch
 
 from tests.cli.processes import ROOT, samestep
 from tests.ranks import run_ranks
+from tests.recipes.importing import importable
 
 RECIPE = ROOT / "recipes" / "vision_language"
 SMALL = ("params.dim=16", "params.warmup=2", "global_batch=8", "loss_scale.interval=3")
@@ -23,15 +24,8 @@ PLANTED, SAVED = 2, 4
 
 @pytest.fixture(autouse=True)
 def recipe() -> Iterator[None]:
-    """Makes its modules importable, and forgets them afterwards: their names are everybody's."""
-    modules = [path.stem for path in RECIPE.glob("*.py")]
-    before = {name: sys.modules.pop(name) for name in modules if name in sys.modules}
-    sys.path.insert(0, str(RECIPE))
-    yield
-    sys.path.remove(str(RECIPE))
-    for name in modules:
-        sys.modules.pop(name, None)
-    sys.modules.update(before)
+    with importable(RECIPE):
+        yield
 
 
 def _train(words: list[str]) -> int:
