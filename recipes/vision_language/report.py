@@ -7,17 +7,15 @@ import html
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from pictures import SIZE, draw
+from trainings import Training
 
 from samestep.ui.chart import COLORS, Line, Panel, chart
 from samestep.ui.page import write_page
 from samestep.ui.png import png
-
-if TYPE_CHECKING:
-    from run import Training
 
 GOAL = 0.9
 """Of held-out pictures, how many get exactly their caption after 1,000 steps."""

@@ -12,9 +12,9 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from report import write_results
+from trainings import Training
 
 from samestep.checkpoint.ownership import claim_empty
 from samestep.errors import SamestepError, UserError
@@ -23,35 +23,6 @@ HERE = Path(__file__).parent.resolve()
 WORLDS = (1, 2, 4)
 SAVED_ON, RESUMED_ON = 2, (1, 4)
 """Ranks of the training whose checkpoint is resumed, and ranks that resume it."""
-
-
-class Training:
-    """What the ranks of one training have written."""
-
-    def __init__(self, folder: Path) -> None:
-        found = [json.loads(path.read_text()) for path in folder.glob("rank-*.json")]
-        self.ranks = sorted(found, key=lambda one: int(one["rank"]))
-        self.captions: dict[str, Any] = json.loads((folder / "captions.json").read_text())
-        first = self.ranks[0]
-        self.world, self.first, self.digest = first["world"], first["first"], first["digest"]
-        self.scales: list[float] = first["scales"]
-        self.skipped: list[int] = first["skipped"]
-        self.seconds: float = first["seconds"]
-        steps = zip(*(rank["losses"] for rank in self.ranks), strict=True)
-        self.losses = [[loss for lanes in step for loss in lanes] for step in steps]
-        """Of each step, those of all lanes."""
-
-    def ranks_agree(self) -> bool:
-        """Whether all ranks had the same scales, skipped the same steps and have the same weights."""
-        names = ("scales", "skipped", "digest")
-        return all(rank[name] == self.ranks[0][name] for rank in self.ranks for name in names)
-
-    def is_the_end_of(self, other: Training) -> bool:
-        """Whether all that this one did, the other did too, to the bit."""
-        at = self.first
-        mine = (self.losses, self.scales, self.digest, self.skipped)
-        later = [step for step in other.skipped if step >= at]
-        return mine == (other.losses[at:], other.scales[at:], other.digest, later)
 
 
 class Recipe:
