@@ -56,6 +56,9 @@ def test_as_ranks_of_another_launcher(tmp_path: Path) -> None:
     ("words", "message"),
     [
         ((), "there is one rank only, and nobody to send to: give --worlds 2,4"),
+        (("--via", "slurm"), "--via slurm starts ranks: say how many, such as --worlds 1,2"),
+        (("--worlds", "2", "--nodes", "2"), "--nodes is for Slurm jobs: add --via slurm"),
+        (("--worlds", "2", "--hosts", "a,b"), "--hosts is for mpirun and ssh"),
         (("--operations", "all-to-all"), "--operations has all-to-all: there are all-reduce"),
         (("--smallest", "1TB"), "--smallest is '1TB': give a size"),
         (("--worlds", "2,x"), "--worlds is '2,x': give numbers"),

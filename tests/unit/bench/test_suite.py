@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from samestep.bench.suite import PARTS, Part, chosen_parts, words_of
+from samestep.cli.bench.shared import Start, Via
 from samestep.errors import PlanError
 
 OUT = Path("out")
@@ -37,3 +38,17 @@ def test_what_cannot_be_measured_with_one_rank_is_left_out() -> None:
     assert [part.name for part in chosen_parts(["memory"], [1, 2])] == ["memory"]
     with pytest.raises(PlanError, match="--only has disk: there are comm, scaling"):
         chosen_parts(["disk"], [1])
+
+
+@pytest.mark.parametrize(
+    ("via", "nodes", "hosts", "words"),
+    [
+        (Via.torchrun, 1, "", ["--via", "torchrun"]),
+        (Via.slurm, 4, "", ["--via", "slurm", "--nodes", "4"]),
+        (Via.mpirun, 1, "a,b", ["--via", "mpirun", "--hosts", "a,b"]),
+    ],
+)
+def test_every_part_starts_its_ranks_where_the_suite_was_asked_to(
+    via: Via, nodes: int, hosts: str, words: list[str]
+) -> None:
+    assert Start.parse("1,4", via, nodes, hosts).where() == words
