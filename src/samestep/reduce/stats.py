@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -109,33 +108,6 @@ def stack_stats(lanes: Sequence[LaneStats | RankFlags], device: torch.device) ->
     return rows
 
 
-PIECES = 3
-"""Numbers of a bucket's type that hold one float64: 24 + 24 + 5 bits are 53."""
-
-
-def cut(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Float64 values as `PIECES` numbers of a narrower type whose sum they are."""
-    if values.device.type == "cpu":
-        return _cut_by_numpy(values.numpy(), np.float32 if dtype == torch.float32 else np.float64)
-    pieces = []
-    for _ in range(PIECES):
-        piece = values.to(dtype)
-        pieces.append(piece)
-        values = torch.where(piece.isfinite(), values - piece, 0.0)
-    return torch.stack(pieces, dim=-1).flatten()
-
-
-def _cut_by_numpy(values: np.ndarray[Any, Any], dtype: type) -> Tensor:
-    """The same, where a call of torch costs more than the few numbers in it."""
-    pieces = np.empty((*values.shape, PIECES), dtype)
-    with np.errstate(invalid="ignore", over="ignore"):
-        for number in range(PIECES):
-            piece = pieces[..., number]
-            piece[...] = values
-            values = np.where(np.isfinite(piece), values - piece, 0.0)
-    return torch.from_numpy(pieces.reshape(-1))
-
-
 class RowStats(LocalStats):
     """The stats of all lanes and the flags of all ranks as rows of two, once they are here."""
 
@@ -188,27 +160,6 @@ def _numbers(rows: Tensor) -> list[Tensor | float]:
 
 def _as_flags(rows: Tensor) -> list[RankFlags]:
     return [RankFlags(flag, busy) for flag, busy in rows.tolist()]
-
-
-class RidingStats(RowStats):
-    """The stats of all lanes, when they travel in a gradient bucket.
-
-    Every lane has its own numbers there, which all other ranks leave at zero: the
-    bucket's sum holds them to the bit.
-    """
-
-    def __init__(self, lanes: int) -> None:
-        """Nothing has arrived yet."""
-        self._lane_count = lanes
-
-    def arrive(self, pieces: Tensor) -> None:
-        """Take the numbers out of the bucket, whose memory the next step needs."""
-        if pieces.device.type == "cpu":
-            numbers = pieces.numpy().reshape(-1, 2, PIECES)
-            rows = torch.from_numpy(numbers.sum(axis=-1, dtype=np.float64))
-        else:
-            rows = pieces.view(-1, 2, PIECES).to(torch.float64).sum(dim=-1)
-        self._rows, self._flag_rows = rows[: self._lane_count], rows[self._lane_count :]
 
 
 class GatheredStats(RowStats):

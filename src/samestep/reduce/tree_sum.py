@@ -13,22 +13,15 @@ from samestep.errors import TaskError
 from samestep.lanes.tree import aligned_blocks
 from samestep.reduce.exchange import NOTHING, Pending, create_exchange
 from samestep.reduce.gradients import GradientSum, Grads, LaneBucket, RecordedSums
+from samestep.reduce.passengers import Passengers, create_passengers, seats
 from samestep.reduce.scaling import Scaling
-from samestep.reduce.stats import (
-    PIECES,
-    LaneStats,
-    LocalStats,
-    RankFlags,
-    RidingStats,
-    cut,
-    gather_stats,
-    inverse,
-    stack_stats,
-)
+from samestep.reduce.stats import LaneStats, LocalStats, RankFlags, gather_stats, inverse
 
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
 """As DistributedDataParallel's: a small first bucket starts the exchange early."""
+_WIDE = (torch.float32, torch.float64)
+"""What lanes' losses can travel in."""
 _ALIGN = 16
 """Elements a parameter's place in a bucket is rounded up to: one cache line of float32."""
 
@@ -42,8 +35,8 @@ class TreeSum(GradientSum):
     """Sums the lanes of all ranks in the tree's order, bucket by bucket.
 
     Buckets are sent in one fixed order on every rank, each as soon as backward of this
-    rank's last lane has filled it and the ones before it. The only lane of a rank is
-    backpropagated into the buckets themselves: no second copy of the gradients.
+    rank's last lane has filled it and the ones before it. Gradients are copied there and let go of:
+    besides the buckets there is never more than one bucket's.
     """
 
     def __init__(
@@ -58,16 +51,16 @@ class TreeSum(GradientSum):
         self.usage_varies = find_unused
         self._usage_agreed = False
         self._assignment, self._collectives = assignment, collectives
+        chunks = list(_chunks(list(reversed(params))))
+        carrier = next((chunk for chunk in chunks if chunk[0][1].dtype in _WIDE), None)
         self._buckets = [
-            _Bucket(chunk, assignment, collectives) for chunk in _chunks(list(reversed(params)))
+            _Bucket(chunk, assignment, collectives, chunk is carrier) for chunk in chunks
         ]
         self._params = [param for _, param in params]
-        wide = (torch.float32, torch.float64)
-        self._carrier = next((b for b in self._buckets if b.params[0].dtype in wide), None)
-        """The bucket that takes the lanes' losses and counts along: no collective for them."""
+        self._passengers = next((b.passengers for b in self._buckets if b.passengers), None)
+        """The lanes' losses and counts, which one of the buckets takes along."""
         self._last_lane: int | None = None
         self._sent = 0
-        self._only_lane = len(assignment[collectives.rank]) == 1
         for bucket in self._buckets:
             for place, param in enumerate(bucket.params):
                 param.register_post_accumulate_grad_hook(self._hook(bucket, place))
@@ -75,7 +68,6 @@ class TreeSum(GradientSum):
     def _hook(self, bucket: _Bucket, place: int) -> Callable[[Tensor], None]:
         def ready(_: Tensor) -> None:
             if self._last_lane is not None:
-                bucket.reached[place] = True
                 bucket.waiting -= 1
                 if bucket.waiting == 0:
                     self._send_filled()
@@ -91,9 +83,9 @@ class TreeSum(GradientSum):
             bucket.clear_grads()
 
     def share(self, lanes: Sequence[LaneStats], flags: RankFlags) -> LocalStats:
-        if self._carrier is None:
+        if self._passengers is None:
             return gather_stats(self._collectives, lanes, flags, self._assignment)
-        return self._carrier.take_along(lanes, flags)
+        return self._passengers.take_along(lanes, flags)
 
     def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
         if not last:
@@ -102,28 +94,28 @@ class TreeSum(GradientSum):
                 bucket.collect(lane, self.usage_varies)
             return
         for bucket in self._buckets:
-            bucket.expect(self.usage_varies, self._only_lane)
+            bucket.expect(self.usage_varies)
         self._last_lane = lane
         loss.backward(self.scaling.start)
 
     @property
     def finishes_on_device(self) -> bool:
-        return self._carrier is not None  # else the losses come by a collective of their own
+        return self._passengers is not None  # else the losses come by a collective of their own
 
     def record(self, lanes: RecordedSums) -> None:
         by_block = [dict(zip(map(id, self._params), grads, strict=True)) for grads in lanes.blocks]
         for bucket in self._buckets:
             bucket.record([[block[id(param)] for param in bucket.params] for block in by_block])
-        if self._carrier is not None:
-            self._carrier.seat_lanes(lanes.stats)
+        if self._passengers is not None:
+            self._passengers.seat_lanes(lanes.stats)
 
     def share_recorded(self, lanes: RecordedSums, flags: RankFlags) -> LocalStats:
         self._last_lane, self._sent = None, 0
         for bucket in self._buckets:
             bucket.is_written = True
-        if self._carrier is None:
+        if self._passengers is None:
             return gather_stats(self._collectives, lanes.stats, flags, self._assignment)
-        return self._carrier.seat_flags(flags)
+        return self._passengers.seat_flags(flags)
 
     def exchange(self) -> None:
         # All of it before the wait: a rank without samples must call in the others' order.
@@ -140,8 +132,8 @@ class TreeSum(GradientSum):
         self._usage_agreed = True
 
     def finish(self, stats: LocalStats) -> None:
-        if self._carrier is not None:
-            self._carrier.deliver_passengers()
+        if self._passengers is not None:
+            self._passengers.arrive()
         inverse_count = inverse(stats.count(), self._buckets[0].params[0].device)
         for bucket in self._buckets:
             bucket.deliver(self.scaling, inverse_count)
@@ -175,15 +167,12 @@ class _Bucket(LaneBucket):
         named: Sequence[tuple[str, Parameter]],
         assignment: Sequence[range],
         collectives: TorchCollectives,
+        takes_passengers: bool,
     ) -> None:
         params = [param for _, param in named]
         super().__init__([name for name, _ in named], params, assignment[collectives.rank])
         self.waiting = -1
         """Parameters of this bucket that backward has not reached yet."""
-        self.reached = [False] * len(params)
-        """Which ones the last lane's backward has reached."""
-        self._in_row = False
-        """Whether backward adds to the exchanged buffer itself."""
         # Complex numbers travel as pairs: their parts are added up each by itself.
         width = 2 if params[0].is_complex() else 1
         like = params[0].new_empty(0, dtype=params[0].dtype.to_real())
@@ -191,22 +180,17 @@ class _Bucket(LaneBucket):
         for param in params:
             offsets.append(offsets[-1] + -(-width * param.numel() // _ALIGN) * _ALIGN)
         self._usage = slice(offsets[-1], offsets[-1] + len(params))
-        mine, lanes = assignment[collectives.rank], sum(map(len, assignment))
-        seat, first, world = 2 * PIECES, self._usage.stop, len(assignment)
-        last = first + seat * (lanes + world)
+        lanes, first = sum(map(len, assignment)), self._usage.stop
+        last = first + (seats(lanes, len(assignment)) if takes_passengers else 0)
         self._exchange = create_exchange(
             [aligned_blocks(lanes) for lanes in assignment], collectives, last + last % 2, like
         )
-        self._passengers = self._exchange.total[first:last]
-        """Each lane's loss and count, then each rank's flags, while this bucket takes them."""
-        self._my_seats = self._passengers[seat * mine.start : seat * mine.stop]
-        at = seat * (lanes + collectives.rank)
-        self._my_flags = self._passengers[at : at + seat]
-        self._lanes_in_all = lanes
-        self._waiting_stats: tuple[Sequence[LaneStats], RankFlags] | None = None
+        self.passengers: Passengers | None = None
+        if takes_passengers:
+            places, rank = self._exchange.total[first:last], collectives.rank
+            self.passengers = create_passengers(places, assignment[rank], lanes, rank)
         self.is_written = False
         """Whether a replay has put this step's sums, and its lanes' losses, into the exchanged buffer."""
-        self._riding = RidingStats(lanes)
         self._views = [
             [_view(row, at, param) for at, param in zip(offsets, params, strict=False)]
             for row in self._exchange.rows
@@ -214,38 +198,16 @@ class _Bucket(LaneBucket):
         self._steps: Iterator[Pending] = iter(())
         self._pending: Pending | None = None
 
-    def expect(self, find_unused: bool, only_lane: bool) -> None:
+    def expect(self, find_unused: bool) -> None:
         """Count down to the last gradient of the coming backward pass."""
         known = self.used is not None and not find_unused
         self.waiting = sum(self.used) if known and self.used is not None else len(self.params)
-        self.reached = [False] * len(self.params)
-        # Earlier micro-batches of the lane have left gradients of their own.
-        self._in_row = only_lane and all(param.grad is None for param in self.params)
-        if self._in_row:
-            self._exchange.rows[0].fill_(NOTHING)
-            for param, view in zip(self.params, self._views[0], strict=True):
-                param.grad = view
 
     def refuse_too_many(self, place: int) -> None:
         """Backward has reached more parameters than the lanes before, or one of them twice."""
         if self.used is not None:
             self.check_used([used or at == place for at, used in enumerate(self.used)], "here")
         raise TaskError(_IN_PIECES)
-
-    def collect(self, lane: int, may_vary: bool) -> None:
-        if not self._in_row:
-            super().collect(lane, may_vary)
-            return
-        self.clear_grads()
-        if self.used is not None and not may_vary:
-            self.check_used(self.reached, f"in lane {lane}")
-        self.used = self.reached
-
-    def take_along(self, stats: Sequence[LaneStats], flags: RankFlags) -> RidingStats:
-        """Send these lanes' stats and this rank's flags with the bucket, when it leaves."""
-        self._waiting_stats = stats, flags
-        self._riding = RidingStats(self._lanes_in_all)
-        return self._riding
 
     def record(self, blocks: Sequence[Grads]) -> None:
         """Write what this rank's lanes add up to."""
@@ -254,37 +216,13 @@ class _Bucket(LaneBucket):
         self.take_blocks(blocks)
         self._write_blocks(with_usage=False)
 
-    def seat_lanes(self, stats: Sequence[LaneStats]) -> None:
-        """Write these lanes' losses and counts; the flags beside them are of each step."""
-        self._passengers.zero_()
-        self._my_seats.copy_(cut(stack_stats(stats, self._my_seats.device), self._my_seats.dtype))
-
-    def seat_flags(self, flags: RankFlags) -> RidingStats:
-        pieces = cut(torch.tensor([flags.pair], dtype=torch.float64), self._my_flags.dtype)
-        self._my_flags.copy_(pieces, non_blocking=True)
-        self._riding = RidingStats(self._lanes_in_all)
-        return self._riding
-
-    def deliver_passengers(self) -> None:
-        self._riding.arrive(self._passengers)
-
     def send(self, with_usage: bool) -> None:
         if self.is_written:
             self.is_written = False
-        elif self._in_row:
-            self._in_row = False
-            if with_usage:
-                row = self._exchange.rows[0]
-                row[self._usage] = torch.tensor(self.reached).to(row)
         else:
             self._write_blocks(with_usage)
-        if self._waiting_stats is not None:
-            stats, flags = self._waiting_stats
-            self._passengers.zero_()
-            numbers = cut(stack_stats([*stats, flags], self._my_flags.device), self._my_flags.dtype)
-            self._my_seats.copy_(numbers[: self._my_seats.numel()])
-            self._my_flags.copy_(numbers[self._my_seats.numel() :])
-            self._waiting_stats = None
+        if self.passengers is not None:
+            self.passengers.board()
         self._steps = self._exchange.start()
         self._pending = next(self._steps, None)
 

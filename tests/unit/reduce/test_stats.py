@@ -7,21 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from samestep.distributed.health.activity import EXCHANGE, Activity
 from samestep.reduce.stats import (
     EMPTY,
     NO_FLAGS,
-    PIECES,
     GatheredStats,
     LaneStats,
     LocalStats,
     RankFlags,
-    RidingStats,
     begin_reading,
-    cut,
     inverse,
     read_numbers,
     stack_stats,
@@ -56,70 +51,6 @@ def test_one_process_knows_at_once_that_nothing_is_requested() -> None:
     assert not asking.no_requests
     assert not asking.flags_wait
     assert asking.flags()() == [RankFlags(256.0)]
-
-
-# -- in a gradient bucket -------------------------------------------------------------------------
-
-
-anything = st.floats(allow_nan=False, allow_infinity=False, width=64).filter(
-    lambda x: x == 0 or 1e-20 < abs(x) < 1e30
-)
-
-
-@given(st.lists(anything, min_size=2, max_size=8).filter(lambda v: len(v) % 2 == 0))
-def test_doubles_survive_in_three_floats_to_the_bit(numbers: list[float]) -> None:
-    values = torch.tensor(numbers, dtype=torch.float64).view(-1, 2)
-    pieces = cut(values, torch.float32)
-    assert (pieces.dtype, pieces.numel()) == (torch.float32, values.numel() * PIECES)
-    arrived = pieces.view(-1, PIECES).to(torch.float64).sum(dim=-1)
-    assert torch.equal(arrived, values.flatten())
-
-
-@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
-def test_numbers_that_are_not_finite_survive_too(number: float) -> None:
-    pieces = cut(torch.tensor([[number, 1.0]], dtype=torch.float64), torch.float32)
-    first, second = pieces.view(2, PIECES).double().sum(-1).tolist()
-    assert first == number or (math.isnan(first) and math.isnan(number))
-    assert second == 1.0
-
-
-def riding(by_rank: list[list[LaneStats | RankFlags | None]]) -> RidingStats:
-    """Stats that ranks put into a bucket, each leaving the others' places at zero."""
-    rows = len(by_rank[0])
-    total = torch.zeros(rows * 2 * PIECES)
-    for own in by_rank:
-        stacked = torch.zeros(rows, 2, dtype=torch.float64)
-        for place, row in enumerate(own):
-            if row is not None:
-                stacked[place] = stack_stats([row], CPU)[0]
-        total += cut(stacked, torch.float32)
-    found = RidingStats(lanes=rows - len(by_rank))
-    found.arrive(total)
-    return found
-
-
-def test_stats_that_ride_in_a_bucket_arrive_with_every_ranks_flags() -> None:
-    odd = 0.1 + 0.2
-    found = riding(
-        [
-            [LaneStats(odd, 3.0), None, None, RankFlags(0.0, 1.5), None],
-            [None, EMPTY, LaneStats(1e-3, 2.0**40 + 1), None, RankFlags(271.0, 0.25)],
-        ]
-    )
-    assert found.values() == [odd, 3.0, 0.0, 0.0, 1e-3, 2.0**40 + 1]
-    assert found.count() == 2.0**40 + 4
-    assert found.losses() == [odd, 0.0, 1e-3]
-    assert found.flags()() == [RankFlags(0.0, 1.5), RankFlags(271.0, 0.25)]
-    assert not found.no_requests, "another rank may request something"
-    assert not found.flags_wait
-
-
-def test_stats_that_arrived_do_not_change_with_the_buckets_memory() -> None:
-    bucket = cut(torch.tensor([[6.0, 2.0], [0.0, 0.0]], dtype=torch.float64), torch.float32)
-    found = RidingStats(lanes=1)
-    found.arrive(bucket)
-    bucket.zero_()
-    assert found.values() == [6.0, 2.0]
 
 
 # -- by a collective ------------------------------------------------------------------------------

@@ -1,0 +1,221 @@
+"""Losses, counts and flags that travel in a gradient bucket: they need no collective of their own.
+
+Every lane and every rank has seats in the bucket, which all other ranks leave at zero: the bucket's
+sum holds their numbers to the bit.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from ctypes import c_float
+
+import torch
+from torch import Tensor
+
+from samestep.reduce.stats import (
+    LaneStats,
+    LocalStats,
+    RankFlags,
+    ReadFlags,
+    RowStats,
+    stack_stats,
+)
+
+PIECES = 3
+"""Numbers of a bucket's type that hold one float64: 24 + 24 + 5 bits are 53."""
+_PAIR = 2 * PIECES
+
+
+def seats(lanes: int, world: int) -> int:
+    """Numbers of a bucket that all of a step's passengers need."""
+    return _PAIR * (lanes + world)
+
+
+class Passengers(ABC):
+    """The seats of one bucket, on this rank."""
+
+    def __init__(self, places: Tensor, mine: range, lanes: int, rank: int) -> None:
+        """Args:
+        places: All seats of the bucket: the lanes' first, then the ranks'.
+        mine: The lanes of this rank.
+        lanes: Of all ranks.
+        rank: This one.
+        """
+        self._places = places
+        self._lanes = lanes
+        self._my_lanes = slice(_PAIR * mine.start, _PAIR * mine.stop)
+        self._my_flags = slice(_PAIR * (lanes + rank), _PAIR * (lanes + rank + 1))
+        self._narrow = _as_float32 if places.dtype == torch.float32 else float
+        self._waiting: tuple[Sequence[LaneStats], RankFlags] | None = None
+
+    def take_along(self, lanes: Sequence[LaneStats], flags: RankFlags) -> LocalStats:
+        """Send these with the bucket when it leaves; what is returned has all ranks' once it is back."""
+        self._waiting = lanes, flags
+        return self._next_stats()
+
+    def board(self) -> None:
+        """The bucket leaves: write what was to be taken along."""
+        if self._waiting is not None:
+            lanes, flags = self._waiting
+            self._waiting = None
+            self._places.zero_()
+            self._write_both(lanes, flags)
+
+    def seat_lanes(self, lanes: Sequence[LaneStats]) -> None:
+        """Write these lanes' losses and counts, and nothing for anybody else."""
+        self._places.zero_()
+        self._write_lanes(lanes)
+
+    def seat_flags(self, flags: RankFlags) -> LocalStats:
+        """Write this rank's flags beside lanes that are seated; returns what `take_along` does."""
+        self._write_flags(flags)
+        return self._next_stats()
+
+    @abstractmethod
+    def arrive(self) -> None:
+        """The bucket is back: take the numbers out of it, whose memory the next step needs."""
+
+    @abstractmethod
+    def _next_stats(self) -> LocalStats:
+        """What the next arrival fills."""
+
+    def _write_both(self, lanes: Sequence[LaneStats], flags: RankFlags) -> None:
+        self._write_lanes(lanes)
+        self._write_flags(flags)
+
+    @abstractmethod
+    def _write_lanes(self, lanes: Sequence[LaneStats]) -> None:
+        """Write those of this rank."""
+
+    @abstractmethod
+    def _write_flags(self, flags: RankFlags) -> None:
+        """Write those of this rank."""
+
+
+def create_passengers(places: Tensor, mine: range, lanes: int, rank: int) -> Passengers:
+    """Those of a bucket, wherever it is."""
+    kind = HostPassengers if places.device.type == "cpu" else DevicePassengers
+    return kind(places, mine, lanes, rank)
+
+
+class DevicePassengers(Passengers):
+    """In a bucket on a GPU, for which nothing here waits."""
+
+    def _next_stats(self) -> LocalStats:
+        self._stats = _DeviceStats(self._lanes)
+        return self._stats
+
+    def arrive(self) -> None:
+        self._stats.arrive(self._places)
+
+    def _write_both(self, lanes: Sequence[LaneStats], flags: RankFlags) -> None:
+        pieces = self._pieces([*lanes, flags])
+        self._places[self._my_lanes].copy_(pieces[:-_PAIR])
+        self._places[self._my_flags].copy_(pieces[-_PAIR:])
+
+    def _write_lanes(self, lanes: Sequence[LaneStats]) -> None:
+        self._places[self._my_lanes].copy_(self._pieces(lanes))
+
+    def _pieces(self, rows: Sequence[LaneStats | RankFlags]) -> Tensor:
+        return _cut_tensor(stack_stats(rows, self._places.device), self._places.dtype)
+
+    def _write_flags(self, flags: RankFlags) -> None:
+        # Cut on the host, where they are known: one copy in place of a dozen kernels.
+        pieces = torch.tensor(_cut_pairs([flags], self._narrow), dtype=self._places.dtype)
+        self._places[self._my_flags].copy_(pieces, non_blocking=True)
+
+
+def _cut_tensor(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Float64 values as `PIECES` numbers of a narrower type whose sum they are."""
+    pieces = []
+    for _ in range(PIECES):
+        piece = values.to(dtype)
+        pieces.append(piece)
+        values = torch.where(piece.isfinite(), values - piece, 0.0)
+    return torch.stack(pieces, dim=-1).flatten()
+
+
+class _DeviceStats(RowStats):
+    def __init__(self, lanes: int) -> None:
+        """Nothing has arrived yet."""
+        self._lane_count = lanes
+
+    def arrive(self, pieces: Tensor) -> None:
+        rows = pieces.view(-1, 2, PIECES).to(torch.float64).sum(dim=-1)
+        self._rows, self._flag_rows = rows[: self._lane_count], rows[self._lane_count :]
+
+
+class HostPassengers(Passengers):
+    """In a bucket in host memory.
+
+    There are few of them, and a call of torch or numpy costs more than their numbers do.
+    """
+
+    def __init__(self, places: Tensor, mine: range, lanes: int, rank: int) -> None:
+        super().__init__(places, mine, lanes, rank)
+        self._memory = places.numpy()
+
+    def _next_stats(self) -> LocalStats:
+        self._stats = _HostStats(self._lanes)
+        return self._stats
+
+    def arrive(self) -> None:
+        pieces = self._memory.tolist()
+        columns = (pieces[number::PIECES] for number in range(PIECES))
+        self._stats.arrive(
+            [high + middle + low for high, middle, low in zip(*columns, strict=True)]
+        )
+
+    def _write_lanes(self, lanes: Sequence[LaneStats]) -> None:
+        self._memory[self._my_lanes] = _cut_pairs(lanes, self._narrow)
+
+    def _write_flags(self, flags: RankFlags) -> None:
+        self._memory[self._my_flags] = _cut_pairs([flags], self._narrow)
+
+
+def _cut_pairs(
+    rows: Sequence[LaneStats | RankFlags], narrow: Callable[[float], float]
+) -> list[float]:
+    return [piece for row in rows for value in row.pair for piece in _cut(float(value), narrow)]
+
+
+def _cut(value: float, narrow: Callable[[float], float]) -> list[float]:
+    pieces = []
+    for _ in range(PIECES):
+        piece = narrow(value)
+        pieces.append(piece)
+        value = value - piece if math.isfinite(piece) else 0.0
+    return pieces
+
+
+def _as_float32(value: float) -> float:
+    return c_float(value).value
+
+
+class _HostStats(LocalStats):
+    def __init__(self, lanes: int) -> None:
+        """Nothing has arrived yet."""
+        self._lane_count = lanes
+
+    def arrive(self, numbers: Sequence[float]) -> None:
+        self._numbers = numbers[: 2 * self._lane_count]
+        self._ranks = numbers[2 * self._lane_count :]
+
+    def count(self) -> float:
+        return sum(self._numbers[1::2])
+
+    def losses(self) -> list[Tensor | float]:
+        return list(self._numbers[::2])
+
+    def values(self) -> list[Tensor | float]:
+        return list(self._numbers)
+
+    def flags(self) -> ReadFlags:
+        flags = list(map(RankFlags, self._ranks[::2], self._ranks[1::2]))
+        return lambda: flags
+
+    @property
+    def no_requests(self) -> bool:
+        return False
