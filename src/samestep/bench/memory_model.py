@@ -23,7 +23,7 @@ from samestep.lanes.assignment import LaneAssignment
 from samestep.lanes.tree import LaneTree
 from samestep.pytree import tensors
 from samestep.reduce.scaling import Scaling
-from samestep.reduce.tree_sum import TreeSum
+from samestep.reduce.tree_sum import TreeSum, largest_bucket
 from samestep.step.micro_batches import cut_batch
 from samestep.train.run import Run
 from samestep.train.task import Task
@@ -94,9 +94,12 @@ def predict(run: Run, task: Task, batch: LaneBatch) -> StepMemory:
 
 
 def _passing(config: Config, assignment: LaneAssignment, params: Sequence[Tensor]) -> int:
-    """A lane whose gradients are only moved, not added, has them in memory of their own."""
-    moved = len(assignment.units) == 1 or (config.same == "bits" and len(assignment.my_units) > 1)
-    return 0 if moved else max(param.nbytes for param in params)
+    """Gradients on their way into the exchanged buffers, which are in memory of their own until then."""
+    if len(assignment.units) == 1:
+        return 0
+    if config.same != "bits":
+        return max(param.nbytes for param in params)
+    return largest_bucket(params) if len(assignment.my_units) == 1 else 0
 
 
 def _trained(optimizers: Sequence[Optimizer]) -> list[Tensor]:
@@ -116,7 +119,7 @@ def gradient_sets(config: Config, assignment: LaneAssignment) -> int:
         # DistributedDataParallel adds lanes in one set; of a single one that may be its buckets.
         return 0 if len(mine) == 1 and config.distributed.gradient_as_bucket_view else 1
     if len(mine) == 1:
-        return 1 if alone else 0  # it is backpropagated into the exchanged buffers
+        return 1 if alone else 0  # moved into the exchanged buffers, bucket by bucket
     tree: LaneTree[int] = LaneTree(lambda left, right: left)
     most = 0
     for lane in mine:

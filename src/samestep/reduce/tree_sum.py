@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -276,11 +277,18 @@ def _view(row: Tensor, offset: int, param: Parameter) -> Tensor:
     return place.as_strided(param.shape, torch.empty_like(param, device="meta").stride())
 
 
-def _chunks(
-    params: Sequence[tuple[str, Parameter]],
-) -> Iterator[list[tuple[str, Parameter]]]:
+def largest_bucket(params: Sequence[Tensor]) -> int:
+    """Bytes of the gradients that leave together."""
+    chunks = _chunks([("", param) for param in reversed(params)])
+    return max(sum(param.nbytes for _, param in chunk) for chunk in chunks)
+
+
+T = TypeVar("T", bound=Tensor)
+
+
+def _chunks(params: Sequence[tuple[str, T]]) -> Iterator[list[tuple[str, T]]]:
     """Cut the parameters into buckets of one dtype and bounded size."""
-    chunk: list[tuple[str, Parameter]] = []
+    chunk: list[tuple[str, T]] = []
     size, limit = 0, FIRST_BUCKET_BYTES
     for name, param in params:
         other = bool(chunk) and (param.dtype, param.device) != (
