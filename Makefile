@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo recipe-metric-learning recipe-token-classification recipe-emulator recipe-vision-language recipe-decomposition browser test test-fast fuzz coverage test-oldest test-newest cluster chaos chaos-sweep launches sameness lint setup clean
+.PHONY: demo recipe-metric-learning recipe-token-classification recipe-emulator recipe-vision-language recipe-decomposition browser test test-all test-fast fuzz coverage test-oldest test-newest cluster chaos chaos-sweep launches sameness lint setup clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -38,8 +38,15 @@ recipe-decomposition: $(STAMP)
 	$(BIN)/python recipes/decomposition/run.py build/decomposition --overwrite --ranks 2
 
 # Most of a test's time it waits for other processes: three at once keep two cores busy.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 4
+
+# Every promise, but not every variation of it: a quarter of an hour on two cores.
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 4
+	$(PYTEST) -m 'not variation'
+
+# With the variations (tests/variations.py): twice as long.
+test-all: $(STAMP) lint
+	$(PYTEST)
 
 # For the inner loop: what needs no other process but its own.
 test-fast: $(STAMP) lint

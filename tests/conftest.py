@@ -58,6 +58,7 @@ _CHUNK = 4
 """Tests that a worker is handed at once: `--maxschedchunk` in the Makefile."""
 
 
+@pytest.hookimpl(trylast=True)  # of what `-m` has left
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The slow tests first, so that none of several workers is left with one at the end.
 

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from tests.cli.processes import TASKS, children_of, samestep, started, wait_for
+from tests.variations import variations
 
 
 def write(folder: Path, task: str, **values: Any) -> Path:
@@ -94,7 +95,9 @@ def kill_launcher(process: subprocess.Popen[str], pid: int) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("how", [stop, kill_launcher], ids=["its rank", "the launcher"])
+@pytest.mark.parametrize(
+    "how", variations([stop, kill_launcher], kept=[stop]), ids=["its rank", "the launcher"]
+)
 def test_a_worker_that_is_stuck_ends_with_what_started_it(
     tmp_path: Path, how: Callable[[subprocess.Popen[str], int], None]
 ) -> None:
