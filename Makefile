@@ -52,9 +52,9 @@ test-all: $(STAMP) lint
 test-fast: $(STAMP) lint
 	$(BIN)/python -m pytest -n 2 tests/unit tests/test_architecture.py
 
-# Twenty times as many odd configs, run directories and command lines as the suite tries, new ones each time.
+# Fifty times as many odd configs, run directories and command lines as the suite tries, new ones each time.
 fuzz: $(STAMP)
-	FUZZ_TIMES=20 $(BIN)/python -m pytest -n 2 -m hypothesis tests/fuzz tests/unit
+	FUZZ_TIMES=50 $(BIN)/python -m pytest -n 2 -m hypothesis tests/fuzz tests/unit
 
 # Lines of src that tests run, in ranks and commands too. The cluster's tests are not among them.
 coverage: $(STAMP)

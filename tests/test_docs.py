@@ -95,7 +95,7 @@ WITH_COMMANDS = [page for page in PAGES if page.parent.name != "benchmarks" and 
 PAGES_IN_CI = [
     page
     for page in WITH_COMMANDS
-    if page.name in ("README.md", "own-loop.md", "tasks.md", "survive.md", "scan.md")
+    if page.name in ("README.md", "own-loop.md", "tasks.md", "scan.md")
 ]
 
 

@@ -53,6 +53,7 @@ def nothing_left(tmp_path: Path) -> Iterator[None]:
     assert not left, [psutil.Process(pid).cmdline() for pid in left if psutil.pid_exists(pid)]
 
 
+@pytest.mark.requirement("000-P4-8")
 @pytest.mark.usefixtures("nothing_left")
 def test_a_hang_names_the_rank_that_hangs(tmp_path: Path) -> None:
     done = samestep("launch", write(tmp_path, "SleepyData"), "--nproc", "3", cwd=tmp_path)

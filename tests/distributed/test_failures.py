@@ -38,6 +38,7 @@ def everything_said(folder: Path, task: str, world: int, **values: Any) -> str:
     return "\n".join([*(str(text) for _, text in answers), *logs])
 
 
+@pytest.mark.variation("test_a_hang_names_the_rank_that_hangs, without a launcher")
 @pytest.mark.requirement("000-P4-8")
 def test_a_rank_that_sleeps_in_its_loader_is_named_with_its_stack(tmp_path: Path) -> None:
     said = everything_said(tmp_path / "run", "SleepyData", 3, **QUICK)
