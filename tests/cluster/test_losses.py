@@ -12,7 +12,6 @@ import pytest
 from samestep.train.record import RunRecord
 from tests.cluster.hosts import Hosts
 from tests.cluster.runs import PATIENCE, Training, is_same, wait_for
-from tests.variations import variations
 
 
 def power_off(hosts: Hosts) -> None:
@@ -23,7 +22,8 @@ def pull_the_cable(hosts: Hosts) -> None:
     hosts.plug("n2", False)
 
 
-@pytest.mark.parametrize("lose", variations([power_off, pull_the_cable], kept=[power_off]))
+@pytest.mark.variation("test_a_node_is_lost_and_comes_back, on hosts of their own")
+@pytest.mark.parametrize("lose", [power_off, pull_the_cable])
 def test_a_lost_machine_is_left_out_and_the_run_is_the_same(
     hosts: Hosts, tmp_path: Path, untouched: RunRecord, lose: Callable[[Hosts], None]
 ) -> None:

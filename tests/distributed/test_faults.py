@@ -44,7 +44,7 @@ def suspect(config: Path, fault: str, *options: str) -> dict[str, Any]:
             ("RankDependentOrder", 0, 4, "samples", ""),
             ("NoisyLabels", 0, 4, "batch", "1"),
         ],
-        kept=["RankSeededDraw", "RankDependentOrder", "NoisyLabels"],
+        kept=["RankSeededDraw", "RankDependentOrder"],
     ),
 )
 def test_a_fault_is_named_by_step_lane_and_tensor(

@@ -36,7 +36,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "shared rows": ("Shared", {}),
     "micro-batches": ("WithProxies", {"memory": {"lane_split": 3}}),
 }
-IN_CI = ("views, BatchNorm, dropout, tail", "fp16", "a queue that the loss fills", "micro-batches")
+IN_CI = ("views, BatchNorm, dropout, tail", "a queue that the loss fills")
 
 
 def test_it_is_the_same_with_one_to_eight_lanes_a_rank(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from samestep.checkpoint.manifest import verify_checkpoint
 from tests.cli.processes import wait_for
 from tests.distributed.interrupting import finish, go_on, train_and_end
-from tests.distributed.running import settings, train
+from tests.distributed.running import EACH_EPOCH, settings, train
 from tests.ranks import RankProcesses
 from tests.variations import variations
 
@@ -26,6 +26,7 @@ WHOLE: dict[str, Any] = {
     "log_every": 4,
     "clip": {"norm": 0.5},
     "ema": {"decay": 0.9},
+    "evaluation": EACH_EPOCH,
 }
 WITHOUT_EVALUATION: dict[str, Any] = {"checkpoint": RARELY, "evaluation": {"every_epochs": None}}
 
