@@ -50,7 +50,7 @@ _SET_BY_OTHERS = (
 
 _LONGEST_FIRST = (
     "test_every_command_of_a_document_runs_as_written",
-    "recipes", "cli", "chaos", "distributed", "sameness",
+    "recipes", "cli", "export", "distributed", "sameness", "fuzz", "chaos",
 )  # fmt: skip
 """Test functions, and folders."""
 
