@@ -65,6 +65,7 @@ def test_a_hang_names_the_rank_that_hangs(tmp_path: Path) -> None:
     assert "time.sleep(10_000)" in done.stderr
 
 
+@pytest.mark.variation("test_a_rank_that_skips_a_collective_is_named, under a launcher")
 @pytest.mark.usefixtures("nothing_left")
 def test_a_collective_of_the_users_that_others_do_not_call_is_named(tmp_path: Path) -> None:
     done = samestep("launch", write(tmp_path, "OwnCollective"), "--nproc", "3", cwd=tmp_path)
