@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo recipe-metric-learning recipe-token-classification recipe-emulator recipe-vision-language recipe-decomposition browser test test-fast fuzz coverage test-oldest test-newest cluster chaos chaos-sweep launches sameness lint setup clean
+.PHONY: demo recipe-metric-learning recipe-token-classification recipe-emulator recipe-vision-language recipe-decomposition browser test test-all test-fast fuzz coverage test-oldest test-newest cluster chaos chaos-sweep launches sameness lint setup clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -38,16 +38,23 @@ recipe-decomposition: $(STAMP)
 	$(BIN)/python recipes/decomposition/run.py build/decomposition --overwrite --ranks 2
 
 # Most of a test's time it waits for other processes: three at once keep two cores busy.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 4
+
+# Every promise, but not every variation of it: about a quarter of an hour on two cores.
 test: $(STAMP) lint
-	$(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 4
+	$(PYTEST) -m 'not variation'
+
+# With the variations (tests/variations.py): twice as long.
+test-all: $(STAMP) lint
+	$(PYTEST)
 
 # For the inner loop: what needs no other process but its own.
 test-fast: $(STAMP) lint
 	$(BIN)/python -m pytest -n 2 tests/unit tests/test_architecture.py
 
-# Twenty times as many odd configs, run directories and command lines as the suite tries, new ones each time.
+# Fifty times as many odd configs, run directories and command lines as the suite tries, new ones each time.
 fuzz: $(STAMP)
-	FUZZ_TIMES=20 $(BIN)/python -m pytest -n 2 -m hypothesis tests/fuzz tests/unit
+	FUZZ_TIMES=50 $(BIN)/python -m pytest -n 2 -m hypothesis tests/fuzz tests/unit
 
 # Lines of src that tests run, in ranks and commands too. The cluster's tests are not among them.
 coverage: $(STAMP)

@@ -50,7 +50,7 @@ _SET_BY_OTHERS = (
 
 _LONGEST_FIRST = (
     "test_every_command_of_a_document_runs_as_written",
-    "recipes", "cli", "chaos", "distributed", "sameness",
+    "recipes", "cli", "export", "distributed", "sameness", "fuzz", "chaos",
 )  # fmt: skip
 """Test functions, and folders."""
 
@@ -58,6 +58,7 @@ _CHUNK = 4
 """Tests that a worker is handed at once: `--maxschedchunk` in the Makefile."""
 
 
+@pytest.hookimpl(trylast=True)  # of what `-m` has left
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The slow tests first, so that none of several workers is left with one at the end.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.processes import ROOT, run, samestep
+from tests.variations import variations
 
 TABLE = runpy.run_path(str(ROOT / "scripts" / "ports_table.py"))
 PORTS, NAMES = TABLE["PORTS"], TABLE["NAMES"]
@@ -39,7 +40,7 @@ def test_only_code_is_counted(tmp_path: Path) -> None:
     assert TABLE["code_lines"](file) == ["a = 1", "b = 2  # what"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", variations(NAMES, kept=["gpt", "mnist"]))
 def test_a_port_is_one_run_at_any_size(name: str, tmp_path: Path) -> None:
     script = PORTS / name / "samestep_port.py"
     done = samestep(

@@ -44,6 +44,7 @@ def test_messages_of_two_and_four_ranks(tmp_path: Path) -> None:
     assert "is no page of samestep" in again.stderr
 
 
+@pytest.mark.variation("test_messages_of_two_and_four_ranks, started by torchrun")
 def test_as_ranks_of_another_launcher(tmp_path: Path) -> None:
     done = torchrun("bench", "comm", *SMALL, "--operations", "broadcast", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

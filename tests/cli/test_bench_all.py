@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.cli.processes import samestep
 
 TASKS = Path(__file__).with_name("bench_tasks.py")
 
 
+@pytest.mark.variation(
+    "test_messages_of_two_and_four_ranks and test_parts_of_two_ranks_and_the_one_that_leaks: one after the other"
+)
 def test_a_part_that_fails_is_named_and_the_others_are_written(tmp_path: Path) -> None:
     document = {"task": f"{TASKS}:Nowhere", "global_batch": 8, "lanes": 2, "steps": 1}
     (tmp_path / "config.json").write_text(json.dumps(document))

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from tests.cli.processes import TASKS, children_of, samestep, started, wait_for
+from tests.variations import variations
 
 
 def write(folder: Path, task: str, **values: Any) -> Path:
@@ -52,6 +53,7 @@ def nothing_left(tmp_path: Path) -> Iterator[None]:
     assert not left, [psutil.Process(pid).cmdline() for pid in left if psutil.pid_exists(pid)]
 
 
+@pytest.mark.requirement("000-P4-8")
 @pytest.mark.usefixtures("nothing_left")
 def test_a_hang_names_the_rank_that_hangs(tmp_path: Path) -> None:
     done = samestep("launch", write(tmp_path, "SleepyData"), "--nproc", "3", cwd=tmp_path)
@@ -63,6 +65,7 @@ def test_a_hang_names_the_rank_that_hangs(tmp_path: Path) -> None:
     assert "time.sleep(10_000)" in done.stderr
 
 
+@pytest.mark.variation("test_a_rank_that_skips_a_collective_is_named, under a launcher")
 @pytest.mark.usefixtures("nothing_left")
 def test_a_collective_of_the_users_that_others_do_not_call_is_named(tmp_path: Path) -> None:
     done = samestep("launch", write(tmp_path, "OwnCollective"), "--nproc", "3", cwd=tmp_path)
@@ -94,7 +97,9 @@ def kill_launcher(process: subprocess.Popen[str], pid: int) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("how", [stop, kill_launcher], ids=["its rank", "the launcher"])
+@pytest.mark.parametrize(
+    "how", variations([stop, kill_launcher], kept=[stop]), ids=["its rank", "the launcher"]
+)
 def test_a_worker_that_is_stuck_ends_with_what_started_it(
     tmp_path: Path, how: Callable[[subprocess.Popen[str], int], None]
 ) -> None:

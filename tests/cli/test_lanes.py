@@ -74,6 +74,7 @@ def test_ranks_are_started_for_each_world(starter: Path, tmp_path: Path) -> None
     assert left(tmp_path) == before
 
 
+@pytest.mark.variation("test_ranks_are_started_for_each_world, started by torchrun")
 def test_it_runs_as_a_rank_of_any_launcher(starter: Path, tmp_path: Path) -> None:
     done = torchrun("lanes", starter, *QUICK, "--lanes", "2,4", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -19,6 +19,9 @@ def starter(tmp_path: Path) -> Path:
     return tmp_path / "mine" / "config.yaml"
 
 
+@pytest.mark.variation(
+    "test_the_curve_and_the_suggestions_are_the_same_on_any_number_of_ranks, and alone test_alone_it_shows_a_table_and_keeps_every_remark_of_the_config"
+)
 def test_under_torchrun_it_writes_what_it_suggests_into_the_config(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "recipes" / "digits", tmp_path / "digits")
     config = tmp_path / "digits" / "config.yaml"

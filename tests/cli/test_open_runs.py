@@ -72,6 +72,6 @@ def test_an_error_of_the_script_is_the_runs_on_all_ranks(script: Path, tmp_path:
 
 
 def test_an_error_that_closing_finds_fails_the_process(script: Path, tmp_path: Path) -> None:
-    done = run([sys.executable, str(script), "is no number"], cwd=tmp_path, cold=COLD)
+    done = run([sys.executable, str(script), "is no number"], cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     assert "the loss of step 2 is NaN or infinite" in done.stderr

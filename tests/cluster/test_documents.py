@@ -14,6 +14,7 @@ from tests.cluster.hosts import Hosts
 from tests.cluster.runs import PATIENCE, ROOT, by_rsh, interpreter
 from tests.cluster.slurm import Slurm
 from tests.cluster.sshd import Sshd
+from tests.variations import variations
 
 PAGES = "".join(
     (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("launch.md", "sweeps.md")
@@ -48,7 +49,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.requirement("004-TS-1", "004-7.1-2")
-@pytest.mark.parametrize("block", blocks("cluster"))
+@pytest.mark.parametrize("block", variations(blocks("cluster"), kept=blocks("cluster")[:3]))
 def test_a_command_runs_from_the_first_machine_as_written(
     slurm: Slurm, folder: Path, block: str
 ) -> None:
@@ -60,7 +61,7 @@ def test_a_command_runs_from_the_first_machine_as_written(
     assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("block", blocks("hosts"))
+@pytest.mark.parametrize("block", variations(blocks("hosts"), kept=blocks("hosts")[:1]))
 def test_commands_run_on_each_machine_as_written(hosts: Hosts, folder: Path, block: str) -> None:
     lines = re.findall(r"(.*\S)\s+# on (\w+)\n", block)
     assert len(lines) == len(block.splitlines()) == 2

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pytest
+
 from samestep.train.record import RunRecord
 from tests.cluster.hosts import Hosts
 from tests.cluster.runs import PATIENCE, TASKS, Training, is_same, wait_for
@@ -121,6 +123,9 @@ def test_machines_listen_to_their_network_only_and_believe_nobody_without_the_se
     assert not marker.exists()
 
 
+@pytest.mark.variation(
+    "test_machines_listen_to_their_network_only_and_believe_nobody_without_the_secret, by numbers and not by a rendezvous"
+)
 def test_a_machine_without_the_secret_is_refused_and_named(hosts: Hosts, tmp_path: Path) -> None:
     training = Training.write(tmp_path, distributed={"timeout": 20.0})
 

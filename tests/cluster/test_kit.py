@@ -125,6 +125,7 @@ def test_waiting_too_long_reports_the_state_of_the_job(slurm: Slurm, tmp_path: P
         slurm.wait(job, timeout=0.2)
 
 
+@pytest.mark.variation("test_a_restarted_job_ends_with_the_untouched_runs_bits, without a run")
 def test_a_requeued_job_knows_that_it_was_restarted(slurm: Slurm, tmp_path: Path) -> None:
     script = _script(tmp_path, '[ "$SLURM_RESTART_COUNT" = 1 ] && exit 0', "touch began; sleep 99")
     job = slurm.submit(script)
@@ -141,6 +142,7 @@ def test_a_node_comes_back_after_a_boot(slurm: Slurm) -> None:
     assert slurm.run(["srun", "-w", "n3", "hostname"]).stdout == "n3\n"
 
 
+@pytest.mark.variation("test_a_host_powered_off_loses_its_processes_and_boots_afresh, with daemons")
 def test_services_and_hosts_are_repaired(hosts: Hosts, slurm: Slurm, sshd: Sshd) -> None:
     running = hosts.running()
     for host in ("ctl", "n1"):

@@ -22,6 +22,7 @@ def pull_the_cable(hosts: Hosts) -> None:
     hosts.plug("n2", False)
 
 
+@pytest.mark.variation("test_a_node_is_lost_and_comes_back, on hosts of their own")
 @pytest.mark.parametrize("lose", [power_off, pull_the_cable])
 def test_a_lost_machine_is_left_out_and_the_run_is_the_same(
     hosts: Hosts, tmp_path: Path, untouched: RunRecord, lose: Callable[[Hosts], None]

@@ -12,6 +12,7 @@ from samestep.train.record import RunRecord
 from tests.cluster.runs import Training, is_same, wait_for
 from tests.cluster.slurm import Slurm
 from tests.cluster.test_launching import run_on_ctl
+from tests.variations import variations
 
 
 def submitted(slurm: Slurm, training: Training, *options: str) -> str:
@@ -58,7 +59,9 @@ def preempt_with_grace(slurm: Slurm, job: str, folder: Path) -> None:
 
 
 @pytest.mark.requirement("000-P4-4")
-@pytest.mark.parametrize("stop", [requeue, preempt, preempt_with_grace, lose_a_node])
+@pytest.mark.parametrize(
+    "stop", variations([requeue, preempt, preempt_with_grace, lose_a_node], kept=[requeue])
+)
 def test_a_restarted_job_ends_with_the_untouched_runs_bits(
     slurm: Slurm,
     tmp_path: Path,
@@ -94,7 +97,7 @@ WARNINGS = {
 }
 
 
-@pytest.mark.parametrize("style", WARNINGS)
+@pytest.mark.parametrize("style", variations(WARNINGS, kept=["srun"]))
 def test_a_job_that_is_warned_of_its_end_saves_and_requeues_itself(
     slurm: Slurm, tmp_path: Path, untouched: RunRecord, style: str
 ) -> None:

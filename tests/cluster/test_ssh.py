@@ -6,6 +6,8 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from samestep.train.record import RunRecord
 from tests.cluster.runs import PATIENCE, TASKS, Training, is_same, wait_for
 from tests.cluster.sshd import Sshd
@@ -72,6 +74,7 @@ def test_ctrl_c_saves_on_all_machines_and_the_run_resumes_later(
     assert is_same(training.record("run"), untouched)
 
 
+@pytest.mark.variation("test_an_mpirun_whose_launcher_is_killed_ends_with_all_its_ranks, over ssh")
 def test_a_launcher_that_is_killed_leaves_nothing_behind(sshd: Sshd, tmp_path: Path) -> None:
     training = Training.slow(tmp_path)
     process = sshd.hosts.start(

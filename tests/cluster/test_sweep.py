@@ -109,6 +109,9 @@ def kill_with_children(process: subprocess.Popen[str]) -> None:
             member.kill()
 
 
+@pytest.mark.variation(
+    "test_steps_of_an_allocation_side_by_side, and of deaths test_a_killed_sweep_comes_to_the_same_study_at_another_parallelism"
+)
 def test_jobs_on_two_nodes_side_by_side_survive_every_death_of_the_sweep(
     slurm: Slurm, tmp_path: Path, alone: list[dict[str, Any]]
 ) -> None:
@@ -154,6 +157,7 @@ def test_jobs_on_two_nodes_side_by_side_survive_every_death_of_the_sweep(
     assert [len(ids) for ids in jobs(tmp_path).values()] == [3, 2, 2, 2]
 
 
+@pytest.mark.variation("test_each_trial_has_a_host_of_its_own_over_ssh, by mpirun")
 def test_mpirun_on_two_hosts(hosts: Hosts, tmp_path: Path, alone: list[dict[str, Any]]) -> None:
     path = written(tmp_path, ranks_per_trial=2, trials=1)
     done = hosts.run(

@@ -11,6 +11,8 @@ from samestep.train.record import RunRecord, read_state
 from tests.ranks import run_ranks
 
 TASKS = Path(__file__).with_name("tasks.py")
+EACH_EPOCH = {"every_epochs": 1}
+"""For tests about evaluations: metrics take as long as training does here, so other runs have one in two epochs."""
 
 
 def settings(task: str, folder: Path, **values: Any) -> dict[str, Any]:
@@ -22,6 +24,7 @@ def settings(task: str, folder: Path, **values: Any) -> dict[str, Any]:
         "epochs": 2,
         "run_dir": str(folder),
         "log_every": 2,
+        "evaluation": {"every_epochs": 2},
         "distributed": distributed,
         **values,
     }

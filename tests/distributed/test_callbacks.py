@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.distributed.interrupting import go_on
-from tests.distributed.running import Recorded, train
+from tests.distributed.running import EACH_EPOCH, Recorded, train
 
 TASK = """
 import torch
@@ -51,7 +51,7 @@ def rows_with(run: Recorded, name: str) -> list[dict[str, Any]]:
 
 
 def test_a_tasks_listeners_write_once_and_change_nothing(tmp_path: Path, task: Path) -> None:
-    values = {"clip": {"norm": 1e30}}
+    values = {"clip": {"norm": 1e30}, "evaluation": EACH_EPOCH}
     plain = train(tmp_path, 1, **values)
     followed = [train(tmp_path, world, f"{task}:Followed", **values) for world in (1, 2)]
     for world, run in zip((1, 2), followed, strict=True):

@@ -10,6 +10,7 @@ import pytest
 from samestep.config import load_config
 from tests.distributed.running import Recorded, assert_same, settings, train
 from tests.ranks import run_ranks
+from tests.variations import variations
 
 IDIOMS = Path(__file__).with_name("idioms.py")
 # Evaluations take half of such a run, and one case that has them between replayed steps will do.
@@ -54,7 +55,7 @@ def replayed(folder: Path, world: int, why_no_update: str | None = None, **value
     return Recorded(folder)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", variations(CASES, kept=["everything", "one lane", "skipping"]))
 def test_replayed_steps_are_one_run_with_eager_ones(case: str, tmp_path: Path) -> None:
     values = {"epochs": 5, **CASES[case]}
     runs = [train(tmp_path, 1, **values)]
@@ -66,20 +67,20 @@ def test_replayed_steps_are_one_run_with_eager_ones(case: str, tmp_path: Path) -
 IDIOMS_IN_GRAPHS = ["Reassigned", "Bf16", "Counter", "Mixed", "Spectrum"]
 
 
-@pytest.mark.parametrize("name", IDIOMS_IN_GRAPHS)
+@pytest.mark.parametrize("name", variations(IDIOMS_IN_GRAPHS, kept=["Reassigned"]))
 def test_buffers_of_all_kinds_are_joined_in_replayed_steps(name: str, tmp_path: Path) -> None:
     values = {"task": f"{IDIOMS}:{name}", "steps": 9, "epochs": None, "drop_last": True}
     runs = [replayed(tmp_path, world, **values) for world in (1, 4)]
     assert_same([train(tmp_path, 1, **values), *runs])
 
 
-@pytest.mark.parametrize("world", [1, 4])
+@pytest.mark.parametrize("world", variations([1, 4], kept=[4]))
 def test_an_update_without_a_graph_follows_replayed_lanes(world: int, tmp_path: Path) -> None:
     values = {"epochs": 5, "clip": {"norm": 0.5}, **UNEVALUATED}
     assert_same([train(tmp_path, 1, **values), replayed(tmp_path, world, "as it is", **values)])
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("precision", variations(["fp32", "fp16"], kept=["fp32"]))
 def test_ranks_that_replay_and_ranks_that_do_not_learn_together_of_a_skipped_step(
     precision: str, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ import samestep
 from tests.distributed.idioms import IDENTICAL
 from tests.distributed.running import _train, assert_same, settings, train
 from tests.ranks import answers_of_ranks, run_ranks
+from tests.variations import variations
 
 TASKS = Path(__file__).with_name("idioms.py")
 
@@ -22,7 +23,7 @@ def of(name: str, **values: Any) -> dict[str, Any]:
     return {"task": f"{TASKS}:{name}", "steps": 5, "epochs": None, "log_every": 1, **values}
 
 
-@pytest.mark.parametrize("name", IDENTICAL)
+@pytest.mark.parametrize("name", variations(IDENTICAL, kept=["Queue", "Spectrum", "Langevin"]))
 def test_one_two_and_four_ranks_are_one_run(name: str, tmp_path: Path) -> None:
     runs = [train(tmp_path, world, **of(name)) for world in (1, 2, 4)]
     assert_same(runs)

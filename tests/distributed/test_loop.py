@@ -16,7 +16,7 @@ from safetensors.torch import load_model
 from samestep.checkpoint.format import read_training
 from samestep.checkpoint.manifest import verify_checkpoint
 from samestep.config import load_config
-from tests.distributed.running import assert_same, settings, train
+from tests.distributed.running import EACH_EPOCH, assert_same, settings, train
 from tests.distributed.tasks import Everything, Net
 from tests.ranks import run_ranks
 
@@ -92,7 +92,7 @@ def test_no_thread_of_the_backend_outlives_the_run(same: str, tmp_path: Path) ->
 
 @pytest.mark.requirement("000-P4-7", "000-G-4")
 def test_every_step_and_evaluation_is_tracked_once(tmp_path: Path) -> None:
-    run = train(tmp_path, 2)
+    run = train(tmp_path, 2, evaluation=EACH_EPOCH)
     rows = _rows(run.folder)
     losses = [row["loss"] for row in rows if "loss" in row]
     assert losses == run.record.losses
@@ -136,6 +136,7 @@ def test_early_stopping_stops_all_ranks_at_one_step(tmp_path: Path) -> None:
         params={"optimizer": "momentum"},
         best={"metric": "val_loss", "mode": "min", "min_delta": 100.0},
         early_stopping={"patience": 2},
+        evaluation=EACH_EPOCH,
     )
     assert run.record.steps == 9
     kept = sorted(path.name for path in (run.folder / "checkpoints").iterdir())

@@ -52,6 +52,9 @@ def test_the_curve_and_the_suggestions_are_the_same_on_any_number_of_ranks(
     assert one.rate_now == 0.02, "the first group's, where the config names none"
 
 
+@pytest.mark.variation(
+    "test_a_loss_that_is_infinite_at_once_is_no_suggestion, after some steps and on ranks"
+)
 def test_weights_that_explode_are_the_end_of_the_curve_and_not_a_failure(tmp_path: Path) -> None:
     test = RangeTest(1e-6, 1e30, 60, stop_factor=1e300)
     values = {"params": {"optimizer": "momentum"}, "on_nonfinite": "skip"}

@@ -13,6 +13,7 @@ from tests.distributed.interrupting import finish, go_on
 from tests.distributed.running import Recorded, assert_same, settings, train
 from tests.distributed.test_resume import losses
 from tests.ranks import run_ranks
+from tests.variations import variations
 
 OPTIMIZER: dict[str, Any] = {
     "name": "adamw",
@@ -51,7 +52,9 @@ def _rates(run: Recorded) -> list[Any]:
     return [row["lr"] for row in _rows(run.folder) if "lr" in row]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", variations(CASES, kept=["warm-up in steps, decay by epochs, scaled rates"])
+)
 def test_the_same_run_at_any_size_and_after_stops(case: str, tmp_path: Path) -> None:
     """Stopped in the middle of the warm-up on 4 ranks, after it on 1, ended on 2."""
     values = _values(case)

@@ -15,6 +15,7 @@ import torch
 from samestep.config import load_config
 from tests.distributed.running import Recorded, assert_same, settings, train
 from tests.ranks import run_ranks
+from tests.variations import variations
 
 
 def _train(config: dict[str, Any], record: str, recorded: tuple[int, ...]) -> None:
@@ -77,7 +78,9 @@ def _train(config: dict[str, Any], record: str, recorded: tuple[int, ...]) -> No
 
 
 @pytest.mark.parametrize("task", ["Everything", "Tokens"])
-@pytest.mark.parametrize(("world", "recorded"), [(1, (0,)), (2, (1,)), (3, (0, 1, 2)), (4, (0, 2))])
+@pytest.mark.parametrize(
+    ("world", "recorded"), variations([(1, (0,)), (2, (1,)), (3, (0, 1, 2)), (4, (0, 2))], kept=[4])
+)
 def test_recorded_and_eager_ranks_are_one_run(
     task: str, world: int, recorded: tuple[int, ...], tmp_path: Path
 ) -> None:

@@ -194,6 +194,9 @@ def _own_loop(folder: str, lanes: int) -> Any:
         ]  # fmt: skip
 
 
+@pytest.mark.variation(
+    "test_embeddings_kept_in_half_precision_are_the_same_at_any_size_too, in a loop"
+)
 def test_a_loop_of_ones_own_has_the_same_bits_on_every_rank_at_any_size(tmp_path: Path) -> None:
     found = [
         values

@@ -14,8 +14,9 @@ import pytest
 from samestep.checkpoint.manifest import verify_checkpoint
 from tests.cli.processes import wait_for
 from tests.distributed.interrupting import finish, go_on, train_and_end
-from tests.distributed.running import settings, train
+from tests.distributed.running import EACH_EPOCH, settings, train
 from tests.ranks import RankProcesses
+from tests.variations import variations
 
 RARELY = {"every_epochs": None, "every_minutes": None, "every_steps": 1000}
 """Of a run that would have to start again from its last evaluation, or its first step."""
@@ -25,6 +26,7 @@ WHOLE: dict[str, Any] = {
     "log_every": 4,
     "clip": {"norm": 0.5},
     "ema": {"decay": 0.9},
+    "evaluation": EACH_EPOCH,
 }
 WITHOUT_EVALUATION: dict[str, Any] = {"checkpoint": RARELY, "evaluation": {"every_epochs": None}}
 
@@ -45,7 +47,7 @@ def measured(folder: Path) -> list[dict[str, Any]]:
     return [row for row in values if "samples_per_second" not in row]
 
 
-@pytest.mark.parametrize("rank", [3, 0])
+@pytest.mark.parametrize("rank", variations([3, 0], kept=[0]))
 def test_a_lost_rank_costs_one_step_and_no_bit(rank: int, tmp_path: Path) -> None:
     """BatchNorm, dropout, clipping, two lanes a rank, EMA and an uneven tail; on 4 ranks, then 3."""
     untouched = train(tmp_path, 1, **WHOLE)
@@ -101,7 +103,7 @@ FALLS_BACK: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", FALLS_BACK)
+@pytest.mark.parametrize("case", variations(FALLS_BACK, kept=["streams", "an evaluation"]))
 def test_what_one_rank_does_not_hold_is_not_saved_and_the_log_has_the_reason(
     case: str, tmp_path: Path
 ) -> None:

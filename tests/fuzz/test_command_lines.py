@@ -125,7 +125,7 @@ def call(words: list[str]) -> Result:
         return CliRunner().invoke(app, words)
 
 
-@cases(200)
+@cases(60)
 @given(launches | looks)
 @example(
     ["launch", "good.yaml", "--nodes", "2", "--nproc", "1", "--rendezvous", "n1:99999", "--print"]

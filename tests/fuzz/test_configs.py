@@ -37,7 +37,7 @@ def write(folder: Path, text: str, name: str) -> Path:
 
 
 # The first twelve gave a traceback each, and the next six did not end.
-@cases(500)
+@cases(200)
 @given(documents, overrides, st.sampled_from(["c.yaml", "c.json"]), st.booleans(), st.data())
 @example(GOOD + "seed: 0x_\n", ["seed=0x"], "c.yaml", False, None)
 @example(GOOD, ["params.a=" + "9" * 5000], "c.yaml", False, None)
@@ -81,7 +81,7 @@ def test_any_text_is_a_config_or_a_config_error(
             check_message(error)
 
 
-@cases(100)
+@cases(50)
 @given(documents, st.sampled_from(["seed", "optimizer.lr", "params.a.b", ""]), st.booleans(), st.data())  # fmt: skip
 @example(GOOD + 'params: "\\UFFFFFFFF"\n', "seed", False, None)
 @example(GOOD + "params: " + DEEP, "seed", False, None)

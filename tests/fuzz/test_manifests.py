@@ -180,7 +180,7 @@ def readers(run: Path) -> list[Callable[[], Any]]:
     ]  # fmt: skip
 
 
-@cases(200)
+@cases(80)
 @given(st.data(), strange)
 def test_any_value_in_a_manifest_is_read_or_refused(run: Path, data: Any, value: Any) -> None:
     path = newest(run) / MANIFEST
@@ -213,7 +213,7 @@ def test_a_manifest_with_other_types_is_refused(run: Path, where: Any, value: An
     use(run)
 
 
-@cases(100)
+@cases(50)
 @given(
     st.sampled_from(["manifest", "config.json", "started.json", "metrics.jsonl", "record.json", "rank-0.jsonl", "run.lock"]),
     texts,
@@ -244,7 +244,7 @@ def test_any_text_in_any_file_of_a_run_is_read_or_refused(
             path.write_bytes(original)
 
 
-@cases(100)
+@cases(50)
 @given(st.data(), strange, st.binary(max_size=64))
 def test_any_header_of_the_weights_is_read_or_refused(
     run: Path, data: Any, value: Any, body: bytes

@@ -9,6 +9,7 @@ STAND_IN = "/of-samesteps-tests/python"
 """How the path of a program ends that stands in for the interpreter."""
 
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch")
+OURS = ("samestep", "samestep.launch.run.plain_rank")
 
 
 class Command(NamedTuple):
@@ -36,7 +37,7 @@ def is_known(argv: list[str]) -> bool:
     command = parse(argv)
     if command.module is None:
         return bool(command.words) and command.words[0].endswith(".py")
-    return command.module == "samestep" or command.module in LAUNCHERS
+    return command.module in (*OURS, *LAUNCHERS)
 
 
 def starts_others(argv: list[str]) -> bool:
@@ -44,5 +45,5 @@ def starts_others(argv: list[str]) -> bool:
     _, module, words = parse(argv)
     if module != "samestep":
         return module in LAUNCHERS
-    starting = (["launch"], ["verify"], ["cv"], ["sweep"], ["advise"])
+    starting = (["launch"], ["resume"], ["verify"], ["cv"], ["sweep"], ["advise"])
     return words[:1] in starting or words[:2] == ["bench", "all"] or "--worlds" in words

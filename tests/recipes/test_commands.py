@@ -19,7 +19,7 @@ from tests.recipes.small import COMMON, FIRST, SECOND
 CLASSES = {"circle", "cross", "ring", "square", "triangle"}
 
 
-@pytest.mark.requirement("000-P5-4", "000-P5-5", "000-X-1")
+@pytest.mark.requirement("000-P3-6", "000-P5-4", "000-P5-5", "000-X-1")
 @pytest.mark.usefixtures("recipe")
 def test_the_recipe_from_images_to_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One test, for all of it is about the same two trainings."""

@@ -36,6 +36,7 @@ def in_thread() -> Iterator[Callable[..., Any]]:
         yield lambda train: InThread(train, stack)
 
 
+@pytest.mark.variation("test_peers_runs_and_writes_what_it_measured, by the same harness")
 def test_contrastive_tells_another_loss_from_the_same(tmp_path: Path) -> None:
     answer = tmp_path / "contrastive.json"
     done = subprocess.run(
@@ -98,6 +99,7 @@ def test_a_contestant_that_trains_something_else_is_named(peers: Any) -> None:
     assert not peers.disagreeing(peers.results_of(contest, spent, reached, drops=True))
 
 
+@pytest.mark.variation("test_peers_runs_and_writes_what_it_measured, by the same harness")
 def test_lanes_runs_and_compares_bits(tmp_path: Path) -> None:
     answer = tmp_path / "lanes.json"
     done = subprocess.run(

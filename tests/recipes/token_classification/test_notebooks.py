@@ -61,6 +61,9 @@ def _choice(word: str) -> str:
     return f"space.{key}={{choice: [{value}]}}"
 
 
+@pytest.mark.variation(
+    "test_the_colab_notebook_is_the_local_one_but_for_its_install, and of what the cells do test_the_recipe_from_documents_to_results"
+)
 @pytest.mark.requirement("001-S3-1", "001-S3-2")
 def test_the_local_notebook_trains_searches_and_exports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from samestep.errors import RankHung
+from tests.variations import variations
 
 PROGRAM = """
 import sys, time
@@ -39,7 +40,13 @@ print("ended by itself")
 """
 
 
-@pytest.mark.parametrize("how", ["moves", "hangs", "hangs at its start", "holds the interpreter"])
+@pytest.mark.parametrize(
+    "how",
+    variations(
+        ["moves", "hangs", "hangs at its start", "holds the interpreter"],
+        kept=["moves", "hangs", "holds the interpreter"],
+    ),
+)
 def test_only_a_run_in_which_nothing_moves_is_ended(how: str) -> None:
     command = [sys.executable, "-c", PROGRAM.format(how=how)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
