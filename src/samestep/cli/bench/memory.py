@@ -23,12 +23,15 @@ from samestep.cli.bench.shared import (
 )
 from samestep.cli.bench.training import Quick, TrainingConfig, load_training, measure_training
 from samestep.distributed.deferred_signals import DeferredSignals
+from samestep.environment.variables import export
 
 if TYPE_CHECKING:
     from samestep.bench.document import Document
     from samestep.distributed.context import RunContext
 
 _STEPS, _QUICK_STEPS = 2000, 200
+_NO_FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "0", "TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}
+"""torch remembers the last 2,000 collectives: memory that grows until then, and is no leak."""
 
 LanesPerRank = Annotated[
     str, typer.Option(help="Numbers of lanes of a rank; 1,2,4,8 (quick: 1,4), if not given.")
@@ -71,6 +74,7 @@ def memory(
         start = Start.parse(worlds, via, nodes, hosts)
         refuse_files(output, report)
         loaded = load_training(config, overrides or [])
+        export(_NO_FLIGHT_RECORDER)
 
         def measure(place: RunContext) -> Document:
             from samestep.bench.memory import MemoryPlan, measure_memory
