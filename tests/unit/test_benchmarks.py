@@ -81,6 +81,27 @@ def test_peers_runs_and_writes_what_it_measured(tmp_path: Path) -> None:
         assert row["loss"] == pytest.approx(reference["loss"], rel=1e-5)
 
 
+def test_step_parts_add_up_to_steps(tmp_path: Path) -> None:
+    answer = tmp_path / "parts.json"
+    done = subprocess.run(
+        [
+            sys.executable, str(BENCHMARKS / "step_parts.py"), "--worlds", "2", "--rounds", "1",
+            "--samples", "16", "--json", str(answer),
+        ],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    loops = json.loads(answer.read_text(encoding="utf-8"))["2"]
+    assert list(loops) == ["ddp", "samestep", "ddp again"]
+    for name, rounds in loops.items():
+        (parts,) = rounds
+        step = parts.pop("step")
+        # Of each part the slowest rank's: together at least a step.
+        assert sum(parts.values()) >= 0.99 * step > 0
+        assert (parts["exchange"] > 0) == (name == "samestep")
+        assert all(parts[part] > 0 for part in ("data", "forward", "backward", "optimizer", "rest"))
+
+
 def test_a_contestant_that_trains_something_else_is_named(peers: Any) -> None:
     contest = peers.open_contest(
         peers.workload_of("mlp", quick=True), torch.device("cpu"), fused=True, dropout=0.0

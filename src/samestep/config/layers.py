@@ -92,6 +92,11 @@ def read_layers(path: Path, example: str) -> Stack:
     """
     walk = _Walk(path, example)
     try:
+        if path.suffix == ".py" and path.is_file():
+            raise TextError(
+                "is a Python file, and a config in YAML is needed here. Scripts are run by train, launch and "
+                "verify, and read by scan"
+            )
         walk.add(path.name, ())
     except TextError as error:
         raise ConfigError(short(repr(str(path))[1:-1]), [Mistake("", str(error))]) from None

@@ -24,7 +24,7 @@ def names_a_rank(node: ast.AST) -> bool:
 
 
 def on_one_rank(source: Source, node: ast.AST) -> bool:
-    """Whether a line is behind a question for the rank, as far as this file shows."""
+    """Whether a line is behind a check of the rank, as far as this file shows."""
     hooks = (getattr(outer, "name", "") in _TASK_HOOKS for outer in source.around(node))
     return (source.is_ported and any(hooks)) or _guarded(source, node, _RANK, frozenset())
 

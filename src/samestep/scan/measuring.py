@@ -119,7 +119,7 @@ RULES = (
     ),
     Rule(
         "mean-of-means", "differs", "a metric averaged over batches",
-        "the last batch is smaller and counts as much as the others; cut among ranks, batches are others, and so is the mean",
+        "the last batch is smaller and counts as much as the others; split over ranks, the batches differ, and so does the mean",
         "sums and counts: a list of `reduction=\"sum\"` losses, then `run.reduce(losses) / len(dataset)`; or `run.gather` and a "
         "metric over all rows",
         _means_of_means,

@@ -107,7 +107,10 @@ class LaneTurns:
         """What a call of an optimizer's `step` in the loop does."""
         name = type(optimizer).__name__
         if not self._has_backward:
-            raise StepError(f"{name}.step() came before run.backward(loss): call it after")
+            raise StepError(
+                f"{name}.step() came before run.backward(loss): write run.backward(loss) in place of "
+                "loss.backward(), before it"
+            )
         if self._passes.updated:
             raise StepError(
                 f"{name}.step() was called after another optimizer's: a step has one update. Give one "
@@ -164,7 +167,11 @@ class LaneTurns:
         if not self.is_last:
             self._refuse_other_weights()
         elif not self._passes.updated:
-            raise StepError(f"step {index} was left without optimizer.step()")
+            raise StepError(
+                f"step {index} was left without optimizer.step(): call it in every turn of the loop, it counts in "
+                "a step's last. Lanes are gradient accumulation: give the loader the batch of a whole update, and "
+                "remove what counts batches"
+            )
         else:
             self._refuse_other_buffers()
 
@@ -175,8 +182,8 @@ class LaneTurns:
         raise StepError(
             f"the turns of step {self._passes.data.index} step other optimizers or schedulers, or with other "
             f"settings: {_words(expected)} at first, then {_words(self._calls)}. A loop over the loader has a "
-            "turn for each lane of a step, so count steps in place of batches: for i, batch in "
-            "run.enumerate(loader)"
+            "turn for each lane of a step, so count steps in place of batches (for i, batch in "
+            "run.enumerate(loader)), and give run.prepare every scheduler"
         )
 
     def _refuse_other_weights(self) -> None:

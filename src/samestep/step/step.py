@@ -82,6 +82,11 @@ class Step:
         return self._passes.data.ends_epoch
 
     @property
+    def ends_run(self) -> bool:
+        """Whether it is the last of the run's steps, as far as their number is known beforehand."""
+        return self._passes.data.index + 1 == self._passes.data.total
+
+    @property
     def lanes(self) -> Iterator[LaneBatch]:
         """This rank's batches, one per lane that has samples.
 

@@ -45,7 +45,8 @@ class LoopSchedules:
             raise StepError(f"run.prepare got every={every!r}: it takes 'step', 'epoch' or 'call'")
         if every is not None and not bare:
             raise StepError(
-                f"run.prepare got every={every!r}, which is for schedulers, and no scheduler"
+                f"run.prepare got every={every!r}, which is for schedulers, and no scheduler: "
+                "give it those of the loop"
             )
         for item in objects:
             if isinstance(item, LRScheduler):

@@ -114,8 +114,8 @@ def run_script(script: Path, arguments: Sequence[str], request: ScriptRequest) -
         _REQUEST.reset(token)
     if not request.opened:
         raise TaskError(
-            f"{script} has ended without calling samestep.start: there is no run in it. A script's run "
-            "is opened where it is run as python script.py, in its main thread"
+            f"{script} has ended without calling samestep.start in its main thread: there is no run in it. "
+            f"docs/own-loop.md shows the lines of a run, and samestep scan {script} what else to change"
         )
 
 

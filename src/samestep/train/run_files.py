@@ -63,8 +63,8 @@ class RunFiles(RunPlace):
     def _parts(self) -> RunParts:
         if self._opened_parts is None:
             raise StepError(
-                "global_batch is not set, and the run has seen no DataLoader to take it from: give "
-                "run.prepare the training DataLoader too, or set global_batch"
+                "global_batch is not set, and the run has seen no DataLoader to take it from: call run.prepare "
+                "with the training DataLoader among its arguments first, or set global_batch"
             )
         return self._opened_parts
 

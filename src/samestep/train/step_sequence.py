@@ -48,7 +48,7 @@ class StepSequence:
                     f"nothing was trained in epoch {self._epoch}: take its steps inside the loop, with "
                     "for step in run.steps(...)"
                 )
-            if self._next is not None and not self._next.ends_epoch:
+            if self._next is not None and not _is_end(self._next):
                 raise StepError(
                     f"epoch {self._epoch} was left after step {self._next.epoch_step}: an epoch is one pass "
                     "over the data. Set steps for a shorter run"
@@ -84,10 +84,15 @@ class StepSequence:
         while self._next is not None:
             step = self._next
             yield step
-            if step.ends_epoch:
+            if _is_end(step):
                 return  # what ends the step follows the loop body's last lines
             self._advance()
 
     def _advance(self) -> None:
         assert self._steps is not None, "opened with the first epoch"
         self._next = next(self._steps, None)
+
+
+def _is_end(step: Step) -> bool:
+    """Whether an epoch has no step after this one: its last, or the run's, which may come before."""
+    return step.ends_epoch or step.ends_run

@@ -74,7 +74,7 @@ class Survivors:
         self._boundary: _Boundary | None = None
         self._turn = threading.Lock()
         self._has_tried = False
-        self.why_not = "a loop of one's own may have changed more than its last step did"
+        self.why_not = "your own loop may have changed more than its last step did"
         """Why the state of the last boundary is not known to this rank; empty if it is."""
         self._context.before_end(self._save_before_end)
 
@@ -116,9 +116,13 @@ class Survivors:
             except Exception as error:
                 why_not = f"saving step {step} failed: {getattr(error, 'strerror', None) or error}"
             if why_not:
-                log.warn(f"Lost a rank. The run resumes from its last checkpoint: {why_not}")
+                log.warn(
+                    f"Lost a rank. Started again, the run resumes from its last checkpoint: {why_not}"
+                )
             else:
-                log.everyone(f"Lost a rank. The run is saved after step {step}, and resumes there")
+                log.everyone(
+                    f"Lost a rank. The run is saved after step {step}; started again, it resumes there"
+                )
 
     def _why_not(self) -> str:
         """Why this rank does not hold the run's whole state."""

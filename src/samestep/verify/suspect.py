@@ -29,8 +29,8 @@ _REASONS_OF_SUMS = {
     "buffer": "each lane's change is the same, the joined buffer is not",
 }
 _BEFORE = (
-    "it differs before the step: the objects are not made the same way, or a checkpoint does not "
-    "hold all of their state"
+    "it differs before the step: the objects are not made the same way (a model that is made before "
+    "samestep.start does not follow from the seed), or a checkpoint does not hold all of their state"
 )
 _AFTER = (
     "the same gradients gave another state: the optimizer, or what follows it, draws from its own "

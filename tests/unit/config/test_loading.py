@@ -28,6 +28,11 @@ def test_a_run_is_named_after_its_file_or_its_folder(write, tmp_path):
     assert load_config(write(text + "name: mine\n", "config.yaml")).name == "mine"
 
 
+def test_a_script_in_a_configs_place_is_named_as_one(write):
+    with pytest.raises(ConfigError, match="is a Python file, and a config in YAML is needed here"):
+        load_config(write("class Net: ...\n", "train.py"))
+
+
 def test_paths_are_relative_to_the_configs_folder(write, tmp_path):
     assert load_config(write(yaml.safe_dump(GOOD))).folder == tmp_path
 

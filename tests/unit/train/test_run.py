@@ -196,6 +196,22 @@ def test_save_after_the_last_step_is_refused(tmp_path: Path) -> None:
             run.save({"a": 1.0})
 
 
+@pytest.mark.parametrize("steps", [1, 4, 5])
+def test_an_epoch_that_the_runs_end_cuts_ends_as_any_other(tmp_path: Path, steps: int) -> None:
+    seen, data = [], Noisy()
+    with samestep.start(settings(tmp_path, epochs=None, steps=steps)) as run:
+        model, _ = prepared(run)
+        for epoch in run.epochs():
+            for step in run.steps(data):
+                step.train(squares(model))
+            run.save({"epoch": epoch})
+            seen.append((epoch, step.index, step.ends_run))
+    assert seen[-1][1:] == (steps - 1, True)
+    assert all(not ends for _, _, ends in seen[:-1])
+    found = list_checkpoints(tmp_path / "checkpoints", checksums=True)[-1]
+    assert (found.step, found.manifest.metrics["epoch"]) == (steps, seen[-1][0])
+
+
 def test_a_step_that_is_left_without_an_update_is_refused(tmp_path: Path) -> None:
     with samestep.start(settings(tmp_path)) as run:
         prepared(run)
