@@ -272,6 +272,8 @@ def test_env_gives_a_reason_for_every_fact(here: Callable[..., Result]) -> None:
     [
         (["launch", "{config}", "--nproc", "9"], "9 ranks but only 8 lanes"),
         (["launch", "{config}", "--nproc", "0"], "it must be at least 1"),
+        (["train", "{config}", "--nproc", "2"], "--nproc is no option of this command"),
+        (["launch", "{config}", "--resume"], "--resume is no option of this command"),
         (["train", "{config}", "distributed.world_size=2"], "started alone"),
         (["verify", "{config}", "--worlds", "1,x"], "give numbers of ranks"),
         (["verify", "{config}", "--worlds", "2,2"], "different numbers"),

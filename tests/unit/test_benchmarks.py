@@ -81,6 +81,7 @@ def test_peers_runs_and_writes_what_it_measured(tmp_path: Path) -> None:
         assert row["loss"] == pytest.approx(reference["loss"], rel=1e-5)
 
 
+@pytest.mark.variation("test_peers_runs_and_writes_what_it_measured, by the same loops")
 def test_step_parts_add_up_to_steps(tmp_path: Path) -> None:
     answer = tmp_path / "parts.json"
     done = subprocess.run(

@@ -63,10 +63,11 @@ def main():
             optimizer.zero_grad()
             recon, mu, logvar = model(data)
             loss = loss_function(recon, data, mu, logvar) / len(data)
-            run.backward(loss)
+            loss = run.backward(loss)
             optimizer.step()
-            train_loss += loss.item() * len(data)
-        run.print(f"epoch {epoch}: train loss {run.reduce(train_loss) / len(train_set):.4f}")
+            if run.ends_step:
+                train_loss += loss.item()
+        run.print(f"epoch {epoch}: train loss {train_loss / len(train_loader):.4f}")
 
         model.eval()
         test_loss = 0

@@ -49,6 +49,14 @@ class _InOrder(TyperGroup):
         return sorted(self.commands, key=_ORDER.index)
 
 
+_BY_LAUNCH = "samestep launch starts the ranks of a training; verify, lanes and bench have --worlds"
+_ELSEWHERE = {
+    **dict.fromkeys(("--nproc", "--nodes", "--hosts", "--via"), _BY_LAUNCH),
+    "--resume": "a run resumes by itself when it is started again with the same name",
+}
+"""Options that people try on commands which have none such."""
+
+
 class TakesScript(TyperCommand):
     """A command for a config, or for a script that opens a run, with its own arguments."""
 
@@ -66,6 +74,10 @@ class TakesScript(TyperCommand):
         if found is not None:
             args, ctx.meta[_ARGUMENTS] = found.ours, found.arguments
         ctx.meta[_WORDS] = tuple(args)
+        for word in args:
+            name = word.partition("=")[0]
+            if name in _ELSEWHERE and name not in options:
+                raise typer.BadParameter(f"{name} is no option of this command: {_ELSEWHERE[name]}")
         return super().parse_args(ctx, args)
 
 

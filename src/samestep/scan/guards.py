@@ -99,3 +99,14 @@ def _calls_of(source: Source, function: Function) -> list[ast.Call]:
         if home is None or (isinstance(home, ast.Name) and home.id in ("self", "cls")):
             found.append(call)
     return found
+
+
+def once_a_step(code: Source, node: ast.AST) -> bool:
+    """Whether a line is behind `if run.ends_step:`, or in a loop over steps: there a loss is that of all lanes."""
+    for outer in code.around(node):
+        if isinstance(outer, ast.If) and "ends_step" in words_of(outer.test):
+            return True
+        if isinstance(outer, ast.For):
+            over = outer.iter
+            return isinstance(over, ast.Call) and code.name(over.func).endswith(".steps")
+    return False

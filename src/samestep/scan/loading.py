@@ -11,7 +11,7 @@ from samestep.scan.rule import Rule
 from samestep.scan.source import constant, keyword
 from samestep.scan.training import Code
 
-_LOADER = re.compile(
+LOADER = re.compile(
     r"^torch\.utils\.data\.(dataloader\.)?DataLoader$|^torch_geometric\..*DataLoader$"
 )
 _SAMPLER = re.compile(r"(^|\.)DistributedSampler$")
@@ -23,7 +23,7 @@ _UNSORTED_METHODS = frozenset({"iterdir", "glob", "rglob"})
 
 def _shuffled(code: Code) -> Iterator[ast.AST]:
     for call in code.calls:
-        if not _LOADER.match(code.name(call.func)):
+        if not LOADER.match(code.name(call.func)):
             continue
         sampler = keyword(call, "sampler") or keyword(call, "batch_sampler")
         if sampler is not None and _is_never_set(code, sampler):

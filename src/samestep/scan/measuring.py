@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from samestep.scan.guards import on_one_rank
+from samestep.scan.guards import on_one_rank, once_a_step
 from samestep.scan.rule import Rule
 from samestep.scan.source import words_of
 from samestep.scan.training import Code, is_loader, over_batches
@@ -61,9 +61,20 @@ def _is_measure(code: Code, node: ast.AST) -> bool:
     }
     words = [word for word in words_of(node) if word not in indices]
     # A mean over samples times their number is right; so is what all ranks were asked for.
-    if any(_REDUCES.search(word) for word in words):
+    if any(_REDUCES.search(word) for word in words) or _adds_steps(code, node):
         return False
     return any(_MEASURE.search(word) for word in words)
+
+
+def _adds_steps(code: Code, node: ast.AST) -> bool:
+    """Whether it was added up once a step, of losses of the whole global batch."""
+    names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+    return any(
+        isinstance(line, ast.AugAssign)
+        and code.name(line.target) in names
+        and once_a_step(code, line)
+        for line in ast.walk(code.scope_of(node))
+    )
 
 
 def _is_mean_of_batches(code: Code, call: ast.Call) -> bool:
@@ -88,6 +99,8 @@ def _grows_by_batch(code: Code, node: ast.AST) -> bool:
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
             continue
         if call.func.attr != "append" or code.name(call.func.value) != name or not call.args:
+            continue
+        if once_a_step(code, call):
             continue
         loops = (outer for outer in code.around(call) if isinstance(outer, ast.For))
         innermost = next(loops, None)

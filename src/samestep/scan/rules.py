@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from samestep.errors import PlanError
-from samestep.scan import devices, loading, measuring, modules, output, randomness
+from samestep.scan import devices, loading, measuring, modules, output, ported, randomness
 from samestep.scan.rule import Rule
 
 RULES: dict[str, Rule] = {
     rule.name: rule
-    for family in (devices, loading, randomness, output, measuring, modules)
+    for family in (devices, loading, randomness, output, measuring, modules, ported)
     for rule in family.RULES
 }
 

@@ -367,9 +367,30 @@ for epoch in run.epochs():
     for x, y in loader:
         loss = run.backward(criterion(model(x), y))
         optimizer.step()
-        total += loss.item()
+        total += loss.item()  # <- sum-of-turns
+        if run.ends_step:
+            steps_loss += loss.item()
+            count += 1
     run.print(total)
+    run.print(steps_loss / len(loader))
     print(total)  # <- print-by-all
+for step in run.steps(loader):
+    for x, y in step.batches():
+        loss = criterion(model(x), y)
+        step.backward(loss)
+        seen += loss.item()  # <- sum-of-turns
+    step.update()
+    of_steps += step.loss.item()
+valid_loader = DataLoader(valid_set, batch_size=8)
+right = sum((model(x) == y).sum().item() for x, y in valid_loader)  # <- whole-loader
+for i, (x, y) in enumerate(tqdm(valid_loader)):  # <- whole-loader
+    right += (model(x) == y).sum().item()
+test_loader = DataLoader(test_set, batch_size=8)
+right = sum((model(x) == y).sum().item() for x, y in run.batches(test_loader))
+for x, y in test_loader:
+    show(x)
+made = DataLoader(test_set)
+evaluate(model, made)
 if run.is_main:
     torch.save(model.state_dict(), "model.pt")
 torch.save(model.state_dict(), "model.pt")  # <- save-by-all

@@ -32,9 +32,9 @@ def main(words: Sequence[str]) -> None:
         sys.exit(1)
     except SystemExit as end:
         if end.code in (None, 0):
-            _end()
+            _end(words)
         raise
-    _end()
+    _end(words)
 
 
 def _run(words: Sequence[str]) -> None:
@@ -57,11 +57,12 @@ def _of_script(trace: TracebackType | None) -> TracebackType | None:
     return found or trace
 
 
-def _end() -> None:
+def _end(words: Sequence[str]) -> None:
     from samestep.distributed.health.failure_report import report_end
 
     place = detect_launch(process_environment())
-    if place.rank == 0 and place.world > 1 and not _opened_group():
+    ours = tuple(words[:2]) == ("-m", "samestep")  # as doctor, whose group is on a store of its own
+    if place.rank == 0 and place.world > 1 and not ours and not _opened_group():
         print(
             f"samestep: warning: the script ran {place.world} times, and opened no process group: "
             "each process trained by itself, on all samples. Open one (init_process_group, "
@@ -73,8 +74,6 @@ def _end() -> None:
 
 def _opened_group() -> bool:
     """Whether the script has opened a process group, also one that it has closed since."""
-    if "samestep.distributed.process_group" in sys.modules:
-        return True  # ours are on a store of their own, of which torch remembers nothing
     groups = sys.modules.get("torch.distributed.distributed_c10d")
     if groups is None:
         return "torch" not in sys.modules

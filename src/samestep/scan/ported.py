@@ -1,0 +1,79 @@
+"""Rules about code that uses samestep already: what it still computes on each rank by itself."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from samestep.scan.guards import once_a_step
+from samestep.scan.loading import LOADER
+from samestep.scan.rule import Rule
+from samestep.scan.training import Code
+
+_READERS = frozenset({"enumerate", "tqdm", "zip", "iter", "next", "len", "islice", "list", "print"})
+"""Functions that only read a loader; another one that gets it may deal it out."""
+
+
+def _whole_loaders(code: Code) -> Iterator[ast.AST]:
+    if not code.is_ported:
+        return
+    for call in code.calls:
+        line = code.parents[call]
+        if not (LOADER.match(code.name(call.func)) and isinstance(line, ast.Assign)):
+            continue
+        names = {target.id for target in line.targets if isinstance(target, ast.Name)}
+        uses = [
+            node
+            for node in ast.walk(code.scope_of(call))
+            if isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load)
+        ]
+        if not any(_is_handed_on(code, use) for use in uses):
+            yield from (use for use in uses if _is_looped_over(code, use))
+
+
+def _is_handed_on(code: Code, use: ast.Name) -> bool:
+    """Whether something else may have made of it what each rank is to read."""
+    outer = code.parents[use]
+    if isinstance(outer, ast.Call):
+        return code.name(outer.func).rpartition(".")[2] not in _READERS
+    return isinstance(
+        outer, (ast.Assign, ast.Return, ast.Yield, ast.Tuple, ast.List, ast.Dict, ast.Starred, ast.keyword)
+    )  # fmt: skip
+
+
+def _is_looped_over(code: Code, use: ast.Name) -> bool:
+    return any(
+        use in ast.walk(outer.iter)
+        for outer in code.around(use)
+        if isinstance(outer, (ast.For, ast.AsyncFor, ast.comprehension))
+    )
+
+
+def _sums_of_turns(code: Code) -> Iterator[ast.AST]:
+    if not code.is_ported:
+        return
+    for node in code.nodes:
+        adds = isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add)
+        if adds and _reads_a_number(node) and code.every_step(node) and not once_a_step(code, node):
+            yield node
+
+
+def _reads_a_number(node: ast.AST) -> bool:
+    return any(isinstance(n, ast.Attribute) and n.attr == "item" for n in ast.walk(node))
+
+
+RULES = (
+    Rule(
+        "whole-loader", "differs", "a loop over a loader that the run did not get",
+        "every rank reads all of its samples: a sum over the ranks counts each sample once for each of them",
+        "give it to `run.prepare` with the training loader, or loop over `run.batches(loader)`",
+        _whole_loaders,
+    ),
+    Rule(
+        "sum-of-turns", "differs", "a sum over the turns of the training loop",
+        "a rank's turns are its own lanes, and in the last one `run.backward` returns the loss of the whole global batch: "
+        "the sum depends on the number of ranks",
+        "`loss = run.backward(...)`, then `if run.ends_step: total += loss.item()`, divided by the number of steps",
+        _sums_of_turns,
+    ),
+)  # fmt: skip
