@@ -15,7 +15,7 @@ SOURCE = Path(samestep.__file__).parent
 
 # A package imports only from the layers listed before its own.
 LAYERS: list[set[str]] = [
-    {"errors"},
+    {"errors", "version"},
     {"foreign", "losses"},
     {"pytree", "lanes", "environment", "ui"},
     {"config"},
@@ -38,6 +38,7 @@ MAY_READ_JSON_OF_OTHER_PROCESSES = ("distributed.rendezvous", "distributed.healt
 MAY_UNPICKLE = ("distributed.objects",)  # what is signed
 WITHOUT_EAGER_TORCH = (
     "errors",
+    "version",
     "foreign",
     "environment",
     "config",

@@ -17,7 +17,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*
 
 
 def test_the_version_is_a_literal_that_a_build_can_read_without_importing_torch() -> None:
-    tree = ast.parse((ROOT / "src" / "samestep" / "__init__.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "src" / "samestep" / "version.py").read_text(encoding="utf-8"))
     assigned = [
         ast.literal_eval(node.value)
         for node in tree.body

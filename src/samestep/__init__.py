@@ -1,6 +1,6 @@
 """Distributed PyTorch training that is the same run at any size.
 
-A config and a task, trained by `samestep train`, or a loop of one's own:
+A config and a task, trained by `samestep train`, or your own loop:
 
     import samestep
 
@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from samestep.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from samestep import errors as errors
@@ -87,7 +89,6 @@ _MODULES = {
 }
 
 __all__ = sorted(_MODULES)
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

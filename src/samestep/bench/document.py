@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import samestep
 from samestep.errors import PlanError, TextError
 from samestep.foreign.json_text import read_json
+from samestep.version import __version__
 
 FORMAT = "samestep bench"
 VERSION = 1
@@ -83,7 +83,7 @@ def machine_facts(device: str, hosts: Sequence[str]) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "samestep": samestep.__version__,
+        "samestep": __version__,
     }
 
 

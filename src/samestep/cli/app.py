@@ -18,7 +18,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-import samestep
 from samestep.cli.script_words import split_words
 from samestep.environment.launch import detect_launch
 from samestep.environment.variables import (
@@ -30,6 +29,7 @@ from samestep.environment.variables import (
 from samestep.errors import LaunchError, PeerLost, SamestepError, Stopped
 from samestep.foreign.files import unusable_path
 from samestep.foreign.limits import short
+from samestep.version import __version__
 
 TRAINING, STARTING, MODELS, RUNS = (
     "Train", "Start and check", "Tune and use a model", "Look at runs",
@@ -248,7 +248,7 @@ def shown_text(text: str) -> str:
 
 def _print_version(requested: bool) -> None:
     if requested:
-        typer.echo(f"samestep {samestep.__version__}")
+        typer.echo(f"samestep {__version__}")
         raise typer.Exit
 
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import samestep
 from samestep.config import Config
 from samestep.distributed.placement import Placement
 from samestep.doctor.findings import Finding, Place
@@ -19,6 +18,7 @@ from samestep.environment.cgroups import read_limits, read_text
 from samestep.environment.hardware import Hardware, allowed_cpus, hardware_without_torch
 from samestep.environment.interfaces import Interface, list_interfaces, own_address
 from samestep.environment.torch_build import installed_torch
+from samestep.version import __version__
 
 _VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
@@ -139,7 +139,7 @@ def inspect_machine(environ: Mapping[str, str], *, quick: bool = False) -> Machi
         versions={
             "python": platform.python_version(),
             "torch": version,
-            "samestep": samestep.__version__,
+            "samestep": __version__,
         },
         processor=f"{platform.machine()} {kernels}".rstrip(),
         cpus=allowed_cpus(),

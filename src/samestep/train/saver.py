@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-import samestep
 from samestep.checkpoint.format import read_model, read_training
 from samestep.checkpoint.manifest import Best, Manifest
 from samestep.checkpoint.resume import ResumePoint
@@ -25,6 +24,7 @@ from samestep.distributed.health.activity import SAVE
 from samestep.errors import CheckpointError, StepError, TextError
 from samestep.foreign.json_text import parse_json
 from samestep.foreign.limits import check_text, check_values
+from samestep.version import __version__
 
 
 class Saver:
@@ -269,7 +269,7 @@ def _as_json(name: str, value: Any) -> Any:
 def versions() -> dict[str, str]:
     """The versions that this process runs on, for the files it writes."""
     return {
-        "samestep": samestep.__version__,
+        "samestep": __version__,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
     }

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import samestep
 from samestep.errors import OutputError
+from samestep.version import __version__
 
 _GENERATOR = '<meta name="generator" content="samestep">'
 """By which we know a page of ours."""
@@ -100,7 +100,7 @@ def _written_by() -> dict[str, str]:
         torch = version("torch")  # without importing it
     except PackageNotFoundError:  # on the path, but not installed
         torch = "unknown"
-    versions = f"samestep {samestep.__version__}, torch {torch}, Python {platform.python_version()}"
+    versions = f"samestep {__version__}, torch {torch}, Python {platform.python_version()}"
     return {
         "page written": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "with": f"{versions} on {platform.system()} {platform.machine()}",
