@@ -108,5 +108,6 @@ def once_a_step(code: Source, node: ast.AST) -> bool:
             return True
         if isinstance(outer, ast.For):
             over = outer.iter
-            return isinstance(over, ast.Call) and code.name(over.func).endswith(".steps")
+            by_steps = isinstance(over, ast.Call) and code.name(over.func).endswith(".steps")
+            return by_steps and code.is_ported
     return False
