@@ -57,6 +57,9 @@ part sync-batchnorm "$python" -m samestep launch --nproc "$gpus" "$folder/config
   run_dir="$folder/sync-batchnorm" same=samples distributed.sync_batchnorm=true
 part gpu-tests "$python" -m pytest -q -m gpu
 part bench "$python" -m samestep bench all --worlds "$worlds" --output "$folder/results"
+# Beside nccl's messages, which are among the results already.
+part gloo "$python" -m samestep bench comm "$folder/config.json" distributed.backend=gloo --worlds "${worlds#1,}" \
+  --output "$folder/results/comm-gloo.json"
 part report "$python" -m samestep bench report "$folder"/results/*.json --output "$folder/report.html"
 
 if [ "${#failed[@]}" -gt 0 ]; then
