@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.components import missing_commands
+
 # Before anything imports torch: one thread a rank, for libraries that read it only then.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # And where a command of a document uses several: on a machine with more processes than CPUs, threads
@@ -81,6 +83,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for at in range(0, len(busy), 4 * _CHUNK):
         ordered += [*busy[at : at + 4 * _CHUNK], *islice(waiting, _CHUNK)]
     items[:] = [*ordered, *waiting]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        if reason := missing_commands(*mark.args):
+            pytest.skip(reason)
 
 
 @pytest.fixture(autouse=True)

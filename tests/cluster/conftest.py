@@ -19,6 +19,7 @@ from tests.cluster.interpreters import Interpreters
 from tests.cluster.runs import Training
 from tests.cluster.slurm import Slurm
 from tests.cluster.sshd import Sshd
+from tests.components import path_without_components
 
 _FOLDER = Path(__file__).parent
 
@@ -27,6 +28,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _FOLDER in item.path.parents:  # pytest calls this with the items of all folders
             item.add_marker(pytest.mark.cluster)
+            if _names_components(item):
+                item.add_marker(pytest.mark.components)
+
+
+def _names_components(item: pytest.Item) -> bool:
+    fixtures: tuple[str, ...] = getattr(item, "fixturenames", ())
+    return (
+        not {"slurm", "sshd"}.isdisjoint(fixtures) or item.get_closest_marker("needs") is not None
+    )
 
 
 @pytest.fixture(scope="session")
@@ -64,6 +74,18 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
     environment = {**os.environ, **training.environment}
     subprocess.run(argv, env=environment, cwd=training.folder, check=True, capture_output=True)
     return training.record("run")
+
+
+@pytest.fixture(scope="session")
+def bare_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return path_without_components(tmp_path_factory.mktemp("programs"))
+
+
+@pytest.fixture(autouse=True)
+def only_named_components(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that names no component finds none: it must pass where none is installed."""
+    if request.node.get_closest_marker("components") is None:
+        monkeypatch.setenv("PATH", request.getfixturevalue("bare_path"))
 
 
 @pytest.fixture(autouse=True)

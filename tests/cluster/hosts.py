@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.opened import Opened
+from tests.components import missing_commands
 
 _CLONE_NEWPID = 0x20000000
 _NAMESPACES = Path("/run/netns")
@@ -87,14 +88,6 @@ def why_impossible() -> str | None:
     probe = ["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "bash", "-c"]
     answer = subprocess.run([*probe, _PROBE], capture_output=True, text=True)
     return f"namespaces are refused here: {answer.stderr.strip()}" if answer.returncode else None
-
-
-def missing_commands(*commands: str) -> str | None:
-    """A sentence naming those of the commands that are not installed, or None if all are."""
-    missing = [command for command in commands if shutil.which(command) is None]
-    if not missing:
-        return None
-    return f"not installed: {', '.join(missing)} (tests/cluster/install.sh installs them)"
 
 
 class Hosts(Opened):

@@ -15,6 +15,7 @@ from tests.variations import variations
 
 @pytest.mark.requirement("000-V-3")
 @pytest.mark.parametrize("via", variations(["ssh", "slurm", "mpirun"], kept=["mpirun"]))
+@pytest.mark.needs("mpirun")
 def test_scaling_on_two_machines(via: str, sshd: Sshd, slurm: Slurm, tmp_path: Path) -> None:
     training = Training.write(tmp_path, task=f"{TASKS}:Everything", global_batch=16, lanes=2)
     # Over ssh no variable travels but those that the config names.

@@ -24,6 +24,7 @@ def compared(*runs: Path) -> subprocess.CompletedProcess[str]:
     "test_the_script_compares_mpirun_with_one_process, and for a job test_a_script_trains_the_same_run"
 )
 @pytest.mark.requirement("004-5.3-2", "004-5.2-3", "004-SL-1")
+@pytest.mark.needs("mpirun")
 def test_a_job_decomposes_on_two_nodes_as_on_one_process(slurm: Slurm, tmp_path: Path) -> None:
     training = Training.write(tmp_path)
     weights = {"linear1.weight": torch.eye(2, 5), "linear2.bias": torch.zeros(5)}

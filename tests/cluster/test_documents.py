@@ -50,6 +50,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 @pytest.mark.requirement("004-TS-1", "004-7.1-2")
 @pytest.mark.parametrize("block", variations(blocks("cluster"), kept=blocks("cluster")[:3]))
+@pytest.mark.needs("mpirun")
 def test_a_command_runs_from_the_first_machine_as_written(
     slurm: Slurm, folder: Path, block: str
 ) -> None:

@@ -164,6 +164,7 @@ def shown_by(folder: Path) -> list[str]:
     return texts
 
 
+@pytest.mark.needs("mpirun")
 def test_the_secret_is_on_no_command_line_and_in_no_file(
     slurm: Slurm, sshd: Sshd, tmp_path: Path
 ) -> None:

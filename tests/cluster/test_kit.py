@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import Hosts, missing_commands
+from tests.cluster.hosts import Hosts
 from tests.cluster.runs import wait_for
 from tests.cluster.slurm import Slurm
 from tests.cluster.sshd import Sshd
@@ -157,16 +157,16 @@ def test_services_and_hosts_are_repaired(hosts: Hosts, slurm: Slurm, sshd: Sshd)
     assert hosts.run("ctl", ["ssh", "-F", sshd.config, "n1", "true"]).returncode == 0
 
 
+@pytest.mark.needs("mpirun.openmpi")
 def test_openmpi_starts_on_two_hosts_by_rsh(hosts: Hosts) -> None:
-    _needs("mpirun.openmpi")
     command = ["mpirun.openmpi", "--allow-run-as-root", "--mca", "plm_rsh_agent", str(hosts.rsh)]
     command += ["--mca", "oob_tcp_if_include", "eth0", "--host", "n1,n2", "-np", "2", "hostname"]
     answer = hosts.run("ctl", command, light=True)
     assert sorted(answer.stdout.split()) == ["n1", "n2"], answer.stderr
 
 
+@pytest.mark.needs("mpiexec.hydra")
 def test_mpich_starts_on_two_hosts_by_rsh(hosts: Hosts) -> None:
-    _needs("mpiexec.hydra")
     command = ["mpiexec.hydra", "-launcher", "rsh", "-launcher-exec", str(hosts.rsh)]
     command += ["-iface", "eth0", "-hosts", "n1,n2", "-n", "2", "hostname"]
     answer = hosts.run("ctl", command, light=True)
@@ -215,8 +215,3 @@ def _script(folder: Path, *lines: str) -> Path:
     script = folder / "job.sh"
     script.write_text("\n".join(["#!/bin/sh", *lines, ""]))
     return script
-
-
-def _needs(command: str) -> None:
-    if reason := missing_commands(command):
-        pytest.skip(reason)

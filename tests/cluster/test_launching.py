@@ -56,6 +56,7 @@ def on_both(hosts: Hosts, training: Training, run: str, *options: str) -> list[t
     "004-AO-1",
     "000-X-1",
 )
+@pytest.mark.needs("mpirun")
 def test_one_machine_mpirun_on_two_hosts_and_slurm_on_two_nodes_are_one_run(
     slurm: Slurm, tmp_path: Path, untouched: RunRecord
 ) -> None:
@@ -65,6 +66,7 @@ def test_one_machine_mpirun_on_two_hosts_and_slurm_on_two_nodes_are_one_run(
 @pytest.mark.variation(
     "test_one_machine_mpirun_on_two_hosts_and_slurm_on_two_nodes_are_one_run, with another loss"
 )
+@pytest.mark.needs("mpirun")
 def test_a_loss_over_the_global_batch_is_one_run_under_mpirun_and_slurm(
     slurm: Slurm, tmp_path: Path
 ) -> None:
@@ -117,6 +119,7 @@ def test_a_rank_that_fails_on_another_machine_is_shown_at_the_first_one(
     assert 'tasks.py", line' in output, "with its traceback"
 
 
+@pytest.mark.needs("mpirun")
 def test_a_rank_that_fails_under_mpirun_is_shown_here(hosts: Hosts, tmp_path: Path) -> None:
     training = Training.write(tmp_path, task=f"{TASKS}:Broken")
     done = run_on_ctl(
@@ -226,6 +229,7 @@ def start_mpirun(
 
 
 @pytest.mark.parametrize("flavour", variations(["openmpi", "hydra"], kept=["openmpi"]))
+@pytest.mark.needs("mpirun", "mpiexec.hydra")
 def test_mpirun_forwards_a_signal_and_the_run_resumes_later(
     hosts: Hosts, tmp_path: Path, untouched: RunRecord, flavour: str
 ) -> None:
@@ -245,6 +249,7 @@ def test_mpirun_forwards_a_signal_and_the_run_resumes_later(
 
 
 @pytest.mark.parametrize("flavour", variations(["openmpi", "hydra"], kept=["hydra"]))
+@pytest.mark.needs("mpirun", "mpiexec.hydra")
 def test_an_mpirun_whose_launcher_is_killed_ends_with_all_its_ranks(
     hosts: Hosts, tmp_path: Path, flavour: str
 ) -> None:

@@ -98,6 +98,7 @@ WARNINGS = {
 
 
 @pytest.mark.parametrize("style", variations(WARNINGS, kept=["srun"]))
+@pytest.mark.needs("mpirun")
 def test_a_job_that_is_warned_of_its_end_saves_and_requeues_itself(
     slurm: Slurm, tmp_path: Path, untouched: RunRecord, style: str
 ) -> None:

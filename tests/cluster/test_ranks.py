@@ -109,6 +109,7 @@ def test_a_shell_of_salloc_is_one_process(slurm: Slurm) -> None:
 
 
 @pytest.mark.requirement("004-3.1-4")
+@pytest.mark.needs("mpirun")
 def test_openmpi_inside_a_batch_script(slurm: Slurm, tmp_path: Path) -> None:
     # Every rank sees SLURM_PROCID=0 there, and those of other nodes a step of mpirun's own.
     mpirun = "mpirun --allow-run-as-root --bind-to none -x PYTHONPATH"
@@ -135,6 +136,7 @@ def test_the_variables_of_torchrun_win_inside_a_step(slurm: Slurm) -> None:
                    "-launcher-exec", "{rsh}", "-iface", "eth0"]),
     ],
 )  # fmt: skip
+@pytest.mark.needs("mpirun", "mpiexec.hydra")
 def test_mpi_over_two_hosts(hosts: Hosts, launcher: str, argv: list[str]) -> None:
     argv = [word.replace("{rsh}", str(hosts.rsh)) for word in argv]
     environment = {**ENVIRONMENT, **by_rsh(hosts), "MASTER_ADDR": "n1"}

@@ -18,6 +18,7 @@ from tests.recipes.small import COMMON, FIRST, SECOND, make_data
     "test_the_recipe_from_images_to_results, which verifies both stages on one machine"
 )
 @pytest.mark.requirement("000-P3-6")
+@pytest.mark.needs("mpirun")
 def test_both_stages_are_one_run_under_mpirun_and_slurm(slurm: Slurm, tmp_path: Path) -> None:
     make_data(tmp_path)
     for words in (("train", FIRST, *COMMON), ("average", "runs/first", "--last", "1")):

@@ -38,6 +38,7 @@ from tests.cluster.slurm import Slurm
          "2 processes on 2 machine(s)"),
     ],
 )  # fmt: skip
+@pytest.mark.needs("mpirun")
 def test_a_script_trains_the_same_run(
     slurm: Slurm,
     tmp_path: Path,

@@ -158,6 +158,7 @@ def test_jobs_on_two_nodes_side_by_side_survive_every_death_of_the_sweep(
 
 
 @pytest.mark.variation("test_each_trial_has_a_host_of_its_own_over_ssh, by mpirun")
+@pytest.mark.needs("mpirun")
 def test_mpirun_on_two_hosts(hosts: Hosts, tmp_path: Path, alone: list[dict[str, Any]]) -> None:
     path = written(tmp_path, ranks_per_trial=2, trials=1)
     done = hosts.run(

@@ -110,7 +110,8 @@ def override_config(config: Config, overrides: Sequence[str]) -> Config:
         config: a config that was loaded.
         overrides: texts of the form `section.key=value`, applied in order.
     """
-    changed = load_config(config.model_dump(mode="json"), overrides)
+    # Only what was set: else every default would count as a wish of the user's, against a DataLoader's.
+    changed = load_config(config.model_dump(mode="json", exclude_unset=True), overrides)
     changed._folder, changed._platform_notes = config.folder, config.platform_notes
     changed.launch.keep_secrets(config.launch)
     return changed

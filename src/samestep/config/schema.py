@@ -62,6 +62,10 @@ class LoaderConfig(Section):
     pin_memory: bool | Auto = Field(
         "auto", description="page-locked batches; auto: on GPUs, if they are large"
     )
+    persistent_workers: bool = Field(
+        False,
+        description="keep loader processes over epochs; then changes of the dataset do not reach them",
+    )
 
 
 class BestConfig(Section):
@@ -119,7 +123,7 @@ SHAPING_KEYS = (
 """Keys that shape a run's result and are compared when it resumes."""
 PLANNED_KEYS = ("global_batch", "lanes", "samples", "lane_split")
 """The same, compared by the numbers that the run was planned with."""
-ALLOWED_KEYS = (*SHAPING_KEYS, *PLANNED_KEYS, "early_stopping")
+ALLOWED_KEYS = (*SHAPING_KEYS, *PLANNED_KEYS, "early_stopping", "code")
 
 
 class ResumeConfig(Section):

@@ -13,7 +13,9 @@ from samestep.pytree import move, tensors
 def pins_memory(loader: LoaderConfig, device: torch.device) -> bool:
     """Whether batches for this device are read into page-locked memory."""
     setting = loader.pin_memory
-    return device.type == "cuda" if setting == "auto" else bool(setting)
+    if setting == "auto":
+        return device.type == "cuda"
+    return bool(setting) and torch.cuda.is_available()  # a DataLoader, too, only warns without one
 
 
 _COPIED_AT_ONCE = 1 << 16

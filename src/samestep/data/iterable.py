@@ -164,15 +164,13 @@ class _PortionReader(IterableDataset[_Portion]):
         reseed(seed_at(derive(self._seed, DATA, unit), self._epoch, epoch_step))
 
     def _open(self, unit: int) -> list[_LaneStream]:
-        lane_count, seed = self._batch.lane_count, self._seed
-        return [
-            _LaneStream(
-                lane,
-                self._streams.lane_stream(lane, lane_count, seed, self._epoch),
-                self._start.streams.get(lane),
-            )
-            for lane in self._assignment.lanes_of(unit)
-        ]
+        return [self._open_lane(lane) for lane in self._assignment.lanes_of(unit)]
+
+    def _open_lane(self, lane: int) -> _LaneStream:
+        # Some draw when they are called, and not when they are iterated: an order, for example.
+        reseed(seed_at(derive(self._seed, DATA, "opening", lane), self._epoch))
+        samples = self._streams.lane_stream(lane, self._batch.lane_count, self._seed, self._epoch)
+        return _LaneStream(lane, samples, self._start.streams.get(lane))
 
     def _read_again(self, unit: int, streams: list[_LaneStream]) -> None:
         """Bring streams that could not be put there to the start, with the draws they had."""

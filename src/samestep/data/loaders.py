@@ -100,6 +100,8 @@ def _read_options(loader: DataLoader[Any]) -> dict[str, Any]:
     }
     if loader.num_workers and loader.prefetch_factor is not None:
         found["prefetch"] = loader.prefetch_factor
+    if loader.num_workers:
+        found["persistent_workers"] = loader.persistent_workers
     return found
 
 
@@ -157,7 +159,7 @@ def _order_of(sampler: Any, dataset: Any) -> Order:
     if kind is WeightedRandomSampler:
         return _weighted(sampler)
     if kind is SubsetRandomSampler:
-        return _subset(np.asarray(list(sampler.indices), dtype=np.int64))
+        return _subset(sampler)
     if kind is DistributedSampler:
         # Its ranks are not the run's lanes, which cut every batch themselves.
         shuffles = bool(sampler.shuffle)
@@ -186,8 +188,15 @@ def _weighted(sampler: Any) -> Order:
         raise TaskError(
             "the DataLoader's WeightedRandomSampler draws without replacement: set replacement=True"
         )
-    return orders.weighted(sampler.weights.tolist(), sampler.num_samples)
+    # Read in every epoch: a loop may have changed them.
+    return lambda seed, epoch: orders.weighted(sampler.weights.tolist(), sampler.num_samples)(
+        seed, epoch
+    )
 
 
-def _subset(indices: Indices) -> Order:
-    return lambda seed, epoch: indices[order_rng(seed, epoch).permutation(len(indices))]
+def _subset(sampler: Any) -> Order:
+    def order(seed: int, epoch: int) -> Indices:
+        indices = np.asarray(list(sampler.indices), dtype=np.int64)
+        return indices[order_rng(seed, epoch).permutation(len(indices))]
+
+    return order

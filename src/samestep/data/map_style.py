@@ -92,11 +92,11 @@ class MapSource(Source):
         ]
 
     def steps(self, start: Position, stop: int | None) -> Iterator[StepData]:
-        requests = self._requests(start.step, stop)
-        read = self._read_ahead(requests) if self._loader.workers else self._read_here(requests)
-        step = start.step
+        step, read = start.step, self._reads(start.step, stop)
         while stop is None or step < stop:
             epoch, epoch_step = self.plan.locate(step)
+            if epoch_step == 0 and step > start.step and self._restarts:
+                read = self._reads(step, stop)
             units, ragged, samples = self._filled(epoch_step)
             yield StepData(
                 index=step,
@@ -110,6 +110,28 @@ class MapSource(Source):
                 samples=samples,
             )
             step += 1
+
+    @property
+    def _restarts(self) -> bool:
+        """Whether each epoch has loader processes of its own, which have the dataset as it is then."""
+        return self._loader.workers > 0 and not self._loader.persistent_workers
+
+    def _reads(self, start: int, stop: int | None) -> Callable[[], LaneBatch]:
+        """Return what reads the batches from a step on: of its epoch, or of all that follow."""
+        if not self._loader.workers:
+            return self._read_here(self._requests(start, stop))
+        if self._restarts:
+            end = start - self.plan.locate(start)[1] + self.plan.steps
+            stop = end if stop is None else min(stop, end)
+        opened: list[Callable[[], LaneBatch]] = []
+
+        def read() -> LaneBatch:
+            # With the first batch, and not before: until then the loop may change the dataset.
+            if not opened:
+                opened.append(self._read_ahead(self._requests(start, stop)))
+            return opened[0]()
+
+        return read
 
     def _filled(self, epoch_step: int) -> tuple[tuple[int, ...], bool, Sequence[int]]:
         """This rank's units with samples, whether some rank has none, and all units' samples."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from samestep.data.batch import Collate, LaneBatch, Position, StepData
@@ -10,9 +12,28 @@ from samestep.data.device import DeviceCopies
 from samestep.data.map_style import MapSource, is_map_style
 from samestep.data.orders import sequential
 from samestep.errors import TaskError
-from samestep.lanes.plan import EpochPlan
+from samestep.lanes.plan import BatchPlan, EpochPlan, deal_fewer
 from samestep.lanes.rng import DATA, derive, seed_at
 from samestep.run_setup import RunSetup
+
+
+def _dealt_evenly(setup: RunSetup, samples: int) -> RunSetup:
+    """Return the setup with as many lanes as fill every round, so that no rank gets the last one alone.
+
+    Batches are numbered through all rounds: another number of lanes is the same batches.
+    """
+    size, most = setup.batch.lane_batch, setup.batch.lane_count
+    batches = math.ceil(samples / size)
+    lanes = math.ceil(batches / math.ceil(batches / most))
+    if lanes == most:
+        return setup
+    assignment = setup.assignment
+    by_rank = tuple(deal_fewer(lanes, assignment.by_rank))
+    return replace(
+        setup,
+        planned=BatchPlan(size * lanes, lanes),
+        assignment=replace(assignment, by_rank=by_rank),
+    )
 
 
 class SequentialSource(MapSource):
@@ -35,8 +56,14 @@ class SequentialSource(MapSource):
             )
         if not len(dataset):
             raise TaskError(f"{what} holds no samples: its length is 0")
+        setup = _dealt_evenly(setup, len(dataset))
         order, plan = sequential(len(dataset)), EpochPlan(len(dataset), setup.batch)
         super().__init__(setup, dataset, order, plan, collate)
+
+    @property
+    def units(self) -> range:
+        """This rank's lanes; empty if there are fewer batches than ranks."""
+        return self._assignment.my_units
 
     def rounds(self, enter_stream: Callable[[int], None]) -> Iterator[Iterator[LaneBatch]]:
         """This rank's batches of each round, one per lane with samples.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from samestep.errors import TextError
 from samestep.foreign.numbers import whole_number
 
 
@@ -45,6 +47,21 @@ def exporting(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+OVERRIDES = "SAMESTEP_ARGS"
+
+
+def script_overrides(environ: Mapping[str, str]) -> list[str]:
+    """Return the `section.key=value` texts that `samestep.start` gets from the environment.
+
+    Raises:
+        TextError: The variable has a quotation mark that is not closed.
+    """
+    try:
+        return shlex.split(environ.get(OVERRIDES, ""))
+    except ValueError as error:
+        raise TextError(f"cannot be split as a shell does: {error}") from None
 
 
 def thread_variables(threads: int) -> dict[str, str]:

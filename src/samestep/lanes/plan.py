@@ -123,6 +123,21 @@ def deal_lanes(lane_count: int, world: int, weights: Sequence[float] | None = No
     return [range(start, end) for start, end in pairwise([0, *ends])]
 
 
+def deal_fewer(lane_count: int, by_rank: Sequence[range]) -> list[range]:
+    """Deal fewer lanes to ranks in the proportions of an assignment; some ranks may get none.
+
+    Args:
+        lane_count: How many there are to deal.
+        by_rank: The lanes of each rank, if there were as many as it has.
+    """
+    busy = [rank for rank, lanes in enumerate(by_rank) if lanes][:lane_count]
+    dealt = deal_lanes(lane_count, len(busy), [len(by_rank[rank]) for rank in busy])
+    found = [range(lane_count, lane_count)] * len(by_rank)
+    for rank, lanes in zip(busy, dealt, strict=True):
+        found[rank] = lanes
+    return found
+
+
 def refuse_several_lanes(lane_count: int, world: int) -> None:
     """Refuse `batchnorm: global` where a rank drives several lanes.
 

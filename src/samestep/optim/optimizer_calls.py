@@ -16,6 +16,17 @@ from torch.optim import Optimizer
 from samestep.errors import StepError
 
 
+def _refuse_group(optimizer: Optimizer) -> Callable[[Any], None]:
+    def add_param_group(param_group: Any) -> None:
+        raise StepError(
+            f"{type(optimizer).__name__}.add_param_group was called after run.prepare, which has taken in the "
+            "parameters of this optimizer: no rank would know the others' gradients of new ones. Add them "
+            "before run.prepare, with a learning rate of 0 until they are to train"
+        )
+
+    return add_param_group
+
+
 class OptimizerCalls:
     """Refuses steps of the run's optimizers outside of `ours`."""
 
@@ -24,6 +35,8 @@ class OptimizerCalls:
         self._optimizers = optimizers
         self._hooks = [optimizer.register_step_pre_hook(self._check) for optimizer in optimizers]
         self._replaced: dict[Optimizer, Any] = {}
+        for optimizer in optimizers:
+            optimizer.add_param_group = _refuse_group(optimizer)  # type: ignore[method-assign]
 
     @contextmanager
     def ours(self) -> Iterator[None]:
@@ -64,6 +77,8 @@ class OptimizerCalls:
             optimizer.step = own  # type: ignore[method-assign]
         while self._hooks:
             self._hooks.pop().remove()
+        for optimizer in self._optimizers:
+            optimizer.__dict__.pop("add_param_group", None)
 
     def is_own(self, hook: Any) -> bool:
         """Whether a hook of an optimizer is this one's, which draws no random numbers."""

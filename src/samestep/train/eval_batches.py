@@ -67,7 +67,7 @@ def evaluation_batches(
         stream: The name of these random numbers.
     """
 
-    if setup.assignment.my_units:
+    if source.units:
         for batches in source.rounds(enter_evaluation(setup, moment, stream)):
             for batch in batches:
                 setup.context.activity.moved()

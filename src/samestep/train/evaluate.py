@@ -51,8 +51,7 @@ class Evaluator:
         """
         setup, mergers = self._setup, mergers_of(metrics)
         source = SequentialSource(setup, dataset, "validation data", collate)
-        my_lanes = setup.assignment.my_units
-        by_lane = {lane: LaneMetrics(mergers, setup.context.device) for lane in my_lanes}
+        by_lane = {lane: LaneMetrics(mergers, setup.context.device) for lane in source.units}
         buffers = BufferSnapshot(self._modules)
         with evaluating(self._modules), torch.no_grad():
             for batch in evaluation_batches(setup, source, moment):

@@ -70,9 +70,13 @@ def reduce_values(
     mine = [value] if isinstance(value, Tensor | float | int) else list(value)
     places = [context.rank] if single else _places(mine, share)
     tensors = [_wide(item) for item in mine]
-    by_rank = context.gather((list(zip(places, tensors, strict=True)), _kinds(mine)))
-    parts = sorted((part for rank, _ in by_rank for part in rank), key=lambda part: part[0])
-    kinds = set().union(*(kinds for _, kinds in by_rank))
+    idle = share is not None and not share.firsts
+    by_rank = context.gather((list(zip(places, tensors, strict=True)), _kinds(mine), idle))
+    if len(set().union(*(kinds for _, kinds, _ in by_rank))) > 1:
+        # `sum(...)` over no batches is the number 0, whatever the others have added up.
+        by_rank = [rank for rank in by_rank if not (rank[2] and rank[1] == {_NUMBER})]
+    parts = sorted((part for rank, _, _ in by_rank for part in rank), key=lambda part: part[0])
+    kinds = set().union(*(kinds for _, kinds, _ in by_rank))
     if len(kinds) != 1:
         raise StepError(
             f"run.reduce needs values of one kind on all ranks, not {sorted(map(str, kinds))}"
@@ -109,9 +113,13 @@ def _wide(value: Value) -> Tensor:
     return value.detach().cpu().to(torch.float64 if value.is_floating_point() else torch.int64)
 
 
+_NUMBER: tuple[None, tuple[int, ...]] = (None, ())
+"""The kind of Python's own numbers."""
+
+
 def _kinds(mine: Sequence[Value]) -> set[tuple[torch.dtype | None, tuple[int, ...]]]:
     return {
-        (value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else (None, ())
+        (value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else _NUMBER
         for value in mine
     }
 

@@ -79,6 +79,8 @@ class Recorder(RunListener):
         """
         self._run, self._folder = run, folder
         if run.context.is_main:
+            if folder.is_relative_to(run.run_dir):
+                claim(run.run_dir)  # which a run whose global batch is not known yet has not done
             claim(folder, purpose="record")
         self._records: list[StepRecord] = []
         self._ids: dict[int, list[tuple[int, tuple[Any, ...]]]] = {}

@@ -17,7 +17,7 @@ from samestep.data.loaders import parts_of
 from samestep.data.orders import Order
 from samestep.distributed.context import RunContext
 from samestep.errors import StepError
-from samestep.lanes.rng import BETWEEN
+from samestep.lanes.rng import BETWEEN, EPOCH
 from samestep.optim.schedules import Pace, Schedule
 from samestep.step.engine import build_engine, prepare
 from samestep.step.lane_passes import LanePasses, StepEngine
@@ -31,6 +31,9 @@ from samestep.train.plan_report import report_plan
 from samestep.train.run_loader import RunLoader, unwrapped
 from samestep.train.run_measures import RunMeasures
 from samestep.train.step_sequence import StepSequence
+
+LEFT = "its own loop"
+"""What has stopped a run that its loop left, by `break` for example."""
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -179,7 +182,15 @@ class Run(RunMeasures):
             source = data if isinstance(data, Source) else self.source(data, order, collate)
             return self._all_steps(source, draws_between)
 
-        return self._sequence.of(data, begin)
+        for number, step in enumerate(self._sequence.of(data, begin)):
+            if number == 0 and draws_between:
+                # An epoch's first step was opened before the loop drew at the top of the epoch.
+                self._enter_between(step.index)
+            yield step
+
+    def _enter_between(self, step: int) -> None:
+        # A separate position, so that a run resumed here draws as this one does.
+        self.setup.rng.enter(BETWEEN, at=(step, 1))
 
     def enumerate(self, dataset: Any) -> Iterator[tuple[int, Any]]:
         """The lanes of an epoch's steps, one by one, for loops that step their optimizer themselves.
@@ -279,6 +290,15 @@ class Run(RunMeasures):
     def _left(self) -> str:
         return "" if self._turns is None else self._turns.left
 
+    def _end_left_steps(self) -> None:
+        """Save a run whose loop has left it before its last step, as its last step would have been."""
+        if self._passes is not None and self._passes.updated:
+            self._parts.step_end.stop(LEFT)
+            self._sequence.finish()
+
+    def _close_steps(self) -> None:
+        self._sequence.close()
+
     @property
     def ends_step(self) -> bool:
         """False in the turns of a loop over the loader that come before a step's last."""
@@ -293,10 +313,13 @@ class Run(RunMeasures):
                     step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
                 run.print(f"epoch {epoch}: loss {step.loss.item():.4f}")
         """
-        begun = self._parts.saver.position.epoch
-        if self.config.epochs is not None and begun >= self.config.epochs:
+        begun = self._parts.saver.position
+        if self._parts.step_end.is_complete(begun, self.config.steps):
             self._parts.step_end.report_complete()
-        return self._sequence.epochs(begun, self.config.epochs)
+            return
+        for epoch in self._sequence.epochs(begun.epoch, self.config.epochs):
+            self.setup.rng.enter(EPOCH, at=(epoch,))
+            yield epoch
 
     def _all_steps(self, source: Source, draws_between: bool) -> Iterator[Step]:
         engine = self._build_engine(draws_between)
@@ -326,8 +349,7 @@ class Run(RunMeasures):
             step = Step(passes, engine.runner.needs_function)
             self._listeners.begin_step(step)
             if engine.draws_between:
-                # A separate position, so that a run resumed here draws as this one does.
-                self.setup.rng.enter(BETWEEN, at=(data.index, 1))
+                self._enter_between(data.index)
             yield step
             if not passes.updated:
                 raise StepError(f"step {data.index} was left without step.update: call it once")

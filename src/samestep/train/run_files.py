@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from multiprocessing.util import Finalize
 from typing import Any
@@ -21,6 +22,7 @@ from samestep.lanes.rng import INIT
 from samestep.run_setup import RunSetup
 from samestep.step.engine import Prepared
 from samestep.step.lane_passes import LanePasses
+from samestep.train.changed_run import name_for
 from samestep.train.listeners import Listeners, RunListener
 from samestep.train.run_end import close_at_exit, end_with, shown_error, with_advice
 from samestep.train.run_parts import RunParts
@@ -49,6 +51,14 @@ class RunFiles(RunPlace):
         self.setup.rng.enter(INIT)
 
     def _open(self) -> None:
+        name = None
+        if self.context.is_main:
+            name = name_for(self.config, self.context.log.main)
+        name = self.context.broadcast(name)
+        if name != self.config.name:
+            config = self.config.model_copy(update={"name": name})
+            self.setup = replace(self.setup, config=config)
+            self.run_dir = config.run_path
         parts = self._opened_parts = RunParts(self.setup, self._listeners, lambda: self._passes)
         while self._once_open:
             self._once_open.pop(0)(parts)
@@ -101,7 +111,13 @@ class RunFiles(RunPlace):
         parts = self._opened_parts
         found = error
         if parts is not None:
-            found = end_with(error, self._refuse_left, parts.log.flush, self._listeners.on_end)
+            last = (
+                self._refuse_left,
+                self._end_left_steps,
+                parts.log.flush,
+                self._listeners.on_end,
+            )
+            found = end_with(error, *last)
             parts.survivors.report(found)
         step = None if self._passes is None else self._passes.data.index
         cause = None if found is None else with_advice(found, self.setup, step)
@@ -109,6 +125,7 @@ class RunFiles(RunPlace):
         cause = cause if cause is None else self.context.failed(cause)
         with ExitStack() as closing:
             closing.callback(self.context.close)
+            closing.callback(self._close_steps)
             if self._prepared is not None:
                 closing.callback(self._prepared.calls.close)
             if parts is not None:
@@ -120,6 +137,12 @@ class RunFiles(RunPlace):
     def _left(self) -> str:
         """What is wrong with where a loop was left; empty if nothing is."""
         return ""
+
+    def _end_left_steps(self) -> None:
+        """End the step in which a loop has left the run, if one has."""
+
+    def _close_steps(self) -> None:
+        """Leave the step that the run is in, whatever has ended it."""
 
     def _refuse_left(self) -> None:
         if self._left:

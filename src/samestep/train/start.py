@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from samestep.config import Config, load_config
+from samestep.config import Config, load_config, override_config
 from samestep.distributed.context import create_run_context
 from samestep.distributed.hardware import detect_hardware
-from samestep.errors import ConfigError, Mistake
+from samestep.environment.variables import OVERRIDES, process_environment, script_overrides
+from samestep.errors import ConfigError, Mistake, TextError
 from samestep.train.requests import requested
 from samestep.train.run import Run
 
@@ -23,7 +24,8 @@ def start(
     """Open a run on this process: a single process, or a rank of whatever launched it.
 
     A script that calls this is a run for `samestep train`, `launch` and `verify`, too; the
-    overrides of their command lines come after these.
+    overrides of their command lines come after these. For `python script.py`, and a script with
+    arguments of its own, the variable SAMESTEP_ARGS holds overrides: `SAMESTEP_ARGS="resume=never"`.
 
     Args:
         config: A config, the path of a YAML or JSON file, or a mapping of its keys.
@@ -48,6 +50,14 @@ def start(
         )
     if not isinstance(config, Config):
         config = load_config(keys if config is None else config, overrides)
+    try:
+        from_environment = script_overrides(process_environment())
+    except TextError as error:
+        raise ConfigError(
+            "samestep.start", [Mistake(OVERRIDES, str(error), "environment")]
+        ) from None
+    if from_environment:
+        config = override_config(config, from_environment)
     request = requested()
     config = request.configure(config)
     context = create_run_context(config, detect_hardware())

@@ -96,7 +96,10 @@ class StepEnd:
         """Log that there is nothing left to do."""
         ended, done = self._saver.ended, self._saver.position.step
         why = "" if ended in (None, "done") else f", stopped by {ended}"
-        self._context.log.main(f"The run is complete: {done} steps{why}. Nothing to train")
+        self._context.log.main(
+            f"The run is complete: {done} steps{why}. Nothing to train. Again from the beginning: "
+            "resume=never; beside it: another name (of python SCRIPT, by the variable SAMESTEP_ARGS)"
+        )
 
     def why_last(self, data: StepData, total: int | None) -> str | None:
         """Why this step is the run's last one; None if it is not."""

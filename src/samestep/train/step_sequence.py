@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from samestep.errors import StepError
@@ -69,7 +69,9 @@ class StepSequence:
             if self._steps is not None:
                 raise StepError(_ALL_EPOCHS)
             self._steps = begin()
-            yield from self._steps
+            # Not `yield from`, which would end them with a loop that is left: see `finish`.
+            for step in self._steps:
+                yield step
             return
         if self._taken:
             raise StepError(f"run.steps was called twice in epoch {self._epoch}: call it once")
@@ -87,6 +89,16 @@ class StepSequence:
             if _is_end(step):
                 return  # what ends the step follows the loop body's last lines
             self._advance()
+
+    def finish(self) -> None:
+        """End the step that a loop was left in; the run must have been told that it is the last."""
+        if self._steps is not None:
+            next(self._steps, None)
+
+    def close(self) -> None:
+        """Leave what a step has entered, signal handlers for example. Safe to call twice."""
+        if isinstance(self._steps, Generator):
+            self._steps.close()
 
     def _advance(self) -> None:
         assert self._steps is not None, "opened with the first epoch"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -80,7 +79,7 @@ def test_a_batch_of_8_on_3_ranks_is_that_of_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.requirement("004-5.3-1", "004-5.3-3", "004-VS-1", "004-TS-1", "004-X-1")
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun")
+@pytest.mark.needs("mpirun")
 def test_the_script_compares_mpirun_with_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -264,7 +264,9 @@ def test_a_starter_is_not_written_through_a_link(tmp_path: Path) -> None:
 
 def test_a_record_is_not_put_among_a_users_files(tmp_path: Path, two_ranks: TwoRanks) -> None:
     before = theirs(tmp_path)
-    run: Any = SimpleNamespace(context=two_ranks, add_listener=lambda _: None)
+    run: Any = SimpleNamespace(
+        context=two_ranks, add_listener=lambda _: None, run_dir=tmp_path / "run"
+    )
     with pytest.raises(RunDirError, match="is not a directory of samestep record"):
         Recorder(run, tmp_path)
     assert content(tmp_path) == before

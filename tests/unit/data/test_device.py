@@ -18,7 +18,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
     [
         ("auto", CPU, False),
         ("auto", CUDA, True),
-        (True, CPU, True),
+        (True, CPU, torch.cuda.is_available()),  # a DataLoader only warns without a GPU
         (False, CUDA, False),
     ],
 )

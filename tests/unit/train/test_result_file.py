@@ -63,11 +63,34 @@ def test_early_stopping_is_an_end_with_its_reason(tmp_path: Path) -> None:
     assert (found.status, found.reason, found.steps) == ("stopped_early", "enough", 3)
 
 
-def test_a_loop_that_leaves_its_steps_is_not_done(tmp_path: Path) -> None:
-    with samestep.start(settings(tmp_path / "run")) as run:
+@pytest.mark.parametrize("by_epochs", [False, True])
+def test_a_loop_that_leaves_its_steps_has_ended_the_run(tmp_path: Path, by_epochs: bool) -> None:
+    def loop(run: samestep.Run) -> int:
         model, _ = prepared(run)
-        for step in run.steps(Noisy()):
-            step.train(squares(model))
+        for _ in run.epochs() if by_epochs else range(1):
+            for step in run.steps(Noisy()):
+                step.train(squares(model))
+                if step.index == 1:
+                    break
+            else:
+                continue
+            break
+        return run.start_step
+
+    with samestep.start(settings(tmp_path / "run")) as run:
+        loop(run)
+    found = result_of(tmp_path / "run")
+    assert (found.status, found.reason, found.steps) == ("stopped_early", "its own loop", 2)
+    assert found.checkpoints["last"] == "checkpoints/step-00000002"
+    with samestep.start(settings(tmp_path / "run")) as run:
+        assert loop(run) == 2
+    assert result_of(tmp_path / "run") == found
+
+
+def test_a_loop_that_leaves_a_step_before_its_update_is_not_done(tmp_path: Path) -> None:
+    with samestep.start(settings(tmp_path / "run")) as run:
+        prepared(run)
+        for _ in run.steps(Noisy()):
             break
     assert result_of(tmp_path / "run").status == "unfinished"
 

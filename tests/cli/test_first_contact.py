@@ -1,0 +1,105 @@
+"""What people do first with a script of their own: an ordinary loader, an edit, another start."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from samestep.checkpoint.run_result import read_result
+from tests.cli.processes import environment, popen, samestep
+
+SCRIPT = """
+import sys, torch, torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+import samestep
+
+run = samestep.start(epochs=3, seed=0, name="mine", distributed={"device": "cpu", "threads_per_rank": 1})
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 2))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+x, y = torch.arange(480.0).view(120, 4).sin(), torch.arange(120) % 2
+loader = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True, num_workers=2, drop_last=True,
+                    pin_memory=True)
+model, optimizer, loader = run.prepare(model, optimizer, loader)
+for epoch in run.epochs():
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = run.backward(F.cross_entropy(model(x), y))
+        optimizer.step()
+    run.print(f"epoch {epoch}", *sys.argv[1:])
+    if "stop" in sys.argv and epoch == 1:
+        break
+"""
+
+
+def python(folder: Path, *words: str, **variables: str) -> tuple[str, str]:
+    """Run the script as `python train.py`; what it printed, and its messages."""
+    argv = [sys.executable, "train.py", *words]
+    process = popen(argv, cwd=folder, stdout=-1, stderr=-1, env={**environment(), **variables})
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    return out, err
+
+
+def test_verify_and_overrides_take_an_ordinary_loader(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = samestep(
+        "verify",
+        "train.py",
+        "name=other",
+        "--worlds",
+        "1,2",
+        "--steps",
+        "4",
+        "--json",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    worlds = json.loads(done.stdout)["worlds"]
+    assert len({world["state_hash"] for world in worlds.values()}) == 1
+
+
+def test_a_script_that_was_edited_is_a_new_run(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    assert python(tmp_path)[0] == "epoch 0\nepoch 1\nepoch 2\n"
+    out, err = python(tmp_path)
+    assert not out
+    assert "The run is complete: 9 steps. Nothing to train" in err
+    (tmp_path / "train.py").write_text(SCRIPT.replace("1e-3", "1e-2"))
+    out, err = python(tmp_path)
+    assert (
+        "runs/mine is complete, and train.py has changed since: this is another run, runs/mine-2"
+        in err
+    )
+    assert out.startswith("epoch 0\n")
+    assert not python(tmp_path)[0], "the edited one is complete now, too"
+    kept = python(tmp_path, SAMESTEP_ARGS="resume.allow=[code]")
+    assert not kept[0]
+    assert "mine-2" not in kept[1]
+
+
+def test_other_arguments_are_another_run_and_overrides_come_by_the_environment(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    python(tmp_path, "--lr", "1")
+    _, err = python(tmp_path, "--lr", "2")
+    assert "runs/mine was trained by train.py --lr 1, not train.py --lr 2" in err
+    out, _ = python(tmp_path, "--lr", "1", SAMESTEP_ARGS="resume=never epochs=1")
+    assert out == "epoch 0 --lr 1\n"
+    argv = [sys.executable, "train.py"]
+    wrong = popen(argv, cwd=tmp_path, stderr=-1, env={**environment(), "SAMESTEP_ARGS": "a='"})
+    assert "SAMESTEP_ARGS" in wrong.communicate(timeout=300)[1]
+    assert wrong.returncode != 0
+
+
+def test_a_loop_that_breaks_has_ended_its_run(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = samestep("launch", "train.py", "--nproc", "2", "--", "stop", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = read_result(tmp_path / "runs" / "mine")
+    assert result is not None
+    assert (result.status, result.reason, result.steps) == ("stopped_early", "its own loop", 6)
+    out, err = python(tmp_path, "stop")
+    assert not out
+    assert "The run is complete: 6 steps, stopped by its own loop" in err
