@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.components import missing_commands
+from tests.installed import missing_commands
 
 # Before anything imports torch: one thread a rank, for libraries that read it only then.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

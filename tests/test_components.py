@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.components import path_without_components
+from tests.installed import path_without_components
 from tests.preloaded.client import ROOT, environment
 
 

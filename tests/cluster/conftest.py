@@ -19,7 +19,7 @@ from tests.cluster.interpreters import Interpreters
 from tests.cluster.runs import Training
 from tests.cluster.slurm import Slurm
 from tests.cluster.sshd import Sshd
-from tests.components import path_without_components
+from tests.installed import path_without_components
 
 _FOLDER = Path(__file__).parent
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.opened import Opened
-from tests.components import missing_commands
+from tests.installed import missing_commands
 
 _CLONE_NEWPID = 0x20000000
 _NAMESPACES = Path("/run/netns")

@@ -13,7 +13,7 @@ from samestep.launch.run.slurm import FINAL
 from tests.cluster.daemons import Daemons
 from tests.cluster.hosts import Hosts
 from tests.cluster.runs import PATIENCE
-from tests.components import missing_commands
+from tests.installed import missing_commands
 
 # Short waits all over, so that tests need not wait: cred_expire=5 is the least Slurm takes, and
 # the default of 120 s delays requeued jobs by as much.

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.cluster.daemons import Daemons
 from tests.cluster.hosts import Hosts
 from tests.cluster.runs import PATIENCE
-from tests.components import missing_commands
+from tests.installed import missing_commands
 
 # StrictModes would refuse keys in a folder below /tmp.
 _SERVER = """\

@@ -154,11 +154,12 @@ def test_small_validation_sets_are_shared_out(
 def test_new_parameter_groups_are_refused_by_name(tmp_path: Path) -> None:
     import samestep
 
-    with pytest.raises(StepError, match=r"SGD.add_param_group was called after run.prepare"):
-        with samestep.start(**_keys(str(tmp_path))) as run:
-            model = _net()
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            run.prepare(model, optimizer)
-            optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()})
-    optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()})
+    more = {"params": nn.Linear(2, 2).parameters()}
+    with samestep.start(**_keys(str(tmp_path))) as run:
+        model = _net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run.prepare(model, optimizer)
+        with pytest.raises(StepError, match=r"SGD.add_param_group was called after run.prepare"):
+            optimizer.add_param_group(more)
+    optimizer.add_param_group(more)
     assert len(optimizer.param_groups) == 2

@@ -36,7 +36,7 @@ class OptimizerCalls:
         self._hooks = [optimizer.register_step_pre_hook(self._check) for optimizer in optimizers]
         self._replaced: dict[Optimizer, Any] = {}
         for optimizer in optimizers:
-            optimizer.add_param_group = _refuse_group(optimizer)  # type: ignore[method-assign]
+            optimizer.add_param_group = _refuse_group(optimizer)  # type: ignore[method-assign,assignment]
 
     @contextmanager
     def ours(self) -> Iterator[None]:
