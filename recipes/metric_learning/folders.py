@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
@@ -59,12 +60,34 @@ def read_image(path: Path) -> Image.Image:
     """
     try:
         with Image.open(path) as image:
-            return image.convert("RGB")
+            return _as_rgb(image)
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
         raise TaskError(
             f"{path} cannot be read as an image: {error}. Remove it, or leave such files out: "
             "--skip-unreadable of split.py, params.unreadable=skip of a run"
         ) from None
+
+
+_DEEP = ("I", "I;16", "I;16B", "I;16L", "F")
+"""Modes of Pillow with more than 8 bits per pixel, of which `convert` would keep the lowest ones only."""
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    """Return an image in RGB; 16 bits are scaled to 8, and so are floats from 0 to 1.
+
+    Raises:
+        ValueError: if its numbers are of another range.
+    """
+    if image.mode not in _DEEP:
+        return image.convert("RGB")
+    pixels = np.asarray(image).astype(np.float64)
+    largest = 1.0 if image.mode == "F" else 65535.0
+    if pixels.min() < 0 or pixels.max() > largest:
+        raise ValueError(
+            f"its pixels are from {pixels.min():g} to {pixels.max():g}, and those of mode {image.mode} must be "
+            f"from 0 to {largest:g}"
+        )
+    return Image.fromarray(np.rint(pixels * (255 / largest)).astype(np.uint8)).convert("RGB")
 
 
 def unreadable(paths: Sequence[Path]) -> dict[Path, str]:

@@ -103,3 +103,30 @@ def test_a_loop_that_breaks_has_ended_its_run(tmp_path: Path) -> None:
     out, err = python(tmp_path, "stop")
     assert not out
     assert "The run is complete: 6 steps, stopped by its own loop" in err
+
+
+OWN_AVERAGE = SCRIPT.replace(
+    "for epoch in run.epochs():", "ema = [p.detach().clone() for p in model.parameters()]\nfor epoch in run.epochs():"
+).replace(
+    "        optimizer.step()\n",
+    "        optimizer.step()\n        for e, p in zip(ema, model.parameters()):\n            e.lerp_(p.detach(), {rate})\n",
+) + '''
+if run.is_main:
+    torch.save({"ema": ema}, "ema.pt")
+    with open("log.txt", "w") as log:
+        log.write(f"{run.world_size} ranks")
+'''  # fmt: skip
+
+
+def test_verify_finds_an_average_that_the_loop_keeps_by_itself(tmp_path: Path) -> None:
+    """In a lane's turn, of which a rank has as many as lanes: it differs at another size."""
+    (tmp_path / "train.py").write_text(OWN_AVERAGE.replace("{rate}", "0.5"))
+    words = ("verify", "train.py", "--worlds", "1,2", "--steps", "4", "--json")
+    done = samestep(*words, cwd=tmp_path)
+    found = json.loads(done.stdout)["worlds"]["2"]
+    assert done.returncode == 4, done.stderr
+    assert found["first_difference"]["what"] == "what the script saves"
+    assert found["first_difference"]["tensor"].startswith("ema.pt:ema.")
+    assert "other content to log.txt" in found["note"]
+    (tmp_path / "train.py").write_text(OWN_AVERAGE.replace("{rate}", "1.0"))
+    assert samestep(*words, cwd=tmp_path).returncode == 0

@@ -135,3 +135,22 @@ def test_albumentations_come_from_yaml_and_follow_torchs_generator(
     ):
         with pytest.raises(TaskError, match=message):
             training_transform(16, [wrong])
+
+
+@pytest.mark.parametrize(("mode", "largest"), [("I;16", 65535), ("I", 65535), ("F", 1.0)])
+def test_deep_images_are_scaled_and_not_cut_off(tmp_path: Path, mode: str, largest: float) -> None:
+    """Pillow's own conversion keeps the lowest 8 bits, or makes all of it black."""
+    import numpy as np
+    from folders import read_image
+    from PIL import Image
+
+    kinds = {"I;16": np.uint16, "I": np.int32, "F": np.float32}
+    ramp = np.linspace(0, largest, 256).reshape(16, 16).astype(kinds[mode])
+    path = tmp_path / ("deep.png" if mode == "I;16" else "deep.tif")
+    Image.fromarray(ramp).save(path)
+    found = np.asarray(read_image(path))
+    assert found.shape == (16, 16, 3)
+    assert np.abs(found[..., 0].astype(int).ravel() - np.arange(256)).max() <= 1
+    Image.fromarray(np.full((2, 2), -3.0, np.float32)).save(tmp_path / "odd.tif")
+    with pytest.raises(TaskError, match=r"its pixels are from -3 to -3"):
+        read_image(tmp_path / "odd.tif")

@@ -57,6 +57,7 @@ class RankLog:
         self._prefix = f"[Rank {rank}] " if world > 1 else ""
         self._terminal: logging.Handler | None = _Terminal()
         self._file: logging.FileHandler | None = None
+        self._told: set[str] = set()
 
     @property
     def among_others(self) -> bool:
@@ -66,6 +67,12 @@ class RankLog:
     def main(self, message: str) -> None:
         """A line for the run: rank 0's terminal, every rank's file."""
         self._write(logging.INFO, message, shown=self._rank == 0)
+
+    def once(self, about: str, message: str) -> None:
+        """The same, but only the first of all lines about one thing."""
+        if about not in self._told:
+            self._told.add(about)
+            self.main(message)
 
     def everyone(self, message: str) -> None:
         """A line that every rank shows."""

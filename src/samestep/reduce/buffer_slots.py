@@ -123,7 +123,8 @@ def current(slot: BufferSlot, own: Tensor) -> Tensor:
         now = "None" if tensor is None else f"{tuple(tensor.shape)} of {tensor.dtype}"
         raise TaskError(
             f"buffer {slot.path} was {tuple(own.shape)} of {own.dtype} and is {now} after a lane's "
-            "forward pass: lanes can only be joined if it keeps its shape and kind"
+            "forward pass: lanes can only be joined if it keeps its shape and kind. Put a batch through the "
+            "model before run.prepare, if its first one decides them"
         )
     return tensor
 

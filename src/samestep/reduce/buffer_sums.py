@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from samestep.distributed.collectives import Collectives
+from samestep.errors import TaskError
 from samestep.lanes.tree import LaneTree, aligned_blocks
 from samestep.reduce.buffer_slots import BufferSlot, current
 from samestep.reduce.exchange import NOTHING, Pending, create_exchange
@@ -55,8 +56,23 @@ class _Kind:
 
     def read(self, tensors: Sequence[Tensor]) -> None:
         """Into `now`."""
-        if self.views:
+        if not self.views:
+            return
+        try:
             torch._foreach_copy_(self.views, list(tensors))
+        except RuntimeError:
+            self._refuse_other_shapes(tensors)
+            raise
+
+    def _refuse_other_shapes(self, tensors: Sequence[Tensor]) -> None:
+        for slot, view, tensor in zip(self.slots, self.views, tensors, strict=True):
+            if tensor.shape != view.shape:
+                raise TaskError(
+                    f"the buffer {slot.path} had the shape {tuple(view.shape)} when the run was prepared, and "
+                    f"the forward pass gave it {tuple(tensor.shape)}, as observers of quantization-aware "
+                    "training do with their first batch: lanes cannot be joined then. Put a batch through the "
+                    "model before run.prepare"
+                ) from None
 
     def stacked(self, lanes: Sequence[Sequence[Tensor]]) -> Tensor:
         """What several lanes made of all buffers, those of this kind in a row for each lane."""

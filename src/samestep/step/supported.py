@@ -36,6 +36,12 @@ def _modules(modules: Sequence[nn.Module], same: str, device: torch.device) -> I
     named = [(name, part) for module in modules for name, part in module.named_modules()]
     for name, part in named:
         kind = type(part).__name__
+        if kind in ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel"):
+            yield (
+                f"{name or 'the model'} is wrapped in {kind}, which would add up gradients a second time: give "
+                "run.prepare the model itself, without the wrapper (its .module). The optimizer stays as it is"
+            )
+            continue
         if any(map(is_lazy, part.parameters(recurse=False))):
             yield (
                 f"{name or kind} is a {kind} whose shapes are not known yet, and all ranks must start from "

@@ -81,6 +81,8 @@ def reduce_values(
         raise StepError(
             f"run.reduce needs values of one kind on all ranks, not {sorted(map(str, kinds))}"
         )
+    if single and share is None and op == "sum" and context.world > 1:
+        _warn_of_equal(context, [tensor for _, tensor in parts])
     joined = _joined([tensor for _, tensor in parts], op)
     dtype = kinds.pop()[0]
     if dtype is None:
@@ -88,6 +90,19 @@ def reduce_values(
     whole_mean = op == "mean" and not dtype.is_floating_point
     keeps = joined.dtype if whole_mean or dtype is torch.bool else dtype
     return joined.to(context.device, keeps)
+
+
+def _warn_of_equal(context: RunContext, values: Sequence[Tensor]) -> None:
+    """Warn of one value on all ranks, as after loops over a DataLoader that `run.prepare` did not get."""
+    if not bool(values[0].any()) or not all(torch.equal(value, values[0]) for value in values):
+        return
+    shown = f" ({values[0].item():g})" if values[0].numel() == 1 else ""
+    context.log.once(
+        "equal values",
+        f"Warning: run.reduce got the same value on all {context.world} ranks{shown}, and their sum is "
+        f"{context.world} times that. If each rank has measured all of the data: give its DataLoader to "
+        "run.prepare, and every sample counts once",
+    )
 
 
 def _places(mine: Sequence[Value], share: LoopShare | None) -> list[int]:

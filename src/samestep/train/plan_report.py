@@ -92,7 +92,9 @@ def _warn_of_lonely_samples(setup: RunSetup, source: Source, modules: Sequence[n
     config, context, size = setup.config, setup.context, setup.batch.lane_batch
     if config.batchnorm == "global" and context.world > 1:
         return
-    tail = 0 if config.drop_last else (source.samples or 0) % size
+    samples, steps = source.samples or 0, source.steps_per_epoch or 0
+    # By what an epoch reads: a DataLoader's drop_last is not the config's.
+    tail = samples % size if steps * setup.batch.global_batch >= samples else 0
     lonely = lonely_samples(modules, size, tail)
     if lonely:
         context.log.main(f"Warning: {lonely}")

@@ -20,6 +20,7 @@ from samestep.errors import StepError, TaskError
 from samestep.train.asking import Asking
 from samestep.train.record import Recorder
 from samestep.train.run import Run
+from samestep.train.saved_files import SavedFiles
 from samestep.train.trace import Tracer
 
 
@@ -44,6 +45,7 @@ class Observation:
             run.pause_after(self.stop_after)
         if self.record is not None:
             Recorder(run, self.record)
+            SavedFiles(self.record, run.run_dir, run.context.rank)
         if self.trace is not None:
             Tracer(run, self.trace, self.trace_from)
         if self.ask is not None:

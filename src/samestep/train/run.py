@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, overload
+from weakref import WeakSet
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
@@ -50,6 +51,7 @@ class Run(RunMeasures):
     def __init__(self, config: Config, context: RunContext) -> None:
         super().__init__(config, context)
         self._watch: LaneWatch | None = None
+        self._earlier: WeakSet[Any] = WeakSet()
         self._sequence = StepSequence()
         self._schedules = LoopSchedules.of((), None)
         self._turns: LaneTurns | None = None
@@ -97,6 +99,7 @@ class Run(RunMeasures):
         others = (DataLoader, LRScheduler, Schedule)
         trained = [item for item in objects if not isinstance(item, others)]
         saver = self._parts.saver
+        self._warn_of_earlier(trained)
         self._prepared = prepared = prepare(
             self.setup, [*trained, *schedules.by_pace["step"]], saver.prepare
         )
@@ -109,6 +112,19 @@ class Run(RunMeasures):
             batches = self._lane_batches if loader is loaders[0] else self.batches
             taken[id(loader)] = RunLoader(loader, batches)
         return tuple(taken.get(id(item), item) for item in objects)
+
+    def note_earlier(self, modules: Sequence[nn.Module]) -> None:
+        """Take the modules that were made before the run was opened."""
+        self._earlier = WeakSet(modules)
+
+    def _warn_of_earlier(self, objects: Sequence[Any]) -> None:
+        modules = [item for item in objects if isinstance(item, nn.Module)]
+        found = [type(module).__name__ for module in modules if module in self._earlier]
+        if found and self._parts.opened.point is None:
+            self.context.log.main(
+                f"Warning: {', '.join(found)} was made before samestep.start: its first weights do not follow "
+                f"from seed {self.config.seed}, and another start may have others. Make it after samestep.start"
+            )
 
     def _may_move(self, scheduler: LRScheduler, *values: Any) -> bool:
         """Whether the loop may move a scheduler on itself, now; not in turns before a step's last."""

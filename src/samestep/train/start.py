@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
+
+from torch import nn
 
 from samestep.config import Config, load_config, override_config
 from samestep.distributed.context import create_run_context
@@ -14,6 +17,12 @@ from samestep.environment.variables import OVERRIDES, process_environment, scrip
 from samestep.errors import ConfigError, Mistake, TextError
 from samestep.train.requests import requested
 from samestep.train.run import Run
+
+
+def _modules_of(frame: FrameType) -> list[nn.Module]:
+    """Return the modules that have a name where a frame is: those made before it called."""
+    named = {**frame.f_globals, **frame.f_locals}
+    return [value for value in named.values() if isinstance(value, nn.Module)]
 
 
 def start(
@@ -67,6 +76,7 @@ def start(
         context.__exit__(*sys.exc_info())
         raise
     run.close_at_exit()
+    run.note_earlier(_modules_of(sys._getframe(1)))
     try:
         request.observe(run)
     except BaseException:

@@ -29,9 +29,9 @@ def state_tensors(state: RunState) -> dict[str, Tensor]:
         found.update((f"{name}.{key}", value) for key, value in module_tensors(module).items())
     found |= optimizer_tensors(state.modules, state.optimizers)
     for number, schedule in enumerate(state.schedules):
-        found.update(_leaves(f"schedule{number}", schedule.state_dict()))
+        found.update(leaf_tensors(f"schedule{number}", schedule.state_dict()))
     for name, item in state.kept.items():
-        found.update(_leaves(f"kept.{name}", item.state_dict()))
+        found.update(leaf_tensors(f"kept.{name}", item.state_dict()))
     return found
 
 
@@ -44,7 +44,7 @@ def named_modules(modules: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
 def module_tensors(module: nn.Module) -> dict[str, Tensor]:
     """A module's parameters and the buffers of its state, by name."""
     # Both: a module's own state_dict may leave frozen parameters out.
-    return {**dict(_leaves("", module.state_dict())), **dict(module.named_parameters())}
+    return {**dict(leaf_tensors("", module.state_dict())), **dict(module.named_parameters())}
 
 
 def parameter_names(modules: Sequence[nn.Module]) -> dict[int, str]:
@@ -66,17 +66,19 @@ def optimizer_tensors(
         position = 0
         for index, group in enumerate(optimizer.param_groups):
             settings = {key: value for key, value in group.items() if key != "params"}
-            found.update(_leaves(f"optimizer{number}.group{index}", settings))
+            found.update(leaf_tensors(f"optimizer{number}.group{index}", settings))
             for param in group["params"]:
                 name = names.get(id(param), f"parameter-{position}")
                 position += 1
                 if id(param) not in names:
                     found[f"optimizer{number}.{name}"] = param
-                found.update(_leaves(f"optimizer{number}.{name}", optimizer.state.get(param, {})))
+                found.update(
+                    leaf_tensors(f"optimizer{number}.{name}", optimizer.state.get(param, {}))
+                )
     return found
 
 
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+def leaf_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     """The tensors, numbers and texts inside a state, each as a tensor; anything else is skipped."""
     if isinstance(value, Tensor):
         yield name, value
@@ -88,13 +90,13 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
         yield name, text_tensor(value)
     elif isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _leaves(f"{name}.{key}" if name else str(key), inner)
+            yield from leaf_tensors(f"{name}.{key}" if name else str(key), inner)
     elif isinstance(value, (list, tuple)):
         if value and all(isinstance(item, float) for item in value):
             yield name, torch.tensor(value, dtype=torch.float64)
             return
         for index, inner in enumerate(value):
-            yield from _leaves(f"{name}.{index}", inner)
+            yield from leaf_tensors(f"{name}.{index}", inner)
 
 
 def _number(value: Any) -> Tensor:

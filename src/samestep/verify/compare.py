@@ -17,6 +17,7 @@ from samestep.foreign.files import read_text
 from samestep.foreign.json_text import read_json_lines
 from samestep.foreign.limits import short
 from samestep.train.record import RunRecord
+from samestep.train.saved_files import Saved
 from samestep.train.state_tensors import MODULES
 
 _BITS = {
@@ -153,6 +154,24 @@ def thread_difference(left: RunRecord, right: RunRecord) -> str:
         f"{shown[0]} thread(s) per rank, not {shown[1]} as in the first run: on CPUs that alone can "
         "change bits. Set distributed.threads_per_rank"
     )
+
+
+def saved_difference(left: Saved, right: Saved) -> Difference | None:
+    """Return the first tensor that differs in a file which the script has saved in both runs."""
+    for name in sorted(left.tensors.keys() & right.tensors.keys()):
+        if left.tensors[name] != right.tensors[name]:
+            return Difference("what the script saves", tensor=name)
+    return None
+
+
+def file_difference(left: Saved, right: Saved) -> str:
+    """Return a note on other files of the script that differ, as logs with times do; empty if none does."""
+    common = sorted(left.files.keys() & right.files.keys())
+    other = [name for name in common if left.files[name] != right.files[name]]
+    if not other:
+        return ""
+    shown = ", ".join(other[:3]) + (", ..." if len(other) > 3 else "")
+    return f"the script wrote other content to {shown}: look whether it should be the same"
 
 
 def first_sample_difference(left: RunRecord, right: RunRecord) -> Difference | None:

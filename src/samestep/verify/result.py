@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from samestep.train.record import RunRecord, read_state
+from samestep.train.saved_files import Saved
 from samestep.verify.compare import (
     Difference,
+    file_difference,
     first_loss_difference,
     first_sample_difference,
     furthest_tensor,
     model_distance,
+    saved_difference,
     thread_difference,
 )
 from samestep.verify.suspect import Suspect
@@ -105,7 +108,10 @@ def compare_runs(
         curve: the losses of a run from elsewhere; may be empty.
         rtol: how far `rounding` and the curve may be off, relative.
     """
-    runs = {label: _Recorded(RunRecord.read(p), read_state(p)) for label, p in records.items()}
+    runs = {
+        label: _Recorded(RunRecord.read(path), read_state(path), Saved.read(path))
+        for label, path in records.items()
+    }
     first = next(iter(runs.values()))
     worlds = tuple(
         _compare_with_first(same, first, run, rtol, label) for label, run in runs.items()
@@ -121,16 +127,19 @@ class _Recorded(NamedTuple):
 
     record: RunRecord
     state: dict[str, Tensor]
+    saved: Saved
 
 
 def _compare_with_first(
     same: str, first: _Recorded, run: _Recorded, rtol: float, label: str
 ) -> WorldResult:
-    record, note = run.record, thread_difference(first.record, run.record)
+    record = run.record
+    notes = [thread_difference(first.record, record), file_difference(first.saved, run.saved)]
+    note = "; ".join(filter(None, notes))
     samples = first_sample_difference(first.record, record)
     losses = first_loss_difference(first.record.losses, record.losses)
     worst = furthest_tensor(first.state, run.state)
-    difference = samples or losses or worst
+    difference = samples or losses or worst or saved_difference(first.saved, run.saved)
     if difference is not None and worst is not None:
         difference = replace(worst, what=difference.what, step=difference.step)
     if len(set(record.rank_hashes)) > 1:
