@@ -80,12 +80,13 @@ class DistributedDataParallel(nn.Module):
 def test_a_wrapped_model_is_refused(tmp_path: Path) -> None:
     import samestep
 
+    model = DistributedDataParallel(_net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with (
-        pytest.raises(TaskError, match="the model is wrapped in DistributedDataParallel"),
         samestep.start(**_keys(str(tmp_path))) as run,
+        pytest.raises(TaskError, match="the model is wrapped in DistributedDataParallel"),
     ):
-        model = DistributedDataParallel(_net())
-        run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), _loader())
+        run.prepare(model, optimizer, _loader())
 
 
 class Observer(nn.Module):
@@ -104,12 +105,13 @@ class Observer(nn.Module):
 def test_a_buffer_that_changes_its_shape_is_refused_by_name(tmp_path: Path) -> None:
     import samestep
 
-    with (
-        pytest.raises(TaskError, match=r"buffer 0.largest had the shape \(0,\).*gave it \(8,\)"),
-        samestep.start(**_keys(str(tmp_path))) as run,
-    ):
-        model: Any = nn.Sequential(Observer(), _net())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        model, optimizer, loader = run.prepare(model, optimizer, _loader())
-        for step in run.steps(loader):
-            step.train(lambda b: F.cross_entropy(model(b.x), b.y))
+    def train() -> None:
+        with samestep.start(**_keys(str(tmp_path))) as run:
+            model: Any = nn.Sequential(Observer(), _net())
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            model, optimizer, loader = run.prepare(model, optimizer, _loader())
+            for step in run.steps(loader):
+                step.train(lambda b: F.cross_entropy(model(b.x), b.y))
+
+    with pytest.raises(TaskError, match=r"buffer 0.largest had the shape \(0,\).*gave it \(8,\)"):
+        train()

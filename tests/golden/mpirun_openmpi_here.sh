@@ -6,4 +6,4 @@ export OMP_NUM_THREADS=2
 export SAMESTEP_LAUNCH_ID="mpirun-$HOSTNAME-$$"
 SAMESTEP_SECRET=$(od -vAn -N32 -tx1 /dev/urandom | tr -d ' \n')
 export SAMESTEP_SECRET
-exec mpirun -np 4 --allow-run-as-root --oversubscribe --bind-to none -x SAMESTEP_LAUNCH_ID -x OMP_NUM_THREADS -x SAMESTEP_SECRET -x NCCL_DEBUG -x PATH -x SAMESTEP_X /opt/venv/bin/python -m samestep train run.yaml seed=3 'params.title=two words'
+exec mpirun -np 4 --allow-run-as-root --oversubscribe --bind-to none -x SAMESTEP_LAUNCH_ID -x OMP_NUM_THREADS -x SAMESTEP_SECRET -x NCCL_DEBUG -x PATH -x SAMESTEP_X /opt/venv/bin/python -P -m samestep train run.yaml seed=3 'params.title=two words'

@@ -33,4 +33,4 @@ ulimit -n 4096
 SAMESTEP_SECRET=$(od -vAn -N32 -tx1 /dev/urandom | tr -d ' \n')
 export SAMESTEP_SECRET
 # One task is one rank, and finds its place in Slurm's variables.
-exec srun --kill-on-bad-exit=1 --cpus-per-task=4 /opt/venv/bin/python -m samestep train run.yaml 'seed='"$SLURM_ARRAY_TASK_ID"'' 'params.title=two words' 'run_dir="runs/tiny/'"$SLURM_ARRAY_TASK_ID"'"' --stop-after 5
+exec srun --kill-on-bad-exit=1 --cpus-per-task=4 /opt/venv/bin/python -P -m samestep train run.yaml 'seed='"$SLURM_ARRAY_TASK_ID"'' 'params.title=two words' 'run_dir="runs/tiny/'"$SLURM_ARRAY_TASK_ID"'"' --stop-after 5

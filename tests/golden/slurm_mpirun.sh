@@ -15,4 +15,4 @@ cd '/data/my project'
 SAMESTEP_SECRET=$(od -vAn -N32 -tx1 /dev/urandom | tr -d ' \n')
 export SAMESTEP_SECRET
 # mpirun starts the ranks on all nodes of the job.
-exec /opt/venv/bin/python -m samestep launch run.yaml seed=3 'params.title=two words' --via mpirun --nproc 8
+exec /opt/venv/bin/python -P -m samestep launch run.yaml seed=3 'params.title=two words' --via mpirun --nproc 8

@@ -15,4 +15,4 @@ cd '/data/my project'
 SAMESTEP_SECRET=$(od -vAn -N32 -tx1 /dev/urandom | tr -d ' \n')
 export SAMESTEP_SECRET
 # One task is one rank, and finds its place in Slurm's variables.
-exec srun --kill-on-bad-exit=1 /opt/venv/bin/python -m samestep train run.yaml seed=3 'params.title=two words'
+exec srun --kill-on-bad-exit=1 /opt/venv/bin/python -P -m samestep train run.yaml seed=3 'params.title=two words'

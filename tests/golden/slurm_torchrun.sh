@@ -17,4 +17,4 @@ cd '/data/my project'
 SAMESTEP_SECRET=$(od -vAn -N32 -tx1 /dev/urandom | tr -d ' \n')
 export SAMESTEP_SECRET
 # An agent on each node starts that node's ranks; they meet on the job's first node.
-exec srun --kill-on-bad-exit=0 --no-kill --cpus-per-task=16 /opt/venv/bin/python -m samestep launch run.yaml seed=3 'params.title=two words' --via torchrun --nproc 4 --nodes 1:2 --max-restarts 3
+exec srun --kill-on-bad-exit=0 --no-kill --cpus-per-task=16 /opt/venv/bin/python -P -m samestep launch run.yaml seed=3 'params.title=two words' --via torchrun --nproc 4 --nodes 1:2 --max-restarts 3

@@ -6,11 +6,11 @@ export SAMESTEP_SECRET
 agents=()
 ssh -- a 'exec bash -lc '"'"'set -e
 cd '"'"'"'"'"'"'"'"'/data/my project'"'"'"'"'"'"'"'"'
-exec /opt/venv/bin/python -m samestep launch run.yaml seed=3 '"'"'"'"'"'"'"'"'params.title=two words'"'"'"'"'"'"'"'"' --read-secret --via torchrun --nodes 2 --node-rank 0 --nproc 4 --master-addr a --master-port 30584'"'"'' <<<"$SAMESTEP_SECRET" &
+exec /opt/venv/bin/python -P -m samestep launch run.yaml seed=3 '"'"'"'"'"'"'"'"'params.title=two words'"'"'"'"'"'"'"'"' --read-secret --via torchrun --nodes 2 --node-rank 0 --nproc 4 --master-addr a --master-port 30584'"'"'' <<<"$SAMESTEP_SECRET" &
 agents+=($!)
 ssh -- b 'exec bash -lc '"'"'set -e
 cd '"'"'"'"'"'"'"'"'/data/my project'"'"'"'"'"'"'"'"'
-exec /opt/venv/bin/python -m samestep launch run.yaml seed=3 '"'"'"'"'"'"'"'"'params.title=two words'"'"'"'"'"'"'"'"' --read-secret --via torchrun --nodes 2 --node-rank 1 --nproc 2 --master-addr a --master-port 30584'"'"'' <<<"$SAMESTEP_SECRET" &
+exec /opt/venv/bin/python -P -m samestep launch run.yaml seed=3 '"'"'"'"'"'"'"'"'params.title=two words'"'"'"'"'"'"'"'"' --read-secret --via torchrun --nodes 2 --node-rank 1 --nproc 2 --master-addr a --master-port 30584'"'"'' <<<"$SAMESTEP_SECRET" &
 agents+=($!)
 code=0
 for agent in "${agents[@]}"; do wait "$agent" || code=$?; done

@@ -13,7 +13,7 @@ OURS = ("samestep", "samestep.launch.run.plain_rank")
 
 
 class Command(NamedTuple):
-    """`python [-u] (-m MODULE | SCRIPT.py) ARGUMENTS`."""
+    """`python [-u] [-P] (-m MODULE | SCRIPT.py) ARGUMENTS`."""
 
     unbuffered: bool
     module: str | None
@@ -25,6 +25,7 @@ def parse(argv: list[str]) -> Command:
     words = argv[1:]
     unbuffered = words[:1] == ["-u"]
     words = words[1:] if unbuffered else words
+    words = words[1:] if words[:1] == ["-P"] else words
     if words[:1] == ["-m"] and len(words) > 1:
         return Command(unbuffered, words[1], words[2:])
     return Command(unbuffered, None, words)

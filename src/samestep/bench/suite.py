@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from samestep.environment.interpreter import interpreter_words
 from samestep.errors import PlanError
 
 _LAST_LINES = 5
@@ -102,7 +103,7 @@ def run_suite(
 def _run(name: str, words: Sequence[str]) -> Outcome:
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "samestep", *words],
+        [sys.executable, *interpreter_words(), *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from samestep.errors import OutputError
+from samestep.foreign.files import open_regular
 
 
 class Files:
@@ -65,16 +66,20 @@ def partial_of(path: Path) -> Path:
     return path.with_name(f".{path.name[:100]}-{secrets.token_hex(8)}.partial")
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str, private: bool = False) -> None:
     """Write a text file, on the disk when this returns: whole, or not at all.
 
     Args:
-        path: The file; an existing one is replaced.
+        path: The file; an existing one is replaced, and a link in its place is not followed.
         text: Its content.
+        private: Whether only its owner may read it.
     """
     files, partial = Files(), partial_of(path)
+    how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        partial.write_text(text, encoding="utf-8")
+        number = os.open(partial, how, 0o600 if private else 0o666)
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            file.write(text)
         files.sync(partial)
         files.replace(partial, path)
     except BaseException:
@@ -124,7 +129,7 @@ class DigestedFile:
 def sha256_of(path: Path) -> str:
     """The SHA-256 of a file's content, in hexadecimal."""
     digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path) as file:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -153,6 +154,15 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} cannot be read: {short(str(error))}") from None
 
 
+def _why_unread(error: Exception) -> str:
+    """Why torch does not unpickle a file; not how to make it do so, which its own text begins with."""
+    found = re.search(r"(?i)unsupported (?:global|class|operand|operator|type)[^\n]*", str(error))
+    first = next(iter(str(error).strip().splitlines()), "")
+    if found is None and "weights_only" in first:
+        return type(error).__name__
+    return short((found[0] if found else first) or type(error).__name__).partition(" Please use")[0]
+
+
 _TRAINING_KINDS: dict[str, type] = {
     "model": dict, "shared": dict, "modules": list, "optimizers": list, "schedules": list, "kept": dict,
 }  # fmt: skip
@@ -164,9 +174,8 @@ def read_training(folder: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # an unpickler fails on bad bytes in too many ways to list
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise CheckpointError(
-            f"{path} cannot be read without running code from it, which is never done: {short(reason)}"
+            f"{path} cannot be read without running code from it, which is never done: {_why_unread(error)}"
         ) from None
     if not isinstance(state, dict):
         raise CheckpointError(

@@ -4,6 +4,7 @@ missing and there are other files, nothing is written and nothing removed.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Literal
 
 from samestep.errors import OutputError, RunDirError, TextError
 from samestep.foreign.json_text import read_json
+from samestep.foreign.limits import short
 
 Purpose = Literal["run", "verify", "record", "cv", "sweep", "recipe"]
 
@@ -36,7 +38,8 @@ def claim(folder: Path, *inside: str, purpose: Purpose = "run") -> Path:
     """
     with naming_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        if not marker_of(folder, purpose).is_file():
+        _refuse_other_owner(folder)
+        if not _is_marked(folder, purpose):
             if purpose != "run" or not _is_earlier_run(folder):
                 _refuse_foreign(folder, purpose)
             # Appending: another process may be writing the same marker.
@@ -45,6 +48,27 @@ def claim(folder: Path, *inside: str, purpose: Purpose = "run") -> Path:
         found = folder.joinpath(*inside)
         found.mkdir(parents=True, exist_ok=True)
     return found
+
+
+def _refuse_other_owner(folder: Path) -> None:
+    """Refuse the directory of another user, who could put links and files of any kind into it."""
+    if (
+        not hasattr(os, "geteuid") or os.geteuid() == 0
+    ):  # root owns what it finds, in containers too
+        return
+    owner = folder.stat().st_uid
+    if owner != os.geteuid():
+        raise RunDirError(
+            f"{folder} belongs to another user (number {owner}), who could change a run in it: set another name "
+            "or run_dir, or have it given to you (chown)"
+        )
+
+
+def _is_marked(folder: Path, purpose: Purpose) -> bool:
+    marker = marker_of(folder, purpose)
+    if marker.is_symlink() or (marker.exists() and not marker.is_file()):
+        raise RunDirError(f"{marker} is not a file that samestep has written: remove it")
+    return marker.is_file()
 
 
 def clear(folder: Path, purpose: Purpose) -> None:
@@ -103,13 +127,14 @@ def naming_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunDirError(
-            f"run directory {folder} cannot be written: {_reason(folder, error)}. Set run_dir to a "
+            f"run directory {short(str(folder))} cannot be written: {short(_reason(folder, error))}. Set run_dir to a "
             "directory that you can write to"
         ) from None
 
 
 def _reason(folder: Path, error: OSError) -> str:
-    if folder.is_symlink() and not folder.exists():
+    # Not the methods of paths, which raise for a name that is too long.
+    if os.path.islink(folder) and not os.path.exists(folder):  # noqa: PTH114, PTH110
         return f"it is a link to {folder.readlink()}, which does not exist"
     reason = error.strerror or str(error)
     if isinstance(error, FileExistsError):

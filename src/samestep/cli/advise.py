@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +20,6 @@ from samestep.cli.app import (
     app,
     guarded,
     print_rows,
-    shown_text,
     usable,
 )
 from samestep.cli.bench.shared import Result
@@ -146,12 +145,12 @@ def _print(found: Advised, config: Path | None) -> None:
         for way, timed in found.tried
     ]
     others = [(one.label, one.failed or one.shown, "") for one in found.measured]
-    print_rows(("on this machine", "a step (95 % range)", ""), _texts([*layouts, *others]))
+    print_rows(("on this machine", "a step (95 % range)", ""), [*layouts, *others])
     answers = {True: "yes", False: "no", None: "-"}
     rows = [(one.speaks_for, one.text, answers[one.holds], one.why) for one in found.conditions]
-    print_rows(("speaks for", "if", "here", "because"), _texts(rows))
+    print_rows(("speaks for", "if", "here", "because"), rows)
     advice = [(one.topic, one.says) for one in found.advice]
-    print_rows(("setting", "recommendation"), _texts(advice))
+    print_rows(("setting", "recommendation"), advice)
     values = [f"{key}={json.dumps(value)}" for key, value in found.overrides.items()]
     file = "CONFIG" if config is None else str(config)
     nothing = "The config has what is recommended."
@@ -159,10 +158,6 @@ def _print(found: Advised, config: Path | None) -> None:
     changing = [one.topic for one in found.advice if one.another_run]
     if changing:
         typer.echo(f"Another run, with other results: {', '.join(changing)}.")
-
-
-def _texts(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    return [tuple(map(shown_text, row)) for row in rows]
 
 
 def _write(found: Advised, config: Path, path: Path) -> None:

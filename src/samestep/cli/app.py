@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -28,8 +28,11 @@ from samestep.environment.variables import (
 )
 from samestep.errors import LaunchError, PeerLost, SamestepError, Stopped
 from samestep.foreign.files import unusable_path
-from samestep.foreign.limits import short
+from samestep.foreign.limits import short, visible
 from samestep.version import __version__
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 TRAINING, STARTING, MODELS, RUNS = (
     "Train", "Start and check", "Tune and use a model", "Look at runs",
@@ -208,12 +211,13 @@ def _show(error: Exception) -> None:
         return  # the run has logged it
     who = "" if str(error).startswith("rank ") else _which_rank()
     if isinstance(error, PeerLost):  # the lost rank's own error is on this terminal as well
-        typer.echo(f"samestep: {who}{str(error).splitlines()[0]}", err=True)
+        text = f"samestep: {who}{str(error).splitlines()[0]}"
     elif isinstance(error, SamestepError):
-        typer.echo(f"samestep: {who}{error}", err=True)
+        text = f"samestep: {who}{error}"
     else:
         trace = "".join(traceback.format_exception(error))
-        typer.echo(f"samestep: {who}failed:\n{trace}" if who else trace, err=True)
+        text = f"samestep: {who}failed:\n{trace}" if who else trace
+    typer.echo(visible(text), err=True)
 
 
 def _which_rank() -> str:
@@ -230,20 +234,20 @@ def print_rows(
 ) -> None:
     """A table, as wide as the terminal or as a wide one."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table(*header)
+    table = Table(*(Column(plain(name)) for name in header))
     for row in rows:
-        table.add_row(*("" if cell is None else str(cell) for cell in row))
+        table.add_row(*(plain("" if cell is None else cell) for cell in row))
     terminal = (sys.stderr if err else sys.stdout).isatty()
     Console(width=None if terminal else 140, stderr=err).print(table)
 
 
-def shown_text(text: str) -> str:
-    """A name from a file as a terminal may show it, with no markup or control character in it."""
-    from rich.markup import escape
+def plain(text: object) -> Text:
+    """Return what a terminal shows of a text from anywhere: no markup, no control characters."""
+    from rich.text import Text
 
-    return escape(text if text.isprintable() else ascii(text)[1:-1])
+    return Text(visible(str(text)))
 
 
 def _print_version(requested: bool) -> None:

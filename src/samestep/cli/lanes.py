@@ -19,6 +19,7 @@ from samestep.cli.app import (
     Overrides,
     app,
     guarded,
+    plain,
 )
 from samestep.cli.ranks import as_rank
 from samestep.distributed.deferred_signals import DeferredSignals
@@ -158,7 +159,7 @@ def _print_costs(costs: LaneCosts) -> None:
     from samestep.lane_tuning.report import conclusion, heading, remarks, rows
 
     header, body = rows(costs)
-    table = Table(title=heading(costs), title_justify="left")
+    table = Table(title=plain(heading(costs)), title_justify="left")
     for name in (*header, ""):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     highest = max(costs.cost(one) or 0.0 for one in costs.measured)
@@ -171,5 +172,5 @@ def _print_costs(costs: LaneCosts) -> None:
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(table)
     for line in remarks(costs):
-        console.print(line, style="dim", highlight=False)
-    console.print(conclusion(costs), highlight=False)
+        console.print(plain(line), style="dim", highlight=False)
+    console.print(plain(conclusion(costs)), highlight=False)

@@ -184,7 +184,9 @@ def _prepared(context: typer.Context) -> tuple[Launch, dict[str, str]]:
         name: None if given[name] is None else Size.parse(given[name], f"--{name}")
         for name in ("nproc", "nodes")
     }
-    request = Request(**sizes, **{name: given[name] for name in _REQUESTED})  # type: ignore[arg-type]
+    shown = bool(given["show"]) or given["write"] is not None
+    named = {name: given[name] for name in _REQUESTED}
+    request = Request(**sizes, **named, only_shown=shown)  # type: ignore[arg-type]
     file = given["config"]
     if given["module"] or is_plain(file):
         return prepare_plain(_plain_script(context, file), request), {}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samestep.cli.app import RUNS, AsJson, Force, app, guarded, print_rows, shown_text, usable
+from samestep.cli.app import RUNS, AsJson, Force, app, guarded, print_rows, usable
 from samestep.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def plot(
             typer.echo(json.dumps(document(histories, metrics), allow_nan=False))
         else:
             header, rows = table(histories, metrics)
-            print_rows(header, [tuple(map(shown_text, row)) for row in rows])
+            print_rows(header, [tuple(row) for row in rows])
         _draw(histories, metrics, output, report, force)
 
 

@@ -41,7 +41,7 @@ def scan(
     """Read code, without running it, for what breaks or differs on several ranks.
 
     Exits 0 if nothing was found, 1 if something was, 2 if there is nothing to read. A line with the comment
-    `# samestep: ok` or `# samestep: ok[rule]` is left out.
+    `# samestep: ok` or `# samestep: ok\\[rule]` is left out.
     """
     with guarded():
         from samestep.errors import LaunchError

@@ -44,6 +44,12 @@ Name = Annotated[str, typer.Argument(help="A sweep's name or directory.", metava
 TrustSweep = Annotated[
     bool, typer.Option("--trust", help="Run the code that NAME names, also if it may not be yours.")
 ]
+TrustStorage = Annotated[
+    bool,
+    typer.Option(
+        "--trust", help="Connect to the database that NAME names, also if it may not be yours."
+    ),
+]
 PreferFaster = Annotated[
     float | None,
     typer.Option(
@@ -146,14 +152,14 @@ def _exit(trials: list[TrialRecord]) -> None:
 
 
 @sweep_app.command()
-def status(name: Name, as_json: AsJson = False) -> None:
+def status(name: Name, as_json: AsJson = False, trust: TrustStorage = False) -> None:
     """Show a sweep's trials, also while it runs, and whether a process runs it."""
     with guarded():
         from samestep.sweep.reading import find_sweep, reload_sweep, trials_of
         from samestep.sweep.study_folder import coordinator_of
 
         folder = find_sweep(name)
-        loaded = reload_sweep(folder)
+        loaded = reload_sweep(folder, trust)
         holder = coordinator_of(folder)
         told = holder and {
             "process": holder.text, "heartbeat_age": round(holder.age, 1), "alive": holder.is_alive,
@@ -172,13 +178,15 @@ def _coordinator_words(holder: Holder | None, folder: Path) -> str:
 
 
 @sweep_app.command()
-def best(name: Name, faster: PreferFaster = None, as_json: AsJson = False) -> None:
+def best(
+    name: Name, faster: PreferFaster = None, as_json: AsJson = False, trust: TrustStorage = False
+) -> None:
     """Show a sweep's best trial, or the fastest one that is nearly as good; with several objectives
     those that no other trial is better than in all of them."""
     with guarded():
         from samestep.sweep.reading import find_sweep, reload_sweep, trials_of
 
-        loaded = reload_sweep(find_sweep(name))
+        loaded = reload_sweep(find_sweep(name), trust)
         if loaded.sweep.further_objectives and faster is None:
             from samestep.sweep.pareto import front
 
@@ -221,7 +229,13 @@ def _chosen(loaded: LoadedSweep, faster: float | None) -> tuple[TrialRecord, Cho
 
 
 @sweep_app.command()
-def plot(name: Name, output: Output = None, report: Report = None, force: Force = False) -> None:
+def plot(
+    name: Name,
+    output: Output = None,
+    report: Report = None,
+    force: Force = False,
+    trust: TrustStorage = False,
+) -> None:
     """Draw a sweep's trials, also while it runs: a picture, and a page; if neither is named, a page in
     the sweep's directory."""
     with guarded():
@@ -236,7 +250,7 @@ def plot(name: Name, output: Output = None, report: Report = None, force: Force 
             refuse_picture(output, force)
         if page is not None and not force:
             refuse_other_file(page, "--force replaces it, or name another file")
-        plots = plots_of(reload_sweep(folder))
+        plots = plots_of(reload_sweep(folder, trust))
         for remark in plots.remarks:
             typer.echo(remark, err=True)
         if page is not None:
@@ -259,12 +273,17 @@ def stop(name: Name) -> None:
 
 
 @sweep_app.command("export-best")
-def export_best(name: Name, faster: PreferFaster = None, number: TrialNumber = None) -> None:
+def export_best(
+    name: Name,
+    faster: PreferFaster = None,
+    number: TrialNumber = None,
+    trust: TrustStorage = False,
+) -> None:
     """Print the config of a sweep's best trial, or of another one, for samestep train."""
     with guarded():
         from samestep.sweep.reading import complete_trial, find_sweep, reload_sweep, trial_config
 
-        loaded = reload_sweep(find_sweep(name))
+        loaded = reload_sweep(find_sweep(name), trust)
         if number is not None and faster is not None:
             raise RunDirError("--trial and --prefer-faster-within both choose a trial: give one")
         if number is not None:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
+
+from samestep.cli.app import plain
 
 if TYPE_CHECKING:
     from samestep.sweep.loading import LoadedSweep
@@ -48,7 +50,7 @@ class SweepTable:
 
     def line(self, text: str) -> None:
         """A line above the table."""
-        self._console.print(Text(text))
+        self._console.print(plain(text))
 
     def show(
         self, over: Mapping[int, TrialRecord], live: Mapping[int, LiveTrial], count: int
@@ -79,7 +81,8 @@ class SweepTable:
 
         sweep = self._sweep
         folds = ["folds"] if sweep.folds is not None else []
-        table = Table("trial", "state", *sweep.metrics, *sweep.domains, *folds, "")
+        names = ("trial", "state", *sweep.metrics, *sweep.domains, *folds, "")
+        table = Table(*(Column(plain(name)) for name in names))
         lines = max(3, self._console.height - _LINES_AROUND - len(live))
         for number in sorted(over)[-lines:]:
             self._add(table, over[number])
@@ -87,7 +90,7 @@ class SweepTable:
             self._add_live(table, live[number], now)
         best = best_words(sweep, list(over.values()))
         done = f"{bar(len(over), count)} {len(over)} of {count} trials"
-        return Group(table, Text(f"{done}; {best}" if best else done))
+        return Group(table, plain(f"{done}; {best}" if best else done))
 
     def _add(self, table: Table, trial: TrialRecord) -> None:
         record = trial.as_json()
@@ -124,7 +127,7 @@ class SweepTable:
         measured = [f"{value:.6g}" for value in found]
         measured += [""] * (len(self._sweep.metrics) - len(measured))
         # As Text: what a person or a task has written is no markup.
-        cells = [Text(cell) for cell in (*measured, *texts, *done, words)]
+        cells = [plain(cell) for cell in (*measured, *texts, *done, words)]
         table.add_row(str(number), Text(state, style=_COLORS[state]), *cells)
 
 

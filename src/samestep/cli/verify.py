@@ -18,6 +18,7 @@ from samestep.cli.app import (
     app,
     command_with,
     guarded,
+    plain,
     script_arguments,
 )
 from samestep.errors import PROMISE_NOT_KEPT, SamestepError
@@ -144,14 +145,14 @@ def _print_verification(result: Verification) -> None:
             str(record.steps),
             f"{record.seconds_per_step * 1e3:.1f}",
             record.state_hash,
-            str(world),
+            plain(world),
             style=None if world.kept else "red",
         )
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(table)
     if result.against:
         off = result.against_difference
-        console.print(f"Against the given curve: {'agrees' if off is None else off}")
+        console.print(plain(f"Against the given curve: {'agrees' if off is None else off}"))
     if result.suspect is not None:
-        console.print(str(result.suspect), style="red", highlight=False)
+        console.print(plain(result.suspect), style="red", highlight=False)
     console.print(f"same: {result.same} promises {promise(result)}: {verdict(result)}")

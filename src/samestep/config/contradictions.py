@@ -38,7 +38,7 @@ def contradictions(config: Config, wrong: Set[str] = frozenset()) -> list[Mistak
         ({"optimizer", *_inside("optimizer", "name", "args", "groups")}, _optimizer_mistakes),
         ({"schedule", *_inside("schedule", "name", "args", "every", "warmup")}, _schedule_mistakes),
         (
-            set(_inside("trackers", "artifacts", "classes", "wandb")),
+            set(_inside("trackers", "artifacts", "classes", "wandb", "mlflow")),
             lambda config: config.trackers.mistakes(),
         ),
         (set(), lambda config: config.distributed.mistakes()),

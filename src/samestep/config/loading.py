@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from samestep.config.aliases import apply_aliases
 from samestep.config.contradictions import contradictions
-from samestep.config.reference import accepted_values, section_of, suggest_key
+from samestep.config.reference import accepted_values, section_at, section_of, suggest_key
 from samestep.config.references import References, has_references
 from samestep.config.schema import Config
 from samestep.config.secrets import without_values
@@ -193,13 +193,20 @@ def _field_mistakes(
         origin = origins.get(path) or next(inside, "")
         if not known:
             unknown += 1
-            near = suggest_key(path) if unknown <= _SUGGESTIONS else ""
+            params = values.get("params")
+            own = params if isinstance(params, Mapping) else ()
+            near = suggest_key(path, own) if unknown <= _SUGGESTIONS else ""
             message = f"is not a key of this config{near}"
         elif inside_list:
             message = f"{inside_list}: {error['msg']}, not {_show(error['input'])}"
         else:
             found_value = _show(without_values(path, values.get(path, error["input"])))
             message = f"you set {found_value}, but it takes {accepted_values(path)}"
+            if path == "resume.checkpoint" and isinstance(error["input"], bool):
+                message += ": never starts from the beginning, auto resumes where it can"
+            section = section_at(path)
+            if section is not None and isinstance(error["input"], int | float):
+                message += f", such as {{{next(iter(section.model_fields))}: {error['input']}}}"
         found[path] = Mistake(path, message, origin)
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import types
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -27,10 +27,24 @@ def describe_key(key: str) -> tuple[str, str, str, str]:
     return key, accepted_values(key, reasons=False), shown, field.description or ""
 
 
-def suggest_key(path: str) -> str:
-    """What follows "is not a key": the nearest key that exists, or where to find the list."""
-    known = [key for key, _ in _flatten_schema(Config)] + list(ALIASES)
+_WORDS_FOR = {"batchsize": "global_batch", "batch": "global_batch", "bs": "global_batch"}
+"""What people mean. The nearest key by letters, `batch_size`, makes a run depend on its ranks."""
+
+
+def suggest_key(path: str, params: Collection[str] = ()) -> str:
+    """What follows "is not a key": the nearest key that exists, or where to find the list.
+
+    Args:
+        path: The key that does not exist.
+        params: The names in the config's own `params`, which are nearer than a key of ours.
+    """
     last = path.rpartition(".")[2]
+    if last in params:
+        return f": did you mean params.{last}?"
+    meant = _WORDS_FOR.get(path.lower().replace("_", "").replace("-", ""))
+    if meant is not None:
+        return f": did you mean {meant}?"
+    known = [key for key, _ in _flatten_schema(Config)] + list(ALIASES)
     match = [key for key in known if key.rpartition(".")[2] == last][:1]
     match = match or difflib.get_close_matches(path, known, n=1, cutoff=0.6)
     return f": did you mean {match[0]}?" if match else "; samestep config show lists the keys"
@@ -62,6 +76,11 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
             section: type[BaseModel] = candidate
             return section
     return None
+
+
+def section_at(path: str) -> type[BaseModel] | None:
+    """The section that a key of the config stands for; None for a value."""
+    return section_of(_field_at(path).annotation)
 
 
 def _field_at(path: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -250,7 +251,9 @@ class Config(Section):
     @property
     def run_path(self) -> Path:
         """The run's directory: `run_dir`, or `runs/<name>`."""
-        return Path(self.run_dir if self.run_dir is not None else f"runs/{self.name}")
+        if self.run_dir is None:
+            return Path(f"runs/{self.name}")
+        return Path(os.path.expanduser(self.run_dir))  # noqa: PTH111 - no error where there is no home
 
     @property
     def leaves_batch_open(self) -> bool:

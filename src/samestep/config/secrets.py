@@ -32,6 +32,9 @@ _SECRET_WORDS = frozenset(
         "BEARER",
         "COOKIE",
         "PAT",
+        "WEBHOOK",
+        "WEBHOOKS",
+        "DSN",
     ]
 )
 _SECRET_ENDINGS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "APIKEY", "CREDENTIALS")
@@ -61,6 +64,7 @@ def is_secret(name: str, value: str) -> bool:
     named = words != ["PWD"] and any(
         word in _SECRET_WORDS or word.endswith(_SECRET_ENDINGS) for word in words
     )
+    named = named or (len(words) > 1 and words[-1] == "API")  # WANDB_API, but no API_URL
     return named or _URL_WITH_PASSWORD.search(value) is not None
 
 

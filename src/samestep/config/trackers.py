@@ -11,7 +11,7 @@ from pydantic import Field
 from samestep.config.bounds import MOST_ENTRIES
 from samestep.config.launch import Line
 from samestep.config.optim import Section
-from samestep.config.secrets import is_secret, without_values
+from samestep.config.secrets import is_secret, without_passwords, without_values
 from samestep.errors import Mistake
 
 
@@ -96,6 +96,13 @@ class TrackersConfig(Section):
             for entry in self.classes
             if not entry.name.rpartition(":")[0] or not entry.name.rpartition(":")[2].isidentifier()
         ]
+        uri = None if self.mlflow is None else self.mlflow.uri
+        if uri is not None and without_passwords(uri) != uri:
+            message = (
+                f"{without_passwords(uri)!r} holds a password, and a run's config is stored with it: write ${{NAME}} "
+                "in its place, or set MLFLOW_TRACKING_PASSWORD where the run starts"
+            )
+            found.append(Mistake("trackers.mlflow.uri", message))
         given = {} if self.wandb is None else self.wandb.args
         return found + [
             Mistake("trackers.wandb.args", f"{name} is set by the run, which resumes: remove it")
@@ -116,6 +123,11 @@ def public_params(document: Mapping[str, Any], prefix: str = "") -> dict[str, An
         prefix: what comes before the keys.
     """
     return dict(_public(document, prefix))
+
+
+def may_hold_secret(document: Mapping[str, Any]) -> bool:
+    """Whether a config has a value that looks like a secret, by its name or as a URL with a password."""
+    return HIDDEN in str(list(public_params(document).values()))
 
 
 def _public(document: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

@@ -231,6 +231,7 @@ class DDPContext(RunContext):
             self.activity,
             section.timeout,
             section.lost_after,
+            signer_of(process_environment(), "heartbeats"),
         )
 
     def log_to(self, folder: Path, append: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -162,6 +163,10 @@ def outlive_stop_signals(worker: int) -> None:
     def end_with_the_rank() -> None:
         while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
             continue
+        # Where it shares tensors: its own finalizer is left out by `_exit`.
+        folder = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)
 
     threading.Thread(target=end_with_the_rank, name="samestep-worker", daemon=True).start()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,16 +26,31 @@ def read_text(path: Path, most: int = LARGEST_FILE) -> str:
 
 def read_bytes(path: Path, most: int = LARGEST_FILE) -> bytes:
     """The content of a file of at most so many bytes; raises a `TextError` with the reason."""
-    with _reading(), path.open("rb") as file:
+    with _reading(), open_regular(path) as file:
         content = file.read(most + 1)
         if len(content) > most:
             raise TextError(f"is larger than {most / 1e6:g} MB, which no such file is")
         return content
 
 
+def open_regular(path: Path) -> io.BufferedReader:
+    """Open a file to read it; a pipe in its place, which would be waited for forever, is an OSError."""
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(number).st_mode
+    if stat.S_ISDIR(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+        os.close(number)
+        reason = errno.EISDIR if stat.S_ISDIR(mode) else errno.ESPIPE
+        text = os.strerror(reason) if reason == errno.EISDIR else "it is a pipe, not a file"
+        raise OSError(reason, text, str(path))
+    return os.fdopen(number, "rb")
+
+
 def read_lines(path: Path) -> Iterator[str]:
     """The lines of a UTF-8 file one by one; bytes that are no text become the character U+FFFD."""
-    with _reading(), path.open(encoding="utf-8", errors="replace") as file:
+    with (
+        _reading(),
+        io.TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace") as file,
+    ):
         while line := file.readline(LONGEST_LINE):
             yield line
 

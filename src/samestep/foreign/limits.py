@@ -62,6 +62,16 @@ def check_text(text: str) -> None:
         raise TextError(f"holds half of a surrogate pair, in {short(ascii(text))}")
 
 
+def visible(text: str) -> str:
+    """Return text without control characters, which a terminal would obey; they are shown as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
 def short(text: str, most: int = SHOWN) -> str:
     """The text, or its beginning: a message is for reading."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from samestep.environment.interpreter import interpreter_words
 from samestep.environment.variables import ending_variables, process_environment
 from samestep.errors import LaunchError, Stopped
 from samestep.foreign.files import read_lines
@@ -208,7 +209,7 @@ def _started(
 ) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
-            [sys.executable, "-m", "samestep", *words],
+            [sys.executable, *interpreter_words(), *words],
             env=environ,
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -31,6 +31,11 @@ _PACKAGES = {
     "MySQLdb": "mysqlclient",
 }
 """What a driver's module is installed by, where that has another name."""
+_OPTIONS = frozenset({
+    "application_name", "charset", "connect_timeout", "password", "ssl_ca", "ssl_cert", "ssl_key", "sslcert", "sslkey", "sslmode",
+    "sslrootcert", "timeout",
+})  # fmt: skip
+"""What a URL may say besides where the database is."""
 _SECONDS_TO_CONNECT = 10
 _TIMEOUTS = dict.fromkeys(("psycopg2", "psycopg", "mysqldb", "pymysql"), "connect_timeout")
 """By driver: what limits how long it waits for a machine that does not answer."""
@@ -176,6 +181,7 @@ def _url(text: str, environ: Mapping[str, str]) -> URL:
     if url.get_backend_name() not in _BACKENDS:
         known = ", ".join(_BACKENDS)
         raise TextError(f"{url.get_backend_name()} is not supported: there are {known}")
+    _refuse_options(url)
     if whole is None:
         _refuse_written_secrets(url)
         url = _with_variables(url, environ)
@@ -185,6 +191,16 @@ def _url(text: str, environ: Mapping[str, str]) -> URL:
             "whole path, as sqlite:////path/studies.db"
         )
     return url
+
+
+def _refuse_options(url: URL) -> None:
+    """Refuse options that are handed to the driver: some let a server read any file of this machine."""
+    other = sorted(set(url.query) - _OPTIONS)
+    if other:
+        raise TextError(
+            f"sets {', '.join(other)}, which a storage may not: of a driver's options there are "
+            f"{', '.join(sorted(_OPTIONS))}"
+        )
 
 
 def _refuse_written_secrets(url: URL) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 import yaml
 
 from samestep.config.loading import nest
+from samestep.config.secrets import without_passwords
 from samestep.config.sources import FlatValues
 from samestep.errors import NotTrusted, RunDirError, TextError
 from samestep.foreign.files import is_file
 from samestep.foreign.json_text import read_json
 from samestep.sweep.coordinator import STOP, SWEEP
+from samestep.sweep.database import FILES
 from samestep.sweep.loading import LoadedSweep, load_sweep
 from samestep.sweep.run_spec import override
 from samestep.sweep.storage import Storage, TrialRecord, best_of, refuse_other_storage
@@ -31,9 +33,25 @@ def find_sweep(name: str) -> Path:
     raise RunDirError(f"there is no sweep {name}: give its directory, or its name in sweeps/")
 
 
-def reload_sweep(folder: Path) -> LoadedSweep:
-    """The sweep that a directory is of, to look at: nothing that it names is imported."""
-    return load_sweep({**_read(folder), "directory": str(folder)}, runs=False)
+def reload_sweep(folder: Path, trust: bool = False) -> LoadedSweep:
+    """The sweep that a directory is of, to look at: nothing that it names is imported.
+
+    Args:
+        folder: The sweep's directory, which may come from anyone.
+        trust: Whether a database that it names may be connected to, also if it may not be yours.
+
+    Raises:
+        NotTrusted: if this user has not started it, and it names a database.
+    """
+    document = _read(folder)
+    storage = document.get("storage", "sqlite")
+    if storage not in FILES and not trust and not is_signed(_whole(folder)):
+        raise NotTrusted(
+            f"{folder} keeps its trials in a database, {without_passwords(str(storage))}, to which this command "
+            f"would connect with your user and your variables. It was not started by you, or its {SWEEP} was "
+            "changed: look at that file first; then --trust connects"
+        )
+    return load_sweep({**document, "directory": str(folder)}, runs=False)
 
 
 def resumed_sweep(folder: Path, overrides: list[str], trust: bool) -> LoadedSweep:
@@ -46,13 +64,19 @@ def resumed_sweep(folder: Path, overrides: list[str], trust: bool) -> LoadedSwee
     return load_sweep({**document, "directory": str(folder)}, overrides)
 
 
-def _read(folder: Path, check: bool = False) -> dict[str, Any]:
+def _whole(folder: Path) -> dict[str, Any]:
+    """The sweep's document with its signature."""
     try:
         document = read_json(folder / SWEEP)
     except TextError as error:
         raise RunDirError(f"{folder / SWEEP} {error}") from None
     if not isinstance(document, dict):
         raise RunDirError(f"{folder / SWEEP} is not what a sweep writes")
+    return document
+
+
+def _read(folder: Path, check: bool = False) -> dict[str, Any]:
+    document = _whole(folder)
     if check and not is_signed(document):
         raise NotTrusted(
             f"{folder} names the config {document.get('base')}, whose task would run, and is not trusted: it "

@@ -136,7 +136,8 @@ class Training(RunListener):
             for _ in self.steps():
                 pass
         if type(self._task).on_end is not Task.on_end:
-            self._write_files(self._task.on_end)
+            with run.reminded("on_end"):
+                self._write_files(self._task.on_end)
         return self.outcome
 
     def steps(self) -> Generator[Step, None, None]:

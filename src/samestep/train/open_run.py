@@ -14,6 +14,7 @@ from samestep.checkpoint.manifest import PARTIAL, Manifest, folder_name
 from samestep.checkpoint.ownership import claim, naming_errors
 from samestep.checkpoint.resume import ResumePoint, find_resume_point, refuse_another_run
 from samestep.config import Config
+from samestep.config.trackers import may_hold_secret
 from samestep.distributed.context import RunContext
 from samestep.environment.variables import is_same_launch, launch_names, process_environment
 from samestep.lanes.plan import BatchPlan
@@ -71,9 +72,12 @@ class Opened:
             for copy, name in self._adopted.items():
                 copy.rename(name)
             document = _with_whole_path(self._config).model_dump_json(indent=2)
+            private = may_hold_secret(self._config.model_dump(mode="json"))
+            if private:  # the checkpoints have the config, too
+                self.run_dir.path.chmod(0o700)
             if self._origin is not None:
-                self.run_dir.keep(ORIGIN, self._origin.text(document))
-            self.run_dir.keep(CONFIG, document)
+                self.run_dir.keep(ORIGIN, self._origin.text(document), private)
+            self.run_dir.keep(CONFIG, document, private)
 
     @property
     def owns_directory(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from samestep.checkpoint.files import write_whole
 from samestep.checkpoint.ownership import naming_errors
 from samestep.checkpoint.resume import ResumePoint, refuse_another_run, warn_of_other_bits
 from samestep.config import Config
@@ -64,7 +65,7 @@ def report_plan(
         warn_of_other_bits(plan, point, context.log.main)
     if context.is_main:
         with naming_errors(config.run_path):
-            (config.run_path / "plan.json").write_text(json.dumps(plan, indent=2), encoding="utf-8")
+            write_whole(config.run_path / "plan.json", json.dumps(plan, indent=2))
     for line in _remarks(config, precision):
         context.log.main(line)
     of_samples = f"{plan['samples']} samples, " if plan["samples"] else ""

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from samestep.checkpoint.directory_lock import DirectoryLock, is_gone
-from samestep.checkpoint.files import Files
+from samestep.checkpoint.files import Files, partial_of, write_whole
 from samestep.checkpoint.ownership import claim, naming_errors
 from samestep.checkpoint.run_result import RESULT
 from samestep.config import Config, load_config
-from samestep.errors import CheckpointError, TextError
+from samestep.errors import CheckpointError, RunDirError, TextError
 from samestep.foreign.files import is_file, read_lines
 from samestep.foreign.json_text import parse_json, read_json
 from samestep.train.origin import ORIGIN
@@ -73,6 +73,7 @@ class RunDir:
 
     def __init__(self, path: Path) -> None:
         self.path = claim(path)
+        _refuse_links(path)
         self._lock = DirectoryLock(
             path,
             _LOCK,
@@ -114,8 +115,8 @@ class RunDir:
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return
-        partial = path.with_name(path.name + ".partial")
-        with partial.open("w", encoding="utf-8") as kept:
+        partial = partial_of(path)
+        with partial.open("x", encoding="utf-8") as kept:
             lines = (line.rstrip("\n") for line in read_lines(path))
             kept.writelines(f"{line}\n" for line in lines if _step_of(line) < step)
         files = Files()
@@ -142,15 +143,30 @@ class RunDir:
         """Record the ids of the launch that starts a run here: its restarts resume that run."""
         self.keep(_STARTED, json.dumps(list(launch)))
 
-    def keep(self, name: str, text: str) -> None:
-        """Write a file of the run that trains here: whole, or not at all."""
-        partial = self.path / (name + ".partial")
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(self.path / name)
+    def keep(self, name: str, text: str, private: bool = False) -> None:
+        """Write a file of the run that trains here: whole, or not at all.
+
+        Args:
+            name: Of the file.
+            text: Its content.
+            private: Whether only its owner may read it.
+        """
+        write_whole(self.path / name, text, private)
 
     def close(self) -> None:
         """Release the lock, so that another run can use the directory. Safe to call twice."""
         self._lock.release()
+
+
+def _refuse_links(folder: Path) -> None:
+    """Refuse files of a run that are links: what is written to them would be written elsewhere."""
+    for name in (*_OURS, _LOCK):
+        path = folder / name
+        if path.is_symlink() and not path.is_dir():
+            raise RunDirError(
+                f"{path} is a link to {path.readlink()}, and a run would write there. Remove it, or set another "
+                "name or run_dir"
+            )
 
 
 def _step_of(line: str) -> float:

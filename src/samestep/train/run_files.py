@@ -16,6 +16,7 @@ from samestep.checkpoint.state import RunState, Stateful
 from samestep.config import Config
 from samestep.data.loaders import batch_size_of
 from samestep.distributed.context import RunContext
+from samestep.distributed.health.watchdog import Reminder
 from samestep.errors import StepError
 from samestep.lanes.plan import refuse_several_lanes
 from samestep.lanes.rng import INIT
@@ -115,7 +116,7 @@ class RunFiles(RunPlace):
                 self._refuse_left,
                 self._end_left_steps,
                 parts.log.flush,
-                self._listeners.on_end,
+                self._notify_end,
             )
             found = end_with(error, *last)
             parts.survivors.report(found)
@@ -132,6 +133,14 @@ class RunFiles(RunPlace):
                 closing.callback(parts.close, cause)
         if cause is not error and cause is not None:
             raise cause from (None if cause is found else found)
+
+    def _notify_end(self) -> None:
+        with self.reminded("on_end"):
+            self._listeners.on_end()
+
+    def reminded(self, what: str) -> Reminder:
+        """While entered, what takes longer than distributed.timeout is reported, with its stack."""
+        return Reminder(what, self.config.distributed.timeout, self.context.log.warn)
 
     @property
     def _left(self) -> str:

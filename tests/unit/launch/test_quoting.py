@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 from samestep.config import Config, load_config
 from samestep.config.secrets import referred
+from samestep.environment.interpreter import interpreter_words
 from samestep.environment.ports import rendezvous_ports
 from samestep.errors import ConfigError, LaunchError
 from samestep.foreign.plain_yaml import parse_yaml
@@ -215,11 +216,11 @@ def file_of(case: Case) -> str:
 
 
 def ranks(case: Case) -> list[str]:
-    return ["-m", "samestep", "train", file_of(case), *case.overrides]
+    return [*interpreter_words(), "train", file_of(case), *case.overrides]
 
 
 def agents(case: Case) -> list[str]:
-    return ["-m", "samestep", "launch", file_of(case), *case.overrides]
+    return [*interpreter_words(), "launch", file_of(case), *case.overrides]
 
 
 @few
@@ -234,7 +235,7 @@ def test_torchrun_gets_what_was_meant(shell: Shell, case: Case) -> None:
     assert call.arguments == [
         "-m", "torch.distributed.run", "--nnodes=1:2", "--rdzv-backend=c10d",
         "--rdzv-endpoint=n0:29500", f"--rdzv-id=samestep-{case.name}", "--nproc-per-node=2",
-        *ranks(case),
+        "-m", "samestep", *ranks(case)[len(interpreter_words()) :],
     ]  # fmt: skip
     assert call.environ["OMP_NUM_THREADS"] == "2"
 

@@ -33,6 +33,7 @@ def mistake(storage: Any, folder: Path) -> str:
     ("storage", "message"),
     [
         ("sqlte", "you set 'sqlte': it takes sqlite, journal, or a database's URL"),
+        ("mysql://h/db?local_infile=1", "sets local_infile, which a storage may not"),
         ("redis://h/1", "redis is not supported: there are postgresql, mysql"),
         ("sqlite:///here.db", "depends on the directory that a command runs in"),
         ("sqlite://", "depends on the directory that a command runs in"),

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samestep.cli.app import AsJson, Force, guarded, print_rows, shown_text, usable
+from samestep.cli.app import AsJson, Force, guarded, print_rows, usable
 from samestep.cli.bench.shared import bench_app
 from samestep.errors import SLOWER
+from samestep.foreign.limits import visible
 
 if TYPE_CHECKING:
     from samestep.bench.report.against import Comparison
@@ -119,16 +120,16 @@ def _print(made: Report, compared: Comparison | None) -> None:
     from samestep.bench.report.against import COLUMNS
     from samestep.bench.report.report import TARGET_COLUMNS
 
-    print_rows(TARGET_COLUMNS, [tuple(map(shown_text, row)) for row in made.target_cells()])
+    print_rows(TARGET_COLUMNS, [tuple(row) for row in made.target_cells()])
     typer.echo(f"{made.summary}.")
     if compared is None:
         return
     if compared.changed:
         rows = [change.cells() for change in compared.changed]
-        print_rows(COLUMNS, [tuple(map(shown_text, row)) for row in rows])
+        print_rows(COLUMNS, [tuple(row) for row in rows])
     typer.echo(f"{compared.summary}.")
     for caution in compared.cautions:
-        typer.echo(f"caution: {shown_text(caution)}")
+        typer.echo(f"caution: {visible(caution)}")
 
 
 def _write_tables_and_plots(made: Report, csv: Path | None, png: Path | None, force: bool) -> None:

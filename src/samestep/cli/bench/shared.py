@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samestep.cli.app import STARTING, app, print_rows, usable
+from samestep.cli.app import STARTING, app, plain, print_rows, usable
 from samestep.environment.launch import detect_launch
 from samestep.environment.variables import process_environment
 
@@ -148,9 +148,9 @@ def print_document(found: Document) -> None:
 
     shown = present(found)
     console = Console(width=None if sys.stdout.isatty() else 140)
-    console.print(shown.heading, highlight=False)
+    console.print(plain(shown.heading), highlight=False)
     for table in shown.tables:
-        console.print(table.title, style="bold", highlight=False, markup=False)
+        console.print(plain(table.title), style="bold", highlight=False)
         print_rows(table.columns, table.rows)
     for verdict in shown.verdicts:
-        console.print(verdict, highlight=False, markup=False)
+        console.print(plain(verdict), highlight=False)

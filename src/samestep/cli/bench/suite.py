@@ -36,14 +36,19 @@ def bench_all(
     with guarded():
         from samestep.bench.document import refuse_other_result
         from samestep.bench.suite import chosen_parts, run_suite, words_of
-        from samestep.errors import PlanError
+        from samestep.errors import OutputError, PlanError
 
         start = Start.parse(worlds, via, nodes, hosts)
         if not start.counts:
             raise PlanError("--worlds is empty: give numbers of ranks, such as 1,2")
         names = [name.strip() for name in only.split(",") if name.strip()]
         parts = chosen_parts(names, start.counts)
-        output.mkdir(parents=True, exist_ok=True)
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(
+                f"--output {output} cannot be a folder: {error.strerror or error}. Results are several files"
+            ) from None
         for part in parts:
             refuse_other_result(output / f"{part.name}.json")
         found = run_suite(

@@ -40,6 +40,7 @@ from samestep.distributed.health.hang_report import (
 )
 from samestep.distributed.health.own_calls import unmatched_calls
 from samestep.distributed.health.store import PatientStore
+from samestep.environment.secret import Signer
 from samestep.environment.variables import agent_serves_store, process_environment
 from samestep.errors import CollectiveMismatch, PeerLost, RankHung, SamestepError
 
@@ -62,13 +63,15 @@ class Heartbeat:
         activity: Activity,
         timeout: float,
         lost_after: float = 120.0,
+        signer: Signer | None = None,
     ) -> None:
         self._served = store  # rank 0 may serve it to the others, as long as it is held
         # A separate connection, where torch can make one: the first one may be blocked.
         own = store.clone() if hasattr(store, "clone") else store
         # Of this run only: several can follow each other in one process, at one store.
         number = own.add(f"samestep/runs of rank {rank}", 1)
-        self._store = PatientStore(PrefixStore(f"samestep/{number}", own), lost_after)
+        place = PrefixStore(f"samestep/{number}", own)
+        self._store = PatientStore(place, lost_after, signer, self._report_foreign)
         self._rank, self._world, self._activity, self._timeout = rank, world, activity, timeout
         self._main = threading.current_thread().ident
         self._interval = min(1.0, timeout / 8)
@@ -109,6 +112,14 @@ class Heartbeat:
         if self._stacks is not None:
             faulthandler.cancel_dump_traceback_later()
             self._stacks = None
+
+    def _report_foreign(self, place: str) -> None:
+        print(
+            f"samestep: rank {self._rank}: somebody without this launch's secret wrote {place!r} to the store "
+            "of the ranks: it is ignored (docs/security.md)",
+            file=sys.stderr,
+            flush=True,
+        )
 
     # -- this rank's thread ----------------------------------------------------------------
 

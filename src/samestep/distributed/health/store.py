@@ -8,18 +8,41 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from samestep.environment.secret import Signer
+from samestep.errors import NotAuthentic
+from samestep.foreign.limits import visible
+
 T = TypeVar("T")
+
+
+def _nobody(place: str) -> None:
+    """Nobody is told of what strangers write."""
 
 
 class PatientStore:
     """Answers of the rendezvous store, or None once it is gone.
 
     The calls are made on a separate thread: torch's store waits forever for an answer where the
-    other side neither answers nor closes the connection.
+    other side neither answers nor closes the connection. Everybody who reaches the store can write
+    to it, other users of the machine too: texts without this launch's signature are as if not there.
+
+    Args:
+        store: torch's.
+        seconds: How long it gets to answer.
+        signer: Of this launch; None where it has no secret, and all are believed.
+        foreign: Called with the place of what somebody else wrote, once for each.
     """
 
-    def __init__(self, store: Any, seconds: float) -> None:
+    def __init__(
+        self,
+        store: Any,
+        seconds: float,
+        signer: Signer | None = None,
+        foreign: Callable[[str], None] = _nobody,
+    ) -> None:
         self._store, self._seconds = store, seconds
+        self._signer, self._foreign = signer, foreign
+        self._reported: set[str] = set()
         self.is_gone = False
         """Whether it was closed, or has not answered in time."""
         self.is_silent = False
@@ -57,21 +80,49 @@ class PatientStore:
         return answers[0] if answers else None
 
     def set(self, key: str, text: str) -> None:
-        self._call(lambda: self._store.set(key, text))
+        signed = self._signed(key, text)
+        self._call(lambda: self._store.set(key, signed))
 
     def add(self, key: str, number: int) -> int | None:
         return self._call(lambda: int(self._store.add(key, number)))
 
     def set_first(self, key: str, text: str) -> None:
-        """Set a key that was not set before."""
-        self._call(lambda: self._store.compare_set(key, "", text))
+        """Set a key that was not set before, by anybody with the secret."""
+        signed = self._signed(key, text)
+        self._call(lambda: self._store.compare_set(key, "", signed))
+        if self._signer is not None and not self.has(key):
+            self._call(lambda: self._store.set(key, signed))
 
     def has(self, key: str) -> bool:
-        return bool(self._call(lambda: self._store.check([key])))
+        """Whether a rank of this launch has set it."""
+        return self._text(key) is not None
 
     def read(self, key: str) -> dict[str, Any] | None:
         """A document that was set; None if it was not."""
-        if not self.has(key):
+        text = self._text(key)
+        return json.loads(text, object_hook=_visible) if text else None
+
+    def _signed(self, key: str, text: str) -> str:
+        return text if self._signer is None else self._signer.sign_text(key, text)
+
+    def _text(self, key: str) -> str | None:
+        if not self._call(lambda: self._store.check([key])):
             return None
-        text = self._call(lambda: self._store.get(key))
-        return json.loads(text) if text else None
+        found = self._call(lambda: self._store.get(key))
+        if found is None:
+            return None
+        text = found.decode(errors="surrogateescape") if isinstance(found, bytes) else str(found)
+        if self._signer is None:
+            return text
+        try:
+            return self._signer.verified_text(key, text)
+        except NotAuthentic:
+            if key not in self._reported:
+                self._reported.add(key)
+                self._foreign(key)
+            return None
+
+
+def _visible(document: dict[str, Any]) -> dict[str, Any]:
+    """Texts of other ranks go to this one's terminal."""
+    return {k: visible(value) if isinstance(value, str) else value for k, value in document.items()}

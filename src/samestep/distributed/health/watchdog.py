@@ -11,11 +11,48 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 
 from samestep.distributed.health.activity import STARTING, Activity
 from samestep.errors import RankHung
 
 _STDERR = 2
+
+
+class Reminder:
+    """While entered, reports that a block takes long, with the stack, and again after twice as long.
+
+    For what may take as long as it likes, and of which nobody else would notice that it hangs.
+
+    Args:
+        what: Of the block, for the message.
+        seconds: After how long.
+        report: Called with the message, from another thread.
+    """
+
+    def __init__(self, what: str, seconds: float, report: Callable[[str], None]) -> None:
+        self._what, self._seconds, self._report = what, seconds, report
+        self._main = threading.current_thread().ident
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="samestep-reminder", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        began, pause = time.monotonic(), self._seconds
+        while not self._done.wait(pause):
+            pause *= 2
+            frame = sys._current_frames().get(self._main or 0)
+            stack = "".join(traceback.format_stack(frame))
+            taken = time.monotonic() - began
+            self._report(
+                f"{self._what} has taken {taken:.0f} s so far. Most recent call last:\n{stack}"
+            )
 
 
 class Watchdog:

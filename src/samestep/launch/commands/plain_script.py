@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from samestep.config import Config
+from samestep.environment.interpreter import interpreter_words
 from samestep.environment.launch import requested_threads
 from samestep.environment.variables import process_environment
 from samestep.errors import LaunchError, TextError
@@ -115,7 +116,7 @@ class PlainCommand(TorchrunCommand):
 
     @property
     def rank_argv(self) -> tuple[str, ...]:
-        return (self.rank_command.python, "-m", RUNNER, *self.plain.words)
+        return (self.rank_command.python, *interpreter_words(RUNNER), *self.plain.words)
 
     @property
     def patience(self) -> float:

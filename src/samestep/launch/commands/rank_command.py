@@ -10,9 +10,13 @@ from pathlib import Path
 
 from samestep.config import Config, override_config
 from samestep.config.secrets import public_overrides, referred
+from samestep.environment.interpreter import interpreter_words
 from samestep.environment.variables import process_environment
 from samestep.errors import LaunchError
 from samestep.lanes.plan import deal_lanes
+
+MODULE = ("-m", "samestep")
+"""What torch's own launchers run."""
 
 
 def is_script(file: Path) -> bool:
@@ -75,7 +79,11 @@ class RankCommand:
 
     def train(self, *options: str) -> tuple[str, ...]:
         """The arguments of the interpreter for one rank."""
-        return ("-m", "samestep", *self.command.split(), *self._words([*self.options, *options]))
+        return (*interpreter_words(), *self.rank_words(*options))
+
+    def rank_words(self, *options: str) -> tuple[str, ...]:
+        """Return the arguments of our own command for one rank."""
+        return (*self.command.split(), *self._words([*self.options, *options]))
 
     def launch(self, *options: str) -> tuple[str, ...]:
         """The arguments of the interpreter for what starts ranks on another machine."""
@@ -83,7 +91,7 @@ class RankCommand:
         if self.command != "train":
             # As one word each, so that its options are not taken for those of the launch.
             other = ["--rank-command", self.command, *(f"--word={word}" for word in self.options)]
-        return ("-m", "samestep", "launch", *self._words([*other, *options]))
+        return (*interpreter_words(), "launch", *self._words([*other, *options]))
 
     def _words(self, options: Sequence[str]) -> tuple[str, ...]:
         ours = [] if self.record is None else ["--record", str(self.record)]

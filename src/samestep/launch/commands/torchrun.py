@@ -13,6 +13,7 @@ from samestep.environment.launch import requested_threads
 from samestep.environment.variables import process_environment, thread_variables
 from samestep.errors import LaunchError
 from samestep.launch.commands.rank_command import (
+    MODULE,
     RankCommand,
     check_world,
     exec_line,
@@ -97,7 +98,7 @@ class TorchrunCommand:
 
     def _for_torchrun(self) -> tuple[str, ...]:
         """What torch's own command is to start."""
-        return self.rank_command.train()
+        return (*MODULE, *self.rank_command.rank_words())
 
     @property
     def _is_legacy(self) -> bool:

@@ -29,10 +29,10 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from samestep.distributed.rendezvous import Introduction, introduce
-from samestep.distributed.tcp_store import connect, join_store, listen, serve_store
+from samestep.distributed.tcp_store import join_store, serve_store
 from samestep.environment.interfaces import LOOPBACK, address_towards, meeting_address
 from samestep.environment.secret import Signer
-from samestep.errors import LaunchError, NotAuthentic
+from samestep.errors import InitError, LaunchError, NotAuthentic
 
 Report = Callable[[str], None]
 
@@ -135,7 +135,7 @@ def elastic_meeting(
 ) -> RendezvousHandler:
     """Machines that come and go, which meet again each time."""
     own = meeting_address(host)
-    store = _elastic_store(own, host, port)
+    store = _elastic_store(own, host, port, name, signer)
     make: Callable[..., RendezvousHandler] = DynamicRendezvousHandler.from_backend
     return make(
         name,
@@ -149,17 +149,20 @@ def elastic_meeting(
     )
 
 
-def _elastic_store(own: str | None, host: str, port: int) -> Any:
-    """Served by the first agent on the machine where all meet."""
+def _elastic_store(own: str | None, host: str, port: int, name: str, signer: Signer) -> Any:
+    """Served by the first agent on the machine where all meet; the others check that it has the secret."""
     if own is not None:
         try:
-            return listen(own, port, _SECONDS_TO_READ)
-        except OSError:
-            host = own  # another agent of this machine serves it
-    store = connect(host, port, _SECONDS_TO_READ)
-    if isinstance(store, str):
-        raise RuntimeError(store)
-    return store
+            return serve_store(own, [port], name, _SECONDS_TO_READ, signer)
+        except InitError:
+            host = own  # another agent of this machine serves it, or somebody else
+    try:
+        return join_store(host, [port], name, _SECONDS_TO_READ, signer=signer)
+    except NotAuthentic:
+        raise LaunchError(
+            f"the store at {host}:{port} is served by somebody without this launch's secret: another user's "
+            "program, or a launch with another SAMESTEP_SECRET. End it, or meet at another port"
+        ) from None
 
 
 class SignedState(RendezvousBackend):

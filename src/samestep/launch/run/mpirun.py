@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import closing, nullcontext, suppress
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
@@ -26,14 +27,33 @@ _KEPT_BYTES, _KEPT_LINES = 65536, 60
 """Of what a quiet one printed, if it fails."""
 
 
-def find_flavour(mpirun: str) -> Flavour:
-    """Which kind of mpirun this is; `LaunchError` explains what to do where there is none."""
+_BY_NAME: dict[str, Flavour] = {
+    "openmpi": "openmpi", "orterun": "openmpi", "prterun": "openmpi", "hydra": "hydra", "mpich": "hydra",
+}  # fmt: skip
+
+
+def find_flavour(mpirun: str, may_run: bool = True) -> Flavour:
+    """Which kind of mpirun this is; `LaunchError` explains what to do where there is none.
+
+    Args:
+        mpirun: The program's name or path.
+        may_run: Whether it may be run to ask it: what only shows a launch runs nothing that a config names.
+    """
     path = shutil.which(mpirun)
     if path is None:
         raise LaunchError(
             f"there is no {mpirun} here: load an MPI (module load openmpi), install one (Debian: "
             "openmpi-bin or mpich), or name it with launch.mpirun. MPI only starts the ranks: "
             "without one, --via ssh or --via torchrun does the same"
+        )
+    if not may_run and mpirun != "mpirun":
+        known = Path(path).resolve().name
+        for part, flavour in _BY_NAME.items():
+            if part in known:
+                return flavour
+        raise LaunchError(
+            f"launch.mpirun is {mpirun}, whose kind only shows when it runs, and --print runs nothing that a "
+            "config names: name it by mpirun.openmpi or mpiexec.hydra, or launch without --print"
         )
     try:
         printed = subprocess.run(

@@ -38,14 +38,14 @@ def main(words: Sequence[str]) -> None:
 
 
 def _run(words: Sequence[str]) -> None:
+    # Which was not on the path: see `interpreter_words`.
+    own = Path.cwd() if words[0] == "-m" else Path(words[0]).resolve().parent
+    sys.path.insert(0, str(own))
     if words[0] == "-m":
         sys.argv = list(words[1:])  # runpy replaces the first word by the module's file
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = list(words)
-        sys.path[0] = str(
-            Path(words[0]).resolve().parent
-        )  # `-m` has put the working directory there
         runpy.run_path(words[0], run_name="__main__")
 
 

@@ -46,6 +46,8 @@ class Request:
     rendezvous: str = ""
     hosts: str = ""
     max_restarts: int = 0
+    only_shown: bool = False
+    """Whether nothing is started, and so nothing may run that the config names."""
 
     def fixed_nproc(self, why: str) -> int | None:
         return None if self.nproc is None else self.nproc.one("--nproc", why)
@@ -146,7 +148,7 @@ def _by_mpirun(rank_command: RankCommand, request: Request) -> Launch:
     in_a_job = "SLURM_JOB_ID" in environ  # where mpirun knows what each node has
     command = mpirun_command(
         rank_command,
-        find_flavour(config.launch.mpirun),
+        find_flavour(config.launch.mpirun, may_run=not request.only_shown),
         world,
         hosts,
         f"mpirun-{uuid.uuid4().hex}",

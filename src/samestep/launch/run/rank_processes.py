@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from samestep.distributed.health.failure_report import FailureReport
+from samestep.environment.interpreter import interpreter_words
 from samestep.environment.variables import report_variables
 from samestep.errors import LaunchError, RunDirError
 from samestep.launch.run.orphans import Reaper
@@ -204,10 +205,11 @@ def _fork(
 ) -> Child | None:
     """A rank that is forked, where this launcher was; None where it must be started."""
     here = FORKED.get()
-    if here is None or here.forks is None or list(argv[:3]) != [sys.executable, "-m", "samestep"]:
+    ours = (sys.executable, *interpreter_words())
+    if here is None or here.forks is None or tuple(argv[: len(ours)]) != ours:
         return None
     streams = {1: 1, 2: 2} if output is None else dict.fromkeys((1, 2), output.fileno())
     try:
-        return here.forks.start(argv[3:], environ, {0: 0, **streams, pipe: pipe})
+        return here.forks.start(argv[len(ours) :], environ, {0: 0, **streams, pipe: pipe})
     except (OSError, EOFError):
         return None  # the process that forks is gone: ranks can still be started

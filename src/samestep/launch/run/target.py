@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from samestep.config import Config, load_config
+from samestep.environment.interpreter import interpreter_words
 from samestep.errors import LaunchError, RankFailed, code_of_ranks
 from samestep.foreign.json_text import read_json
 from samestep.launch.commands.rank_command import is_script, words_of
@@ -32,7 +33,7 @@ def read_target(file: Path, overrides: Sequence[str], arguments: Sequence[str] =
         answer = Path(folder) / "config.json"
         words = words_of(file, overrides, ["--describe", str(answer)], arguments)
         asked = subprocess.run(
-            [sys.executable, "-m", "samestep", "train", *words],
+            [sys.executable, *interpreter_words(), "train", *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

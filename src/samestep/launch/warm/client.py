@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from samestep.environment.interpreter import interpreter_words
 from samestep.environment.variables import process_environment, thread_variables
 from samestep.errors import LaunchError
 from samestep.launch.warm.requests import Request, receive, send
@@ -94,7 +95,7 @@ class WarmServer:
     def __init__(self, task: Path, threads: int, output: Path) -> None:
         ours, theirs = socket.socketpair()
         words = [str(theirs.fileno()), str(task), str(threads), PADDING]
-        argv = [sys.executable, "-m", "samestep", "warm", *words]
+        argv = [sys.executable, *interpreter_words(), "warm", *words]
         with theirs, output.open("ab") as file:
             try:
                 self._process = subprocess.Popen(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from samestep.environment.interpreter import interpreter_words
 from samestep.environment.variables import replace_environment
 from samestep.launch.warm.requests import Request
 from samestep.launch.warm.title import show_words
@@ -77,7 +78,7 @@ def start_cold(request: Request) -> NoReturn:
     """Go on as a new interpreter: the same process, with the same files and the same parent."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    argv = [sys.executable, "-m", "samestep", *request.words]
+    argv = [sys.executable, *interpreter_words(), *request.words]
     os.execve(sys.executable, argv, dict(request.environment))
 
 
@@ -93,7 +94,7 @@ def become(request: Request, files: Sequence[int], imported: Imported) -> None:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     tempfile.tempdir = None  # found by its own TMPDIR
-    show_words([sys.executable, "-m", "samestep", *request.words])
+    show_words([sys.executable, *interpreter_words(), *request.words])
 
 
 def _take_files(files: Mapping[int, int]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from samestep.checkpoint.files import partial_of
 from samestep.foreign.json_text import read_json_lines
 from samestep.train.tracking.contract import TrackedRun, Tracker, flat_values, without_figures
 
@@ -52,8 +53,8 @@ class CsvTable(Tracker):
     def _write_anew(self) -> None:
         # Twice through the file, since a long run's rows need not fit into memory.
         self._columns = {name: None for row in self._read() for name in row}
-        partial = self._path.with_name(self._path.name + ".partial")
-        with partial.open("w", encoding="utf-8", newline="") as file:
+        partial = partial_of(self._path)
+        with partial.open("x", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, list(self._columns))
             writer.writeheader()
             writer.writerows(self._read())

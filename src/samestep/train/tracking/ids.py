@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from samestep.checkpoint.files import write_whole
 from samestep.errors import TextError
 from samestep.foreign.json_text import read_json
 
@@ -23,9 +24,7 @@ class TrackerIds:
         return found if isinstance(found, str) else None
 
     def keep(self, key: str, text: str) -> None:
-        partial = self._path.with_name(self._path.name + ".partial")
-        partial.write_text(json.dumps({**self._read(), key: text}, indent=1), encoding="utf-8")
-        partial.replace(self._path)
+        write_whole(self._path, json.dumps({**self._read(), key: text}, indent=1))
 
     def _read(self) -> dict[str, Any]:
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from samestep.config.trackers import MlflowConfig
+from samestep.environment.variables import process_environment
 from samestep.errors import MissingExtraError
 from samestep.train.tracking.contract import (
     TrackedRun,
@@ -26,6 +27,14 @@ _FORBIDDEN = re.compile(r"[^\w\-. /:]")
 """In names."""
 
 T = TypeVar("T")
+
+
+def _filled(uri: str | None) -> str | None:
+    """Return a URI with the values of the variables that it names."""
+    if uri is None:
+        return None
+    environ = process_environment()
+    return re.sub(r"\$\{(\w+)\}", lambda found: environ.get(found[1], found[0]), uri)
 
 
 class MlflowRun(Tracker):
@@ -47,7 +56,7 @@ class MlflowRun(Tracker):
         self._metrics: list[Any] = []
 
     def start(self, run: TrackedRun) -> None:
-        self._client = self._mlflow.MlflowClient(tracking_uri=self._config.uri)
+        self._client = self._mlflow.MlflowClient(tracking_uri=_filled(self._config.uri))
         if run.id is not None:
             self._run = run.id
             # Its params stay: MLflow refuses to change one.

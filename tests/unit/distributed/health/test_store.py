@@ -10,6 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from samestep.distributed.health.store import PatientStore
+from samestep.environment.secret import Signer
 
 
 @pytest.fixture
@@ -85,3 +86,27 @@ def test_a_closed_store_answers_nothing_and_may_be_closed_twice() -> None:
     found.close()
     assert found.is_gone
     assert not found.has("beat")
+
+
+def test_what_somebody_without_the_secret_writes_is_not_there_and_reported_once() -> None:
+    shared = dist.HashStore()  # type: ignore[attr-defined]
+    told: list[str] = []
+    mine = PatientStore(shared, 30, Signer("a secret of this launch", "heartbeats"), told.append)
+    shared.set("failed", '{"rank": 1, "message": "\\u001b[2J all is lost"}')
+    assert not mine.has("failed")
+    assert mine.read("failed") is None
+    assert told == ["failed"]
+    mine.set_first("failed", '{"rank": 2}')
+    assert mine.read("failed") == {"rank": 2}, "a stranger cannot keep a rank from reporting"
+    mine.set_first("failed", '{"rank": 0}')
+    assert mine.read("failed") == {"rank": 2}
+    shared.set("beat/1", shared.get("failed"))
+    assert mine.read("beat/1") is None, "signed, but for another place"
+    mine.close()
+
+
+def test_texts_of_others_have_no_control_characters(store: PatientStore) -> None:
+    store.set("failed", '{"message": "\\u001b[31mred\\u0007", "inner": {"text": "a\\nb\\u009b"}}')
+    assert store.read("failed") == {
+        "message": "\\x1b[31mred\\x07", "inner": {"text": "a\nb\\x9b"},
+    }  # fmt: skip

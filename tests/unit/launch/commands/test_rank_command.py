@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from samestep.config import load_config
+from samestep.environment.interpreter import interpreter_words
 from samestep.launch.commands.rank_command import RankCommand, is_script
 
 CONFIG = load_config({"global_batch": 8, "epochs": 1})
@@ -29,16 +30,16 @@ def test_a_scripts_own_arguments_come_last() -> None:
         "4",
     )
     assert command.train("--launched") == (
-        "-m", "samestep", "train", *ours, "--launched", "--", "--seed", "a b",
+        *interpreter_words(), "train", *ours, "--launched", "--", "--seed", "a b",
     )  # fmt: skip
-    assert command.launch()[:3] == ("-m", "samestep", "launch")
+    assert command.launch()[: len(interpreter_words()) + 1] == (*interpreter_words(), "launch")
 
 
 def test_a_rank_may_be_another_command_with_options_of_its_own() -> None:
     command = RankCommand(
         CONFIG, Path("a.yaml"), ("seed=3",), command="lanes", options=("--x", "1")
     )
-    words = ("-m", "samestep", "lanes", "a.yaml", "seed=3")
+    words = (*interpreter_words(), "lanes", "a.yaml", "seed=3")
     assert command.train("--launched") == (*words, "--x", "1", "--launched")
     more = command.with_overrides("seed=4")
     assert more.config.seed == 4
@@ -46,7 +47,11 @@ def test_a_rank_may_be_another_command_with_options_of_its_own() -> None:
 
 
 def test_a_config_has_no_arguments() -> None:
-    assert RankCommand(CONFIG, Path("-a.yaml")).train() == ("-m", "samestep", "train", "./-a.yaml")
+    assert RankCommand(CONFIG, Path("-a.yaml")).train() == (
+        *interpreter_words(),
+        "train",
+        "./-a.yaml",
+    )
 
 
 @pytest.mark.parametrize(("name", "script"), [("a.py", True), ("a.yaml", False), ("py", False)])
