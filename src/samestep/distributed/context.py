@@ -225,14 +225,9 @@ class DDPContext(RunContext):
         self._owned = owned
         self._failed = False
         self._heartbeat = Heartbeat(
-            dist.distributed_c10d._get_default_store(),
-            self.rank,
-            self.world,
-            self.activity,
-            section.timeout,
-            section.lost_after,
-            signer_of(process_environment(), "heartbeats"),
-        )
+            dist.distributed_c10d._get_default_store(), self.rank, self.world, self.activity, section.timeout,
+            section.lost_after, signer_of(process_environment(), "heartbeats"),
+        )  # fmt: skip
 
     def log_to(self, folder: Path, append: bool) -> None:
         super().log_to(folder, append)
