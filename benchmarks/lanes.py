@@ -271,10 +271,10 @@ def notes_on(results: Sequence[Result], left_out: Mapping[str, str]) -> list[str
     notes = [f"left out: {name} ({why})" for name, why in left_out.items()]
     for lanes, hashes in hashes_of(results).items():
         if len(hashes) > 1 and len(set(hashes.values())) == 1:
-            notes.append(f"{lanes} lane(s): one hash for {', '.join(hashes)}")
+            notes.append(f"{lanes} lanes: one hash for {', '.join(hashes)}")
         elif len(hashes) > 1:
             found = ", ".join(f"{name} {weights}" for name, weights in hashes.items())
-            notes.append(f"[red]{lanes} lane(s): not the same bits:[/] {found}")
+            notes.append(f"[red]{lanes} lanes: not the same bits:[/] {found}")
     for result in results:
         if not result.agrees:
             notes.append(

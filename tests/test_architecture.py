@@ -15,7 +15,7 @@ SOURCE = Path(samestep.__file__).parent
 
 # A package imports only from the layers listed before its own.
 LAYERS: list[set[str]] = [
-    {"errors", "version"},
+    {"errors", "version", "words"},
     {"foreign", "losses"},
     {"pytree", "lanes", "environment", "ui"},
     {"config"},

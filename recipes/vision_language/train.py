@@ -66,7 +66,7 @@ class LaneData:
         lanes, batch = config.lanes, config.global_batch
         if lanes is None or batch is None or lanes % world:
             raise PlanError(
-                f"global_batch is {batch} and lanes is {lanes}: set both, the lanes to a number that {world} rank(s) divide"
+                f"global_batch is {batch} and lanes is {lanes}: set both, the lanes to a number that {world} ranks divide"
             )
         self.count, self.size = lanes, batch // lanes
         self.mine = range(rank * lanes // world, (rank + 1) * lanes // world)

@@ -116,7 +116,7 @@ class Chaos:
 
     def _hit(self, scene: Scene, kind: str) -> str:
         started = time.monotonic()
-        what = f"{kind} on {scene.world} rank(s), seed {self.seed}, fault {self.hits + 1}"
+        what = f"{kind} on {scene.world} ranks, seed {self.seed}, fault {self.hits + 1}"
         try:
             with nothing_left(what, _SECONDS_TO_VANISH):
                 happened = KINDS[kind][1](scene)
@@ -129,7 +129,7 @@ class Chaos:
         steps = [item.step for item in list_checkpoints(self._checkpoints(scene), checksums=False)]
         if happened:
             self._count_survivors(scene.run)
-            self.tell(f"{self.hits}/{self.kills}  {kind} on {scene.world} rank(s): saved {steps}")
+            self.tell(f"{self.hits}/{self.kills}  {kind} on {scene.world} ranks: saved {steps}")
         return f"{kind} on {scene.world}: {steps}"
 
     def _count_survivors(self, run: Path) -> None:
@@ -154,7 +154,7 @@ class Chaos:
     def _check(self, scene: Scene, what: str) -> None:
         found = list_checkpoints(self._checkpoints(scene), checksums=True)
         wrong = [f"{item.folder}: {item.wrong}" for item in found if item.wrong]
-        assert not wrong, f"{what} on {scene.world} rank(s) left {wrong}"
+        assert not wrong, f"{what} on {scene.world} ranks left {wrong}"
 
     def summary(self, minutes: float) -> dict[str, Any]:
         """Everything that was counted, for a report."""

@@ -29,7 +29,7 @@ def test_a_slow_dataset_is_found_and_workers_are_recommended(tmp_path: Path) -> 
     assert (alone["bottleneck"], alone["recommended"]) == (True, False)
     assert ahead["recommended"]
     said = " ".join(done.stdout.split())
-    assert "On 1 rank(s) data takes" in said
+    assert "On 1 rank data takes" in said
     assert "Set loader.workers=4 loader.prefetch=2" in said
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "loader.json"}
 

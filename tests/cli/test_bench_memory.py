@@ -66,7 +66,7 @@ def test_lanes_of_one_process(tmp_path: Path) -> None:
         "memory.json", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "On 1 rank(s), 4 lanes a rank hold" in " ".join(done.stdout.split())
+    assert "On 1 rank, 4 lanes a rank hold" in " ".join(done.stdout.split())
     rows = json.loads((tmp_path / "memory.json").read_text())["rows"]
     sets = {1: 1, 4: 3}
     for row in rows:

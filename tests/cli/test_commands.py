@@ -127,7 +127,7 @@ def test_launch_trains_on_ranks_and_shows_rank_0(config: Path, tmp_path: Path) -
     assert "[Rank 0]" in done.stderr
     assert "[Rank 1]" not in done.stderr
     logs = tmp_path / "runs" / "small" / "logs"
-    assert "2 rank(s) drive 4+4 lanes" in (logs / "rank-1.log").read_text()
+    assert "2 ranks drive 4+4 lanes" in (logs / "rank-1.log").read_text()
     assert "5 steps" in done.stdout
 
 

@@ -130,3 +130,19 @@ def test_verify_finds_an_average_that_the_loop_keeps_by_itself(tmp_path: Path) -
     assert "other content to log.txt" in found["note"]
     (tmp_path / "train.py").write_text(OWN_AVERAGE.replace("{rate}", "1.0"))
     assert samestep(*words, cwd=tmp_path).returncode == 0
+
+
+def test_a_collective_of_one_rank_alone_is_named_within_seconds(tmp_path: Path) -> None:
+    """Not after distributed.timeout, which is ten minutes."""
+    once = SCRIPT.replace(
+        '    run.print(f"epoch {epoch}", *sys.argv[1:])\n',
+        "    if run.is_main:\n        run.reduce(1)\n",
+    )
+    assert once != SCRIPT
+    (tmp_path / "train.py").write_text(once)
+    done = samestep("launch", "train.py", "--nproc", "2", cwd=tmp_path, seconds=120)
+    assert done.returncode == 1
+    assert "the ranks called different collectives as #" in done.stderr
+    assert "rank 0 called gather" in done.stderr
+    assert "none of them behind `if run.is_main:`" in done.stderr
+    assert "run.reduce(1)" in done.stderr, "the line of the script"

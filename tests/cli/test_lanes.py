@@ -70,7 +70,7 @@ def test_ranks_are_started_for_each_world(starter: Path, tmp_path: Path) -> None
     measured = [(row["world"], row["lanes"]) for row in found["measured"]]
     assert measured == [(1, 1), (1, 2), (1, 4), (2, 2), (2, 4)]
     assert found["recommended"]["lanes"] in (2, 4), "one lane does not run on two ranks"
-    assert "measuring on 2 rank(s)" in done.stderr
+    assert "measuring on 2 ranks" in done.stderr
     assert left(tmp_path) == before
 
 

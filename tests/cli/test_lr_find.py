@@ -40,7 +40,7 @@ def test_under_torchrun_it_writes_what_it_suggests_into_the_config(tmp_path: Pat
     folder = tmp_path / "runs" / "digits" / "lr-find"
     assert json.loads((folder / "lr-find.json").read_text()) == printed
     assert (folder / "lr-find.png").read_bytes().startswith(b"\x89PNG")
-    assert "2 rank(s) drive 4+4 lanes" in (folder / "logs" / "rank-1.log").read_text()
+    assert "2 ranks drive 4+4 lanes" in (folder / "logs" / "rank-1.log").read_text()
     assert sorted(p.name for p in folder.parent.iterdir()) == [".samestep-run", "lr-find"]
 
 

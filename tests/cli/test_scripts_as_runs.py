@@ -27,7 +27,7 @@ def test_launch_starts_a_script_as_ranks_and_overrides_its_config(tmp_path: Path
         "launch", LOOP, "steps=4", "epochs=null", "--nproc", "2", "--", "two", cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
-    assert "2 rank(s) drive 4+4 lanes; 4 steps" in done.stderr
+    assert "2 ranks drive 4+4 lanes; 4 steps" in done.stderr
     assert (tmp_path / "two" / "launch").is_dir(), "the launcher knows the script's run directory"
     assert losses(tmp_path / "two") == losses(tmp_path / "alone")
     assert len(losses(tmp_path / "two")) == 4

@@ -162,7 +162,7 @@ def test_a_lost_rank_shrinks_the_world_and_the_run_resumes(
         (tmp_path / "hurry").touch()
         output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, output
-    assert "Restarting on 2 rank(s) from the last checkpoint; 2 restart(s) left" in output
+    assert "Restarting on 2 ranks from the last checkpoint; 2 restart(s) left" in output
     assert "at world size 3; now 2" in output
     assert losses(run) == untouched
 
@@ -217,7 +217,7 @@ def test_a_node_is_lost_and_comes_back(
     with started(*arguments, cwd=tmp_path, SAMESTEP_SECRET=SECRET) as first:
         wait_for(lambda: is_served(port))
         with started(*arguments, cwd=tmp_path, SAMESTEP_SECRET=SECRET) as second:
-            wait_for(lambda: "2 rank(s) drive" in log() and steps_done(run) >= 4)
+            wait_for(lambda: "2 ranks drive" in log() and steps_done(run) >= 4)
             node = [second.pid, *children_of(second.pid)]
             for pid in node:
                 os.kill(pid, signal.SIGKILL)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from samestep.words import counted
 from tests.cli.processes import children_of, processes_of, samestep, started, wait_for
 from tests.cli.tiny_sweep import write_sweep
 
@@ -45,7 +46,7 @@ def test_a_forked_run_has_the_bits_of_one_that_started_cold(tmp_path: Path) -> N
         assert files[0].read_bytes() == files[1].read_bytes()
         told = (tmp_path / f"warm/logs/trial-{number:04d}.txt").read_text()
         threads = trial["params"]["distributed.threads_per_rank"]
-        assert f"One process on cpu, {threads} thread(s)" in told
+        assert f"One process on cpu, {counted(threads, 'thread')}" in told
         # Libraries have read another number of threads already: a new interpreter has not.
         assert f"this process was {'forked' if threads == 1 else 'started'}" in told
         assert "was started" in (tmp_path / f"cold/logs/trial-{number:04d}.txt").read_text()

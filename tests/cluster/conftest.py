@@ -82,8 +82,13 @@ def bare_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(autouse=True)
-def only_named_components(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test that names no component finds none: it must pass where none is installed."""
+def only_named_components(
+    whole_cluster: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A test that names no component finds none: it must pass where none is installed.
+
+    After `whole_cluster`, which repairs Slurm with its own programs when the test is over.
+    """
     if request.node.get_closest_marker("components") is None:
         monkeypatch.setenv("PATH", request.getfixturevalue("bare_path"))
 

@@ -42,6 +42,6 @@ def test_a_job_decomposes_on_two_nodes_as_on_one_process(slurm: Slurm, tmp_path:
     assert done.returncode == 0, done.stderr
     output = tmp_path / "out.txt"
     assert slurm.wait(done.stdout.strip()) == "COMPLETED", output.read_text()
-    assert "4 processes on 2 machine(s)" in output.read_text()
+    assert "4 processes on 2 machines" in output.read_text()
     same = compared(tmp_path / "runs" / "tms_5-2", tmp_path / "runs" / "tms_5-2-four")
     assert same.returncode == 0, same.stdout

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from samestep.train.record import RunRecord
+from samestep.words import counted
 from tests.cluster.runs import ROOT, Training, interpreter, is_same
 from tests.cluster.slurm import Slurm
 from tests.recipes.emulator.small import COMMON, CONFIG, RECIPE, SIZES, script
@@ -34,9 +35,9 @@ def test_srun_python_on_one_two_and_four_nodes_is_one_run(slurm: Slurm, tmp_path
         if nodes > 1:
             said = done.stdout + done.stderr
             assert f"Distributed training initialized: gloo backend, {nodes} processes" in said
-            assert f"on {nodes} machine(s), {2 * nodes} threads in all" in said
+            assert f"on {counted(nodes, 'machine')}, {2 * nodes} threads in all" in said
             assert "[Rank 0] Master: n1:29517" in said, said
-            assert "[Rank 1] local rank 0 on cpu of n2, 2 thread(s)" in said
+            assert "[Rank 1] local rank 0 on cpu of n2, 2 threads" in said
     assert all(is_same(record, records[0]) for record in records)
 
 

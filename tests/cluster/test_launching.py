@@ -100,7 +100,7 @@ def test_machines_numbered_by_hand_whose_names_mean_loopback(
     ):
         ended = on_both(hosts, training, "run", "--nproc", "2", "--master-addr", "n1")
     assert [code for code, _ in ended] == [0, 0], ended
-    assert "4 processes on 2 machine(s)" in ended[0][1]
+    assert "4 processes on 2 machines" in ended[0][1]
     shown = (
         "GLOO_SOCKET_IFNAME=eth0 on {0}: the name {0} resolves to 127.0.1.1, not to 10.77.0.1{1}"
     )

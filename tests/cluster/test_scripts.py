@@ -29,13 +29,13 @@ from tests.cluster.slurm import Slurm
     ("script", "options", "shown"),
     [
         ("train.sh", ["--cpus-per-task=2"], "One process on cpu"),
-        ("train_distributed.sh", ["--cpus-per-task=1"], "2 processes on 2 machine(s), 2 threads"),
-        ("train_distributed_multinode.sh", ["--cpus-per-task=1"], "4 processes on 4 machine(s)"),
+        ("train_distributed.sh", ["--cpus-per-task=1"], "2 processes on 2 machines, 2 threads"),
+        ("train_distributed_multinode.sh", ["--cpus-per-task=1"], "4 processes on 4 machines"),
         ("train_distributed_gpu.sh",
          ["--ntasks-per-node=1", "--gpus-per-node=1", "--cpus-per-task=1"],
-         "2 processes on 2 machine(s)"),
+         "2 processes on 2 machines"),
         ("train_mpirun.sh", ["--ntasks-per-node=1", "--gpus-per-node=1"],
-         "2 processes on 2 machine(s)"),
+         "2 processes on 2 machines"),
     ],
 )  # fmt: skip
 @pytest.mark.needs("mpirun")

@@ -26,7 +26,7 @@ def test_a_run_on_two_machines(sshd: Sshd, tmp_path: Path, untouched: RunRecord)
     done = sshd.hosts.run("ctl", over_ssh(training, sshd), cwd=tmp_path, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert "[n1] [Rank 0] Distributed training initialized" in done.stderr
-    assert "2 processes on 2 machine(s)" in done.stderr
+    assert "2 processes on 2 machines" in done.stderr
     assert is_same(training.record("run"), untouched)
 
 

@@ -168,7 +168,7 @@ def test_mpirun_on_two_hosts(hosts: Hosts, tmp_path: Path, alone: list[dict[str,
     assert done.returncode == 0, done.stderr
     assert same_study(trials(tmp_path), alone[:1])
     log = next((tmp_path / "study" / "logs").glob("*0000.txt")).read_text()
-    assert "2 processes on 2 machine(s)" in log
+    assert "2 processes on 2 machines" in log
 
 
 def test_each_trial_has_a_host_of_its_own_over_ssh(

@@ -53,7 +53,7 @@ def test_a_fault_is_named_by_step_lane_and_tensor(
     found = suspect(config, fault, "--worlds", "1,2")
     place = found["step"], found["lane"], found["kind"], found["name"]
     assert place == (step, lane, kind, name)
-    assert found["between"] == "1 rank(s): rank 0; 2 rank(s): rank 1"
+    assert found["between"] == "1 rank: rank 0; 2 ranks: rank 1"
     assert kind != "output" or found["ulp"] > 0
 
 
@@ -73,20 +73,18 @@ def test_ranks_that_end_differently_are_named_with_the_tensor_and_the_step(confi
     assert done.returncode == 4, done.stderr
     shown = " ".join(done.stdout.split())
     assert "first difference: step 0, model.conv.weight after the update" in shown
-    assert "(2 rank(s): ranks 0 and 1)" in shown
+    assert "(2 ranks: ranks 0 and 1)" in shown
     assert "The same gradients gave another state" in shown
     page = (config.parent / "runs/faulty/verify/report.html").read_text()
     assert "first difference: step 0, model.conv.weight after the update" in page
-    assert "states of the ranks from step 1 on, model.conv.weight on rank(s) 1<" in page
+    assert "states of the ranks from step 1 on, model.conv.weight on rank 1<" in page
 
 
 def test_what_a_resumed_run_forgets_is_named(config: Path) -> None:
     found = suspect(config, "LaneGenerators", "--worlds", "1,2", "--resumed")
     assert (found["step"], found["lane"]) == (2, 0)
     assert (found["kind"], found["name"]) == ("input", "model")
-    assert found["between"] == (
-        "1 rank(s), not stopped: rank 0; 2 rank(s), resumed at step 2: rank 0"
-    )
+    assert found["between"] == ("1 rank, not stopped: rank 0; 2 ranks, resumed at step 2: rank 0")
 
 
 def test_a_broken_promise_offers_the_command_that_explains_it(config: Path) -> None:

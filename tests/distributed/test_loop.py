@@ -166,7 +166,7 @@ def test_batch_per_rank_depends_on_the_ranks_and_says_so(tmp_path: Path) -> None
     assert (one.record.steps, two.record.steps) == (12, 6)
     plan = json.loads((two.folder / "plan.json").read_text())
     assert (plan["global_batch"], plan["lanes"]) == (32, 4)
-    assert "depend on its 2 rank(s)" in (two.folder / "logs" / "rank-0.log").read_text()
+    assert "depend on its 2 ranks" in (two.folder / "logs" / "rank-0.log").read_text()
 
 
 def _own_loop(overrides: list[str]) -> None:

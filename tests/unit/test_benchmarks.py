@@ -133,7 +133,7 @@ def test_lanes_runs_and_compares_bits(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert "8 lane(s): one hash for default, 8-eager" in done.stdout
+    assert "8 lanes: one hash for default, 8-eager" in done.stdout
     found = json.loads(answer.read_text(encoding="utf-8"))
     graphs = ("bare-graph", "bare-graph, deterministic", "8-graph-4")
     assert found["left_out"] == dict.fromkeys(graphs, "needs a GPU")
@@ -165,7 +165,7 @@ def test_lanes_names_other_bits_and_missed_goals(lanes: Any) -> None:
     other = {**same, "8-graph-2": lanes.Learned(start - 1, "b")}
     results = lanes.results_of(contest, spent, other, start)
     assert not lanes.is_sound(results)
-    assert "8 lane(s): not the same bits:[/] default a, 8-graph-2 b" in str(
+    assert "8 lanes: not the same bits:[/] default a, 8-graph-2 b" in str(
         lanes.notes_on(results, {})
     )
     unfair = {**same, "default": lanes.Learned(start - 0.9, "a")}

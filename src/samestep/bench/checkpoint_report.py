@@ -8,6 +8,7 @@ from typing import Any
 from samestep.bench.document import Document
 from samestep.bench.presentation import Presentation, Table
 from samestep.bench.shown import shown_size, shown_time
+from samestep.words import counted
 
 Row = Mapping[str, Any]
 
@@ -45,7 +46,7 @@ def cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 def _name(row: Row) -> str:
     if row["action"] == "restore":
-        return f"restore, saved by {row['saved_by']} rank(s)"
+        return f"restore, saved by {counted(row['saved_by'], 'rank')}"
     return _NAMES[row["action"]]
 
 
@@ -60,7 +61,7 @@ def verdict(rows: Sequence[Row]) -> str:
     restore = next(row for row in rows if row.get("saved_by") == row["world"])
     ratio, slower = pause["median"] / control["median"], _slower(took)
     return (
-        f"On {pause['world']} rank(s), a save of {shown_size(save['bytes'])} pauses training for "
+        f"On {counted(pause['world'], 'rank')}, a save of {shown_size(save['bytes'])} pauses training for "
         f"{shown_time(pause['median'])}, {ratio:.2g}x torch.save's {shown_time(control['median'])}; it is on disk "
         f"after {shown_time(save['median'])}, and restored in {shown_time(restore['median'])}. A step takes "
         f"{slower:.2g}x as long while it is written."

@@ -10,6 +10,7 @@ from samestep.bench.loader_choice import Reading
 from samestep.bench.presentation import Presentation, Table
 from samestep.bench.shown import shown_time
 from samestep.ui.chart import COLORS, Line, Panel
+from samestep.words import counted
 
 Row = Mapping[str, Any]
 
@@ -53,7 +54,7 @@ def verdict(rows: Sequence[Row]) -> str:
     """
     fewest = reading_of(min(rows, key=lambda row: (row["workers"], row["prefetch"])))
     best = reading_of(next(row for row in rows if row["recommended"]))
-    ranks = f"On {rows[0]['world']} rank(s)"
+    ranks = f"On {counted(rows[0]['world'], 'rank')}"
     found = (
         f"data takes {_times(fewest)} the rest of a step ({shown_time(fewest.data)} against "
         f"{shown_time(fewest.rest)}) with {_workers(fewest)}"
@@ -126,6 +127,6 @@ def _panel(world: int, rows: Sequence[Row]) -> Panel:
             )
         )  # fmt: skip
     return Panel(
-        title=f"data of a step, {world} rank(s)", lines=lines, x="workers", y="ms", xticks=workers,
+        title=f"data of a step, {counted(world, 'rank')}", lines=lines, x="workers", y="ms", xticks=workers,
         zero=True,
     )  # fmt: skip

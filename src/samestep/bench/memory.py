@@ -26,6 +26,7 @@ from samestep.errors import PlanError
 from samestep.pytree import move
 from samestep.train.progress import TurnProgress
 from samestep.train.run import Run
+from samestep.words import counted
 
 KIND = "memory"
 PARTS = ("weights", "gradients", "optimizer", "buffers", "activations", "exchange", "total")
@@ -73,7 +74,7 @@ def measure_memory(config: Config, context: RunContext, plan: MemoryPlan) -> Doc
         TurnProgress(turns, context.log, context.is_main) as progress,
     ):
         for count in lanes:
-            progress.begin(f"{count} lane(s) a rank")
+            progress.begin(f"{counted(count, 'lane')} a rank")
             rows += _part_rows(opened, count)
             progress.end()
         if plan.leak_steps:
@@ -96,8 +97,8 @@ def possible_lanes(config: Config, world: int, wanted: Sequence[int]) -> list[in
     found = [count for count in wanted if whole % (count * world) == 0]
     if not found:
         raise PlanError(
-            f"no number of lanes that was asked for ({', '.join(map(str, wanted))} a rank, on {world} "
-            f"rank(s)) divides a global_batch of {whole}: give others by --lanes-per-rank"
+            f"no number of lanes that was asked for ({', '.join(map(str, wanted))} per rank, on "
+            f"{counted(world, 'rank')}) divides a global_batch of {whole}: give others by --lanes-per-rank"
         )
     return found
 

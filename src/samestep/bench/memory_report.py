@@ -9,6 +9,7 @@ from samestep.bench.document import Document
 from samestep.bench.presentation import Presentation, Table
 from samestep.bench.shown import shown_size
 from samestep.ui.chart import COLORS, Line, Panel
+from samestep.words import counted
 
 Row = Mapping[str, Any]
 
@@ -65,7 +66,7 @@ def _accumulation(parts: Sequence[Row]) -> list[str]:
         if first is not last:
             ratio = last["measured_bytes"] / first["measured_bytes"]
             found.append(
-                f"On {world} rank(s), {last['lanes_per_rank']} lanes a rank hold {ratio:.2f}x what "
+                f"On {counted(world, 'rank')}, {last['lanes_per_rank']} lanes a rank hold {ratio:.2f}x what "
                 f"{first['lanes_per_rank']} hold ({_size(last['measured_bytes'])} against "
                 f"{_size(first['measured_bytes'])}), with the same global batch."
             )
@@ -125,7 +126,7 @@ def _panels(parts: Sequence[Row]) -> list[Panel]:
         return []
     return [
         Panel(
-            title=f"memory of a rank by lanes, {world} rank(s)", x="lanes a rank", y="MB",
+            title=f"memory of a rank by lanes, {counted(world, 'rank')}", x="lanes a rank", y="MB",
             lines=_lines([row for row in parts if row["world"] == world]), xticks=lanes, zero=True,
         )
         for world in sorted({row["world"] for row in parts})

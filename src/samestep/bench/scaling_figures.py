@@ -9,6 +9,7 @@ from typing import Any
 from samestep.bench.scaling_plan import SAMESTEP, WEAK
 from samestep.bench.statistics import Spread, spread_of
 from samestep.bench.step_phases import describe_slow
+from samestep.words import counted
 
 Row = Mapping[str, Any]
 
@@ -80,7 +81,7 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
     ours = [row for row in measured if row["contestant"] == SAMESTEP]
     found = [line for row in ours for line in describe_slow(row)]
     for row in ours:
-        place = f"{row['mode']} scaling, {row['world']} rank(s)"
+        place = f"{row['mode']} scaling, {counted(row['world'], 'rank')}"
         control = row["control"]
         if control is not None and not control["low"] <= 1.0 <= control["high"]:
             found.append(

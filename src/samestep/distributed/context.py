@@ -39,6 +39,7 @@ from samestep.environment.secret import Signer, signer_of
 from samestep.environment.variables import process_environment
 from samestep.errors import InitError, LaunchError, PeerLost, Stopped
 from samestep.lanes.plan import deal_lanes
+from samestep.words import counted
 
 # Imported here though unused: its functions take the process group that is open when it is
 # imported as a default argument. The first optimizer imports it, by way of torch._dynamo, and
@@ -318,7 +319,7 @@ def create_run_context(
     if place.world.value == 1:
         context: RunContext = SingleProcessContext(place.device.value, place.threads.value)
         context.log.main(
-            f"One process on {place.device.value}, {place.threads.value} thread(s) "
+            f"One process on {place.device.value}, {counted(place.threads.value, 'thread')} "
             f"({place.launcher.reason}; {place.threads.reason})"
         )
         return context
@@ -362,12 +363,12 @@ def _open_group(section: DistributedConfig, place: Placement) -> RunContext:
     machines = len(set(joined.hosts))
     context.log.main(
         f"Distributed training initialized: {place.backend.value} backend, "
-        f"{place.world.value} processes on {machines} machine(s), {joined.cores} threads in all"
+        f"{place.world.value} processes on {counted(machines, 'machine')}, {joined.cores} threads in all"
     )
     context.log.main(f"Master: {_master(place)}")
     context.log.everyone(
         f"local rank {place.local_rank.value} on {device} of {joined.hosts[context.rank]}, "
-        f"{threads.value} thread(s): {threads.reason}"
+        f"{counted(threads.value, 'thread')}: {threads.reason}"
     )
     return context
 

@@ -11,6 +11,7 @@ from samestep.environment.fact import Fact
 from samestep.environment.hardware import Hardware
 from samestep.environment.launch import LaunchFacts
 from samestep.errors import LaunchError
+from samestep.words import counted
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,9 @@ def share_of_a_rank(cpus: Fact[int], given: Fact[int] | None, local_world: int) 
     if given is not None:
         return given if given.value <= cpus.value else cpus
     share = max(1, cpus.value // local_world)
-    return Fact(share, f"{cpus.value} CPUs over {local_world} rank(s) here ({cpus.reason})")
+    return Fact(
+        share, f"{cpus.value} CPUs over {counted(local_world, 'rank')} here ({cpus.reason})"
+    )
 
 
 def decide_placement(
@@ -233,7 +236,7 @@ class _Decision:
             self.mistakes.append(
                 f"{local_world} ranks on this machine but torch sees {hardware.device_count} "
                 "GPU(s), and nccl takes one rank per GPU. Start "
-                f"{hardware.device_count} rank(s), or set backend: gloo, or device: cpu"
+                f"{counted(hardware.device_count, 'rank')}, or set backend: gloo, or device: cpu"
             )
         return Fact("nccl", "set in the config" if wanted == "nccl" else "ranks run on GPUs")
 

@@ -160,12 +160,16 @@ def outlive_stop_signals(worker: int) -> None:
         return
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
+    # Where it shares tensors: `_exit` leaves out the finalizer that removes it. A forked process has
+    # its parent's folder at first, which is not its own to remove.
+    settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    inherited = settings.get("tempdir")
+
     def end_with_the_rank() -> None:
         while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
             continue
-        # Where it shares tensors: its own finalizer is left out by `_exit`.
-        folder = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
-        if folder is not None:
+        folder = settings.get("tempdir")
+        if folder not in (None, inherited):
             shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 from samestep.doctor.facts import Machine, RankReport
-from samestep.doctor.findings import Finding, Severity, at, ok, plural, spans
+from samestep.doctor.findings import Finding, Severity, at, ok, spans
 from samestep.doctor.machine import check_cpus
+from samestep.words import counted
 
 T = TypeVar("T", bound=Hashable)
 
@@ -123,7 +124,7 @@ def same_threads(reports: Reports) -> Finding:
 def _threads(report: RankReport) -> str:
     value = report.machine.variables.get("OMP_NUM_THREADS")
     omp = "no OMP_NUM_THREADS" if value is None else f"OMP_NUM_THREADS={value}"
-    return f"{plural(report.load.threads, 'thread')} and {omp}"
+    return f"{counted(report.load.threads, 'thread')} and {omp}"
 
 
 def same_config(reports: Reports) -> Finding:
@@ -198,8 +199,8 @@ def _idle(members: Reports, cpus: int) -> Finding:
     return Finding(
         "cpus",
         "note",
-        f"every rank is bound to its own {plural(cpus, 'CPU')}, but uses "
-        f"{plural(threads, 'thread')}",
+        f"every rank is bound to its own {counted(cpus, 'CPU')}, but uses "
+        f"{counted(threads, 'thread')}",
         "most of its CPUs stay idle: with same: bits on CPUs a rank computes with one thread, unless "
         "another number is set",
         "start a rank for each CPU, up to the number of lanes, which changes no bit; or set "

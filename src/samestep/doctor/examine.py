@@ -14,7 +14,7 @@ from samestep.config.schema import Same
 from samestep.distributed.placement import Placement, decide_placement
 from samestep.doctor.agreement import check_agreement
 from samestep.doctor.facts import Load, Machine, RankReport, inspect_machine, load_of, space_of
-from samestep.doctor.findings import Examination, Finding, Place, at, merge, ok, plural
+from samestep.doctor.findings import Examination, Finding, Place, at, merge, ok
 from samestep.doctor.machine import check_cpus, check_disk, check_machine
 from samestep.doctor.network import (
     check_names,
@@ -33,6 +33,7 @@ from samestep.errors import (
     RankHung,
     SamestepError,
 )
+from samestep.words import counted
 
 _SECONDS = 30.0
 """The longest wait for another rank: the doctor must not hang where a run would."""
@@ -154,7 +155,7 @@ def check_launch(launch: LaunchFacts | None, machine: Machine) -> list[Finding]:
     if launch is None:  # contradictory, which is a separate finding
         return []
     if launch.external:
-        machines = plural(launch.nodes, "machine")
+        machines = counted(launch.nodes, "machine")
         reason = launch.reasons["launcher"]
         return [ok("launcher", f"{launch.launcher} ({reason}), {launch.world} ranks on {machines}")]
     if "SLURM_JOB_ID" in machine.variables and "SLURM_STEP_ID" not in machine.variables:

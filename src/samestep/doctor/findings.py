@@ -138,7 +138,3 @@ def format_bytes(size: float) -> str:
 def format_seconds(seconds: float) -> str:
     """'0.32 ms', '1.5 s'."""
     return f"{seconds * 1e3:.3g} ms" if seconds < 0.1 else f"{seconds:.3g} s"
-
-
-def plural(count: int, thing: str) -> str:
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from samestep.doctor.facts import Load, Machine, Space
-from samestep.doctor.findings import Finding, format_bytes, ok, plural
+from samestep.doctor.findings import Finding, format_bytes, ok
 from samestep.foreign.numbers import whole_number
+from samestep.words import counted
 
 MB = 1024 * 1024
 GB = 1024 * MB
@@ -56,7 +57,7 @@ def check_gpus(machine: Machine, load: Load) -> Finding:
         return ok(check, f"{', '.join(hardware.devices)}; ranks run on: {used}")
     if not machine.nvidia_devices:
         return ok(check, "none; ranks run on CPUs")
-    there = f"{plural(machine.nvidia_devices, 'GPU')} under /dev"
+    there = f"{counted(machine.nvidia_devices, 'GPU')} under /dev"
     if "without CUDA" in hardware.cuda.reason:
         return Finding(
             check,
@@ -102,7 +103,7 @@ def check_backend(machine: Machine, load: Load) -> Finding:
 def check_omp(machine: Machine, load: Load) -> Finding:
     """Whether OMP_NUM_THREADS contradicts the threads that a run gives each rank."""
     check, value = "omp threads", machine.variables.get("OMP_NUM_THREADS", "")
-    threads = f"{plural(load.threads, 'thread')} per rank"
+    threads = f"{counted(load.threads, 'thread')} per rank"
     number = whole_number(value)
     if number is None:
         return ok(check, f"OMP_NUM_THREADS is not set; {threads}")
@@ -116,8 +117,8 @@ def check_omp(machine: Machine, load: Load) -> Finding:
         return Finding(
             check,
             "warning",
-            f"OMP_NUM_THREADS={value} for {plural(load.ranks_here, 'rank')} on "
-            f"{plural(len(machine.cpus), 'CPU')}, but {threads}",
+            f"OMP_NUM_THREADS={value} for {counted(load.ranks_here, 'rank')} on "
+            f"{counted(len(machine.cpus), 'CPU')}, but {threads}",
             "libraries that read it when they are loaded start more threads than there are CPUs",
             advice,
         )
@@ -156,14 +157,14 @@ def check_cpus(cpus: int, quota: float | None, ranks: int, threads: int, workers
     """Whether a machine's ranks fit its CPUs; threads and workers are those of all of them."""
     check = "cpus"
     usable = cpus if quota is None else min(cpus, quota)
-    have = plural(cpus, "CPU")
+    have = counted(cpus, "CPU")
     if quota is not None and quota < cpus:
         have += f", of which the container may use {quota:g},"
     if ranks > usable:
         return Finding(
             check,
             "warning",
-            f"{plural(ranks, 'rank')} on {have}",
+            f"{counted(ranks, 'rank')} on {have}",
             "ranks take turns, and every exchange waits for the one whose turn is last",
             f"start at most {max(1, int(usable))} here, or request more CPUs (sbatch "
             "--cpus-per-task, docker --cpus)",
@@ -172,7 +173,7 @@ def check_cpus(cpus: int, quota: float | None, ranks: int, threads: int, workers
         return Finding(
             check,
             "warning",
-            f"{plural(ranks, 'rank')} with {threads} threads in all on {have}",
+            f"{counted(ranks, 'rank')} with {threads} threads in all on {have}",
             "threads that take turns are slower than fewer threads",
             f"set distributed.threads_per_rank to {max(1, int(usable // ranks))}",
         )
@@ -184,8 +185,8 @@ def check_cpus(cpus: int, quota: float | None, ranks: int, threads: int, workers
             "workers that take turns with the ranks make every step wait for its data",
             f"set loader.workers to {int(usable // ranks)} or fewer",
         )
-    also = f", {plural(workers, 'loader worker')}" if workers else ""
-    return ok(check, f"{have} for {plural(ranks, 'rank')}, {plural(threads, 'thread')}{also}")
+    also = f", {counted(workers, 'loader worker')}" if workers else ""
+    return ok(check, f"{have} for {counted(ranks, 'rank')}, {counted(threads, 'thread')}{also}")
 
 
 def check_shared_memory(shared: Space | None, load: Load) -> Finding:
@@ -199,7 +200,7 @@ def check_shared_memory(shared: Space | None, load: Load) -> Finding:
         return Finding(
             check,
             "error" if workers >= 4 else "warning",
-            f"{found} for {plural(workers, 'loader worker')}",
+            f"{found} for {counted(workers, 'loader worker')}",
             "loader workers keep their batches there: when it is full, they die of bus errors",
             advice,
         )
@@ -233,12 +234,12 @@ def check_memory(memory: Space | None, load: Load) -> Finding:
             check,
             "warning",
             f"{format_bytes(memory.free)} free of {format_bytes(memory.total)} for "
-            f"{plural(load.ranks_here, 'rank')}",
+            f"{counted(load.ranks_here, 'rank')}",
             "a rank takes half a gigabyte before it has a model; the kernel silently kills what "
             "does not fit",
             "start fewer ranks here, or request more memory (sbatch --mem, docker --memory)",
         )
-    return ok(check, f"{format_bytes(memory.total)} for {plural(load.ranks_here, 'rank')}")
+    return ok(check, f"{format_bytes(memory.total)} for {counted(load.ranks_here, 'rank')}")
 
 
 def check_open_files(limits: tuple[int, int], load: Load) -> Finding:

@@ -14,12 +14,13 @@ from samestep.config import Config
 from samestep.config.optim import OptimizerConfig, ScheduleConfig
 from samestep.config.task_file import look_at_task
 from samestep.doctor.facts import Load
-from samestep.doctor.findings import Finding, ok, plural
+from samestep.doctor.findings import Finding, ok
 from samestep.errors import ConfigError, Mistake, PlanError
 from samestep.lanes.plan import deal_lanes, refuse_several_lanes
 from samestep.optim.optimizers import section_mistakes
 from samestep.optim.schedules import build_schedules
 from samestep.step.graphs import why_no_graph
+from samestep.words import counted
 
 _OF_ONE_RANK = {"distributed": {"rank", "node_rank", "device_ids"}}
 """Keys that ranks started by hand must set differently."""
@@ -55,13 +56,13 @@ def check_lanes(config: Config, world: int) -> Finding:
             "training refuses to start",
             "change the number of ranks, or the batch and lanes, accordingly",
         )
-    size = "the DataLoader's batch" if plan is None else plural(plan.lane_batch, "sample")
-    found = f"{plural(lane_count, 'lane')} of {size}"
+    size = "the DataLoader's batch" if plan is None else counted(plan.lane_batch, "sample")
+    found = f"{counted(lane_count, 'lane')} of {size}"
     if plan is not None and config.batch_per_rank is not None:
         return Finding(
             check,
             "note",
-            f"{found}, one batch of {plan.global_batch} on {plural(world, 'rank')}",
+            f"{found}, one batch of {plan.global_batch} on {counted(world, 'rank')}",
             "batch_per_rank makes the batch, and so the run, depend on the number of ranks",
             f"set global_batch: {plan.global_batch} to keep this run at any size",
         )

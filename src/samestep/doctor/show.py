@@ -6,7 +6,8 @@ import json
 import sys
 from collections import Counter
 
-from samestep.doctor.findings import SEVERITIES, Examination, Finding, Severity, plural
+from samestep.doctor.findings import SEVERITIES, Examination, Finding, Severity
+from samestep.words import counted
 
 _STYLES: dict[Severity, str] = {
     "ok": "green",
@@ -65,7 +66,7 @@ def summary(examination: Examination) -> str:
     """'1 error, 2 warnings, 14 ok'."""
     counts = Counter(finding.severity for finding in examination.findings)
     parts = [
-        f"{counts['ok']} ok" if severity == "ok" else plural(counts[severity], severity)
+        f"{counts['ok']} ok" if severity == "ok" else counted(counts[severity], severity)
         for severity in reversed(SEVERITIES)
         if counts[severity]
     ]

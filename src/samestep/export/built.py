@@ -6,8 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from samestep.foreign.limits import short
+
 METADATA_FILE = "samestep.json"
 """The metadata's name in formats that are archives of files."""
+_LINES, _LONGEST = 3, 400
+"""Of an error's text."""
 METADATA_KEY = "samestep"
 """The metadata's name in formats that hold key-value texts."""
 
@@ -25,8 +29,9 @@ class Built:
 
 
 def reason(error: Exception) -> str:
-    """The first line with text of an error's root cause."""
+    """The first lines of an error's root cause: torch names what is wrong, then explains it."""
     while isinstance(error.__cause__, Exception):
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines()]
-    return next((line for line in lines if line), type(error).__name__).rstrip(".:")
+    told = [line.rstrip(".:") for line in lines if line][:_LINES]
+    return short("; ".join(told) or type(error).__name__, _LONGEST)

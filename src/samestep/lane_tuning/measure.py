@@ -13,6 +13,7 @@ from samestep.errors import PlanError
 from samestep.lane_tuning.choices import Choice, Comparison
 from samestep.lane_tuning.result import Measured
 from samestep.lane_tuning.turns import Turns, take_turns
+from samestep.words import counted
 
 
 def measure_lanes(config: Config, context: RunContext, compared: Comparison) -> list[Measured]:
@@ -86,4 +87,4 @@ def described(context: RunContext) -> str:
     """What a rank computes on."""
     if context.device.type == "cuda":
         return torch.cuda.get_device_name(context.device)
-    return f"{context.device}, {context.threads} thread(s)"
+    return f"{context.device}, {counted(context.threads, 'thread')}"

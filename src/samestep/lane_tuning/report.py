@@ -9,6 +9,7 @@ from pathlib import Path
 from samestep.lane_tuning.result import LIMIT, LaneCosts, Measured
 from samestep.ui.chart import COLORS, Line, Panel, chart
 from samestep.ui.page import write_page
+from samestep.words import counted
 
 _LIMIT, _MARK = "#b3261e", "#12703c"
 _NUMBERS = ("ranks", "lanes x samples", "at once", "ms per step", "spread", "cost", "GPU memory")
@@ -65,6 +66,8 @@ def conclusion(costs: LaneCosts) -> str:
     text = f"Recommended: lanes: {best.lanes}{width}: {best.why}."
     if best.lanes == costs.now:
         return f"{text} The config has it."
+    if costs.overlap(best.lanes, costs.now):
+        text += f" But the rounds of {best.lanes} and {costs.now} lanes overlap: noise may decide between them."
     return f"{text} The config has {costs.now}; other lanes are another run."
 
 
@@ -110,7 +113,7 @@ def _figure(costs: LaneCosts) -> str:
             series.setdefault((one.world, one.parallel), []).append(one)
     lines = []
     for number, ((world, width), line) in enumerate(series.items()):
-        name = f"{world} rank(s)" + (f", {width} lanes at once" if width else "")
+        name = f"{counted(world, 'rank')}" + (f", {width} lanes at once" if width else "")
         lines.append(
             Line(
                 name=name, group=name, x=[one.lanes for one in line],

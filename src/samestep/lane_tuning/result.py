@@ -9,6 +9,7 @@ from typing import Any
 
 from samestep.errors import PlanError, TextError
 from samestep.lane_tuning.choices import Choice, lanes_of_a_rank
+from samestep.words import counted
 
 LIMIT = 1.1
 """The most that a recommended choice costs, relative to the fastest one."""
@@ -117,6 +118,20 @@ class LaneCosts:
         why = self._why(best.lanes, costs[best], bool(cheap))
         return Recommendation(best.lanes, best.parallel, costs[best], why)
 
+    def overlap(self, lanes: int, others: int) -> bool:
+        """Whether the times of two numbers of lanes overlap in every world where both were measured."""
+        pairs = [
+            (one.seconds, other.seconds)
+            for one in self.measured
+            for other in self.measured
+            if (one.lanes, other.lanes, one.world) == (lanes, others, other.world)
+            and one.seconds
+            and other.seconds
+        ]
+        return bool(pairs) and all(
+            min(first) <= max(second) and min(second) <= max(first) for first, second in pairs
+        )
+
     def _worst_costs(self) -> dict[Choice, float]:
         """Of what runs in all worlds: its cost in the world where that is highest."""
         by_world = {
@@ -154,7 +169,7 @@ class LaneCosts:
     @property
     def _shown_worlds(self) -> str:
         *first, last = map(str, self.worlds)
-        return f"{', '.join(first)} and {last} ranks" if first else f"{last} rank(s)"
+        return f"{', '.join(first)} and {last} ranks" if first else f"{counted(last, 'rank')}"
 
     def as_json(self) -> dict[str, Any]:
         """What `--json` prints."""

@@ -70,7 +70,9 @@ def nt_xent(
     """SimCLR's loss: the views of one sample attract each other, all others repel.
 
     Args:
-        embeddings: (samples, views, size), at least two views. They are normalized here.
+        embeddings: (samples, views, size), at least two views. They are normalized here. With more than
+            two, every other view of a sample is a positive one and their terms are averaged, which is
+            SupCon with each sample as its own class; SimCLR itself has two.
         temperature: What similarities are divided by.
         rows_at_once: How many anchors are compared with all others at once; None for all.
     """

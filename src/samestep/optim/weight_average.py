@@ -176,7 +176,8 @@ class Ema(WeightAverage):
         """How much of the average stays in its next update."""
         if not self._warmup:
             return self._stays
-        return min(self._stays, (1 + self.updates) / (10 + self.updates))
+        number = self.updates + 1  # from 1, as torch-ema counts
+        return min(self._stays, (1 + number) / (10 + number))
 
     def update(self) -> None:
         self._steps += 1

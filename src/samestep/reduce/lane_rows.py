@@ -80,7 +80,7 @@ class LaneRows:
                         f"{name} of lane {lane} holds a {type(leaf).__name__}: only tensors with a row "
                         "for each sample can be gathered"
                     )
-        containers = self._container(name, mine)
+        containers = self.container(name, mine)
         tensors = iter(
             [
                 self._gather(f"{name}[{at}]" if at else name, samples, _column(parts, at))
@@ -112,7 +112,8 @@ class LaneRows:
         parts = zip(by_rank_and_row, by_rank, strict=True)
         return torch.cat([part[:count] for part, count in parts])
 
-    def _container(self, name: str, mine: Mapping[int, Any]) -> Any:
+    def container(self, name: str, mine: Mapping[int, Any]) -> Any:
+        """Return the containers of rows of a name, with a 0 for each tensor; the same on every rank."""
         if name not in self._containers:
             # Once for each name: a rank without samples has nothing to look at.
             own = next(iter(mine.values()), None)

@@ -15,6 +15,8 @@ from samestep.retrieval.search import QUERY_BLOCK, SharedRows
 
 ITERATIONS = 50
 """At most; it ends when no sample changes its cluster."""
+STARTS = 3
+"""Of which the best counts."""
 _FRACTION = 2.0**30
 """Of a row's numbers; those of 2^32 rows can be added up."""
 _WEIGHT = 2.0**24
@@ -46,24 +48,41 @@ class KMeans:
         Args:
             count: How many clusters.
         """
+        found = [self._settled(count) for _ in range(STARTS)]
+        chosen = min(found, key=lambda start: start[0])[1]  # the first of those that are as good
+        return torch.cat(self._exchange.collectives.gather(chosen))
+
+    def _settled(self, count: int) -> tuple[int, Tensor]:
+        """From new centres to where nothing changes: the sum of squared distances, and each row's cluster."""
         centres = self._first_centres(count)
         before = torch.full((len(self._rows),), -1)
         for _ in range(ITERATIONS):
-            chosen = self._nearest(centres)[1]
+            distances, chosen = self._nearest(centres)
             changed, centres = self._means(before, chosen, centres)
             if not changed:
                 break
             before = chosen
-        return torch.cat(self._exchange.collectives.gather(chosen))
+        return self._total(distances), chosen
+
+    def _total(self, distances: Tensor) -> int:
+        """The sum over all ranks' rows, as a whole number."""
+        return int(self._exchange.add_up((distances * _WEIGHT).round().long().sum().reshape(1)))
 
     def _first_centres(self, count: int) -> Tensor:
-        """k-means++: each next one is drawn by the squared distance from those before."""
+        """Greedy k-means++, as scikit-learn has it: of some rows that are drawn by their squared distance from
+        the centres so far, the next centre is the one that leaves the least of it."""
         weights = torch.ones(len(self._rows), dtype=torch.int64)
         centres = [self._draw(weights)]
-        nearest = self._rows.new_full((len(self._rows),), torch.inf)
+        nearest = self._nearest(centres[0][None])[0]
+        tries = 2 + int(np.log(count))
         while len(centres) < count:
-            nearest = torch.minimum(nearest, self._nearest(centres[-1][None])[0])
-            centres.append(self._draw((nearest * _WEIGHT).round().long()))
+            weights = (nearest * _WEIGHT).round().long()
+            drawn = [self._draw(weights) for _ in range(tries)]
+            left = [torch.minimum(nearest, self._nearest(row[None])[0]) for row in drawn]
+            totals = [self._total(distances) for distances in left]
+            best = totals.index(min(totals))
+            centres.append(drawn[best])
+            nearest = left[best]
         return torch.stack(centres)
 
     def _draw(self, weights: Tensor) -> Tensor:

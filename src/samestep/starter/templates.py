@@ -95,9 +95,9 @@ platforms: {kaggle: kaggle.yaml}
 """
 
 _KAGGLE_FILE = """\
-# GPU T4 x2: a rank on each. T4s have no bf16. A session ends after twelve hours at most: the run saves before.
+# GPU T4 x2: samestep launch starts a rank on each. T4s have no bf16. A session ends after twelve hours at most: the run saves before.
 precision: fp16
-distributed: {launch_method: torchrun, world_size: 2, backend: nccl}
+distributed: {launch_method: torchrun}
 preemption: {after_minutes: 660}
 """
 

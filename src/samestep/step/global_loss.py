@@ -37,6 +37,51 @@ Embed = Callable[[LaneBatch], Any]
 """Returns the embeddings of a lane's samples: a tensor, or several in containers."""
 
 
+Gather = Callable[[str, Mapping[int, Any]], Any]
+
+
+class _GatheredItems(Mapping[str, Any]):
+    """The items of all lanes' batches, each gathered when it is first read: pictures, most often, are not."""
+
+    def __init__(self, gather: Gather, mine: Mapping[int, Any], names: list[str]) -> None:
+        self._gather, self._mine, self._names = gather, mine, names
+        self._found: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._found:
+            mine = {lane: data[name] for lane, data in self._mine.items()}
+            self._found[name] = self._gather(f"batch.data[{name!r}]", mine)
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class _GatheredEntries(Sequence[Any]):
+    """The same for tuples and lists."""
+
+    def __init__(self, gather: Gather, mine: Mapping[int, Any], size: int) -> None:
+        self._gather, self._mine, self._size = gather, mine, size
+        self._found: dict[int, Any] = {}
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [self[at] for at in range(self._size)[place]]
+        at = range(self._size)[place]
+        if at not in self._found:
+            mine = {lane: data[at] for lane, data in self._mine.items()}
+            self._found[at] = self._gather(f"batch.data[{at}]", mine)
+        return self._found[at]
+
+    def __len__(self) -> int:
+        return self._size
+
+
 class GlobalBatch:
     """The samples of all lanes, in the order of the lanes, as a loss over all of them sees them.
 
@@ -71,8 +116,14 @@ class GlobalBatch:
 
     @cached_property
     def data(self) -> Any:
-        """All of what the collate function returned."""
-        return self._gather("batch.data", {batch.lane: batch.data for batch in self._mine})
+        """What the collate function returned; of a mapping, a tuple or a list, what is read of it."""
+        mine = {batch.lane: batch.data for batch in self._mine}
+        like = self._rows.container("batch.data", mine)
+        if type(like) is dict:
+            return _GatheredItems(self._gather, mine, list(like))
+        if type(like) in (tuple, list):
+            return _GatheredEntries(self._gather, mine, len(like))
+        return self._gather("batch.data", mine)
 
     def __len__(self) -> int:
         """The number of samples."""

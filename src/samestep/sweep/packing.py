@@ -17,6 +17,7 @@ from samestep.environment.launch import requested_threads
 from samestep.errors import LaunchError
 from samestep.launch.commands.torchrun import default_nproc
 from samestep.sweep.schema import SweepConfig
+from samestep.words import counted
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def pack(sweep: SweepConfig, base: Config, trials: int, environ: Mapping[str, st
         parallel = sweep.parallel
     if gpus and parallel * ranks > gpus:
         raise LaunchError(
-            f"parallel is {parallel} with {ranks} rank(s) for each trial, and there are {gpus} GPUs: set "
+            f"parallel is {parallel} with {counted(ranks, 'rank')} for each trial, and there are {gpus} GPUs: set "
             f"parallel: {max(1, fits)}, or ranks_per_trial: {max(1, gpus // parallel)}"
         )
     named = environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -99,7 +100,7 @@ def _summary(parallel: int, ranks: int, threads: Fact[int], cpus: Fact[int], gpu
     """One line: what runs at once, and whether that is more than there is."""
     needed = parallel * ranks * threads.value
     line = (
-        f"{parallel} trial(s) side by side, {ranks} rank(s) each, {threads.value} thread(s) each rank "
+        f"{counted(parallel, 'trial')} side by side, {counted(ranks, 'rank')} each, {counted(threads.value, 'thread')} each rank "
         f"({threads.reason})"
     )
     if gpus:

@@ -106,7 +106,7 @@ class LiveTrial:
         found = []
         for at in range(len(self.curves[self.fold])):
             so_far = [c[min(at, len(c) - 1)][1] for c in self.curves[: self.fold + 1] if c]
-            found.append((self.fold * _STRIDE + at + 1, math.fsum(so_far) / len(so_far)))
+            found.append((self.fold * _STRIDE + at, math.fsum(so_far) / len(so_far)))
         return found
 
     def got_further(self, result: RunResult | None) -> bool:

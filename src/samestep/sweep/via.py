@@ -17,6 +17,7 @@ from samestep.sweep.children import Child, Children
 from samestep.sweep.packing import Packing, pack
 from samestep.sweep.run_spec import RunSpec, override
 from samestep.sweep.schema import SweepConfig
+from samestep.words import counted
 
 _BY_SLURM = ("slurm", "srun")
 _BY_HOSTS = ("mpirun", "ssh")
@@ -81,7 +82,9 @@ def share_out(sweep: SweepConfig, base: Config, trials: int, environ: Mapping[st
     # Slurm places them: as many as may know nothing of each other.
     fits = len(_hosted(sweep, base, ranks)) if sweep.hosts else sweep.round
     parallel = min(fits, sweep.round, trials) if sweep.parallel == "auto" else sweep.parallel
-    summary = f"{parallel} trial(s) side by side, {ranks} rank(s) each, by {sweep.via}"
+    summary = (
+        f"{counted(parallel, 'trial')} side by side, {counted(ranks, 'rank')} each, by {sweep.via}"
+    )
     return Packing(parallel, ranks, threads=1, summary=summary)
 
 
@@ -182,5 +185,5 @@ def via_mistakes(sweep: SweepConfig, base: Config) -> Iterator[Mistake]:
         if places < (1 if sweep.parallel == "auto" else sweep.parallel):
             yield Mistake(
                 "parallel",
-                f"is {sweep.parallel}, and {sweep.hosts} has places for {places} trial(s) of {ranks} rank(s)",
+                f"is {sweep.parallel}, and {sweep.hosts} has places for {counted(places, 'trial')} of {counted(ranks, 'rank')}",
             )

@@ -20,6 +20,7 @@ from samestep.optim.precision import Precision
 from samestep.reduce.global_batchnorm import NO_SAMPLES
 from samestep.run_setup import RunSetup
 from samestep.step.supported import has_batchnorm, lonely_samples
+from samestep.words import counted
 
 
 def report_plan(
@@ -71,14 +72,14 @@ def report_plan(
     of_samples = f"{plan['samples']} samples, " if plan["samples"] else ""
     context.log.main(
         f"Plan: {of_samples}global batch {batch.global_batch} = {batch.lane_count} lanes "
-        f"x {batch.lane_batch} samples; {context.world} rank(s) drive "
+        f"x {batch.lane_batch} samples; {counted(context.world, 'rank')} drive{'s' * (context.world == 1)} "
         f"{'+'.join(map(str, shares))} lanes; {total or 'unknown'} steps; same: {config.same}"
     )
     _warn_of_lonely_samples(setup, source, modules)
     if config.batch_per_rank is not None:
         context.log.main(
             f"batch_per_rank {config.batch_per_rank} makes this run depend on its "
-            f"{context.world} rank(s): another number of ranks is another run"
+            f"{counted(context.world, 'rank')}: another number of ranks is another run"
         )
     return plan
 

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from samestep.distributed.context import RunContext
 from samestep.errors import RanksDiffer
+from samestep.words import listed
 
 _AT_ONCE = 1 << 22
 _SHOWN = 5
@@ -94,6 +95,6 @@ def _differences(gathered: Sequence[Mapping[str, int]]) -> list[str]:
                 groups.setdefault(value, []).append(rank)
             largest = max(groups.values(), key=len)
             others = [rank for rank in range(len(gathered)) if rank not in largest]
-            lines.append(f"{name} on rank(s) {', '.join(map(str, others))} is not what it is on "
-                         f"rank(s) {', '.join(map(str, largest))}")  # fmt: skip
+            lines.append(f"{name} on {listed('rank', others)} is not what it is on "
+                         f"{listed('rank', largest)}")  # fmt: skip
     return lines

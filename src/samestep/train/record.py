@@ -23,6 +23,7 @@ from samestep.step.step_log import StepRecord
 from samestep.train.listeners import RunListener
 from samestep.train.run import Run
 from samestep.train.state_tensors import dense, digest_of, state_tensors
+from samestep.words import listed
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def _first_difference(digests: Sequence[Mapping[str, str]]) -> str | None:
     for name, digest in digests[0].items():
         others = [rank for rank, found in enumerate(digests) if found.get(name, digest) != digest]
         if others:
-            return f"{name} on rank(s) {', '.join(map(str, others))}"
+            return f"{name} on {listed('rank', others)}"
     return None
 
 

@@ -19,6 +19,7 @@ from samestep.foreign.limits import short
 from samestep.train.record import RunRecord
 from samestep.train.saved_files import Saved
 from samestep.train.state_tensors import MODULES
+from samestep.words import counted
 
 _BITS = {
     torch.float64: torch.int64,
@@ -151,7 +152,7 @@ def thread_difference(left: RunRecord, right: RunRecord) -> str:
         return ""
     shown = [" and ".join(map(str, sorted(found))) for found in (second, first)]
     return (
-        f"{shown[0]} thread(s) per rank, not {shown[1]} as in the first run: on CPUs that alone can "
+        f"{counted(shown[0], 'thread')} per rank, not {shown[1]} as in the first run: on CPUs that alone can "
         "change bits. Set distributed.threads_per_rank"
     )
 

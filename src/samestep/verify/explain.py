@@ -12,6 +12,7 @@ from samestep.train.trace import read_trace
 from samestep.verify.result import Verification, WorldResult
 from samestep.verify.runner import Runner
 from samestep.verify.suspect import Suspect, find_suspect
+from samestep.words import counted
 
 
 def ends_of_parts(total: int, parts: int) -> list[int]:
@@ -69,8 +70,8 @@ def _explain_resume(
     passes = _Passes(runner, worlds[0], folder)
     whole = passes.trace(worlds[0], "whole", begin, step, resume=None)
     resumed = passes.trace(worlds[part], "resumed", begin, step, passes.checkpoint(begin))
-    label = f"{worlds[part].label} rank(s), resumed at step {begin}"
-    labels = (f"{worlds[0].label} rank(s), not stopped", label)
+    label = f"{counted(worlds[part].label, 'rank')}, resumed at step {begin}"
+    labels = (f"{counted(worlds[0].label, 'rank')}, not stopped", label)
     return find_suspect(labels, read_trace(whole), read_trace(resumed))
 
 
@@ -88,7 +89,9 @@ class _Passes:
         if step == 0:
             return None
         run = self.folder / "before"
-        self.runner.report(f"explaining: running on {self.first.label} rank(s) up to step {step}")
+        self.runner.report(
+            f"explaining: running on {counted(self.first.label, 'rank')} up to step {step}"
+        )
         self.runner.run(self.runner.launch(self.first, run, stop_after=step, saves=True))
         return run
 
@@ -100,13 +103,15 @@ class _Passes:
             read_trace(self.trace(world, f"world-{number}", begin, last, resume))
             for number, world in enumerate(sizes)
         ]
-        labels = f"{self.first.label} rank(s)", f"{other.label} rank(s)"
+        labels = f"{counted(self.first.label, 'rank')}", f"{counted(other.label, 'rank')}"
         return find_suspect(labels, traces[0], traces[-1])
 
     def trace(self, world: World, name: str, begin: int, last: int, resume: Path | None) -> Path:
         """Run some steps, traced; returns the folder of the trace."""
         run = self.folder / name
-        self.runner.report(f"explaining: tracing steps {begin} to {last} on {world.label} rank(s)")
+        self.runner.report(
+            f"explaining: tracing steps {begin} to {last} on {counted(world.label, 'rank')}"
+        )
         launch = self.runner.launch(
             world, run, stop_after=last + 1, saves=True, resume=resume, trace_from=begin
         )

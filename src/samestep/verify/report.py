@@ -9,6 +9,7 @@ from pathlib import Path
 from samestep.ui.chart import COLORS, Line, Panel, chart
 from samestep.ui.page import write_page
 from samestep.verify.result import Verification, WorldResult
+from samestep.words import counted
 
 _PROMISES = {
     "bits": "identical bits: every loss, and every tensor of the final state",
@@ -49,7 +50,7 @@ def write_report(
     body = f"""<h1>{html.escape(title)}: the promise was
 <span class="{"kept" if result.kept else "broken"}">{verdict(result)}</span></h1>
 <p><code>same: {html.escape(result.same)}</code> promises {html.escape(promise(result))}.
-Compared with the run on {html.escape(result.worlds[0].label)} rank(s).</p>
+Compared with the run on {counted(html.escape(result.worlds[0].label), "rank")}.</p>
 <table><thead><tr><th class="number">ranks</th><th class="number">steps</th>
 <th class="number">ms per step</th><th>state</th><th>result</th></tr></thead>
 <tbody>{rows}</tbody></table>
@@ -74,7 +75,7 @@ def _figure(result: Verification) -> str:
     first, widest = result.worlds[0].record.losses, 2 + 2 * len(result.worlds)
     losses, gaps = [], []
     for number, world in enumerate(result.worlds):
-        curve, name = world.record.losses, f"{world.label} rank(s)"
+        curve, name = world.record.losses, f"{counted(world.label, 'rank')}"
         color, steps = COLORS[number % len(COLORS)], range(len(curve))
         apart = [abs(a - b) / abs(a) if a else 0.0 for a, b in zip(first, curve, strict=False)]
         # Ever thinner, so that curves which coincide can all be seen.

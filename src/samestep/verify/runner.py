@@ -12,6 +12,7 @@ from samestep.errors import Stopped
 from samestep.launch.commands.rank_command import RankCommand
 from samestep.launch.run.launches import Launch
 from samestep.launch.run.worlds import Machines, World, launch_of
+from samestep.words import counted
 
 _SAVE_UNITS = ("steps", "minutes", "epochs")
 _NO_TRACKERS = (
@@ -76,7 +77,7 @@ class Runner:
         if weights is None or len(weights) == world.ranks:
             return []
         self.report(
-            f"lane_weights are for {len(weights)} ranks: {world.ranks} rank(s) share lanes evenly"
+            f"lane_weights are for {len(weights)} ranks: {counted(world.ranks, 'rank')} share lanes evenly"
         )
         return ["distributed.lane_weights=null"]
 

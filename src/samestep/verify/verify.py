@@ -17,6 +17,7 @@ from samestep.verify.compare import read_curve
 from samestep.verify.explain import ends_of_parts, explain
 from samestep.verify.result import Verification, compare_runs
 from samestep.verify.runner import Runner
+from samestep.words import counted
 
 DEFAULT_RTOL = 1e-3
 """How far `same: rounding`, and a curve from elsewhere, may be off, relative."""
@@ -72,7 +73,7 @@ def verify(
     folders = {world.label: _run_folder(folder, world) for world in worlds}
     launches = {world.label: runner.launch(world, folders[world.label]) for world in worlds}
     for label, launch in launches.items():
-        report(f"running on {label} rank(s)")
+        report(f"running on {counted(label, 'rank')}")
         runner.run(launch)
     records = {label: run / "record" for label, run in folders.items()}
     if resumed:
@@ -100,7 +101,7 @@ def _run_in_parts(runner: Runner, worlds: Sequence[World], total: int, run: Path
         last = part == len(worlds)
         verb = "running" if part == 1 else "resuming"
         until = "" if last else f" up to step {end}"
-        runner.report(f"{verb} on {world.label} rank(s){until}")
+        runner.report(f"{verb} on {counted(world.label, 'rank')}{until}")
         runner.run(runner.launch(world, run, stop_after=None if last else end, saves=True))
     return run / "record"
 

@@ -29,7 +29,7 @@ ROWS = [
 
 def test_the_verdict_compares_with_torch_save() -> None:
     assert verdict(ROWS) == (
-        "On 2 rank(s), a save of 100 MB pauses training for 50 ms, 0.1x torch.save's 500 ms; it is on disk after "
+        "On 2 ranks, a save of 100 MB pauses training for 50 ms, 0.1x torch.save's 500 ms; it is on disk after "
         "2 s, and restored in 250 ms. A step takes 1.5x as long while it is written."
     )
 
@@ -40,7 +40,7 @@ def test_bandwidth_is_of_what_moves_bytes() -> None:
     shown = cells(ROWS)
     assert shown[2][-1] == "50 MB/s"
     assert shown[3][-2:] == ("-", "-")
-    assert shown[7][0] == "restore, saved by 1 rank(s)"
+    assert shown[7][0] == "restore, saved by 1 rank"
 
 
 def test_only_our_own_folder_is_removed(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def row(workers: int, prefetch: int, data: float, **fields: Any) -> dict[str, An
 def test_the_verdict_has_the_figures_and_what_to_set() -> None:
     rows = [row(0, 0, 0.41, bottleneck=True), row(2, 2, 0.11, recommended=True)]
     assert verdict(rows) == (
-        "On 2 rank(s) data takes 4.1x the rest of a step (410 ms against 100 ms) with no workers; with 2 "
+        "On 2 ranks data takes 4.1x the rest of a step (410 ms against 100 ms) with no workers; with 2 "
         "worker(s) 1.1x, no longer the bottleneck. Set loader.workers=2 loader.prefetch=2: a step then "
         "takes about 110 ms instead of 510 ms."
     )

@@ -139,7 +139,7 @@ LEAK = {
 
 def test_verdicts_name_what_lanes_cost_and_who_leaks() -> None:
     found = verdicts([EIGHT, ONE], [{"world": 2, "leak": LEAK}])
-    assert found[0].startswith("On 2 rank(s), 8 lanes a rank hold 1.50x what 1 hold")
+    assert found[0].startswith("On 2 ranks, 8 lanes a rank hold 1.50x what 1 hold")
     assert found[1].startswith(
         "LEAK: rank 1 of 2 on node-b (memory: host) grows by 64 KB with every step"
     )

@@ -259,7 +259,7 @@ MISTAKES = [
      ["torch sees no GPU", "set backend: gloo or auto"]),
     ("cuda on cpus", placed({"device": "cuda"}, {}), LaunchError, ["set device: cpu or auto"]),
     ("more ranks than gpus", placed({}, {**RANK_1_OF_4, "LOCAL_WORLD_SIZE": "4"}, gpus=2), LaunchError,
-     ["Start 2 rank(s), or set backend: gloo, or device: cpu"]),
+     ["Start 2 ranks, or set backend: gloo, or device: cpu"]),
     ("too few device_ids", placed({"device_ids": (0, 1)}, RANK_1_OF_4, gpus=4), LaunchError,
      ["names 2 GPUs for 4 ranks on this machine: name one per rank"]),
     ("device_ids out of range", placed({"device_ids": (0, 1, 2, 7)}, RANK_1_OF_4, gpus=4),

@@ -154,7 +154,7 @@ def test_without_a_launcher_there_is_one_process(capsys: pytest.CaptureFixture[s
     with create_run_context(SECTION, detect_hardware({}), ALONE) as found:
         assert type(found) is SingleProcessContext
         assert found.threads == 1
-    assert "One process on cpu, 1 thread(s)" in capsys.readouterr().err
+    assert "One process on cpu, 1 thread" in capsys.readouterr().err
 
 
 @pytest.mark.requirement("001-D-12")

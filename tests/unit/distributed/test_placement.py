@@ -117,7 +117,7 @@ def test_cuda_without_gpus_is_refused():
 def test_more_ranks_than_gpus_is_refused_under_nccl():
     message = refusal({}, machine(gpus=2), launched(3, 4))
     assert "4 ranks on this machine but torch sees 2 GPU(s)" in message
-    assert "Start 2 rank(s), or set backend: gloo, or device: cpu" in message
+    assert "Start 2 ranks, or set backend: gloo, or device: cpu" in message
 
 
 def test_two_ranks_share_one_gpu_under_gloo():

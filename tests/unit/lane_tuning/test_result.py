@@ -17,7 +17,7 @@ from samestep.lane_tuning.result import LaneCosts, Measured
 
 def one(lanes: int, *ms: float, world: int = 1, **more: Any) -> Measured:
     seconds = tuple(value / 1e3 for value in ms)
-    return Measured(world, lanes, 64 // lanes, "cpu, 1 thread(s)", seconds=seconds, **more)
+    return Measured(world, lanes, 64 // lanes, "cpu, 1 thread", seconds=seconds, **more)
 
 
 def costs(*measured: Measured, now: int = 8) -> LaneCosts:
@@ -114,7 +114,7 @@ def test_the_table_leaves_out_columns_that_say_nothing() -> None:
     header, body = rows(found)
     assert header == ["lanes x samples", "ms per step", "spread", "cost", "worlds"]
     assert body[1] == ["2 x 32", "11.5", "11.0-12.0", "1.15", "1-2"]
-    assert heading(found) == "global batch 64 on cpu, 1 thread(s); medians of 3 round(s)"
+    assert heading(found) == "global batch 64 on cpu, 1 thread; medians of 3 round(s)"
     on_gpu = costs(one(4, 1.5, world=2, parallel=2, peak_bytes=3 * 2**29))
     header, body = rows(on_gpu)
     assert dict(zip(header, body[0], strict=True)) == {

@@ -104,11 +104,11 @@ def test_auto_fills_the_hosts_and_gives_slurm_a_round(tmp_path: Path) -> None:
         ),
         (
             {"via": "ssh", "hosts": "a:2,b:2", "ranks_per_trial": 2, "parallel": 3}, "",
-            "parallel: is 3, and a:2,b:2 has places for 2 trial(s) of 2 rank(s)",
+            "parallel: is 3, and a:2,b:2 has places for 2 trials of 2 ranks",
         ),
         (
             {"via": "ssh", "hosts": "a:1,b:1", "ranks_per_trial": 3}, "",
-            "parallel: is auto, and a:1,b:1 has places for 0 trial(s) of 3 rank(s)",
+            "parallel: is auto, and a:1,b:1 has places for 0 trials of 3 ranks",
         ),
     ],
 )  # fmt: skip

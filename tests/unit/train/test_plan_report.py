@@ -47,7 +47,7 @@ def test_the_plan_is_printed_and_stored(
     assert json.loads((tmp_path / "plan.json").read_text()) == plan
     assert (plan["samples"], plan["steps"], plan["lane_batch"], plan["world"]) == (20, 6, 2, 1)
     assert capsys.readouterr().err == (
-        "Plan: 20 samples, global batch 8 = 4 lanes x 2 samples; 1 rank(s) drive 4 lanes; 6 steps; "
+        "Plan: 20 samples, global batch 8 = 4 lanes x 2 samples; 1 rank drives 4 lanes; 6 steps; "
         "same: bits\n"
     )
 
@@ -66,7 +66,7 @@ def test_every_ranks_share_is_in_the_plan(
 ) -> None:
     plan = report(two_ranks, tmp_path, distributed={"lane_weights": [3, 1]})
     assert plan["lanes_per_rank"] == [3, 1]
-    assert "2 rank(s) drive 3+1 lanes" in capsys.readouterr().err
+    assert "2 ranks drive 3+1 lanes" in capsys.readouterr().err
 
 
 def test_a_batch_per_rank_is_reported_as_what_it_does(

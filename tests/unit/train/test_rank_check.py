@@ -108,16 +108,16 @@ def test_large_tensors_are_gone_through_in_parts(monkeypatch: pytest.MonkeyPatch
         ([{"a": 1}, {"a": 1}], []),
         (
             [{"a": 1, "b": 1}, {"a": 2, "b": 1}, {"a": 1, "b": 1}],
-            ["a on rank(s) 1 is not what it is on rank(s) 0, 2"],
+            ["a on rank 1 is not what it is on ranks 0, 2"],
         ),
         (
             [{"b": 1, "a": 5}, {"b": 1, "a": 6}, {"b": 2, "a": 6}, {"b": 3, "a": 6}],
             [
-                "a on rank(s) 0 is not what it is on rank(s) 1, 2, 3",
-                "b on rank(s) 2, 3 is not what it is on rank(s) 0, 1",
+                "a on rank 0 is not what it is on ranks 1, 2, 3",
+                "b on ranks 2, 3 is not what it is on ranks 0, 1",
             ],
         ),
-        ([{"a": 1}, {}], ["a on rank(s) 1 is not what it is on rank(s) 0"]),
+        ([{"a": 1}, {}], ["a on rank 1 is not what it is on rank 0"]),
     ],
 )
 def test_what_differs_is_named_with_the_ranks_of_the_fewest(
@@ -164,7 +164,7 @@ def test_ranks_that_are_the_same_pass_and_others_are_told(two_ranks: TwoRanks) -
     lines = str(caught.value).splitlines()
     assert lines[:2] == [
         "the ranks are not the same after step 5:",
-        "  model.bias on rank(s) 1 is not what it is on rank(s) 0",
+        "  model.bias on rank 1 is not what it is on rank 0",
     ]
     assert caught.value.exit_code == 4
 

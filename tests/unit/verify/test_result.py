@@ -82,7 +82,7 @@ def test_other_numbers_of_threads_are_noted_and_are_no_difference_by_themselves(
 ) -> None:
     result = verified(tmp_path, "bits", threads=(2, 2), losses=losses)
     assert result.kept is (losses == (2.0, 1.0))
-    assert "2 thread(s) per rank, not 1 as in the first run" in str(result.worlds[1])
+    assert "2 threads per rank, not 1 as in the first run" in str(result.worlds[1])
     document = result.as_json()["worlds"]
     assert document["2"]["threads_per_rank"] == [2, 2]
     assert document["1"]["note"] is None

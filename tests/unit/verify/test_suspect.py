@@ -11,7 +11,7 @@ import torch
 from samestep.train.trace import AFTER, BEFORE, LANE, SUM, Entry
 from samestep.verify.suspect import Suspect, find_suspect
 
-LABELS = ("1 rank(s)", "2 rank(s)")
+LABELS = ("1 rank", "2 ranks")
 
 
 def entry(
@@ -63,7 +63,7 @@ def test_equal_traces_have_no_suspect() -> None:
 def test_the_first_in_the_order_of_a_lane_is_named(changes: dict[str, float], kind: str) -> None:
     suspect = found(ONE, [*lane(0), *rest(gradient=3.0)], [*lane(1, **changes), *rest(3.0)])
     assert (suspect.step, suspect.lane, suspect.kind, suspect.name) == (0, 1, kind, "m")
-    assert suspect.between == "1 rank(s): rank 0; 2 rank(s): rank 1"
+    assert suspect.between == "1 rank: rank 0; 2 ranks: rank 1"
 
 
 def test_a_state_that_differs_before_the_step_comes_first() -> None:
@@ -81,7 +81,7 @@ def test_sums_and_updates_come_after_all_lanes() -> None:
 
 def test_ranks_of_one_run_are_compared_with_each_other() -> None:
     suspect = found(ONE, [*lane(0), *rest()], [*lane(1), *rest(after=3.0)])
-    assert suspect.between == "2 rank(s): ranks 0 and 1"
+    assert suspect.between == "2 ranks: ranks 0 and 1"
     assert str(suspect).startswith("first difference: step 0, model.w after the update: ")
 
 

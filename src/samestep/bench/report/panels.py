@@ -12,6 +12,7 @@ from samestep.bench.report.targets import OURS
 from samestep.bench.shown import shown_time
 from samestep.bench.statistics import Spread
 from samestep.ui.chart import COLORS, Line, Panel
+from samestep.words import counted
 
 _IDEAL, _GREY = "ideal", "#8793a0"
 PHASES = ("data", "compute", "exchange", "update", "wait")
@@ -264,7 +265,7 @@ def _memory_panel(world: int, lanes: int, rows: Sequence[Row], label: str) -> Pa
             high=megabytes("high"), text=["MB"] * len(found),
         ),
     ]  # fmt: skip
-    title = f"memory of a rank: {world} rank(s), {lanes} lane(s) each"
+    title = f"memory of a rank: {counted(world, 'rank')}, {counted(lanes, 'lane')} each"
     return Panel(
         title=f"{title}, {label}" if label else title, lines=lines, x="part", y="MB",
         xticks=places, xlabels=names, zero=True, alone=True,

@@ -68,7 +68,7 @@ class Report:
         left = len(self.targets) - sum(counts.values())
         return (
             f"{counts[PASS]} of {len(self.targets)} targets pass, {counts[FAIL]} fail, "
-            f"{left} cannot be measured here"
+            f"{left} were not measured"
         )
 
     def target_cells(self) -> list[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Every target of the plans, judged by what was measured: pass, fail, or not measurable here."""
+"""Every target of the plans, judged by what was measured: pass, fail, or not measured, with the reason."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from samestep.bench.report.results import Machine
 from samestep.bench.shown import shown_size
 from samestep.bench.statistics import Spread
 
-State = Literal["pass", "fail", "not measurable here"]
+State = Literal["pass", "fail", "not measured"]
 PASS: State = "pass"
 FAIL: State = "fail"
-UNKNOWN: State = "not measurable here"
+UNKNOWN: State = "not measured"
 OURS = "samestep"
 
 

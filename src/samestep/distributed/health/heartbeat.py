@@ -136,6 +136,7 @@ class Heartbeat:
                 self._end_if_stuck()
             self._answer_request()
             waited = self._seconds_waiting()
+            self._watch_for_mismatch(waited)
             self._watch_for_silence(waited)
             if waited < self._interval:
                 self._verdict = None  # it came back after all
@@ -206,6 +207,31 @@ class Heartbeat:
         stack = trace or stack  # the main thread has left a collective that broke
         answer = json.dumps({"stack": stack, "calls": list(self._activity.recent)})
         self._store.set(f"answer/{self._rank}", answer)
+
+    def _watch_for_mismatch(self, waited: float) -> None:
+        """End this rank if another one waits in another collective, and they parted at some call.
+
+        As after `if run.is_main: run.reduce(...)`: both would wait for the whole timeout.
+        """
+        if waited < min(_SECONDS_TO_LISTEN, self._timeout / 4) or self._verdict is not None:
+            return
+        mine = self._now()
+        others = [
+            beat
+            for beat, _ in self._beats()
+            if beat.waits and (beat.sequence, beat.collective) != (mine.sequence, mine.collective)
+        ]
+        if not others or min(beat.seconds for beat in others) < 2 * self._interval:
+            return
+        _, answers = self._look_around()
+        found = different_calls(_calls(answers))
+        if found is None or self._activity.sequence != mine.sequence:
+            return
+        advice = "Every rank must make the same calls: none of them behind `if run.is_main:`"
+        stacks = [f"rank {rank}'s Python stack:\n{text}" for rank, text in _stacks(answers).items()]
+        mismatch = CollectiveMismatch("\n".join([f"{found}. {advice}", *stacks]))
+        self._store.set_first("failed", failure_of(self._rank, self._host, mismatch))
+        self._die(mismatch)
 
     def _watch_for_silence(self, waited: float) -> None:
         """End this rank if one it waits for gives no sign of life: its machine or cable is gone.

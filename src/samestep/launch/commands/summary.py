@@ -6,6 +6,7 @@ from typing import Any
 
 from samestep.config import Config
 from samestep.lanes.plan import deal_lanes
+from samestep.words import counted
 
 Rows = list[tuple[str, Any]]
 
@@ -77,7 +78,7 @@ def more_processes_may_help(
     ranks = min(lane_count, cpus // threads)
     if config.same == "bits" and ranks > 1:
         return (
-            f"One process computes with {threads} thread(s), so that its bits are the same on any "
+            f"One process computes with {counted(threads, 'thread')}, so that its bits are the same on any "
             f"machine. samestep launch in place of train uses {ranks * threads} of the {cpus} CPUs "
             f"here, as {ranks} ranks, with the same bits"
         )

@@ -38,6 +38,7 @@ from samestep.launch.run.meeting import FixedMeeting, elastic_meeting
 from samestep.launch.run.orphans import Reaper
 from samestep.launch.run.rank_processes import RankProcesses
 from samestep.launch.run.signal_forwarder import SignalForwarder
+from samestep.words import counted
 
 _SECONDS_TO_FOLLOW = 10.0
 """How long the other ranks get to notice by themselves that one has failed, and to report it."""
@@ -66,7 +67,7 @@ def run_ranks(command: TorchrunCommand, report: Report, quiet: bool = False) -> 
                 raise ended.error from None
             nproc = max(command.min_nproc, command.nproc - len(ended.lost))
             report(
-                f"{ended.headline}. Restarting on {nproc} rank(s) from the last checkpoint; "
+                f"{ended.headline}. Restarting on {counted(nproc, 'rank')} from the last checkpoint; "
                 f"{left} restart(s) left"
             )
             command = replace(command, nproc=nproc)

@@ -15,6 +15,7 @@ from samestep.launch.commands.rank_command import RankCommand
 from samestep.launch.commands.size import Host, Size, parse_hosts
 from samestep.launch.run.launches import Launch
 from samestep.launch.run.prepare import Request, prepare
+from samestep.words import counted
 
 T = TypeVar("T")
 Via = Literal["torchrun", "mpirun", "slurm", "ssh"]
@@ -130,7 +131,7 @@ def measure_each(
     ):
         found = []
         for world in worlds:
-            report(f"measuring on {world.label} rank(s)")
+            report(f"measuring on {counted(world.label, 'rank')}")
             result = Path(folder) / f"world-{world.ranks}.json"
             ranks = ranks_of(world, result)
             launch_of(world, ranks, machines).run(report, follow=True, quiet=True)

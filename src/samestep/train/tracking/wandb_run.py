@@ -54,8 +54,9 @@ class WandbRun(Tracker):
             ),
         }
         given = {name: value for name, value in defaults.items() if value is not None}
-        self._run = self._wandb.init(**{**given, **config.args}, id=number, resume="allow")
+        # Before: a kill in between would leave a run at W&B that no restart continues.
         run.keep_id(number)
+        self._run = self._wandb.init(**{**given, **config.args}, id=number, resume="allow")
         # W&B's own step must grow with every row; ours comes late for some of them.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
