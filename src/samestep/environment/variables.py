@@ -7,6 +7,7 @@ import shlex
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from samestep.errors import TextError
 from samestep.foreign.numbers import whole_number
@@ -102,6 +103,19 @@ def launcher_process(environ: Mapping[str, str]) -> int | None:
     if report_pipe(environ) is None:
         return None
     return whole_number(environ.get(_LAUNCHER, ""))
+
+
+_WAKE = "SAMESTEP_WAKE"
+
+
+def wake_variables(path: Path) -> dict[str, str]:
+    """What tells a run of a sweep at which socket the sweep's process waits."""
+    return {_WAKE: str(path)}
+
+
+def wake_path(environ: Mapping[str, str]) -> str | None:
+    """The socket at which a sweep's process waits for this run's questions; None if none does."""
+    return environ.get(_WAKE)
 
 
 _ENDS_WITH = "SAMESTEP_ENDS_WITH"

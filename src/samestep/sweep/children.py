@@ -20,9 +20,10 @@ from samestep.launch.run.orphans import Reaper
 from samestep.launch.run.reaper import kill_group
 from samestep.launch.run.signal_forwarder import SignalForwarder
 from samestep.launch.warm.client import ForkedProcess, WarmServer
+from samestep.sweep.events import Events
 
-PAUSE = 0.02
-"""Seconds between two looks at the children."""
+PAUSE = 0.25
+"""Seconds between two looks at what no event tells of: runs on other machines, signals, files."""
 _SECONDS_TO_END = 30.0
 """How long they get if this process fails."""
 _SECONDS_TO_SAVE = 300.0
@@ -69,6 +70,7 @@ class Children:
         self._signals = SignalForwarder(self._forward, self.kill)
 
     def __enter__(self) -> Children:
+        self._events = Events()
         self._reaper = Reaper(_SECONDS_TO_SAVE)
         self._signals.__enter__()
         return self
@@ -82,6 +84,7 @@ class Children:
         finally:
             self._signals.__exit__(kind, error, trace)
             self._reaper.close()
+            self._events.close()
 
     def start(
         self,
@@ -99,10 +102,13 @@ class Children:
             variables: Of its environment, besides this process's.
         """
         # By itself too: this process may be killed before the reaper knows of it.
-        environ = {**process_environment(), **(variables or {}), **ending_variables()}
+        environ = {
+            **process_environment(), **(variables or {}), **ending_variables(), **self._events.variables,
+        }  # fmt: skip
         with output.open("ab") as file:
             process = self._fork(words, environ, file) or _started(name, words, environ, file)
         self._reaper.watch(process.pid)
+        self._events.watch(process.pid)
         child = Child(name, process, output)
         self._running.append(child)
         if self.stopped_by is not None:  # the signal came before there was this one to get it
@@ -142,9 +148,14 @@ class Children:
             if child.code is not None:
                 kill_group(child.process.pid)  # what it started and left behind
                 self._reaper.forget(child.process.pid)
+                self._events.forget(child.process.pid)
                 self._running.remove(child)
                 ended.append(child)
         return ended
+
+    def pause(self) -> None:
+        """Wait until a child has ended or asks something, but not for long."""
+        self._events.wait(PAUSE)
 
     def wait(self, child: Child, seconds: float | None = None) -> bool:
         """Wait for the end of one; raises `Stopped` if a signal stops this process meanwhile.
@@ -163,7 +174,7 @@ class Children:
                 self.end(child)
             self.refuse_stopped()
             self.poll()
-            time.sleep(PAUSE)
+            self.pause()
         return by_itself
 
     @property
@@ -201,7 +212,7 @@ class Children:
         deadline = time.monotonic() + seconds
         while self._running and time.monotonic() < deadline:
             self.poll()
-            time.sleep(PAUSE)
+            self.pause()
 
 
 def _started(

@@ -22,7 +22,7 @@ from samestep.checkpoint.questions import (
 )
 from samestep.environment.variables import process_environment
 from samestep.errors import CheckpointError, RunDirError, Stopped, TaskError, UserError
-from samestep.sweep.children import PAUSE, Child, Children
+from samestep.sweep.children import Child, Children
 from samestep.sweep.database import open_database
 from samestep.sweep.examine import examine
 from samestep.sweep.loading import LoadedSweep
@@ -149,7 +149,7 @@ class Coordinator:
                 self._run_ended(trial, child)
             if self._watch is not None:
                 self._watch(self._over, self._live, self._count)
-            time.sleep(PAUSE)
+            self._children.pause()
 
     def _continue_earlier(self) -> None:
         """Take up what an earlier process has left, where it was."""

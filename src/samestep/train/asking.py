@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samestep.checkpoint.ownership import naming_errors
 from samestep.checkpoint.questions import Answer, Question, read_answer, write_question
 from samestep.distributed.health.activity import EVALUATE
+from samestep.environment.variables import process_environment, wake_path
 from samestep.train.evaluate import Values
 from samestep.train.listeners import RunListener
 
@@ -20,6 +23,15 @@ _PAUSE = 0.01
 _SECONDS_FOR_AN_ANSWER = 600.0
 """The process of a sweep answers at once. A job on another machine cannot see that it is gone, and would
 hold its nodes for nothing."""
+
+
+def _wake_sweep() -> None:
+    """Tell the sweep's process, if it waits on this machine; else it finds the question by itself."""
+    path = wake_path(process_environment())
+    if path is not None:
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as waker:
+            waker.setblocking(False)
+            waker.sendto(b".", path)
 
 
 class Asking(RunListener):
@@ -47,6 +59,7 @@ class Asking(RunListener):
         """None if a signal stops the run first: the sweep decides before it resumes the run."""
         with naming_errors(self._folder):
             write_question(self._folder, question)
+        _wake_sweep()
         deadline = time.monotonic() + _SECONDS_FOR_AN_ANSWER
         while not self._run.is_stopping:
             self._run.context.activity.moved()  # it is the sweep that may take long

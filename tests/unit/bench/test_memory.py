@@ -122,9 +122,7 @@ def test_the_rank_that_holds_most_counts() -> None:
 
 def test_lanes_that_do_not_divide_the_batch_are_left_out() -> None:
     assert possible_lanes(config(), 2, (1, 2, 4, 8)) == [1, 2, 4]
-    with pytest.raises(
-        PlanError, match=r"\(7 a rank, on 2 rank\(s\)\) divides a global_batch of 24"
-    ):
+    with pytest.raises(PlanError, match=r"\(7 per rank, on 2 ranks\) divides a global_batch of 24"):
         possible_lanes(config(), 2, (7,))
 
 

@@ -85,8 +85,9 @@ def test_warm_up_averages_little_at_first() -> None:
     for _ in range(10):
         seen.append(ema.decay)
         ema.update()
-    assert seen == [min(0.5, (1 + n) / (10 + n)) for n in range(10)]
-    assert seen[0] == 0.1
+    # As torch-ema, which counts the first update as 1.
+    assert seen == [min(0.5, (1 + n) / (10 + n)) for n in range(1, 11)]
+    assert seen[0] == 2 / 11
     assert seen[-1] == 0.5
 
 

@@ -110,13 +110,15 @@ class PretendedChildren:
     def refuse_stopped(self) -> None:
         pass
 
+    def pause(self) -> None:
+        """Every look is an event."""
+
     def stop(self) -> None:
         self.running.clear()
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator_module, "PAUSE", 0.0)
     monkeypatch.setattr(coordinator_module, "_SECONDS_BETWEEN_LOOKS", 0.0)
 
 

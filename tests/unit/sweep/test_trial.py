@@ -26,12 +26,12 @@ def test_folds_are_compared_by_their_mean_so_far_at_equal_places() -> None:
     trial.add(9, 0.2)
     trial.add(19, 0.4)
     trial.add(9, 0.3)  # again, after a resume
-    assert trial.reports() == [(1, 0.3), (2, 0.4)]
+    assert trial.reports() == [(0, 0.3), (1, 0.4)]
     trial.folds.append(0.4)
     trial.add(9, 0.5)
     trial.add(19, 0.6)
     trial.add(29, 0.8)  # one more than the first fold had
-    assert trial.reports() == [(10_001, 0.4), (10_002, 0.5), (10_003, pytest.approx(0.6))]
+    assert trial.reports() == [(10_000, 0.4), (10_001, 0.5), (10_002, pytest.approx(0.6))]
 
 
 def test_the_value_is_of_the_best_evaluation_or_the_last() -> None:

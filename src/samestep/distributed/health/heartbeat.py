@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import IO, Any
 
@@ -29,16 +29,15 @@ from samestep.distributed.health.activity import (
     STARTING,
     Activity,
 )
+from samestep.distributed.health.answers import calls_of, parted, stacks_of, unmatched
 from samestep.distributed.health.causes import absence_of, failed_first, failure_of
 from samestep.distributed.health.failure_report import report_failure
 from samestep.distributed.health.hang_report import (
     Beat,
-    Calls,
     different_calls,
     hang_report,
     process_state,
 )
-from samestep.distributed.health.own_calls import unmatched_calls
 from samestep.distributed.health.store import PatientStore
 from samestep.environment.secret import Signer
 from samestep.environment.variables import agent_serves_store, process_environment
@@ -223,13 +222,10 @@ class Heartbeat:
         ]
         if not others or min(beat.seconds for beat in others) < 2 * self._interval:
             return
-        _, answers = self._look_around()
-        found = different_calls(_calls(answers))
+        found = parted(self._look_around()[1])
         if found is None or self._activity.sequence != mine.sequence:
             return
-        advice = "Every rank must make the same calls: none of them behind `if run.is_main:`"
-        stacks = [f"rank {rank}'s Python stack:\n{text}" for rank, text in _stacks(answers).items()]
-        mismatch = CollectiveMismatch("\n".join([f"{found}. {advice}", *stacks]))
+        mismatch = CollectiveMismatch(found)
         self._store.set_first("failed", failure_of(self._rank, self._host, mismatch))
         self._die(mismatch)
 
@@ -346,7 +342,7 @@ class Heartbeat:
             self._give_up(gone)
             names = "; ".join(f"rank {b.rank} on {b.host} (pid {b.pid}) {b.where()}" for b in gone)
             return PeerLost(f"rank {self._rank} lost a peer: {names}")
-        mismatch = different_calls(_calls(answers)) or _unmatched(beats, _stacks(answers))
+        mismatch = different_calls(calls_of(answers)) or unmatched(beats, answers)
         if mismatch is not None:
             return CollectiveMismatch(mismatch)
         return PeerLost(f"rank {self._rank} {lost}")
@@ -354,11 +350,10 @@ class Heartbeat:
     def _compose(
         self, beats: list[Beat], answers: Mapping[int, dict[str, Any]]
     ) -> RankHung | CollectiveMismatch:
-        stacks = _stacks(answers)
-        report = hang_report(beats, stacks, _calls(answers), self._timeout)
-        unmatched = _unmatched(beats, stacks)
-        if unmatched is not None:
-            return CollectiveMismatch(f"{unmatched}\n{report}")
+        report = hang_report(beats, stacks_of(answers), calls_of(answers), self._timeout)
+        own = unmatched(beats, answers)
+        if own is not None:
+            return CollectiveMismatch(f"{own}\n{report}")
         return RankHung(report, [beat.rank for beat in beats if beat.is_awaited])
 
     def _look_around(self, trace: str = "") -> tuple[list[Beat], dict[int, dict[str, Any]]]:
@@ -401,16 +396,3 @@ class Heartbeat:
 
 def _nothing() -> None:
     """There is nothing to finish."""
-
-
-def _calls(answers: Mapping[int, dict[str, Any]]) -> dict[int, Calls]:
-    return {rank: [tuple(call) for call in answer["calls"]] for rank, answer in answers.items()}
-
-
-def _stacks(answers: Mapping[int, dict[str, Any]]) -> dict[int, str]:
-    return {rank: answer["stack"] for rank, answer in answers.items()}
-
-
-def _unmatched(beats: Sequence[Beat], stacks: Mapping[int, str]) -> str | None:
-    waiting = [beat.rank for beat in beats if not beat.is_awaited]
-    return unmatched_calls({b.rank: stacks.get(b.rank, "") for b in beats}, waiting)
