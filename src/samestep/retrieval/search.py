@@ -3,6 +3,9 @@
 Queries and references meet block by block: every matrix of distances has the same samples and the same
 shape whatever the number of ranks, so that it has the same bits. Distances are of float64. Equal ones are
 ordered by the references' numbers.
+
+Most pairs are far apart, and a product in float32 shows it: with its error allowed for, it leaves out those
+that cannot be among the nearest, and the exact distance is computed for the others only.
 """
 
 from __future__ import annotations
@@ -19,6 +22,10 @@ from samestep.reduce.row_shards import RowExchange, ShardPlan
 QUERY_BLOCK, REFERENCE_BLOCK = 256, 2048
 GROUP_BYTES = 256 << 20
 """For what is known of queries while references pass by; more queries than fit take another pass."""
+_PAIRS = 4096
+"""Whose exact distances are computed at once."""
+_TILE = 64
+"""Distances of which the least is looked at first."""
 _SPARE = 32
 """Candidates beyond 2 k that are kept before they are sorted."""
 
@@ -42,6 +49,32 @@ class QueryBlock:
     ids: range
     rows: Tensor
     """As `prepared` made them."""
+    rough: Rough
+
+
+@dataclass(frozen=True)
+class Rough:
+    """A block of rows in float32, and what a product of them may be off by."""
+
+    rows: Tensor
+    squares: Tensor
+    """The rows' squared lengths, for euclidean distances."""
+    largest: float
+    """Of the squares."""
+
+    @classmethod
+    def of(cls, rows: Tensor) -> Rough:
+        """Of rows as `prepared` made them."""
+        squares = (rows**2).sum(1)
+        return cls(rows.float(), squares.float(), float(squares.max()))
+
+    def error(self, other: Rough) -> float:
+        """Return what a squared distance to another block's rows, or twice a product, is off by at most.
+
+        A product of n numbers is off by at most n roundings of the lengths' product; so are the rows and
+        squares themselves, by a few.
+        """
+        return (self.rows.shape[1] + 16) * 2.0**-22 * max(self.largest + other.largest, 1e-30)
 
 
 def prepared(rows: Tensor, block: int, distance: Distance) -> Tensor:
@@ -78,6 +111,7 @@ class Search:
         self.excludes_itself = references is None
         """Whether a query is among the references, and no neighbour of itself."""
         self.references = queries_again(exchange, queries) if references is None else references
+        self._products = torch.empty(QUERY_BLOCK, REFERENCE_BLOCK, device=self._device)
 
     def nearest(self, k: int) -> Iterator[tuple[QueryBlock, Tensor, Tensor]]:
         """This rank's blocks, with distances and numbers of each query's k nearest references.
@@ -91,10 +125,17 @@ class Search:
         for group in self._groups(range(self._queries.plan.blocks), at_once):
             found = [_Candidates(k) for _ in group]
             for number, block in self._reference_blocks():
+                there = Rough.of(block)
                 for query, candidates in zip(group, found, strict=True):
-                    candidates.add(self.distances(query, block, number), number * REFERENCE_BLOCK)
-            for query, candidates in zip(group, found, strict=True):
-                yield query, *candidates.sorted()
+                    rough = self._rough_distances(query, there, number)
+                    candidates.add(rough, query.rough.error(there), number * REFERENCE_BLOCK)
+            exact = [_Exact(candidates.numbers()) for candidates in found]
+            for number, block in self._reference_blocks():
+                for query, pairs in zip(group, exact, strict=True):
+                    rows, columns = pairs.within(number)
+                    pairs.put(self._distances_of(query.rows[rows], block[columns]))
+            for query, pairs in zip(group, exact, strict=True):
+                yield query, *pairs.nearest(k)
 
     def first_matches(self, numbers: Sequence[int]) -> Iterator[tuple[QueryBlock, Tensor]]:
         """Blocks of queries, with the rank of each one's nearest reference of its own class, from 1.
@@ -139,13 +180,39 @@ class Search:
         else:
             squares = (query.rows**2).sum(1, keepdim=True) + (block**2).sum(1)
             found = squares.sub_(products, alpha=2).clamp_min_(0)
+        return self._without_pairs(found, query, number)
+
+    def _without_pairs(self, found: Tensor, query: QueryBlock, number: int) -> Tensor:
+        """Distances that are infinite where there is no reference, or it is the query itself."""
         held = self.references.plan.rows_in(number)
         found[:, len(held) :] = torch.inf
+        found[len(query.ids) :] = torch.inf
         if self.excludes_itself:
             first, last = max(query.ids.start, held.start), min(query.ids.stop, held.stop)
             both = torch.arange(first, max(first, last), device=found.device)
             found[both - query.ids.start, both - held.start] = torch.inf
         return found
+
+    def _rough_distances(self, query: QueryBlock, there: Rough, number: int) -> Tensor:
+        """Like `distances`, in float32 and in one buffer for all blocks."""
+        found = torch.mm(query.rough.rows, there.rows.T, out=self._products)
+        if self._distance == "cosine":
+            found.neg_().add_(1)
+        else:
+            found.mul_(-2).add_(query.rough.squares[:, None]).add_(there.squares)
+        return self._without_pairs(found, query, number)
+
+    def _distances_of(self, queries: Tensor, references: Tensor) -> Tensor:
+        """Distances of pairs, whose bits depend on nothing but the pair: always as many at once."""
+        found = queries.new_empty(len(queries))
+        for start in range(0, len(queries), _PAIRS):
+            some = slice(start, start + _PAIRS)
+            mine, theirs = queries[some], references[some]
+            terms = mine * theirs if self._distance == "cosine" else (mine - theirs).square_()
+            if len(terms) < _PAIRS:
+                terms = torch.nn.functional.pad(terms, (0, 0, 0, _PAIRS - len(terms)))
+            found[some] = terms.sum(1)[: len(mine)]
+        return found.neg_().add_(1) if self._distance == "cosine" else found
 
     def _same(self, query: QueryBlock, number: int) -> Tensor:
         """Of which pairs of a block of queries and one of references both have the same label."""
@@ -175,7 +242,8 @@ class Search:
         ids = self._queries.plan.rows_in(number)
         first = self._queries.plan.rows_of(self.exchange.collectives.rank).start
         rows = self._queries.rows[ids.start - first : ids.stop - first].to(self._device)
-        return QueryBlock(number, ids, prepared(rows, QUERY_BLOCK, self._distance))
+        whole = prepared(rows, QUERY_BLOCK, self._distance)
+        return QueryBlock(number, ids, whole, Rough.of(whole))
 
     def _reference_blocks(self) -> Iterator[tuple[int, Tensor]]:
         held = self.references
@@ -193,65 +261,102 @@ def queries_again(exchange: RowExchange, queries: SharedRows) -> SharedRows:
 
 def bytes_of_query(k: int, size: int) -> int:
     """About what is held for one query while its k nearest references are sought."""
-    return 16 * (2 * k + _SPARE) + 8 * size
+    return 20 * (2 * k + _SPARE) + 12 * size
+
+
+def _below(values: Tensor, limit: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Where values are below their row's limit, row by row, and the values there.
+
+    By the least of each tile first: few are, and a minimum costs a tenth of a comparison and its search.
+    """
+    tiles = values.view(len(values), -1, _TILE)
+    rows, numbers = (tiles.amin(2) < limit).nonzero(as_tuple=True)
+    picked = tiles[rows, numbers]
+    at, within = (picked < limit[rows]).nonzero(as_tuple=True)
+    return rows[at], numbers[at] * _TILE + within, picked[at, within]
 
 
 class _Candidates:
-    """The k nearest references of a block of queries, among those that have passed so far.
-
-    Blocks of references come in the order of their numbers. Whoever comes later is nearer or left out,
-    and sorting is stable: so equal distances stay in the order of the numbers.
-    """
+    """Which references may be among the k nearest of a block of queries, of those that have passed so far."""
 
     def __init__(self, k: int) -> None:
-        self._k, self._width = k, 0
+        self._k, self._width, self._error = k, 0, 0.0
         self._distances: list[Tensor] = []
         self._ids: list[Tensor] = []
         self._limit: Tensor | None = None
-        """Of each query, the k-th distance so far."""
+        """Of each query, the distance from which on a reference cannot be among the nearest."""
 
-    def add(self, distances: Tensor, start: int) -> None:
-        """Take a block of references, whose first one has this number."""
-        if self._limit is None:
-            ids = torch.arange(start, start + distances.shape[1], device=distances.device)
-            self._append(distances, ids.expand_as(distances))
-            self._limit = self._sort()
-            return
-        rows, columns = (distances < self._limit).nonzero(as_tuple=True)
-        counts = torch.bincount(rows, minlength=len(distances))
+    def add(self, rough: Tensor, error: float, start: int) -> None:
+        """Take a block of references.
+
+        Args:
+            rough: Distances that are off by no more than `error`; infinite where there is no pair.
+            error: How much that is.
+            start: The number of the block's first reference.
+        """
+        self._error = max(self._error, error)
+        limit = self._limit
+        if limit is None:
+            k = min(self._k, rough.shape[1])
+            nearest = rough.topk(k, dim=1, largest=False, sorted=False).values
+            limit = nearest.amax(1, keepdim=True) + 2 * self._error
+        rows, columns, nearer = _below(rough, limit)
+        counts = torch.bincount(rows, minlength=len(rough))
         most = int(counts.max())
-        if not most:
-            return
-        places = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
-        nearer = distances.new_full((len(distances), most), torch.inf)
-        nearer[rows, places] = distances[rows, columns]
-        ids = torch.full_like(nearer, -1, dtype=torch.int64)
-        ids[rows, places] = columns + start
-        self._append(nearer, ids)
-        if self._width > 2 * self._k + _SPARE:
-            self._limit = self._sort()
+        if most or self._limit is None:
+            places = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
+            found = rough.new_full((len(rough), most), torch.inf)
+            found[rows, places] = nearer
+            ids = torch.full_like(found, -1, dtype=torch.int64)
+            ids[rows, places] = columns + start
+            self._distances.append(found)
+            self._ids.append(ids)
+            self._width += most
+        if self._limit is None or self._width > 2 * self._k + _SPARE:
+            self._sort()
 
-    def _append(self, distances: Tensor, ids: Tensor) -> None:
-        self._distances.append(distances)
-        self._ids.append(ids)
-        self._width += distances.shape[1]
+    def _sort(self) -> None:
+        """Keep those that may be among the k nearest: all that are not certainly farther than the k-th."""
+        distances, order = torch.cat(self._distances, 1).sort(dim=1)
+        limit = distances.new_full((len(distances), 1), torch.inf)
+        if distances.shape[1] >= self._k:
+            limit = distances[:, self._k - 1 : self._k] + 2 * self._error
+        width = int((distances < limit).sum(1).max()) if distances.numel() else 0
+        ids = torch.cat(self._ids, 1).gather(1, order[:, :width])
+        # A copy: a part of a tensor keeps the whole of it.
+        self._distances, self._ids = [distances[:, :width].clone()], [ids]
+        self._width, self._limit = width, limit
 
-    def _sort(self) -> Tensor:
-        """Keep the k nearest; returns the k-th distance."""
-        distances, order = torch.cat(self._distances, 1).sort(dim=1, stable=True)
-        ids = torch.cat(self._ids, 1).gather(1, order[:, : self._k])
-        # Copies: a part of a tensor keeps the whole of it.
-        self._distances, self._ids = [distances[:, : self._k].clone()], [ids]
-        self._width = self._distances[0].shape[1]
-        if self._width < self._k:
-            return distances.new_full((len(distances), 1), torch.inf)
-        return self._distances[0][:, -1:].clone()
-
-    def sorted(self) -> tuple[Tensor, Tensor]:
-        """Distances and numbers, nearest first."""
+    def numbers(self) -> Tensor:
+        """Their numbers, in their order; -1 where a query has fewer than others."""
         self._sort()
-        distances, ids = self._distances[0], self._ids[0]
-        missing = self._k - distances.shape[1]
+        return self._ids[0].sort(dim=1).values
+
+
+class _Exact:
+    """Exact distances of the pairs that are left, filled in block by block."""
+
+    def __init__(self, ids: Tensor) -> None:
+        self._ids = ids
+        self._distances = torch.full(ids.shape, torch.inf, dtype=torch.float64, device=ids.device)
+        self._where: tuple[Tensor, ...] = ()
+
+    def within(self, number: int) -> tuple[Tensor, Tensor]:
+        """The pairs with a block of references: rows of queries, and of the block."""
+        start = number * REFERENCE_BLOCK
+        inside = (self._ids >= start) & (self._ids < start + REFERENCE_BLOCK)
+        self._where = inside.nonzero(as_tuple=True)
+        return self._where[0], self._ids[self._where] - start
+
+    def put(self, distances: Tensor) -> None:
+        """Take the distances of the pairs that `within` has named last."""
+        self._distances[self._where] = distances
+
+    def nearest(self, k: int) -> tuple[Tensor, Tensor]:
+        """Distances and numbers of the k nearest, nearest first; of equal ones the lower number."""
+        distances, order = self._distances.sort(dim=1, stable=True)
+        distances, ids = distances[:, :k], self._ids.gather(1, order)[:, :k]
+        missing = k - distances.shape[1]
         if missing > 0:
             distances = torch.nn.functional.pad(distances, (0, missing), value=torch.inf)
             ids = torch.nn.functional.pad(ids, (0, missing), value=-1)
