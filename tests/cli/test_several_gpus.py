@@ -17,7 +17,6 @@ from tests.preloaded.client import ROOT
 SCRIPT = ROOT / "scripts" / "several_gpus.sh"
 
 
-@pytest.mark.requirement("003-T5-11")
 def test_without_several_gpus_it_says_what_is_not_measurable(tmp_path: Path) -> None:
     environ = {**os.environ, "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(

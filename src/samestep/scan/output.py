@@ -67,6 +67,8 @@ def _folders(code: Code) -> Iterator[ast.AST]:
     for call in [*code.called("os.mkdir", "os.makedirs"), *code.methods("mkdir")]:
         if constant(keyword(call, "exist_ok")) is True or on_one_rank(code, call):
             continue
+        if any(isinstance(outer, ast.Try) and outer.handlers for outer in code.around(call)):
+            continue  # who catches the error expects that another was first
         if code.name(call.func) == "os.mkdir" or keyword(call, "exist_ok") is None:
             yield call
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from samestep.errors import PlanError
-from samestep.scan import devices, loading, measuring, modules, output, ported, randomness
+from samestep.scan import (
+    agreement,
+    devices,
+    loading,
+    measuring,
+    modules,
+    output,
+    ported,
+    randomness,
+)
 from samestep.scan.rule import Rule
 
-RULES: dict[str, Rule] = {
-    rule.name: rule
-    for family in (devices, loading, randomness, output, measuring, modules, ported)
-    for rule in family.RULES
-}
+_FAMILIES = (devices, loading, randomness, output, measuring, modules, agreement, ported)
+_FAMILIES = (devices, loading, randomness, output, measuring, modules, agreement, ported)
+RULES: dict[str, Rule] = {rule.name: rule for family in _FAMILIES for rule in family.RULES}
 
 
 def chosen_rules(wanted: str, ignored: str) -> list[Rule]:

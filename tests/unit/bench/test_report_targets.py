@@ -104,7 +104,7 @@ def test_four_nodes_are_two_times_as_fast_as_one() -> None:
     assert one(NODES, scaling(1, 1.0), on_four_hosts(0.4), device="cuda:0").state == UNKNOWN
 
 
-@pytest.mark.requirement("002-B-2", "002-B-3")
+@pytest.mark.requirement("002-B-2")
 @pytest.mark.parametrize(("exchange", "state"), [(0.02, PASS), (0.09, PASS), (0.11, FAIL)])
 def test_the_exchange_has_a_share_of_a_step(exchange: float, state: str) -> None:
     """Of 0.3 s."""

@@ -352,6 +352,48 @@ pairs = ContrastiveLoss()
 optimizer = torch.optim.LBFGS(net.parameters())  # <- lbfgs
 """
 
+AGREEMENT = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader
+import samestep
+
+run = samestep.start(epochs=2)
+model = DDP(make())  # <- left-wrapper
+model, optimizer, loader, valid_loader = run.prepare(model, optimizer, loader, valid_loader)
+best, hidden = 1e9, model.begin()
+if dist.get_rank() == 0:
+    dist.barrier()
+for epoch in run.epochs():
+    for x, y in loader:
+        optimizer.zero_grad()
+        y = (y - y.mean()) / (y.std() + 1e-8)  # <- batch-statistics
+        out, hidden = model(x, hidden)  # <- carried-state
+        run.backward(loss_of(out, y))
+        optimizer.step()
+        if too_long():
+            break  # <- early-break
+    val_loss, right = 0.0, 0
+    for x, y in valid_loader:
+        val_loss += loss_of(model(x), y)
+        right += (model(x) == y).sum()
+    right = run.reduce(right)
+    if run.is_main:
+        run.reduce(val_loss)  # <- call-by-one
+        write(right)
+    if not run.is_main:
+        wait()
+    if run.world_size > 1:
+        total = run.reduce(1)
+    if val_loss < best:  # <- own-decision
+        best = val_loss
+        break
+    if right > 100:
+        break
+z = (a - a.mean()) / (a.std() + 1)
+"""
+
 PORTED = """
 import samestep
 import torch
@@ -417,5 +459,6 @@ PLANTED = {
     "loop": LOOP,
     "step of its own": STEP_OF_ITS_OWN,
     "modules": MODULES,
+    "agreement": AGREEMENT,
     "ported": PORTED,
 }
