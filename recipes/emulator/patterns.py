@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from fields import LEVELS, VARIABLES, netcdf
+from fields import LEVELS, VARIABLES, Variable, netcdf
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -28,7 +28,22 @@ LEAST_STD = 1e-6
 _THICKEST = 500.0
 _AIR = (183.15, 333.15)
 Rows = NDArray[np.float32]
-_MASKS = ("sea_ice", "ocean", "both")
+_MASKS = ("sea_ice", "ocean", "both", "none")
+_FILES = ("atmosphere", "ocean")
+
+
+@lru_cache(maxsize=8)
+def _described(path: Path) -> dict[str, Variable]:
+    """The variables of a NetCDF file that have times, by name."""
+    with netcdf().open_dataset(path, decode_times=False) as dataset:
+        return {
+            str(name): Variable(
+                str(path), str(found.attrs.get("standard_name", name)), str(found.attrs.get("units", "1")),
+                "level" in found.dims,
+            )
+            for name, found in dataset.data_vars.items()
+            if "time" in found.dims
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -40,7 +55,8 @@ class Fields:
     inputs: Sequence[str]
     outputs: Sequence[str]
     mask: str = "sea_ice"
-    """sea_ice: where there is ice; ocean: where there is none; both: wherever there is water."""
+    """sea_ice: where there is ice; ocean: where there is none; both: wherever there is water; none: every cell whose
+    numbers are all finite, for files without ice."""
     least_ice: float = 0.05
     level: int = LEVELS - 1
     valid_every: int = 5
@@ -49,11 +65,9 @@ class Fields:
     """The share of the cells that is kept, the same cells for everybody."""
 
     def __post_init__(self) -> None:
-        unknown = [name for name in (*self.inputs, *self.outputs) if name not in VARIABLES]
-        if unknown or not self.inputs or not self.outputs:
+        if not self.inputs or not self.outputs:
             raise TaskError(
-                f"params.inputs and params.outputs have {', '.join(unknown) or 'nothing'}: give some of "
-                f"{', '.join(VARIABLES)}"
+                "params.inputs or params.outputs is empty: give names of variables in the files"
             )
         if self.mask not in _MASKS:
             raise TaskError(f"params.mask is {self.mask!r}: give {', '.join(_MASKS)}")
@@ -70,23 +84,38 @@ class Fields:
 
     def refuse_missing(self) -> None:
         """Refuse paths without a file, and files without a field."""
-        xr = netcdf()
-        for file in ("atmosphere", "ocean"):
+        for file in _FILES:
             path: Path = getattr(self, file)
             if not path.is_file():
                 raise TaskError(
                     f"params.{file} is {path}, and there is no such file: give yours, or make some up with "
                     "recipes/emulator/fields.py"
                 )
-            with xr.open_dataset(path, decode_times=False) as dataset:
-                wanted = [name for name in self._read_names() if VARIABLES[name].file == file]
-                missing = [name for name in wanted if name not in dataset]
-            if missing:
-                raise TaskError(f"{path} has no {', '.join(missing)}")
+        missing = [name for name in self._read_names() if not self.variable(name).file]
+        if missing:
+            there = sorted({name for file in _FILES for name in _described(getattr(self, file))})
+            raise TaskError(
+                f"neither {self.atmosphere} nor {self.ocean} has {', '.join(missing)}: there are {', '.join(there)}"
+            )
+
+    def variable(self, name: str) -> Variable:
+        """Where a field is and what it is, by the files themselves; without them, by what the made-up ones have."""
+        for file in _FILES:
+            path: Path = getattr(self, file)
+            found = _described(path).get(name) if path.is_file() else None
+            if found is not None:
+                return found._replace(file=file)
+        unknown = Variable("", name, "1")
+        return (
+            unknown
+            if all(getattr(self, file).is_file() for file in _FILES)
+            else VARIABLES.get(name, unknown)
+        )
 
     def _read_names(self) -> list[str]:
         """The columns, and what the mask looks at."""
-        return list(dict.fromkeys((*self.columns, "aice", "hi", "tair")))
+        looked = () if self.mask == "none" else ("aice", "hi", "tair")
+        return list(dict.fromkeys((*self.columns, *looked)))
 
     def times(self) -> int:
         """How many times both files have."""
@@ -114,10 +143,10 @@ class Fields:
     def _values(self, time: int) -> dict[str, Rows]:
         xr = netcdf()
         found = {}
-        for file in ("atmosphere", "ocean"):
+        for file in _FILES:
             with xr.open_dataset(getattr(self, file), decode_times=False) as dataset:
                 for name in self._read_names():
-                    if VARIABLES[name].file != file:
+                    if self.variable(name).file != file:
                         continue
                     at: dict[str, Any] = {"time": time}
                     if "level" in dataset[name].dims:
@@ -128,8 +157,9 @@ class Fields:
     def _counts(self, values: dict[str, Rows], rows: Rows, time: int) -> NDArray[np.bool_]:
         """Which cells count."""
         kept = np.isfinite(rows).all(1)
-        kept &= (values["tair"] >= _AIR[0]) & (values["tair"] <= _AIR[1])
-        kept &= values["hi"] <= _THICKEST
+        if self.mask != "none":
+            kept &= (values["tair"] >= _AIR[0]) & (values["tair"] <= _AIR[1])
+            kept &= values["hi"] <= _THICKEST
         if self.mask == "sea_ice":
             kept &= (values["aice"] > self.least_ice) & (values["hi"] > 0)
         elif self.mask == "ocean":

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fields import INPUTS, LEVELS, OUTPUTS, VARIABLES
+from fields import INPUTS, LEVELS, OUTPUTS
 from jacobians import JacobianMetrics, JacobianStopping
 from networks import Emulator
 from patterns import Fields, PatternRows, Patterns
@@ -52,9 +52,9 @@ class SeaIce(Task):
         evaluation_batch: the config's, by ${evaluation.batch}.
         atmosphere: a NetCDF file, relative to the working directory, as run directories are.
         ocean: likewise.
-        inputs: names of fields.
-        outputs: names of fields.
-        mask: sea_ice, ocean or both.
+        inputs: names of variables, in either file.
+        outputs: likewise.
+        mask: sea_ice, ocean, both, or none for files without ice.
         least_ice: the area fraction from which on there is ice.
         level: of the atmosphere, for fields that have levels.
         valid_every: of so many times, the last is only measured on.
@@ -97,15 +97,19 @@ class SeaIce(Task):
         """Its scales are those of the training patterns; of a trained one, those of its checkpoint."""
         fields = self._fields
         levels = {
-            name: fields.level if VARIABLES[name].has_levels else 0 for name in fields.columns
+            name: fields.level if fields.variable(name).has_levels else 0 for name in fields.columns
         }
         meta = {
             "mask": fields.mask,
             "loss": self._loss,
-            "input_units": ";".join(VARIABLES[name].units for name in fields.inputs),
-            "output_units": ";".join(VARIABLES[name].units for name in fields.outputs),
-            "input_standard_names": ";".join(VARIABLES[n].standard_name for n in fields.inputs),
-            "output_standard_names": ";".join(VARIABLES[n].standard_name for n in fields.outputs),
+            "input_units": ";".join(fields.variable(name).units for name in fields.inputs),
+            "output_units": ";".join(fields.variable(name).units for name in fields.outputs),
+            "input_standard_names": ";".join(
+                fields.variable(n).standard_name for n in fields.inputs
+            ),
+            "output_standard_names": ";".join(
+                fields.variable(n).standard_name for n in fields.outputs
+            ),
         }
         model = Emulator(
             {name: levels[name] for name in fields.inputs},

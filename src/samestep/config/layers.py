@@ -97,6 +97,8 @@ def read_layers(path: Path, example: str) -> Stack:
                 "is a Python file, and a config in YAML is needed here. Scripts are run by train, launch and "
                 "verify, and read by scan"
             )
+        if (path / "config.yaml").is_file():
+            raise TextError(f"is a folder: give the file in it, {path / 'config.yaml'}")
         walk.add(path.name, ())
     except TextError as error:
         raise ConfigError(short(repr(str(path))[1:-1]), [Mistake("", str(error))]) from None

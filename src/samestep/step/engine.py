@@ -323,7 +323,11 @@ def _sorted_by_kind(
     if len(modules) + len(optimizers) + len(schedules) != len(objects):
         raise TaskError("run.prepare takes modules, optimizers and learning-rate schedulers")
     if not modules or not optimizers:
-        raise TaskError("run.prepare needs a model and an optimizer")
+        missing = "the model" if not modules else "its optimizer"
+        given = ", ".join(type(item).__name__ for item in objects) or "nothing to train"
+        raise TaskError(
+            f"run.prepare got {given}, and not {missing}: give it both, with the DataLoaders, in one call"
+        )
     return modules, optimizers, schedules
 
 

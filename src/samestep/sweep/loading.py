@@ -167,7 +167,7 @@ def _message(path: str, found: Any) -> str:
         return (
             f"is not a key of a sweep: did you mean {near[0]}?"
             if near
-            else (f"is not a key of a sweep: there are {', '.join(known)}")
+            else f"is not a key of a sweep: there are {', '.join(known)}. A value of its base is set in that file, or as space.{path}=[VALUE]"
         )
     if found["type"] == "missing":
         return "is missing: a sweep needs base, space and objective.metric"

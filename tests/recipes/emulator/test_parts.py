@@ -108,12 +108,35 @@ def test_only_pieces_that_are_asked_for_are_kept(fields: Any) -> None:
 def test_what_cannot_be_read_is_named(fields: Any, tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"params\.mask is 'land': give sea_ice, ocean, both"):
         replace(fields, mask="land")
-    with pytest.raises(TaskError, match=r"params\.inputs and params\.outputs have salt: give"):
-        replace(fields, inputs=("salt",))
+    with pytest.raises(TaskError, match=r"params\.inputs or params\.outputs is empty"):
+        replace(fields, inputs=())
+    with pytest.raises(TaskError, match=r"neither .* has salt: there are .*sst"):
+        replace(fields, inputs=("salt",)).refuse_missing()
     with pytest.raises(TaskError, match=r"params\.ocean is .*no\.nc, and there is no such file"):
         replace(fields, ocean=tmp_path / "no.nc").refuse_missing()
-    with pytest.raises(TaskError, match=r"atmosphere\.nc has no sst"):
+    with pytest.raises(TaskError, match=r"atmosphere\.nc has aice, sst|has sst"):
         replace(fields, ocean=fields.atmosphere, inputs=("sst",)).refuse_missing()
+
+
+def test_any_variables_of_the_files_are_taken_by_name(fields: Any, tmp_path: Path) -> None:
+    import xarray as xr
+
+    for number, file in enumerate(("atmosphere", "ocean")):
+        values = np.arange(4 * 6.0).reshape(4, 2, 3) + number
+        values[0, 0, 0] = np.nan
+        name = "rain" if number else "cloud"
+        array = xr.DataArray(values, dims=("time", "y", "x"), attrs={"units": f"u{number}"})
+        xr.Dataset({name: array}).to_netcdf(tmp_path / f"{file}.nc")
+    own = replace(
+        fields, atmosphere=tmp_path / "atmosphere.nc", ocean=tmp_path / "ocean.nc", inputs=("cloud",),
+        outputs=("rain",), mask="none", thin=1.0,
+    )  # fmt: skip
+    own.refuse_missing()
+    assert own.read(0).tolist() == [[float(n), float(n + 1)] for n in range(1, 6)]
+    assert len(own.read(1)) == 6
+    assert own.variable("rain") == ("ocean", "rain", "u1", False)
+    with pytest.raises(TaskError, match=r"has aice, hi, tair: there are cloud, rain"):
+        replace(own, mask="both").refuse_missing()
 
 
 @pytest.mark.requirement("002-X-2b")

@@ -52,9 +52,9 @@ def test_objects_are_sorted_by_kind_and_the_first_module_is_the_model() -> None:
     ("objects", "message"),
     [
         (lambda: [*pair(), "cosine"], "takes modules, optimizers and learning-rate schedulers"),
-        (lambda: pair()[:1], "needs a model and an optimizer"),
-        (lambda: pair()[1:], "needs a model and an optimizer"),
-        (lambda: [], "needs a model and an optimizer"),
+        (lambda: pair()[:1], "got Linear, and not its optimizer"),
+        (lambda: pair()[1:], "got SGD, and not the model"),
+        (lambda: [], "got nothing to train, and not the model"),
     ],
 )
 def test_what_is_no_model_with_an_optimizer_is_refused(objects: Any, message: str) -> None:
