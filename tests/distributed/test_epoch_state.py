@@ -140,7 +140,13 @@ def _small_validation(folder: str, batches: int) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize(
     ("batches", "world", "shares"),
-    [(4, 2, [2, 2]), (4, 4, [1, 1, 1, 1]), (2, 4, [1, 1, 0, 0]), (12, 2, [6, 6]), (9, 2, [6, 3])],
+    [
+        (4, 2, [2, 2]),
+        (4, 4, [1, 1, 1, 1]),
+        (2, 4, [1, 1, 0, 0]),
+        (6, 4, [2, 2, 1, 1]),
+        (12, 2, [8, 4]),
+    ],
 )
 def test_small_validation_sets_are_shared_out(
     tmp_path: Path, batches: int, world: int, shares: list[int]

@@ -17,14 +17,13 @@ from samestep.lanes.rng import DATA, derive, seed_at
 from samestep.run_setup import RunSetup
 
 
-def _dealt_evenly(setup: RunSetup, samples: int) -> RunSetup:
-    """Return the setup with as many lanes as fill every round, so that no rank gets the last one alone.
+def _without_empty_lanes(setup: RunSetup, samples: int) -> RunSetup:
+    """Return the setup with no more lanes than there are batches: else the first ranks would get them all.
 
     Batches are numbered through all rounds: another number of lanes is the same batches.
     """
     size, most = setup.batch.lane_batch, setup.batch.lane_count
-    batches = math.ceil(samples / size)
-    lanes = math.ceil(batches / math.ceil(batches / most))
+    lanes = min(most, math.ceil(samples / size))
     if lanes == most:
         return setup
     assignment = setup.assignment
@@ -56,7 +55,7 @@ class SequentialSource(MapSource):
             )
         if not len(dataset):
             raise TaskError(f"{what} holds no samples: its length is 0")
-        setup = _dealt_evenly(setup, len(dataset))
+        setup = _without_empty_lanes(setup, len(dataset))
         order, plan = sequential(len(dataset)), EpochPlan(len(dataset), setup.batch)
         super().__init__(setup, dataset, order, plan, collate)
 

@@ -10,8 +10,8 @@ from samestep.foreign.limits import short
 
 METADATA_FILE = "samestep.json"
 """The metadata's name in formats that are archives of files."""
-_LINES, _LONGEST = 3, 400
-"""Of an error's text."""
+_LONGEST = 400
+"""Characters of an error's text."""
 METADATA_KEY = "samestep"
 """The metadata's name in formats that hold key-value texts."""
 
@@ -29,9 +29,10 @@ class Built:
 
 
 def reason(error: Exception) -> str:
-    """The first lines of an error's root cause: torch names what is wrong, then explains it."""
+    """The first line with text of an error's root cause, and torch's explanation of it where there is one."""
     while isinstance(error.__cause__, Exception):
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines()]
-    told = [line.rstrip(".:") for line in lines if line][:_LINES]
-    return short("; ".join(told) or type(error).__name__, _LONGEST)
+    told = [line for line in lines if line][:1] or [type(error).__name__]
+    told += [line for line in lines if line.startswith("Explanation:")][:1]
+    return short("; ".join(line.rstrip(".:") for line in told), _LONGEST)

@@ -308,7 +308,8 @@ class Run(RunMeasures):
 
     def _end_left_steps(self) -> None:
         """Save a run whose loop has left it before its last step, as its last step would have been."""
-        if self._passes is not None and self._passes.updated:
+        saves = self.config.checkpoint.enabled
+        if saves and self._passes is not None and self._passes.updated:
             self._parts.step_end.stop(LEFT)
             self._sequence.finish()
 
