@@ -6,6 +6,8 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from samestep.checkpoint.run_result import read_result
 from tests.cli.processes import environment, popen, samestep
 
@@ -146,3 +148,16 @@ def test_a_collective_of_one_rank_alone_is_named_within_seconds(tmp_path: Path) 
     assert "rank 0 called gather" in done.stderr
     assert "none of them behind `if run.is_main:`" in done.stderr
     assert "run.reduce(1)" in done.stderr, "the line of the script"
+
+
+@pytest.mark.needs("mpirun")
+def test_a_script_that_leaves_its_batch_to_the_loader_is_verified_by_mpirun(
+    tmp_path: Path,
+) -> None:
+    """Nobody has made the run's directory before its recorder, as a launcher of ours does."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = samestep(
+        "verify", "train.py", "--worlds", "1,2@mpirun", "--steps", "2", "--json", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(json.loads(done.stdout)["worlds"]) == {"1", "2 mpirun"}
