@@ -269,3 +269,22 @@ def test_a_hugging_face_dataset_is_split_by_lane_and_epoch(monkeypatch: pytest.M
         [["0.4", "0.6"], ["0.5", "0.7"]],
         [["1.0", "1.2"], ["1.1", "1.3"]],
     ]
+
+
+class DrawsWhenCalled:
+    """An order that is drawn when the stream is opened, and not while it is read."""
+
+    def lane_stream(self, lane: int, lanes: int, seed: int, epoch: int) -> Iterable[float]:
+        order = torch.rand(4).tolist()
+        return (order[place] + random.random() for place in range(4))
+
+
+def test_what_a_stream_draws_when_it_is_opened_follows_from_the_seed() -> None:
+    found = []
+    for noise in (1, 2):
+        torch.manual_seed(noise)
+        random.seed(noise)
+        source = open_source(setup_of(lanes=2), DrawsWhenCalled(), collate=list)
+        found.append([[data for _, data, _ in step] for step in contents(source, 2)])
+    assert found[0] == found[1]
+    assert found[0][0][0] != found[0][0][1], "each lane has its own"

@@ -147,3 +147,12 @@ def test_the_page_is_self_contained_and_replaces_no_other_file(tmp_path: Path) -
     page.write_text("mine")
     with pytest.raises(OutputError, match="is no page of samestep"):
         write_html(found, "again", page)
+
+
+def test_a_recommendation_that_noise_may_have_made_says_so() -> None:
+    noisy = costs(one(16, 10.0, 12.0), one(8, 11.0, 13.0))
+    assert noisy.overlap(16, 8)
+    assert "noise may decide between them" in conclusion(noisy)
+    clear = costs(one(16, 10.0, 10.1), one(8, 12.0, 12.1))
+    assert not clear.overlap(16, 8)
+    assert "noise" not in conclusion(clear)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from samestep.distributed.collectives import SoloCollectives
@@ -30,3 +31,14 @@ def test_fewer_different_rows_than_clusters() -> None:
     found = clusters(torch.tensor([[1.0, 0], [0, 1]]).repeat(20, 1), 5)
     assert len(found.unique()) == 2
     assert clusters(torch.zeros(9, 3), 4).unique().numel() == 1
+
+
+def test_clusters_are_as_good_as_scikit_learns() -> None:
+    digits = pytest.importorskip("sklearn.datasets").load_digits()
+    from sklearn.cluster import KMeans as Reference
+    from sklearn.metrics import normalized_mutual_info_score as agreement
+
+    rows = torch.nn.functional.normalize(torch.tensor(digits.data).float())
+    theirs = Reference(10, n_init=10, random_state=0).fit(rows.numpy()).labels_
+    mine = agreement(digits.target, clusters(rows, 10).numpy())
+    assert mine >= agreement(digits.target, theirs) - 0.005

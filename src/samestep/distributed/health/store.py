@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def _nobody(place: str) -> None:
-    """Nobody is told of what strangers write."""
+    """Report nothing of what strangers write."""
 
 
 class PatientStore:
