@@ -177,22 +177,48 @@ class Samestep:
     parallel_lanes: int | None = None
 
     def open(self, seat: Seat) -> Advance:
+        run = seat.stack.enter_context(samestep.start(self.config(seat, clip={"norm": CLIP})))
+        return in_turns(Training(run, ContestTask(seat)).steps(), seat.stack)
+
+    def config(self, seat: Seat, **others: Any) -> dict[str, Any]:
         speed = {"graph": self.graph, "parallel_lanes": self.parallel_lanes}
-        config = {
+        return {
             "run_dir": str(seat.folder),
             "seed": SEED,
             "steps": ENDLESS,
             "global_batch": seat.contest.workload.batch,
             "lanes": self.lanes,
             "precision": seat.contest.workload.precision,
-            "clip": {"norm": CLIP},
             "log_every": seat.contest.log_every,
             "speed": {key: value for key, value in speed.items() if value is not None},
             "checkpoint": {"enabled": False},
             "distributed": {"device": seat.contest.device.type, "threads_per_rank": THREADS},
+            **others,
         }
-        run = seat.stack.enter_context(samestep.start(config))
-        return in_turns(Training(run, ContestTask(seat)).steps(), seat.stack)
+
+
+class SamestepLoop(Samestep):
+    """The hand-written loop on a run of samestep: its lines, but for the device and autocast."""
+
+    def open(self, seat: Seat) -> Advance:
+        run = seat.stack.enter_context(samestep.start(self.config(seat)))
+        return in_turns(_own_loop(seat, run), seat.stack)
+
+
+def _own_loop(seat: Seat, run: samestep.Run) -> Steps:
+    contest, log = seat.contest, seat.log()
+    model, optimizer, loader = run.prepare(
+        seat.model, contest.optimizer(seat.model), contest.loader()
+    )
+    for step, (x, y) in enumerate(loader, start=1):
+        optimizer.zero_grad(set_to_none=True)
+        loss = model(x, y)
+        loss.backward()
+        clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        if step % contest.log_every == 0:
+            log({"step": step, "loss": loss.item()})
+        yield
 
 
 # -- what they learned ---------------------------------------------------------------------

@@ -5,9 +5,9 @@
                                [--json FILE]
 
 All train on the same batches, as in peers.py, in one process and in turns: the hand-written loop
-with the whole batch at once, a bare CUDA graph of that (the lower limit for one lane), and samestep
-with one lane, with the 8 lanes of its defaults, and with 8 lanes at every width of
-`speed.parallel_lanes`. The hand-written loop and the bare graph have torch's default settings in
+with the whole batch at once, a bare CUDA graph of that (the lower limit for one lane), and samestep:
+the lines of the hand-written loop on a run (`loop`), and tasks with one lane, with the 8 lanes of its defaults, and
+with 8 lanes at every width of `speed.parallel_lanes`. The hand-written loop and the bare graph have torch's default settings in
 their turns, samestep has the deterministic kernels of `same: bits`. What these cost by themselves,
 the loop and the graph show that run a second time with them.
 
@@ -37,6 +37,7 @@ from contest import LOG_EVERY, WORKLOADS, Contest, Workload, open_contest, workl
 from contestants import (
     TOLERANCE,
     Samestep,
+    SamestepLoop,
     Seat,
     deterministic,
     open_bare_graph,
@@ -79,10 +80,14 @@ BY_HAND: dict[str, Callable[[Seat], Advance]] = {
     FIXED_GRAPH: deterministic(open_bare_graph),
 }
 DEFAULT, ONE_EAGER, ONE_GRAPH = "default", "1-eager", "1-graph"
+LOOP, ONE_LOOP = "loop", "1-loop"
 WIDTHS = (1, 2, 4, 8)
 OURS = {
     # First, since it chooses how many lanes run side by side by the memory that is free.
     DEFAULT: Samestep(),
+    LOOP: SamestepLoop(),
+    ONE_LOOP: SamestepLoop(lanes=1),
+    "loop-eager": SamestepLoop(graph=False),
     ONE_EAGER: Samestep(lanes=1, graph=False),
     ONE_GRAPH: Samestep(lanes=1, graph=True),
     "8-eager": Samestep(lanes=8, graph=False),
@@ -241,6 +246,8 @@ def goal_of(name: str, workload: Workload) -> tuple[float | None, str | None]:
         DEFAULT: (goals.default, HAND_WRITTEN),
         ONE_EAGER: (goals.eager, HAND_WRITTEN),
         ONE_GRAPH: (goals.graph, BARE_GRAPH),
+        LOOP: (goals.loop, HAND_WRITTEN),
+        ONE_LOOP: (goals.one_loop, HAND_WRITTEN),
     }.get(name, (None, None))
 
 

@@ -1,4 +1,4 @@
-"""The digits recipe as a custom loop on samestep's steps: the same run, to the bit.
+"""The digits recipe as a loop of one's own: the same run, to the bit.
 
 python examples/own_loop.py                                     # one process
 torchrun --nproc-per-node 4 examples/own_loop.py                # four ranks, the same run
@@ -36,16 +36,17 @@ def main(overrides):
         model, optimizer, schedule = run.prepare(model, optimizer, schedule)
 
         for epoch in run.epochs():
-            for step in run.steps(train_set):
-                for batch in step.lanes:  # this rank's lanes
-                    loss = F.cross_entropy(model(batch.x), batch.y, reduction="sum")
-                    step.backward(loss, count=len(batch))
-                step.update()  # reduce, clip, step, schedule
+            for _, (x, y) in run.enumerate(train_set):
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x), y, reduction="sum")
+                loss = run.backward(loss, count=y.size(0))
+                optimizer.step()  # clips as the config says
+                schedule.step()
             accuracy = {"accuracy": MulticlassAccuracy(10, average="micro")}
-            values = run.evaluate(valid_set, measure, accuracy, step=step.index)
-            run.log(step.index, values)
+            values = run.evaluate(valid_set, measure, accuracy, step=run.step)
+            run.log(run.step, values)
             run.print(
-                f"epoch {epoch + 1}: accuracy {values['accuracy']:.4f}, loss {step.loss.item():.4f}"
+                f"epoch {epoch + 1}: accuracy {values['accuracy']:.4f}, loss {loss.item():.4f}"
             )
 
 

@@ -23,18 +23,19 @@ with samestep.start(epochs=3, lanes=8, seed=0, name="plain-loop") as run:
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.2), nn.Linear(128, 10))
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
     scheduler = StepLR(optimizer, step_size=1, gamma=0.5)
-    model, optimizer, scheduler, train_loader = run.prepare(
-        model, optimizer, scheduler, train_loader, every="epoch"
+    model, optimizer, scheduler, train_loader, valid_loader = run.prepare(
+        model, optimizer, scheduler, train_loader, valid_loader
     )
     for epoch in run.epochs():
-        for step in run.steps(train_loader):
-            for inputs, targets in step.batches():
-                step.backward(F.cross_entropy(model(inputs), targets))
-            step.update()
-        outputs, labels = [], []
-        for inputs, targets in run.batches(valid_loader):
-            outputs.append(model(inputs))
-            labels.append(targets)
-        accuracy = (run.gather(outputs).argmax(1) == run.gather(labels)).float().mean().item()
-        run.log(step.index, {"accuracy": accuracy})
-        run.print(f"epoch {epoch}: loss {step.loss.item():.4f}, accuracy {accuracy:.4f}")
+        for inputs, targets in train_loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+        scheduler.step()
+        right = 0
+        for inputs, targets in valid_loader:
+            right += (model(inputs).argmax(1) == targets).sum().item()
+        accuracy = run.reduce(right) / len(x[1500:])
+        run.log(run.step, {"accuracy": accuracy})
+        run.print(f"epoch {epoch}: loss {loss.item():.4f}, accuracy {accuracy:.4f}")

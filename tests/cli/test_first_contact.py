@@ -120,9 +120,8 @@ if run.is_main:
 '''  # fmt: skip
 
 
-def test_verify_finds_an_average_that_the_loop_keeps_by_itself(tmp_path: Path) -> None:
-    """In a lane's turn, of which a rank has as many as lanes: it differs at another size."""
-    (tmp_path / "train.py").write_text(OWN_AVERAGE.replace("{rate}", "0.5"))
+def test_verify_looks_at_an_average_that_the_loop_keeps_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(OWN_AVERAGE.replace("{rate}", "0.5 / run.world_size"))
     words = ("verify", "train.py", "--worlds", "1,2", "--steps", "4", "--json")
     done = samestep(*words, cwd=tmp_path)
     found = json.loads(done.stdout)["worlds"]["2"]
@@ -130,7 +129,7 @@ def test_verify_finds_an_average_that_the_loop_keeps_by_itself(tmp_path: Path) -
     assert found["first_difference"]["what"] == "what the script saves"
     assert found["first_difference"]["tensor"].startswith("ema.pt:ema.")
     assert "other content to log.txt" in found["note"]
-    (tmp_path / "train.py").write_text(OWN_AVERAGE.replace("{rate}", "1.0"))
+    (tmp_path / "train.py").write_text(OWN_AVERAGE.replace("{rate}", "0.5"))
     assert samestep(*words, cwd=tmp_path).returncode == 0
 
 

@@ -31,15 +31,17 @@ def main() -> None:
         model, head = Net(0.3), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
         optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], lr=3e-3)
         model, head, optimizer = run.prepare(model, head, optimizer)
-        for step in run.steps(Noisy(90)):
-            for batch in step.lanes:
-                if options.rank_seeded:
-                    torch.manual_seed(run.context.rank)
-                loss = F.cross_entropy(head(model(batch.x)), batch.y, reduction="sum")
-                step.backward(loss, count=len(batch))
-            if step.index == 1 and run.context.rank == options.fail_on:
+        data = Noisy(90)
+        steps = (batch for _ in run.epochs() for _, batch in run.enumerate(data))
+        for x, y in steps:
+            if options.rank_seeded:
+                x = x + torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(run.rank))
+            loss = F.cross_entropy(head(model(x)), y, reduction="sum")
+            optimizer.zero_grad()
+            run.backward(loss, count=y.size(0))
+            if run.step == 1 and run.rank == options.fail_on:
                 raise ZeroDivisionError("my own bug")
-            step.update()
+            optimizer.step()
 
 
 if __name__ == "__main__":

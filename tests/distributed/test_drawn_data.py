@@ -50,17 +50,17 @@ def _train(
     try:
         with samestep.start(**_keys(folder, **length, **changes)) as run:
             model = _net()
-            model, _ = run.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+            model, optimizer = run.prepare(model, optimizer)
             if stop is not None:
                 run.pause_after(stop)
-            for step in run.steps(data):
-                rows = []
-                for x, y in step.batches():
-                    rows.append(x)
-                    step.backward(F.cross_entropy(model(x), y))
-                step.update()
-                got = run.gather(rows).numpy().tobytes()
-                seen.append(f"{step.epoch} {hashlib.blake2b(got, digest_size=8).hexdigest()}")
+            for _ in run.epochs() if kind == "epochs" else [0]:
+                for _, (x, y) in run.enumerate(data):
+                    optimizer.zero_grad()
+                    run.backward(F.cross_entropy(model(x), y))
+                    optimizer.step()
+                    got = run.gather(x).numpy().tobytes()
+                    seen.append(f"{run.step} {hashlib.blake2b(got, digest_size=8).hexdigest()}")
     except Stopped:
         pass
     return _digest(model), seen

@@ -64,6 +64,26 @@ def test_replayed_steps_are_one_run_with_eager_ones(case: str, tmp_path: Path) -
     assert_same(runs)
 
 
+def _loop(folder: str, name: str, emulated: bool) -> tuple[str, list[float]]:
+    from contextlib import nullcontext
+
+    from tests.distributed import test_loader_loops as loops
+    from tests.emulated_graphs import emulated_graphs
+
+    with emulated_graphs() if emulated else nullcontext():
+        return loops._train(folder, name, epochs=4)
+
+
+@pytest.mark.parametrize("name", ["convolutions", "diffusion", "scaled"])
+def test_a_loops_body_is_replayed_with_the_bits_of_an_eager_one(name: str, tmp_path: Path) -> None:
+    [expected] = run_ranks(_loop, 1, str(tmp_path / "eager"), name, False)
+    for world in (1, 2, 4):
+        folder = tmp_path / str(world)
+        assert run_ranks(_loop, world, str(folder), name, True) == [expected] * world
+        said = (folder / "logs" / "rank-0.log").read_text()
+        assert "steps are replayed from here on" in said, said
+
+
 IDIOMS_IN_GRAPHS = ["Reassigned", "Bf16", "Counter", "Mixed", "Spectrum"]
 
 

@@ -38,7 +38,7 @@ def _scales(folder: str, workers: int) -> list[float]:
         for epoch in run.epochs():
             dataset.scale = float(epoch + 1)
             for x, y in loader:
-                seen += x[:, 0].tolist()
+                seen += run.gather(x[:, 0]).tolist()
                 run.backward(F.cross_entropy(model(x), y))
                 optimizer.step()
     return seen
@@ -46,8 +46,9 @@ def _scales(folder: str, workers: int) -> list[float]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_each_epoch_reads_the_dataset_as_it_is_then(tmp_path: Path, workers: int) -> None:
-    found = [one for rank in run_ranks(_scales, 2, str(tmp_path), workers) for one in rank]
-    assert sorted(found) == [1.0] * 64 + [2.0] * 64 + [3.0] * 64
+    one, other = run_ranks(_scales, 2, str(tmp_path), workers)
+    assert one == other
+    assert sorted(one) == [1.0] * 64 + [2.0] * 64 + [3.0] * 64
 
 
 def _weighted(folder: str) -> list[list[int]]:
@@ -66,15 +67,15 @@ def _weighted(folder: str) -> list[list[int]]:
             if epoch:
                 sampler.weights = sampler.weights.flip(0)
             for x, y in loader:
-                epochs[-1] += [int(value) for value in x[:, 0]]
+                epochs[-1] += [int(value) for value in run.gather(x[:, 0])]
                 run.backward(F.cross_entropy(model(x), y))
                 optimizer.step()
     return epochs
 
 
 def test_each_epoch_draws_by_the_samplers_weights_of_then(tmp_path: Path) -> None:
-    by_rank = run_ranks(_weighted, 2, str(tmp_path))
-    first, second = ([i for rank in by_rank for i in rank[epoch]] for epoch in (0, 1))
+    (first, second), other = run_ranks(_weighted, 2, str(tmp_path))
+    assert other == [first, second]
     assert len(first) == len(second) == 32
     assert max(first) < 16 <= min(second)
 

@@ -102,4 +102,4 @@ def test_a_broken_promise_offers_the_command_that_explains_it(config: Path) -> N
         "verify", loop, "--worlds", "1,2", "--steps", "1", "--explain", "--", "run", "--rank-seeded",
         cwd=config.parent,
     )  # fmt: skip
-    assert "step 0, lane 4, output of model.dropout" in " ".join(explained.stdout.split())
+    assert "step 0, lane 4, input of model" in " ".join(explained.stdout.split())

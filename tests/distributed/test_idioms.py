@@ -101,14 +101,13 @@ def _sum(folder: str) -> list[list[float]]:
     )
     found = []
     with samestep.start({**values, "distributed": distributed}) as run:
-        run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        for step in run.steps(data):
-            seen = [batch.x.mean(0) for batch in step.lanes]
-            whole = step.sum_over_lanes(seen)
+        model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _, (x,) in run.enumerate(data):
+            whole = run.sum(x.mean(0))
             found.append(whole.tolist())
-            for batch in step.lanes:
-                step.backward((model(batch.x) * whole.sum()).sum(), len(batch))
-            step.update()
+            optimizer.zero_grad()
+            run.backward((model(x) * whole.sum()).sum(), count=x.size(0))
+            optimizer.step()
     return found
 
 

@@ -1,37 +1,23 @@
-"""Loops over the loader itself, which step their own optimizer: a turn for each lane, the same at any size."""
+"""Loops over the loader itself: a body that runs once per step on every rank, the same at any size."""
 
 from __future__ import annotations
 
 import hashlib
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
-from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import DataLoader, TensorDataset
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import samestep
 from samestep.errors import StepError, Stopped
+from tests.distributed.loop_bodies import BATCH, BODIES, EPOCHS, SAMPLES, loader
 from tests.ranks import run_ranks
-
-SAMPLES, BATCH, EPOCHS = 98, 32, 3
-"""The last batch has two samples: of four ranks, three have no lane in it."""
-
-
-def _net() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(8, 16), nn.LayerNorm(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 4)
-    )
-
-
-def _data() -> TensorDataset:
-    made = torch.Generator().manual_seed(3)
-    return TensorDataset(
-        torch.randn(SAMPLES, 8, generator=made), torch.randint(4, (SAMPLES,), generator=made)
-    )
+from tests.variations import variations
 
 
 def _keys(folder: str, **values: Any) -> dict[str, Any]:
@@ -48,174 +34,224 @@ def _digest(model: nn.Module) -> str:
     return state.hexdigest()
 
 
-class Loop:
-    """A script's objects, prepared."""
-
-    def __init__(self, run: samestep.Run, batch_norm: bool = False) -> None:
-        self.run = run
-        self.model = _net()
-        if batch_norm:
-            self.model.insert(1, nn.BatchNorm1d(16))  # type: ignore[operator]
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
-        self.scheduler = StepLR(self.optimizer, 1, 0.5)
-        loader = DataLoader(_data(), batch_size=BATCH, shuffle=True)
-        valid = DataLoader(_data(), batch_size=20)
-        self.model, self.optimizer, self.scheduler, self.loader, self.valid = run.prepare(
-            self.model, self.optimizer, self.scheduler, loader, valid, every="call"
-        )
-
-    def evaluate(self) -> tuple[float, int]:
-        total, right = 0.0, 0
-        for x, y in self.valid:
-            out = self.model(x)
-            total += F.cross_entropy(out, y, reduction="sum").item()
-            right += int((out.argmax(1) == y).sum())
-        return self.run.reduce(total), self.run.reduce(right)
-
-
-def _over_loader(folder: str, stop: int | None = None) -> tuple[str, list[Any]]:
-    """As people write it."""
-    found: list[Any] = []
-    run = samestep.start(**_keys(folder))
-    loop = Loop(run, batch_norm=True)
-    if stop is not None:
-        run.pause_after(stop)
+def _train(
+    folder: str, name: str, stop: int | None = None, **values: Any
+) -> tuple[str, list[float]]:
     try:
+        with samestep.start(**_keys(folder, **values)) as run:
+            if stop is not None:
+                run.pause_after(stop)
+            model, seen = BODIES[name](run)
+            return _digest(model), seen
+    except Stopped:
+        return "stopped", []
+
+
+@pytest.mark.parametrize(
+    "name",
+    variations(
+        list(BODIES), kept=["convolutions", "adversaries", "sharpness", "mixup", "critic", "views"]
+    ),
+)
+def test_a_loop_is_one_run_at_any_size(tmp_path: Path, name: str) -> None:
+    [expected] = run_ranks(_train, 1, str(tmp_path / "1"), name)
+    assert len(expected[1]) >= 8
+    for world in (2, 4):
+        assert run_ranks(_train, world, str(tmp_path / str(world)), name) == [expected] * world
+
+
+@pytest.mark.parametrize("name", ["convolutions", "sharpness", "diffusion"])
+def test_it_resumes_at_another_size(tmp_path: Path, name: str) -> None:
+    [untouched] = run_ranks(_train, 1, str(tmp_path / "whole"), name)
+    assert run_ranks(_train, 4, str(tmp_path / "parts"), name, 3) == [("stopped", [])] * 4
+    run_ranks(_train, 2, str(tmp_path / "parts"), name, 7)
+    for digest, seen in run_ranks(_train, 4, str(tmp_path / "parts"), name):
+        assert digest == untouched[0]
+        assert seen[:3] == untouched[1][-len(seen) :][:3]  # its sum over the epoch is of the rest
+
+
+class PlainRun:
+    """What a script without samestep has in place of a run."""
+
+    def prepare(self, *items: Any) -> Any:
+        return items
+
+    def epochs(self) -> range:
+        return range(EPOCHS)
+
+    def enumerate(self, data: Any) -> Any:
+        return enumerate(data)
+
+    def register(self, name: str, item: Any) -> None:
+        pass
+
+    def backward(self, loss: Tensor, reduction: str = "mean") -> Tensor:
+        loss.backward()
+        return loss.detach()
+
+    def mean(self, loss: Tensor) -> Tensor:
+        return loss.detach()
+
+    def sum(self, value: Tensor) -> Tensor:
+        return value
+
+
+def _against_plain(folder: str, name: str) -> tuple[list[Any], ...]:
+    import tests.distributed.loop_bodies as bodies
+
+    bodies.SHUFFLES, bodies.DROPS = False, 0.0
+    with samestep.start(**_keys(folder, lanes=1)) as run:
+        mine, seen = BODIES[name](run)
+    with samestep.start(**_keys(f"{folder}-again", lanes=1)):  # the same first weights
+        plain, expected = BODIES[name](PlainRun())  # type: ignore[arg-type]
+    mine_state, plain_state = ([t.tolist() for t in m.state_dict().values()] for m in (mine, plain))
+    return mine_state, plain_state, seen, expected
+
+
+@pytest.mark.parametrize("name", ["convolutions", "sharpness", "scaled"])
+def test_with_one_lane_it_is_the_script_without_us(tmp_path: Path, name: str) -> None:
+    [(mine, plain, seen, expected)] = run_ranks(_against_plain, 1, str(tmp_path / "run"), name)
+    for one, other in zip(mine, plain, strict=True):
+        torch.testing.assert_close(torch.tensor(one), torch.tensor(other), rtol=1e-6, atol=1e-6)
+    assert seen == pytest.approx(expected, rel=1e-5)
+
+
+def _prepared(run: samestep.Run, *more: nn.Module) -> tuple[Any, ...]:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return run.prepare(model, optimizer, loader(drop_last=True), *more)
+
+
+def _left(folder: str, kind: str) -> tuple[str, int, list[int]]:
+    """A loop that looks at a batch before it trains, and is left in the middle."""
+    numbers = []
+    with samestep.start(**_keys(folder, epochs=1)) as run:
+        model, optimizer, data = _prepared(run)
+        if kind == "peeks":
+            x, _ = next(iter(data))
+            numbers.append(x.size(0))
         for _ in run.epochs():
-            for i, (x, y) in run.enumerate(loop.loader):
-                loop.optimizer.zero_grad()
-                loss = F.cross_entropy(loop.model(x), y)
-                loss = run.backward(loss)
-                nn.utils.clip_grad_norm_(loop.model.parameters(), 0.5)
-                loop.optimizer.step()
-                if run.ends_step:
-                    found.append((i, loss.item()))
-            loop.scheduler.step()
-            found.append((*loop.evaluate(), loop.scheduler.get_last_lr()))
-    except Stopped as stopped:
-        run.__exit__(type(stopped), stopped, None)
-    else:
-        run.__exit__(None, None, None)
-    return _digest(loop.model), found
+            for i, (x, y) in enumerate(data):
+                if kind == "leaves at the top" and i == 2:
+                    break
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                if kind == "leaves after backward" and i == 1:
+                    optimizer.step()
+                    break
+                optimizer.step()
+                numbers.append(i)
+            if kind != "peeks":
+                break
+        step = run.start_step
+    return _digest(model), step, numbers
 
 
-def _over_steps(folder: str) -> tuple[str, list[Any]]:
-    """The same training, step by step."""
+@pytest.mark.parametrize("kind", ["peeks", "leaves at the top", "leaves after backward"])
+def test_loops_may_look_at_a_batch_and_be_left(tmp_path: Path, kind: str) -> None:
+    [expected] = run_ranks(_left, 1, str(tmp_path / "1"), kind)
+    assert run_ranks(_left, 4, str(tmp_path / "4"), kind) == [expected] * 4
+    steps = SAMPLES // BATCH
+    assert expected[2] == ([3, *range(steps)] if kind == "peeks" else [0, 1][: len(expected[2])])
+    saved = sorted((tmp_path / "4" / "checkpoints").glob("step-*"))
+    assert saved[-1].name.endswith("4" if kind == "peeks" else "2")
+
+
+def _evaluates(folder: str) -> list[Any]:
+    """In the body: an evaluation, a loader of its own, a gather of rows, a function that needs arrays."""
     found: list[Any] = []
-    with samestep.start(**_keys(folder)) as run:
-        loop = Loop(run, batch_norm=True)
-        for _ in run.epochs():
-            for step in run.steps(loop.loader):
-                for x, y in step.batches():
-                    step.backward(F.cross_entropy(loop.model(x), y))
-                step.reduce()
-                nn.utils.clip_grad_norm_(loop.model.parameters(), 0.5)
-                step.update()
-                found.append((step.epoch_step, step.loss.item()))
-            loop.scheduler.step()
-            found.append((*loop.evaluate(), loop.scheduler.get_last_lr()))
-    return _digest(loop.model), found
+    with samestep.start(**_keys(folder, epochs=1)) as run:
+        valid = DataLoader(loader().dataset, batch_size=10)
+        model, optimizer, data, valid = _prepared(run, valid)  # type: ignore[arg-type]
+        other = DataLoader(loader().dataset, batch_size=30, shuffle=True)
+        for i, (x, y) in run.enumerate(data):
+            optimizer.zero_grad()
+            out = model(x)
+            weights = run.each_lane(_by_numpy, y)
+            loss = (F.cross_entropy(out, y, reduction="none") * weights).mean()
+            run.backward(loss)
+            optimizer.step()
+            if i == 1:
+                right = sum(int((model(a).argmax(1) == b).sum()) for a, b in valid)
+                found += [run.reduce(right), len(next(iter(other))[0]), random.random()]
+                found.append(torch.rand(3, generator=torch.Generator().manual_seed(1)).tolist())
+            found.append(run.gather(y).tolist())
+            found.append(float(run.mean(loss)) - loss.item())
+        found.append(_digest(model))
+    return found
 
 
-def test_a_loop_over_the_loader_is_one_run_at_any_size(tmp_path: Path) -> None:
-    [expected] = run_ranks(_over_steps, 1, str(tmp_path / "steps"))
-    assert len(expected[1]) == EPOCHS * 5
-    for world in (1, 2, 4):
-        ranks = run_ranks(_over_loader, world, str(tmp_path / str(world)))
-        assert ranks == [expected] * world
+def _by_numpy(y: Tensor) -> Tensor:
+    return torch.from_numpy(1.0 / (1.0 + y.numpy())).float()
 
 
-def test_it_resumes_in_the_middle_of_an_epoch_at_another_size(tmp_path: Path) -> None:
-    [untouched] = run_ranks(_over_loader, 1, str(tmp_path / "whole"))
-    run_ranks(_over_loader, 4, str(tmp_path / "parts"), 6)
-    run_ranks(_over_loader, 2, str(tmp_path / "parts"), 7)  # then comes the tail of two samples
-    resumed = run_ranks(_over_loader, 4, str(tmp_path / "parts"))
-    assert [state for state, _ in resumed] == [untouched[0]] * 4
-    assert resumed[0][1] == untouched[1][8:]
+def test_a_body_may_evaluate_and_gather(tmp_path: Path) -> None:
+    [expected] = run_ranks(_evaluates, 1, str(tmp_path / "1"))
+    assert run_ranks(_evaluates, 4, str(tmp_path / "4")) == [expected] * 4
+    gathered = [row for row in expected if isinstance(row, list) and len(row) == BATCH]
+    assert len(gathered) == SAMPLES // BATCH
+    assert (
+        max(abs(value) for value in expected if isinstance(value, float) and abs(value) < 1e-3)
+        < 1e-6
+    )
 
 
 def _misuse(folder: str, kind: str) -> str:
-    values = {"same": "samples"} if kind == "lanes in .grad" else {}
+    values: dict[str, Any] = {"same": "rounding"} if kind == "lanes by DDP" else {}
     try:
         with samestep.start(**_keys(folder, **values)) as run:
-            loop = Loop(run, batch_norm=True)
+            model, optimizer, data = _prepared(run)
             if kind == "outside":
                 run.backward(torch.zeros(()))
-            if kind == "no epochs":
-                next(iter(loop.loader))
-            for _ in run.epochs():
-                for i, (x, y) in enumerate(loop.loader):
-                    _turn(kind, i, run, loop, x, F.cross_entropy(loop.model(x), y))
-                    if kind == "break" and i == 4:
-                        return "left"
+            for _ in run.epochs() if kind != "no epochs" else [0]:
+                for x, y in data:
+                    _body(kind, run, model, optimizer, x, y)
     except StepError as error:
         return str(error)
     return "nothing was refused"
 
 
-def _turn(
-    kind: str, i: int, run: samestep.Run, loop: Loop, x: torch.Tensor, loss: torch.Tensor
-) -> None:
-    weight = loop.model[0].weight  # type: ignore[index]
-    if kind == "step first":
-        loop.optimizer.step()
-    if kind in ("plain backward", "backward before"):
-        loss.backward(retain_graph=True)
-    if kind == "plain backward":
-        return
+def _body(kind: str, run: samestep.Run, model: Any, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    loss = F.cross_entropy(model(x), y)
+    other = nn.BatchNorm1d(64)
+    lines: dict[str, Any] = {
+        "step first": optimizer.step,
+        "item": loss.item,
+        "a branch": lambda: bool(loss > 1),
+        "numpy": lambda: y.numpy(),
+        "a list": lambda: y.tolist(),
+        "a sum of ranks": lambda: run.reduce(loss),
+        "no value of lanes": lambda: run.sum(torch.ones(())),
+        "a loss of no lane": lambda: run.backward(torch.ones((), requires_grad=True)),
+        "unknown BatchNorm": lambda: other(x.flatten(1)),
+        "saved": lambda: torch.save(loss, "nowhere.pt"),
+        "a closure": lambda: (run.backward(loss), optimizer.step(lambda: 0.0)),
+    }
+    if kind in lines:
+        lines[kind]()
     run.backward(loss)
-    if kind == "backward twice":
-        run.backward(loss)
-    if kind == "backward after":
-        loop.model(x).sum().backward()
-    if kind == "gathers in a lane":
-        run.gather(loss.reshape(1))
-    if kind == "rates by batches":
-        loop.optimizer.param_groups[0]["lr"] = 1e-2 / (1 + i)
-    if kind == "decay by batches":
-        loop.optimizer.param_groups[0]["weight_decay"] = 0.1 * i
-    if kind == "a closure":
-        loop.optimizer.step(lambda: 0.0)
-    if kind != "no step" and not (kind == "accumulates by itself" and i % 2 == 0):
-        loop.optimizer.step()
-    if kind == "two updates" and run.ends_step:
-        loop.optimizer.step()
-    if kind == "schedule by batches":
-        loop.scheduler.step(i / 10)  # type: ignore[arg-type]
-    if kind == "changes weights":
-        with torch.no_grad():
-            weight.mul_(0.99)
-    if kind == "changes data":
-        weight.data.mul_(0.99)
-    if kind == "forward after" and run.ends_step:
-        loop.model(x)
+    optimizer.step()
 
 
 REFUSED = {
     "outside": "run.backward belongs inside a loop over the training loader",
-    "no epochs": "has the turns of all 3 epochs if nobody asks for epochs",
-    "break": "the loop was left in turn 1 of 4 of step 1",
-    "step first": "AdamW.step() came before run.backward(loss)",
-    "plain backward": "was left without run.backward(loss): call it in place of loss.backward()",
-    "backward before": "loss.backward() was called besides run.backward(loss)",
-    "backward after": "loss.backward() was called besides run.backward(loss)",
-    "backward twice": "run.backward was called twice for one batch",
-    "gathers in a lane": "run.gather was called inside the loop over a step's lanes",
-    "rates by batches": "AdamW (lr 0.01) at first, then AdamW (lr 0.005)",
-    "decay by batches": "step other optimizers or schedulers, or with other settings",
-    "schedule by batches": "AdamW (lr 0.01) and StepLR (0.0) at first, then AdamW (lr 0.01) and StepLR (0.1)",
-    "accumulates by itself": "none at first, then AdamW (lr 0.01)",
-    "a closure": "AdamW.step got a closure",
-    "no step": "step 0 was left without optimizer.step()",
-    "two updates": "a step has one update",
-    "changes weights": "the loop changed weights in a turn of step 0 that is not its last",
-    "changes data": "the loop changed weights in a turn of step 0 that is not its last",
-    "forward after": "something changed buffers, such as BatchNorm's statistics",
-    "lanes in .grad": "same: samples adds up the gradients of a rank's 4 lanes in .grad",
+    "no epochs": "has the steps of all 2 epochs if nobody asks for epochs",
+    "step first": "SGD.step() came before the first backward pass of step 0",
+    "item": "item() of LaneTensor(4 lanes, each []): each lane has its own value",
+    "a branch": "run.sum(value) or run.mean(value)",
+    "numpy": "the values of LaneTensor(4 lanes, each [3])",
+    "a list": "the values of LaneTensor(4 lanes, each [3])",
+    "a sum of ranks": "run.sum and run.mean take values of lanes",
+    "no value of lanes": "run.sum got a Tensor that is no value of lanes",
+    "a loss of no lane": "run.backward got a loss that is no value of lanes",
+    "unknown BatchNorm": "give run.prepare every module",
+    "saved": "cannot be saved or sent",
+    "a closure": "SGD.step got a closure",
+    "lanes by DDP": "same: rounding runs a rank's 4 lanes one after the other",
 }
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_loops_that_would_train_something_else_are_refused(kind: str, tmp_path: Path) -> None:
+def test_what_would_differ_among_ranks_is_refused(kind: str, tmp_path: Path) -> None:
     for said in run_ranks(_misuse, 2, str(tmp_path / "run"), kind):
         assert REFUSED[kind] in said

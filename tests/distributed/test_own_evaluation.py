@@ -150,8 +150,7 @@ def _misuse(folder: str, kind: str) -> str:
             run.prepare(model, optimizer)
             if kind == "in a lane":
                 for step in run.steps(_loader()):
-                    for x, _ in step.batches():
-                        run.gather(x)
+                    step.train(lambda batch: run.gather(batch.x).sum())
             if kind == "list without a loop":
                 run.reduce([1.0])
             values: dict[str, Any] = {}
@@ -229,13 +228,11 @@ def _in_a_step(folder: str) -> list[Any]:
         model = _net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model, optimizer, loader = run.prepare(model, optimizer, _loader())
-        for step in run.steps(loader):
-            rows = []
-            for x, y in step.batches():
-                rows.append(x)
-                step.backward(F.cross_entropy(model(x), y))
-            step.update()
-            found.append([run.gather(rows).tolist(), run.reduce(len(rows)), run.reduce(0.5, "max")])
+        for x, y in loader:
+            run.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
+            found.append([run.gather(x).tolist(), run.sum(torch.ones_like(y).sum()).item()])
+            found.append(run.reduce(0.5, "max"))
     return found
 
 

@@ -55,28 +55,34 @@ def _train(folder: str, form: str) -> tuple[str, list[float], list[int]]:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         model, optimizer, loader = run.prepare(model, optimizer, _loader())
         for epoch in run.epochs():
-            for step in run.steps(loader):
-                if form == "function":
+            if form == "function":
+                for step in run.steps(loader):
                     loss = step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
                     losses.append(loss.item())
-                    continue
-                for x, y in step.batches():
-                    assert x.device == run.device
-                    out = model(x)
-                    if form == "sum":
-                        step.backward(F.cross_entropy(out, y, reduction="sum"), count=len(y))
-                    elif form == "mean over":
-                        step.backward(F.cross_entropy(out, y), mean_over=len(y))
-                    else:
-                        step.backward(F.cross_entropy(out, y))
-                if form == "own clipping":
-                    step.reduce()
-                    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-                step.update()
-                losses.append(step.loss.item())
+            else:
+                losses += _epoch(run, form, model, optimizer, loader)
             epochs.append(epoch)
-            run.print(f"epoch {epoch} loss {step.loss.item():.4f}")
+            run.print(f"epoch {epoch} loss {losses[-1]:.4f}")
         return _digest(model), losses, epochs
+
+
+def _epoch(run: Any, form: str, model: nn.Module, optimizer: Any, loader: Any) -> list[float]:
+    losses = []
+    for x, y in loader:
+        assert x.device == run.device
+        out = model(x)
+        optimizer.zero_grad()
+        if form == "sum":
+            loss = run.backward(F.cross_entropy(out, y, reduction="sum"), count=y.size(0))
+        elif form == "mean over":
+            loss = run.backward(F.cross_entropy(out, y), mean_over=y.size(0))
+        else:
+            loss = run.backward(F.cross_entropy(out, y))
+        if form == "own clipping":
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
 
 
 @pytest.mark.parametrize(
@@ -141,9 +147,9 @@ def _misuse(folder: str, kind: str) -> str:
                 for step in run.steps(loader):
                     return str(step.loss)
             if kind == "sum and mean":
-                for step in run.steps(loader):
-                    for x, _ in step.batches():
-                        step.backward(model(x).sum(), 4, mean_over=3)
+                for _ in run.epochs():
+                    for x, _ in loader:
+                        run.backward(model(x).sum(), 4, mean_over=3)
     except StepError as error:
         return str(error)
     return "no error"
@@ -157,7 +163,7 @@ def _misuse(folder: str, kind: str) -> str:
         ("break", "epoch 0 was left after step 0"),
         ("nothing", "nothing was trained in epoch 0"),
         ("other data", "other data than in the epoch before"),
-        ("loss before update", "step.loss is known after step.update"),
+        ("loss before update", "step.loss is known after step.train"),
         ("sum and mean", "a loss is a sum or a mean"),
     ],
 )
@@ -205,14 +211,14 @@ def _mistaken(folder: str, form: str) -> str:
         model = _net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model, optimizer, loader = run.prepare(model, optimizer, _loader())
-        for step in run.steps(loader):
-            if form == "function":
+        if form == "function":
+            for step in run.steps(loader):
                 step.train(lambda batch: (F.cross_entropy(model(batch.x), batch.y), len(batch)))
-                continue
-            for x, y in step.batches():
-                reduction = "sum" if form == "right" else "mean"
-                step.backward(F.cross_entropy(model(x), y, reduction=reduction), count=len(y))
-            step.update()
+            return _digest(model)
+        for x, y in loader:
+            reduction = "sum" if form == "right" else "mean"
+            run.backward(F.cross_entropy(model(x), y, reduction=reduction), count=y.size(0))
+            optimizer.step()
         return _digest(model)
 
 

@@ -29,7 +29,7 @@ def _scheduler(kind: str, optimizer: Any) -> Any:
     return lr.StepLR(optimizer, 1, gamma=0.5)
 
 
-def _train(folder: str, kind: str, every: str | None, stop: int | None = None) -> Any:
+def _train(folder: str, kind: str, every: Any, stop: int | None = None) -> Any:
     import samestep
 
     model, rates = _net(), []
@@ -38,13 +38,8 @@ def _train(folder: str, kind: str, every: str | None, stop: int | None = None) -
             model = _net()
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
             scheduler = _scheduler(kind, optimizer)
-            if kind == "own pace":
-                given = samestep.Schedule(scheduler, every="epoch")
-                model, optimizer, _, loader = run.prepare(model, optimizer, given, _loader())
-            else:
-                model, optimizer, scheduler, loader = run.prepare(
-                    model, optimizer, scheduler, _loader(), every=every
-                )
+            given = scheduler if every == "call" else samestep.Schedule(scheduler, every=every)
+            model, optimizer, _, loader = run.prepare(model, optimizer, given, _loader())
             if stop is not None:
                 run.pause_after(stop)
             for _ in run.epochs():
@@ -66,22 +61,21 @@ BY_EPOCHS = [1e-2] * STEPS + [5e-3] * STEPS + [2.5e-3] * STEPS
     variations(
         [
             ("step", "epoch", BY_EPOCHS),
-            ("own pace", None, BY_EPOCHS),
             ("step", "call", BY_EPOCHS),
             ("step", "step", [1e-2 * 0.5**n for n in range(9)]),
             # The first value is the best so far, every other one is not better by 10.
             ("plateau", "call", [1e-2] * 2 * STEPS + [5e-3] * STEPS),
-            ("cosine", None, None),
+            ("cosine", "step", None),
         ],
         kept=["plateau", "cosine"],
     ),
 )
 def test_schedulers_move_when_it_was_said_at_any_size(
-    kind: str, every: str | None, expected: list[float] | None, tmp_path: Path
+    kind: str, every: str, expected: list[float] | None, tmp_path: Path
 ) -> None:
     whole = run_ranks(_train, 1, str(tmp_path / "1"), kind, every)[0]
     if expected is None:
-        assert len(set(whole[1])) == 9, "without a word: with every step"
+        assert len(set(whole[1])) == 9
     else:
         assert whole[1] == pytest.approx(expected)
     folder = str(tmp_path / "parts")
@@ -104,35 +98,25 @@ def _misuse(folder: str, kind: str) -> str:
             model = _net()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             scheduler: Any = lr.StepLR(optimizer, 1)
-            every: Any = "epoch"
-            if kind == "multi step":
-                scheduler, every = lr.MultiStepLR(optimizer, [1]), None
-            if kind == "exponential":
-                scheduler, every = lr.ExponentialLR(optimizer, 0.5), None
+            given: Any = samestep.Schedule(scheduler, every="epoch")
             if kind == "plateau":
-                scheduler, every = lr.ReduceLROnPlateau(optimizer), None
-            if kind == "plateau by epochs":
-                scheduler = lr.ReduceLROnPlateau(optimizer)
-            if kind in ("twice by steps", "twice, cosine"):
-                every = None if kind == "twice, cosine" else "step"
+                given = samestep.Schedule(lr.ReduceLROnPlateau(optimizer), every="evaluation")
+            if kind == "twice by steps":
                 scheduler = lr.CosineAnnealingLR(optimizer, 9)
+                given = samestep.Schedule(scheduler)
             if kind == "in a lane":
-                every = "call"
-            if kind == "nonsense":
-                every = "batch"
-            if kind == "no scheduler":
-                run.prepare(model, optimizer, every="epoch")
-            model, optimizer, scheduler, loader = run.prepare(
-                model, optimizer, scheduler, _loader(), every=every
-            )
+                given = scheduler
+            model, optimizer, _, loader = run.prepare(model, optimizer, given, _loader())
+
+            def loss(batch: Any) -> Any:
+                if kind == "in a lane":
+                    scheduler.step()
+                return F.cross_entropy(model(batch.x), batch.y)
+
             for _ in run.epochs():
                 for step in run.steps(loader):
-                    for x, y in step.batches():
-                        step.backward(F.cross_entropy(model(x), y))
-                        if kind == "in a lane":
-                            scheduler.step()
-                    step.update()
-                    if kind.startswith("twice by steps") or kind == "twice, cosine":
+                    step.train(loss)
+                    if kind == "twice by steps":
                         scheduler.step()
                 if kind == "twice by epochs":
                     scheduler.step()
@@ -144,19 +128,16 @@ def _misuse(folder: str, kind: str) -> str:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("multi step", "when does the MultiStepLR move on? With every epoch: run.prepare(..., "),
-        ("exponential", "every='epoch'); with every step: every='step'; or where your loop calls"),
         ("plateau", "ReduceLROnPlateau moves on with a value that your loop measures"),
-        ("plateau by epochs", "call scheduler.step(value) after step.update()"),
-        ("twice by steps", "CosineAnnealingLR.step() was called, but the run moves this scheduler"),
-        ("twice, cosine", "on with every step: remove the call, or let your loop do it"),
+        (
+            "twice by steps",
+            "on with every step: remove the call, or give run.prepare the scheduler",
+        ),
         (
             "twice by epochs",
             "StepLR.step() was called, but the run moves this scheduler on with every",
         ),
         ("in a lane", "scheduler.step() was called in the middle of step 0"),
-        ("nonsense", "every='batch': it takes 'step', 'epoch' or 'call'"),
-        ("no scheduler", "which is for schedulers, and no scheduler"),
     ],
 )
 def test_schedulers_that_would_move_otherwise_than_meant_are_refused(

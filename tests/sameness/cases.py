@@ -34,7 +34,7 @@ MODELS = (
     Case("gan_joint", "GAN, both networks in every step", "two_sided:JointGAN"),
     Case(
         "gan_alternating",
-        "GAN, the networks in turn (own loop, `step.update(optimizer)`)",
+        "GAN, the networks in turn (own loop)",
         "two_sided:alternating_gan",
         {"distributed": {"find_unused_parameters": True}},
         is_loop=True,

@@ -31,12 +31,13 @@ def main():
     parser.add_argument("--save", default="", help="file for the generator's weights")
     args = parser.parse_args()
     run = samestep.start(epochs=args.epochs, seed=args.seed, name="gan")
+    device = run.device
 
     angles = torch.linspace(0, 2 * math.pi, 512)
     points = TensorDataset(torch.stack([angles.cos(), angles.sin()], 1))
     loader = DataLoader(points, batch_size=args.batch_size, shuffle=True)
-    generator = network(NOISE, 2)
-    critic = network(2, 1)
+    generator = network(NOISE, 2).to(device)
+    critic = network(2, 1).to(device)
     generator_opt = optim.Adam(generator.parameters(), lr=args.lr, betas=(0.5, 0.99))
     critic_opt = optim.Adam(critic.parameters(), lr=args.lr, betas=(0.5, 0.99))
     generator, critic, generator_opt, critic_opt, loader = run.prepare(
@@ -45,16 +46,17 @@ def main():
 
     for epoch in run.epochs():
         for i, (real,) in run.enumerate(loader):
-            fake = generator(torch.randn(len(real), NOISE, device=run.device))
+            real = real.to(device)
+            fake = generator(torch.randn(len(real), NOISE, device=device))
             if i % (args.n_critic + 1) < args.n_critic:
                 critic_opt.zero_grad()
                 d_loss = score(critic(real), 1.0) + score(critic(fake.detach()), 0.0)
-                d_loss = run.backward(d_loss)
+                d_loss.backward()
                 critic_opt.step()
             else:
                 generator_opt.zero_grad()
                 g_loss = score(critic(fake), 1.0)
-                g_loss = run.backward(g_loss)
+                g_loss.backward()
                 generator_opt.step()
         run.print(f"epoch {epoch}: losses {d_loss.item():.4f}, {g_loss.item():.4f}")
 

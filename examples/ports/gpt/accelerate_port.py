@@ -120,9 +120,7 @@ def main():
         optimizer.zero_grad(set_to_none=True)
         if (step + 1) % args.eval_interval == 0:
             losses = estimate_loss()
-            accelerator.print(
-                f"step {step}: train loss {losses['train']:.4f}, val loss {losses['val']:.4f}"
-            )
+            accelerator.print(f"step {step}: loss {losses['train']:.4f}, val {losses['val']:.4f}")
             state = {
                 "model": accelerator.unwrap_model(model).state_dict(),
                 "optimizer": optimizer.state_dict(),

@@ -72,9 +72,9 @@ def main():
     args = parser.parse_args()
     run = samestep.start(
         global_batch=args.batch_size, steps=args.max_iters, seed=args.seed, run_dir=args.out,
-        checkpoint={"every_steps": args.eval_interval},
         resume={"checkpoint": "auto" if args.resume else "never"},
     )  # fmt: skip
+    device = run.device
 
     letters = sorted(set(TEXT))
     tokens = torch.tensor([letters.index(letter) for letter in TEXT])
@@ -85,12 +85,13 @@ def main():
         ix = torch.randint(len(data) - args.block_size, (size,))
         x = torch.stack([data[i : i + args.block_size] for i in ix])
         y = torch.stack([data[i + 1 : i + 1 + args.block_size] for i in ix])
-        return x, y
+        return x.to(device), y.to(device)
 
-    model = GPT(len(letters), args.block_size)
+    model = GPT(len(letters), args.block_size).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95))
     model, optimizer = run.prepare(model, optimizer)
 
+    @run.no_lanes()
     @torch.no_grad()
     def estimate_loss():
         model.eval()
@@ -99,26 +100,24 @@ def main():
             losses = torch.zeros(args.eval_iters)
             for k in range(args.eval_iters):
                 x, y = get_batch(split)
-                _, loss = model(x.to(run.device), y.to(run.device))
+                _, loss = model(x, y)
                 losses[k] = loss.item()
             out[split] = losses.mean()
         model.train()
         return out
 
-    train_data = samestep.drawn(lambda _, size: get_batch("train", size))
-    for step, (x, y) in run.enumerate(train_data):
+    for step, (x, y) in run.enumerate(samestep.drawn(lambda _, n: get_batch("train", n))):
         for group in optimizer.param_groups:
             group["lr"] = get_lr(args, step)
         _, loss = model(x, y)
-        run.backward(loss)
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), args.grad_clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        if (step + 1) % args.eval_interval == 0 and run.ends_step:
+        if (step + 1) % args.eval_interval == 0:
             losses = estimate_loss()
-            run.print(
-                f"step {step}: train loss {losses['train']:.4f}, val loss {losses['val']:.4f}"
-            )
+            run.print(f"step {step}: loss {losses['train']:.4f}, val {losses['val']:.4f}")
+            run.save()
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def main():
         optimizer.zero_grad(set_to_none=True)
         if (step + 1) % args.eval_interval == 0:
             losses = estimate_loss()
-            print(f"step {step}: train loss {losses['train']:.4f}, val loss {losses['val']:.4f}")
+            print(f"step {step}: loss {losses['train']:.4f}, val {losses['val']:.4f}")
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
             checkpoint.parent.mkdir(parents=True, exist_ok=True)
             torch.save(state, checkpoint)

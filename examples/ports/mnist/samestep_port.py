@@ -37,29 +37,31 @@ def digits(args):
     return random_split(dataset, [0.8, 0.2], torch.Generator().manual_seed(0))
 
 
-def train(args, model, run, train_loader, optimizer, epoch):
+def train(args, model, run, device, train_loader, optimizer, epoch):
     model.train()
     for batch_idx, (data, target) in run.enumerate(train_loader):
+        data, target = data.to(device), target.to(device)
         optimizer.zero_grad()
         output = model(data)
         loss = F.nll_loss(output, target)
-        loss = run.backward(loss)
+        loss.backward()
         optimizer.step()
         if batch_idx % args.log_interval == 0:
             run.print(f"epoch {epoch} batch {batch_idx} loss {loss.item():.4f}")
 
 
-def test(model, run, test_loader):
+def test(model, run, device, test_loader):
     model.eval()
     test_loss = 0
     correct = 0
     with torch.no_grad():
         for data, target in test_loader:
+            data, target = data.to(device), target.to(device)
             output = model(data)
             test_loss += F.nll_loss(output, target, reduction="sum").item()
             correct += output.argmax(dim=1).eq(target).sum().item()
-    test_loss, correct = run.reduce(test_loss), run.reduce(correct)
     total = len(test_loader.dataset)
+    test_loss, correct = run.reduce(test_loss), run.reduce(correct)
     run.print(f"test loss {test_loss / total:.4f}, accuracy {correct}/{total}")
 
 
@@ -76,20 +78,21 @@ def main():
     parser.add_argument("--save-model", default="")
     args = parser.parse_args()
     run = samestep.start(epochs=args.epochs, seed=args.seed, name="mnist")
+    device = run.device
 
     train_set, test_set = digits(args)
     train_loader = DataLoader(train_set, batch_size=args.batch_size, shuffle=True)
     test_loader = DataLoader(test_set, batch_size=args.test_batch_size)
-    model = Net()
+    model = Net().to(device)
     optimizer = optim.Adadelta(model.parameters(), lr=args.lr)
     scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)
     model, optimizer, scheduler, train_loader, test_loader = run.prepare(
-        model, optimizer, scheduler, train_loader, test_loader, every="call"
+        model, optimizer, scheduler, train_loader, test_loader
     )
 
     for epoch in run.epochs():
-        train(args, model, run, train_loader, optimizer, epoch)
-        test(model, run, test_loader)
+        train(args, model, run, device, train_loader, optimizer, epoch)
+        test(model, run, device, test_loader)
         scheduler.step()
 
     if args.save_model and run.is_main:

@@ -51,6 +51,7 @@ def main():
     parser.add_argument("--output", default="", help="folder for the trained model")
     args = parser.parse_args()
     run = samestep.start(epochs=args.epochs, seed=args.seed, name="token_classifier")
+    device = run.device
 
     train_set, eval_set = sentences(96, seed=0), sentences(40, seed=1)
     train_loader = DataLoader(
@@ -61,17 +62,18 @@ def main():
         vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=32, max_position_embeddings=16, num_labels=3,
     )  # fmt: skip
-    model = BertForTokenClassification(config)
+    model = BertForTokenClassification(config).to(device)
     optimizer = AdamW(model.parameters(), lr=args.lr)
     steps = args.epochs * len(train_loader)
     scheduler = get_linear_schedule_with_warmup(optimizer, steps // 10, steps)
     model, optimizer, scheduler, train_loader, eval_loader = run.prepare(
-        model, optimizer, scheduler, train_loader, eval_loader, every="call"
+        model, optimizer, scheduler, train_loader, eval_loader
     )
 
     for epoch in run.epochs():
         model.train()
         for batch in train_loader:
+            batch = {name: tensor.to(device) for name, tensor in batch.items()}
             optimizer.zero_grad()
             loss = model(**batch).loss
             loss = run.backward(loss, mean_over=(batch["labels"] != -100).sum())
@@ -82,6 +84,7 @@ def main():
         model.eval()
         right = total = 0
         for batch in eval_loader:
+            batch = {name: tensor.to(device) for name, tensor in batch.items()}
             with torch.no_grad():
                 predictions = model(**batch).logits.argmax(dim=-1)
             labels = batch["labels"]

@@ -45,12 +45,13 @@ def main():
     parser.add_argument("--samples", default="", help="file for images drawn from the model")
     args = parser.parse_args()
     run = samestep.start(epochs=args.epochs, seed=args.seed, name="vae")
+    device = run.device
 
     images = torch.tensor(load_digits().data[:800], dtype=torch.float32) / 16
     train_set, test_set = random_split(images, [640, 160], torch.Generator().manual_seed(0))
     train_loader = DataLoader(train_set, batch_size=args.batch_size, shuffle=True)
     test_loader = DataLoader(test_set, batch_size=args.batch_size)
-    model = VAE()
+    model = VAE().to(device)
     optimizer = optim.Adam(model.parameters(), lr=args.lr)
     model, optimizer, train_loader, test_loader = run.prepare(
         model, optimizer, train_loader, test_loader
@@ -60,25 +61,26 @@ def main():
         model.train()
         train_loss = 0
         for data in train_loader:
+            data = data.to(device)
             optimizer.zero_grad()
             recon, mu, logvar = model(data)
             loss = loss_function(recon, data, mu, logvar) / len(data)
-            loss = run.backward(loss)
+            loss.backward()
             optimizer.step()
-            if run.ends_step:
-                train_loss += loss.item()
+            train_loss += loss.item()
         run.print(f"epoch {epoch}: train loss {train_loss / len(train_loader):.4f}")
 
         model.eval()
         test_loss = 0
         with torch.no_grad():
             for data in test_loader:
+                data = data.to(device)
                 recon, mu, logvar = model(data)
                 test_loss += loss_function(recon, data, mu, logvar).item()
         run.print(f"epoch {epoch}: test loss {run.reduce(test_loss) / len(test_set):.4f}")
 
     if args.samples and run.is_main:
-        torch.save(model.decode(torch.randn(16, 4, device=run.device)).cpu(), args.samples)
+        torch.save(model.decode(torch.randn(16, 4, device=device)).cpu(), args.samples)
 
 
 if __name__ == "__main__":

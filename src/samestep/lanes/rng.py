@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -83,7 +84,68 @@ class RngStreams:
         if device.type == "cuda":
             torch.cuda.init()
             self._device_generators.append(torch.cuda.default_generators[device.index or 0])
+        self._torch_generators = [torch.default_generator, *self._device_generators]
 
-    def enter(self, *key: str | int, at: tuple[int, ...] = ()) -> None:
-        """Go to a position of the stream that `key` names."""
-        reseed(seed_at(derive(self._seed, *key), *at), self._device_generators)
+    def enter(self, *key: str | int, at: tuple[int, ...] = (), torch_only: bool = False) -> None:
+        """Go to a position of the stream that `key` names.
+
+        Args:
+            *key: Which stream.
+            at: Its position.
+            torch_only: Whether Python's and NumPy's generators stay where they are.
+        """
+        seed = seed_at(derive(self._seed, *key), *at)
+        if not torch_only:
+            reseed(seed, self._device_generators)
+            return
+        for generator in self._torch_generators:
+            generator.manual_seed(seed)
+
+    @contextmanager
+    def kept(self, torch_only: bool = False) -> Iterator[None]:
+        """Leave the generators where they were; with `torch_only`, torch's."""
+        states = self.torch_states()
+        others = None if torch_only else (random.getstate(), np.random.get_state())
+        try:
+            yield
+        finally:
+            self.put_torch_states(states)
+            if others is not None:
+                random.setstate(others[0])
+                np.random.set_state(others[1])
+
+    def torch_states(self) -> list[torch.Tensor]:
+        """Where torch's generators are."""
+        return [generator.get_state() for generator in self._torch_generators]
+
+    def put_torch_states(self, states: Sequence[torch.Tensor]) -> None:
+        """Let torch's generators go on from there."""
+        for generator, state in zip(self._torch_generators, states, strict=True):
+            generator.set_state(state)
+
+
+class LaneDraws:
+    """Torch's random numbers of lanes that take turns: each goes on where it was.
+
+    A lane's numbers are those of a step that runs the whole lane at once, as a CUDA graph does.
+    """
+
+    def __init__(self, rng: RngStreams, step: int) -> None:
+        self._rng, self._step = rng, step
+        self._states: dict[int, list[torch.Tensor]] = {}
+        self._open: int | None = None
+
+    def enter(self, lane: int) -> None:
+        """Go on with a lane's numbers."""
+        self.leave()
+        if lane in self._states:
+            self._rng.put_torch_states(self._states[lane])
+        else:
+            self._rng.enter(MODEL, max(lane, 0), at=(self._step,), torch_only=True)
+        self._open = lane
+
+    def leave(self) -> None:
+        """Remember where the lane was left."""
+        if self._open is not None:
+            self._states[self._open] = self._rng.torch_states()
+            self._open = None

@@ -7,7 +7,7 @@ that no other rank has seen, and nothing would show it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
@@ -25,6 +25,15 @@ def _refuse_group(optimizer: Optimizer) -> Callable[[Any], None]:
         )
 
     return add_param_group
+
+
+def _inside(own: Callable[..., None], around: Callable[[], AbstractContextManager[None]]) -> Any:
+    @wraps(own)
+    def inside(*args: Any, **kwargs: Any) -> None:
+        with around():
+            own(*args, **kwargs)
+
+    return inside
 
 
 class OptimizerCalls:
@@ -47,11 +56,21 @@ class OptimizerCalls:
         finally:
             self._is_ours = False
 
-    def answer(self, instead: Callable[[Optimizer], None]) -> None:
-        """From now on, let the loop's own calls of `step` do this instead."""
+    def answer(
+        self,
+        instead: Callable[[Optimizer], None],
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """From now on, let the loop's own calls of `step` do this instead.
+
+        Args:
+            instead: Called with the optimizer.
+            around: Entered around calls of `zero_grad`.
+        """
         for optimizer in self._optimizers if not self._replaced else ():
             self._replaced[optimizer] = optimizer.step
             optimizer.step = self._answered(optimizer, instead)  # type: ignore[method-assign]
+            optimizer.zero_grad = _inside(optimizer.zero_grad, around)  # type: ignore[method-assign]
 
     def _answered(self, optimizer: Optimizer, instead: Callable[[Optimizer], None]) -> Any:
         own = optimizer.step
@@ -75,6 +94,7 @@ class OptimizerCalls:
         while self._replaced:
             optimizer, own = self._replaced.popitem()
             optimizer.step = own  # type: ignore[method-assign]
+            optimizer.__dict__.pop("zero_grad", None)
         while self._hooks:
             self._hooks.pop().remove()
         for optimizer in self._optimizers:

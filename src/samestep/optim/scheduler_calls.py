@@ -24,31 +24,27 @@ def leave_to_run(scheduler: LRScheduler, every: str) -> None:
         every: With what, for the message.
     """
 
-    def refuse(*_: Any) -> bool:
+    def refuse() -> None:
         raise StepError(
             f"{type(scheduler).__name__}.step() was called, but the run moves this scheduler on with every "
-            f"{every}: remove the call, or let your loop do it: run.prepare(..., scheduler, every='call')"
+            f"{every}: remove the call, or give run.prepare the scheduler itself in place of a samestep.Schedule"
         )
 
-    _replace_class(scheduler, refuse)
+    leave_to_loop(scheduler, refuse)
 
 
-def leave_to_loop(scheduler: LRScheduler, may_move: Callable[..., bool]) -> None:
-    """Ask a function at each call of its `step`, with it and the call's values, whether it counts."""
-    _replace_class(scheduler, may_move)
+def leave_to_loop(scheduler: LRScheduler, before_move: Callable[[], None]) -> None:
+    """Call a function before each call of its `step`."""
+    kind: Any = type(scheduler)
+
+    def step(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
+        before_move()
+        kind.step(self, *args, **kwargs)
+
+    members = {"step": step, _KIND: kind, "__module__": kind.__module__, "__doc__": kind.__doc__}
+    scheduler.__class__ = type(kind.__name__, (kind,), members)
 
 
 def move(scheduler: LRScheduler) -> None:
     """Move a scheduler on, whoever else must not."""
     getattr(type(scheduler), _KIND, type(scheduler)).step(scheduler)
-
-
-def _replace_class(scheduler: LRScheduler, may_move: Callable[..., bool]) -> None:
-    kind: Any = type(scheduler)
-
-    def step(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
-        if may_move(self, *args, *kwargs.values()):
-            kind.step(self, *args, **kwargs)
-
-    members = {"step": step, _KIND: kind, "__module__": kind.__module__, "__doc__": kind.__doc__}
-    scheduler.__class__ = type(kind.__name__, (kind,), members)

@@ -19,16 +19,12 @@ from samestep.errors import ConfigError, Mistake
 from samestep.optim.registry import classes_of, with_tuples
 from samestep.optim.warmup import Warmed, Warmup
 
-Pace = Literal[Every, "call"]
-"""When a scheduler moves on; "call": where a custom loop calls its `step`."""
-
 
 @dataclass(frozen=True)
 class Schedule:
     """A learning-rate scheduler and when it steps.
 
-    After an evaluation it gets the value of `best.metric`, as ReduceLROnPlateau takes it. In a custom
-    loop it is for `run.prepare`, and "call" leaves it to the loop's own calls.
+    After an evaluation it gets the value of `best.metric`, as ReduceLROnPlateau takes it.
 
     Example:
         def schedules(self, optimizers, steps):
@@ -36,7 +32,7 @@ class Schedule:
     """
 
     scheduler: LRScheduler
-    every: Pace = "step"
+    every: Every = "step"
 
 
 def build_schedules(

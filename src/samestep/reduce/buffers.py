@@ -60,6 +60,8 @@ class LaneBuffers:
         self._own: list[tuple[BufferSlot, Tensor]] = pairs
         self._recorded: dict[int, list[Tensor]] = {}
         """By lane, what was recorded of `_joined`."""
+        self._of_lanes: dict[int, list[Tensor]] = {}
+        """By lane, its own of `_joined` in the body of a loop."""
         self._assignment, self._collectives, self._warn = assignment, collectives, warn
         # One lane in all changes the buffers in place: the join of one lane is that lane.
         self._alone = sum(map(len, assignment)) == 1
@@ -82,6 +84,7 @@ class LaneBuffers:
         constant = {id(slot) for slot, _ in self._constant}
         self._joined = [pair for pair in self._own if id(pair[0]) not in constant]
         self._tensors = [tensor for _, tensor in self._joined]
+        self._places = self._find_places()
         self._base = [tensor.clone() for tensor in self._tensors]
         summed = [pair for pair in self._summed if id(pair[0]) not in constant]
         self._sums = None
@@ -166,28 +169,72 @@ class LaneBuffers:
             for (_, own), value in zip(self._joined, left, strict=True):
                 own.copy_(value)
 
+    # -- lanes that run side by side in the body of a loop ---------------------------------
+
+    @property
+    def are_joined(self) -> bool:
+        """Whether there are buffers that lanes change each by itself."""
+        return bool(self._joined) and not self._alone
+
+    @contextmanager
+    def of_lane(self, lane: int) -> Iterator[None]:
+        """While a lane's part of a forward pass runs: the buffers are the lane's own.
+
+        They are new tensors in each step, since graphs of the last one may still hold the old ones.
+        """
+        if self._alone or not self._joined:
+            yield
+            return
+        if lane not in self._of_lanes:
+            copies = [torch.empty_like(tensor) for tensor in self._tensors]
+            torch._foreach_copy_(copies, self._tensors)
+            self._of_lanes[lane] = copies
+        with self._placed(self._of_lanes[lane]):
+            yield
+            pairs = zip(self._joined, self._of_lanes[lane], strict=True)
+            self._of_lanes[lane] = [current(slot, copy) for (slot, _), copy in pairs]
+
+    def take_lane(self, lane: int) -> None:
+        """Take what a lane has made of its own buffers."""
+        if lane not in self._of_lanes:
+            self.leave_lane(lane)
+            return
+        with self._placed(self._of_lanes.pop(lane)):
+            self.leave_lane(lane)
+
+    def forget_lanes(self) -> None:
+        """Let the next forward passes begin with the joined buffers."""
+        self._of_lanes.clear()
+
     @contextmanager
     def _on_copies(self) -> Iterator[list[Tensor]]:
         own = [tensor for _, tensor in self._joined]
         copies = [torch.empty_like(tensor) for tensor in own]
         if own:
             torch._foreach_copy_(copies, own)
-        copy_of = {id(tensor): copy for tensor, copy in zip(own, copies, strict=True)}
-        # A buffer may be in several places; slots know one of them.
-        places = [
-            (module, name, tensor)
+        with self._placed(copies):
+            yield copies
+
+    @contextmanager
+    def _placed(self, copies: Sequence[Tensor]) -> Iterator[None]:
+        for buffers, name, at in self._places:
+            buffers[name] = copies[at]
+        try:
+            yield
+        finally:
+            for buffers, name, at in self._places:
+                buffers[name] = self._tensors[at]
+
+    def _find_places(self) -> list[tuple[dict[str, Tensor | None], str, int]]:
+        """Where buffers are: one may be in several places, and slots know one of them."""
+        at = {id(tensor): number for number, tensor in enumerate(self._tensors)}
+        return [
+            (module._buffers, name, at[id(tensor)])
             for root in self._modules
             for module in root.modules()
             for name, tensor in module._buffers.items()
-            if tensor is not None and id(tensor) in copy_of
+            if tensor is not None and id(tensor) in at
         ]
-        for module, name, tensor in places:
-            module._buffers[name] = copy_of[id(tensor)]
-        try:
-            yield copies
-        finally:
-            for module, name, tensor in places:
-                module._buffers[name] = tensor
 
     @torch.no_grad()
     def record(self) -> None:

@@ -83,9 +83,11 @@ class DDPSum(GradientSum):
     def share(self, lanes: Sequence[LaneStats], flags: RankFlags) -> LocalStats:
         return gather_stats(self._collectives, lanes, flags, self._assignment)
 
-    def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
+    def backward(
+        self, loss: Tensor, count: Tensor | float, lane: int, last: bool, retain: bool = False
+    ) -> None:
         with self._collectives.activity.waiting("gradients in backward", COMPUTE):
-            loss.backward(self.scaling.start)
+            loss.backward(self.scaling.start, retain_graph=retain)
 
     def finish(self, stats: LocalStats) -> None:
         inverse_count = inverse(stats.count(), self._inside[0].device)

@@ -54,6 +54,8 @@ class GradientSum(ABC):
         self.scaling = scaling
         self.usage_varies = False
         """Whether a parameter may have a gradient in one step or lane and none in another."""
+        self.lends = True
+        """Whether `.grad` may be memory that the next sum is written to."""
 
     @property
     def finishes_on_device(self) -> bool:
@@ -77,8 +79,10 @@ class GradientSum(ABC):
         return self.scaling.start
 
     @abstractmethod
-    def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
-        """Backpropagate one lane's summed loss and take the gradients."""
+    def backward(
+        self, loss: Tensor, count: Tensor | float, lane: int, last: bool, retain: bool = False
+    ) -> None:
+        """Backpropagate one lane's summed loss and take the gradients; `retain` keeps its graph."""
 
     def record(self, lanes: RecordedSums) -> None:
         """Put what this rank's lanes add up to where the ranks exchange it."""
@@ -170,6 +174,13 @@ def add_grads(left: Grads, right: Grads) -> Grads:
     return [b if a is None else a for a, b in zip(left, right, strict=True)]
 
 
+def copied(grads: Grads) -> Grads:
+    """The gradients in new memory, by few kernels."""
+    present = [grad for grad in grads if grad is not None]
+    made = iter(torch._foreach_mul(present, 1.0)) if present else iter(())
+    return [None if grad is None else next(made) for grad in grads]
+
+
 class OneLaneSum(GradientSum):
     """The sum when there is one lane in all: its count is the whole count, known beforehand."""
 
@@ -187,11 +198,14 @@ class OneLaneSum(GradientSum):
     def share(self, lanes: Sequence[LaneStats], flags: RankFlags) -> LocalStats:
         return LocalStats(lanes, flags)
 
-    def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
-        loss.backward(self.start(loss, count))
+    def backward(
+        self, loss: Tensor, count: Tensor | float, lane: int, last: bool, retain: bool = False
+    ) -> None:
+        loss.backward(self.start(loss, count), retain_graph=retain)
 
     def share_recorded(self, lanes: RecordedSums, flags: RankFlags) -> LocalStats:
-        for param, grad in zip(self._params, lanes.blocks[0], strict=True):
+        grads = lanes.blocks[0] if self.lends else copied(lanes.blocks[0])
+        for param, grad in zip(self._params, grads, strict=True):
             param.grad = grad
         return LocalStats(lanes.stats, flags)
 
@@ -236,12 +250,14 @@ class LaneSum(GradientSum):
     def share(self, lanes: Sequence[LaneStats], flags: RankFlags) -> LocalStats:
         return LocalStats(lanes, flags)
 
-    def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
-        loss.backward(self.scaling.start)
+    def backward(
+        self, loss: Tensor, count: Tensor | float, lane: int, last: bool, retain: bool = False
+    ) -> None:
+        loss.backward(self.scaling.start, retain_graph=retain)
         self._bucket.collect(lane, self.usage_varies)
 
     def share_recorded(self, lanes: RecordedSums, flags: RankFlags) -> LocalStats:
-        self._bucket.take_blocks(lanes.blocks)
+        self._bucket.take_blocks(lanes.blocks if self.lends else [*map(copied, lanes.blocks)])
         return LocalStats(lanes.stats, flags)
 
     def finish(self, stats: LocalStats) -> None:

@@ -18,6 +18,7 @@ def sum_lanes(
     assignment: Sequence[range],
     collectives: Collectives,
     device: torch.device,
+    caller: str = "step.sum_over_lanes",
 ) -> Tensor:
     """The sum in the tree's order, added up in float64 (integers exactly), in the type of the values.
 
@@ -26,6 +27,7 @@ def sum_lanes(
         assignment: The lanes of every rank.
         collectives: How this rank talks to the others.
         device: Where the sum is wanted.
+        caller: For messages.
 
     Raises:
         StepError: The values are not all alike.
@@ -34,7 +36,7 @@ def sum_lanes(
     # A rank without samples has none to look at.
     every = set().union(*collectives.gather(kinds))
     if len(every) != 1:
-        raise StepError(f"step.sum_over_lanes needs tensors of one shape and type, not {every}")
+        raise StepError(f"{caller} needs tensors of one shape and type, not {every}")
     shape, dtype = every.pop()
     whole = not (dtype.is_floating_point or dtype.is_complex)
     like = torch.empty(0, dtype=torch.int64 if whole else torch.float64, device=device)

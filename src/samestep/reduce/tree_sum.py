@@ -88,16 +88,18 @@ class TreeSum(GradientSum):
             return gather_stats(self._collectives, lanes, flags, self._assignment)
         return self._passengers.take_along(lanes, flags)
 
-    def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool) -> None:
+    def backward(
+        self, loss: Tensor, count: Tensor | float, lane: int, last: bool, retain: bool = False
+    ) -> None:
         if not last:
-            loss.backward(self.scaling.start)
+            loss.backward(self.scaling.start, retain_graph=retain)
             for bucket in self._buckets:
                 bucket.collect(lane, self.usage_varies)
             return
         for bucket in self._buckets:
             bucket.expect(self.usage_varies)
         self._last_lane = lane
-        loss.backward(self.scaling.start)
+        loss.backward(self.scaling.start, retain_graph=retain)
 
     @property
     def finishes_on_device(self) -> bool:
@@ -137,7 +139,7 @@ class TreeSum(GradientSum):
             self._passengers.arrive()
         inverse_count = inverse(stats.count(), self._buckets[0].params[0].device)
         for bucket in self._buckets:
-            bucket.deliver(self.scaling, inverse_count)
+            bucket.deliver(self.scaling, inverse_count, self.lends)
 
     @property
     def _exchange_usage(self) -> bool:
@@ -180,6 +182,7 @@ class _Bucket(LaneBucket):
         offsets = [0]
         for param in params:
             offsets.append(offsets[-1] + -(-width * param.numel() // _ALIGN) * _ALIGN)
+        self._offsets = offsets
         self._usage = slice(offsets[-1], offsets[-1] + len(params))
         lanes, first = sum(map(len, assignment)), self._usage.stop
         last = first + (seats(lanes, len(assignment)) if takes_passengers else 0)
@@ -257,12 +260,17 @@ class _Bucket(LaneBucket):
             self.check_used(everywhere, "on another rank")
         self.used = everywhere
 
-    def deliver(self, scaling: Scaling, inverse_count: Tensor | float) -> None:
+    def deliver(self, scaling: Scaling, inverse_count: Tensor | float, lends: bool) -> None:
         """Leave the scaled sum in `.grad`, and None where no lane of any rank had a gradient."""
         assert self.used is not None, "agreed on in the first step"
         # Without the passengers behind the gradients, which stay as they are until they are sent.
-        scaling.apply([self._exchange.total[: self._usage.start]], inverse_count)
-        for param, view, used in zip(self.params, self._views[0], self.used, strict=True):
+        total, views = self._exchange.total[: self._usage.start], self._views[0]
+        if not lends:
+            total = total.clone()
+            places = zip(self._offsets, self.params, strict=False)
+            views = [_view(total, at, param) for at, param in places]
+        scaling.apply([total], inverse_count)
+        for param, view, used in zip(self.params, views, self.used, strict=True):
             param.grad = view if used else None
 
 

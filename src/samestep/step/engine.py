@@ -31,16 +31,15 @@ from samestep.reduce.global_batchnorm import GlobalBatchNorm
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import NO_FLAGS, RankFlags
 from samestep.run_setup import RunSetup
-from samestep.step.across_lanes import AcrossLanes
 from samestep.step.activation_checkpointing import checkpoint_activations
 from samestep.step.forward_check import ForwardCheck
 from samestep.step.global_loss import GlobalSteps
 from samestep.step.graphs import GraphedSteps, why_no_graph
-from samestep.step.lane_passes import LaneRunner, StepEngine
 from samestep.step.lane_watch import LaneWatch
 from samestep.step.loss_terms import LossTerms, NamedLosses, OneLoss
 from samestep.step.mean_as_sum import CheckedTerms
 from samestep.step.micro_batches import MicroBatches
+from samestep.step.step_engine import LaneRunner, StepEngine
 from samestep.step.step_log import StepLog
 from samestep.step.supported import refuse_unsupported
 from samestep.step.whole_lanes import WholeLanes
@@ -225,7 +224,6 @@ def build_engine(
         on_batch=on_batch,
         draws_between=draws_between,
         global_steps=GlobalSteps(setup, prepared.modules, prepared.params, prepared.runner),
-        across_lanes=AcrossLanes(setup),
         watch=watch,
     )
 

@@ -28,10 +28,11 @@ from samestep.reduce.lane_rows import LaneRows
 from samestep.reduce.shared_rows import LaneBlocks
 from samestep.reduce.stats import LaneStats
 from samestep.run_setup import RunSetup
-from samestep.step.lane_passes import LanePasses, LaneRunner
+from samestep.step.lane_passes import LanePasses
 from samestep.step.loss_buffers import LossBuffers
 from samestep.step.loss_terms import LossValue, OneLoss, check_loss
 from samestep.step.micro_batches import MicroBatches
+from samestep.step.step_engine import LaneRunner
 
 Embed = Callable[[LaneBatch], Any]
 """Returns the embeddings of a lane's samples: a tensor, or several in containers."""

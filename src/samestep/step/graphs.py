@@ -25,13 +25,14 @@ from samestep.pytree import leaves, signature
 from samestep.reduce.buffer_slots import keep_buffers
 from samestep.step.capture import capture, fresh_stream
 from samestep.step.host_values import HostValues, loss_code
-from samestep.step.lane_passes import LanePasses, LossFunction, StepEngine
+from samestep.step.lane_passes import LanePasses
 from samestep.step.recorded_step import (
     RecordedLanes,
     RecordedStep,
     host_generators,
     refuse_other_numbers,
 )
+from samestep.step.step_engine import LossFunction, StepEngine
 from samestep.step.whole_lanes import WholeLanes
 
 _WARM_UP = 3
@@ -108,23 +109,43 @@ class GraphedSteps(WholeLanes):
         self._streams: list[torch.cuda.Stream] = []
 
     def run_step(self, passes: LanePasses, loss: LossFunction) -> None:
-        batches = passes.read_lanes()
-        if not batches or passes.engine.watch is not None:
+        step = self._recorded(passes, loss, self._captures_update)
+        if step is None:
             super().run_step(passes, loss)
             return
+        step.replay(passes, self._brought(step, passes))
+
+    def reduce(self, passes: LanePasses, loss: LossFunction) -> bool:
+        """Leave the mean over all lanes of all ranks in `.grad`, if the step is captured by now."""
+        step = self._recorded(passes, loss, lambda engine: False)
+        if step is None:
+            return False
+        passes.reduced_by(step.reduce(self._brought(step, passes), passes.data.index))
+        return True
+
+    def _brought(self, step: RecordedStep, passes: LanePasses) -> Sequence[LaneBatch]:
+        batches = passes.read_lanes()
+        return [passes.on_device(batch) for batch in batches] if step.is_large else batches
+
+    def _recorded(
+        self, passes: LanePasses, loss: LossFunction, lands: Callable[[StepEngine], bool]
+    ) -> RecordedStep | None:
+        """The captured step of these batches, if there is one by now.
+
+        Args:
+            passes: The step.
+            loss: Of a batch.
+            lands: Whether the update is captured too.
+        """
+        batches = passes.read_lanes()
+        if not batches or passes.engine.watch is not None:
+            return None
         shape = self._shape(batches, loss)
         step = self._steps.get(shape)
         if step is not None and not self._still_fits(step, shape):
             step = None
             self._drop(shape)
-        if step is None:
-            step = self._record(shape, passes, batches, loss)
-        if step is None:
-            super().run_step(passes, loss)
-            return
-        if step.is_large:
-            batches = [passes.on_device(batch) for batch in batches]
-        step.replay(passes, batches)
+        return step or self._record(shape, passes, loss, lands)
 
     def _shape(self, batches: Sequence[LaneBatch], loss: LossFunction) -> Any:
         """What one captured step is good for."""
@@ -151,12 +172,16 @@ class GraphedSteps(WholeLanes):
 
     def _no_update(self, why: str) -> None:
         self._lands = False
-        self._say(f"the update runs without a graph: {why}")
+        self.say(f"the update runs without a graph: {why}")
 
     # -- capture ---------------------------------------------------------------------------
 
     def _record(
-        self, shape: Any, passes: LanePasses, batches: Sequence[LaneBatch], loss: LossFunction
+        self,
+        shape: Any,
+        passes: LanePasses,
+        loss: LossFunction,
+        lands: Callable[[StepEngine], bool],
     ) -> RecordedStep | None:
         """The step of batches of this shape, if it is time for one and there can be one."""
         if shape in self._refused:
@@ -166,25 +191,29 @@ class GraphedSteps(WholeLanes):
         self._seen[shape] = seen = self._seen.get(shape, 0) + 1
         if seen <= _WARM_UP:
             return None
-        why = self._why_not(passes.engine, batches)
+        why = self._why_not(passes.engine, passes.read_lanes())
         if why is not None:
             self._refuse(shape, why)
         elif len(self._steps) == _SHAPES:
             self._refused.add(shape)
-            self._say(f"a step runs without a graph: batches have more than {_SHAPES} shapes")
+            self.say(f"a step runs without a graph: batches have more than {_SHAPES} shapes")
         else:
-            self._try_to_capture(shape, passes, batches, loss)
+            self._try_to_capture(shape, passes, loss, lands)
         return self._steps.get(shape)
 
     def _try_to_capture(
-        self, shape: Any, passes: LanePasses, batches: Sequence[LaneBatch], loss: LossFunction
+        self,
+        shape: Any,
+        passes: LanePasses,
+        loss: LossFunction,
+        lands: Callable[[StepEngine], bool],
     ) -> None:
         while True:
             spare = self._generator.clone_state()
             width = self._widest
             try:
                 with keep_buffers(self._modules):
-                    self._steps[shape] = self._captured(passes, batches, loss)
+                    self._steps[shape] = self._captured(passes, loss, lands(passes.engine))
                 return
             except (RuntimeError, GraphError) as error:
                 # A capture that failed leaves the generator unusable. Graphs hold on to its state:
@@ -208,11 +237,8 @@ class GraphedSteps(WholeLanes):
                     return f"a batch holds a {kind}, which a replay would not follow"
         return engine.reduction.buffers.why_not_recorded
 
-    def _captured(
-        self, passes: LanePasses, batches: Sequence[LaneBatch], loss: LossFunction
-    ) -> RecordedStep:
-        engine, step = passes.engine, passes.data.index
-        lands = self._captures_update(engine)
+    def _captured(self, passes: LanePasses, loss: LossFunction, lands: bool) -> RecordedStep:
+        engine, step, batches = passes.engine, passes.data.index, passes.read_lanes()
         of_loss = HostValues.of_loss(loss, self._modules)
         of_optimizers = HostValues.of_optimizers(engine.optimizers if lands else ())
         lanes = RecordedLanes(engine, batches, loss, passes.moment)
@@ -290,14 +316,18 @@ class GraphedSteps(WholeLanes):
 
     def _refuse(self, shape: Any, why: str, error: Exception | None = None) -> None:
         self._refused.add(shape)
+        self.refuse("a step", why, error)
+
+    def refuse(self, what: str, why: str, error: Exception | None = None) -> None:
+        """Tell once why something is not captured; if it must be, raise that."""
         if self._strict:
             raise GraphError(
                 f"speed.graph: true, but {why}. speed.graph: auto then trains without"
             ) from error
-        self._say(f"a step runs without a graph: {why}")
+        self.say(f"{what} runs without a graph: {why}")
 
-    def _say(self, line: str) -> None:
-        """Once: batches of every shape may have the same trouble."""
+    def say(self, line: str) -> None:
+        """Log it once: batches of every shape may have the same trouble."""
         if line not in self._said:
             self._said.add(line)
             self._context.log.main(f"speed.graph: {line}")

@@ -5,99 +5,22 @@ What users call is `Step`; this is what it, the lane runners and the run are wri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Protocol
 
 from torch import Tensor
-from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from samestep.data.batch import LaneBatch, Moment, StepData
-from samestep.data.device import DeviceCopies
 from samestep.distributed.health.activity import DATA, UPDATE
 from samestep.errors import StepError
 from samestep.lanes.rng import BETWEEN, MODEL
-from samestep.optim.nonfinite import FiniteGuard
-from samestep.optim.update import Update, Updated
-from samestep.reduce.build import LaneReduction
+from samestep.optim.update import Updated
 from samestep.reduce.mean_loss import mean_loss
-from samestep.reduce.stats import EMPTY, LaneStats, LocalStats, RankFlags
-from samestep.run_setup import RunSetup
-from samestep.step.across_lanes import AcrossLanes
-from samestep.step.forward_check import ForwardCheck
-from samestep.step.lane_watch import LaneWatch
-from samestep.step.loss_terms import LossTerms, LossValue, Term, TermSums, check_loss
-from samestep.step.step_log import StepLog
+from samestep.reduce.stats import EMPTY, LaneStats, LocalStats
+from samestep.step.loss_terms import LossValue, Term, TermSums, check_loss
+from samestep.step.step_engine import LossFunction, StepEngine
 from samestep.step.supported import refuse_frozen_gradients
-
-LossFunction = Callable[[LaneBatch], LossValue]
-"""Returns a batch's summed loss and what it was summed over, or several of them by name."""
-
-
-class LaneRunner(Protocol):
-    """How a step whose loss is a function is run.
-
-    Lane by lane (`WholeLanes`), in micro-batches (`MicroBatches`), or as CUDA graphs
-    (`GraphedSteps`): chosen when a run is prepared.
-    """
-
-    needs_function: str
-    """The config's key for which a step must be given its loss as a function; "" if none."""
-
-    def run_step(self, passes: LanePasses, loss: LossFunction) -> None:
-        """Run the forward and backward pass of every lane, and the update."""
-
-
-class GlobalRunner(Protocol):
-    """How a step whose loss is over the whole global batch is run."""
-
-    def run(
-        self,
-        passes: LanePasses,
-        embed: Callable[[LaneBatch], Any],
-        loss: Callable[[Any, Any], LossValue],
-    ) -> None:
-        """Run the whole step."""
-
-
-@dataclass(frozen=True)
-class StepEngine:
-    """What all steps of a run share."""
-
-    setup: RunSetup
-    reduction: LaneReduction
-    guard: FiniteGuard
-    update: Update
-    runner: LaneRunner
-    forward_check: ForwardCheck
-    terms: LossTerms
-    step_log: StepLog
-    optimizers: Sequence[Optimizer]
-    params: Sequence[Parameter]
-    """What the optimizers train."""
-    frozen: Sequence[tuple[str, Parameter]]
-    """What they hold and do not train, by name."""
-    copies: DeviceCopies
-    flags: Callable[[], RankFlags]
-    """What this rank sends to all others with the step."""
-    on_batch: Callable[[int, LaneBatch], None]
-    """Called with the step and every batch, when it is read."""
-    draws_between: bool
-    """Whether random numbers drawn between lanes and steps are the same on all ranks."""
-    global_steps: GlobalRunner
-    """Runs steps whose loss is over the whole global batch."""
-    across_lanes: AcrossLanes
-    watch: LaneWatch | None = None
-    """Looks into the steps, if something does."""
-
-    def begin_lanes(self) -> None:
-        """Before the first lane of a step, on the device: remember what lanes begin with."""
-        self.guard.keep_buffers()
-        self.reduction.gradients.scaling.begin()
-        self.terms.begin_step()
-        self.reduction.buffers.begin_step()
 
 
 class LanePasses:
@@ -115,9 +38,11 @@ class LanePasses:
         self.moment = Moment(data.index, data.epoch, data.total, engine.setup.batch.lane_count)
         self._lane_stats: dict[int, LaneStats] = {}
         self._stats: LocalStats | None = None
-        self._begun = self._reduced = False
+        self._begun = self.is_reduced = False
         self._samples = 0
         """Of the open lane."""
+        self._updated: Updated | None = None
+        """What the last update measured."""
         engine.guard.begin(data.index)
         engine.forward_check.begin(data.index)
         if engine.reduction.batchnorm is not None:
@@ -155,11 +80,11 @@ class LanePasses:
         self._on_device.clear()
         self._over = True
 
-    def _begin(self) -> None:
+    def _begin(self, adds: bool = False) -> None:
         if not self._begun:
             self._begun = True
             self.engine.reduction.gradients.begin(self.data.ragged)
-            self.engine.begin_lanes()
+            self.engine.begin_lanes(adds)
 
     def enter_lane(self, position: int) -> LaneBatch:
         """Begin one of this rank's lanes; returns its batch as it was read."""
@@ -189,8 +114,8 @@ class LanePasses:
         if self.engine.watch is not None:
             self.engine.watch.forget_lane()
 
-    def reopen(self, lane: int) -> None:
-        """Go back to a lane whose forward pass is over, for its backward pass."""
+    def reopen(self, lane: int | None) -> None:
+        """Go back to a lane that has begun, or with None leave it again."""
         self._open = lane
 
     def leave_lanes(self) -> None:
@@ -264,7 +189,27 @@ class LanePasses:
         self.engine.forward_check.leave_lane(lane)
         self.engine.reduction.buffers.leave_lane(lane)
 
-    def backward_lane(self, loss: Tensor, stats: LaneStats) -> None:
+    def begin_backward(self, adds: bool) -> None:
+        """In the body of a loop: before each of its backward passes, which ends with `reduce`.
+
+        Args:
+            adds: Whether the gradients are added to others that no update has read.
+        """
+        self._lane_stats, self._stats, self._open = {}, None, None
+        self._begun = self.is_reduced = False
+        self._begin(adds)
+
+    def backward_loss(self, lane: int, value: LossValue, *, retain: bool) -> None:
+        """Backpropagate one lane in the body of a loop; `retain` keeps its graph."""
+        self._open = lane
+        samples = len(self._batches[self.data.units.index(lane)])
+        loss, count = self._combined(value, samples)
+        if self.engine.watch is not None:
+            self.engine.watch.enter_lane(self.data.index, lane)
+        self.backward_lane(loss, LaneStats(loss.detach(), count), retain)
+        self._open = None
+
+    def backward_lane(self, loss: Tensor, stats: LaneStats, retain: bool = False) -> None:
         """Backpropagate the open lane, whose forward pass is over."""
         lane = self._require_open_lane()
         last = lane == self.data.units[-1]
@@ -274,15 +219,15 @@ class LanePasses:
         if last:
             self._share()
         with self.engine.setup.precision.backward():
-            self.engine.reduction.gradients.backward(loss, stats.count, lane, last)
+            self.engine.reduction.gradients.backward(loss, stats.count, lane, last, retain)
 
     # -- the end of the step ---------------------------------------------------------------
 
     def reduce(self) -> None:
         """Leave the mean over all lanes of all ranks in `.grad`."""
-        if self.updated or self._reduced:
+        if self.updated or self.is_reduced:
             raise StepError(f"step {self.data.index} is reduced already: call step.reduce once")
-        self._reduced = True
+        self.is_reduced = True
         engine, reduction = self.engine, self.engine.reduction
         self._begin()
         self.read_lanes()  # also what the loop did not: the next step gets its own batches
@@ -296,34 +241,52 @@ class LanePasses:
         if engine.watch is not None:
             engine.watch.summed(self.data.index)
 
+    def reduced_by(self, stats: LocalStats) -> None:
+        """A CUDA graph has left the mean over all lanes of all ranks in `.grad`."""
+        self._stats, self.is_reduced, self._open = stats, True, None
+
     def update(self, optimizers: Sequence[Optimizer] = ()) -> None:
         """Sum over all lanes of all ranks, divide by the count, clip, step and schedule."""
         if self.updated:
             raise StepError(f"step {self.data.index} was already updated: call step.update once")
-        if not self._reduced:
+        if not self.is_reduced:
             self.reduce()
-        stats = self._share()
+        self.change_weights(optimizers)
+        self.end(self._share())
+
+    def end(self, stats: LocalStats | None) -> None:
+        """The weights have changed, as often as a loop wanted: the step is over.
+
+        Args:
+            stats: What the log gets; None if nothing was measured.
+        """
+        if stats is None:
+            self.updated = True
+            return
+        updated = self._updated
+        if updated is None:
+            groups = (group for opt in self.engine.optimizers for group in opt.param_groups)
+            updated = Updated(tuple(float(group["lr"]) for group in groups))
+        self.close(stats, updated, self.engine.terms.totals())
+
+    def change_weights(self, optimizers: Sequence[Optimizer]) -> None:
+        """Clip, step and schedule, by what is in `.grad`; the step goes on."""
         self.changes_weights = True
         activity = self.engine.setup.context.activity
         before = activity.enter(UPDATE)
-        updated = self.engine.update.apply(self.data.index, stats, optimizers)
+        self._updated = self.engine.update.apply(self.data.index, self._share(), optimizers)
         activity.enter(before)
-        self.close(stats, updated, self.engine.terms.totals())
-
-    def lane_loss(self, position: int) -> Tensor:
-        """The mean loss of one of this rank's lanes, after its backward pass; on the device."""
-        stats = self._lane_stats[self.data.units[position]]
-        return mean_loss((stats.loss, stats.count), self.engine.setup.context.device)
 
     def mean_loss(self) -> Tensor:
         """The step's loss over all lanes of all ranks, as the log shows it; on the device."""
-        if not self.updated and not self._reduced:
-            raise StepError("step.loss is known after step.update: the ranks have not met yet")
+        if not self.updated and not self.is_reduced:
+            raise StepError("step.loss is known after step.train: the ranks have not met yet")
         return mean_loss(self._share().values(), self.engine.setup.context.device)
 
     def close(self, stats: LocalStats, updated: Updated, totals: TermSums | None) -> None:
         """The weights have changed: the step is over, but for what the run does at its end."""
-        engine, self._stats, self.updated = self.engine, stats, True
+        engine, self.updated = self.engine, True
+        self._stats = self._stats or stats
         if engine.draws_between:
             # What the loop draws from here on must not depend on who has drawn in the update.
             engine.setup.rng.enter(BETWEEN, at=(self.data.index, 2))
@@ -356,6 +319,10 @@ class LanePasses:
             self._stats = engine.reduction.gradients.share(rows, engine.flags())
             engine.reduction.buffers.start()
         return self._stats
+
+    def lane_sizes(self) -> dict[int, int]:
+        """How many samples each lane of this rank has."""
+        return {batch.lane: len(batch) for batch in self.read_lanes()}
 
     def read_lanes(self) -> list[LaneBatch]:
         """The batches of all of this rank's lanes, as they were read."""

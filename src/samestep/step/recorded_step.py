@@ -35,9 +35,10 @@ from samestep.reduce.stats import (
 from samestep.step.capture import capture, drawing_from, has_drawn
 from samestep.step.graph_inputs import GraphInputs
 from samestep.step.host_values import HostValues
-from samestep.step.lane_passes import LanePasses, LossFunction, StepEngine
+from samestep.step.lane_passes import LanePasses
 from samestep.step.lane_streams import run_side_by_side
 from samestep.step.loss_terms import TermSums, check_loss
+from samestep.step.step_engine import LossFunction, StepEngine
 from samestep.step.step_log import KEPT_STEPS, step_numbers
 
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 3e-2}
@@ -213,6 +214,14 @@ class RecordedStep:
     def replay(self, passes: LanePasses, batches: Sequence[LaneBatch]) -> None:
         """Run a step on these batches."""
         engine, step = self._engine, passes.data.index
+        if not self._lands:
+            stats = self.reduce(batches, step)
+            rates = engine.update.begin(step)
+            passes.changes_weights = True
+            updated = engine.update.change(stats, rates)
+            engine.update.end(step, stats, updated)
+            passes.close(stats, updated, engine.terms.totals())
+            return
         # With others, only after the exchange, as in an eager step: ranks report a skipped one together.
         rates = engine.update.begin(step) if self._is_one else ()
         self._lanes.inputs.fill(batches)
@@ -225,12 +234,6 @@ class RecordedStep:
             stats = self._exchange(flags)
             rates = engine.update.begin(step)
             passes.changes_weights = True
-            if not self._lands:
-                self._finish(stats)
-                updated = engine.update.change(stats, rates)
-                engine.update.end(step, stats, updated)
-                passes.close(stats, updated, engine.terms.totals())
-                return
             if self._landing is None:
                 self._landing = capture(lambda: self._land(stats), self._pool)
             self._landing.replay()
@@ -238,6 +241,16 @@ class RecordedStep:
         replayed, updated = self._measured(rates, flags)
         engine.update.end(step, replayed, updated)
         passes.close(replayed, updated, self._totals)
+
+    def reduce(self, batches: Sequence[LaneBatch], step: int) -> LocalStats:
+        """Leave the mean over all lanes of all ranks in `.grad`."""
+        self._lanes.inputs.fill(batches)
+        self._lanes.seed(step)
+        flags = self._engine.flags()
+        self._graph.replay()
+        stats = self._exchange(flags)
+        self._finish(stats)
+        return stats
 
     def _exchange(self, flags: RankFlags) -> LocalStats:
         """In the order of an eager step: another rank may be in one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, overload
 from weakref import WeakSet
 
@@ -19,14 +19,17 @@ from samestep.data.orders import Order
 from samestep.distributed.context import RunContext
 from samestep.errors import StepError
 from samestep.lanes.rng import BETWEEN, EPOCH
-from samestep.optim.schedules import Pace, Schedule
+from samestep.optim.schedules import Schedule
 from samestep.step.engine import build_engine, prepare
-from samestep.step.lane_passes import LanePasses, StepEngine
-from samestep.step.lane_turns import LaneTurns
+from samestep.step.lane_passes import LanePasses
+from samestep.step.lane_tensor import each_lane
 from samestep.step.lane_watch import LaneWatch
+from samestep.step.loop_body import Reduction
 from samestep.step.loss_terms import Term
+from samestep.step.module_calls import functions_per_lane
 from samestep.step.step import Step, loss_value
-from samestep.step.turn_checks import BackwardPasses
+from samestep.step.step_engine import StepEngine
+from samestep.train.loader_loop import LoaderLoop
 from samestep.train.loop_schedules import LoopSchedules
 from samestep.train.plan_report import report_plan
 from samestep.train.run_loader import RunLoader, unwrapped
@@ -53,9 +56,9 @@ class Run(RunMeasures):
         self._watch: LaneWatch | None = None
         self._earlier: WeakSet[Any] = WeakSet()
         self._sequence = StepSequence()
-        self._schedules = LoopSchedules.of((), None)
-        self._turns: LaneTurns | None = None
-        """The step whose lanes a loop over the loader is in."""
+        self._schedules = LoopSchedules()
+        self._loop: LoaderLoop | None = None
+        """The loop over the training loader, if there is one."""
 
     def __enter__(self) -> Run:
         return self
@@ -63,30 +66,26 @@ class Run(RunMeasures):
     @overload
     def prepare(self, a: A, b: B, /) -> tuple[A, B]: ...
     @overload
-    def prepare(self, a: A, b: B, c: C, /, *, every: Pace | None = None) -> tuple[A, B, C]: ...
+    def prepare(self, a: A, b: B, c: C, /) -> tuple[A, B, C]: ...
     @overload
-    def prepare(
-        self, a: A, b: B, c: C, d: D, /, *, every: Pace | None = None
-    ) -> tuple[A, B, C, D]: ...
+    def prepare(self, a: A, b: B, c: C, d: D, /) -> tuple[A, B, C, D]: ...
     @overload
-    def prepare(self, *objects: Any, every: Pace | None = None) -> Any: ...
+    def prepare(self, *objects: Any) -> Any: ...
 
-    def prepare(self, *objects: Any, every: Pace | None = None) -> Any:
-        """Take modules, optimizers and schedulers into the run. Call it once.
+    def prepare(self, *objects: Any) -> Any:
+        """Take modules, optimizers, schedulers and loaders into the run. Call it once.
 
         All weights become rank 0's; in a resumed run, all objects get their saved state.
 
         Args:
             *objects: In any order. The first module is the model. The first DataLoader is that of the
-                training data; without `global_batch`, its batch size is the global batch.
-            every: When schedulers move on: with every "step", with every "epoch", or ("call") where the
-                loop calls `scheduler.step()`. A `samestep.Schedule` has its own. Unless given it is with
-                every step; those that are mostly used by epochs, such as StepLR, must be given it.
+                training data; without `global_batch`, its batch size is the global batch. Schedulers move
+                on where the loop calls their `step`; a `samestep.Schedule` is moved on by the run.
 
         Returns:
             The same objects; at `same: rounding` and `samples` the model comes back wrapped in
             DistributedDataParallel. Loops over the DataLoaders get this rank's part: of the first the
-            lanes of the run's steps, of others what `run.batches` gives.
+            steps of the run, of others what `run.batches` gives.
 
         Example:
             model, optimizer, loader, valid_loader = run.prepare(model, optimizer, loader, valid_loader)
@@ -95,21 +94,21 @@ class Run(RunMeasures):
             raise StepError("run.prepare was called twice: give it everything at once")
         loaders = [item for item in objects if isinstance(item, DataLoader)]
         self._see(loaders)
-        schedules = LoopSchedules.of(objects, every)
+        schedules = LoopSchedules.of(objects)
         others = (DataLoader, LRScheduler, Schedule)
         trained = [item for item in objects if not isinstance(item, others)]
         saver = self._parts.saver
         self._warn_of_earlier(trained)
         self._prepared = prepared = prepare(
-            self.setup, [*trained, *schedules.by_pace["step"]], saver.prepare
+            self.setup, [*trained, *schedules.per_step], saver.prepare
         )
         for name, item in {**prepared.states(), **schedules.kept}.items():
             saver.keep(name, item)
-        schedules.take_over(self._may_move)
+        schedules.take_over(self._before_schedule)
         self._schedules = schedules
         taken: dict[int, Any] = {id(prepared.modules[0]): prepared.reduction.model}
         for loader in loaders:
-            batches = self._lane_batches if loader is loaders[0] else self.batches
+            batches = self._batches_of_steps if loader is loaders[0] else self.batches
             taken[id(loader)] = RunLoader(loader, batches)
         return tuple(taken.get(id(item), item) for item in objects)
 
@@ -126,19 +125,14 @@ class Run(RunMeasures):
                 f"from seed {self.config.seed}, and another start may have others. Make it after samestep.start"
             )
 
-    def _may_move(self, scheduler: LRScheduler, *values: Any) -> bool:
-        """Whether the loop may move a scheduler on itself, now; not in turns before a step's last."""
-        if self._turns is not None:
-            self._turns.note(type(scheduler).__name__, (id(scheduler), *values))
-        if not self.ends_step:
-            return False
-        if self._passes is not None and not self._passes.updated:
+    def _before_schedule(self) -> None:
+        """Before the loop moves a scheduler on."""
+        if self._passes is not None and self._passes.in_lane:
             raise StepError(
                 f"scheduler.step() was called in the middle of step {self._passes.data.index}, where each rank "
                 "has lanes of its own: call it after the update"
             )
         self.sync_update()
-        return True
 
     def watch_lanes(self, watch: LaneWatch) -> None:
         """Let an object look into the steps' lanes. Call it before `run.steps`, on every rank."""
@@ -188,9 +182,7 @@ class Run(RunMeasures):
 
         Example:
             for step in run.steps(loader):
-                for x, y in step.batches():
-                    step.backward(F.cross_entropy(model(x), y))
-                step.update()
+                step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
         """
         data = unwrapped(dataset)
 
@@ -209,17 +201,16 @@ class Run(RunMeasures):
         self.setup.rng.enter(BETWEEN, at=(step, 1))
 
     def enumerate(self, dataset: Any) -> Iterator[tuple[int, Any]]:
-        """The lanes of an epoch's steps, one by one, for loops that step their optimizer themselves.
+        """The steps of an epoch with their numbers, for loops that step their optimizer themselves.
 
-        `for batch in loader` is the same, of the training DataLoader that `run.prepare` returned. Each
-        turn of the loop calls `run.backward(loss)` and `optimizer.step()`; in a step's last turn `.grad`
-        is the mean over all lanes of all ranks, and the optimizer's step counts.
+        `for batch in loader` is the same without numbers, of the training DataLoader that `run.prepare`
+        returned. The body runs once per step on every rank, with the batches of the rank's lanes.
 
         Args:
             dataset: As for `steps`.
 
         Returns:
-            The step's number in its epoch, which does not depend on the number of ranks, and a batch.
+            The step's number in its epoch, also in a resumed run, and a batch.
 
         Example:
             for i, (x, y) in run.enumerate(loader):
@@ -231,38 +222,36 @@ class Run(RunMeasures):
             raise StepError(
                 "the loop over the data came before run.prepare: prepare the model first"
             )
-        self._refuse_turns()
-        self._prepared.calls.answer(self._step_by_loop)
-        if len(self._prepared.optimizers) > 1:
-            # One of them steps in a step; parameters of the others may have no part in its loss.
-            self._prepared.reduction.gradients.usage_varies = True
-        backwards = BackwardPasses(self._prepared.params)
-        try:
-            for done, step in enumerate(self.steps(dataset)):
+        self._prepared.calls.answer(self._step_by_loop, self._outside_lanes)
+        if self._loop is None:
+            self._loop = LoaderLoop(self.setup, self._prepared, self._parts.saver)
+        with functions_per_lane():
+            for number, step in enumerate(self.steps(dataset)):
                 assert self._passes is not None, "a step is open"
-                self._turns = LaneTurns(self._passes, self._modules, backwards, done)
-                for batch in self._turns.batches():
-                    yield step.epoch_step, batch
-                self._turns = None
-        finally:
-            backwards.close()
+                self._refuse_epochs(number)
+                body = self._body = self._loop.body(self._passes)
+                try:
+                    yield step.epoch_step, body.enter()
+                except GeneratorExit:
+                    if not body.is_begun:
+                        self._sequence.give_back(step)
+                    raise
+                finally:
+                    body.leave()
+                body.end()
+                self._body = None
 
-    def _lane_batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
+    def _batches_of_steps(self, loader: DataLoader[Any]) -> Iterator[Any]:
         for _, batch in self.enumerate(loader):
             yield batch
 
-    def _refuse_turns(self) -> None:
+    def _refuse_epochs(self, number: int) -> None:
+        """Not with the first step: a loop may look at a batch before it begins."""
         epochs = self.config.epochs
-        if epochs is not None and epochs > 1 and not self._sequence.by_epochs:
+        if number and epochs is not None and epochs > 1 and not self._sequence.by_epochs:
             raise StepError(
-                f"a loop over the loader has the turns of all {epochs} epochs if nobody asks for epochs: write "
+                f"a loop over the loader has the steps of all {epochs} epochs if nobody asks for epochs: write "
                 "for epoch in run.epochs(): for batch in loader"
-            )
-        most = max(len(units) for units in self.setup.assignment.by_rank)
-        if self.config.same != "bits" and most > 1:
-            raise StepError(
-                f"same: {self.config.same} adds up the gradients of a rank's {most} lanes in .grad, which the "
-                "loop's zero_grad would clear: use same: bits, as many lanes as ranks, or run.steps(loader)"
             )
 
     def backward(
@@ -271,55 +260,74 @@ class Run(RunMeasures):
         count: Tensor | float | None = None,
         *,
         mean_over: Tensor | float | None = None,
+        reduction: Reduction = "mean",
+        retain_graph: bool = False,
     ) -> Tensor:
-        """In a loop over the loader: what `step.backward` is in a loop over `run.steps`.
+        """Backpropagate the loss of a batch, and add the mean over the global batch to `.grad`.
+
+        For loops over the training loader, in place of `loss.backward()`, any number of times per step.
 
         Args:
             loss: A mean over the batch's samples; or, with `count`, a sum.
-            count: How many things the loss was summed over.
+            count: How many things the loss was summed over: `.grad` is the mean over all of them.
             mean_over: How many things the loss is a mean over, where these are not the samples.
+            reduction: "sum" if the loss is a sum over the batch's samples, and `.grad` is to be that of the
+                sum over the global batch.
+            retain_graph: Whether the graph is kept for another backward pass.
 
         Returns:
-            The mean loss of this turn's lane; in a step's last turn, that of the whole global batch, which
-            is the same at any number of ranks. On the device, without a graph.
+            The loss of the whole global batch, which is the same at any number of ranks. On the device,
+            without a graph.
         """
-        if self._turns is None:
+        if self._body is None:
             raise StepError(
                 "run.backward belongs inside a loop over the training loader that run.prepare returned; inside "
-                "run.steps it is step.backward"
+                "run.steps it is step.train(function)"
             )
-        return self._turns.backward(loss_value(loss, count, mean_over))
+        value = loss_value(loss, count, mean_over)
+        return self._body.backward(value, reduction=reduction, retain_graph=retain_graph)()
+
+    def each_lane(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function once per lane of this rank, with ordinary tensors.
+
+        For functions that cannot take what a loop over the loader yields: C extensions, NumPy.
+
+        Args:
+            function: What to call.
+            *args: Its arguments, at least one of which comes from the loader.
+            **kwargs: By name.
+
+        Returns:
+            What it returned, for all lanes: tensors as the loader yields them.
+        """
+        return each_lane(function, args, kwargs)
 
     def _step_by_loop(self, optimizer: Optimizer) -> None:
-        if self._turns is None:
+        if self._body is None:
             raise StepError(
                 f"{type(optimizer).__name__}.step() was called outside of the loop over the training loader"
             )
-        self._turns.step(optimizer)
-
-    def print(self, *values: Any, sep: str = " ", end: str = "\n") -> None:
-        """`print`, once for the run: on rank 0; in a loop over the loader, in a step's last turn."""
-        if self.ends_step:
-            super().print(*values, sep=sep, end=end)
-
-    @property
-    def _left(self) -> str:
-        return "" if self._turns is None else self._turns.left
+        self._body.step(optimizer)
 
     def _end_left_steps(self) -> None:
         """Save a run whose loop has left it before its last step, as its last step would have been."""
-        saves = self.config.checkpoint.enabled
-        if saves and self._passes is not None and self._passes.updated:
+        if not self.config.checkpoint.enabled or self._passes is None:
+            return
+        if self._body is not None and not self._body.is_begun:
+            self._parts.step_end.leave(LEFT)
+            return
+        if self._body is not None:
+            self._body.end()
+        if self._passes.updated:
             self._parts.step_end.stop(LEFT)
             self._sequence.finish()
 
     def _close_steps(self) -> None:
+        if self._body is not None:
+            self._body.leave()
+        if self._loop is not None:
+            self._loop.close()
         self._sequence.close()
-
-    @property
-    def ends_step(self) -> bool:
-        """False in the turns of a loop over the loader that come before a step's last."""
-        return self._turns is None or self._turns.is_last
 
     def epochs(self) -> Iterator[int]:
         """The numbers of the epochs that are left, for loops with something to do after each.
@@ -363,13 +371,13 @@ class Run(RunMeasures):
                 # A hook may change what this step's forward pass reads.
                 engine.update.sync_update()
             passes = self._passes = LanePasses(engine, data)
-            step = Step(passes, engine.runner.needs_function)
+            step = Step(passes)
             self._listeners.begin_step(step)
             if engine.draws_between:
                 self._enter_between(data.index)
             yield step
             if not passes.updated:
-                raise StepError(f"step {data.index} was left without step.update: call it once")
+                raise StepError(f"step {data.index} was left without step.train: call it once")
             if data.ends_epoch:
                 self._schedules.end_epoch(self.sync_update)
             self._listeners.on_step(step)

@@ -23,6 +23,7 @@ from samestep.lanes.rng import INIT
 from samestep.run_setup import RunSetup
 from samestep.step.engine import Prepared
 from samestep.step.lane_passes import LanePasses
+from samestep.step.loop_body import LoopBody
 from samestep.train.changed_run import name_for
 from samestep.train.listeners import Listeners, RunListener
 from samestep.train.run_end import close_at_exit, end_with, shown_error, with_advice
@@ -43,6 +44,8 @@ class RunFiles(RunPlace):
         self._listeners = Listeners(self.setup.rng)
         self._prepared: Prepared | None = None
         self._passes: LanePasses | None = None
+        self._body: LoopBody | None = None
+        """The body of a loop over the loader that is running."""
         self._opened_parts: RunParts | None = None
         self._once_open: list[Callable[[RunParts], None]] = []
         self._is_over = False
@@ -113,7 +116,6 @@ class RunFiles(RunPlace):
         found = error
         if parts is not None:
             last = (
-                self._refuse_left,
                 self._end_left_steps,
                 parts.log.flush,
                 self._notify_end,
@@ -142,20 +144,11 @@ class RunFiles(RunPlace):
         """While entered, what takes longer than distributed.timeout is reported, with its stack."""
         return Reminder(what, self.config.distributed.timeout, self.context.log.warn)
 
-    @property
-    def _left(self) -> str:
-        """What is wrong with where a loop was left; empty if nothing is."""
-        return ""
-
     def _end_left_steps(self) -> None:
         """End the step in which a loop has left the run, if one has."""
 
     def _close_steps(self) -> None:
         """Leave the step that the run is in, whatever has ended it."""
-
-    def _refuse_left(self) -> None:
-        if self._left:
-            raise StepError(self._left)
 
     @property
     def model(self) -> nn.Module:
@@ -203,12 +196,12 @@ class RunFiles(RunPlace):
             best: Whether these weights are the best so far.
 
         Example:
-            step.update()
-            if step.index % 1000 == 999:
+            optimizer.step()
+            if run.step % 1000 == 999:
                 run.save()
         """
         passes = self._passes_of("run.save")
-        if not passes.updated:
+        if not passes.updated and self._body is None:
             raise StepError(
                 f"run.save came before the update of step {passes.data.index}: a checkpoint is of whole "
                 "steps. Call it after step.update()"
@@ -260,6 +253,11 @@ class RunFiles(RunPlace):
     def pause_after(self, steps: int) -> None:
         """Save and stop after so many steps, as if a signal had requested it."""
         self._with_parts(lambda parts: parts.step_end.pause_after(steps))
+
+    @property
+    def step(self) -> int:
+        """The number of the step that the loop is in, from 0; also after the last step of an epoch."""
+        return self._passes_of("run.step").data.index
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Write numbers, tensors, figures to the trackers, once. Call it on every rank or on any."""

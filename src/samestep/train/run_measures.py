@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, overload
 
+import torch
 from torch import Tensor, nn
 
 from samestep.config.evaluation import RETRIEVAL_METRICS, Distance
@@ -14,7 +16,10 @@ from samestep.data.orders import Order
 from samestep.distributed.health.activity import EVALUATE
 from samestep.errors import StepError
 from samestep.lanes.rng import BETWEEN
+from samestep.reduce.lane_sum import sum_lanes
 from samestep.step.lane_passes import LanePasses
+from samestep.step.lane_scope import NO_LANE
+from samestep.step.lane_tensor import LaneTensor, lanes_of, pick
 from samestep.train.batchnorm import Forward, measure_batchnorm
 from samestep.train.eval_batches import LoopShare
 from samestep.train.eval_rows import Embed, Labels, RetrievalEvaluator, RetrievalRequest
@@ -27,6 +32,13 @@ from samestep.train.whole_set import Outputs, WholeSetEvaluator
 
 def _targets(batch: LaneBatch) -> Any:
     return batch.y
+
+
+def _of_lanes(part: Tensor) -> list[Tensor]:
+    """What the lanes of this rank have, if they have samples."""
+    if not isinstance(part, LaneTensor):
+        return [part]
+    return [own for lane, own in zip(part.lanes, part.per_lane, strict=True) if lane != NO_LANE]
 
 
 class RunMeasures(RunFiles):
@@ -83,7 +95,7 @@ class RunMeasures(RunFiles):
         if self._prepared is None:
             raise StepError("an evaluation came before run.prepare: prepare the model first")
         self.flush()
-        with self.context.activity.during(EVALUATE):
+        with self._outside_lanes(), self.context.activity.during(EVALUATE):
             found = measure(self._modules, self._moment(step))
         values: Values = {f"{prefix}{name}": value for name, value in found.items()}
         self.setup.rng.enter(BETWEEN, at=(step,))
@@ -183,7 +195,7 @@ class RunMeasures(RunFiles):
         step = self.start_step if passes is None else passes.data.index
         share = LoopShare(self._moment(step))
         self._share = (passes, share)
-        with self.context.activity.during(EVALUATE):
+        with self._outside_lanes(), self.context.activity.during(EVALUATE):
             yield from share.loop(self.setup, self._modules, unwrapped(data), collate)
         self._parts.log.restart_clock()
 
@@ -196,7 +208,12 @@ class RunMeasures(RunFiles):
         Args:
             rows: A tensor, or a list with one for each batch; an empty list where there was none.
         """
-        return gather_rows(self.context, rows, self._finished_share("run.gather"))
+        parts = [rows] if isinstance(rows, Tensor) else rows
+        with self._outside_lanes():
+            if lanes_of(list(parts)):
+                own = [own for part in parts for own in _of_lanes(part)]
+                return gather_rows(self.context, own, None)
+            return gather_rows(self.context, parts, self._finished_share("run.gather"))
 
     @overload
     def reduce(self, value: float, op: Op = "sum") -> float: ...
@@ -221,14 +238,84 @@ class RunMeasures(RunFiles):
             losses = [F.cross_entropy(model(x), y, reduction="sum") for x, y in run.batches(valid_loader)]
             loss = run.reduce(losses) / len(valid_set)
         """
-        return reduce_values(self.context, value, op, self._finished_share("run.reduce"))
+        if lanes_of(value):
+            raise StepError(
+                f"run.reduce got {value!r}: run.sum and run.mean take values of lanes, run.gather their rows"
+            )
+        with self._outside_lanes():
+            return reduce_values(self.context, value, op, self._finished_share("run.reduce"))
+
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum over the lanes of all ranks of what a loop over the loader computed. Every rank calls this.
+
+        In float64, and integers exactly: the same bits at any number of ranks. Sums over the steps of an epoch are
+        kept as they are, and summed over lanes at its end, which waits for other ranks once.
+
+        Args:
+            value: What follows from the loader's batches.
+
+        Example:
+            right += (model(x).argmax(1) == y).sum()  # in the loop
+            accuracy = run.sum(right) / len(dataset)  # after it
+        """
+        return self._sum_over_lanes("run.sum", value, lambda lane, own: own)
+
+    def mean(self, value: Tensor) -> Tensor:
+        """The mean over the samples of the global batch of what each lane has a mean of. Every rank calls this.
+
+        Args:
+            value: What follows from the batches of this step.
+        """
+        if self._passes is None:
+            raise StepError(
+                "run.mean belongs inside the loop over the loader: it weighs lanes by the samples of a step"
+            )
+        sizes = self._passes.lane_sizes()
+
+        def weighted(lane: int, own: Tensor) -> Tensor:
+            wide = own.double() * sizes[lane]
+            return torch.cat([wide.flatten(), wide.new_tensor([sizes[lane]])])
+
+        total = self._sum_over_lanes("run.mean", value, weighted)
+        return (total[:-1] / total[-1]).view(pick(value, 0).shape)
+
+    def _sum_over_lanes(
+        self, caller: str, value: Tensor, own: Callable[[int, Tensor], Tensor]
+    ) -> Tensor:
+        if not isinstance(value, LaneTensor):
+            raise StepError(
+                f"{caller} got a {type(value).__name__} that is no value of lanes: it takes what follows from the "
+                "batches of the training loader. Other numbers of ranks are joined by run.reduce"
+            )
+        pairs = zip(value.lanes, value.per_lane, strict=True)
+        with self._outside_lanes():
+            mine = {lane: own(lane, part.detach()) for lane, part in pairs if lane != NO_LANE}
+            units, context = self.setup.assignment.units, self.context
+            return sum_lanes(mine, units, context.collectives, context.device, caller)
+
+    @contextmanager
+    def no_lanes(self) -> Iterator[None]:
+        """In the body of a loop over the loader: lines that are those of an ordinary program, on every rank.
+
+        Random numbers are drawn once, the same on all ranks. Also a decorator, as `torch.no_grad` is.
+
+        Example:
+            with run.no_lanes():
+                pictures = generator(torch.randn(16, 100))
+        """
+        with self._outside_lanes():
+            yield
+
+    def _outside_lanes(self) -> AbstractContextManager[None]:
+        """Around what is the run's own, if the body of a loop calls it."""
+        return nullcontext() if self._body is None else self._body.paused()
 
     def _finished_share(self, caller: str) -> LoopShare | None:
         """The last loop over `run.batches`, unless a step has begun since."""
         if self._passes is not None and self._passes.in_lane:
             raise StepError(
                 f"{caller} was called inside the loop over a step's lanes, of which ranks have different "
-                "numbers: call it after the loop, or where run.ends_step"
+                "numbers: call it after the loop"
             )
         passes, share = self._share
         if share is None or (self._passes is not None and passes is not self._passes):
@@ -264,7 +351,7 @@ class RunMeasures(RunFiles):
         Returns:
             False if the model has no BatchNorm.
         """
-        with self.context.activity.during(EVALUATE):
+        with self._outside_lanes(), self.context.activity.during(EVALUATE):
             found = measure_batchnorm(self.setup, self._modules, forward, dataset, order, collate)
         self.setup.rng.enter(BETWEEN)
         self._parts.log.restart_clock()

@@ -53,6 +53,8 @@ class StepEnd:
         self.ended: str | None = None
         """Why the run has ended with the last of them; None if it has not."""
         self._pause_after: int | None = None
+        self._last: tuple[LanePasses, Source, Mapping[str, Any]] | None = None
+        """The last step that has ended."""
         self._unread: deque[ReadFlags] = deque()
         self._watched: tuple[Sequence[nn.Module], Sequence[Optimizer]] = ((), ())
 
@@ -112,6 +114,7 @@ class StepEnd:
     ) -> bool:
         """Do what is due after a step; whether it was the run's last one."""
         data, done = passes.data, passes.data.index + 1
+        self._last = passes, source, plan
         ended = self.why_last(data, total)
         self.done = done
         if self._context.world > 1:
@@ -133,6 +136,22 @@ class StepEnd:
             self._log.complete()
             self.ended = ended
         return ended is not None
+
+    def leave(self, reason: str) -> None:
+        """Save a run that its loop has left at the top of a step: the step before it was the last one.
+
+        Args:
+            reason: Kept with the run.
+        """
+        if self._last is None:
+            return
+        passes, source, plan = self._last
+        self._log.flush()
+        passes.refuse_bad_weights()
+        self._saver.save(self._position_after(passes.data, source), plan, reason)
+        self._saver.wait()
+        self._log.complete()
+        self.ended = reason
 
     def _position_after(self, data: StepData, source: Source) -> Position:
         """The position after a step, with the states of all ranks' streams."""

@@ -24,6 +24,7 @@ class StepSequence:
         """The step that comes next, or that is not ended yet; by epochs only."""
         self._epoch: int | None = None
         self._taken = False
+        self._given_back: Step | None = None
 
     @property
     def by_epochs(self) -> bool:
@@ -37,9 +38,10 @@ class StepSequence:
             first: The epoch that the run is in.
             last: The epoch after the last one; None to go on until the steps end.
         """
-        if self._steps is not None or self._epoch is not None:
+        if (self._steps is not None and self._given_back is None) or self._epoch is not None:
             raise StepError("run.epochs was called when the run had begun: call it once")
         self._epoch = first
+        self._next, self._given_back = self._given_back, None
         while last is None or self._epoch < last:
             self._taken = False
             yield self._epoch
@@ -66,9 +68,13 @@ class StepSequence:
             begin: Opens the run's steps on it.
         """
         if self._epoch is None:
-            if self._steps is not None:
+            again, self._given_back = self._given_back, None
+            if self._steps is not None and again is None:
                 raise StepError(_ALL_EPOCHS)
-            self._steps = begin()
+            if self._steps is None:
+                self._steps, self._data = begin(), data
+            if again is not None:
+                yield again
             # Not `yield from`, which would end them with a loop that is left: see `finish`.
             for step in self._steps:
                 yield step
@@ -89,6 +95,13 @@ class StepSequence:
             if _is_end(step):
                 return  # what ends the step follows the loop body's last lines
             self._advance()
+
+    def give_back(self, step: Step) -> None:
+        """A loop has taken a step and left without training: the next loop begins with it."""
+        if self._epoch is None:
+            self._given_back = step
+        else:
+            self._taken = False
 
     def finish(self) -> None:
         """End the step that a loop was left in; the run must have been told that it is the last."""

@@ -75,11 +75,6 @@ def _refuse_both(task: Task, method: str, section: str) -> None:
 
 def _refuse_wrong_pace(schedules: Sequence[Schedule]) -> None:
     for schedule in schedules:
-        if schedule.every == "call":
-            raise TaskError(
-                "schedules() gave a schedule with every='call', which is for custom loops: a task has no "
-                "line that could call it"
-            )
         takes_value = isinstance(schedule.scheduler, ReduceLROnPlateau)
         if takes_value != (schedule.every == "evaluation"):
             raise TaskError(

@@ -75,16 +75,16 @@ def alternating_gan(run: samestep.Run) -> tuple[Any, ...]:
     of_discriminator = torch.optim.Adam(nets.discriminator.parameters(), lr=1e-3)
     nets, of_generator, of_discriminator = run.prepare(nets, of_generator, of_discriminator)
     nets.train()
-    for step in run.steps(TensorDataset(*points())):
-        trains_generator = step.index % 3 == 2
-        for batch in step.lanes:
-            fake = nets.fake(len(batch))
-            if trains_generator:
-                loss = real_or_fake(nets.discriminator(fake), True)
-            else:
-                loss = discriminator_loss(nets, batch.x, fake)
-            step.backward(loss, count=len(batch))
-        step.update(of_generator if trains_generator else of_discriminator)
+    for _, (x, *_) in run.enumerate(TensorDataset(*points())):
+        fake = nets.fake(x.size(0))
+        if run.step % 3 == 2:
+            optimizer, loss = of_generator, real_or_fake(nets.discriminator(fake), True)
+        else:
+            optimizer, loss = of_discriminator, discriminator_loss(nets, x, fake)
+        for each in (of_generator, of_discriminator):
+            each.zero_grad()
+        run.backward(loss, count=x.size(0))
+        optimizer.step()
     return of_generator, of_discriminator
 
 
@@ -101,31 +101,23 @@ class AlternatingGAN(JointGAN):
 
 
 def contrastive(run: samestep.Run) -> tuple[Any, ...]:
-    """An own loop: every sample is compared with all others of the global batch.
-
-    The first pass over the lanes collects all embeddings; in the second each lane puts its own, with
-    gradients, in the place of theirs.
-    """
+    """An own loop: every sample is compared with all others of the global batch, of which its own lane's have gradients."""
     model = nn.Sequential(nn.Linear(FEATURES, 24), nn.ReLU(), nn.Dropout(0.1), nn.Linear(24, 8))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     model, optimizer = run.prepare(model, optimizer)
     model.train()
-    for step in run.steps(TensorDataset(*points())):
-        with torch.no_grad():
-            mine = [(batch.lane, views(model, batch.x).cpu()) for batch in step.lanes]
-        lanes = sorted((entry for rank in run.context.gather(mine) for entry in rank), key=_lane)
-        for batch in step.lanes:
-            own = views(model, batch.x)
-            others = [found.to(own.device) for lane, found in lanes if lane != batch.lane]
-            logits = own[0] @ torch.cat([own[1], *(found[1] for found in others)]).T / 0.2
-            target = torch.arange(len(batch), device=own.device)
-            step.backward(F.cross_entropy(logits, target, reduction="sum"), count=len(batch))
-        step.update(optimizer)
+    data = points()
+    for _, (x, *_, number) in run.enumerate(TensorDataset(*data, torch.arange(len(data[0])))):
+        own = views(model, x)
+        others, numbers = run.gather(own[1].detach()), run.gather(number)
+        is_own = (numbers == number[:, None]).any(0)
+        far = (own[0] @ others.T).masked_fill(is_own, -torch.inf)
+        logits = torch.cat([own[0] @ own[1].T, far], dim=1) / 0.2
+        target = torch.arange(x.size(0), device=run.device)
+        optimizer.zero_grad()
+        run.backward(F.cross_entropy(logits, target, reduction="sum"), count=x.size(0))
+        optimizer.step()
     return (optimizer,)
-
-
-def _lane(entry: tuple[int, Tensor]) -> int:
-    return entry[0]
 
 
 def views(model: nn.Module, x: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from samestep.distributed.collectives import SoloCollectives
 from samestep.distributed.health.activity import Activity
 from samestep.errors import StepError
 from samestep.reduce.lane_sum import sum_lanes
-from tests.unit.step.engines import Steps
 
 CPU = torch.device("cpu")
 
@@ -31,16 +30,6 @@ def test_empty_lanes_add_nothing() -> None:
 def test_values_that_are_not_alike_are_refused() -> None:
     with pytest.raises(StepError, match="tensors of one shape and type"):
         total({0: torch.zeros(2), 1: torch.zeros(3)})
-
-
-def test_a_step_sums_what_its_first_pass_measured() -> None:
-    steps = Steps(samples=8)
-    step = steps.first()
-    seen = [batch.x.sum(0) for batch in step.lanes]
-    whole = sum(seen[1:], seen[0])
-    torch.testing.assert_close(step.sum_over_lanes(seen), whole)
-    with pytest.raises(StepError, match="got 1 tensors for 4 lanes"):
-        step.sum_over_lanes(seen[:1])
 
 
 def test_complex_numbers_and_large_integers_are_summed_exactly() -> None:

@@ -18,8 +18,9 @@ from samestep.data.factory import open_source
 from samestep.distributed.context import SingleProcessContext
 from samestep.run_setup import RunSetup
 from samestep.step.engine import Prepared, build_engine, prepare
-from samestep.step.lane_passes import LanePasses, LaneRunner
+from samestep.step.lane_passes import LanePasses
 from samestep.step.step import Step
+from samestep.step.step_engine import LaneRunner
 from samestep.step.step_log import StepLog, StepRecord
 
 LR = 0.5
@@ -73,7 +74,7 @@ class Steps:
 
     def __iter__(self) -> Iterator[Step]:
         for passes in self.passes():
-            yield Step(passes, self.engine.runner.needs_function)
+            yield Step(passes)
 
     def first(self) -> Step:
         return next(iter(self))

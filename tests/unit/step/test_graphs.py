@@ -101,7 +101,7 @@ def trained(folder: Path, graph: bool | str, kind: str) -> tuple[Tensor, str]:
         cycle = torch.optim.lr_scheduler.OneCycleLR(
             optimizer, 0.1, total_steps=20, cycle_momentum=kind == "momentum"
         )
-        run.prepare(model, optimizer, cycle)
+        run.prepare(model, optimizer, samestep.Schedule(cycle))
         data = TensorDataset(torch.arange(64.0).view(16, 4) / 64, torch.arange(16) % 2)
         for step in run.steps(data):
             if kind == "closure":

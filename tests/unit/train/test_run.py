@@ -17,6 +17,7 @@ import samestep
 from samestep.checkpoint.listing import list_checkpoints
 from samestep.checkpoint.manifest import verify_checkpoint
 from samestep.errors import CheckpointError, OutOfMemory, StepError, Stopped
+from samestep.optim.schedules import Schedule
 from samestep.step.step import Step
 from tests.unit.train.own_loops import (
     Noisy,
@@ -83,7 +84,7 @@ def test_schedules_and_kept_objects_resume_too(tmp_path: Path) -> None:
         try:
             with samestep.start(settings(tmp_path)) as run:
                 run.add_listener(Rates())
-                run.prepare(model, optimizer, StepLR(optimizer, 2, gamma=0.5), every="step")
+                run.prepare(model, optimizer, Schedule(StepLR(optimizer, 2, gamma=0.5)))
                 run.register("counter", counter)
                 if pause is not None:
                     run.pause_after(pause)
@@ -167,7 +168,7 @@ def test_prepare_gives_the_objects_back_in_their_order(tmp_path: Path) -> None:
     optimizer = SGD(model.parameters(), lr=0.1)
     schedule = StepLR(optimizer, 1)
     with samestep.start(settings(tmp_path)) as run:
-        assert run.prepare(optimizer, schedule, model, every="step") == (optimizer, schedule, model)
+        assert run.prepare(optimizer, schedule, model) == (optimizer, schedule, model)
         assert run.model is model
 
 
@@ -390,10 +391,9 @@ def test_a_resumed_run_says_that_it_keeps_the_checkpoints_rates(
     def part(rate: float, pause: int | None) -> str:
         model = net()
         optimizer = SGD(model.parameters(), lr=rate, momentum=0.9)
-        schedule = [StepLR(optimizer, 1, 0.5)] if scheduled else []
+        schedule = [Schedule(StepLR(optimizer, 1, 0.5))] if scheduled else []
         with samestep.start(settings(tmp_path / "run")) as run:
-            every = {"every": "step"} if scheduled else {}
-            model, optimizer, *_ = run.prepare(model, optimizer, *schedule, **every)
+            model, optimizer, *_ = run.prepare(model, optimizer, *schedule)
             for step in run.steps(Noisy()):
                 step.train(squares(model))
                 if step.index == pause:

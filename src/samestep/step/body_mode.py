@@ -1,0 +1,65 @@
+"""What torch functions without a tensor of lanes do in the body of a loop."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from samestep.step.deferred_body import is_in_place
+from samestep.step.lane_tensor import LaneTensor, call_per_lane, lanes_of
+
+_FACTORIES = frozenset(("rand", "randn", "randint", "randperm", "normal"))
+"""Functions that draw tensors of given sizes: each lane gets its own."""
+_INDEXING = frozenset(("__getitem__", "__setitem__", "index_put_", "index_put"))
+_HARMLESS = ("zero_", "_foreach_zero_")
+"""Changes of ordinary tensors that a loop makes between its forward and backward pass: of gradients."""
+_SET_GRAD: Any = vars(torch._C.TensorBase)["grad"].__set__
+
+
+class Body(Protocol):
+    """What a function may ask of the body that it is called in."""
+
+    uneven: bool
+    """Whether lengths differ among lanes."""
+
+    @property
+    def is_put_off(self) -> bool:
+        """Whether operations wait for the backward pass."""
+
+    def make(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What a function draws by sizes."""
+
+    def run_now(self, why: str) -> None:
+        """Run what was put off."""
+
+
+class BodyMode(TorchFunctionMode):
+    """While a body runs: what torch functions without a tensor of lanes do differently there."""
+
+    def __init__(self, body: Body) -> None:
+        super().__init__()
+        self._body = body
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if LaneTensor in types:
+            return call_per_lane(func, args, kwargs)
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            return func(*args, **kwargs)
+        if name in _FACTORIES:
+            return self._body.make(func, args, kwargs)
+        if (name in _INDEXING or self._body.uneven) and lanes_of((args, kwargs)):
+            return call_per_lane(func, args, kwargs)
+        if self._body.is_put_off and _may_matter(func, name):
+            self._body.run_now(name)
+        return func(*args, **kwargs)
+
+
+def _may_matter(func: Any, name: str) -> bool:
+    """Whether a function of ordinary tensors changes what operations that were put off will read."""
+    if name == "__set__":
+        return bool(func != _SET_GRAD)
+    return is_in_place(name) and name not in _HARMLESS

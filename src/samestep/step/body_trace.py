@@ -1,0 +1,144 @@
+"""What the body of a loop does up to its backward pass, as operations that can be run again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from samestep.data.batch import LaneBatch
+from samestep.pytree import leaves, map_leaves
+from samestep.step.lane_tensor import LaneTensor
+from samestep.step.loss_terms import LossValue
+
+_PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
+
+Run = Callable[[Any, Any], Any]
+"""Runs an operation eagerly, with its arguments."""
+
+
+class Place(NamedTuple):
+    """Where a value comes from: the how manieth leaf of an operation's result, or of the batch (-1)."""
+
+    operation: int
+    leaf: int
+
+
+class State(NamedTuple):
+    """What an operation runs under, besides its arguments."""
+
+    grad: bool
+    autocast: torch.dtype | None
+
+    @contextmanager
+    def entered(self, kind: str) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(self.grad))
+            if self.autocast is not None:
+                stack.enter_context(torch.autocast(kind, self.autocast))
+            yield
+
+
+class Operation(NamedTuple):
+    function: Any
+    args: Any
+    """With places where the body had values of lanes."""
+    state: State
+    result: Any
+    """With places, and plain values."""
+
+
+@dataclass(eq=False)
+class BodyTrace:
+    """What a body does up to a backward pass."""
+
+    kind: str
+    """Of the device."""
+    operations: list[Operation] = field(default_factory=list)
+    loss: Any = None
+    """With places."""
+    kept: tuple[Place, ...] = ()
+    """Values that the body still held when it called the backward pass."""
+    values: dict[int, list[Tensor]] = field(default_factory=dict)
+    """By lane, those of the last pass."""
+    times: int = 1
+
+    def loss_of(self, batch: LaneBatch) -> LossValue:
+        """The loss of one lane: what a step is captured from."""
+        found: dict[Place, Any] = dict(places_of(-1, leaves(batch.data)))
+        for number, operation in enumerate(self.operations):
+            args, kwargs = filled(operation.args, found)
+            with operation.state.entered(self.kind):
+                result = operation.function(*args, **kwargs)
+            found |= places_of(number, leaves(result))
+        self.values[batch.lane] = [found[place].detach() for place in self.kept]
+        value: LossValue = filled(self.loss, found)
+        return value
+
+    def does(self, other: BodyTrace) -> bool:
+        """Whether the other one does the same, and no less is kept."""
+        alike = len(self.operations) == len(other.operations) and all(
+            is_same(one, two) for one, two in zip(self.operations, other.operations, strict=True)
+        )
+        return alike and is_same(self.loss, other.loss) and set(other.kept) <= set(self.kept)
+
+
+def places_of(operation: int, found: Sequence[Any]) -> list[tuple[Place, Any]]:
+    return [(Place(operation, leaf), value) for leaf, value in enumerate(found)]
+
+
+def filled(data: Any, values: Mapping[Place, Any]) -> Any:
+    kind = type(data)
+    if kind is Place:
+        return values[data]
+    if kind is slice:
+        return slice(*(filled(part, values) for part in (data.start, data.stop, data.step)))
+    if kind in (tuple, list):
+        return kind([filled(part, values) for part in data])
+    if isinstance(data, Tensor):
+        return data
+    return map_leaves(
+        lambda leaf: filled(leaf, values) if type(leaf) in (Place, slice) else leaf,
+        data,
+        is_place,
+    )
+
+
+def is_same(one: Any, two: Any) -> bool:
+    """Whether arguments are alike: tensors and objects the same, numbers equal."""
+    kind = type(one)
+    if kind is not type(two):
+        return False
+    if isinstance(one, Tensor):
+        return one is two
+    if kind in (tuple, list, Operation, State):
+        return len(one) == len(two) and all(map(is_same, one, two))
+    if kind is dict:
+        return one.keys() == two.keys() and all(is_same(one[key], two[key]) for key in one)
+    if kind is slice:
+        return is_same((one.start, one.stop, one.step), (two.start, two.stop, two.step))
+    # A property's getter is made anew each time, and equal.
+    return one is two or ((isinstance(one, (*_PLAIN, Place)) or callable(one)) and one == two)
+
+
+def with_places(data: Any) -> Any:
+    kind = type(data)
+    if kind is LaneTensor:
+        return data.place
+    if kind is slice:
+        return slice(*(with_places(part) for part in (data.start, data.stop, data.step)))
+    if kind in (tuple, list):
+        return kind([with_places(part) for part in data])
+    if isinstance(data, Tensor):
+        return data
+    return map_leaves(
+        lambda leaf: with_places(leaf) if type(leaf) in (LaneTensor, slice) else leaf, data
+    )
+
+
+def is_place(node: Any) -> bool:
+    return type(node) is Place

@@ -1,0 +1,51 @@
+"""What the body of a loop is to the tensors of lanes that are computed in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from samestep.step.lane_tensor import LaneTensor
+
+Lanes = tuple[int, ...]
+
+NO_LANE = -1
+"""Stands for the lane of a rank that has no samples in a step: it computes, and nothing of it counts."""
+
+
+class Pending(Protocol):
+    """What has put off the computation of some values."""
+
+    def materialize(self, value: LaneTensor) -> None:
+        """Give a value its tensors."""
+
+
+class LaneScope(Protocol):
+    """What the body of a loop gives to functions that run once per lane."""
+
+    uneven: bool
+    """Whether lengths differ among lanes."""
+
+    def run_operation(self, func: Any, args: Any, kwargs: Any, lanes: Lanes, draws: bool) -> Any:
+        """Run a torch function once per lane; `draws` if it may draw random numbers."""
+
+    def whole_lanes(self) -> AbstractContextManager[Callable[[int], None]]:
+        """Around code that runs once per lane; what is yielded is called with each lane before it."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Around lines that are those of an ordinary program."""
+
+    def meets_graph(self) -> None:
+        """A value of lanes is computed with something that all share and that has a graph."""
+
+    def backward(self, loss: LaneTensor, **options: Any) -> Callable[[], Tensor]:
+        """Backpropagate a loss of each lane; returns what computes that of the global batch."""
+
+
+scope_of_body: ContextVar[LaneScope | None] = ContextVar("scope_of_body", default=None)
+"""The loop's body that is running; None outside of one."""

@@ -1,0 +1,397 @@
+"""The body of a loop over the loader: one step, whose lanes run side by side in the person's own lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from samestep.errors import StepError
+from samestep.lanes.rng import BETWEEN, MODEL, LaneDraws
+from samestep.pytree import map_leaves
+from samestep.reduce.gradients import Grads
+from samestep.reduce.mean_loss import mean_loss
+from samestep.step.body_mode import BodyMode
+from samestep.step.body_trace import Run
+from samestep.step.deferred_body import DeferredBody, KnownBodies
+from samestep.step.lane_passes import LanePasses
+from samestep.step.lane_scope import NO_LANE, Lanes, scope_of_body
+from samestep.step.lane_tensor import (
+    LaneTensor,
+    join,
+    lanes_of,
+    pick,
+    run_per_lane,
+)
+from samestep.step.loss_terms import LossValue
+from samestep.step.module_calls import ModuleCalls
+
+_BODY = 3
+"""The place in the stream between lanes that a body begins with."""
+
+Reduction = Literal["mean", "sum"]
+
+
+@contextmanager
+def no_lanes() -> Iterator[None]:
+    """Around lines that are those of an ordinary program, whatever body is running."""
+    body = scope_of_body.get()
+    with nullcontext() if body is None else body.paused():
+        yield
+
+
+class LoopBody:
+    """One step: what its lanes share while the body runs."""
+
+    def __init__(
+        self, passes: LanePasses, calls: ModuleCalls, known: KnownBodies | None = None
+    ) -> None:
+        """Args:
+        passes: The step as the engine runs it.
+        calls: Of the run's modules.
+        known: What bodies before this one did, where they can be captured.
+        """
+        self._passes, self._calls = passes, calls
+        self._engine = passes.engine
+        self.lanes: Lanes = passes.data.units or (NO_LANE,)
+        self._calls_made = self._restarts = 0
+        """How often the body has called modules, and the stream of its own draws was begun anew: the same on all
+        ranks."""
+        self.uneven = False
+        """Whether lengths differ among lanes."""
+        self._deferred: DeferredBody | None = None
+        if known is not None and passes.data.units and self._engine.watch is None:
+            device = self._engine.setup.context.device
+            self._deferred = DeferredBody(known, passes.read_lanes(), device, self.apart)
+        self._streams = LaneDraws(self._engine.setup.rng, passes.data.index)
+        self._mode = BodyMode(self)
+        self._entered = ExitStack()
+        self._shares_graph = False
+        self.backwards = 0
+        """How many backward passes the body has made."""
+        self.is_begun = False
+        """Whether the body has changed anything: gradients or weights."""
+        self._forwards = 0
+        """Calls of modules since buffers were joined."""
+
+    # -- entering and leaving --------------------------------------------------------------
+
+    def enter(self) -> Any:
+        """Begin the body; returns what the loader yields: the batches of this rank's lanes."""
+        batch = self._batch()
+        # Reading has drawn, of as many lanes as this rank has.
+        self._engine.setup.rng.enter(BETWEEN, at=(self._passes.data.index, _BODY))
+        self.resume()
+        self._entered.callback(self.pause)
+        return batch
+
+    def _batch(self) -> Any:
+        passes = self._passes
+        spare = self._spare() if passes.data.ragged else None
+        if not passes.data.units:
+            return join(self.lanes, [spare])
+        if self._deferred is None:
+            return self._read()
+        return self._deferred.batch(self._read)
+
+    def _read(self) -> Any:
+        passes = self._passes
+        return join(self.lanes, [passes.on_device(batch).data for batch in passes.read_lanes()])
+
+    def _spare(self) -> Any:
+        """Lane 0's batch, for ranks without samples: every rank must come to the body's own lines.
+        All ranks call this."""
+        context, passes = self._engine.setup.context, self._passes
+        first = passes.read_lanes()[0].data if context.is_main else None
+        found = context.broadcast(map_leaves(_on_host, first))
+        return None if passes.data.units else self._engine.copies.to_device(found)
+
+    def resume(self) -> None:
+        """Let modules and random numbers be those of lanes."""
+        scope_of_body.set(self)
+        self._calls.per_lane = self._call_module
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def pause(self) -> None:
+        """Let the lines that follow be those of an ordinary program: an evaluation, an update."""
+        self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._calls.per_lane = None
+        scope_of_body.set(None)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Around what the run itself does in a body."""
+        if self._calls.per_lane is None:
+            yield
+            return
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
+
+    def leave(self) -> None:
+        """The body is over. Safe to call twice."""
+        self._entered.close()
+
+    # -- lanes -----------------------------------------------------------------------------
+
+    def run_operation(self, func: Any, args: Any, kwargs: Any, lanes: Lanes, draws: bool) -> Any:
+        """Run a torch function once per lane, now or with the backward pass."""
+        return self._take(
+            func, args, kwargs, lambda a, k: run_per_lane(func, a, k, lanes, self._operation(draws))
+        )
+
+    def _take(self, function: Any, args: Any, kwargs: Any, run: Run) -> Any:
+        if self._deferred is None:
+            return run(args, kwargs)
+        return self._deferred.take(function, args, kwargs, run)
+
+    @contextmanager
+    def _operation(self, draws: bool) -> Iterator[Callable[[int], None]]:
+        precision = self._engine.setup.precision
+        if not draws:
+            with precision.forward():
+                yield _same
+            return
+        with precision.forward(), self._engine.setup.rng.kept(torch_only=True):
+            try:
+                yield self._streams.enter
+            finally:
+                self._streams.leave()
+
+    @contextmanager
+    def whole_lanes(self) -> Iterator[Callable[[int], None]]:
+        engine, step = self._engine, self._passes.data.index
+        self._calls_made += 1
+        at = self._calls_made
+        rng, buffers, watch = engine.setup.rng, engine.reduction.buffers, engine.watch
+        self._forwards += 1
+        opened = ExitStack()
+
+        def enter(lane: int) -> None:
+            self._streams.leave()
+            opened.close()
+            if lane != NO_LANE:
+                engine.forward_check.enter_lane()
+                opened.callback(engine.forward_check.leave_lane, lane)
+                if watch is not None:
+                    watch.enter_lane(step, lane)
+                    opened.callback(watch.leave_lanes)
+            opened.enter_context(buffers.of_lane(lane))
+            self._passes.reopen(lane)
+            rng.enter(MODEL, max(lane, 0), at=(step, at))
+            self._streams.enter(lane)
+
+        with self.paused(), engine.setup.precision.forward():
+            try:
+                yield enter
+            except BaseException:
+                opened.pop_all()  # nothing more is known of that lane
+                raise
+            else:
+                opened.close()
+            finally:
+                self._passes.reopen(None)
+                self._streams.leave()
+                self._restart()
+
+    def make(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """What a function draws by sizes in the body: one tensor per lane.
+
+        With a generator of the loop's own it is one for all lanes: that is at the same place on all ranks.
+        """
+        if kwargs.get("generator") is not None:
+            return func(*args, **kwargs)
+        return self.run_operation(func, args, kwargs, self.lanes, draws=True)
+
+    def _call_module(
+        self, module: nn.Module, own: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
+    ) -> Any:
+        lanes = lanes_of((args, kwargs))[0].lanes
+        gradients = self._engine.reduction.gradients
+
+        def run(args: Any, kwargs: Any) -> Any:
+            with gradients.forward_scope(last=True):
+                return run_per_lane(own, args, kwargs, lanes, self.whole_lanes())
+
+        if self._deferred is None or not self._deferred.is_put_off:
+            return self._take(module, args, kwargs, run)
+        result = self._take(module, args, kwargs, run)
+        if self._deferred.is_put_off:
+            self._restart()  # as if it had run
+        return result
+
+    def _restart(self) -> None:
+        """Lanes have drawn: what the body draws next must not depend on how many there were."""
+        self._restarts += 1
+        at = (self._passes.data.index, _BODY + self._restarts)
+        self._engine.setup.rng.enter(BETWEEN, at=at)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Around what was put off and runs later than the body called it: the body goes on as it was."""
+        restarts = self._restarts
+        with self.paused(), self._engine.setup.rng.kept():
+            yield
+        self._restarts = restarts
+
+    def meets_graph(self) -> None:
+        """A lane's value was computed with something that all lanes share and that has a graph."""
+        self._shares_graph = True
+
+    # -- backward and update ---------------------------------------------------------------
+
+    def backward(
+        self,
+        loss: LossValue,
+        *,
+        retain_graph: bool | None = None,
+        reduction: Reduction = "mean",
+        **others: Any,
+    ) -> Callable[[], Tensor]:
+        """Backpropagate the loss of every lane; add the mean over the global batch to `.grad`.
+
+        Returns:
+            What computes the loss of the global batch: many loops look at few of them.
+        """
+        if unknown := [name for name, value in others.items() if value is not None]:
+            raise StepError(f"backward got {unknown[0]}, which a loss of lanes does not take")
+        self._require_lanes(loss)
+        with self.paused():
+            kept = self._kept_grads()
+            if not self._replays(loss, bool(retain_graph), kept):
+                self._begin_backward(kept)
+                self._backward_lanes(loss, bool(retain_graph))
+                self._passes.reduce()
+            if reduction == "sum":
+                self._undo_mean()
+            self._add_kept(kept)
+        self.backwards += 1
+        self.is_begun = True
+        stats, device = self._passes.stats, self._engine.setup.context.device
+
+        def batch_mean() -> Tensor:
+            with no_lanes():
+                found = mean_loss(stats.values(), device)
+                return found * stats.count() if reduction == "sum" else found
+
+        if isinstance(loss, LaneTensor):
+            loss.batch_mean = batch_mean
+        return batch_mean
+
+    def _replays(self, loss: LossValue, retain: bool, kept: Grads) -> bool:
+        """Whether all of the body so far was replayed as a CUDA graph, with its backward pass."""
+        deferred, self._deferred = self._deferred, None  # what follows is run as it comes
+        if deferred is None:
+            return False
+        if self._shares_graph or retain or self._adds(kept):
+            deferred.run_now("how it calls backward", is_change=False)
+            return False
+        if not deferred.is_put_off:
+            deferred.learn(loss)
+            return False
+        if not deferred.replays(self._passes, loss):
+            return False
+        self._calls.is_updated, self._forwards = False, 0
+        self._engine.reduction.buffers.forget_lanes()
+        return True
+
+    def _adds(self, kept: Grads) -> bool:
+        """Whether gradients are added to others that no update has read."""
+        return any(grad is not None for grad in kept) and not self._calls.is_updated
+
+    def _require_lanes(self, loss: LossValue) -> None:
+        found = lanes_of(loss)
+        if not found:
+            raise StepError(
+                "run.backward got a loss that is no value of lanes: it does not follow from what the loader "
+                "yields. A term that is the same for all lanes is added to the loss of the batch"
+            )
+        if any(value.lanes != self.lanes for value in found):
+            raise StepError(
+                "run.backward got a loss with lanes of another step: backpropagate it in its own step"
+            )
+
+    def _kept_grads(self) -> Grads:
+        """What the loop has in `.grad`, to which this backward pass adds."""
+        return [param.grad for param in self._engine.params]
+
+    def _add_kept(self, kept: Grads) -> None:
+        both = [
+            (param.grad, grad)
+            for param, grad in zip(self._engine.params, kept, strict=True)
+            if param.grad is not None and grad is not None
+        ]
+        if both:
+            torch._foreach_add_([new for new, _ in both], [old for _, old in both])
+        for param, grad in zip(self._engine.params, kept, strict=True):
+            if param.grad is None:
+                param.grad = grad
+
+    def _begin_backward(self, kept: Grads) -> None:
+        self._passes.begin_backward(self._adds(kept))
+        self._calls.is_updated = False
+        self._forwards = 0
+        for lane in self._passes.data.units:
+            self._engine.reduction.buffers.take_lane(lane)
+        self._engine.reduction.buffers.forget_lanes()
+
+    def _backward_lanes(self, loss: LossValue, retain: bool) -> None:
+        units = self._passes.data.units
+        for at, lane in enumerate(units):
+            shared = self._shares_graph and at + 1 < len(units)
+            self._passes.backward_loss(lane, pick(loss, at), retain=retain or shared)
+
+    def _undo_mean(self) -> None:
+        grads = [param.grad for param in self._engine.params if param.grad is not None]
+        if grads:
+            torch._foreach_mul_(grads, self._passes.stats.count())
+
+    def step(self, optimizer: Optimizer) -> None:
+        """What a call of an optimizer's `step` in the body does."""
+        if not self._passes.is_reduced:
+            raise StepError(
+                f"{type(optimizer).__name__}.step() came before the first backward pass of step "
+                f"{self._passes.data.index}: call run.backward(loss), or loss.backward(), before it"
+            )
+        self.is_begun = self._calls.is_updated = True
+        self.run_now(f"{type(optimizer).__name__}.step")
+        with self.paused():
+            self._passes.change_weights([optimizer])
+            self._restart()
+
+    @property
+    def is_put_off(self) -> bool:
+        """Whether operations wait for the backward pass."""
+        return self._deferred is not None and self._deferred.is_put_off
+
+    def run_now(self, why: str) -> None:
+        """Run what was put off: something changes that it reads."""
+        if self._deferred is not None:
+            self._deferred.run_now(why)
+
+    def end(self) -> None:
+        """The body is through: the step is over, but for what the run does at its end."""
+        self.leave()
+        self.run_now("a body without a backward pass")
+        measured = self._passes.stats if self.backwards else None
+        changed = self._forwards and self._engine.reduction.buffers.are_joined
+        if changed or not self._passes.is_reduced:  # all ranks meet in every step
+            kept = self._kept_grads()
+            self._begin_backward(kept)
+            self._passes.reduce()
+            self._add_kept(kept)
+        self._passes.end(measured)
+
+
+def _on_host(leaf: Any) -> Any:
+    return leaf.cpu() if isinstance(leaf, Tensor) else leaf
+
+
+def _same(lane: int) -> None:
+    return None

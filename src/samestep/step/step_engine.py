@@ -1,0 +1,96 @@
+"""What all steps of a run share, and how its parts are told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from samestep.data.batch import LaneBatch
+from samestep.data.device import DeviceCopies
+from samestep.optim.nonfinite import FiniteGuard
+from samestep.optim.update import Update
+from samestep.reduce.build import LaneReduction
+from samestep.reduce.stats import RankFlags
+from samestep.run_setup import RunSetup
+from samestep.step.forward_check import ForwardCheck
+from samestep.step.lane_watch import LaneWatch
+from samestep.step.loss_terms import LossTerms, LossValue
+from samestep.step.step_log import StepLog
+
+if TYPE_CHECKING:
+    from samestep.step.lane_passes import LanePasses
+
+LossFunction = Callable[[LaneBatch], LossValue]
+"""Returns a batch's summed loss and what it was summed over, or several of them by name."""
+
+
+class LaneRunner(Protocol):
+    """How a step whose loss is a function is run.
+
+    Lane by lane (`WholeLanes`), in micro-batches (`MicroBatches`), or as CUDA graphs
+    (`GraphedSteps`): chosen when a run is prepared.
+    """
+
+    needs_function: str
+    """The config's key for which a step must be given its loss as a function; "" if none."""
+
+    def run_step(self, passes: LanePasses, loss: LossFunction) -> None:
+        """Run the forward and backward pass of every lane, and the update."""
+
+
+class GlobalRunner(Protocol):
+    """How a step whose loss is over the whole global batch is run."""
+
+    def run(
+        self,
+        passes: LanePasses,
+        embed: Callable[[LaneBatch], Any],
+        loss: Callable[[Any, Any], LossValue],
+    ) -> None:
+        """Run the whole step."""
+
+
+@dataclass(frozen=True)
+class StepEngine:
+    """What all steps of a run share."""
+
+    setup: RunSetup
+    reduction: LaneReduction
+    guard: FiniteGuard
+    update: Update
+    runner: LaneRunner
+    forward_check: ForwardCheck
+    terms: LossTerms
+    step_log: StepLog
+    optimizers: Sequence[Optimizer]
+    params: Sequence[Parameter]
+    """What the optimizers train."""
+    frozen: Sequence[tuple[str, Parameter]]
+    """What they hold and do not train, by name."""
+    copies: DeviceCopies
+    flags: Callable[[], RankFlags]
+    """What this rank sends to all others with the step."""
+    on_batch: Callable[[int, LaneBatch], None]
+    """Called with the step and every batch, when it is read."""
+    draws_between: bool
+    """Whether random numbers drawn between lanes and steps are the same on all ranks."""
+    global_steps: GlobalRunner
+    """Runs steps whose loss is over the whole global batch."""
+    watch: LaneWatch | None = None
+    """Looks into the steps, if something does."""
+
+    def begin_lanes(self, adds: bool = False) -> None:
+        """Before the first lane of a step, on the device: remember what lanes begin with.
+
+        Args:
+            adds: Whether the gradients are added to others that no update has read.
+        """
+        self.guard.keep_buffers()
+        if not adds:
+            self.reduction.gradients.scaling.begin()
+        self.terms.begin_step()
+        self.reduction.buffers.begin_step()

@@ -1,0 +1,317 @@
+"""Loops over a loader as people write them: all that is samestep's is around them.
+
+Each takes a run, makes what it trains, and returns it with the losses that it saw.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import samestep
+
+SAMPLES, BATCH, EPOCHS = 106, 24, 2
+"""The last batch has ten samples: of eight lanes some are empty and some shorter."""
+SHUFFLES, DROPS = True, 0.3
+
+
+def loader(drop_last: bool = False) -> DataLoader[Any]:
+    made = torch.Generator().manual_seed(3)
+    x = torch.randn(SAMPLES, 1, 8, 8, generator=made)
+    y = torch.randint(10, (SAMPLES,), generator=made)
+    return DataLoader(TensorDataset(x, y), batch_size=BATCH, shuffle=SHUFFLES, drop_last=drop_last)
+
+
+Found = tuple[nn.Module, list[float]]
+
+
+def convolutions(run: samestep.Run) -> Found:
+    """BatchNorm, dropout, clipping, a scheduler per epoch, accuracy on the training data."""
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Dropout(DROPS), nn.Linear(288, 10)
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    model, optimizer, scheduler, data = run.prepare(model, optimizer, scheduler, loader())
+    seen: list[float] = []
+    for _ in run.epochs():
+        right: Any = 0
+        for x, y in data:
+            optimizer.zero_grad()
+            out = model(x)
+            loss = F.cross_entropy(out, y)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            right += (out.argmax(1) == y).sum()
+            seen.append(loss.item())
+        scheduler.step()
+        seen += [float(run.sum(right)), scheduler.get_last_lr()[0]]
+    return model, seen
+
+
+class VAE(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(64, 16), nn.Linear(8, 64)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_var = self.encoder(x.flatten(1)).chunk(2, 1)
+        return mean, log_var
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean, log_var = self.encode(x)
+        z = mean + torch.randn_like(mean) * (log_var / 2).exp()
+        return self.decoder(z), mean, log_var
+
+
+def autoencoder(run: samestep.Run) -> Found:
+    """A loss that is a sum over the batch; half of the steps call parts of the model by themselves."""
+    model = VAE()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+    model, optimizer, data = run.prepare(model, optimizer, loader())
+    seen = []
+    for _ in run.epochs():
+        for i, (x, _) in enumerate(data):
+            optimizer.zero_grad()
+            if i % 2:
+                out, mean, log_var = model(x)
+            else:
+                mean, log_var = model.encode(x)
+                out = model.decoder(mean + torch.randn_like(mean) * (log_var / 2).exp())
+            loss = F.mse_loss(out, x.flatten(1), reduction="sum")
+            loss = loss - 0.5 * torch.sum(1 + log_var - mean.pow(2) - log_var.exp())
+            seen.append(run.backward(loss, reduction="sum").item())
+            optimizer.step()
+    return model, seen
+
+
+def adversaries(run: samestep.Run) -> Found:
+    """Two networks, two optimizers, two backward passes; noise drawn in the body; BatchNorm in one of them."""
+    make = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 64))
+    judge = nn.Sequential(nn.Linear(64, 32), nn.LeakyReLU(0.2), nn.Dropout(0.1), nn.Linear(32, 1))
+    first = torch.optim.Adam(make.parameters(), 2e-3)
+    second = torch.optim.Adam(judge.parameters(), 2e-3)
+    make, judge, first, second, data = run.prepare(
+        make, judge, first, second, loader(drop_last=True)
+    )
+    decide = nn.BCEWithLogitsLoss()
+    seen = []
+    for _ in run.epochs():
+        for x, _ in data:
+            size = x.size(0)
+            real, fake = torch.ones(size, 1), torch.zeros(size, 1)
+            second.zero_grad()
+            made = make(torch.randn(size, 16))
+            lost = decide(judge(x.flatten(1)), real) + decide(judge(made.detach()), fake)
+            lost.backward()
+            second.step()
+            first.zero_grad()
+            won = run.backward(decide(judge(made), real))
+            first.step()
+            seen += [lost.item(), won.item()]
+    return nn.ModuleList([make, judge]), seen
+
+
+class Denoiser(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(65, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.last(F.silu(self.first(torch.cat([x, t[:, None].float() / 100], 1))))
+
+
+class Counter:
+    count = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+def diffusion(run: samestep.Run) -> Found:
+    """Times and noise drawn in the body, a table read by them; an average kept by the loop; its own warm-up."""
+    model = Denoiser()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model, optimizer, data = run.prepare(model, optimizer, loader())
+    average = copy.deepcopy(model)
+    keeps = torch.cos(torch.linspace(0, math.pi / 2, 101))
+    run.register("average", average)
+    counter = Counter()
+    run.register("counter", counter)
+    seen = []
+    for _ in run.epochs():
+        for x, _ in data:
+            x = x.flatten(1)
+            t = torch.randint(0, 100, (x.shape[0],))
+            noise = torch.randn_like(x)
+            keep = keeps[t][:, None]
+            for group in optimizer.param_groups:
+                group["lr"] = 1e-3 * min(1, (counter.count + 1) / 5)
+            loss = F.mse_loss(model(keep * x + (1 - keep**2).sqrt() * noise, t), noise)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            counter.count += 1
+            with torch.no_grad():
+                for mine, theirs in zip(average.parameters(), model.parameters(), strict=True):
+                    mine.lerp_(theirs, 0.1)
+            seen.append(loss.item())
+    return nn.ModuleList([model, average]), seen
+
+
+def sharpness(run: samestep.Run) -> Found:
+    """SAM: weights moved between two backward passes; gradients accumulated over two batches."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model, optimizer, data = run.prepare(model, optimizer, loader())
+    seen = []
+    for _ in run.epochs():
+        for i, (x, y) in run.enumerate(data):
+            held = [p.grad for p in model.parameters()]
+            for p in model.parameters():
+                p.grad = None
+            F.cross_entropy(model(x), y).backward()
+            norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+            moves = [p.grad * (0.05 / (norm + 1e-12)) for p in model.parameters()]
+            with torch.no_grad():
+                for p, move, grad in zip(model.parameters(), moves, held, strict=True):
+                    p.add_(move)
+                    p.grad = grad
+            seen.append(run.backward(F.cross_entropy(model(x), y)).item())
+            with torch.no_grad():
+                for p, move in zip(model.parameters(), moves, strict=True):
+                    p.sub_(move)
+            if i % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        optimizer.zero_grad()
+    return model, seen
+
+
+def mixup(run: samestep.Run) -> Found:
+    """Samples mixed by a permutation drawn in the body; a coin for the whole step; a penalty on the weights."""
+    import random
+
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 10))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    model, optimizer, data = run.prepare(model, optimizer, loader())
+    seen = []
+    for _ in run.epochs():
+        for x, y in data:
+            hot = F.one_hot(y, 10).float()
+            if random.random() < 0.7:
+                part = torch.rand(x.size(0), 1, 1, 1)
+                order = torch.randperm(x.size(0))
+                x = part * x + (1 - part) * x[order]
+                hot = part[:, 0, 0] * hot + (1 - part[:, 0, 0]) * hot[order]
+            penalty = sum(p.pow(2).sum() for p in model.parameters())
+            loss = F.cross_entropy(model(x), hot, label_smoothing=0.1) + 1e-3 * penalty
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            seen.append(loss.item())
+    return model, seen
+
+
+def scaled(run: samestep.Run) -> Found:
+    """A GradScaler and autocast of the loop's own; clipping by value; a look at gradients."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    model, optimizer, data = run.prepare(model, optimizer, loader())
+    run.register("scaler", scaler)
+    seen = []
+    for _ in run.epochs():
+        for x, y in data:
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_value_(model.parameters(), 0.1)
+            seen.append(sum(p.grad.abs().sum().item() for p in model.parameters()))
+            scaler.step(optimizer)
+            scaler.update()
+            seen.append(float(run.mean(loss)))
+    return model, seen
+
+
+class Clamp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clamp(-1, 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def critic(run: samestep.Run) -> Found:
+    """WGAN-GP: a gradient of a gradient; the generator every second step; a function of the loop's own."""
+    make = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 64))
+    judge = nn.Sequential(nn.Linear(64, 32), nn.SiLU(), nn.Linear(32, 1))
+    first = torch.optim.Adam(make.parameters(), 1e-3)
+    second = torch.optim.Adam(judge.parameters(), 1e-3)
+    make, judge, first, second, data = run.prepare(make, judge, first, second, loader())
+    seen = []
+    for _ in run.epochs():
+        for i, (x, _) in enumerate(data):
+            x = Clamp.apply(x.flatten(1))
+            made = make(torch.randn(x.size(0), 8)).detach()
+            part = torch.rand(x.size(0), 1)
+            between = (part * x + (1 - part) * made).requires_grad_()
+            [slope] = torch.autograd.grad(judge(between).sum(), between, create_graph=True)
+            penalty = ((slope.norm(2, dim=1) - 1) ** 2).mean()
+            second.zero_grad()
+            loss = judge(made).mean() - judge(x).mean() + 10 * penalty
+            seen.append(run.backward(loss).item())
+            second.step()
+            if i % 2:
+                first.zero_grad()
+                loss = -judge(make(torch.randn(x.size(0), 8))).mean()
+                loss.backward()
+                first.step()
+    return nn.ModuleList([make, judge]), seen
+
+
+def views(run: samestep.Run) -> Found:
+    """BYOL: two views drawn in the body, a target without gradients that follows the weights."""
+    online = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 16))
+    guess = nn.Linear(16, 16)
+    target = copy.deepcopy(online).requires_grad_(False)
+    optimizer = torch.optim.SGD([*online.parameters(), *guess.parameters()], 0.05, momentum=0.9)
+    online, guess, target, optimizer, data = run.prepare(
+        online, guess, target, optimizer, loader(drop_last=True)
+    )
+    seen = []
+    for _ in run.epochs():
+        for x, _ in data:
+            one, two = (x.flatten(1) + 0.1 * torch.randn_like(x.flatten(1)) for _ in range(2))
+            with torch.no_grad():
+                aim = F.normalize(target(two), dim=1)
+            loss = (2 - 2 * (F.normalize(guess(online(one)), dim=1) * aim).sum(1)).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            with torch.no_grad():
+                for mine, theirs in zip(target.parameters(), online.parameters(), strict=True):
+                    mine.lerp_(theirs, 0.05)
+            seen.append(loss.item())
+    return nn.ModuleList([online, guess, target]), seen
+
+
+BODIES: dict[str, Callable[[samestep.Run], Found]] = {
+    body.__name__: body
+    for body in (convolutions, autoencoder, adversaries, diffusion, sharpness, mixup, scaled, critic, views)
+}  # fmt: skip
