@@ -5,12 +5,12 @@ A config and a task, trained by `samestep train`, or your own loop:
     import samestep
 
     with samestep.start("config.yaml") as run:
-        model, optimizer = run.prepare(model, optimizer)
-        for step in run.steps(dataset):
-            for batch in step.lanes:
-                loss = F.cross_entropy(model(batch.x), batch.y, reduction="sum")
-                step.backward(loss, count=len(batch))
-            step.update()
+        model, optimizer, loader = run.prepare(model, optimizer, loader)
+        for epoch in run.epochs():
+            for x, y in loader:
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
 """
 
 from __future__ import annotations

@@ -247,6 +247,21 @@ def scaled(run: samestep.Run) -> Found:
     return model, seen
 
 
+def summed(run: samestep.Run) -> Found:
+    """A loss that is a sum over the batch, without random numbers."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 64))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    model, optimizer, data = run.prepare(model, optimizer, loader())
+    seen = []
+    for _ in run.epochs():
+        for x, _ in data:
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), x.flatten(1), reduction="sum")
+            seen.append(run.backward(loss, reduction="sum").item())
+            optimizer.step()
+    return model, seen
+
+
 class Clamp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -313,5 +328,5 @@ def views(run: samestep.Run) -> Found:
 
 BODIES: dict[str, Callable[[samestep.Run], Found]] = {
     body.__name__: body
-    for body in (convolutions, autoencoder, adversaries, diffusion, sharpness, mixup, scaled, critic, views)
+    for body in (convolutions, autoencoder, adversaries, diffusion, sharpness, mixup, scaled, critic, views, summed)
 }  # fmt: skip

@@ -96,21 +96,26 @@ class PlainRun:
         return value
 
 
-def _against_plain(folder: str, name: str) -> tuple[list[Any], ...]:
+def _against_plain(folder: str, name: str, lanes: int) -> tuple[list[Any], ...]:
     import tests.distributed.loop_bodies as bodies
 
     bodies.SHUFFLES, bodies.DROPS = False, 0.0
-    with samestep.start(**_keys(folder, lanes=1)) as run:
+    with samestep.start(**_keys(folder, lanes=lanes)) as run:
         mine, seen = BODIES[name](run)
-    with samestep.start(**_keys(f"{folder}-again", lanes=1)):  # the same first weights
+    with samestep.start(**_keys(f"{folder}-again", lanes=lanes)):  # the same first weights
         plain, expected = BODIES[name](PlainRun())  # type: ignore[arg-type]
     mine_state, plain_state = ([t.tolist() for t in m.state_dict().values()] for m in (mine, plain))
     return mine_state, plain_state, seen, expected
 
 
-@pytest.mark.parametrize("name", ["convolutions", "sharpness", "scaled"])
-def test_with_one_lane_it_is_the_script_without_us(tmp_path: Path, name: str) -> None:
-    [(mine, plain, seen, expected)] = run_ranks(_against_plain, 1, str(tmp_path / "run"), name)
+@pytest.mark.parametrize(
+    ("name", "lanes"),
+    [("convolutions", 1), ("sharpness", 1), ("scaled", 1), ("summed", 1), ("summed", 8)],
+)
+def test_it_is_the_script_without_us(tmp_path: Path, name: str, lanes: int) -> None:
+    """With several lanes, where no layer normalises over a batch."""
+    found = run_ranks(_against_plain, 1, str(tmp_path / "run"), name, lanes)
+    [(mine, plain, seen, expected)] = found
     for one, other in zip(mine, plain, strict=True):
         torch.testing.assert_close(torch.tensor(one), torch.tensor(other), rtol=1e-6, atol=1e-6)
     assert seen == pytest.approx(expected, rel=1e-5)

@@ -109,5 +109,5 @@ class OptimizerCalls:
             raise StepError(
                 f"{type(optimizer).__name__}.step() was called, but the run steps this optimizer: the "
                 "gradients of other lanes and ranks would be missing. Loop over the loader that run.prepare "
-                "returned and call run.backward(loss); or loop over run.steps(loader) and call step.update()"
+                "returned; inside run.steps(loader), step.train(function) steps it"
             )

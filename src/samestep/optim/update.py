@@ -166,7 +166,7 @@ class Update:
         for optimizer in chosen:
             if not any(optimizer is known for known in self._optimizers):
                 raise StepError(
-                    f"step.update got a {type(optimizer).__name__} that run.prepare did not: its "
+                    f"an update got a {type(optimizer).__name__} that run.prepare did not: its "
                     "gradients are summed over no lanes. Give run.prepare every optimizer"
                 )
 

@@ -26,10 +26,7 @@ _WIDE = (torch.float32, torch.float64)
 _ALIGN = 16
 """Elements a parameter's place in a bucket is rounded up to: one cache line of float32."""
 
-_IN_PIECES = (
-    "a parameter got its gradient in several pieces in one lane. Call step.backward once per "
-    "lane, and checkpoint activations with use_reentrant=False"
-)
+_IN_PIECES = "a parameter got its gradient in several pieces in one lane: checkpoint activations with use_reentrant=False"
 
 
 class TreeSum(GradientSum):

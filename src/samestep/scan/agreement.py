@@ -151,7 +151,7 @@ RULES = (
     ),
     Rule(
         "early-break", "breaks", "a `break` in the loop over batches",
-        "an epoch is one pass over the data, and every rank must leave it at the same step",
+        "an epoch is one pass over the data: a loop over `run.epochs()` refuses a shorter one",
         "`run.stop(reason)` on every rank, `steps=` for a shorter run, or `break` in the loop over `run.epochs()`",
         _early_breaks,
     ),

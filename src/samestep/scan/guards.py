@@ -102,12 +102,38 @@ def _calls_of(source: Source, function: Function) -> list[ast.Call]:
 
 
 def once_a_step(code: Source, node: ast.AST) -> bool:
-    """Whether a line is behind `if run.ends_step:`, or in a loop over steps: there a loss is that of all lanes."""
-    for outer in code.around(node):
-        if isinstance(outer, ast.If) and "ends_step" in words_of(outer.test):
+    """Whether a line is in a loop over the steps of a run: there a loss is that of all lanes of all ranks."""
+    loops = (outer for outer in code.around(node) if isinstance(outer, ast.For))
+    innermost = next(loops, None)
+    return code.is_ported and innermost is not None and _over_steps(code, innermost.iter)
+
+
+def _over_steps(code: Source, over: ast.expr) -> bool:
+    """Whether it is `run.steps(...)`, `run.enumerate(...)`, or a loader that `run.prepare` returned."""
+    if isinstance(over, ast.Call):
+        name = code.name(over.func)
+        if name.endswith((".steps", ".enumerate")):
             return True
-        if isinstance(outer, ast.For):
-            over = outer.iter
-            by_steps = isinstance(over, ast.Call) and code.name(over.func).endswith(".steps")
-            return by_steps and code.is_ported
-    return False
+        return (
+            name in ("enumerate", "tqdm", "tqdm.tqdm")
+            and bool(over.args)
+            and _over_steps(code, over.args[0])
+        )
+    return isinstance(over, ast.Name) and over.id in _prepared_names(code)
+
+
+def _prepared_names(code: Source) -> set[str]:
+    """What is assigned from `run.prepare(...)`, but for what looks like validation data."""
+    found: set[str] = set()
+    for node in code.nodes:
+        if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)):
+            continue
+        if code.name(node.value.func).endswith(".prepare"):
+            names = [
+                n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)
+            ]
+            found |= {name for name in names if not name.startswith(_MEASURED)}
+    return found
+
+
+_MEASURED = ("valid", "val", "test", "eval", "dev")

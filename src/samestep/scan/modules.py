@@ -182,7 +182,7 @@ RULES = (
     Rule(
         "forward-weights", "breaks", "a forward pass that writes weights",
         "every pass changes them again, and the number of ranks decides how often: samestep refuses it",
-        "change them after the update: `after_update(self, step)` of a task, or behind `step.update()`",
+        "change them after the update: `after_update(self, step)` of a task, or behind `optimizer.step()` in a loop",
         _weights_in_forward,
     ),
     Rule(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from samestep.scan.guards import once_a_step
 from samestep.scan.loading import LOADER
 from samestep.scan.rule import Rule
 from samestep.scan.training import Code
@@ -49,31 +48,11 @@ def _is_looped_over(code: Code, use: ast.Name) -> bool:
     )
 
 
-def _sums_of_turns(code: Code) -> Iterator[ast.AST]:
-    if not code.is_ported:
-        return
-    for node in code.nodes:
-        adds = isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add)
-        if adds and _reads_a_number(node) and code.every_step(node) and not once_a_step(code, node):
-            yield node
-
-
-def _reads_a_number(node: ast.AST) -> bool:
-    return any(isinstance(n, ast.Attribute) and n.attr == "item" for n in ast.walk(node))
-
-
 RULES = (
     Rule(
         "whole-loader", "differs", "a loop over a loader that the run did not get",
         "every rank reads all of its samples: a sum over the ranks counts each sample once for each of them",
         "give it to `run.prepare` with the training loader, or loop over `run.batches(loader)`",
         _whole_loaders,
-    ),
-    Rule(
-        "sum-of-turns", "differs", "a sum over the turns of the training loop",
-        "a rank's turns are its own lanes, and in the last one `run.backward` returns the loss of the whole global batch: "
-        "the sum depends on the number of ranks",
-        "`loss = run.backward(...)`, then `if run.ends_step: total += loss.item()`, divided by the number of steps",
-        _sums_of_turns,
     ),
 )  # fmt: skip

@@ -101,7 +101,7 @@ class ForwardCheck:
                 f"the forward pass of lane {lane} changed the parameters {', '.join(changed[:3])}{more}. "
                 "Every lane would change them again, and the number of ranks would decide how often. "
                 "Change them after the update instead: in after_update(self, step) of the task, or "
-                "behind step.update() in your own loop"
+                "behind optimizer.step() in your own loop"
             )
 
     def _refuse_unsaved(self, lane: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -16,6 +17,7 @@ from samestep.distributed.health.activity import DATA, UPDATE
 from samestep.errors import StepError
 from samestep.lanes.rng import BETWEEN, MODEL
 from samestep.optim.update import Updated
+from samestep.pytree import map_leaves
 from samestep.reduce.mean_loss import mean_loss
 from samestep.reduce.stats import EMPTY, LaneStats, LocalStats
 from samestep.step.loss_terms import LossValue, Term, TermSums, check_loss
@@ -226,7 +228,7 @@ class LanePasses:
     def reduce(self) -> None:
         """Leave the mean over all lanes of all ranks in `.grad`."""
         if self.updated or self.is_reduced:
-            raise StepError(f"step {self.data.index} is reduced already: call step.reduce once")
+            raise StepError(f"step {self.data.index} is reduced already")
         self.is_reduced = True
         engine, reduction = self.engine, self.engine.reduction
         self._begin()
@@ -248,7 +250,7 @@ class LanePasses:
     def update(self, optimizers: Sequence[Optimizer] = ()) -> None:
         """Sum over all lanes of all ranks, divide by the count, clip, step and schedule."""
         if self.updated:
-            raise StepError(f"step {self.data.index} was already updated: call step.update once")
+            raise StepError(f"step {self.data.index} was already updated: call step.train once")
         if not self.is_reduced:
             self.reduce()
         self.change_weights(optimizers)
@@ -320,6 +322,13 @@ class LanePasses:
             engine.reduction.buffers.start()
         return self._stats
 
+    def spare(self) -> Any:
+        """Lane 0's batch, for ranks without samples: every rank must come to a loop's own lines. All ranks call this."""
+        context = self.engine.setup.context
+        first = self.read_lanes()[0].data if context.is_main else None
+        found = context.broadcast(map_leaves(_on_host, first))
+        return None if self.data.units else self.engine.copies.to_device(found)
+
     def lane_sizes(self) -> dict[int, int]:
         """How many samples each lane of this rank has."""
         return {batch.lane: len(batch) for batch in self.read_lanes()}
@@ -345,12 +354,11 @@ class LanePasses:
 
     def _require_open_lane(self) -> int:
         if self._open is None:
-            raise StepError(
-                "step.backward belongs inside 'for batch in step.lanes', once for each batch"
-            )
+            raise StepError("a loss is backpropagated inside of its lane, once for each batch")
         if self._open in self._lane_stats:
-            raise StepError(
-                f"step.backward was called twice for lane {self._open}: add the losses up and "
-                "call it once"
-            )
+            raise StepError(f"lane {self._open} was backpropagated twice: add the losses up")
         return self._open
+
+
+def _on_host(leaf: Any) -> Any:
+    return leaf.cpu() if isinstance(leaf, Tensor) else leaf

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from samestep.step.lane_tensor import LaneTensor
 
 Lanes = tuple[int, ...]
 
@@ -21,7 +18,7 @@ NO_LANE = -1
 class Pending(Protocol):
     """What has put off the computation of some values."""
 
-    def materialize(self, value: LaneTensor) -> None:
+    def materialize(self, value: Any) -> None:
         """Give a value its tensors."""
 
 
@@ -43,7 +40,7 @@ class LaneScope(Protocol):
     def meets_graph(self) -> None:
         """A value of lanes is computed with something that all share and that has a graph."""
 
-    def backward(self, loss: LaneTensor, **options: Any) -> Callable[[], Tensor]:
+    def backward(self, loss: Any, **options: Any) -> Callable[[], Tensor]:
         """Backpropagate a loss of each lane; returns what computes that of the global batch."""
 
 

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from samestep.errors import StepError
 from samestep.lanes.rng import BETWEEN, MODEL, LaneDraws
-from samestep.pytree import map_leaves
 from samestep.reduce.gradients import Grads
 from samestep.reduce.mean_loss import mean_loss
 from samestep.step.body_mode import BodyMode
@@ -91,7 +90,7 @@ class LoopBody:
 
     def _batch(self) -> Any:
         passes = self._passes
-        spare = self._spare() if passes.data.ragged else None
+        spare = passes.spare() if passes.data.ragged else None
         if not passes.data.units:
             return join(self.lanes, [spare])
         if self._deferred is None:
@@ -101,14 +100,6 @@ class LoopBody:
     def _read(self) -> Any:
         passes = self._passes
         return join(self.lanes, [passes.on_device(batch).data for batch in passes.read_lanes()])
-
-    def _spare(self) -> Any:
-        """Lane 0's batch, for ranks without samples: every rank must come to the body's own lines.
-        All ranks call this."""
-        context, passes = self._engine.setup.context, self._passes
-        first = passes.read_lanes()[0].data if context.is_main else None
-        found = context.broadcast(map_leaves(_on_host, first))
-        return None if passes.data.units else self._engine.copies.to_device(found)
 
     def resume(self) -> None:
         """Let modules and random numbers be those of lanes."""
@@ -133,6 +124,12 @@ class LoopBody:
             yield
         finally:
             self.resume()
+
+    @property
+    def samples(self) -> Any:
+        """The number of samples in each lane."""
+        sizes = self._passes.lane_sizes()
+        return join(self.lanes, [sizes.get(lane, 1) for lane in self.lanes])
 
     def leave(self) -> None:
         """The body is over. Safe to call twice."""
@@ -387,10 +384,6 @@ class LoopBody:
             self._passes.reduce()
             self._add_kept(kept)
         self._passes.end(measured)
-
-
-def _on_host(leaf: Any) -> Any:
-    return leaf.cpu() if isinstance(leaf, Tensor) else leaf
 
 
 def _same(lane: int) -> None:

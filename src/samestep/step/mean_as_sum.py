@@ -59,7 +59,7 @@ def warning_about(value: LossValue, samples: int) -> str:
                 return (
                     f"the loss is taken for a mean over the lane's {samples} samples, but it is a sum: its "
                     "gradients are larger by the size of a lane, and so is the loss that is logged. Use "
-                    "reduction='mean', or give the count: step.backward(loss, count=len(batch))"
+                    "reduction='mean', or say so: run.backward(loss, reduction='sum'), or in a function the sum and its count"
                 )
             continue  # a mean, and said to be one
         loss, count = term[0], _number(term[1])
@@ -70,7 +70,7 @@ def warning_about(value: LossValue, samples: int) -> str:
             f"{what} was given as a sum over {count:g}, but it is a mean already. It is divided by the count of "
             f"all lanes once more, so gradients are about {count:g} times too small, and so is the loss that "
             "is logged. Use reduction='sum'; or leave the count out, for a mean over the lane's samples: "
-            "step.backward(loss), or only the loss returned; or step.backward(loss, mean_over=count)"
+            "run.backward(loss), or only the loss returned; or run.backward(loss, mean_over=count)"
         )
     return ""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -21,9 +21,6 @@ from samestep.step.lane_watch import LaneWatch
 from samestep.step.loss_terms import LossTerms, LossValue
 from samestep.step.step_log import StepLog
 
-if TYPE_CHECKING:
-    from samestep.step.lane_passes import LanePasses
-
 LossFunction = Callable[[LaneBatch], LossValue]
 """Returns a batch's summed loss and what it was summed over, or several of them by name."""
 
@@ -38,8 +35,8 @@ class LaneRunner(Protocol):
     needs_function: str
     """The config's key for which a step must be given its loss as a function; "" if none."""
 
-    def run_step(self, passes: LanePasses, loss: LossFunction) -> None:
-        """Run the forward and backward pass of every lane, and the update."""
+    def run_step(self, passes: Any, loss: LossFunction) -> None:
+        """Run the forward and backward pass of every lane, and the update; `passes` are the step's `LanePasses`."""
 
 
 class GlobalRunner(Protocol):
@@ -47,7 +44,7 @@ class GlobalRunner(Protocol):
 
     def run(
         self,
-        passes: LanePasses,
+        passes: Any,
         embed: Callable[[LaneBatch], Any],
         loss: Callable[[Any, Any], LossValue],
     ) -> None:

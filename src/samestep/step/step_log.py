@@ -179,9 +179,8 @@ def _record(entry: _Pending, row: Sequence[float], seconds: float) -> StepRecord
     loss, total = _mean_loss(values)
     if total == 0:
         raise TaskError(
-            f"step {entry.step} counted nothing: step.backward was called for no lane (loss.backward() in "
-            "its place does not count), no lane had samples (is steps_per_epoch beyond the data?), or every "
-            "count was 0"
+            f"step {entry.step} counted nothing: no lane had samples (is steps_per_epoch beyond the data?), or every count "
+            "was 0"
         )
     return StepRecord(
         step=entry.step,

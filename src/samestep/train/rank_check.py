@@ -35,7 +35,7 @@ def refuse_different_ranks(
             f"the ranks are not the same after step {step}:\n  "
             + "\n  ".join(differing[:_SHOWN])
             + more
-            + "\nSomething changed them outside step.update, or drew from a separate generator"
+            + "\nSomething changed them on some ranks only, or drew from a separate generator"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, overload
 from weakref import WeakSet
 
@@ -22,7 +22,6 @@ from samestep.lanes.rng import BETWEEN, EPOCH
 from samestep.optim.schedules import Schedule
 from samestep.step.engine import build_engine, prepare
 from samestep.step.lane_passes import LanePasses
-from samestep.step.lane_tensor import each_lane
 from samestep.step.lane_watch import LaneWatch
 from samestep.step.loop_body import Reduction
 from samestep.step.loss_terms import Term
@@ -284,23 +283,10 @@ class Run(RunMeasures):
                 "run.backward belongs inside a loop over the training loader that run.prepare returned; inside "
                 "run.steps it is step.train(function)"
             )
+        if reduction == "sum" and count is None and mean_over is None:
+            count = self._body.samples
         value = loss_value(loss, count, mean_over)
         return self._body.backward(value, reduction=reduction, retain_graph=retain_graph)()
-
-    def each_lane(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function once per lane of this rank, with ordinary tensors.
-
-        For functions that cannot take what a loop over the loader yields: C extensions, NumPy.
-
-        Args:
-            function: What to call.
-            *args: Its arguments, at least one of which comes from the loader.
-            **kwargs: By name.
-
-        Returns:
-            What it returned, for all lanes: tensors as the loader yields them.
-        """
-        return each_lane(function, args, kwargs)
 
     def _step_by_loop(self, optimizer: Optimizer) -> None:
         if self._body is None:

@@ -204,7 +204,7 @@ class RunFiles(RunPlace):
         if not passes.updated and self._body is None:
             raise StepError(
                 f"run.save came before the update of step {passes.data.index}: a checkpoint is of whole "
-                "steps. Call it after step.update()"
+                "steps. Call it after step.train(...)"
             )
         if metrics is not None or best:
             self.remember(metrics or {}, best=best)
@@ -223,8 +223,8 @@ class RunFiles(RunPlace):
     def _passes_of(self, caller: str) -> LanePasses:
         if self._passes is None:
             raise StepError(
-                f"{caller} belongs inside 'for step in run.steps(...)', after step.update(): a run is saved "
-                "with a step, and at its end by itself"
+                f"{caller} belongs inside the loop over the training data: a run is saved with a step, and at its "
+                "end by itself"
             )
         return self._passes
 

@@ -19,7 +19,7 @@ from samestep.lanes.rng import BETWEEN
 from samestep.reduce.lane_sum import sum_lanes
 from samestep.step.lane_passes import LanePasses
 from samestep.step.lane_scope import NO_LANE
-from samestep.step.lane_tensor import LaneTensor, lanes_of, pick
+from samestep.step.lane_tensor import LaneTensor, each_lane, lanes_of, pick
 from samestep.train.batchnorm import Forward, measure_batchnorm
 from samestep.train.eval_batches import LoopShare
 from samestep.train.eval_rows import Embed, Labels, RetrievalEvaluator, RetrievalRequest
@@ -292,6 +292,21 @@ class RunMeasures(RunFiles):
             mine = {lane: own(lane, part.detach()) for lane, part in pairs if lane != NO_LANE}
             units, context = self.setup.assignment.units, self.context
             return sum_lanes(mine, units, context.collectives, context.device, caller)
+
+    def each_lane(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function once per lane of this rank, with ordinary tensors.
+
+        For functions that cannot take what a loop over the loader yields: C extensions, NumPy.
+
+        Args:
+            function: What to call.
+            *args: Its arguments, at least one of which comes from the loader.
+            **kwargs: By name.
+
+        Returns:
+            What it returned, for all lanes: tensors as the loader yields them.
+        """
+        return each_lane(function, args, kwargs)
 
     @contextmanager
     def no_lanes(self) -> Iterator[None]:

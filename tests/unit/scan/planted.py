@@ -407,21 +407,14 @@ model = nn.Sequential(nn.BatchNorm1d(8))
 model, optimizer, loader = run.prepare(model, torch.optim.SGD(model.parameters()), loader)
 for epoch in run.epochs():
     for x, y in loader:
-        loss = run.backward(criterion(model(x), y))
+        loss = criterion(model(x), y)
+        loss.backward()
         optimizer.step()
-        total += loss.item()  # <- sum-of-turns
-        if run.ends_step:
-            steps_loss += loss.item()
-            count += 1
-    run.print(total)
-    run.print(steps_loss / len(loader))
+        total += loss.item()
+    run.print(total / len(loader))
     print(total)  # <- print-by-all
 for step in run.steps(loader):
-    for x, y in step.batches():
-        loss = criterion(model(x), y)
-        step.backward(loss)
-        seen += loss.item()  # <- sum-of-turns
-    step.update()
+    step.train(lambda batch: criterion(model(batch.x), batch.y))
     of_steps += step.loss.item()
 valid_loader = DataLoader(valid_set, batch_size=8)
 right = sum((model(x) == y).sum().item() for x, y in valid_loader)  # <- whole-loader

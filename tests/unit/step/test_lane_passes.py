@@ -29,7 +29,7 @@ def loss_of(steps: Steps, batch: LaneBatch) -> Tensor:
 
 def test_backward_before_the_lanes_is_refused() -> None:
     steps = Steps()
-    with pytest.raises(StepError, match=r"step\.backward belongs inside 'for batch in step\.lanes"):
+    with pytest.raises(StepError, match=r"backpropagated inside of its lane"):
         steps.first_passes().backward((steps.model(inputs(1)).sum(), 1))
 
 
@@ -38,7 +38,7 @@ def test_backward_after_the_last_lane_is_refused() -> None:
     passes = steps.first_passes()
     for batch in passes.lanes():
         passes.backward((loss_of(steps, batch), len(batch)))
-    with pytest.raises(StepError, match="belongs inside"):
+    with pytest.raises(StepError, match="inside of its lane"):
         passes.backward((steps.model(inputs(1)).sum(), 1))
 
 
@@ -49,7 +49,7 @@ def test_a_second_backward_for_a_lane_is_refused_by_its_number() -> None:
     next(lanes)
     batch = next(lanes)
     passes.backward((loss_of(steps, batch), 1))
-    with pytest.raises(StepError, match="called twice for lane 1: add the losses up"):
+    with pytest.raises(StepError, match="lane 1 was backpropagated twice: add the losses up"):
         passes.backward((loss_of(steps, batch), 1))
 
 
