@@ -107,9 +107,12 @@ def adversaries(run: samestep.Run) -> Found:
     for _ in run.epochs():
         for x, _ in data:
             size = x.size(0)
-            real, fake = torch.ones(size, 1), torch.zeros(size, 1)
+            real, fake = (
+                torch.ones(size, 1, device=run.device),
+                torch.zeros(size, 1, device=run.device),
+            )
             second.zero_grad()
-            made = make(torch.randn(size, 16))
+            made = make(torch.randn(size, 16, device=run.device))
             lost = decide(judge(x.flatten(1)), real) + decide(judge(made.detach()), fake)
             lost.backward()
             second.step()
@@ -145,7 +148,7 @@ def diffusion(run: samestep.Run) -> Found:
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     model, optimizer, data = run.prepare(model, optimizer, loader())
     average = copy.deepcopy(model)
-    keeps = torch.cos(torch.linspace(0, math.pi / 2, 101))
+    keeps = torch.cos(torch.linspace(0, math.pi / 2, 101, device=run.device))
     run.register("average", average)
     counter = Counter()
     run.register("counter", counter)
@@ -153,7 +156,7 @@ def diffusion(run: samestep.Run) -> Found:
     for _ in run.epochs():
         for x, _ in data:
             x = x.flatten(1)
-            t = torch.randint(0, 100, (x.shape[0],))
+            t = torch.randint(0, 100, (x.shape[0],), device=run.device)
             noise = torch.randn_like(x)
             keep = keeps[t][:, None]
             for group in optimizer.param_groups:
@@ -211,8 +214,8 @@ def mixup(run: samestep.Run) -> Found:
         for x, y in data:
             hot = F.one_hot(y, 10).float()
             if random.random() < 0.7:
-                part = torch.rand(x.size(0), 1, 1, 1)
-                order = torch.randperm(x.size(0))
+                part = torch.rand(x.size(0), 1, 1, 1, device=run.device)
+                order = torch.randperm(x.size(0), device=run.device)
                 x = part * x + (1 - part) * x[order]
                 hot = part[:, 0, 0] * hot + (1 - part[:, 0, 0]) * hot[order]
             penalty = sum(p.pow(2).sum() for p in model.parameters())
@@ -228,13 +231,13 @@ def scaled(run: samestep.Run) -> Found:
     """A GradScaler and autocast of the loop's own; clipping by value; a look at gradients."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler = torch.amp.GradScaler(run.device.type, init_scale=1024.0)
     model, optimizer, data = run.prepare(model, optimizer, loader())
     run.register("scaler", scaler)
     seen = []
     for _ in run.epochs():
         for x, y in data:
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast(run.device.type, torch.bfloat16):
                 loss = F.cross_entropy(model(x), y)
             optimizer.zero_grad()
             scaler.scale(loss).backward()
@@ -283,8 +286,8 @@ def critic(run: samestep.Run) -> Found:
     for _ in run.epochs():
         for i, (x, _) in enumerate(data):
             x = Clamp.apply(x.flatten(1))
-            made = make(torch.randn(x.size(0), 8)).detach()
-            part = torch.rand(x.size(0), 1)
+            made = make(torch.randn(x.size(0), 8, device=run.device)).detach()
+            part = torch.rand(x.size(0), 1, device=run.device)
             between = (part * x + (1 - part) * made).requires_grad_()
             [slope] = torch.autograd.grad(judge(between).sum(), between, create_graph=True)
             penalty = ((slope.norm(2, dim=1) - 1) ** 2).mean()
@@ -294,7 +297,7 @@ def critic(run: samestep.Run) -> Found:
             second.step()
             if i % 2:
                 first.zero_grad()
-                loss = -judge(make(torch.randn(x.size(0), 8))).mean()
+                loss = -judge(make(torch.randn(x.size(0), 8, device=run.device))).mean()
                 loss.backward()
                 first.step()
     return nn.ModuleList([make, judge]), seen

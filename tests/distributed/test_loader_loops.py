@@ -73,6 +73,8 @@ def test_it_resumes_at_another_size(tmp_path: Path, name: str) -> None:
 class PlainRun:
     """What a script without samestep has in place of a run."""
 
+    device = torch.device("cpu")
+
     def prepare(self, *items: Any) -> Any:
         return items
 

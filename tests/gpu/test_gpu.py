@@ -58,13 +58,16 @@ def _count_waits(config: dict[str, Any]) -> int:
         data = torch.utils.data.TensorDataset(
             *(t.pin_memory() for t in (task.train_data().x, task.train_data().y))
         )
-        for i, (x, y) in run.enumerate(data):
-            torch.cuda.set_sync_debug_mode("error" if i > 2 else "default")
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            torch.cuda.set_sync_debug_mode("default")
-        return run.step + 1
+        steps = 0
+        for _ in run.epochs():
+            for _, (x, y) in run.enumerate(data):
+                steps = run.step + 1
+                torch.cuda.set_sync_debug_mode("error" if run.step > 2 else "default")
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                torch.cuda.set_sync_debug_mode("default")
+        return steps
 
 
 def test_a_step_never_waits_for_the_device(tmp_path: Path) -> None:

@@ -198,7 +198,9 @@ class Update:
     ) -> _Undecided:
         if not self._decided_on_device:
             return _Undecided(step, stats, optimizers, skipped, None, scale)
-        found = torch.empty(skipped.shape, pin_memory=True).copy_(skipped, non_blocking=True)
+        found = torch.empty(skipped.shape, device="cpu", pin_memory=True).copy_(
+            skipped, non_blocking=True
+        )
         copied = torch.cuda.Event()
         copied.record()
         return _Undecided(step, stats, optimizers, found, copied, scale)

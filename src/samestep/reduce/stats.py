@@ -310,7 +310,7 @@ def _to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     """The values in host memory, once the event has happened."""
     if values.device.type == "cpu":
         return values, None
-    here = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    here = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
     here.copy_(values, non_blocking=True)
     copied = torch.cuda.Event()
     copied.record()

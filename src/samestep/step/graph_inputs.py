@@ -29,7 +29,7 @@ class _Column:
         self._staging: list[Tensor] = []
         if first.device.type == "cpu" and first.nbytes <= _STAGED and lanes > 1:
             self._staging = [
-                torch.empty(self.block.shape, dtype=first.dtype, pin_memory=True)
+                torch.empty(self.block.shape, dtype=first.dtype, device="cpu", pin_memory=True)
                 for _ in range(_AHEAD)
             ]
 

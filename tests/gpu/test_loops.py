@@ -1,0 +1,56 @@
+"""Loops over the loader on a GPU: bodies that are replayed as CUDA graphs, with the bits of eager ones."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+import samestep
+from tests.distributed import loop_bodies
+from tests.ranks import run_ranks
+
+pytestmark = pytest.mark.gpu
+
+REPLAYED = ("convolutions", "summed", "views", "diffusion")
+"""Those whose random numbers, if any, are drawn on the device, with one optimizer and backward pass."""
+
+
+def _digest(model: nn.Module) -> str:
+    state = hashlib.blake2b(digest_size=8)
+    for tensor in model.state_dict().values():
+        state.update(tensor.cpu().numpy().tobytes())
+    return state.hexdigest()
+
+
+def _train(folder: str, name: str, graph: Any, precision: str) -> tuple[str, list[float]]:
+    config: dict[str, Any] = {
+        "epochs": 5, "lanes": 8, "seed": 1, "run_dir": folder, "precision": precision,
+        "speed": {"graph": graph}, "distributed": {"device": "cuda", "threads_per_rank": 1},
+    }  # fmt: skip
+    with samestep.start(config) as run:
+        model, seen = loop_bodies.BODIES[name](run)
+        return _digest(model), seen
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", REPLAYED)
+def test_a_replayed_body_has_the_bits_of_an_eager_one(
+    name: str, precision: str, tmp_path: Path
+) -> None:
+    [eager] = run_ranks(_train, 1, str(tmp_path / "eager"), name, False, precision)
+    [replayed] = run_ranks(_train, 1, str(tmp_path / "auto"), name, "auto", precision)
+    said = (tmp_path / "auto" / "logs" / "rank-0.log").read_text()
+    assert replayed == eager, said
+    assert "steps are replayed from here on" in said, said
+
+
+@pytest.mark.parametrize(
+    "name", ["adversaries", "sharpness", "critic", "mixup", "scaled", "autoencoder"]
+)
+def test_other_bodies_train_without_a_graph_or_in_part(name: str, tmp_path: Path) -> None:
+    [eager] = run_ranks(_train, 1, str(tmp_path / "eager"), name, False, "fp32")
+    assert run_ranks(_train, 1, str(tmp_path / "auto"), name, "auto", "fp32") == [eager]
