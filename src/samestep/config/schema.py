@@ -91,7 +91,11 @@ class CheckpointConfig(Section):
     every_minutes: Minutes | None = Field(
         15.0, description="save when this long has passed since the last save"
     )
-    every_epochs: Epochs | None = Field(1, description="save after every n epochs")
+    every_epochs: Epochs | Auto | None = Field(
+        "auto",
+        description="save after every n epochs; auto: after each, but where that has taken more than 5 % of the "
+        "run's time, and several seconds, only after some",
+    )
     keep_last: Kept = Field(2, description="newest checkpoints that are kept, besides the best")
     keep_best: Kept = Field(1, description="best checkpoints that are kept, by best.metric")
     asynchronous: bool = Field(True, description="write behind the training; false waits for it")

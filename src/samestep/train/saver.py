@@ -27,6 +27,10 @@ from samestep.foreign.limits import check_text, check_values
 from samestep.version import __version__
 
 
+_FREE_SECONDS, _SHARE = 5.0, 0.05
+"""How long saves after epochs may keep a run waiting: so long in any case, and this part of its time."""
+
+
 class Saver:
     """Saves a run by the rules of `checkpoint:`, and brings back what was saved."""
 
@@ -57,7 +61,9 @@ class Saver:
         self._state: RunState | None = None
         self._clock = time.monotonic()
         self._requested = False
-        self._timed_out = False
+        self._timed_out = self._has_skipped = False
+        self._began, self._took = time.monotonic(), 0.0
+        """When the run was opened, and how long saves have kept it waiting."""
         self._saved_step = 0 if point is None else point.manifest.step
         self.metrics: Mapping[str, Any] = {} if point is None else point.manifest.metrics
         self._measured = None if point is None else point.manifest.measured
@@ -166,11 +172,30 @@ class Saver:
         return self._timed_out
 
     def is_due(self, steps: int, epochs: int, ends_epoch: bool) -> bool:
-        """Whether the run is to be saved after so many steps, and epochs if one has ended."""
+        """Whether the run is to be saved after so many steps, and epochs if one has ended. Every rank calls this."""
         rules = self._rules
         by_steps = rules.every_steps and steps % rules.every_steps == 0
-        by_epochs = rules.every_epochs and ends_epoch and epochs % rules.every_epochs == 0
-        return rules.enabled and (self._requested or bool(by_steps) or bool(by_epochs))
+        by_epochs = (
+            isinstance(rules.every_epochs, int) and ends_epoch and epochs % rules.every_epochs == 0
+        )
+        if rules.enabled and (self._requested or by_steps or by_epochs):
+            return True
+        by_cost = rules.enabled and ends_epoch and rules.every_epochs == "auto"
+        # Rank 0, which writes, decides for all.
+        return bool(by_cost and self._context.broadcast(self._affords()))
+
+    def _affords(self) -> bool:
+        """Whether saves have taken little of the time."""
+        took, passed = self._took, time.monotonic() - self._began
+        if took <= max(_FREE_SECONDS, _SHARE * passed):
+            return True
+        if not self._has_skipped:
+            self._has_skipped = True
+            self._context.log.main(
+                f"Saves have taken {took:.0f} s of {passed:.0f} s: from here on not every epoch is saved "
+                "(checkpoint.every_epochs: auto), but the last and the best are"
+            )
+        return False
 
     # -- saving ----------------------------------------------------------------------------
 
@@ -187,11 +212,13 @@ class Saver:
         self._saved_step = after.step
         if not self._writes:
             return True
+        began = time.monotonic()
         with self._context.activity.during(SAVE):
             self._store.wait()  # the buffers are the last write's until it is through
             self._store.write(*self.take(after, plan, ended))
             if not self._rules.asynchronous:
                 self._store.wait()
+        self._took += time.monotonic() - began
         return True
 
     def take(

@@ -39,6 +39,33 @@ def saved_steps(tmp_path: Path) -> list[int]:
     return [item.step for item in list_checkpoints(tmp_path / "checkpoints", checksums=True)]
 
 
+def _pass(clock: Clock, seconds: float) -> None:
+    clock.now += seconds
+
+
+def test_saves_after_epochs_take_little_of_the_time(
+    tmp_path: Path, context: SingleProcessContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Epochs of one second, of which a save keeps the run waiting for nine tenths."""
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    saver = saver_in(tmp_path, context)
+    monkeypatch.setattr(saver._store, "write", lambda *_: _pass(clock, 0.9))
+    saved = []
+    for epoch in range(1, 401):
+        _pass(clock, 0.1)
+        if saver.is_due(epoch, epoch, ends_epoch=True):
+            saver.save(Position(step=epoch), {}, None)
+            saved.append(epoch)
+        else:
+            _pass(clock, 0.9)
+    assert saved[:6] == [1, 2, 3, 4, 5, 6], "some seconds do not matter"
+    took = 0.9 * len(saved)
+    assert 0.04 < took / 400 < 0.06
+    saver.remember(401, {"loss": 1.0}, best=True)
+    assert saver.is_due(401, 401, ends_epoch=True)
+
+
 @pytest.mark.parametrize(
     ("overrides", "due"),
     [
