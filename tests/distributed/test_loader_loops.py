@@ -262,3 +262,42 @@ REFUSED = {
 def test_what_would_differ_among_ranks_is_refused(kind: str, tmp_path: Path) -> None:
     for said in run_ranks(_misuse, 2, str(tmp_path / "run"), kind):
         assert REFUSED[kind] in said
+
+
+class Layers(nn.Module):
+    """So many small layers that lanes cost what they are cut into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(20)), nn.Linear(64, 10))
+        self.drop, self.norm = nn.Dropout(0.1), nn.BatchNorm1d(64)
+
+    def forward(self, x: Tensor) -> Any:
+        return {"logits": self.layers(self.drop(self.norm(x.flatten(1))))}
+
+
+def _measured(folder: str, looks: bool) -> tuple[str, str]:
+    from samestep.step import lane_cost
+
+    if not looks:
+        lane_cost._AT_STEP = 10**9
+    with samestep.start(**_keys(folder, epochs=2)) as run:
+        model = Layers()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, data = run.prepare(model, optimizer, loader(drop_last=True))
+        for _ in run.epochs():
+            for x, y in data:
+                optimizer.zero_grad()
+                F.cross_entropy(model(x)["logits"], y).backward()
+                optimizer.step()
+    return _digest(model), (Path(folder) / "logs" / "rank-0.log").read_text()
+
+
+def test_what_lanes_cost_is_measured_once_and_changes_nothing(tmp_path: Path) -> None:
+    [(state, said)] = run_ranks(_measured, 1, str(tmp_path / "looks"), True)
+    [(expected, quiet)] = run_ranks(_measured, 1, str(tmp_path / "not"), False)
+    assert state == expected
+    assert said.count("8 lanes: a forward and backward pass of Layers takes ") == 1
+    assert "lanes=1 would cost 1.00" in said or "lanes=2 would cost" in said
+    assert "takes" not in quiet
+    assert "BatchNorm normalises over a lane's 3 samples" in said

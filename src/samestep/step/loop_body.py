@@ -17,6 +17,7 @@ from samestep.reduce.mean_loss import mean_loss
 from samestep.step.body_mode import BodyMode
 from samestep.step.body_trace import Run
 from samestep.step.deferred_body import DeferredBody, KnownBodies
+from samestep.step.lane_cost import LaneCost
 from samestep.step.lane_passes import LanePasses
 from samestep.step.lane_scope import NO_LANE, Lanes, scope_of_body
 from samestep.step.lane_tensor import (
@@ -47,14 +48,19 @@ class LoopBody:
     """One step: what its lanes share while the body runs."""
 
     def __init__(
-        self, passes: LanePasses, calls: ModuleCalls, known: KnownBodies | None = None
+        self,
+        passes: LanePasses,
+        calls: ModuleCalls,
+        known: KnownBodies | None = None,
+        cost: LaneCost | None = None,
     ) -> None:
         """Args:
         passes: The step as the engine runs it.
         calls: Of the run's modules.
         known: What bodies before this one did, where they can be captured.
+        cost: Measures what lanes cost, where they cannot be captured.
         """
-        self._passes, self._calls = passes, calls
+        self._passes, self._calls, self._cost = passes, calls, cost
         self._engine = passes.engine
         self.lanes: Lanes = passes.data.units or (NO_LANE,)
         self._calls_made = self._restarts = 0
@@ -211,6 +217,10 @@ class LoopBody:
     ) -> Any:
         lanes = lanes_of((args, kwargs))[0].lanes
         gradients = self._engine.reduction.gradients
+
+        if self._cost is not None:
+            with self.paused():
+                self._cost.measure(module, own, args, kwargs)
 
         def run(args: Any, kwargs: Any) -> Any:
             with gradients.forward_scope(last=True):

@@ -7,6 +7,7 @@ from samestep.run_setup import RunSetup
 from samestep.step.deferred_body import KnownBodies
 from samestep.step.engine import Prepared
 from samestep.step.graphs import GraphedSteps
+from samestep.step.lane_cost import LaneCost
 from samestep.step.lane_passes import LanePasses
 from samestep.step.loop_body import LoopBody
 from samestep.step.micro_batches import MicroBatches
@@ -40,6 +41,7 @@ class LoaderLoop:
         if len(prepared.optimizers) > 1 or (setup.context.device.type == "cpu" and not graphed):
             gradients.usage_varies = True
         self._calls = ModuleCalls([*prepared.modules, prepared.reduction.model])
+        self._cost = None if graphed else LaneCost(setup)
         self._known: KnownBodies | None = None
         if isinstance(prepared.runner, GraphedSteps) and not gradients.usage_varies:
             self._known = KnownBodies(prepared.runner)
@@ -47,7 +49,9 @@ class LoaderLoop:
 
     def body(self, passes: LanePasses) -> LoopBody:
         """The body of a step."""
-        return LoopBody(passes, self._calls, self._known)
+        if self._cost is not None:
+            self._cost.begin_step()
+        return LoopBody(passes, self._calls, self._known, self._cost)
 
     def close(self) -> None:
         """Leave the modules as they were."""

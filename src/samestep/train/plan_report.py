@@ -22,6 +22,9 @@ from samestep.run_setup import RunSetup
 from samestep.step.supported import has_batchnorm, lonely_samples
 from samestep.words import counted
 
+_ENOUGH = 32
+"""Samples from which on BatchNorm has hardly another training on a lane than on a batch."""
+
 
 def report_plan(
     setup: RunSetup,
@@ -100,6 +103,10 @@ def _warn_of_lonely_samples(setup: RunSetup, source: Source, modules: Sequence[n
     lonely = lonely_samples(modules, size, tail)
     if lonely:
         context.log.main(f"Warning: {lonely}")
+    elif setup.batch.lane_count > 1 and size < _ENOUGH and any(map(has_batchnorm, modules)):
+        context.log.main(
+            f"BatchNorm normalises over a lane's {size} samples, not over the global batch: fewer lanes show it more"
+        )
 
 
 def refuse_empty_lanes(

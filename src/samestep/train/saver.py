@@ -26,7 +26,6 @@ from samestep.foreign.json_text import parse_json
 from samestep.foreign.limits import check_text, check_values
 from samestep.version import __version__
 
-
 _FREE_SECONDS, _SHARE = 5.0, 0.05
 """How long saves after epochs may keep a run waiting: so long in any case, and this part of its time."""
 

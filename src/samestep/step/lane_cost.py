@@ -1,0 +1,120 @@
+"""What lanes cost a model, measured once in a loop: a message where fewer would be faster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from samestep.pytree import leaves, map_leaves
+from samestep.reduce.buffer_slots import keep_buffers
+from samestep.run_setup import RunSetup
+from samestep.step.lane_tensor import LaneTensor, pick
+
+_AT_STEP = 3
+"""The step of this process in which it is measured: libraries set themselves up in the first ones."""
+_REPEATS = 3
+_HIGH = 1.1
+"""What lanes may cost, as a ratio, before something is said."""
+
+
+class LaneCost:
+    """Times a model's passes on the batches of one step, as they are and with lanes put together."""
+
+    def __init__(self, setup: RunSetup) -> None:
+        self._setup = setup
+        context = setup.context
+        # Ranks would wait for this one, and with one lane there is nothing to put together.
+        self._waits = 0 if context.is_main and len(setup.assignment.my_units) > 1 else -1
+
+    def begin_step(self) -> None:
+        """A new step."""
+        if self._waits >= 0:
+            self._waits += 1
+
+    def measure(self, module: nn.Module, own: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """Measure a call of a module, if it is time for that; its draws and buffers count for nothing.
+
+        Args:
+            module: What is called.
+            own: Its own call.
+            args: With values of lanes.
+            kwargs: By name.
+        """
+        if self._waits < _AT_STEP:
+            return
+        self._waits = -1
+        lanes = len(self._setup.assignment.my_units)
+        groups = [count for count in (1, 2, 4, 8, 16, 32) if lanes % count == 0 and count < lanes]
+        rows = {count: _grouped((args, kwargs), lanes, count) for count in (*groups, lanes)}
+        if any(row is None for row in rows.values()):
+            return
+        params = [param for param in module.parameters() if param.requires_grad]
+        with keep_buffers([module]), self._setup.rng.kept():
+            took = {count: self._seconds(own, row or (), params) for count, row in rows.items()}
+        self._say(type(module).__name__, took, lanes)
+
+    def _seconds(
+        self, own: Callable[..., Any], rows: Sequence[Any], params: Sequence[Parameter]
+    ) -> float:
+        return min(self._once(own, rows, params) for _ in range(_REPEATS))
+
+    def _once(
+        self, own: Callable[..., Any], rows: Sequence[Any], params: Sequence[Parameter]
+    ) -> float:
+        device = self._setup.context.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        began = time.perf_counter()
+        for args, kwargs in rows:
+            made = [leaf for leaf in leaves(own(*args, **kwargs)) if isinstance(leaf, Tensor)]
+            total = [leaf.sum() for leaf in made if leaf.requires_grad]
+            if total and params:
+                torch.autograd.grad(total, params, allow_unused=True)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - began
+
+    def _say(self, name: str, took: dict[int, float], lanes: int) -> None:
+        ratio = took[lanes] / took[1]
+        if ratio <= _HIGH:
+            return
+        every = self._setup.batch.lane_count
+        fits = [count for count in took if took[count] <= _HIGH * took[1]]
+        fewer = max(fits) * every // lanes
+        self._setup.context.log.main(
+            f"{every} lanes: a forward and backward pass of {name} takes {ratio:.1f} times as long as without lanes here. "
+            f"lanes={fewer} would cost {took[max(fits)] / took[1]:.2f}; it is another run, on at most {fewer} "
+            f"rank{'s' * (fewer > 1)}"
+        )
+
+
+def _grouped(data: Any, lanes: int, count: int) -> list[Any] | None:
+    """The arguments with lanes put together into so many batches; None if they cannot be."""
+    size = lanes // count
+    parts = [
+        [pick(data, at) for at in range(start, start + size)] for start in range(0, lanes, size)
+    ]
+    tensors = [leaf for leaf in leaves(data) if isinstance(leaf, LaneTensor)]
+    if any(not part.dim() for tensor in tensors for part in tensor.per_lane):
+        return None
+    if any(len({part.shape for part in tensor.per_lane}) > 1 for tensor in tensors):
+        return None
+    return [_together(data, group) for group in parts]
+
+
+def _together(data: Any, group: Sequence[Any]) -> Any:
+    rows = iter(zip(*(leaves(part) for part in group), strict=True))
+
+    def one(leaf: Any) -> Any:
+        row = next(rows)
+        is_of_lanes = isinstance(leaf, LaneTensor)
+        return (
+            torch.cat([part for part in row if isinstance(part, Tensor)]) if is_of_lanes else leaf
+        )
+
+    return map_leaves(one, data)
