@@ -106,7 +106,7 @@ def _misuse(folder: str, kind: str) -> str:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("before", "run.save belongs inside 'for step in run.steps(...)'"),
+        ("before", "run.save belongs inside the loop over the training data"),
         ("open", "run.save came before the update of step 0"),
         ("after", "at its end by itself"),
         ("twice", "run.register was called twice for 'a'"),

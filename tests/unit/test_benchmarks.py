@@ -179,7 +179,7 @@ def test_lanes_shares_a_gpu_among_as_many_as_fit(lanes: Any) -> None:
     small, large = (lanes.workload_of(key, quick=False) for key in ("gpt", "gpt-large"))
     assert [set(part) for part in lanes.parts_of(small, everyone)] == [set(everyone)]
     parts = lanes.parts_of(large, everyone)
-    assert parts[0] == ("default", "1-eager", *lanes.BY_HAND)
+    assert parts[0] == ("default", "loop", *lanes.BY_HAND)
     assert [name for part in parts for name in part if name in lanes.OURS] == [*lanes.OURS]
 
 

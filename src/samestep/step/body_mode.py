@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from samestep.step.deferred_body import is_in_place
 from samestep.step.lane_tensor import LaneTensor, call_per_lane, lanes_of
@@ -41,9 +41,27 @@ class BodyMode(TorchFunctionMode):
     def __init__(self, body: Body) -> None:
         super().__init__()
         self._body = body
+        self._is_on = self._is_entered = False
+
+    def turn_on(self) -> None:
+        """Let it see the functions that are called from now on."""
+        self._is_on = True
+        if not self._is_entered:
+            self._is_entered = True
+            self.__enter__()  # type: ignore[no-untyped-call]
+
+    def turn_off(self) -> None:
+        """Let functions be as they are elsewhere."""
+        self._is_on = False
+        # Not where another mode was entered in the body, nor from inside this one, which torch has put away then.
+        if self._is_entered and _get_current_function_mode() is self:
+            self._is_entered = False
+            self.__exit__(None, None, None)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if not self._is_on:
+            return func(*args, **kwargs)
         if LaneTensor in types:
             return call_per_lane(func, args, kwargs)
         name = getattr(func, "__name__", "")

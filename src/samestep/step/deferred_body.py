@@ -75,8 +75,10 @@ class KnownBodies:
         known = self._traces.get(key)
         if known is not None and known.does(trace):
             known.times += 1
-        else:
-            self._traces[key] = trace
+            return
+        if known is not None:
+            self.forget(key, "what it does")
+        self._traces[key] = trace
 
     def forget(self, key: Any, why: str) -> None:
         """A body did something else than was expected."""

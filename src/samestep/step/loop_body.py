@@ -111,11 +111,11 @@ class LoopBody:
         """Let modules and random numbers be those of lanes."""
         scope_of_body.set(self)
         self._calls.per_lane = self._call_module
-        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        self._mode.turn_on()
 
     def pause(self) -> None:
         """Let the lines that follow be those of an ordinary program: an evaluation, an update."""
-        self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._mode.turn_off()
         self._calls.per_lane = None
         scope_of_body.set(None)
 

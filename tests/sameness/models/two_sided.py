@@ -75,7 +75,8 @@ def alternating_gan(run: samestep.Run) -> tuple[Any, ...]:
     of_discriminator = torch.optim.Adam(nets.discriminator.parameters(), lr=1e-3)
     nets, of_generator, of_discriminator = run.prepare(nets, of_generator, of_discriminator)
     nets.train()
-    for _, (x, *_) in run.enumerate(TensorDataset(*points())):
+    data = TensorDataset(*points())
+    for x, *_ in (batch for _ in run.epochs() for _, batch in run.enumerate(data)):
         fake = nets.fake(x.size(0))
         if run.step % 3 == 2:
             optimizer, loss = of_generator, real_or_fake(nets.discriminator(fake), True)
@@ -106,8 +107,9 @@ def contrastive(run: samestep.Run) -> tuple[Any, ...]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     model, optimizer = run.prepare(model, optimizer)
     model.train()
-    data = points()
-    for _, (x, *_, number) in run.enumerate(TensorDataset(*data, torch.arange(len(data[0])))):
+    columns = points()
+    data = TensorDataset(*columns, torch.arange(len(columns[0])))
+    for x, *_, number in (batch for _ in run.epochs() for _, batch in run.enumerate(data)):
         own = views(model, x)
         others, numbers = run.gather(own[1].detach()), run.gather(number)
         is_own = (numbers == number[:, None]).any(0)

@@ -178,7 +178,10 @@ def test_prepare_gives_the_objects_back_in_their_order(tmp_path: Path) -> None:
         (lambda run: run.model, r"there is no model yet: call run\.prepare first"),
         (lambda run: next(run.steps(Noisy())), r"run\.steps came before run\.prepare"),
         (lambda run: run.evaluate(Noisy(), None), r"an evaluation came before run\.prepare"),
-        (lambda run: run.save({"a": 1.0}), r"run\.save belongs inside 'for step in run\.steps"),
+        (
+            lambda run: run.save({"a": 1.0}),
+            r"run\.save belongs inside the loop over the training data",
+        ),
         (lambda run: (prepared(run), prepared(run)), r"run\.prepare was called twice"),
         (lambda run: run.register("x", object()), r"run\.register\('x'\) got a object"),
     ],
@@ -218,7 +221,7 @@ def test_a_step_that_is_left_without_an_update_is_refused(tmp_path: Path) -> Non
         prepared(run)
         steps = run.steps(Noisy())
         next(steps)
-        with pytest.raises(StepError, match=r"step 0 was left without step\.update"):
+        with pytest.raises(StepError, match=r"step 0 was left without step\.train"):
             next(steps)
 
 
