@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,13 +12,14 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from samestep.pytree import leaves, map_leaves
-from samestep.reduce.buffer_slots import keep_buffers
 from samestep.run_setup import RunSetup
-from samestep.step.lane_tensor import LaneTensor, pick
+from samestep.step.lane_tensor import LaneTensor, lanes_of, pick
 
 _AT_STEP = 3
 """The step of this process in which it is measured: libraries set themselves up in the first ones."""
 _REPEATS = 3
+_LARGE = 50_000_000
+"""Parameters above which a copy is not worth it."""
 _HIGH = 1.1
 """What lanes may cost, as a ratio, before something is said."""
 
@@ -36,42 +38,47 @@ class LaneCost:
         if self._waits >= 0:
             self._waits += 1
 
-    def measure(self, module: nn.Module, own: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        """Measure a call of a module, if it is time for that; its draws and buffers count for nothing.
+    def measure(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Measure a call of a module, if it is time for that, on a copy of it without hooks.
 
         Args:
             module: What is called.
-            own: Its own call.
             args: With values of lanes.
             kwargs: By name.
         """
-        if self._waits < _AT_STEP:
+        lanes = len(self._setup.assignment.my_units)
+        if self._waits < _AT_STEP or len(lanes_of((args, kwargs))[0].lanes) < lanes:
             return
         self._waits = -1
-        lanes = len(self._setup.assignment.my_units)
-        groups = [count for count in (1, 2, 4, 8, 16, 32) if lanes % count == 0 and count < lanes]
-        rows = {count: _grouped((args, kwargs), lanes, count) for count in (*groups, lanes)}
-        if any(row is None for row in rows.values()):
+        if sum(param.numel() for param in module.parameters()) > _LARGE:
             return
-        params = [param for param in module.parameters() if param.requires_grad]
-        with keep_buffers([module]), self._setup.rng.kept():
-            took = {count: self._seconds(own, row or (), params) for count, row in rows.items()}
+        groups = [count for count in (1, 2, 4, 8, 16, 32) if lanes % count == 0 and count < lanes]
+        try:
+            with self._setup.rng.kept():
+                took = self._times(_alone(module), (args, kwargs), lanes, (*groups, lanes))
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+            return  # it cannot be copied, or its batches not be put together: then nothing is said
         self._say(type(module).__name__, took, lanes)
 
-    def _seconds(
-        self, own: Callable[..., Any], rows: Sequence[Any], params: Sequence[Parameter]
-    ) -> float:
-        return min(self._once(own, rows, params) for _ in range(_REPEATS))
+    def _times(
+        self, module: nn.Module, data: Any, lanes: int, counts: Sequence[int]
+    ) -> dict[int, float]:
+        params = [param for param in module.parameters() if param.requires_grad]
+        rows = {count: _grouped(data, lanes, count) for count in counts}
+        return {count: self._seconds(module, row, params) for count, row in rows.items()}
 
-    def _once(
-        self, own: Callable[..., Any], rows: Sequence[Any], params: Sequence[Parameter]
+    def _seconds(
+        self, module: nn.Module, rows: Sequence[Any], params: Sequence[Parameter]
     ) -> float:
+        return min(self._once(module, rows, params) for _ in range(_REPEATS))
+
+    def _once(self, module: nn.Module, rows: Sequence[Any], params: Sequence[Parameter]) -> float:
         device = self._setup.context.device
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         began = time.perf_counter()
         for args, kwargs in rows:
-            made = [leaf for leaf in leaves(own(*args, **kwargs)) if isinstance(leaf, Tensor)]
+            made = [leaf for leaf in leaves(module(*args, **kwargs)) if isinstance(leaf, Tensor)]
             total = [leaf.sum() for leaf in made if leaf.requires_grad]
             if total and params:
                 torch.autograd.grad(total, params, allow_unused=True)
@@ -93,18 +100,22 @@ class LaneCost:
         )
 
 
-def _grouped(data: Any, lanes: int, count: int) -> list[Any] | None:
-    """The arguments with lanes put together into so many batches; None if they cannot be."""
+def _alone(module: nn.Module) -> nn.Module:
+    """A copy that nobody listens to: what it is called with and changes concerns nobody."""
+    made = copy.deepcopy(module)
+    for part in made.modules():
+        for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks):
+            hooks.clear()
+    return made
+
+
+def _grouped(data: Any, lanes: int, count: int) -> list[Any]:
+    """The arguments with lanes put together into so many batches."""
     size = lanes // count
-    parts = [
-        [pick(data, at) for at in range(start, start + size)] for start in range(0, lanes, size)
+    starts = range(0, lanes, size)
+    return [
+        _together(data, [pick(data, at) for at in range(start, start + size)]) for start in starts
     ]
-    tensors = [leaf for leaf in leaves(data) if isinstance(leaf, LaneTensor)]
-    if any(not part.dim() for tensor in tensors for part in tensor.per_lane):
-        return None
-    if any(len({part.shape for part in tensor.per_lane}) > 1 for tensor in tensors):
-        return None
-    return [_together(data, group) for group in parts]
 
 
 def _together(data: Any, group: Sequence[Any]) -> Any:

@@ -220,7 +220,7 @@ class LoopBody:
 
         if self._cost is not None:
             with self.paused():
-                self._cost.measure(module, own, args, kwargs)
+                self._cost.measure(module, args, kwargs)
 
         def run(args: Any, kwargs: Any) -> Any:
             with gradients.forward_scope(last=True):
