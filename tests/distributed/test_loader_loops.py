@@ -232,8 +232,15 @@ def _body(kind: str, run: samestep.Run, model: Any, optimizer: Any, x: Tensor, y
         "a loss of no lane": lambda: run.backward(torch.ones((), requires_grad=True)),
         "unknown BatchNorm": lambda: other(x.flatten(1)),
         "saved": lambda: torch.save(loss, "nowhere.pt"),
+        "weights by lanes": lambda: model[1].weight.data.sub_(x.sum()),
         "a closure": lambda: (run.backward(loss), optimizer.step(lambda: 0.0)),
     }
+    if kind == "no backward pass":
+        return
+    if kind == "a hook":
+        kept: list[Tensor] = []
+        model[1].register_forward_hook(lambda _, __, out: kept.append(out))
+        loss = F.cross_entropy(model(x), y) + kept[-1].mean()
     if kind in lines:
         lines[kind]()
     run.backward(loss)
@@ -254,6 +261,9 @@ REFUSED = {
     "unknown BatchNorm": "give run.prepare every module",
     "saved": "cannot be saved or sent",
     "a closure": "SGD.step got a closure",
+    "no backward pass": "x.size(0) is the size of a lane (3), not of the global batch (24)",
+    "a hook": "it is the last lane's alone. Let the module return it",
+    "weights by lanes": "sub_ changes an ordinary tensor by values of lanes",
     "lanes by DDP": "same: rounding runs a rank's 4 lanes one after the other",
 }
 

@@ -7,8 +7,12 @@ from typing import Any, Protocol
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
-from samestep.step.deferred_body import is_in_place
-from samestep.step.lane_tensor import LaneTensor, call_per_lane, lanes_of
+from samestep.step.lane_tensor import (
+    LaneTensor,
+    call_per_lane,
+    lanes_of,
+)
+from samestep.step.torch_functions import RANDOM, changes_first
 
 _FACTORIES = frozenset(("rand", "randn", "randint", "randperm", "normal"))
 """Functions that draw tensors of given sizes: each lane gets its own."""
@@ -33,6 +37,9 @@ class Body(Protocol):
 
     def run_now(self, why: str) -> None:
         """Run what was put off."""
+
+    def warn_of_one_draw(self, name: str) -> None:
+        """An ordinary tensor was drawn, or changed by a draw."""
 
 
 class BodyMode(TorchFunctionMode):
@@ -73,6 +80,8 @@ class BodyMode(TorchFunctionMode):
             return call_per_lane(func, args, kwargs)
         if self._body.is_put_off and _may_matter(func, name):
             self._body.run_now(name)
+        if name in RANDOM and name != "random_" and kwargs.get("generator") is None:
+            self._body.warn_of_one_draw(name)
         return func(*args, **kwargs)
 
 
@@ -80,4 +89,4 @@ def _may_matter(func: Any, name: str) -> bool:
     """Whether a function of ordinary tensors changes what operations that were put off will read."""
     if name == "__set__":
         return bool(func != _SET_GRAD)
-    return is_in_place(name) and name not in _HARMLESS
+    return changes_first(name) and name not in _HARMLESS

@@ -30,10 +30,17 @@ from samestep.step.body_trace import (
     places_of,
     with_places,
 )
+from samestep.step.graph_nodes import reached_from
 from samestep.step.lane_passes import LanePasses
-from samestep.step.lane_tensor import LaneSize, LaneTensor, LaneValue, lane_tensor
+from samestep.step.lane_tensor import (
+    LaneSize,
+    LaneTensor,
+    LaneValue,
+    lane_tensor,
+)
 from samestep.step.loss_terms import LossValue
 from samestep.step.step_engine import LossFunction
+from samestep.step.torch_functions import changes_first
 
 _SEEN_ALIKE = 2
 """Bodies in a row that did the same, after which the next one is put off."""
@@ -162,7 +169,7 @@ class DeferredBody:
             self._why = "lanes differ in shape"
         elif not found and _name(function) not in _METADATA:
             self._why = f"{_name(function)} returns no tensor"
-        elif is_in_place(_name(function)):
+        elif changes_first(_name(function)):
             self._why = f"{_name(function)} changes a value in place"
         elif any(leaf.per_lane[0].device.type != self._device.type for leaf in found):
             self._why = f"{_name(function)} computes on another device"
@@ -273,16 +280,6 @@ class DeferredBody:
         return {place: made for place, weak in self._made if (made := weak()) is not None}
 
 
-def is_in_place(name: str) -> bool:
-    """Whether a torch function of this name changes its first argument."""
-    if name.endswith("__"):
-        return name == "__setitem__" or (name.startswith("__i") and name not in _NO_CHANGE)
-    return name.endswith("_")
-
-
-_NO_CHANGE = ("__invert__", "__index__", "__int__", "__iter__")
-
-
 def _name(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
@@ -300,13 +297,7 @@ def _alike(operation: Operation, function: Any, given: Any, state: State) -> boo
 
 def _why_apart(losses: Sequence[LaneTensor], alive: Sequence[LaneTensor]) -> str:
     """Why the body needs its graph after the backward pass; empty if it does not."""
-    reached: set[Any] = set()
-    waiting = [loss.per_lane[0].grad_fn for loss in losses]
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in reached:
-            reached.add(node)
-            waiting += [before for before, _ in node.next_functions]
+    reached = reached_from([loss.per_lane[0] for loss in losses])
     for made in alive:
         node = made.per_lane[0].grad_fn
         if node is not None and node not in reached:

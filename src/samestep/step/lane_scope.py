@@ -37,7 +37,7 @@ class LaneScope(Protocol):
     def paused(self) -> AbstractContextManager[None]:
         """Around lines that are those of an ordinary program."""
 
-    def meets_graph(self) -> None:
+    def meets_graph(self, shared: Tensor) -> None:
         """A value of lanes is computed with something that all share and that has a graph."""
 
     def backward(self, loss: Any, **options: Any) -> Callable[[], Tensor]:

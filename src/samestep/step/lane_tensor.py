@@ -14,25 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from samestep.errors import StepError
 from samestep.pytree import leaves, map_leaves
 from samestep.step.lane_scope import NO_LANE, Lanes, LaneScope, Pending, scope_of_body
+from samestep.step.torch_functions import RANDOM, SUMS, changes_first
 
 _BASE = torch.empty(0, device="meta")
-_DRAWING = """
-rand randn randint randperm normal bernoulli rand_like randn_like randint_like multinomial poisson binomial
-dropout dropout_ dropout1d dropout2d dropout3d alpha_dropout alpha_dropout_ feature_alpha_dropout
-feature_alpha_dropout_ feature_dropout feature_dropout_ native_dropout gumbel_softmax rrelu rrelu_
-normal_ uniform_ bernoulli_ random_ exponential_ geometric_ log_normal_ cauchy_
-scaled_dot_product_attention multi_head_attention_forward lstm gru rnn_tanh rnn_relu
-fractional_max_pool2d fractional_max_pool3d fractional_max_pool2d_with_indices fractional_max_pool3d_with_indices
-kaiming_uniform_ kaiming_normal_ xavier_uniform_ xavier_normal_ trunc_normal_ orthogonal_ sparse_
-"""
-_RANDOM = frozenset(_DRAWING.split())
-"""Torch functions that may draw random numbers."""
-_SUMS = frozenset(("add", "add_", "__add__", "__radd__", "__iadd__"))
-"""In these, a lane that only one side has keeps that side's value."""
 
 
 def _refused(what: str) -> Callable[..., Any]:
@@ -71,6 +60,16 @@ class LaneTensor(Tensor):
     def fill(self, values: Sequence[Tensor]) -> None:
         """Take the tensors of what was put off."""
         self._per_lane, self.pending = tuple(values), None
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        # Below torch's functions there is no lane: TorchScript, vmap, torch.tensor(x) and C++ come here.
+        raise StepError(
+            f"{func} got a LaneTensor by a way that is no torch function (TorchScript, torch.func, an extension): "
+            "call what does so by run.each_lane(function, x, ...)"
+        )
 
     def backward(self, *_: Any, **options: Any) -> None:
         """As `run.backward(loss)`."""
@@ -273,7 +272,8 @@ def _required_scope(what: str) -> LaneScope:
     if scope is None:
         raise StepError(
             f"{what} of a LaneTensor outside of the loop over the loader that it comes from: do it in the "
-            "loop's body, or take run.sum, run.mean or run.gather of it"
+            "loop's body, or take run.sum, run.mean or run.gather of it. Inside a loop over a second loader of "
+            "run.prepare, which is for validation, there are no lanes: leave one that trains out of run.prepare"
         )
     return scope
 
@@ -283,16 +283,29 @@ def call_per_lane(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     name = getattr(func, "__name__", "")
     if name == "_is_all_true":  # of torch.distributions, which then raises
         return torch.stack([func(value) for value in args[0].per_lane]).all()
+    if args and type(args[0]) is not LaneTensor and changes_first(name):
+        raise StepError(_changed_by_lanes(name, args[0]))
+    if kwargs.get("out") is not None and type(kwargs["out"]) is not LaneTensor:
+        raise StepError(_changed_by_lanes(f"{name}(out=...)", kwargs["out"]))
     if name == "batch_norm" and _moves_statistics(func, args, kwargs):
         raise StepError(
             "a BatchNorm in training mode was called with lanes, and its module is not the run's: give "
             "run.prepare every module that the loop trains or calls in training mode, or call its .eval()"
         )
-    result = _per_lane(func, args, kwargs, draws=name in _RANDOM)
+    result = _per_lane(func, args, kwargs, draws=name in RANDOM)
     first = args[0] if args else None
     if type(result) is not LaneTensor or type(first) is not LaneTensor or result.pending:
         return result
     return first if result.per_lane[0] is first.per_lane[0] else result  # changed in place
+
+
+def _changed_by_lanes(name: str, changed: Any) -> str:
+    what = "a parameter" if isinstance(changed, Parameter) else "an ordinary tensor"
+    return (
+        f"{name} changes {what} by values of lanes: it would be changed once per lane, of which ranks have different "
+        "numbers. Change a tensor of lanes (x.new_zeros(...), torch.zeros_like(x)); change it by run.sum or run.mean of "
+        "the value; begin a sum over steps with the number 0; draw noise for weights by torch.randn_like(weight)"
+    )
 
 
 def _moves_statistics(func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
@@ -349,28 +362,29 @@ def run_per_lane(
     outs: list[Any] = []
     body = scope_of_body.get()
     with torch._C.DisableTorchFunctionSubclass(), scope as enter:
-        if body is not None and len(lanes) > 1 and _has_graph((args, kwargs)):
-            body.meets_graph()
+        if body is not None:
+            for shared in _with_graph((args, kwargs)):
+                body.meets_graph(shared)
         for at, lane in enumerate(lanes):
             enter(lane)
             outs.append(func(*pick(args, at), **pick(kwargs, at)))
     return join(lanes, outs)
 
 
-def _has_graph(data: Any) -> bool:
-    """Whether something that all lanes share was computed from weights."""
+def _with_graph(data: Any) -> list[Tensor]:
+    """What all lanes share and was computed from weights."""
     if isinstance(data, (tuple, list)):
-        return any(map(_has_graph, data))
+        return [found for part in data for found in _with_graph(part)]
     if isinstance(data, dict):
-        return any(map(_has_graph, data.values()))
-    return type(data) is Tensor and data.grad_fn is not None
+        return _with_graph(list(data.values()))
+    return [data] if type(data) is Tensor and data.grad_fn is not None else []
 
 
 def _with_missing(func: Any, args: Any, found: Sequence[OfLanes]) -> Any:
     """A sum over steps, of which an epoch's last has fewer lanes."""
     name = getattr(func, "__name__", "")
     sides = [side for side in args[:2] if type(side) is LaneTensor]
-    if name not in _SUMS or len(sides) != 2:
+    if name not in SUMS or len(sides) != 2:
         every = sorted({len(value.lanes) for value in found})
         raise StepError(
             f"{name} got values of different lanes ({' and '.join(map(str, every))}), as an epoch's last batch has "

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]
 from torch.optim import Optimizer
 
 from samestep.errors import StepError
@@ -17,6 +18,7 @@ from samestep.reduce.mean_loss import mean_loss
 from samestep.step.body_mode import BodyMode
 from samestep.step.body_trace import Run
 from samestep.step.deferred_body import DeferredBody, KnownBodies
+from samestep.step.graph_nodes import came_from
 from samestep.step.lane_cost import LaneCost
 from samestep.step.lane_passes import LanePasses
 from samestep.step.lane_scope import NO_LANE, Lanes, scope_of_body
@@ -29,6 +31,7 @@ from samestep.step.lane_tensor import (
 )
 from samestep.step.loss_terms import LossValue
 from samestep.step.module_calls import ModuleCalls
+from samestep.step.pending_gradients import add_kept, kept_gradients
 
 _BODY = 3
 """The place in the stream between lanes that a body begins with."""
@@ -64,8 +67,7 @@ class LoopBody:
         self._engine = passes.engine
         self.lanes: Lanes = passes.data.units or (NO_LANE,)
         self._calls_made = self._restarts = 0
-        """How often the body has called modules, and the stream of its own draws was begun anew: the same on all
-        ranks."""
+        """How often modules were called, and the body's own draws begun anew: the same on all ranks."""
         self.uneven = False
         """Whether lengths differ among lanes."""
         self._deferred: DeferredBody | None = None
@@ -76,10 +78,12 @@ class LoopBody:
         self._mode = BodyMode(self)
         self._entered = ExitStack()
         self._shares_graph = False
+        self._made_in_lanes: list[range] = []
+        """The numbers of autograd's nodes that modules have made in lanes."""
         self.backwards = 0
         """How many backward passes the body has made."""
         self.is_begun = False
-        """Whether the body has changed anything: gradients or weights."""
+        """Whether the body has changed gradients or weights."""
         self._forwards = 0
         """Calls of modules since buffers were joined."""
 
@@ -108,7 +112,7 @@ class LoopBody:
         return join(self.lanes, [passes.on_device(batch).data for batch in passes.read_lanes()])
 
     def resume(self) -> None:
-        """Let modules and random numbers be those of lanes."""
+        """Let modules and draws be those of lanes."""
         scope_of_body.set(self)
         self._calls.per_lane = self._call_module
         self._mode.turn_on()
@@ -190,6 +194,7 @@ class LoopBody:
             rng.enter(MODEL, max(lane, 0), at=(step, at))
             self._streams.enter(lane)
 
+        first = _get_sequence_nr()
         with self.paused(), engine.setup.precision.forward():
             try:
                 yield enter
@@ -200,14 +205,12 @@ class LoopBody:
                 opened.close()
             finally:
                 self._passes.reopen(None)
+                self._made_in_lanes.append(range(first, _get_sequence_nr()))
                 self._streams.leave()
                 self._restart()
 
     def make(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """What a function draws by sizes in the body: one tensor per lane.
-
-        With a generator of the loop's own it is one for all lanes: that is at the same place on all ranks.
-        """
+        """What a function draws by sizes: one tensor per lane; with a generator of the loop's own, one for all."""
         if kwargs.get("generator") is not None:
             return func(*args, **kwargs)
         return self.run_operation(func, args, kwargs, self.lanes, draws=True)
@@ -247,9 +250,22 @@ class LoopBody:
             yield
         self._restarts = restarts
 
-    def meets_graph(self) -> None:
+    def meets_graph(self, shared: Tensor) -> None:
         """A lane's value was computed with something that all lanes share and that has a graph."""
         self._shares_graph = True
+        if came_from(shared, self._made_in_lanes):
+            raise StepError(
+                "a tensor that a module has kept in its forward pass (by a hook, or as an attribute) met values of "
+                "lanes: it is the last lane's alone. Let the module return it"
+            )
+
+    def warn_of_one_draw(self, name: str) -> None:
+        """An ordinary tensor was drawn, or changed by a draw, in the body."""
+        self._engine.setup.context.log.once(
+            "one draw",
+            f"{name} in the loop's body has drawn once, the same numbers for all lanes: right for weights. Noise for a "
+            "batch is drawn by size, torch.randn(x.size(0), ...), or like one, torch.randn_like(x)",
+        )
 
     # -- backward and update ---------------------------------------------------------------
 
@@ -270,14 +286,14 @@ class LoopBody:
             raise StepError(f"backward got {unknown[0]}, which a loss of lanes does not take")
         self._require_lanes(loss)
         with self.paused():
-            kept = self._kept_grads()
+            kept = kept_gradients(self._engine.params)
             if not self._replays(loss, bool(retain_graph), kept):
                 self._begin_backward(kept)
                 self._backward_lanes(loss, bool(retain_graph))
                 self._passes.reduce()
             if reduction == "sum":
                 self._undo_mean()
-            self._add_kept(kept)
+            add_kept(self._engine.params, kept)
         self.backwards += 1
         self.is_begun = True
         stats, device = self._passes.stats, self._engine.setup.context.device
@@ -323,22 +339,6 @@ class LoopBody:
             raise StepError(
                 "run.backward got a loss with lanes of another step: backpropagate it in its own step"
             )
-
-    def _kept_grads(self) -> Grads:
-        """What the loop has in `.grad`, to which this backward pass adds."""
-        return [param.grad for param in self._engine.params]
-
-    def _add_kept(self, kept: Grads) -> None:
-        both = [
-            (param.grad, grad)
-            for param, grad in zip(self._engine.params, kept, strict=True)
-            if param.grad is not None and grad is not None
-        ]
-        if both:
-            torch._foreach_add_([new for new, _ in both], [old for _, old in both])
-        for param, grad in zip(self._engine.params, kept, strict=True):
-            if param.grad is None:
-                param.grad = grad
 
     def _begin_backward(self, kept: Grads) -> None:
         self._passes.begin_backward(self._adds(kept))
@@ -389,10 +389,10 @@ class LoopBody:
         measured = self._passes.stats if self.backwards else None
         changed = self._forwards and self._engine.reduction.buffers.are_joined
         if changed or not self._passes.is_reduced:  # all ranks meet in every step
-            kept = self._kept_grads()
+            kept = kept_gradients(self._engine.params)
             self._begin_backward(kept)
             self._passes.reduce()
-            self._add_kept(kept)
+            add_kept(self._engine.params, kept)
         self._passes.end(measured)
 
 

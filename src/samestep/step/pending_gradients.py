@@ -1,13 +1,34 @@
-"""Gradients that a loop accumulates over steps, as a part of a checkpoint."""
+"""Gradients that a loop accumulates: over backward passes, and over steps, as a part of a checkpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch.nn import Parameter
 
+from samestep.reduce.gradients import Grads
 from samestep.step.module_calls import ModuleCalls
+
+
+def kept_gradients(params: Sequence[Parameter]) -> Grads:
+    """What a loop has in `.grad`, to which a backward pass adds."""
+    return [param.grad for param in params]
+
+
+def add_kept(params: Sequence[Parameter], kept: Grads) -> None:
+    """Add what was in `.grad` before a backward pass to what it has left there."""
+    both = [
+        (param.grad, grad)
+        for param, grad in zip(params, kept, strict=True)
+        if param.grad is not None and grad is not None
+    ]
+    if both:
+        torch._foreach_add_([new for new, _ in both], [old for _, old in both])
+    for param, grad in zip(params, kept, strict=True):
+        if param.grad is None:
+            param.grad = grad
 
 
 class PendingGradients:

@@ -224,8 +224,10 @@ class Run(RunMeasures):
         self._prepared.calls.answer(self._step_by_loop, self._outside_lanes)
         if self._loop is None:
             self._loop = LoaderLoop(self.setup, self._prepared, self._parts.saver)
+        trained = True
         with functions_per_lane():
             for number, step in enumerate(self.steps(dataset)):
+                trained = trained and number > 0
                 assert self._passes is not None, "a step is open"
                 self._refuse_epochs(number)
                 body = self._body = self._loop.body(self._passes)
@@ -237,8 +239,14 @@ class Run(RunMeasures):
                     raise
                 finally:
                     body.leave()
+                trained = trained or body.is_begun
                 body.end()
                 self._body = None
+        if not trained:
+            raise StepError(
+                "the loop's body has called no backward pass in an epoch: x.size(0) is the size of a lane "
+                f"({self.batch.lane_batch}), not of the global batch ({self.batch.global_batch})"
+            )
 
     def _batches_of_steps(self, loader: DataLoader[Any]) -> Iterator[Any]:
         for _, batch in self.enumerate(loader):

@@ -152,3 +152,32 @@ def test_it_is_shown_and_copied() -> None:
 def test_random_numbers_need_a_loop() -> None:
     with pytest.raises(StepError, match="outside of the loop over the loader"):
         torch.rand_like(of(EVEN))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda x: torch.zeros(2, 3).add_(x),
+        lambda x: torch.zeros(2, 3).scatter_(1, x.abs().long().clamp(max=2), 1.0),
+        lambda x: torch.zeros(2, 3).__setitem__(x > 1, 5.0),
+        lambda x: torch.nn.Parameter(torch.zeros(2, 3)).data.copy_(x),
+        lambda x: torch.add(x, 1, out=torch.zeros(2, 3)),
+    ],
+)
+def test_lanes_change_no_tensor_that_they_share(wrong: Any) -> None:
+    with pytest.raises(StepError, match="changes an ordinary tensor by values of lanes"):
+        wrong(of(EVEN))
+    weight: Any = torch.nn.Parameter(torch.zeros(2, 3))
+    with pytest.raises(StepError, match="changes a parameter by values of lanes"):
+        weight -= of(EVEN)
+
+
+@torch.jit.script
+def _scripted(a: Tensor) -> Tensor:
+    return a.tanh().mean()
+
+
+@pytest.mark.parametrize("function", [_scripted, torch.tensor, torch.vmap(lambda row: row.sum())])
+def test_functions_below_torch_are_refused(function: Any) -> None:
+    with pytest.raises((StepError, RuntimeError), match=r"run\.each_lane|TorchScript"):
+        function(of(EVEN))
