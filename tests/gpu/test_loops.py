@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import samestep
 from tests.distributed import loop_bodies
 from tests.ranks import run_ranks
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 REPLAYED = ("convolutions", "summed", "views", "diffusion")
 """Those whose random numbers, if any, are drawn on the device, with one optimizer and backward pass."""
