@@ -274,6 +274,18 @@ def test_what_would_differ_among_ranks_is_refused(kind: str, tmp_path: Path) -> 
         assert REFUSED[kind] in said
 
 
+@pytest.mark.parametrize(("same", "lanes"), [("rounding", 2), ("samples", 8)])
+def test_other_levels_train_the_same_up_to_rounding(tmp_path: Path, same: str, lanes: int) -> None:
+    """Also in the last batch of an epoch, in which one of two ranks has no samples."""
+    [(_, expected)] = run_ranks(_at_level, 1, str(tmp_path / "bits"), "bits", 2)
+    for _, seen in run_ranks(_at_level, 2, str(tmp_path / same), same, lanes):
+        assert seen == pytest.approx(expected, rel=1e-5)
+
+
+def _at_level(folder: str, same: str, lanes: int) -> tuple[str, list[float]]:
+    return _train(folder, "summed", same=same, lanes=lanes)
+
+
 class Layers(nn.Module):
     """So many small layers that lanes cost what they are cut into."""
 

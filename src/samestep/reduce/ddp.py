@@ -70,15 +70,14 @@ class DDPSum(GradientSum):
         self._outside = [param for _, param in params if id(param) not in inside]
         self._shared_buffers = shared_buffers
         """Buffers that become rank 0's after every step."""
-        self._ragged = False
 
     def begin(self, ragged: bool) -> None:
-        self._ragged = ragged
+        self.ragged = ragged
         for param in (*self._inside, *self._outside):
             param.grad = None
 
     def forward_scope(self, last: bool) -> AbstractContextManager[None]:
-        return nullcontext() if last and not self._ragged else self._model.no_sync()
+        return nullcontext() if last and not self.ragged else self._model.no_sync()
 
     def share(self, lanes: Sequence[LaneStats], flags: RankFlags) -> LocalStats:
         return gather_stats(self._collectives, lanes, flags, self._assignment)
@@ -91,12 +90,12 @@ class DDPSum(GradientSum):
 
     def finish(self, stats: LocalStats) -> None:
         inverse_count = inverse(stats.count(), self._inside[0].device)
-        by_hand = [*self._outside, *(self._inside if self._ragged else ())]
+        by_hand = [*self._outside, *(self._inside if self.ragged else ())]
         with self._collectives.activity.waiting("gradients"):
             _all_reduce(by_hand)
             _broadcast(self._shared_buffers)
         self.scaling.apply([param.grad for param in by_hand], inverse_count)
-        if not self._ragged:
+        if not self.ragged:
             # DistributedDataParallel has divided by the world; we need the sum.
             factor = inverse_count * self._collectives.world
             self.scaling.apply([param.grad for param in self._inside], factor)

@@ -54,6 +54,8 @@ class GradientSum(ABC):
         self.scaling = scaling
         self.usage_varies = False
         """Whether a parameter may have a gradient in one step or lane and none in another."""
+        self.ragged = False
+        """Whether some rank has no samples in the step: known before its first forward pass."""
         self.lends = True
         """Whether `.grad` may be memory that the next sum is written to."""
 

@@ -90,10 +90,10 @@ class LoopBody:
     # -- entering and leaving --------------------------------------------------------------
 
     def enter(self) -> Any:
-        """Begin the body; returns what the loader yields: the batches of this rank's lanes."""
-        batch = self._batch()
-        # Reading has drawn, of as many lanes as this rank has.
-        self._engine.setup.rng.enter(BETWEEN, at=(self._passes.data.index, _BODY))
+        """Begin the body; returns the batches of this rank's lanes."""
+        batch, data = self._batch(), self._passes.data
+        self._engine.reduction.gradients.ragged = data.ragged
+        self._engine.setup.rng.enter(BETWEEN, at=(data.index, _BODY))  # reading has drawn
         self.resume()
         self._entered.callback(self.pause)
         return batch
@@ -142,7 +142,7 @@ class LoopBody:
         return join(self.lanes, [sizes.get(lane, 1) for lane in self.lanes])
 
     def leave(self) -> None:
-        """The body is over. Safe to call twice."""
+        """The body is over."""
         self._entered.close()
 
     # -- lanes -----------------------------------------------------------------------------
