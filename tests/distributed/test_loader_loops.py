@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch.utils.data import DataLoader
 import samestep
 from samestep.errors import StepError, Stopped
 from tests.distributed.loop_bodies import BATCH, BODIES, EPOCHS, SAMPLES, loader
-from tests.ranks import run_ranks
+from tests.ranks import answers_of_ranks, run_ranks
 from tests.variations import variations
 
 
@@ -58,6 +60,36 @@ def test_a_loop_is_one_run_at_any_size(tmp_path: Path, name: str) -> None:
     assert len(expected[1]) >= 8
     for world in (2, 4):
         assert run_ranks(_train, world, str(tmp_path / str(world)), name) == [expected] * world
+
+
+def test_a_world_that_does_not_divide_the_lanes(tmp_path: Path) -> None:
+    """Three, three and two lanes; in the tail, one rank has none."""
+    [expected] = run_ranks(_train, 1, str(tmp_path / "1"), "convolutions")
+    assert run_ranks(_train, 3, str(tmp_path / "3"), "convolutions") == [expected] * 3
+
+
+def _dies(folder: str, at: int) -> tuple[str, list[float]]:
+    with samestep.start(**_keys(folder, checkpoint={"every_steps": 1})) as run:
+        model, optimizer, data = _prepared(run)
+        for _ in run.epochs():
+            for x, y in data:
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x), y)
+                if run.step == at and run.rank == 1:
+                    os._exit(3)
+                loss.backward()
+                optimizer.step()
+        return _digest(model), [loss.item()]
+
+
+def test_a_rank_that_dies_in_a_body_loses_nothing(tmp_path: Path) -> None:
+    [expected] = run_ranks(_dies, 1, str(tmp_path / "whole"), -1)
+    began = time.monotonic()
+    answers = answers_of_ranks(_dies, 2, str(tmp_path / "run"), 3, seconds=120)
+    assert [ok for ok, _ in answers] == [False, False]
+    assert "lost" in str(answers[0][1])
+    assert time.monotonic() - began < 100, "the other rank waits for nobody"
+    assert run_ranks(_dies, 4, str(tmp_path / "run"), -1) == [expected] * 4
 
 
 @pytest.mark.parametrize("name", ["convolutions", "sharpness", "diffusion"])
@@ -301,6 +333,13 @@ class Layers(nn.Module):
 def _measured(folder: str, looks: bool) -> tuple[str, str]:
     from samestep.step import lane_cost
 
+    real = lane_cost.LaneCost._seconds
+
+    def seconds(self: Any, module: nn.Module, rows: Any, params: Any) -> float:
+        real(self, module, rows, params)  # its passes are real, its clock is not
+        return 1.0 + 0.2 * len(rows)
+
+    lane_cost.LaneCost._seconds = seconds  # type: ignore[method-assign]
     if not looks:
         lane_cost._AT_STEP = 10**9
     with samestep.start(**_keys(folder, epochs=2)) as run:
@@ -319,7 +358,7 @@ def test_what_lanes_cost_is_measured_once_and_changes_nothing(tmp_path: Path) ->
     [(state, said)] = run_ranks(_measured, 1, str(tmp_path / "looks"), True)
     [(expected, quiet)] = run_ranks(_measured, 1, str(tmp_path / "not"), False)
     assert state == expected
-    assert said.count("8 lanes: a forward and backward pass of Layers takes ") == 1
-    assert "lanes=1 would cost 1.00" in said or "lanes=2 would cost" in said
+    assert said.count("8 lanes: a forward and backward pass of Layers takes 2.2 times as long") == 1
+    assert "lanes=1 would cost 1.00" in said
     assert "takes" not in quiet
     assert "BatchNorm normalises over a lane's 3 samples" in said

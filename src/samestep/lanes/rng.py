@@ -115,17 +115,17 @@ class RngStreams:
                 np.random.set_state(others[1])
 
     def torch_states(self) -> list[torch.Tensor]:
-        """Where torch's generators are."""
+        """Return the states of torch's generators."""
         return [generator.get_state() for generator in self._torch_generators]
 
     def put_torch_states(self, states: Sequence[torch.Tensor]) -> None:
-        """Let torch's generators go on from there."""
+        """Set torch's generators to these states."""
         for generator, state in zip(self._torch_generators, states, strict=True):
             generator.set_state(state)
 
 
 class LaneDraws:
-    """Torch's random numbers of lanes that take turns: each goes on where it was.
+    """Torch's random numbers of lanes that take turns: each continues where it was left.
 
     A lane's numbers are those of a step that runs the whole lane at once, as a CUDA graph does.
     """
@@ -136,7 +136,7 @@ class LaneDraws:
         self._open: int | None = None
 
     def enter(self, lane: int) -> None:
-        """Go on with a lane's numbers."""
+        """Continue a lane's numbers."""
         self.leave()
         if lane in self._states:
             self._rng.put_torch_states(self._states[lane])

@@ -226,7 +226,7 @@ class LaneBuffers:
                 buffers[name] = self._tensors[at]
 
     def _find_places(self) -> list[tuple[dict[str, Tensor | None], str, int]]:
-        """Where buffers are: one may be in several places, and slots know one of them."""
+        """Return where buffers are: one may be in several places, and slots know one of them."""
         at = {id(tensor): number for number, tensor in enumerate(self._tensors)}
         return [
             (module._buffers, name, at[id(tensor)])

@@ -19,18 +19,18 @@ _GPU = re.compile(r"cuda|gpu|accel|is_available|device|nccl|distributed|rank", r
 
 
 def names_a_rank(node: ast.AST) -> bool:
-    """Whether an expression asks which rank this is."""
+    """Return whether an expression asks which rank this is."""
     return any(_RANK.search(word) for word in words_of(node) if word != "__main__")
 
 
 def on_one_rank(source: Source, node: ast.AST) -> bool:
-    """Whether a line is behind a check of the rank, as far as this file shows."""
+    """Return whether a line is behind a check of the rank, as far as this file shows."""
     hooks = (getattr(outer, "name", "") in _TASK_HOOKS for outer in source.around(node))
     return (source.is_ported and any(hooks)) or _guarded(source, node, _RANK, frozenset())
 
 
 def where_a_gpu_is(source: Source, node: ast.AST) -> bool:
-    """Whether a line is behind a question for a GPU, as far as this file shows."""
+    """Return whether a line is behind a question for a GPU, as far as this file shows."""
     caught = any(isinstance(outer, ast.Try) and outer.handlers for outer in source.around(node))
     return caught or _guarded(source, node, _GPU, frozenset())
 
@@ -102,14 +102,14 @@ def _calls_of(source: Source, function: Function) -> list[ast.Call]:
 
 
 def once_a_step(code: Source, node: ast.AST) -> bool:
-    """Whether a line is in a loop over the steps of a run: there a loss is that of all lanes of all ranks."""
+    """Return whether a line is in a loop over the steps of a run: there a loss is that of all lanes of all ranks."""
     loops = (outer for outer in code.around(node) if isinstance(outer, ast.For))
     innermost = next(loops, None)
     return code.is_ported and innermost is not None and _over_steps(code, innermost.iter)
 
 
 def _over_steps(code: Source, over: ast.expr) -> bool:
-    """Whether it is `run.steps(...)`, `run.enumerate(...)`, or a loader that `run.prepare` returned."""
+    """Return whether it is `run.steps(...)`, `run.enumerate(...)`, or a loader that `run.prepare` returned."""
     if isinstance(over, ast.Call):
         name = code.name(over.func)
         if name.endswith((".steps", ".enumerate")):
@@ -123,7 +123,7 @@ def _over_steps(code: Source, over: ast.expr) -> bool:
 
 
 def _prepared_names(code: Source) -> set[str]:
-    """What is assigned from `run.prepare(...)`, but for what looks like validation data."""
+    """Return the names assigned from `run.prepare(...)`, but for what looks like validation data."""
     found: set[str] = set()
     for node in code.nodes:
         if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)):

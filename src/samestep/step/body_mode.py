@@ -33,7 +33,7 @@ class Body(Protocol):
         """Whether operations wait for the backward pass."""
 
     def make(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What a function draws by sizes."""
+        """Draw by sizes."""
 
     def run_now(self, why: str) -> None:
         """Run what was put off."""
@@ -86,7 +86,7 @@ class BodyMode(TorchFunctionMode):
 
 
 def _may_matter(func: Any, name: str) -> bool:
-    """Whether a function of ordinary tensors changes what operations that were put off will read."""
+    """Return whether a function of ordinary tensors changes what operations that were put off will read."""
     if name == "__set__":
         return bool(func != _SET_GRAD)
     return changes_first(name) and name not in _HARMLESS

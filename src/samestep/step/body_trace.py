@@ -80,7 +80,7 @@ class BodyTrace:
         return value
 
     def does(self, other: BodyTrace) -> bool:
-        """Whether the other one does the same, and no less is kept."""
+        """Return whether the other one does the same, and no less is kept."""
         alike = len(self.operations) == len(other.operations) and all(
             is_same(one, two) for one, two in zip(self.operations, other.operations, strict=True)
         )
@@ -92,24 +92,20 @@ def places_of(operation: int, found: Sequence[Any]) -> list[tuple[Place, Any]]:
 
 
 def filled(data: Any, values: Mapping[Place, Any]) -> Any:
-    kind = type(data)
-    if kind is Place:
-        return values[data]
-    if kind is slice:
-        return slice(*(filled(part, values) for part in (data.start, data.stop, data.step)))
-    if kind in (tuple, list):
-        return kind([filled(part, values) for part in data])
-    if isinstance(data, Tensor):
-        return data
-    return map_leaves(
-        lambda leaf: filled(leaf, values) if type(leaf) in (Place, slice) else leaf,
-        data,
-        is_place,
-    )
+    """Return the arguments with values in place of their places."""
+
+    def value(leaf: Any) -> Any:
+        if type(leaf) is Place:
+            return values[leaf]
+        if type(leaf) is slice:
+            return slice(*filled((leaf.start, leaf.stop, leaf.step), values))
+        return leaf
+
+    return map_leaves(value, data, is_place)
 
 
 def is_same(one: Any, two: Any) -> bool:
-    """Whether arguments are alike: tensors and objects the same, numbers equal."""
+    """Return whether arguments are alike: tensors and objects the same, numbers equal."""
     kind = type(one)
     if kind is not type(two):
         return False
@@ -126,18 +122,16 @@ def is_same(one: Any, two: Any) -> bool:
 
 
 def with_places(data: Any) -> Any:
-    kind = type(data)
-    if kind is LaneTensor:
-        return data.place
-    if kind is slice:
-        return slice(*(with_places(part) for part in (data.start, data.stop, data.step)))
-    if kind in (tuple, list):
-        return kind([with_places(part) for part in data])
-    if isinstance(data, Tensor):
-        return data
-    return map_leaves(
-        lambda leaf: with_places(leaf) if type(leaf) in (LaneTensor, slice) else leaf, data
-    )
+    """Return the arguments with places in place of values of lanes."""
+
+    def place(leaf: Any) -> Any:
+        if type(leaf) is LaneTensor:
+            return leaf.place
+        if type(leaf) is slice:
+            return slice(*with_places((leaf.start, leaf.stop, leaf.step)))
+        return leaf
+
+    return map_leaves(place, data)
 
 
 def is_place(node: Any) -> bool:

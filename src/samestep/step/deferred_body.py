@@ -73,7 +73,7 @@ class KnownBodies:
         """The body whose values are still where its graph has put them."""
 
     def expected(self, key: Any) -> BodyTrace | None:
-        """What a body of this kind will do, if it has done the same before."""
+        """Return the trace of a body of this kind, if it has done the same before."""
         trace = self._traces.get(key)
         return trace if trace is not None and trace.times >= _SEEN_ALIKE else None
 
@@ -276,7 +276,7 @@ class DeferredBody:
         return True
 
     def _alive(self) -> dict[Place, LaneTensor]:
-        """What the body still holds."""
+        """Return the values that the body still holds."""
         return {place: made for place, weak in self._made if (made := weak()) is not None}
 
 
@@ -285,7 +285,7 @@ def _name(function: Any) -> str:
 
 
 def lanes_differ(data: Any) -> bool:
-    """Whether something in it is no tensor and differs among lanes."""
+    """Return whether something in it is no tensor and differs among lanes."""
     return any(isinstance(leaf, (LaneSize, LaneValue)) for leaf in leaves(data))
 
 

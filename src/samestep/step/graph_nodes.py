@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def came_from(tensor: Tensor, made: Sequence[range]) -> bool:
-    """Whether a node of the tensor's graph has one of these sequence numbers, which grow as nodes are made."""
+    """Return whether a node of the tensor's graph has one of these sequence numbers, which grow as nodes are made."""
     first = min((numbers.start for numbers in made if numbers), default=None)
     if first is None:
         return False

@@ -30,8 +30,9 @@ class LaneCost:
     def __init__(self, setup: RunSetup) -> None:
         self._setup = setup
         context = setup.context
-        # Ranks would wait for this one, and with one lane there is nothing to put together.
-        self._waits = 0 if context.is_main and len(setup.assignment.my_units) > 1 else -1
+        # With other ranks, a module that talks to them would wait for them here.
+        alone = context.world == 1
+        self._waits = 0 if alone and len(setup.assignment.my_units) > 1 else -1
 
     def begin_step(self) -> None:
         """A new step."""
@@ -50,15 +51,20 @@ class LaneCost:
         if self._waits < _AT_STEP or len(lanes_of((args, kwargs))[0].lanes) < lanes:
             return
         self._waits = -1
+        setup, name = self._setup, type(module).__name__
         if sum(param.numel() for param in module.parameters()) > _LARGE:
             return
         groups = [count for count in (1, 2, 4, 8, 16, 32) if lanes % count == 0 and count < lanes]
         try:
-            with self._setup.rng.kept():
+            with setup.rng.kept():
                 took = self._times(_alone(module), (args, kwargs), lanes, (*groups, lanes))
-        except Exception:
-            return  # it cannot be copied, or its batches not be put together: nothing is said then
-        self._say(type(module).__name__, took, lanes)
+        except Exception as error:
+            setup.context.log.main(
+                f"what lanes cost was not measured: a copy of {name} does not run on lanes put together "
+                f"({type(error).__name__})"
+            )
+            return
+        self._say(name, took, lanes)
 
     def _times(
         self, module: nn.Module, data: Any, lanes: int, counts: Sequence[int]

@@ -272,7 +272,7 @@ class LanePasses:
         self.close(stats, updated, self.engine.terms.totals())
 
     def change_weights(self, optimizers: Sequence[Optimizer]) -> None:
-        """Clip, step and schedule, by what is in `.grad`; the step goes on."""
+        """Clip, step and schedule, by what is in `.grad`, inside of the step."""
         self.changes_weights = True
         activity = self.engine.setup.context.activity
         before = activity.enter(UPDATE)
@@ -330,7 +330,7 @@ class LanePasses:
         return None if self.data.units else self.engine.copies.to_device(found)
 
     def lane_sizes(self) -> dict[int, int]:
-        """How many samples each lane of this rank has."""
+        """Return the number of samples in each lane of this rank."""
         return {batch.lane: len(batch) for batch in self.read_lanes()}
 
     def read_lanes(self) -> list[LaneBatch]:

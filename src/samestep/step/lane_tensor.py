@@ -203,52 +203,40 @@ class LaneValue(_OfLanes):
 
 
 _OWN = (LaneTensor, LaneSize, LaneValue)
-
-
 OfLanes = LaneTensor | LaneSize | LaneValue
 
 
 def lanes_of(data: Any) -> list[OfLanes]:
-    """What is in some arguments that each lane has its own of."""
+    """Return the values of lanes in some arguments."""
     found: list[OfLanes] = []
-    _find(data, found)
+    for leaf in leaves(data):
+        if type(leaf) in _OWN:
+            found.append(leaf)
+        elif type(leaf) is slice:
+            found += lanes_of((leaf.start, leaf.stop, leaf.step))
     return found
 
 
-def _find(data: Any, found: list[OfLanes]) -> None:
-    kind = type(data)
-    if kind in _OWN:
-        found.append(data)
-    elif kind is tuple or kind is list:
-        for value in data:
-            _find(value, found)
-    elif kind is dict:
-        for value in data.values():
-            _find(value, found)
-    elif kind is slice:
-        _find((data.start, data.stop, data.step), found)
-    elif not isinstance(data, (Tensor, int, float, str, type(None))):
-        found += [leaf for leaf in leaves(data) if type(leaf) in _OWN]
-
-
 def pick(data: Any, at: int) -> Any:
-    """The arguments with the values of one lane, by its place among the rank's."""
-    kind = type(data)
-    if kind in _OWN:
-        return data.per_lane[at]
-    if kind is tuple or kind is list:
-        return kind([pick(value, at) for value in data])
-    if kind is dict:
-        return {key: pick(value, at) for key, value in data.items()}
-    if kind is slice:
-        return slice(pick(data.start, at), pick(data.stop, at), pick(data.step, at))
-    if isinstance(data, (Tensor, int, float, str, type(None))):
-        return data
-    return map_leaves(lambda leaf: leaf.per_lane[at] if type(leaf) in _OWN else leaf, data)
+    """Return the arguments with the values of one lane.
+
+    Args:
+        data: With values of lanes.
+        at: The place of the lane among the rank's.
+    """
+
+    def of_lane(leaf: Any) -> Any:
+        if type(leaf) in _OWN:
+            return leaf.per_lane[at]
+        if type(leaf) is slice:
+            return slice(*pick((leaf.start, leaf.stop, leaf.step), at))
+        return leaf
+
+    return map_leaves(of_lane, data)
 
 
 def join(lanes: Lanes, outs: Sequence[Any]) -> Any:
-    """What lanes have returned: containers are kept, tensors become tensors of lanes."""
+    """Return the results of lanes as one: containers are kept, tensors become tensors of lanes."""
     first = outs[0]
     if isinstance(first, Tensor):
         return lane_tensor(lanes, outs)
@@ -372,7 +360,7 @@ def run_per_lane(
 
 
 def _with_graph(data: Any) -> list[Tensor]:
-    """What all lanes share and was computed from weights."""
+    """Return the ordinary tensors in some arguments that were computed from weights."""
     if isinstance(data, (tuple, list)):
         return [found for part in data for found in _with_graph(part)]
     if isinstance(data, dict):

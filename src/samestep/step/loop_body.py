@@ -210,7 +210,7 @@ class LoopBody:
                 self._restart()
 
     def make(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """What a function draws by sizes: one tensor per lane; with a generator of the loop's own, one for all."""
+        """Draw by sizes: one tensor per lane; with a generator of the loop's own, one for all."""
         if kwargs.get("generator") is not None:
             return func(*args, **kwargs)
         return self.run_operation(func, args, kwargs, self.lanes, draws=True)
@@ -244,7 +244,7 @@ class LoopBody:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Around what was put off and runs later than the body called it: the body goes on as it was."""
+        """Around what was put off and runs later than the body called it: the body's own draws are kept."""
         restarts = self._restarts
         with self.paused(), self._engine.setup.rng.kept():
             yield
@@ -308,7 +308,7 @@ class LoopBody:
         return batch_mean
 
     def _replays(self, loss: LossValue, retain: bool, kept: Grads) -> bool:
-        """Whether all of the body so far was replayed as a CUDA graph, with its backward pass."""
+        """Return whether all of the body so far was replayed as a CUDA graph, with its backward pass."""
         deferred, self._deferred = self._deferred, None  # what follows is run as it comes
         if deferred is None:
             return False
@@ -325,7 +325,7 @@ class LoopBody:
         return True
 
     def _adds(self, kept: Grads) -> bool:
-        """Whether gradients are added to others that no update has read."""
+        """Return whether gradients are added to others that no update has read."""
         return any(grad is not None for grad in kept) and not self._calls.is_updated
 
     def _require_lanes(self, loss: LossValue) -> None:
@@ -360,7 +360,7 @@ class LoopBody:
             torch._foreach_mul_(grads, self._passes.stats.count())
 
     def step(self, optimizer: Optimizer) -> None:
-        """What a call of an optimizer's `step` in the body does."""
+        """Run a call of an optimizer's `step` in the body."""
         if not self._passes.is_reduced:
             raise StepError(
                 f"{type(optimizer).__name__}.step() came before the first backward pass of step "

@@ -176,3 +176,19 @@ def check_loss(loss_sum: Tensor, count: Tensor | float) -> None:
         raise StepError(f"count is {count}: it is how many things the loss was summed over")
     if isinstance(count, Tensor) and (count.dim() != 0 or count.requires_grad):
         raise StepError("count must be a number or a tensor of no dimensions without gradient")
+
+
+def loss_value(
+    loss: Tensor | Mapping[str, Term],
+    count: Tensor | float | None,
+    mean_over: Tensor | float | None,
+) -> LossValue:
+    """Return what a loop's `backward` got as the engine takes it; see `Run.backward`."""
+    if isinstance(loss, Mapping) or (count is None and mean_over is None):
+        return loss
+    if count is not None and mean_over is not None:
+        raise StepError("backward got count and mean_over: a loss is a sum or a mean")
+    if count is not None:
+        return loss, count
+    assert mean_over is not None
+    return loss * mean_over, mean_over

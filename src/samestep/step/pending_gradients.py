@@ -13,7 +13,7 @@ from samestep.step.module_calls import ModuleCalls
 
 
 def kept_gradients(params: Sequence[Parameter]) -> Grads:
-    """What a loop has in `.grad`, to which a backward pass adds."""
+    """Return the gradients that a backward pass adds to."""
     return [param.grad for param in params]
 
 

@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from torch import Tensor
 
-from samestep.errors import StepError
 from samestep.step.global_loss import BatchLoss, Embed
 from samestep.step.lane_passes import LanePasses
-from samestep.step.loss_terms import LossValue, Term
 from samestep.step.step_engine import LossFunction
-
-
-def loss_value(
-    loss: Tensor | Mapping[str, Term],
-    count: Tensor | float | None,
-    mean_over: Tensor | float | None,
-) -> LossValue:
-    """What a loop's `backward` got, as the engine takes it; see `Run.backward`."""
-    if isinstance(loss, Mapping) or (count is None and mean_over is None):
-        return loss
-    if count is not None and mean_over is not None:
-        raise StepError("backward got count and mean_over: a loss is a sum or a mean")
-    if count is not None:
-        return loss, count
-    assert mean_over is not None
-    return loss * mean_over, mean_over
 
 
 class Step:

@@ -1,4 +1,4 @@
-"""What all steps of a run share, and how its parts are told apart."""
+"""The parts that all steps of a run share, and their protocols."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _NO_CHANGE = ("__invert__", "__index__", "__int__", "__iter__")
 
 
 def changes_first(name: str) -> bool:
-    """Whether a torch function of this name changes its first argument."""
+    """Return whether a torch function of this name changes its first argument."""
     if name.endswith("__"):
         is_set = name in ("__setitem__", "__set__")
         return is_set or (name.startswith("__i") and name not in _NO_CHANGE)

@@ -24,9 +24,9 @@ from samestep.step.engine import build_engine, prepare
 from samestep.step.lane_passes import LanePasses
 from samestep.step.lane_watch import LaneWatch
 from samestep.step.loop_body import Reduction
-from samestep.step.loss_terms import Term
+from samestep.step.loss_terms import Term, loss_value
 from samestep.step.module_calls import functions_per_lane
-from samestep.step.step import Step, loss_value
+from samestep.step.step import Step
 from samestep.step.step_engine import StepEngine
 from samestep.train.loader_loop import LoaderLoop
 from samestep.train.loop_schedules import LoopSchedules

@@ -35,7 +35,7 @@ def _targets(batch: LaneBatch) -> Any:
 
 
 def _of_lanes(part: Tensor) -> list[Tensor]:
-    """What the lanes of this rank have, if they have samples."""
+    """Return the tensors of this rank's lanes that have samples."""
     if not isinstance(part, LaneTensor):
         return [part]
     return [own for lane, own in zip(part.lanes, part.per_lane, strict=True) if lane != NO_LANE]

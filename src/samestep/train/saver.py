@@ -161,7 +161,7 @@ class Saver:
         self._requested = True
 
     def wants_time(self) -> bool:
-        """Whether to request a save: every_minutes have passed on rank 0. Requests once per save."""
+        """Return whether to request a save: every_minutes have passed on rank 0. Requests once per save."""
         minutes = self._rules.every_minutes
         # Only in steps that are timed: the clock is not cheap everywhere.
         if minutes is None or not self._writes or self._timed_out or not self._activity.timed:
@@ -171,7 +171,7 @@ class Saver:
         return self._timed_out
 
     def is_due(self, steps: int, epochs: int, ends_epoch: bool) -> bool:
-        """Whether the run is to be saved after so many steps, and epochs if one has ended. Every rank calls this."""
+        """Return whether the run is to be saved after so many steps, and epochs if one has ended. Every rank calls this."""
         rules = self._rules
         by_steps = rules.every_steps and steps % rules.every_steps == 0
         by_epochs = (
@@ -184,7 +184,7 @@ class Saver:
         return bool(by_cost and self._context.broadcast(self._affords()))
 
     def _affords(self) -> bool:
-        """Whether saves have taken little of the time."""
+        """Return whether saves have taken little of the time."""
         took, passed = self._took, time.monotonic() - self._began
         if took <= max(_FREE_SECONDS, _SHARE * passed):
             return True
