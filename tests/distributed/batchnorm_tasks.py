@@ -23,7 +23,7 @@ def made_data() -> TensorDataset:
     return TensorDataset(x + 20 + y[:, None, None, None], y)
 
 
-def made_model() -> nn.Sequential:
+def made_model(drops: float = 0.0) -> nn.Sequential:
     """All kinds of layers; the mean of what the first one sees is large."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -37,6 +37,7 @@ def made_model() -> nn.Sequential:
             nn.Flatten(1),
             nn.Linear(24, 8),
             nn.BatchNorm1d(8, track_running_stats=False),
+            nn.Dropout(drops),
             nn.Linear(8, CLASSES),
         )
 
@@ -60,7 +61,27 @@ class Images(samestep.Task):
         return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 
     def loss(self, model: nn.Module, batch: samestep.LaneBatch) -> Any:
-        return F.cross_entropy(model(batch.x), batch.y, reduction="sum"), len(batch)
+        return F.cross_entropy(model(batch.x), batch.y, reduction="sum"), batch.size
+
+
+class Everything(Images):
+    """Dropout, clipping in the config, a weight that is computed from others, a penalty, losses with names."""
+
+    def model(self) -> nn.Module:
+        model = made_model(drops=0.3)
+        model[7] = nn.utils.parametrizations.weight_norm(nn.Linear(24, 8))
+        return model
+
+    def loss(self, model: nn.Module, batch: samestep.LaneBatch) -> Any:
+        noise = torch.randn_like(batch.x)
+        logits = model(batch.x + 0.1 * noise)
+        return {
+            "class": (F.cross_entropy(logits, batch.y, reduction="sum"), batch.size),
+            "small": (
+                logits.square().sum() + batch.size * model[1].weight.square().sum(),
+                batch.size,
+            ),
+        }
 
 
 class Head(nn.Module):
@@ -98,12 +119,12 @@ class Contrast(Images):
     loss = samestep.Task.loss
 
 
-class _Streams:
-    """Lane 0 has two steps' samples more than the others."""
+class UnevenStreams:
+    """The last lane has two steps' samples more than the others."""
 
     def lane_stream(self, lane: int, lanes: int, seed: int, epoch: int) -> Iterator[Any]:
         data = made_data()
-        for at in range(24 if lane else 48):
+        for at in range(48 if lane == lanes - 1 else 24):
             yield data[(lane + lanes * at) % SAMPLES]
 
 
@@ -111,7 +132,7 @@ class Streams(Images):
     """Lanes that end at different steps."""
 
     def train_data(self) -> Any:
-        return _Streams()
+        return UnevenStreams()
 
     def order(self, dataset: Any) -> Any:
         return None
@@ -129,6 +150,31 @@ class OwnForward(Images):
         model = made_model()
         model[0] = _Own(2)
         return model
+
+
+class Counts(Images):
+    """Counts by len(batch)."""
+
+    def loss(self, model: nn.Module, batch: samestep.LaneBatch) -> Any:
+        return F.cross_entropy(model(batch.x), batch.y, reduction="sum"), len(batch)
+
+
+class Gradients(Images):
+    """A penalty on gradients inside of the graph."""
+
+    def loss(self, model: nn.Module, batch: samestep.LaneBatch) -> Any:
+        x = batch.x.requires_grad_()
+        [grad] = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return F.cross_entropy(model(x), batch.y) + grad.square().mean()
+
+
+class Broken(Images):
+    """Two steps have a value that is not finite."""
+
+    def train_data(self) -> Any:
+        x, y = made_data().tensors
+        x[BATCH] = torch.inf
+        return TensorDataset(x, y)
 
 
 class WithoutNorm(Images):

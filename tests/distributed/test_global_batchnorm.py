@@ -1,4 +1,4 @@
-"""BatchNorm over the global batch: the run of a plain loop with the whole batch, on as many ranks as lanes."""
+"""BatchNorm over the global batch: the run of a plain loop with the whole batch, at any number of ranks."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import samestep
+from samestep.errors import StepError
 from tests.distributed.batchnorm_tasks import BATCH, Contrast, Images, made_data, made_model
 from tests.distributed.interrupting import finish, go_on
 from tests.distributed.running import Recorded, assert_same, settings, train
+from tests.distributed.test_loader_loops import _train as train_body
 from tests.ranks import run_ranks
+from tests.variations import variations
 
 TASKS = Path(__file__).with_name("batchnorm_tasks.py")
 
 
 def over_all(folder: Path, world: int, task: str = "Images", **values: Any) -> Recorded:
-    return train(folder, world, f"{TASKS}:{task}", **of(world, **values))
+    return train(folder, world, f"{TASKS}:{task}", **of(**values))
 
 
-def of(world: int, **values: Any) -> dict[str, Any]:
-    return {"global_batch": BATCH, "lanes": world, "batchnorm": "global", **values}
+def of(**values: Any) -> dict[str, Any]:
+    return {"global_batch": BATCH, "lanes": 4, "batchnorm": "global", **values}
 
 
 def batches() -> list[tuple[Tensor, Tensor]]:
@@ -40,8 +43,7 @@ def assert_close(run: Recorded, module: nn.Module, prefix: str) -> None:
         torch.testing.assert_close(found, value, rtol=1e-5, atol=1e-5, msg=name)
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_it_is_the_run_of_a_plain_loop_with_the_whole_batch(world: int, tmp_path: Path) -> None:
+def test_it_is_the_run_of_a_plain_loop_with_the_whole_batch(tmp_path: Path) -> None:
     model = made_model()
     optimizer = Images().optimizers(model)
     losses = []
@@ -51,29 +53,43 @@ def test_it_is_the_run_of_a_plain_loop_with_the_whole_batch(world: int, tmp_path
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    run = over_all(tmp_path, world)
-    assert run.record.losses == pytest.approx(losses, abs=1e-5)
-    assert_close(run, model, "model")
-    assert_same([run, over_all(tmp_path, world)])
+    runs = [over_all(tmp_path, world) for world in (1, 2, 4)]
+    assert runs[0].record.losses == pytest.approx(losses, abs=1e-5)
+    assert_close(runs[0], model, "model")
+    assert_same(runs)
     # Each lane by itself is another run.
-    lanes = over_all(tmp_path, world, batchnorm="lane")
+    lanes = over_all(tmp_path, 2, batchnorm="lane")
     assert lanes.record.losses != pytest.approx(losses, abs=1e-3)
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_a_run_goes_on_as_if_nothing_had_been(world: int, tmp_path: Path) -> None:
-    untouched = over_all(tmp_path, world)
-    folder, task = tmp_path / "run", f"{TASKS}:Images"
-    go_on(folder, world, task, at=2, rank=world - 1, how="SIGTERM", **of(world))
-    ended = finish(folder, world, task, **of(world))
+EVERYTHING: dict[str, Any] = {
+    "clip": {"norm": 0.5},
+    "loss_weights": {"class": 1.0, "small": 0.01},
+    "global_batch": 64,  # the rest of an epoch, four samples, is lane 0's: other ranks have none
+    "epochs": 3,
+}
+
+
+@pytest.mark.parametrize("precision", variations(["fp32", "bf16"], kept=["fp32"]))
+def test_everything_is_one_run_at_any_size(precision: str, tmp_path: Path) -> None:
+    values = {**EVERYTHING, "precision": precision}
+    runs = [over_all(tmp_path, world, "Everything", **values) for world in (1, 2, 3, 4)]
+    assert_same(runs)
+    again = over_all(tmp_path, 2, "Everything", **values, memory={"checkpoint": ["2", "5", "9"]})
+    assert_same([runs[0], again])
+
+
+def test_it_resumes_at_another_size(tmp_path: Path) -> None:
+    untouched = over_all(tmp_path, 1, "Everything", **EVERYTHING)
+    folder, task = tmp_path / "run", f"{TASKS}:Everything"
+    go_on(folder, 4, task, at=1, rank=3, how="SIGTERM", **of(**EVERYTHING))
+    go_on(folder, 1, task, at=3, how="SIGTERM", **of(**EVERYTHING))
+    ended = finish(folder, 2, task, **of(**EVERYTHING))
     assert 0 < ended.record.start < 6
     assert ended.record.state_hash == untouched.record.state_hash
 
 
-@pytest.mark.parametrize(("world", "again"), [(2, True), (4, False)])
-def test_embeddings_of_a_loss_over_the_batch_are_normalised_over_it(
-    world: int, again: bool, tmp_path: Path
-) -> None:
+def test_embeddings_of_a_loss_over_the_batch_are_normalised_over_it(tmp_path: Path) -> None:
     """In the loss itself all samples are on every rank, and nothing is exchanged."""
     task, model = Contrast(), made_model()
     optimizer = task.optimizers(model)
@@ -81,24 +97,46 @@ def test_embeddings_of_a_loss_over_the_batch_are_normalised_over_it(
         optimizer.zero_grad()
         task.head(model(x), y).backward()
         optimizer.step()
-    run = over_all(tmp_path, world, "Contrast", contrastive={"recompute": again})
-    assert len(set(run.record.rank_hashes)) == 1
-    assert_close(run, model, "model")
-    assert_close(run, task.head, "extra0")
+    runs = [over_all(tmp_path, world, "Contrast") for world in (1, 2, 4)]
+    assert_close(runs[0], model, "model")
+    assert_close(runs[0], task.head, "extra0")
+    assert_same(runs)
 
 
-def test_averages_precision_and_second_forward_passes(tmp_path: Path) -> None:
+def test_a_loss_over_the_batch_with_ranks_without_samples(tmp_path: Path) -> None:
+    values = {"global_batch": 64, "epochs": 3}
+    assert_same([over_all(tmp_path, world, "Contrast", **values) for world in (1, 2, 4)])
+
+
+def test_averages_and_precision(tmp_path: Path) -> None:
     values: dict[str, Any] = {"precision": "bf16", "swa": {"start": 0.5}, "ema": {"decay": 0.9}}
-    kept = over_all(tmp_path, 2, **values)
-    again = over_all(tmp_path, 2, **values, memory={"checkpoint": ["0", "2", "5"]})
-    assert_same([kept, again])
+    assert_same([over_all(tmp_path, world, **values) for world in (1, 2)])
+
+
+def test_a_step_that_is_skipped_leaves_the_statistics(tmp_path: Path) -> None:
+    """Lane 0 of step 1 has a value that is not finite."""
+    runs = [over_all(tmp_path, world, "Broken", on_nonfinite="skip") for world in (1, 2, 4)]
+    assert_same(runs)
+    statistics = [value for name, value in runs[0].state.items() if "running" in name]
+    assert statistics
+    assert all(torch.isfinite(value).all() for value in statistics)
+
+
+@pytest.mark.parametrize("steps", [None, 3])
+def test_streams_of_different_lengths(steps: int | None, tmp_path: Path) -> None:
+    values = {"steps_per_epoch": steps, "epochs": 2}
+    assert_same([over_all(tmp_path, world, "Streams", **values) for world in (1, 2, 4)])
 
 
 def test_one_rank_with_one_lane_has_the_plain_layer(tmp_path: Path) -> None:
-    assert_same([over_all(tmp_path, 1, batchnorm=kind, epochs=3) for kind in ("global", "lane")])
+    kinds = ("global", "lane")
+    assert_same([over_all(tmp_path, 1, lanes=1, batchnorm=kind, epochs=3) for kind in kinds])
 
 
-def _own_loop(config: dict[str, Any]) -> list[float]:
+# -- loops over the loader ---------------------------------------------------------------------
+
+
+def _loop(config: dict[str, Any]) -> list[float]:
     """One rank alone puts a batch through the model, between epochs; the others must not wait for it."""
     x = made_data().tensors[0]
     losses = []
@@ -110,7 +148,7 @@ def _own_loop(config: dict[str, Any]) -> list[float]:
             for _, (a, b) in run.enumerate(data):
                 optimizer.zero_grad()
                 loss = F.cross_entropy(model(a), b, reduction="sum")
-                losses.append(run.backward(loss, len(b)).item())
+                losses.append(run.backward(loss, b.size(0)).item())
                 optimizer.step()
             if run.rank == 0:
                 buffers = [buffer.clone() for buffer in model.buffers()]
@@ -120,32 +158,71 @@ def _own_loop(config: dict[str, Any]) -> list[float]:
     return losses
 
 
-def test_a_loop_over_the_loader(tmp_path: Path) -> None:
-    config = settings("", tmp_path / "run", **of(2))
+def _settings(folder: Path) -> dict[str, Any]:
+    config = settings("", folder, **of())
     config.pop("task")
+    return config
+
+
+def test_a_loop_over_the_loader_is_the_run_of_a_task(tmp_path: Path) -> None:
     task = over_all(tmp_path, 2)
-    assert run_ranks(_own_loop, 2, config) == [task.record.losses] * 2
+    for world in (1, 2):
+        found = run_ranks(_loop, world, _settings(tmp_path / str(world)))
+        assert found == [task.record.losses] * world
 
 
-SEVERAL = "batchnorm: global, but 2 ranks drive 4 lanes: all lanes meet in each BatchNorm layer"
+def _train_body(folder: str, name: str) -> tuple[str, list[float]]:
+    return train_body(folder, name, batchnorm="global")
+
+
+@pytest.mark.parametrize("name", ["convolutions", "adversaries", "views"])
+def test_a_loop_is_one_run_at_any_size(tmp_path: Path, name: str) -> None:
+    """Two optimizers and backward passes, a teacher that is averaged: the layers meet each time."""
+    [expected] = run_ranks(_train_body, 1, str(tmp_path / "1"), name)
+    assert expected != train_body(str(tmp_path / "lane"), name)
+    for world in (2, 4):
+        assert run_ranks(_train_body, world, str(tmp_path / str(world)), name) == [expected] * world
+
+
+def _refused_in_loop(config: dict[str, Any], kind: str) -> None:
+    with samestep.start(config) as run:
+        model = made_model()
+        model, optimizer = run.prepare(model, Images().optimizers(model))
+        data = run.source(made_data(), samestep.orders.sequential(68))
+        for _ in run.epochs():
+            for _, (x, y) in run.enumerate(data):
+                if kind == "by itself":
+                    run.each_lane(model, x)
+                head = run.each_lane(lambda x: model[10](x.flatten(1)[:, :8]), x)
+                run.backward(F.cross_entropy(model(x) + head, y))
+                optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("by itself", "a BatchNorm over the global batch was called for one lane alone"),
+        ("a weight", "a parameter was used where lanes run by themselves"),
+    ],
+)
+def test_what_runs_lanes_by_themselves_is_refused(kind: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(StepError, match=words):
+        _refused_in_loop(_settings(tmp_path), kind)
+
+
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "several lanes a rank": ("Images", {"lanes": 4}, SEVERAL),
-    "a rank without samples": (
-        "Images",
-        {"global_batch": 64},
-        "68 samples in batches of 64 leave a rest of 4, which fills 1 of 2 lanes",
-    ),
-    "streams that end": ("Streams", {}, "some rank has no samples in this step"),
-    "streams shorter than an epoch": (
-        "Streams",
-        {"steps_per_epoch": 3},
-        "some rank has no samples in this step",
-    ),
     "a layer of one's own": ("OwnForward", {}, "0 is a _Own with a forward pass of its own"),
     "graphs": (
         "Images",
         {"speed": {"graph": True}},
         "speed.graph: true, but batchnorm: global lets",
+    ),
+    "a length": ("Counts", {}, "write batch.size, the number of samples in each lane"),
+    "gradients of one lane": ("Gradients", {}, "torch.autograd.grad of one lane with batchnorm"),
+    "a second embedding": (
+        "Contrast",
+        {"contrastive": {"recompute": True}},
+        "contrastive.recompute: true",
     ),
 }
 
@@ -153,22 +230,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_normalised_over_the_batch_is_refused(case: str, tmp_path: Path) -> None:
     task, values, words = REFUSED[case]
-    for ok, said in go_on(tmp_path / "run", 2, f"{TASKS}:{task}", **of(2, **values)):
+    for ok, said in go_on(tmp_path / "run", 2, f"{TASKS}:{task}", **of(**values)):
         assert not ok
         assert words in said
 
 
-@pytest.mark.parametrize("values", [{"drop_last": True}, {"epochs": None, "steps": 1}])
-def test_a_rest_that_is_left_out_or_not_reached_does_no_harm(
-    values: dict[str, Any], tmp_path: Path
-) -> None:
-    run = over_all(tmp_path, 2, global_batch=64, **values)
-    assert run.record.steps == (2 if "drop_last" in values else 1)
-
-
-def test_a_model_without_batchnorm_may_have_a_rank_without_samples(tmp_path: Path) -> None:
-    runs = [
-        over_all(tmp_path, 2, "WithoutNorm", global_batch=64, batchnorm=kind)
-        for kind in ("global", "lane")
-    ]
-    assert_same(runs)
+def test_a_model_without_batchnorm_is_not_changed(tmp_path: Path) -> None:
+    kinds = ("global", "lane")
+    assert_same([over_all(tmp_path, 2, "WithoutNorm", batchnorm=kind) for kind in kinds])

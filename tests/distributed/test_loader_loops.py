@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import json
 import os
 import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 import samestep
 from samestep.errors import StepError, Stopped
+from tests.distributed.batchnorm_tasks import UnevenStreams
 from tests.distributed.loop_bodies import BATCH, BODIES, EPOCHS, SAMPLES, loader
 from tests.ranks import answers_of_ranks, run_ranks
 from tests.variations import variations
@@ -32,7 +36,7 @@ def _keys(folder: str, **values: Any) -> dict[str, Any]:
 def _digest(model: nn.Module) -> str:
     state = hashlib.blake2b(digest_size=8)
     for tensor in model.state_dict().values():
-        state.update(tensor.numpy().tobytes())
+        state.update(tensor.cpu().numpy().tobytes())
     return state.hexdigest()
 
 
@@ -66,6 +70,60 @@ def test_a_world_that_does_not_divide_the_lanes(tmp_path: Path) -> None:
     """Three, three and two lanes; in the tail, one rank has none."""
     [expected] = run_ranks(_train, 1, str(tmp_path / "1"), "convolutions")
     assert run_ranks(_train, 3, str(tmp_path / "3"), "convolutions") == [expected] * 3
+
+
+class _Marked(nn.Module):
+    """Holds a table that never changes, as an attention's mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 3)
+        self.mask: Tensor
+        self.register_buffer("mask", torch.ones(200, 200))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.flatten(1)) * self.mask[0, 0]
+
+
+class _Stream(IterableDataset[Any]):
+    lane_stream = UnevenStreams.lane_stream
+
+    def __iter__(self) -> Iterator[Any]:
+        raise AssertionError("lanes have their own streams")
+
+
+def _uneven_streams(folder: str, batchnorm: str) -> tuple[str, list[Any]]:
+    keys = _keys(
+        folder, lanes=4, batchnorm=batchnorm, loss_weights={"a": 1.0, "b": 0.5}, log_every=1
+    )
+    with samestep.start(**keys, steps_per_epoch=6, drop_last=False) as run:
+        model = nn.Sequential(_Marked(), nn.BatchNorm1d(3))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        data = DataLoader(_Stream(), batch_size=24)
+        model, optimizer, data = run.prepare(model, optimizer, data)
+        for _ in run.epochs():
+            for x, y in data:
+                optimizer.zero_grad()
+                out = model(x)
+                each = F.cross_entropy(out, y, reduction="sum")
+                run.backward({"a": (each, y.size(0)), "b": (out.square().sum(), y.size(0))})
+                optimizer.step()
+    lines = map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())
+    return _digest(model), [
+        [line[key] for key in ("loss", "loss/a", "loss/b")] for line in lines if "loss/a" in line
+    ]
+
+
+@pytest.mark.parametrize("batchnorm", ["lane", "global"])
+def test_streams_that_end_and_losses_with_names(tmp_path: Path, batchnorm: str) -> None:
+    """Ranks without samples run the loop's lines; a lane's named losses are counted once."""
+    [expected] = run_ranks(_uneven_streams, 1, str(tmp_path / "1"), batchnorm)
+    assert len(expected[1]) == 2 * 6
+    for loss, a, b in expected[1]:
+        assert loss == pytest.approx(a + 0.5 * b, rel=1e-5)
+    for world in (2, 4):
+        folder = str(tmp_path / str(world))
+        assert run_ranks(_uneven_streams, world, folder, batchnorm) == [expected] * world
 
 
 def _dies(folder: str, at: int) -> tuple[str, list[float]]:
@@ -263,7 +321,7 @@ def _body(kind: str, run: samestep.Run, model: Any, optimizer: Any, x: Tensor, y
         "no value of lanes": lambda: run.sum(torch.ones(())),
         "a loss of no lane": lambda: run.backward(torch.ones((), requires_grad=True)),
         "unknown BatchNorm": lambda: other(x.flatten(1)),
-        "saved": lambda: torch.save(loss, "nowhere.pt"),
+        "saved": lambda: torch.save(loss, io.BytesIO()),
         "weights by lanes": lambda: model[1].weight.data.sub_(x.sum()),
         "a closure": lambda: (run.backward(loss), optimizer.step(lambda: 0.0)),
     }

@@ -38,7 +38,7 @@ def _train(config: dict[str, Any], record: str, recorded: tuple[int, ...]) -> No
             eagerly(self, passes, loss)
             return
         reduction, held = engine.reduction, engine.setup.assignment.my_units
-        batches = {batch.lane: batch for batch in passes.read_lanes()}
+        batches = {batch.lane: batch for batch in passes.batches.read_all()}
         rates = engine.update.begin(step)
         engine.begin_lanes()
         tree: LaneTree[Grads] = LaneTree(add_grads)

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from tests.distributed.running import assert_same, train
+from tests.distributed.test_loader_loops import _train as train_body
+from tests.ranks import run_ranks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -17,20 +19,40 @@ pytestmark = [
 TASKS = Path(__file__).parents[1] / "distributed" / "batchnorm_tasks.py"
 
 
-@pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("task", ["Images", "Contrast"])
-def test_it_is_the_run_of_one_rank_with_one_lane(task: str, world: int, tmp_path: Path) -> None:
+def test_it_is_one_run_at_any_size(task: str, tmp_path: Path) -> None:
+    values = {"global_batch": 24, "batchnorm": "global"}
     shared = {"device": "cuda", "backend": "gloo"}
-    one, *several = [
-        train(
-            tmp_path, ranks, f"{TASKS}:{task}",
-            global_batch=24, lanes=ranks, batchnorm="global", distributed=shared,
-        )
-        for ranks in (1, world, world)
-    ]  # fmt: skip
+    name = f"{TASKS}:{task}"
+    several = [
+        train(tmp_path, world, name, lanes=4, distributed=shared, **values) for world in (1, 2, 4)
+    ]
     assert_same(several)
+    one = train(tmp_path, 1, name, lanes=1, distributed=shared, **values)
     assert several[0].record.losses == pytest.approx(one.record.losses, abs=1e-4)
     # A layer without running statistics evaluates by batches, which are as large as a lane.
     trained = {name: v for name, v in one.state.items() if not name.startswith("kept.")}
     for name, value in trained.items():
         torch.testing.assert_close(several[0].state[name], value, rtol=1e-3, atol=1e-3, msg=name)
+
+
+def test_activations_that_are_computed_again(tmp_path: Path) -> None:
+    """In the thread of a GPU's backward pass."""
+    values = {
+        "clip": {"norm": 0.5}, "loss_weights": {"class": 1.0, "small": 0.01}, "global_batch": 24, "lanes": 4,
+        "batchnorm": "global", "distributed": {"device": "cuda", "backend": "gloo"},
+    }  # fmt: skip
+    name = f"{TASKS}:Everything"
+    again = {"memory": {"checkpoint": ["2", "5", "9"]}}
+    assert_same([train(tmp_path, 2, name, **values), train(tmp_path, 1, name, **values, **again)])
+
+
+@pytest.mark.parametrize("name", ["convolutions", "adversaries"])
+def test_a_loop_is_one_run_at_any_size(tmp_path: Path, name: str) -> None:
+    [expected] = run_ranks(_loop, 1, str(tmp_path / "1"), name)
+    assert run_ranks(_loop, 2, str(tmp_path / "2"), name) == [expected] * 2
+
+
+def _loop(folder: str, name: str) -> tuple[str, list[float]]:
+    shared = {"device": "cuda", "backend": "gloo"}
+    return train_body(folder, name, batchnorm="global", distributed=shared)

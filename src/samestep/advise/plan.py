@@ -64,8 +64,6 @@ def layouts(config: Config, cpus: int, gpus: int, quick: bool) -> list[Layout]:
             "global_batch: set it in place of batch_per_rank"
         )
     lanes = config.lane_count(1)
-    if config.batchnorm == "global":
-        return [Layout(lanes, None)]  # as many ranks as lanes, and no other number
     found = _powers(min(gpus or cpus, lanes))
     counts = [ranks for ranks in found if config.global_batch % ranks == 0]
     if gpus:

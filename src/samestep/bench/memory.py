@@ -18,7 +18,7 @@ from samestep.bench.memory_levels import Levels, StepLevels
 from samestep.bench.memory_meter import Meter, metered
 from samestep.bench.memory_model import StepMemory, bytes_of, predict
 from samestep.bench.statistics import spread_of
-from samestep.bench.trial import Trials, backend_of, has_fixed_lanes, training_facts, trials
+from samestep.bench.trial import Trials, backend_of, training_facts, trials
 from samestep.config import Config
 from samestep.data.batch import LaneBatch
 from samestep.distributed.context import RunContext
@@ -91,7 +91,7 @@ def possible_lanes(config: Config, world: int, wanted: Sequence[int]) -> list[in
     Raises:
         PlanError: if none does.
     """
-    if has_fixed_lanes(config):
+    if config.batch_per_rank is not None:
         return [config.batch_plan(world).lane_count // world]
     whole = config.batch_plan(world).global_batch
     found = [count for count in wanted if whole % (count * world) == 0]

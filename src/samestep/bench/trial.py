@@ -28,11 +28,6 @@ from samestep.train.trial import quiet_context, reading_once, refuse_small_data
 ENDLESS = 1_000_000
 
 
-def has_fixed_lanes(config: Config) -> bool:
-    """Whether the number of lanes follows from that of the ranks."""
-    return config.batch_per_rank is not None or config.batchnorm == "global"
-
-
 class Trials:
     """Opens runs of one task, one after the other."""
 
@@ -64,7 +59,7 @@ class Trials:
         """
         self._runs += 1
         world = self.context.world
-        if not has_fixed_lanes(self.config):
+        if self.config.batch_per_rank is None:
             own = max(self.config.lane_count(world), world)
             changes["lanes"] = own if lanes_per_rank is None else lanes_per_rank * world
         weights = self.config.distributed.lane_weights

@@ -25,7 +25,10 @@ def contradictions(config: Config, wrong: Set[str] = frozenset()) -> list[Mistak
         ({"epochs", "steps"}, _length_mistakes),
         ({"task"}, _task_mistakes),
         ({"same"}, _same_mistakes),
-        ({"batchnorm", "same", "memory.lane_split", "speed.compile"}, _batchnorm_mistakes),
+        (
+            {"batchnorm", "same", "memory.lane_split", "speed.compile", "contrastive.recompute"},
+            _batchnorm_mistakes,
+        ),
         ({"contrastive.recompute", "memory.lane_split"}, _contrastive_mistakes),
         ({"early_stopping", "evaluation.every_epochs"}, _evaluation_mistakes),
         ({"refit", "fold", "early_stopping"}, _refit_mistakes),
@@ -209,8 +212,14 @@ def _batchnorm_mistakes(config: Config) -> list[Mistake]:
         found.append(Mistake("batchnorm", message))
     if config.speed.compile:
         message = (
-            "global lets ranks meet inside of the model's forward pass, which speed.compile compiles as a "
+            "global lets lanes meet inside of the model's forward pass, which speed.compile compiles as a "
             "whole: remove one of them"
+        )
+        found.append(Mistake("batchnorm", message))
+    if config.contrastive.recompute is True:
+        message = (
+            "global lets lanes pass each layer together, with their activations, and contrastive.recompute: true "
+            "embeds them one after the other: remove one of them, or keep fewer activations with memory.checkpoint"
         )
         found.append(Mistake("batchnorm", message))
     return found

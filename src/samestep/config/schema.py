@@ -185,7 +185,7 @@ class Config(Section):
     lanes: Lanes | None = Field(None, description="equal parts of the global batch; 8 if not set")
     batchnorm: Literal["lane", "global"] = Field(
         "lane",
-        description="what BatchNorm normalises over: each lane, or the global batch (as many ranks as lanes)",
+        description="what BatchNorm normalises over: each lane, or the global batch",
     )
     same: Same = Field("bits", description="what stays the same at another number of ranks")
     drop_last: bool = Field(False, description="leave out an epoch's incomplete last batch")

@@ -96,6 +96,11 @@ class LaneBatch:
         """The second element of an (input, target) batch."""
         return self.data[1]
 
+    @property
+    def size(self) -> int:
+        """The number of samples; with `batchnorm: global`, in each of a rank's lanes."""
+        return len(self.ids)
+
     def __len__(self) -> int:
         """The number of samples."""
         return len(self.ids)
@@ -122,8 +127,8 @@ class StepData:
     ends_epoch: bool
     units: tuple[int, ...]
     """This rank's units (lanes, unless they are fused) that have samples in this step."""
-    ragged: bool
-    """Whether some rank has no samples at all in this step."""
+    ragged: bool | None
+    """Whether some rank has no samples at all in this step; None if no rank has asked the others."""
     read: Callable[[], LaneBatch]
     """Reads the batch of the next of those units."""
     streams: Mapping[int, Any] = field(default_factory=dict)

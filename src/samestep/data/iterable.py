@@ -219,8 +219,8 @@ class _StepPortions:
     mine: Sequence[tuple[int, _Portion]]
     filled: Sequence[tuple[int, _Portion]]
     """Those with samples."""
-    ragged: bool
-    """Whether some rank has no samples."""
+    ragged: bool | None
+    """Whether some rank has no samples; None if no rank has asked."""
 
 
 class StreamSource(Source):
@@ -238,9 +238,7 @@ class StreamSource(Source):
         self._setup, self._units = setup, setup.assignment.my_units
         self._streams = lane_streams(dataset)
         self._collate, self._digest = collate or default_collate, digest
-        # Where ranks meet inside of lanes, they must know that each has one.
-        meets = config.batchnorm == "global"
-        self._agree = config.same != "bits" or config.steps_per_epoch is None or meets
+        self._agree = config.same != "bits" or config.steps_per_epoch is None
 
     def steps(self, start: Position, stop: int | None) -> Iterator[StepData]:
         step = start.step
@@ -273,7 +271,7 @@ class StreamSource(Source):
         mine = [(unit, next(portions)) for unit in self._units]
         filled = [(unit, portion) for unit, portion in mine if portion.ids]
         if not self._agree:
-            return _StepPortions(mine, filled, ragged=False)
+            return _StepPortions(mine, filled, ragged=None)
         # One small collective a step: the price of data that does not know its length.
         states = self._setup.context.gather((bool(filled), all(p.full for _, p in mine)))
         continues = (

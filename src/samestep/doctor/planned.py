@@ -16,7 +16,7 @@ from samestep.config.task_file import look_at_task
 from samestep.doctor.facts import Load
 from samestep.doctor.findings import Finding, ok
 from samestep.errors import ConfigError, Mistake, PlanError
-from samestep.lanes.plan import deal_lanes, refuse_several_lanes
+from samestep.lanes.plan import deal_lanes
 from samestep.optim.optimizers import section_mistakes
 from samestep.optim.schedules import build_schedules
 from samestep.step.graphs import why_no_graph
@@ -46,8 +46,6 @@ def check_lanes(config: Config, world: int) -> Finding:
         lane_count = config.lane_count(world)
         assignment = deal_lanes(lane_count, world, config.distributed.lane_weights)
         plan = None if config.leaves_batch_open else config.batch_plan(world)
-        if config.batchnorm == "global":
-            refuse_several_lanes(lane_count, world)
     except PlanError as error:
         return Finding(
             check,

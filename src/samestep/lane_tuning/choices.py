@@ -91,11 +91,6 @@ def lanes_to_compare(
             f"batch_per_rank is {config.batch_per_rank}: the lanes then follow from the ranks and "
             "accumulation, and there is nothing to choose. Set global_batch instead"
         )
-    if config.batchnorm == "global":
-        raise PlanError(
-            "batchnorm: global needs as many lanes as ranks, and there is nothing to choose. Set "
-            "batchnorm=lane to compare numbers of lanes that normalise each by itself"
-        )
     own = config.batch_plan(1)
     for lanes in wanted:
         BatchPlan(own.global_batch, lanes)  # which says what is wrong with it

@@ -138,21 +138,6 @@ def deal_fewer(lane_count: int, by_rank: Sequence[range]) -> list[range]:
     return found
 
 
-def refuse_several_lanes(lane_count: int, world: int) -> None:
-    """Refuse `batchnorm: global` where a rank drives several lanes.
-
-    Raises:
-        PlanError: There are not as many ranks as lanes.
-    """
-    if lane_count != world:
-        ranks = "1 rank drives" if world == 1 else f"{world} ranks drive"
-        raise PlanError(
-            f"batchnorm: global, but {ranks} {lane_count} lanes: all lanes meet in each BatchNorm "
-            "layer, so they must run at the same time, one on each rank. Start as many ranks as lanes "
-            f"({lane_count}), or set lanes: {world} (which is another run), or batchnorm: lane"
-        )
-
-
 def _apportion(lane_count: int, shares: Sequence[Fraction]) -> list[int]:
     if len(set(shares)) == 1:  # at once, where a million fractions take minutes
         each, more = divmod(lane_count, len(shares))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -143,6 +143,14 @@ class LaneDraws:
         else:
             self._rng.enter(MODEL, max(lane, 0), at=(self._step,), torch_only=True)
         self._open = lane
+
+    def states(self) -> dict[int, list[torch.Tensor]]:
+        """Return where each lane was left."""
+        return dict(self._states)
+
+    def put_states(self, states: Mapping[int, list[torch.Tensor]]) -> None:
+        """Continue each lane from where it was left at another time."""
+        self._states = dict(states)
 
     def leave(self) -> None:
         """Remember where the lane was left."""

@@ -51,13 +51,12 @@ class LaneBuffers:
         assignment: The lanes of every rank.
         collectives: How this rank talks to the others.
         warn: Called once about large buffers that change and of which no module declares how.
-        alike: Buffers in which each rank's only lane leaves the same bits: there is nothing to join.
+        alike: Buffers that all ranks change alike: there is nothing to join.
         """
         slots = find_slots(modules)
         pairs = [(slot, slot.tensor) for slot in slots if slot.tensor is not None]
         self._empty = empty_slots(modules)
         self._modules = modules
-        self._own: list[tuple[BufferSlot, Tensor]] = pairs
         self._recorded: dict[int, list[Tensor]] = {}
         """By lane, what was recorded of `_joined`."""
         self._of_lanes: dict[int, list[Tensor]] = {}
@@ -73,9 +72,11 @@ class LaneBuffers:
         self._touched = False
         self._lists, pointers = _lists(slots, assignment, collectives)
         listed = {id(slot) for slot in (*self._lists.slots, *pointers)}
-        self._alike = {id(tensor) for tensor in alike}
-        apart = listed | {id(slot) for slot, tensor in pairs if id(tensor) in self._alike}
-        self._summed = [pair for pair in pairs if id(pair[0]) not in apart]
+        self._alike = [(tensor, tensor.clone()) for tensor in alike]
+        """What no lane has its own of, and its value when the step began."""
+        known = {id(tensor) for tensor in alike}
+        self._own = [pair for pair in pairs if id(pair[1]) not in known]
+        self._summed = [pair for pair in self._own if id(pair[0]) not in listed]
         self._sums: BufferSums | None = None
         self._rebuild()
 
@@ -96,6 +97,8 @@ class LaneBuffers:
         self._touched = False
         if self._tensors:
             torch._foreach_copy_(self._base, self._tensors)
+        for tensor, before in self._alike:
+            before.copy_(tensor)
         if self._sums is not None:
             self._sums.begin_step()
         if not self._alone:
@@ -107,6 +110,9 @@ class LaneBuffers:
             if self._tensors:
                 torch._foreach_copy_(self._tensors, self._base)
         self._touched = True
+        self._see_constants()
+
+    def _see_constants(self) -> None:
         self._versions = [own._version for _, own in self._constant]
 
     @torch.no_grad()
@@ -182,8 +188,10 @@ class LaneBuffers:
 
         They are new tensors in each step, since graphs of the last one may still hold the old ones.
         """
+        self._see_constants()
         if self._alone or not self._joined:
             yield
+            self._refuse_late_changes()
             return
         if lane not in self._of_lanes:
             copies = [torch.empty_like(tensor) for tensor in self._tensors]
@@ -193,13 +201,14 @@ class LaneBuffers:
             yield
             pairs = zip(self._joined, self._of_lanes[lane], strict=True)
             self._of_lanes[lane] = [current(slot, copy) for (slot, _), copy in pairs]
+            self._refuse_late_changes()
 
-    def take_lane(self, lane: int) -> None:
-        """Take what a lane has made of its own buffers."""
-        if lane not in self._of_lanes:
-            self.leave_lane(lane)
-            return
-        with self._placed(self._of_lanes.pop(lane)):
+    @contextmanager
+    def taken(self, lane: int) -> Iterator[None]:
+        """Around what a lane does last with its own buffers; then take what it has made of them."""
+        with self.of_lane(lane):
+            yield
+        with self._placed(self._of_lanes.pop(lane, self._tensors)):
             self.leave_lane(lane)
 
     def forget_lanes(self) -> None:
@@ -262,8 +271,7 @@ class LaneBuffers:
         self._put_back()
         if self._lists.slots:  # else what this rank's last lane wrote would stay
             for own, base in zip(self._tensors, self._base, strict=True):
-                if id(own) not in self._alike:
-                    own.copy_(base)
+                own.copy_(base)
         if self._sums is not None:
             self._sums.finish()
         self._lists.finish()
@@ -276,6 +284,8 @@ class LaneBuffers:
         self._put_back()
         if self._tensors:
             torch._foreach_copy_(self._tensors, self._base)
+        for tensor, before in self._alike:
+            tensor.copy_(before)
 
     def _put_back(self) -> None:
         """Where forward assigned another tensor, put the one back that checkpoints and graphs know."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
@@ -15,7 +15,6 @@ from samestep.distributed.collectives import Collectives, TorchCollectives
 from samestep.errors import LaunchError
 from samestep.reduce import ddp
 from samestep.reduce.buffers import LaneBuffers
-from samestep.reduce.global_batchnorm import GlobalBatchNorm
 from samestep.reduce.gradients import GradientSum, LaneSum, OneLaneSum
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.tree_sum import TreeSum
@@ -31,8 +30,6 @@ class LaneReduction:
     """The user's model, wrapped where the level of sameness needs it."""
     gradients: GradientSum
     buffers: LaneBuffers
-    batchnorm: GlobalBatchNorm | None = None
-    """Where BatchNorm layers meet, if they normalise over the global batch."""
 
 
 def build_reduction(
@@ -44,7 +41,7 @@ def build_reduction(
     assignment: Sequence[range],
     scaling: Scaling,
     warn: Callable[[str], None] = lambda line: None,
-    batchnorm: GlobalBatchNorm | None = None,
+    alike: Sequence[Tensor] = (),
 ) -> LaneReduction:
     """What adds up the lanes of these modules, whose weights become rank 0's.
 
@@ -57,7 +54,7 @@ def build_reduction(
         assignment: The units of every rank.
         scaling: The last factor of the gradients.
         warn: Called about buffers of which no module declares how lanes are joined.
-        batchnorm: Where the modules' BatchNorm layers meet, if they do.
+        alike: Buffers that all ranks change alike.
     """
     collectives.broadcast_tensors(
         [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
@@ -79,9 +76,8 @@ def build_reduction(
     joined = [] if config.same == "samples" else modules
     if config.same == "samples" and config.loss_weights:
         joined = modules[-1:]  # the sums of the named losses
-    alike = [] if batchnorm is None else batchnorm.buffers
     buffers = LaneBuffers(joined, assignment, collectives, warn, alike)
-    return LaneReduction(model, gradients, buffers, batchnorm)
+    return LaneReduction(model, gradients, buffers)
 
 
 def _single_process_sum(

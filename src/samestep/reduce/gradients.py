@@ -86,6 +86,10 @@ class GradientSum(ABC):
     ) -> None:
         """Backpropagate one lane's summed loss and take the gradients; `retain` keeps its graph."""
 
+    def take(self, lane: int) -> None:
+        """Take what is in `.grad` for one lane's, in place of `backward`."""
+        raise AssertionError(f"{type(self).__name__} takes no gradients of lanes that meet")
+
     def record(self, lanes: RecordedSums) -> None:
         """Put what this rank's lanes add up to where the ranks exchange it."""
         return None
@@ -256,6 +260,9 @@ class LaneSum(GradientSum):
         self, loss: Tensor, count: Tensor | float, lane: int, last: bool, retain: bool = False
     ) -> None:
         loss.backward(self.scaling.start, retain_graph=retain)
+        self.take(lane)
+
+    def take(self, lane: int) -> None:
         self._bucket.collect(lane, self.usage_varies)
 
     def share_recorded(self, lanes: RecordedSums, flags: RankFlags) -> LocalStats:

@@ -90,13 +90,16 @@ class TreeSum(GradientSum):
     ) -> None:
         if not last:
             loss.backward(self.scaling.start, retain_graph=retain)
-            for bucket in self._buckets:
-                bucket.collect(lane, self.usage_varies)
+            self.take(lane)
             return
         for bucket in self._buckets:
             bucket.expect(self.usage_varies)
         self._last_lane = lane
         loss.backward(self.scaling.start, retain_graph=retain)
+
+    def take(self, lane: int) -> None:
+        for bucket in self._buckets:
+            bucket.collect(lane, self.usage_varies)
 
     @property
     def finishes_on_device(self) -> bool:

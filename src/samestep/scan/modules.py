@@ -188,7 +188,7 @@ RULES = (
     Rule(
         "batchnorm", "differs", "BatchNorm",
         "it normalises over the samples that one pass has: fewer of them on each rank, or in each lane; over one alone it fails",
-        "fewer and larger lanes, `batchnorm: global` on as many ranks as lanes, or GroupNorm",
+        "fewer and larger lanes, `batchnorm: global`, or GroupNorm",
         _batchnorm, plain=True,
     ),
     Rule(

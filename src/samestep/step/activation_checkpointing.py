@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from samestep.errors import TaskError
+from samestep.pytree import map_leaves
 from samestep.reduce.buffer_slots import keep_buffers
+from samestep.step.lane_scope import scope_of_body
+from samestep.step.lane_tensor import LaneTensor, lane_tensor, lanes_of
 
 
 def checkpoint_activations(model: nn.Module, patterns: Sequence[str]) -> list[str]:
@@ -32,19 +35,71 @@ def checkpoint_activations(model: nn.Module, patterns: Sequence[str]) -> list[st
     for name, module in modules.items():
         inside = any(name.startswith(f"{outer}.") for outer in chosen)
         if name and not inside and any(fnmatchcase(name, pattern) for pattern in patterns):
-            module.forward = _computed_again(module)
+            module.forward = partial(_computed_again, module, module.forward)
             chosen.append(name)
     return chosen
 
 
-def _computed_again(module: nn.Module) -> Callable[..., Any]:
+def _computed_again(
+    module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Call a module; what its backward pass needs is computed a second time."""
+    scope = scope_of_body.get()
     # The RNG is put back for the second pass, so that dropout drops the same.
-    forward = partial(checkpoint, module.forward, use_reentrant=False)
-    if not any(True for _ in module.buffers()):
-        return forward
-    # Else BatchNorm's statistics would move twice.
-    return partial(forward, context_fn=partial(_both_passes, module))
+    again = partial(checkpoint, use_reentrant=False)
+    if scope is None or not lanes_of((args, kwargs)):
+        return again(forward, *args, context_fn=partial(_both_passes, module), **kwargs)
+    passes = partial(_both_passes, module, scope.again())
+    return _of_lanes(forward, partial(again, context_fn=passes), args, kwargs)
 
 
-def _both_passes(module: nn.Module) -> tuple[Any, Any]:
-    return nullcontext(), keep_buffers([module])
+def _both_passes(
+    module: nn.Module, in_body: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    return nullcontext(), _second_pass(module, in_body)
+
+
+@contextmanager
+def _second_pass(
+    module: nn.Module, in_body: Callable[[], AbstractContextManager[None]]
+) -> Iterator[None]:
+    with in_body(), keep_buffers([module]):  # else BatchNorm's statistics would move twice
+        yield
+
+
+def _of_lanes(
+    forward: Callable[..., Any], again: Callable[..., Any], args: Any, kwargs: Any
+) -> Any:
+    """Call a module whose lanes run together: what is kept for its second pass are ordinary tensors."""
+    returned: list[Any] = []
+
+    def on_tensors(*values: Tensor) -> tuple[Tensor, ...]:
+        own_args, own_kwargs = _filled((args, kwargs), values)
+        result = forward(*own_args, **own_kwargs)
+        if not returned:
+            returned.append(map_leaves(_without_tensors, result))
+        return tuple(_values(result))
+
+    values = again(on_tensors, *_values((args, kwargs)))
+    return _filled(returned[0], values)
+
+
+def _values(data: Any) -> list[Tensor]:
+    found = [leaf for leaf in lanes_of(data) if type(leaf) is LaneTensor]
+    return [value for leaf in found for value in leaf.per_lane]
+
+
+def _filled(data: Any, values: Sequence[Tensor]) -> Any:
+    """The data with other tensors of lanes in place of its own."""
+    rows = iter(values)
+
+    def fill(leaf: Any) -> Any:
+        if type(leaf) is not LaneTensor:
+            return leaf
+        return lane_tensor(leaf.lanes, [next(rows) for _ in leaf.lanes])
+
+    return map_leaves(fill, data)
+
+
+def _without_tensors(leaf: Any) -> Any:
+    return lane_tensor(leaf.lanes, ()) if type(leaf) is LaneTensor else leaf

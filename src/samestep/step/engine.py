@@ -17,7 +17,6 @@ from samestep.checkpoint.state import Stateful
 from samestep.config.optim import ClipConfig
 from samestep.data.batch import LaneBatch
 from samestep.data.device import DeviceCopies
-from samestep.distributed.collectives import TorchCollectives
 from samestep.errors import TaskError
 from samestep.lanes.rng import UPDATE
 from samestep.optim.clipping import Clipping
@@ -27,15 +26,16 @@ from samestep.optim.nonfinite import FiniteGuard
 from samestep.optim.optimizer_calls import OptimizerCalls
 from samestep.optim.update import Update
 from samestep.reduce.build import LaneReduction, build_reduction
-from samestep.reduce.global_batchnorm import GlobalBatchNorm
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import NO_FLAGS, RankFlags
 from samestep.run_setup import RunSetup
 from samestep.step.activation_checkpointing import checkpoint_activations
 from samestep.step.forward_check import ForwardCheck
+from samestep.step.global_batchnorm import GlobalBatchNorm
 from samestep.step.global_loss import GlobalSteps
 from samestep.step.graphs import GraphedSteps, why_no_graph
 from samestep.step.lane_watch import LaneWatch
+from samestep.step.lanes_together import LanesTogether
 from samestep.step.loss_terms import LossTerms, NamedLosses, OneLoss
 from samestep.step.mean_as_sum import CheckedTerms
 from samestep.step.micro_batches import MicroBatches
@@ -65,6 +65,7 @@ class Prepared:
     calls: OptimizerCalls
     runner: LaneRunner
     terms: LossTerms
+    batchnorm: GlobalBatchNorm | None = None
 
     def states(self) -> dict[str, Stateful]:
         """By name, what else of this belongs into a checkpoint."""
@@ -119,7 +120,7 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore) -> Prepar
         units,
         scaling,
         context.log.main,
-        batchnorm,
+        [] if batchnorm is None else batchnorm.buffers,
     )
     rates = DeviceRates(optimizers, context.device)
     params = [param for _, param in named]
@@ -137,15 +138,16 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore) -> Prepar
         calls=OptimizerCalls(optimizers),
         runner=_runner(setup, parts_of_run, params, optimizers, batchnorm),
         terms=terms,
+        batchnorm=batchnorm,
     )
 
 
 def _global_batchnorm(setup: RunSetup, modules: Sequence[nn.Module]) -> GlobalBatchNorm | None:
     """Where BatchNorm layers meet; None where they normalise each lane, or where there is one lane."""
-    collectives = setup.context.collectives
-    if setup.config.batchnorm == "lane" or not isinstance(collectives, TorchCollectives):
+    units = setup.assignment.units
+    if setup.config.batchnorm == "lane" or sum(map(len, units)) == 1:
         return None
-    found = GlobalBatchNorm(modules, collectives)
+    found = GlobalBatchNorm(modules, units, setup.context.collectives)
     if found.layers:
         return found
     setup.context.log.main("batchnorm: global has no effect: no module of the run has a BatchNorm")
@@ -162,6 +164,8 @@ def _runner(
     """How lanes run, as configured."""
     if _uses_graphs(setup, optimizers, batchnorm):
         return GraphedSteps(setup.context, setup.precision, modules, setup.config)
+    if batchnorm is not None:
+        return LanesTogether(setup.precision)
     if setup.config.memory.lane_split != 1:
         return MicroBatches(setup, modules, params)
     return WholeLanes(setup.precision)
@@ -225,6 +229,7 @@ def build_engine(
         draws_between=draws_between,
         global_steps=GlobalSteps(setup, prepared.modules, prepared.params, prepared.runner),
         watch=watch,
+        batchnorm=prepared.batchnorm,
     )
 
 
@@ -254,7 +259,7 @@ def _uses_graphs(
         return False
     why = why_no_graph(setup.config, setup.context.device, optimizers)
     if batchnorm is not None:
-        why = "batchnorm: global lets ranks meet inside of lanes, which is not captured"
+        why = "batchnorm: global lets lanes meet inside of their passes, which is not captured"
     if why and requested != "auto":
         raise TaskError(f"speed.graph: true, but {why}. speed.graph: auto then trains without")
     if why and setup.context.device.type == "cuda":

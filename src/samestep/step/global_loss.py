@@ -11,24 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from samestep.data.batch import LaneBatch, Moment
+from samestep.data.batch import LaneBatch
 from samestep.errors import StepError
 from samestep.lanes.rng import WHOLE_BATCH
 from samestep.losses.row_blocks import sharing
-from samestep.pytree import leaves, map_leaves
+from samestep.pytree import leaves, map_leaves, tensors
 from samestep.reduce.buffer_slots import keep_buffers
 from samestep.reduce.lane_rows import LaneRows
 from samestep.reduce.shared_rows import LaneBlocks
 from samestep.reduce.stats import LaneStats
 from samestep.run_setup import RunSetup
+from samestep.step.global_batch import GlobalBatch
 from samestep.step.lane_passes import LanePasses
+from samestep.step.lane_tensor import pick
+from samestep.step.lanes_together import LanesTogether
 from samestep.step.loss_buffers import LossBuffers
 from samestep.step.loss_terms import LossValue, OneLoss, check_loss
 from samestep.step.micro_batches import MicroBatches
@@ -36,102 +39,6 @@ from samestep.step.step_engine import LaneRunner
 
 Embed = Callable[[LaneBatch], Any]
 """Returns the embeddings of a lane's samples: a tensor, or several in containers."""
-
-
-Gather = Callable[[str, Mapping[int, Any]], Any]
-
-
-class _GatheredItems(Mapping[str, Any]):
-    """The items of all lanes' batches, each gathered when it is first read: pictures, most often, are not."""
-
-    def __init__(self, gather: Gather, mine: Mapping[int, Any], names: list[str]) -> None:
-        self._gather, self._mine, self._names = gather, mine, names
-        self._found: dict[str, Any] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._names:
-            raise KeyError(name)
-        if name not in self._found:
-            mine = {lane: data[name] for lane, data in self._mine.items()}
-            self._found[name] = self._gather(f"batch.data[{name!r}]", mine)
-        return self._found[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
-class _GatheredEntries(Sequence[Any]):
-    """The same for tuples and lists."""
-
-    def __init__(self, gather: Gather, mine: Mapping[int, Any], size: int) -> None:
-        self._gather, self._mine, self._size = gather, mine, size
-        self._found: dict[int, Any] = {}
-
-    def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, slice):
-            return [self[at] for at in range(self._size)[place]]
-        at = range(self._size)[place]
-        if at not in self._found:
-            mine = {lane: data[at] for lane, data in self._mine.items()}
-            self._found[at] = self._gather(f"batch.data[{at}]", mine)
-        return self._found[at]
-
-    def __len__(self) -> int:
-        return self._size
-
-
-class GlobalBatch:
-    """The samples of all lanes, in the order of the lanes, as a loss over all of them sees them.
-
-    What it is asked for is gathered from all ranks; what it is not asked for stays where it is.
-    """
-
-    def __init__(
-        self, rows: LaneRows, samples: Sequence[int], mine: Sequence[LaneBatch], moment: Moment
-    ) -> None:
-        self._rows, self._samples, self._mine = rows, samples, mine
-        self._moment = moment
-
-    @property
-    def step(self) -> int:
-        """The step's number in the run, from 0."""
-        return self._moment.step
-
-    @property
-    def epoch(self) -> int:
-        """The epoch's number in the run, from 0."""
-        return self._moment.epoch
-
-    @cached_property
-    def x(self) -> Any:
-        """The first element of (input, target) batches."""
-        return self._gather("batch.x", {batch.lane: batch.x for batch in self._mine})
-
-    @cached_property
-    def y(self) -> Any:
-        """The second element of (input, target) batches."""
-        return self._gather("batch.y", {batch.lane: batch.y for batch in self._mine})
-
-    @cached_property
-    def data(self) -> Any:
-        """What the collate function returned; of a mapping, a tuple or a list, what is read of it."""
-        mine = {batch.lane: batch.data for batch in self._mine}
-        like = self._rows.container("batch.data", mine)
-        if type(like) is dict:
-            return _GatheredItems(self._gather, mine, list(like))
-        if type(like) in (tuple, list):
-            return _GatheredEntries(self._gather, mine, len(like))
-        return self._gather("batch.data", mine)
-
-    def __len__(self) -> int:
-        """The number of samples."""
-        return sum(self._samples)
-
-    def _gather(self, name: str, mine: Mapping[int, Any]) -> Any:
-        return self._rows.gather(name, self._samples, mine)
 
 
 BatchLoss = Callable[[Any, GlobalBatch], LossValue]
@@ -166,6 +73,10 @@ class GlobalSteps:
 
     def run(self, passes: LanePasses, embed: Embed, loss: BatchLoss) -> None:
         """Run the whole step."""
+        runner = passes.engine.runner
+        if isinstance(runner, LanesTogether):
+            self._run_together(passes, runner, embed, loss)
+            return
         self._prepare(passes, embed)
         # What looks into lanes sees all of one before the next.
         kept = 0 if passes.engine.watch is not None else self._kept or 0
@@ -177,6 +88,28 @@ class GlobalSteps:
         embedded.clear()
         for batch in passes.enter_lanes(first=kept):
             self._backward_again(passes, batch, embed, whole)
+        passes.reduce()
+        self._loss_buffers.put()
+        passes.update()
+
+    def _run_together(
+        self, passes: LanePasses, runner: LanesTogether, embed: Embed, loss: BatchLoss
+    ) -> None:
+        """Run a step whose lanes pass each layer together: all of them keep their activations."""
+        body, embedded = runner.forward(passes, embed)
+        assert body.leaves is not None, "lanes that run together have one graph"
+        units = passes.data.units
+        rows = {lane: pick(embedded, at) for at, lane in enumerate(units)}
+        whole = self._loss_of(passes, rows, loss)
+        passes.begin_backward(adds=False)
+        for lane in units:
+            passes.combined(lane, None)
+        losses = [
+            whole.surrogate(lane, rows[lane], own=partial(body.leaves.of, at=at))
+            for at, lane in enumerate(units)
+        ]
+        stats = [whole.stats(lane) for lane in units]
+        passes.backward_together(losses or tensors(pick(embedded, 0)), stats, body.leaves)
         passes.reduce()
         self._loss_buffers.put()
         passes.update()
@@ -250,7 +183,7 @@ class GlobalSteps:
         whole.backward(passes, batch.lane, rows, begin)
 
     def _cut(self, passes: LanePasses, batch: LaneBatch) -> list[LaneBatch]:
-        whole = passes.on_device(batch)
+        whole = passes.batches.on_device(batch)
         return [whole] if self._micro is None else self._micro.cut(whole)
 
     def _buffers_as_they_were(self) -> AbstractContextManager[None]:
@@ -271,7 +204,7 @@ class GlobalSteps:
     def _loss_of(
         self, passes: LanePasses, embedded: Mapping[int, Any], loss: BatchLoss
     ) -> _WholeLoss:
-        batches = [passes.on_device(batch) for batch in passes.read_lanes()]
+        batches = [passes.batches.on_device(batch) for batch in passes.batches.read_all()]
         samples = passes.data.samples
         if samples is None:
             samples = self._rows.share_samples({batch.lane: len(batch) for batch in batches})
@@ -324,13 +257,26 @@ class _WholeLoss:
 
     def backward(self, passes: LanePasses, lane: int, rows: Any, begin: int = 0) -> None:
         """Backpropagate the gradients of a lane's rows, of its last piece from `begin` on; count it."""
-        here = self._samples[lane]
-        surrogate = self.part(lane, rows, begin, here - begin)
+        passes.backward_lane(self.surrogate(lane, rows, begin), self.stats(lane))
+
+    def surrogate(
+        self,
+        lane: int,
+        rows: Any,
+        begin: int = 0,
+        own: Callable[[Tensor], Tensor] = lambda param: param,
+    ) -> Tensor:
+        """Return what has the gradients of a lane's rows, from `begin` on, and of the loss's own parameters."""
+        surrogate = self.part(lane, rows, begin, self._samples[lane] - begin)
         for param, gradient in self._own:
             factor = gradient if lane == self._first else torch.zeros_like(gradient)
-            surrogate = surrogate + (param * factor).sum()
-        share = here / self._total
-        passes.backward_lane(surrogate, LaneStats(self._loss * share, self._count * share))
+            surrogate = surrogate + (own(param) * factor).sum()
+        return surrogate
+
+    def stats(self, lane: int) -> LaneStats:
+        """Return a lane's part of the loss and of its count."""
+        share = self._samples[lane] / self._total
+        return LaneStats(self._loss * share, self._count * share)
 
 
 def _as_leaf(rows: Tensor) -> Tensor:

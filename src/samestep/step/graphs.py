@@ -124,8 +124,8 @@ class GraphedSteps(WholeLanes):
         return True
 
     def _brought(self, step: RecordedStep, passes: LanePasses) -> Sequence[LaneBatch]:
-        batches = passes.read_lanes()
-        return [passes.on_device(batch) for batch in batches] if step.is_large else batches
+        batches = passes.batches.read_all()
+        return [passes.batches.on_device(batch) for batch in batches] if step.is_large else batches
 
     def _recorded(
         self, passes: LanePasses, loss: LossFunction, lands: Callable[[StepEngine], bool]
@@ -137,7 +137,7 @@ class GraphedSteps(WholeLanes):
             loss: Of a batch.
             lands: Whether the update is captured too.
         """
-        batches = passes.read_lanes()
+        batches = passes.batches.read_all()
         if not batches or passes.engine.watch is not None:
             return None
         shape = self._shape(batches, loss)
@@ -191,7 +191,7 @@ class GraphedSteps(WholeLanes):
         self._seen[shape] = seen = self._seen.get(shape, 0) + 1
         if seen <= _WARM_UP:
             return None
-        why = self._why_not(passes.engine, passes.read_lanes())
+        why = self._why_not(passes.engine, passes.batches.read_all())
         if why is not None:
             self._refuse(shape, why)
         elif len(self._steps) == _SHAPES:
@@ -238,7 +238,7 @@ class GraphedSteps(WholeLanes):
         return engine.reduction.buffers.why_not_recorded
 
     def _captured(self, passes: LanePasses, loss: LossFunction, lands: bool) -> RecordedStep:
-        engine, step, batches = passes.engine, passes.data.index, passes.read_lanes()
+        engine, step, batches = passes.engine, passes.data.index, passes.batches.read_all()
         of_loss = HostValues.of_loss(loss, self._modules)
         of_optimizers = HostValues.of_optimizers(engine.optimizers if lands else ())
         lanes = RecordedLanes(engine, batches, loss, passes.moment)

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from samestep.data.batch import LaneBatch, Moment, StepData
-from samestep.distributed.health.activity import DATA, UPDATE
+from samestep.distributed.health.activity import UPDATE
 from samestep.errors import StepError
 from samestep.lanes.rng import BETWEEN, MODEL
 from samestep.optim.update import Updated
-from samestep.pytree import map_leaves
 from samestep.reduce.mean_loss import mean_loss
 from samestep.reduce.stats import EMPTY, LaneStats, LocalStats
+from samestep.step.lane_leaves import LaneLeaves
 from samestep.step.loss_terms import LossValue, Term, TermSums, check_loss
+from samestep.step.step_batches import StepBatches
 from samestep.step.step_engine import LossFunction, StepEngine
 from samestep.step.supported import refuse_frozen_gradients
 
@@ -31,13 +31,12 @@ class LanePasses:
     def __init__(self, engine: StepEngine, data: StepData) -> None:
         self.data = data
         self.updated = False
-        self.changes_weights = self._over = False
+        self.changes_weights = False
         """Whether the update has begun: before it, a rank can return to where the last step ended."""
         self.engine = engine
-        self._batches: list[LaneBatch] = []
-        self._on_device: dict[int, LaneBatch] = {}
         self._open: int | None = None
         self.moment = Moment(data.index, data.epoch, data.total, engine.setup.batch.lane_count)
+        self.batches = StepBatches(engine, data, self.moment)
         self._lane_stats: dict[int, LaneStats] = {}
         self._stats: LocalStats | None = None
         self._begun = self.is_reduced = False
@@ -47,8 +46,8 @@ class LanePasses:
         """What the last update measured."""
         engine.guard.begin(data.index)
         engine.forward_check.begin(data.index)
-        if engine.reduction.batchnorm is not None:
-            engine.reduction.batchnorm.begin_step(lambda: self.in_lane, data.ragged)
+        if engine.batchnorm is not None:
+            engine.batchnorm.begin_step(lambda: self.in_lane)
 
     def train(self, loss: LossFunction) -> None:
         """Run the whole step."""
@@ -70,29 +69,23 @@ class LanePasses:
     def lanes(self) -> Iterator[LaneBatch]:
         """This rank's batches on the device, each inside its lane's forward scope."""
         for position in range(len(self.data.units)):
-            batch = self.on_device(self.enter_lane(position))
+            batch = self.batches.on_device(self.enter_lane(position))
             self.enter_stream()
             with self.forward_scope(), self.engine.setup.precision.forward():
                 yield batch
         self.leave_lanes()
 
-    def release(self) -> None:
-        """The step is over: let go of its batches."""
-        self._batches.clear()
-        self._on_device.clear()
-        self._over = True
-
     def _begin(self, adds: bool = False) -> None:
         if not self._begun:
             self._begun = True
-            self.engine.reduction.gradients.begin(self.data.ragged)
+            self.engine.reduction.gradients.begin(bool(self.data.ragged))
             self.engine.begin_lanes(adds)
 
     def enter_lane(self, position: int) -> LaneBatch:
         """Begin one of this rank's lanes; returns its batch as it was read."""
         self._begin()
         unit = self.data.units[position]
-        batch = self._batch(position)
+        batch = self.batches.read(position)
         self._samples = len(batch)
         self.engine.reduction.buffers.enter_lane()
         self.engine.forward_check.enter_lane()
@@ -132,15 +125,6 @@ class LanePasses:
     def forward_scope(self) -> AbstractContextManager[None]:
         """Around the open lane's forward pass: whether its gradients leave for other ranks."""
         return self.engine.reduction.gradients.forward_scope(self._open == self.data.units[-1])
-
-    def on_device(self, batch: LaneBatch) -> LaneBatch:
-        """A lane's batch where the run computes."""
-        found = self._on_device.get(batch.lane)
-        if found is None:
-            data = self.engine.copies.to_device(batch.data)
-            found = LaneBatch(batch.lane, data, batch.ids, self.moment)
-            self._on_device[batch.lane] = found
-        return found
 
     # -- backward --------------------------------------------------------------------------
 
@@ -201,15 +185,60 @@ class LanePasses:
         self._begun = self.is_reduced = False
         self._begin(adds)
 
-    def backward_loss(self, lane: int, value: LossValue, *, retain: bool) -> None:
+    def combined(self, lane: int, value: LossValue | None) -> Term | None:
+        """Take a lane's buffers in the body of a loop; returns what its loss is summed to, and its count."""
+        with self.engine.reduction.buffers.taken(lane):
+            if value is None:
+                return None
+            self.engine.terms.begin_step()
+            return self._combined(value, self.batches.sizes()[lane])
+
+    def backward_term(self, lane: int, term: Term, *, retain: bool) -> None:
         """Backpropagate one lane in the body of a loop; `retain` keeps its graph."""
+        loss, count = term
         self._open = lane
-        samples = len(self._batches[self.data.units.index(lane)])
-        loss, count = self._combined(value, samples)
         if self.engine.watch is not None:
             self.engine.watch.enter_lane(self.data.index, lane)
         self.backward_lane(loss, LaneStats(loss.detach(), count), retain)
         self._open = None
+
+    def backward_together(
+        self,
+        losses: Sequence[Tensor],
+        stats: Sequence[LaneStats],
+        leaves: LaneLeaves,
+        retain: bool = False,
+    ) -> None:
+        """Backpropagate all lanes at once, whose graphs meet.
+
+        Args:
+            losses: What is backpropagated: one per lane, or what a rank without samples has computed.
+            stats: What the lanes measured.
+            leaves: What they computed with in place of the parameters.
+            retain: Whether the graph is kept.
+        """
+        gradients, watch = self.engine.reduction.gradients, self.engine.watch
+        self._lane_stats = dict(zip(self.data.units, stats, strict=True))
+        self._share()
+        with self.engine.setup.precision.backward():
+            if self.data.units:
+                leaves.backward(losses, gradients.scaling.start, retain)
+            else:
+                leaves.backward_for_nothing(losses, retain)
+        self._refuse_no_leaves()
+        for at, (lane, measured) in enumerate(self._lane_stats.items()):
+            if watch is not None:
+                watch.enter_lane(self.data.index, lane)
+                watch.leave_lane(measured.loss, measured.count)
+            leaves.put(at)
+            gradients.take(lane)
+
+    def _refuse_no_leaves(self) -> None:
+        if any(param.grad is not None for param in self.engine.params):
+            raise StepError(
+                "with batchnorm: global a parameter was used where lanes run by themselves (in run.each_lane, or in "
+                "an autograd.Function): give it to the function as an argument"
+            )
 
     def backward_lane(self, loss: Tensor, stats: LaneStats, retain: bool = False) -> None:
         """Backpropagate the open lane, whose forward pass is over."""
@@ -232,7 +261,7 @@ class LanePasses:
         self.is_reduced = True
         engine, reduction = self.engine, self.engine.reduction
         self._begin()
-        self.read_lanes()  # also what the loop did not: the next step gets its own batches
+        self.batches.read_all()  # also what the loop did not: the next step gets its own batches
         self._open = None
         stats = self._share()
         reduction.gradients.exchange()
@@ -301,7 +330,7 @@ class LanePasses:
 
     def undo_lanes(self) -> None:
         """Before the update: leave the modules as the last step did."""
-        if self._begun:
+        if self._begun or self.engine.batchnorm is not None:
             self.engine.reduction.buffers.restore()
 
     def refuse_bad_weights(self) -> None:
@@ -322,43 +351,9 @@ class LanePasses:
             engine.reduction.buffers.start()
         return self._stats
 
-    def spare(self) -> Any:
-        """Lane 0's batch, for ranks without samples: every rank must come to a loop's own lines. All ranks call this."""
-        context = self.engine.setup.context
-        first = self.read_lanes()[0].data if context.is_main else None
-        found = context.broadcast(map_leaves(_on_host, first))
-        return None if self.data.units else self.engine.copies.to_device(found)
-
-    def lane_sizes(self) -> dict[int, int]:
-        """Return the number of samples in each lane of this rank."""
-        return {batch.lane: len(batch) for batch in self.read_lanes()}
-
-    def read_lanes(self) -> list[LaneBatch]:
-        """The batches of all of this rank's lanes, as they were read."""
-        if self.data.units:
-            self._batch(len(self.data.units) - 1)
-        return self._batches
-
-    def _batch(self, position: int) -> LaneBatch:
-        if self._over:
-            raise StepError(f"step {self.data.index} is over: its batches are gone")
-        while len(self._batches) <= position:
-            engine, activity = self.engine, self.engine.setup.context.activity
-            before = activity.enter(DATA)
-            read = self.data.read()
-            activity.enter(before)
-            engine.guard.saw(self.data.index, read.lane, read.ids)
-            engine.on_batch(self.data.index, read)
-            self._batches.append(read)
-        return self._batches[position]
-
     def _require_open_lane(self) -> int:
         if self._open is None:
             raise StepError("a loss is backpropagated inside of its lane, once for each batch")
         if self._open in self._lane_stats:
             raise StepError(f"lane {self._open} was backpropagated twice: add the losses up")
         return self._open
-
-
-def _on_host(leaf: Any) -> Any:
-    return leaf.cpu() if isinstance(leaf, Tensor) else leaf

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, Protocol
 
 from torch import Tensor
+
+from samestep.step.lane_leaves import LaneLeaves
 
 Lanes = tuple[int, ...]
 
@@ -27,6 +29,8 @@ class LaneScope(Protocol):
 
     uneven: bool
     """Whether lengths differ among lanes."""
+    leaves: LaneLeaves | None
+    """What lanes compute with in place of the parameters, if their graphs meet."""
 
     def run_operation(self, func: Any, args: Any, kwargs: Any, lanes: Lanes, draws: bool) -> Any:
         """Run a torch function once per lane; `draws` if it may draw random numbers."""
@@ -37,6 +41,9 @@ class LaneScope(Protocol):
     def paused(self) -> AbstractContextManager[None]:
         """Around lines that are those of an ordinary program."""
 
+    def again(self) -> Callable[[], AbstractContextManager[None]]:
+        """Return what lets lines of the body run a second time, in its backward pass."""
+
     def meets_graph(self, shared: Tensor) -> None:
         """A value of lanes is computed with something that all share and that has a graph."""
 
@@ -46,3 +53,11 @@ class LaneScope(Protocol):
 
 scope_of_body: ContextVar[LaneScope | None] = ContextVar("scope_of_body", default=None)
 """The loop's body that is running; None outside of one."""
+
+
+@contextmanager
+def no_lanes() -> Iterator[None]:
+    """Around lines that are those of an ordinary program, whatever body is running."""
+    body = scope_of_body.get()
+    with nullcontext() if body is None else body.paused():
+        yield

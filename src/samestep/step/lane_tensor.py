@@ -18,6 +18,7 @@ from torch.nn import Parameter
 
 from samestep.errors import StepError
 from samestep.pytree import leaves, map_leaves
+from samestep.step.lane_leaves import LaneLeaves
 from samestep.step.lane_scope import NO_LANE, Lanes, LaneScope, Pending, scope_of_body
 from samestep.step.torch_functions import RANDOM, SUMS, changes_first
 
@@ -217,12 +218,13 @@ def lanes_of(data: Any) -> list[OfLanes]:
     return found
 
 
-def pick(data: Any, at: int) -> Any:
+def pick(data: Any, at: int, own: LaneLeaves | None = None) -> Any:
     """Return the arguments with the values of one lane.
 
     Args:
         data: With values of lanes.
         at: The place of the lane among the rank's.
+        own: What lanes compute with in place of the parameters.
     """
 
     def of_lane(leaf: Any) -> Any:
@@ -230,6 +232,8 @@ def pick(data: Any, at: int) -> Any:
             return leaf.per_lane[at]
         if type(leaf) is slice:
             return slice(*pick((leaf.start, leaf.stop, leaf.step), at))
+        if own is not None and isinstance(leaf, Tensor):
+            return own.of(leaf, at)
         return leaf
 
     return map_leaves(of_lane, data)
@@ -349,13 +353,14 @@ def run_per_lane(
     """
     outs: list[Any] = []
     body = scope_of_body.get()
+    own = None if body is None else body.leaves
     with torch._C.DisableTorchFunctionSubclass(), scope as enter:
         if body is not None:
             for shared in _with_graph((args, kwargs)):
                 body.meets_graph(shared)
         for at, lane in enumerate(lanes):
             enter(lane)
-            outs.append(func(*pick(args, at), **pick(kwargs, at)))
+            outs.append(func(*pick(args, at, own), **pick(kwargs, at, own)))
     return join(lanes, outs)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -12,16 +12,19 @@ from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]
 from torch.optim import Optimizer
 
 from samestep.errors import StepError
-from samestep.lanes.rng import BETWEEN, MODEL, LaneDraws
+from samestep.pytree import tensors
 from samestep.reduce.gradients import Grads
 from samestep.reduce.mean_loss import mean_loss
+from samestep.reduce.stats import LaneStats
+from samestep.step.body_draws import BodyDraws
 from samestep.step.body_mode import BodyMode
 from samestep.step.body_trace import Run
 from samestep.step.deferred_body import DeferredBody, KnownBodies
 from samestep.step.graph_nodes import came_from
 from samestep.step.lane_cost import LaneCost
+from samestep.step.lane_leaves import LaneLeaves
 from samestep.step.lane_passes import LanePasses
-from samestep.step.lane_scope import NO_LANE, Lanes, scope_of_body
+from samestep.step.lane_scope import NO_LANE, Lanes, no_lanes, scope_of_body
 from samestep.step.lane_tensor import (
     LaneTensor,
     join,
@@ -29,22 +32,11 @@ from samestep.step.lane_tensor import (
     pick,
     run_per_lane,
 )
-from samestep.step.loss_terms import LossValue
+from samestep.step.loss_terms import LossValue, Term
 from samestep.step.module_calls import ModuleCalls
-from samestep.step.pending_gradients import add_kept, kept_gradients
-
-_BODY = 3
-"""The place in the stream between lanes that a body begins with."""
+from samestep.step.pending_gradients import add_kept, kept_gradients, scale_gradients
 
 Reduction = Literal["mean", "sum"]
-
-
-@contextmanager
-def no_lanes() -> Iterator[None]:
-    """Around lines that are those of an ordinary program, whatever body is running."""
-    body = scope_of_body.get()
-    with nullcontext() if body is None else body.paused():
-        yield
 
 
 class LoopBody:
@@ -66,15 +58,14 @@ class LoopBody:
         self._passes, self._calls, self._cost = passes, calls, cost
         self._engine = passes.engine
         self.lanes: Lanes = passes.data.units or (NO_LANE,)
-        self._calls_made = self._restarts = 0
-        """How often modules were called, and the body's own draws begun anew: the same on all ranks."""
+        self.leaves = None if self._engine.batchnorm is None else LaneLeaves(len(self.lanes))
         self.uneven = False
         """Whether lengths differ among lanes."""
         self._deferred: DeferredBody | None = None
         if known is not None and passes.data.units and self._engine.watch is None:
             device = self._engine.setup.context.device
-            self._deferred = DeferredBody(known, passes.read_lanes(), device, self.apart)
-        self._streams = LaneDraws(self._engine.setup.rng, passes.data.index)
+            self._deferred = DeferredBody(known, passes.batches.read_all(), device, self.apart)
+        self._draws = BodyDraws(self._engine.setup.rng, passes.data.index)
         self._mode = BodyMode(self)
         self._entered = ExitStack()
         self._shares_graph = False
@@ -91,16 +82,18 @@ class LoopBody:
 
     def enter(self) -> Any:
         """Begin the body; returns the batches of this rank's lanes."""
+        if self.leaves is not None:
+            self._engine.begin_buffers()
         batch, data = self._batch(), self._passes.data
-        self._engine.reduction.gradients.ragged = data.ragged
-        self._engine.setup.rng.enter(BETWEEN, at=(data.index, _BODY))  # reading has drawn
+        self._engine.reduction.gradients.ragged = bool(data.ragged)
+        self._draws.begin()
         self.resume()
         self._entered.callback(self.pause)
         return batch
 
     def _batch(self) -> Any:
         passes = self._passes
-        spare = passes.spare() if passes.data.ragged else None
+        spare = passes.batches.spare()
         if not passes.data.units:
             return join(self.lanes, [spare])
         if self._deferred is None:
@@ -109,7 +102,10 @@ class LoopBody:
 
     def _read(self) -> Any:
         passes = self._passes
-        return join(self.lanes, [passes.on_device(batch).data for batch in passes.read_lanes()])
+        return join(
+            self.lanes,
+            [passes.batches.on_device(batch).data for batch in passes.batches.read_all()],
+        )
 
     def resume(self) -> None:
         """Let modules and draws be those of lanes."""
@@ -138,7 +134,7 @@ class LoopBody:
     @property
     def samples(self) -> Any:
         """The number of samples in each lane."""
-        sizes = self._passes.lane_sizes()
+        sizes = self._passes.batches.sizes()
         return join(self.lanes, [sizes.get(lane, 1) for lane in self.lanes])
 
     def leave(self) -> None:
@@ -149,6 +145,11 @@ class LoopBody:
 
     def run_operation(self, func: Any, args: Any, kwargs: Any, lanes: Lanes, draws: bool) -> Any:
         """Run a torch function once per lane, now or with the backward pass."""
+        if self.leaves is not None and func is torch.autograd.grad:
+            raise StepError(
+                "torch.autograd.grad of one lane with batchnorm: global, where lanes have one graph: use batchnorm: "
+                "lane, or a layer without the statistics of other samples"
+            )
         return self._take(
             func, args, kwargs, lambda a, k: run_per_lane(func, a, k, lanes, self._operation(draws))
         )
@@ -160,28 +161,18 @@ class LoopBody:
 
     @contextmanager
     def _operation(self, draws: bool) -> Iterator[Callable[[int], None]]:
-        precision = self._engine.setup.precision
-        if not draws:
-            with precision.forward():
-                yield _same
-            return
-        with precision.forward(), self._engine.setup.rng.kept(torch_only=True):
-            try:
-                yield self._streams.enter
-            finally:
-                self._streams.leave()
+        each = self._draws.per_lane() if draws else nullcontext(_same)
+        with self._engine.setup.precision.forward(), each as enter:
+            yield enter
 
     @contextmanager
     def whole_lanes(self) -> Iterator[Callable[[int], None]]:
         engine, step = self._engine, self._passes.data.index
-        self._calls_made += 1
-        at = self._calls_made
-        rng, buffers, watch = engine.setup.rng, engine.reduction.buffers, engine.watch
+        buffers, watch = engine.reduction.buffers, engine.watch
         self._forwards += 1
         opened = ExitStack()
 
         def enter(lane: int) -> None:
-            self._streams.leave()
             opened.close()
             if lane != NO_LANE:
                 engine.forward_check.enter_lane()
@@ -191,11 +182,10 @@ class LoopBody:
                     opened.callback(watch.leave_lanes)
             opened.enter_context(buffers.of_lane(lane))
             self._passes.reopen(lane)
-            rng.enter(MODEL, max(lane, 0), at=(step, at))
-            self._streams.enter(lane)
+            draw(lane)
 
         first = _get_sequence_nr()
-        with self.paused(), engine.setup.precision.forward():
+        with self.paused(), engine.setup.precision.forward(), self._draws.whole_lanes() as draw:
             try:
                 yield enter
             except BaseException:
@@ -206,8 +196,6 @@ class LoopBody:
             finally:
                 self._passes.reopen(None)
                 self._made_in_lanes.append(range(first, _get_sequence_nr()))
-                self._streams.leave()
-                self._restart()
 
     def make(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Draw by sizes: one tensor per lane; with a generator of the loop's own, one for all."""
@@ -218,9 +206,10 @@ class LoopBody:
     def _call_module(
         self, module: nn.Module, own: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
     ) -> Any:
+        if self.leaves is not None:
+            return own(*args, **kwargs)  # layer by layer
         lanes = lanes_of((args, kwargs))[0].lanes
         gradients = self._engine.reduction.gradients
-
         if self._cost is not None:
             with self.paused():
                 self._cost.measure(module, args, kwargs)
@@ -233,22 +222,29 @@ class LoopBody:
             return self._take(module, args, kwargs, run)
         result = self._take(module, args, kwargs, run)
         if self._deferred.is_put_off:
-            self._restart()  # as if it had run
+            self._draws.restart()  # as if it had run
         return result
-
-    def _restart(self) -> None:
-        """Lanes have drawn: what the body draws next must not depend on how many there were."""
-        self._restarts += 1
-        at = (self._passes.data.index, _BODY + self._restarts)
-        self._engine.setup.rng.enter(BETWEEN, at=at)
 
     @contextmanager
     def apart(self) -> Iterator[None]:
         """Around what was put off and runs later than the body called it: the body's own draws are kept."""
-        restarts = self._restarts
-        with self.paused(), self._engine.setup.rng.kept():
+        with self.paused(), self._draws.apart():
             yield
-        self._restarts = restarts
+
+    def again(self) -> Callable[[], AbstractContextManager[None]]:
+        """Return what lets lines of the body run a second time, in its backward pass."""
+        second_draws = self._draws.again()
+
+        @contextmanager
+        def second() -> Iterator[None]:
+            self.resume()  # in the thread of this backward pass
+            try:
+                with second_draws():
+                    yield
+            finally:
+                self.pause()
+
+        return second
 
     def meets_graph(self, shared: Tensor) -> None:
         """A lane's value was computed with something that all lanes share and that has a graph."""
@@ -288,11 +284,10 @@ class LoopBody:
         with self.paused():
             kept = kept_gradients(self._engine.params)
             if not self._replays(loss, bool(retain_graph), kept):
-                self._begin_backward(kept)
-                self._backward_lanes(loss, bool(retain_graph))
+                self._backward_lanes(loss, self._begin_backward(kept, loss), bool(retain_graph))
                 self._passes.reduce()
             if reduction == "sum":
-                self._undo_mean()
+                scale_gradients(self._engine.params, self._passes.stats.count())
             add_kept(self._engine.params, kept)
         self.backwards += 1
         self.is_begun = True
@@ -340,24 +335,28 @@ class LoopBody:
                 "run.backward got a loss with lanes of another step: backpropagate it in its own step"
             )
 
-    def _begin_backward(self, kept: Grads) -> None:
+    def _begin_backward(self, kept: Grads, loss: LossValue | None = None) -> dict[int, Term]:
+        """Begin a backward pass; returns what each lane's loss is summed to, and its count."""
         self._passes.begin_backward(self._adds(kept))
         self._calls.is_updated = False
         self._forwards = 0
-        for lane in self._passes.data.units:
-            self._engine.reduction.buffers.take_lane(lane)
+        terms = {
+            lane: self._passes.combined(lane, None if loss is None else pick(loss, at))
+            for at, lane in enumerate(self._passes.data.units)
+        }
         self._engine.reduction.buffers.forget_lanes()
+        return {lane: term for lane, term in terms.items() if term is not None}
 
-    def _backward_lanes(self, loss: LossValue, retain: bool) -> None:
-        units = self._passes.data.units
-        for at, lane in enumerate(units):
-            shared = self._shares_graph and at + 1 < len(units)
-            self._passes.backward_loss(lane, pick(loss, at), retain=retain or shared)
-
-    def _undo_mean(self) -> None:
-        grads = [param.grad for param in self._engine.params if param.grad is not None]
-        if grads:
-            torch._foreach_mul_(grads, self._passes.stats.count())
+    def _backward_lanes(self, loss: LossValue, terms: Mapping[int, Term], retain: bool) -> None:
+        if self.leaves is not None:
+            # A rank without samples comes to the layers' backward passes, too, and adds nothing there.
+            losses = [term[0] for term in terms.values()] or tensors(pick(loss, 0))
+            stats = [LaneStats(total.detach(), count) for total, count in terms.values()]
+            self._passes.backward_together(losses, stats, self.leaves, retain)
+            return
+        for left, (lane, term) in zip(reversed(range(len(terms))), terms.items(), strict=True):
+            shared = self._shares_graph and left > 0
+            self._passes.backward_term(lane, term, retain=retain or shared)
 
     def step(self, optimizer: Optimizer) -> None:
         """Run a call of an optimizer's `step` in the body."""
@@ -370,7 +369,7 @@ class LoopBody:
         self.run_now(f"{type(optimizer).__name__}.step")
         with self.paused():
             self._passes.change_weights([optimizer])
-            self._restart()
+            self._draws.restart()
 
     @property
     def is_put_off(self) -> bool:

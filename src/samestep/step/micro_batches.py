@@ -52,7 +52,7 @@ class MicroBatches(WholeLanes):
         self.is_searched = split == "auto"
 
     def run_lane(self, passes: LanePasses, batch: LaneBatch, loss: LossFunction) -> None:
-        pieces = self.cut(passes.on_device(batch))
+        pieces = self.cut(passes.batches.on_device(batch))
         if len(pieces) == 1:
             super().run_lane(passes, batch, loss)
             return

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 
 from samestep.reduce.gradients import Grads
@@ -29,6 +30,13 @@ def add_kept(params: Sequence[Parameter], kept: Grads) -> None:
     for param, grad in zip(params, kept, strict=True):
         if param.grad is None:
             param.grad = grad
+
+
+def scale_gradients(params: Sequence[Parameter], factor: Tensor | float) -> None:
+    """Multiply the gradients by a factor."""
+    grads = [param.grad for param in params if param.grad is not None]
+    if grads:
+        torch._foreach_mul_(grads, factor)
 
 
 class PendingGradients:

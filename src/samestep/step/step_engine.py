@@ -17,6 +17,7 @@ from samestep.reduce.build import LaneReduction
 from samestep.reduce.stats import RankFlags
 from samestep.run_setup import RunSetup
 from samestep.step.forward_check import ForwardCheck
+from samestep.step.global_batchnorm import GlobalBatchNorm
 from samestep.step.lane_watch import LaneWatch
 from samestep.step.loss_terms import LossTerms, LossValue
 from samestep.step.step_log import StepLog
@@ -79,6 +80,8 @@ class StepEngine:
     """Runs steps whose loss is over the whole global batch."""
     watch: LaneWatch | None = None
     """Looks into the steps, if something does."""
+    batchnorm: GlobalBatchNorm | None = None
+    """Where BatchNorm layers meet, if they normalise over the global batch."""
 
     def begin_lanes(self, adds: bool = False) -> None:
         """Before the first lane of a step, on the device: remember what lanes begin with.
@@ -86,8 +89,13 @@ class StepEngine:
         Args:
             adds: Whether the gradients are added to others that no update has read.
         """
-        self.guard.keep_buffers()
+        if self.batchnorm is None:
+            self.begin_buffers()
         if not adds:
             self.reduction.gradients.scaling.begin()
+
+    def begin_buffers(self) -> None:
+        """Before the first forward pass of a step."""
+        self.guard.keep_buffers()
         self.terms.begin_step()
         self.reduction.buffers.begin_step()

@@ -25,4 +25,4 @@ class WholeLanes:
         """Run the forward and backward pass of the open lane."""
         passes.enter_stream()
         with passes.forward_scope(), self._precision.forward():
-            passes.backward(loss(passes.on_device(batch)))
+            passes.backward(loss(passes.batches.on_device(batch)))

@@ -14,10 +14,7 @@ from samestep.checkpoint.ownership import naming_errors
 from samestep.checkpoint.resume import ResumePoint, refuse_another_run, warn_of_other_bits
 from samestep.config import Config
 from samestep.data.batch import Source
-from samestep.errors import PlanError
-from samestep.lanes.plan import BatchPlan
 from samestep.optim.precision import Precision
-from samestep.reduce.global_batchnorm import NO_SAMPLES
 from samestep.run_setup import RunSetup
 from samestep.step.supported import has_batchnorm, lonely_samples
 from samestep.words import counted
@@ -43,8 +40,6 @@ def report_plan(
         modules: What it trains.
     """
     config, context, batch, precision = setup.config, setup.context, setup.batch, setup.precision
-    if config.batchnorm == "global" and any(map(has_batchnorm, modules)):
-        refuse_empty_lanes(batch, source, total, config.drop_last)
     shares = [len(lanes) for lanes in setup.assignment.by_rank]
     plan: dict[str, Any] = {
         "same": config.same,
@@ -95,7 +90,7 @@ def _remarks(config: Config, precision: Precision) -> list[str]:
 
 def _warn_of_lonely_samples(setup: RunSetup, source: Source, modules: Sequence[nn.Module]) -> None:
     config, context, size = setup.config, setup.context, setup.batch.lane_batch
-    if config.batchnorm == "global" and context.world > 1:
+    if config.batchnorm == "global":
         return
     samples, steps = source.samples or 0, source.steps_per_epoch or 0
     # By what an epoch reads: a DataLoader's drop_last is not the config's.
@@ -105,27 +100,8 @@ def _warn_of_lonely_samples(setup: RunSetup, source: Source, modules: Sequence[n
         context.log.main(f"Warning: {lonely}")
     elif setup.batch.lane_count > 1 and size < _ENOUGH and any(map(has_batchnorm, modules)):
         context.log.main(
-            f"BatchNorm normalises over a lane's {size} samples, not over the global batch: fewer lanes show it more"
-        )
-
-
-def refuse_empty_lanes(
-    batch: BatchPlan, source: Source, total: int | None, drop_last: bool
-) -> None:
-    """Refuse an epoch whose last step has samples for some lanes only, where all of them must meet.
-
-    Raises:
-        PlanError: Some lanes would have none; of iterable data the step itself finds out.
-    """
-    if source.samples is None or source.steps_per_epoch is None or drop_last:
-        return
-    rest = source.samples % batch.global_batch
-    filled = -(-rest // batch.lane_batch)
-    is_reached = total is None or total >= source.steps_per_epoch
-    if rest and filled < batch.lane_count and is_reached:
-        raise PlanError(
-            f"{source.samples} samples in batches of {batch.global_batch} leave a rest of {rest}, which fills "
-            f"{filled} of {batch.lane_count} lanes, and {NO_SAMPLES}"
+            f"BatchNorm normalises over a lane's {size} samples. Fewer lanes show it more, and batchnorm: global "
+            f"all {setup.batch.global_batch} of the global batch"
         )
 
 

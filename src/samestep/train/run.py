@@ -375,7 +375,7 @@ class Run(RunMeasures):
             if data.ends_epoch:
                 self._schedules.end_epoch(self.sync_update)
             self._listeners.on_step(step)
-            passes.release()
+            passes.batches.release()
             self._passes = None
             if self._parts.step_end.end(passes, source, plan, total):
                 break

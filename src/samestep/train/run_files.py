@@ -18,7 +18,6 @@ from samestep.data.loaders import batch_size_of
 from samestep.distributed.context import RunContext
 from samestep.distributed.health.watchdog import Reminder
 from samestep.errors import StepError
-from samestep.lanes.plan import refuse_several_lanes
 from samestep.lanes.rng import INIT
 from samestep.run_setup import RunSetup
 from samestep.step.engine import Prepared
@@ -37,8 +36,6 @@ class RunFiles(RunPlace):
 
     def __init__(self, config: Config, context: RunContext) -> None:
         self.setup = RunSetup.create(config, context)
-        if config.batchnorm == "global":
-            refuse_several_lanes(config.lane_count(context.world), context.world)
         self.run_dir = config.run_path
         """Where the run's files are."""
         self._listeners = Listeners(self.setup.rng)

@@ -270,7 +270,7 @@ class RunMeasures(RunFiles):
             raise StepError(
                 "run.mean belongs inside the loop over the loader: it weighs lanes by the samples of a step"
             )
-        sizes = self._passes.lane_sizes()
+        sizes = self._passes.batches.sizes()
 
         def weighted(lane: int, own: Tensor) -> Tensor:
             wide = own.double() * sizes[lane]

@@ -17,7 +17,7 @@ from samestep.distributed.context import RunContext
 from samestep.errors import TaskError
 from samestep.foreign.files import is_file
 from samestep.optim.schedules import Schedule
-from samestep.step.global_loss import GlobalBatch
+from samestep.step.global_batch import GlobalBatch
 from samestep.step.loss_terms import LossValue
 from samestep.step.step import Step
 from samestep.train.fold_data import joined_data, labels_in, with_all_data, with_fold

@@ -23,6 +23,8 @@ from samestep.errors import CheckpointError
 from samestep.foreign.json_text import read_json_lines
 from samestep.foreign.numbers import whole_number
 from samestep.pytree import tensors
+from samestep.step.lane_scope import NO_LANE
+from samestep.step.lane_tensor import LaneTensor
 from samestep.step.step import Step
 from samestep.train.listeners import RunListener
 from samestep.train.run import Run
@@ -107,6 +109,8 @@ class Tracer(RunListener):
         """The step, its part and the lane that tensors belong to now; None if none is wanted."""
         self._orders: Counter[tuple[int, int, int | None]] = Counter()
         self._calls: Counter[tuple[Any, ...]] = Counter()
+        self._reading: int | None = None
+        """The step whose batches were read last."""
         self._hooks: list[RemovableHandle] = []
         run.add_listener(self)
         run.watch_lanes(self)
@@ -114,6 +118,7 @@ class Tracer(RunListener):
     # -- what the run calls ----------------------------------------------------------------
 
     def on_batch(self, step: int, batch: LaneBatch) -> None:
+        self._reading = step
         if not self._wants(step):
             return
         before, self._at = self._at, (step, LANE, batch.lane)
@@ -215,7 +220,19 @@ class Tracer(RunListener):
 
     def _take_all(self, kind: str, name: str, data: Any) -> None:
         for number, tensor in enumerate(tensors(data)):
-            self._take(kind, f"{name}[{number}]" if number else name, tensor)
+            self._take_lanes(kind, f"{name}[{number}]" if number else name, tensor)
+
+    def _take_lanes(self, kind: str, name: str, tensor: Tensor) -> None:
+        """Take a tensor of the open lane, or of all lanes where they run together."""
+        if type(tensor) is not LaneTensor:
+            self._take(kind, name, tensor)
+            return
+        before, step = self._at, self._reading
+        for lane, value in zip(tensor.lanes, tensor.per_lane, strict=True):
+            if step is not None and lane != NO_LANE:
+                self._at = (step, LANE, lane)
+                self._take(kind, name, value)
+        self._at = before
 
     def _take(self, kind: str, name: str, tensor: Tensor) -> None:
         if self._at is None:

@@ -49,11 +49,6 @@ def test_lanes_that_follow_from_the_ranks_are_no_choice() -> None:
         lanes_to_compare(load_config({"batch_per_rank": 4, "epochs": 1}))
 
 
-def test_lanes_that_must_be_as_many_as_ranks_are_no_choice() -> None:
-    with pytest.raises(PlanError, match="as many lanes as ranks, and there is nothing to choose"):
-        lanes_to_compare(config(batchnorm="global"))
-
-
 def test_widths_beyond_a_ranks_lanes_are_measured_once() -> None:
     compared = Comparison((2, 8), (1, 4, 8))
     assert compared.choices(1) == (

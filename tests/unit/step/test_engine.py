@@ -239,7 +239,9 @@ def test_layers_that_meet_inside_of_lanes_keep_a_gpu_from_graphs_and_the_log_say
     assert uses("auto", None)
     assert lines == []
     assert not uses("auto", object())
-    assert "no CUDA graphs, since batchnorm: global lets ranks meet inside of lanes" in lines[0]
+    assert (
+        "no CUDA graphs, since batchnorm: global lets lanes meet inside of their passes" in lines[0]
+    )
     assert not uses(False, object())
     with pytest.raises(TaskError, match="true, but batchnorm: global"):
         uses(True, object())

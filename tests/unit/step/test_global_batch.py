@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from samestep.data.batch import LaneBatch, Moment
-from samestep.step.global_loss import GlobalBatch
+from samestep.step.global_batch import GlobalBatch
 
 
 class Rows:

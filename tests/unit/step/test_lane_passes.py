@@ -247,7 +247,7 @@ class Elsewhere(Noting):
 
     def run_step(self, passes: LanePasses, loss: LossFunction) -> None:
         engine, reduction = passes.engine, passes.engine.reduction
-        batches = [passes.on_device(batch) for batch in passes.read_lanes()]
+        batches = [passes.batches.on_device(batch) for batch in passes.batches.read_all()]
         rates = engine.update.begin(passes.data.index)
         engine.begin_lanes()
         lanes = [LaneStats(torch.tensor(1.0), len(batch)) for batch in batches]

@@ -86,7 +86,7 @@ def prepared(run: Run) -> tuple[nn.Module, SGD]:
 
 
 def squares(model: nn.Module) -> Callable[[samestep.LaneBatch], tuple[Tensor, int]]:
-    return lambda batch: ((model(batch.x)[:, 0] - batch.y).square().sum(), len(batch))
+    return lambda batch: ((model(batch.x)[:, 0] - batch.y).square().sum(), batch.size)
 
 
 def train(

@@ -45,6 +45,16 @@ def test_a_step_is_traced_in_the_order_in_which_it_computes(tmp_path: Path) -> N
     assert "model.3.bias" in state
 
 
+def test_lanes_that_run_together_are_traced_each_by_itself(tmp_path: Path) -> None:
+    traced(tmp_path, epochs=1, batchnorm="global")
+    (entries,) = read_trace(tmp_path / "trace")
+    for lane in (0, 2):
+        seen = [(e.kind, e.name) for e in entries if (e.step, e.part, e.lane) == (1, LANE, lane)]
+        assert ("output", "model.1") in seen
+        assert seen.index(("output", "model")) < seen.index(("loss", ""))
+        assert len([name for kind, name in seen if kind == "gradient"]) == 6
+
+
 def test_a_trace_changes_no_run_and_begins_where_it_is_to(tmp_path: Path) -> None:
     with samestep.start(settings(tmp_path / "plain")) as run:
         plain = train(run)

@@ -1,0 +1,84 @@
+"""The random numbers of a loop's body: its own, the same on all ranks, and those of each lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from samestep.lanes.rng import BETWEEN, MODEL, LaneDraws, RngStreams
+
+_BODY = 3
+"""The place in the stream between lanes that a body begins with."""
+
+
+class BodyDraws:
+    """Puts the generators where the body's next lines draw."""
+
+    def __init__(self, rng: RngStreams, step: int) -> None:
+        self._rng, self._step = rng, step
+        self._lanes = LaneDraws(rng, step)
+        self._calls = self._restarts = 0
+        """How often lanes ran whole, and the body's own draws begun anew: the same on all ranks."""
+
+    def begin(self) -> None:
+        """Begin the body: reading has drawn."""
+        self._rng.enter(BETWEEN, at=(self._step, _BODY))
+
+    def restart(self) -> None:
+        """Lanes have drawn: what the body draws next must not depend on how many there were."""
+        self._restarts += 1
+        self._rng.enter(BETWEEN, at=(self._step, _BODY + self._restarts))
+
+    @contextmanager
+    def per_lane(self) -> Iterator[Callable[[int], None]]:
+        """Around an operation that draws once per lane; yields what is called before each."""
+        with self._rng.kept(torch_only=True):
+            try:
+                yield self._lanes.enter
+            finally:
+                self._lanes.leave()
+
+    @contextmanager
+    def whole_lanes(self) -> Iterator[Callable[[int], None]]:
+        """Around code that runs once per lane, and may draw by any generator."""
+        self._calls += 1
+        call = self._calls
+
+        def enter(lane: int) -> None:
+            self._lanes.leave()
+            self._rng.enter(MODEL, max(lane, 0), at=(self._step, call))
+            self._lanes.enter(lane)
+
+        try:
+            yield enter
+        finally:
+            self._lanes.leave()
+            self.restart()
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Around what runs later than the body called it: the body's own draws are kept."""
+        restarts = self._restarts
+        try:
+            with self._rng.kept():
+                yield
+        finally:
+            self._restarts = restarts
+
+    def again(self) -> Callable[[], AbstractContextManager[None]]:
+        """Return what makes the lines that follow now draw a second time what they draw first."""
+        states, calls = self._lanes.states(), self._calls
+
+        @contextmanager
+        def second() -> Iterator[None]:
+            after, made = self._lanes.states(), self._calls
+            self._lanes.put_states(states)
+            self._calls = calls
+            try:
+                with self.apart():
+                    yield
+            finally:
+                self._lanes.put_states(after)
+                self._calls = made
+
+        return second

@@ -1,0 +1,73 @@
+"""Leaves of the graph for each lane, so that one backward pass over all lanes leaves a gradient of each.
+
+Lanes that meet in a layer have one graph. What they share, such as the weights, then enters it as one leaf per
+lane, in the same memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class LaneLeaves:
+    """The leaves of the lanes of this rank, in one step."""
+
+    def __init__(self, lanes: int) -> None:
+        self._lanes = lanes
+        self._known: dict[int, tuple[Tensor, list[Tensor]]] = {}
+        """By the id of what lanes share: itself, and the leaf of each lane."""
+
+    def of(self, shared: Tensor, at: int) -> Tensor:
+        """Return what a lane computes with in place of a tensor that lanes share.
+
+        Args:
+            shared: A parameter, or computed from parameters.
+            at: The place of the lane among the rank's.
+        """
+        if not shared.requires_grad:
+            return shared
+        found = self._known.get(id(shared))
+        if found is None:
+            with torch.inference_mode(False):
+                own = [shared.detach().requires_grad_() for _ in range(self._lanes)]
+            found = self._known[id(shared)] = shared, own
+        return found[1][at]
+
+    def backward(self, losses: Sequence[Tensor], start: Tensor | None, retain: bool) -> None:
+        """Backpropagate the losses of all lanes.
+
+        Args:
+            losses: One per lane.
+            start: The gradient of each; None for 1.
+            retain: Whether the graph is kept.
+        """
+        starts = [torch.ones_like(loss) if start is None else start.to(loss) for loss in losses]
+        torch.autograd.backward(list(losses), starts, retain_graph=retain)
+
+    def backward_for_nothing(self, values: Sequence[Tensor], retain: bool) -> None:
+        """Backpropagate zeros, and forget the gradients: the backward passes of layers meet other ranks'."""
+        found = [value for value in values if value.requires_grad]
+        if not found:
+            return
+        torch.autograd.backward(found, [torch.zeros_like(v) for v in found], retain_graph=retain)
+        for _, own in self._known.values():
+            own[0].grad = None
+
+    def put(self, at: int) -> None:
+        """Add the gradients of a lane to `.grad` of what the lanes share."""
+        behind: list[tuple[Tensor, Tensor]] = []
+        for shared, own in self._known.values():
+            grad, own[at].grad = own[at].grad, None
+            if grad is None:
+                continue
+            if not shared.is_leaf or shared._backward_hooks:
+                behind.append((shared, grad))
+            else:
+                shared.grad = grad if shared.grad is None else shared.grad + grad
+        if behind:
+            torch.autograd.backward(
+                [shared for shared, _ in behind], [grad for _, grad in behind], retain_graph=True
+            )
