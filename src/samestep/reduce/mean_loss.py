@@ -20,6 +20,9 @@ def mean_loss(values: Sequence[Tensor | float], device: torch.device) -> Tensor:
     loss, counts = _add_up(values[::2]), values[1::2]
     # In the order of the log, where that costs nothing.
     total = _add_up(counts) if any(isinstance(count, Tensor) for count in counts) else sum(counts)
+    if not isinstance(total, Tensor):
+        # As a tensor: a GPU divides by a number by multiplying with its inverse, which rounds once more.
+        total = torch.full((), total, dtype=torch.float64, device=device)
     return torch.as_tensor(loss, dtype=torch.float64, device=device) / total
 
 
