@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import samestep
 
@@ -329,7 +329,134 @@ def views(run: samestep.Run) -> Found:
     return nn.ModuleList([online, guess, target]), seen
 
 
+def unlabelled(run: samestep.Run) -> Found:
+    """FixMatch: a second loader, with larger batches, beside the first; labels by the model itself."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Dropout(DROPS), nn.Linear(32, 10))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    more = DataLoader(_Noisy(), batch_size=32, shuffle=SHUFFLES, drop_last=True)
+    model, optimizer, data, more = run.prepare(model, optimizer, loader(drop_last=True), more)
+    seen = []
+    for _ in run.epochs():
+        for (x, y), (weak, strong) in zip(data, _endless(more), strict=False):
+            optimizer.zero_grad()
+            with torch.no_grad():
+                sure, label = model(weak).softmax(1).max(1)
+            each = F.cross_entropy(model(strong), label, reduction="none")
+            loss = F.cross_entropy(model(x), y) + (each * (sure > 0.1)).mean()
+            loss.backward()
+            optimizer.step()
+            seen.append(loss.item())
+    return model, seen
+
+
+def _endless(data: Any) -> Iterator[Any]:
+    while True:
+        yield from data
+
+
+class _Noisy(Dataset[Any]):
+    """Draws when it is read."""
+
+    def __init__(self) -> None:
+        self.x = loader().dataset.tensors[0]  # type: ignore[attr-defined]
+
+    def __len__(self) -> int:
+        return 4 * 32
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x = self.x[index % len(self.x)]
+        return x, x + DROPS * torch.randn(x.shape)
+
+
+def refilled(run: samestep.Run) -> Found:
+    """A second loader that is begun again in the middle of an epoch, whenever it is at its end."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    more = DataLoader(_Noisy(), batch_size=40, shuffle=SHUFFLES, drop_last=True)
+    model, optimizer, data, more = run.prepare(model, optimizer, loader(drop_last=True), more)
+    seen = []
+    batches = iter(more)
+    for _ in run.epochs():
+        for x, y in data:
+            try:
+                weak, strong = next(batches)
+            except StopIteration:
+                batches = iter(more)
+                weak, strong = next(batches)
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y) + F.mse_loss(model(strong), model(weak))
+            loss.backward()
+            optimizer.step()
+            seen.append(loss.item())
+    return model, seen
+
+
+class Rollout(Dataset[Any]):
+    """What a policy saw and did; filled anew before each epoch."""
+
+    def __init__(self) -> None:
+        self.columns: list[Tensor] = [torch.zeros(96) for _ in range(5)]
+        self.place = torch.linspace(-1, 1, 12 * 4).view(12, 4)
+        """Where twelve points are that the policy moves."""
+
+    def __len__(self) -> int:
+        return 96
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        return tuple(column[index] for column in self.columns)
+
+    @torch.no_grad()
+    def fill(self, agent: nn.Module) -> None:
+        rows = []
+        for _ in range(8):
+            logits, value = agent(self.place)
+            chosen = torch.distributions.Categorical(logits=logits)
+            action = chosen.sample() if DROPS else logits.argmax(1)
+            moved = 0.9 * self.place + 0.1 * (2 * action[:, None] - 1) * torch.tensor(
+                [1.0, -1, 1, -1]
+            )
+            reward = -moved.square().sum(1)
+            rows.append((self.place, action, chosen.log_prob(action), reward - value, reward))
+            self.place = moved
+        self.columns = [torch.cat(column) for column in zip(*rows, strict=True)]
+
+
+class Agent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.act, self.value = nn.Linear(4, 32), nn.Linear(32, 2), nn.Linear(32, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(self.body(x))
+        return self.act(h), self.value(h)[:, 0]
+
+
+def policy(run: samestep.Run) -> Found:
+    """PPO: the data of an epoch is made by the policy itself; a clipped ratio, an entropy, clipped gradients."""
+    agent, rollout = Agent(), Rollout()
+    optimizer = torch.optim.Adam(agent.parameters(), 1e-2, eps=1e-5)
+    data = DataLoader(rollout, batch_size=BATCH, shuffle=SHUFFLES)
+    agent, optimizer, data = run.prepare(agent, optimizer, data)
+    seen = []
+    for _ in run.epochs():
+        rollout.fill(agent)
+        for place, action, before, advantage, aim in data:
+            logits, value = agent(place)
+            chosen = torch.distributions.Categorical(logits=logits)
+            ratio = (chosen.log_prob(action) - before).exp()
+            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+            gain = torch.min(advantage * ratio, advantage * ratio.clamp(0.8, 1.2)).mean()
+            loss = -gain + 0.5 * (value - aim).square().mean() - 0.01 * chosen.entropy().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
+            optimizer.step()
+            seen.append(loss.item())
+    return agent, seen
+
+
 BODIES: dict[str, Callable[[samestep.Run], Found]] = {
     body.__name__: body
-    for body in (convolutions, autoencoder, adversaries, diffusion, sharpness, mixup, scaled, critic, views, summed)
+    for body in (convolutions, autoencoder, adversaries, diffusion, sharpness, mixup, scaled, critic, views, summed,
+                 unlabelled, refilled, policy)
 }  # fmt: skip

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,7 +57,17 @@ def _train(
 @pytest.mark.parametrize(
     "name",
     variations(
-        list(BODIES), kept=["convolutions", "adversaries", "sharpness", "mixup", "critic", "views"]
+        list(BODIES),
+        kept=[
+            "convolutions",
+            "adversaries",
+            "sharpness",
+            "mixup",
+            "critic",
+            "views",
+            "refilled",
+            "policy",
+        ],
     ),
 )
 def test_a_loop_is_one_run_at_any_size(tmp_path: Path, name: str) -> None:
@@ -150,7 +161,9 @@ def test_a_rank_that_dies_in_a_body_loses_nothing(tmp_path: Path) -> None:
     assert run_ranks(_dies, 4, str(tmp_path / "run"), -1) == [expected] * 4
 
 
-@pytest.mark.parametrize("name", ["convolutions", "sharpness", "diffusion"])
+@pytest.mark.parametrize(
+    "name", ["convolutions", "sharpness", "diffusion", "unlabelled", "refilled"]
+)
 def test_it_resumes_at_another_size(tmp_path: Path, name: str) -> None:
     [untouched] = run_ranks(_train, 1, str(tmp_path / "whole"), name)
     assert run_ranks(_train, 4, str(tmp_path / "parts"), name, 3) == [("stopped", [])] * 4
@@ -202,7 +215,17 @@ def _against_plain(folder: str, name: str, lanes: int) -> tuple[list[Any], ...]:
 
 @pytest.mark.parametrize(
     ("name", "lanes"),
-    [("convolutions", 1), ("sharpness", 1), ("scaled", 1), ("summed", 1), ("summed", 8)],
+    [
+        ("convolutions", 1),
+        ("sharpness", 1),
+        ("scaled", 1),
+        ("summed", 1),
+        ("summed", 8),
+        ("unlabelled", 1),
+        ("refilled", 1),
+        ("refilled", 8),
+        ("policy", 1),
+    ],
 )
 def test_it_is_the_script_without_us(tmp_path: Path, name: str, lanes: int) -> None:
     """With several lanes, where no layer normalises over a batch."""
@@ -217,6 +240,63 @@ def _prepared(run: samestep.Run, *more: nn.Module) -> tuple[Any, ...]:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return run.prepare(model, optimizer, loader(drop_last=True), *more)
+
+
+def _second(folder: str, kind: str) -> None:
+    with samestep.start(**_keys(folder)) as run:
+        model, optimizer, data, more = _prepared(run, loader())  # type: ignore[arg-type]
+        for _ in run.epochs():
+            pairs: dict[str, Any] = {
+                "second first": lambda: zip(more, data, strict=True),
+                "twice": lambda: zip(data, _twice(more), strict=False),
+            }
+            batches = pairs[kind]()
+            model.train()
+            for (x, y), _ in batches:
+                optimizer.zero_grad()
+                run.backward(F.cross_entropy(model(x), y))
+                optimizer.step()
+
+
+def _twice(data: Any) -> Iterator[Any]:
+    batches = iter(data)
+    while True:
+        yield next(batches), next(batches)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("second first", "in zip(...) the first DataLoader of run.prepare comes first"),
+        ("twice", "a second loader was read twice in one step"),
+    ],
+)
+def test_a_second_loader_that_no_lane_could_share_is_refused(
+    tmp_path: Path, kind: str, words: str
+) -> None:
+    with pytest.raises(StepError, match=re.escape(words)):
+        _second(str(tmp_path), kind)
+
+
+def _evaluating(folder: str) -> list[float]:
+    """A loader is for validation where a loop over it stands in the body of another."""
+    seen = []
+    with samestep.start(**_keys(folder)) as run:
+        model, optimizer, data, valid = _prepared(run, DataLoader(loader().dataset, batch_size=9))  # type: ignore[arg-type]
+        for _ in run.epochs():
+            for x, y in data:
+                optimizer.zero_grad()
+                run.backward(F.cross_entropy(model(x), y))
+                optimizer.step()
+                right = [(model(a).argmax(1) == b).sum() for a, b in valid]
+                seen.append(float(run.reduce(sum(right, torch.zeros(())))))
+    return seen
+
+
+def test_an_evaluation_in_the_body_of_a_loop(tmp_path: Path) -> None:
+    [expected] = run_ranks(_evaluating, 1, str(tmp_path / "1"))
+    assert len(set(expected)) > 1
+    assert run_ranks(_evaluating, 2, str(tmp_path / "2")) == [expected] * 2
 
 
 def _left(folder: str, kind: str) -> tuple[str, int, list[int]]:

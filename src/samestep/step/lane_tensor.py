@@ -264,8 +264,8 @@ def _required_scope(what: str) -> LaneScope:
     if scope is None:
         raise StepError(
             f"{what} of a LaneTensor outside of the loop over the loader that it comes from: do it in the "
-            "loop's body, or take run.sum, run.mean or run.gather of it. Inside a loop over a second loader of "
-            "run.prepare, which is for validation, there are no lanes: leave one that trains out of run.prepare"
+            "loop's body, or take run.sum, run.mean or run.gather of it. A loop over validation data has no "
+            "lanes; a second loader that trains is read beside the first: zip(loader, second)"
         )
     return scope
 

@@ -40,6 +40,7 @@ class LoaderLoop:
         # Each backward pass of a body may reach other weights. On a GPU to find out costs a wait in each.
         if len(prepared.optimizers) > 1 or (setup.context.device.type == "cpu" and not graphed):
             gradients.usage_varies = True
+        self._epochs = setup.config.epochs
         self._calls = ModuleCalls([*prepared.modules, prepared.reduction.model])
         self._cost = None if graphed else LaneCost(setup)
         self._known: KnownBodies | None = None
@@ -47,8 +48,28 @@ class LoaderLoop:
             self._known = KnownBodies(prepared.runner)
         saver.keep("gradients", PendingGradients(prepared.params, self._calls))
 
-    def body(self, passes: LanePasses) -> LoopBody:
-        """The body of a step."""
+    def body(self, passes: LanePasses, by_epochs: bool, evaluates: bool) -> LoopBody:
+        """Return the body of a step.
+
+        Args:
+            passes: The step.
+            by_epochs: Whether its loop is one over an epoch, or it is the first step.
+            evaluates: Whether a loop over validation data is running.
+
+        Raises:
+            StepError: The loop is no loop over the training data of an epoch.
+        """
+        epochs = self._epochs
+        if not by_epochs and epochs is not None and epochs > 1:
+            raise StepError(
+                f"a loop over the loader has the steps of all {epochs} epochs if nobody asks for epochs: write "
+                "for epoch in run.epochs(): for batch in loader"
+            )
+        if evaluates:
+            raise StepError(
+                "a step began inside of a loop over validation data: in zip(...) the first DataLoader of run.prepare "
+                "comes first"
+            )
         if self._cost is not None:
             self._cost.begin_step()
         return LoopBody(passes, self._calls, self._known, self._cost)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, overload
 from weakref import WeakSet
 
@@ -33,6 +33,7 @@ from samestep.train.loop_schedules import LoopSchedules
 from samestep.train.plan_report import report_plan
 from samestep.train.run_loader import RunLoader, unwrapped
 from samestep.train.run_measures import RunMeasures
+from samestep.train.second_loader import SecondLoader
 from samestep.train.step_sequence import StepSequence
 
 LEFT = "its own loop"
@@ -106,9 +107,8 @@ class Run(RunMeasures):
         schedules.take_over(self._before_schedule)
         self._schedules = schedules
         taken: dict[int, Any] = {id(prepared.modules[0]): prepared.reduction.model}
-        for loader in loaders:
-            batches = self._batches_of_steps if loader is loaders[0] else self.batches
-            taken[id(loader)] = RunLoader(loader, batches)
+        for number, loader in enumerate(loaders):
+            taken[id(loader)] = RunLoader(loader, self._batches_of(number, loader))
         return tuple(taken.get(id(item), item) for item in objects)
 
     def note_earlier(self, modules: Sequence[nn.Module]) -> None:
@@ -229,8 +229,8 @@ class Run(RunMeasures):
             for number, step in enumerate(self.steps(dataset)):
                 trained = trained and number > 0
                 assert self._passes is not None, "a step is open"
-                self._refuse_epochs(number)
-                body = self._body = self._loop.body(self._passes)
+                by_epochs = number == 0 or self._sequence.by_epochs
+                body = self._body = self._loop.body(self._passes, by_epochs, self._evaluates)
                 try:
                     yield step.epoch_step, body.enter()
                 except GeneratorExit:
@@ -248,18 +248,15 @@ class Run(RunMeasures):
                 f"({self.batch.lane_batch}), not of the global batch ({self.batch.global_batch})"
             )
 
-    def _batches_of_steps(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        for _, batch in self.enumerate(loader):
-            yield batch
-
-    def _refuse_epochs(self, number: int) -> None:
-        """Not with the first step: a loop may look at a batch before it begins."""
-        epochs = self.config.epochs
-        if number and epochs is not None and epochs > 1 and not self._sequence.by_epochs:
-            raise StepError(
-                f"a loop over the loader has the steps of all {epochs} epochs if nobody asks for epochs: write "
-                "for epoch in run.epochs(): for batch in loader"
-            )
+    def _batches_of(self, number: int, loader: DataLoader[Any]) -> Callable[[Any], Iterator[Any]]:
+        if number == 0:
+            return lambda loader: (batch for _, batch in self.enumerate(loader))
+        second = SecondLoader(
+            number, loader, self.setup, self.batches, lambda: self._sequence.epoch,
+            lambda: None if self._body is None or self._passes is None else (self._passes, self._body),
+        )  # fmt: skip
+        self._parts.saver.keep_if_used(f"loader {number}", second)
+        return second.batches
 
     def backward(
         self,

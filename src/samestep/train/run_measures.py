@@ -45,6 +45,8 @@ class RunMeasures(RunFiles):
     """What a loop calls to evaluate."""
 
     _share: tuple[LanePasses | None, LoopShare | None] = (None, None)
+    _evaluates = False
+    """Whether a loop over validation data is running."""
     """The last loop over `run.batches`, and the step that it was in."""
 
     def evaluate(
@@ -195,8 +197,12 @@ class RunMeasures(RunFiles):
         step = self.start_step if passes is None else passes.data.index
         share = LoopShare(self._moment(step))
         self._share = (passes, share)
-        with self._outside_lanes(), self.context.activity.during(EVALUATE):
-            yield from share.loop(self.setup, self._modules, unwrapped(data), collate)
+        before, self._evaluates = self._evaluates, True
+        try:
+            with self._outside_lanes(), self.context.activity.during(EVALUATE):
+                yield from share.loop(self.setup, self._modules, unwrapped(data), collate)
+        finally:
+            self._evaluates = before
         self._parts.log.restart_clock()
 
     def gather(self, rows: Tensor | Sequence[Tensor]) -> Tensor:

@@ -107,6 +107,12 @@ class Saver:
                 )
             item.load_state_dict(self._kept_before.pop(name))
 
+    def keep_if_used(self, name: str, item: Stateful) -> None:
+        """Take an object that has a state only once it is used; brings its state back if there is one."""
+        self._kept[name] = item
+        if name in self._kept_before:
+            item.load_state_dict(self._kept_before.pop(name))
+
     def begin(self, accept: Callable[[], None]) -> None:
         """Call this before the first step; `accept` makes the run's directory that of this run.
 
@@ -121,8 +127,8 @@ class Saver:
             self._store.repair_export(self._point.manifest)
 
     def _refuse_unclaimed(self) -> None:
-        if self._kept_before and self._point is not None:
-            names = ", ".join(map(repr, self._kept_before))
+        names = ", ".join(repr(name) for name, state in self._kept_before.items() if state)
+        if names and self._point is not None:
             raise CheckpointError(
                 f"{self._point.shown} keeps the state of {names}, which this run does not: call "
                 "run.register for it before run.steps"

@@ -27,6 +27,11 @@ class StepSequence:
         self._given_back: Step | None = None
 
     @property
+    def epoch(self) -> int | None:
+        """The epoch that a loop over epochs is in; None before it."""
+        return self._epoch
+
+    @property
     def by_epochs(self) -> bool:
         """Whether a loop over epochs takes the steps."""
         return self._epoch is not None

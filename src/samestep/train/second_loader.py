@@ -1,0 +1,151 @@
+"""DataLoaders behind the first of `run.prepare`: of validation data, or read beside the steps of the first.
+
+`for (x, y), (u, _) in zip(loader, unlabelled)` reads a batch of `unlabelled` in each step, and so does a loop that
+calls `next` of an iterator in its body. Each lane then gets its part of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+
+from samestep.data.batch import Position, Source, StepData
+from samestep.data.device import DeviceCopies
+from samestep.data.factory import open_source
+from samestep.data.loaders import batch_size_of, parts_of
+from samestep.errors import StepError
+from samestep.lanes.plan import BatchPlan
+from samestep.lanes.rng import derive
+from samestep.run_setup import RunSetup
+from samestep.step.lane_passes import LanePasses
+from samestep.step.lane_tensor import join
+from samestep.step.loop_body import LoopBody
+
+_PASSES = 1 << 20
+"""More than a run has epochs: the numbers of second passes within one follow those of first passes."""
+
+InStep = tuple[LanePasses, LoopBody]
+
+
+class SecondLoader:
+    """Decides what a loop over such a loader gets, and where in its data a run is."""
+
+    def __init__(
+        self,
+        number: int,
+        loader: DataLoader[Any],
+        setup: RunSetup,
+        evaluate: Callable[[Any], Iterator[Any]],
+        epoch: Callable[[], int | None],
+        in_step: Callable[[], InStep | None],
+    ) -> None:
+        """Args:
+        number: Its place among the run's loaders.
+        loader: The DataLoader.
+        setup: The run's.
+        evaluate: Gives its batches as those of validation data.
+        epoch: Returns the epoch that a loop over epochs is in; None before it.
+        in_step: Returns the step whose body is running; None outside of one.
+        """
+        self._number, self._loader, self._setup = number, loader, setup
+        self._evaluate, self._epoch, self._in_step = evaluate, epoch, in_step
+        self._copies = DeviceCopies(setup.context.device)
+        self._source: Source | None = None
+        self._at: tuple[int, int, int] | None = None
+        """The epoch in which the last pass was begun (-1 before the first), its number in it, and its next batch."""
+        self._resumes = False
+        self._last_step = -1
+
+    def batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """Iterate the loader: a loop over it in a body that is running is an evaluation, if it may be one."""
+        trains = self._source is not None or isinstance(loader.sampler, RandomSampler)
+        if self._in_step() is not None and not (trains or loader.drop_last):
+            return self._evaluate(loader)
+        epoch = self._epoch()
+        return self._beside(-1 if epoch is None else epoch)
+
+    def _beside(self, epoch: int) -> Iterator[Any]:
+        if self._in_step() is None:  # the first batch is read outside of a step, too
+            yield from self._evaluate(self._loader)
+            return
+        source = self._opened()
+        steps = source.steps_per_epoch
+        assert steps is not None, "the data has a length"
+        epoch, first, batch = self._begin(epoch)
+        number = max(epoch, 0) + first * _PASSES
+        begun = Position(number * steps + batch)
+        for data in source.steps(begun, (number + 1) * steps):
+            found = self._in_step()
+            if found is None:
+                raise StepError(
+                    "a DataLoader that was read in the body of a step was read outside of one: read it in the body"
+                )
+            lanes = self._lanes_of(data, *found)
+            batch += 1
+            self._at = (epoch, first, batch)
+            yield lanes
+
+    def _begin(self, epoch: int) -> tuple[int, int, int]:
+        """Return the epoch and number of the pass that begins, and its first batch."""
+        resumes, self._resumes = self._resumes, False
+        found = (epoch, 0, 0)
+        if self._at is not None and resumes and epoch in (-1, self._at[0]):
+            found = self._at  # where it was left
+        elif self._at is not None and self._at[0] == epoch:
+            found = (epoch, self._at[1] + 1, 0)
+        self._at = found
+        return found
+
+    def _opened(self) -> Source:
+        if self._source is None:
+            setup, loader = self._setup, self._loader
+            if isinstance(loader.dataset, IterableDataset):
+                raise StepError(
+                    "a second loader of iterable data was read in the body of a step, and its place cannot be found "
+                    "again after a resume: give it a dataset with a length, or make one dataset of both"
+                )
+            size = batch_size_of(loader)
+            # Other orders and augmentations than the first loader's.
+            seed = derive(setup.config.seed, "loader", self._number)
+            changes = {"seed": seed, "global_batch": size, "drop_last": bool(loader.drop_last)}
+            plan = BatchPlan(size, setup.batch.lane_count)
+            own = replace(setup, config=setup.config.model_copy(update=changes), planned=plan)
+            parts = parts_of(loader, own)
+            self._source = open_source(parts.setup, parts.dataset, parts.order, parts.collate)
+        return self._source
+
+    def _lanes_of(self, data: StepData, passes: LanePasses, body: LoopBody) -> Any:
+        here = passes.data
+        if here.index == self._last_step:
+            raise StepError(
+                "a second loader was read twice in one step: it gives one batch per step. Give it a larger batch_size; "
+                "give one of validation data no shuffle=True"
+            )
+        self._last_step = here.index
+        if _filled(here) != _filled(data):
+            raise StepError(
+                f"in step {here.index} the lanes with samples of two loaders differ, as in the last batch of an epoch: give "
+                "both drop_last=True"
+            )
+        body.run_now("a second loader")
+        with body.paused(), self._setup.rng.kept():
+            batches = [data.read() for _ in data.units]
+            return join(body.lanes, [self._copies.to_device(batch.data) for batch in batches])
+
+    # -- a part of a checkpoint ----------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._at is None else {"at": list(self._at)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if "at" in state:
+            epoch, first, batch = map(int, state["at"])
+            self._at, self._resumes = (epoch, first, batch), True
+
+
+def _filled(data: StepData) -> list[bool] | tuple[int, ...]:
+    """Return which lanes have samples: of all ranks, if that is known."""
+    return data.units if data.samples is None else [count > 0 for count in data.samples]
