@@ -12,7 +12,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
 from samestep.data.batch import Collate, LaneBatch, Position, Source, StepData
 from samestep.data.device import pins_above, pins_memory
@@ -40,10 +48,25 @@ class _LaneReader(Dataset[Any]):
         self._fetch_many = getattr(dataset, "__getitems__", None)
 
     def __getitem__(self, request: LaneRequest) -> Any:
+        rows = (
+            _rows_of(self._dataset, request.indices) if self._collate is default_collate else None
+        )
+        if rows is not None:
+            return rows
         reseed(request.seed)
         if self._fetch_many is not None:
             return self._collate(self._fetch_many(list(request.indices)))
         return self._collate([self._dataset[index] for index in request.indices])
+
+
+def _rows_of(dataset: Any, indices: Sequence[int]) -> list[torch.Tensor] | None:
+    """Return what torch's collate makes of a TensorDataset's samples, without a tensor of each; None of other data."""
+    while type(dataset) is Subset:
+        dataset, indices = dataset.dataset, [dataset.indices[index] for index in indices]
+    if type(dataset) is not TensorDataset:
+        return None
+    rows = torch.tensor(indices)
+    return [column[rows] for column in dataset.tensors]
 
 
 class _Requests(Sampler[LaneRequest]):

@@ -182,6 +182,11 @@ class LaneBuffers:
         """Whether there are buffers that lanes change each by itself."""
         return bool(self._joined) and not self._alone
 
+    @property
+    def are_watched(self) -> bool:
+        """Whether `of_lane` has something to do."""
+        return self.are_joined or bool(self._constant or self._empty)
+
     @contextmanager
     def of_lane(self, lane: int) -> Iterator[None]:
         """While a lane's part of a forward pass runs: the buffers are the lane's own.

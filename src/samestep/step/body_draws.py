@@ -45,8 +45,7 @@ class BodyDraws:
         call = self._calls
 
         def enter(lane: int) -> None:
-            self._lanes.leave()
-            self._rng.enter(MODEL, max(lane, 0), at=(self._step, call))
+            self._rng.enter_host(MODEL, max(lane, 0), at=(self._step, call))
             self._lanes.enter(lane)
 
         try:

@@ -43,7 +43,8 @@ class ForwardCheck:
         ]
         self._params = [param for module in modules for param in module.parameters()]
         self._every, self._steps = every, 0
-        self._looks = self._counts_bits = False
+        self.looks = self._counts_bits = False
+        """Whether it looks into the lanes of this step."""
         self._hooks: list[Any] = []
         """On gradients as they come, in the first step: where they are added up, all are dense."""
         self._versions: list[int] = []
@@ -67,23 +68,23 @@ class ForwardCheck:
             while self._hooks:
                 self._hooks.pop().remove()
         self._steps += 1
-        self._looks = first or bool(self._every and step % self._every == 0)
+        self.looks = first or bool(self._every and step % self._every == 0)
         # What is changed by way of `.data` has no new version: look at the bits of one lane.
         self._counts_bits = first
 
     def enter_lane(self) -> None:
-        if self._looks:
+        if self.looks:
             self._versions = [param._version for param in self._params]
             self._sums = _sums(self._params) if self._counts_bits else []
         if self._steps == 1 and self._counts_bits:
             self._hidden = HiddenState(self._modules)
-        if self._looks and self._unsaved:
+        if self.looks and self._unsaved:
             buffers = [part._buffers.get(name) for _, part, name in self._unsaved]
             self._unsaved_before = [None if b is None else b.clone() for b in buffers]
 
     def leave_lane(self, lane: int) -> None:
         """After the lane's forward pass."""
-        if not self._looks:
+        if not self.looks:
             return
         self._refuse_unsaved(lane)
         hidden, self._hidden = self._hidden, None

@@ -119,8 +119,16 @@ def _grouped(data: Any, lanes: int, count: int) -> list[Any]:
     """The arguments with lanes put together into so many batches."""
     size = lanes // count
     starts = range(0, lanes, size)
+    shapes = [
+        {value.shape[1:] for value in leaf.per_lane}
+        for leaf in lanes_of(data)
+        if isinstance(leaf, LaneTensor)
+    ]
+    # Padded to other lengths, they cannot be put together: the first stands for all.
+    one = any(len(found) > 1 for found in shapes)
     return [
-        _together(data, [pick(data, at) for at in range(start, start + size)]) for start in starts
+        _together(data, [pick(data, 0 if one else at) for at in range(start, start + size)])
+        for start in starts
     ]
 
 

@@ -20,7 +20,7 @@ from samestep.errors import StepError
 from samestep.pytree import leaves, map_leaves
 from samestep.step.lane_leaves import LaneLeaves
 from samestep.step.lane_scope import NO_LANE, Lanes, LaneScope, Pending, scope_of_body
-from samestep.step.torch_functions import RANDOM, SUMS, changes_first
+from samestep.step.torch_functions import RANDOM, SUMS, changes_first, moves_statistics
 
 _BASE = torch.empty(0, device="meta")
 
@@ -279,7 +279,7 @@ def call_per_lane(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         raise StepError(_changed_by_lanes(name, args[0]))
     if kwargs.get("out") is not None and type(kwargs["out"]) is not LaneTensor:
         raise StepError(_changed_by_lanes(f"{name}(out=...)", kwargs["out"]))
-    if name == "batch_norm" and _moves_statistics(func, args, kwargs):
+    if name == "batch_norm" and moves_statistics(func, args, kwargs):
         raise StepError(
             "a BatchNorm in training mode was called with lanes, and its module is not the run's: give "
             "run.prepare every module that the loop trains or calls in training mode, or call its .eval()"
@@ -298,13 +298,6 @@ def _changed_by_lanes(name: str, changed: Any) -> str:
         "numbers. Change a tensor of lanes (x.new_zeros(...), torch.zeros_like(x)); change it by run.sum or run.mean of "
         "the value; begin a sum over steps with the number 0; draw noise for weights by torch.randn_like(weight)"
     )
-
-
-def _moves_statistics(func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
-    named = dict(zip(("x", "mean", "var", "weight", "bias", "training"), args, strict=False))
-    by_name = func is torch.nn.functional.batch_norm
-    training = kwargs.get("training", named.get("training", False)) if by_name else False
-    return bool(training) and kwargs.get("running_mean", named.get("mean")) is not None
 
 
 def _per_lane(func: Any, args: Any, kwargs: Mapping[str, Any], *, draws: bool) -> Any:
@@ -358,10 +351,23 @@ def run_per_lane(
         if body is not None:
             for shared in _with_graph((args, kwargs)):
                 body.meets_graph(shared)
-        for at, lane in enumerate(lanes):
+        rows = _rows(tuple(args), len(lanes), own)
+        named = _rows(tuple(kwargs.values()), len(lanes), own) if kwargs else [()] * len(lanes)
+        for lane, row, values in zip(lanes, rows, named, strict=True):
             enter(lane)
-            outs.append(func(*pick(args, at, own), **pick(kwargs, at, own)))
+            outs.append(func(*row, **dict(zip(kwargs, values, strict=True))))
     return join(lanes, outs)
+
+
+_FLAT = frozenset((Tensor, Parameter, int, float, bool, str, type(None), *_OWN))
+
+
+def _rows(values: tuple[Any, ...], lanes: int, own: LaneLeaves | None) -> list[tuple[Any, ...]]:
+    """Return the values of each lane; without a walk where they are no containers, as most are."""
+    if own is not None or not all(type(value) in _FLAT for value in values):
+        return [pick(values, at, own) for at in range(lanes)]
+    columns = [v.per_lane if type(v) in _OWN else (v,) * lanes for v in values]
+    return list(zip(*columns, strict=True)) if columns else [()] * lanes
 
 
 def _with_graph(data: Any) -> list[Tensor]:

@@ -168,19 +168,20 @@ class LoopBody:
     @contextmanager
     def whole_lanes(self) -> Iterator[Callable[[int], None]]:
         engine, step = self._engine, self._passes.data.index
-        buffers, watch = engine.reduction.buffers, engine.watch
+        buffers, check, watch = engine.reduction.buffers, engine.forward_check, engine.watch
         self._forwards += 1
         opened = ExitStack()
 
         def enter(lane: int) -> None:
             opened.close()
-            if lane != NO_LANE:
-                engine.forward_check.enter_lane()
-                opened.callback(engine.forward_check.leave_lane, lane)
-                if watch is not None:
-                    watch.enter_lane(step, lane)
-                    opened.callback(watch.leave_lanes)
-            opened.enter_context(buffers.of_lane(lane))
+            if lane != NO_LANE and check.looks:
+                check.enter_lane()
+                opened.callback(check.leave_lane, lane)
+            if lane != NO_LANE and watch is not None:
+                watch.enter_lane(step, lane)
+                opened.callback(watch.leave_lanes)
+            if buffers.are_watched:
+                opened.enter_context(buffers.of_lane(lane))
             self._passes.reopen(lane)
             draw(lane)
 

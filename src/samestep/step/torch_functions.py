@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
 _DRAWING = """
 rand randn randint randperm normal bernoulli rand_like randn_like randint_like multinomial poisson binomial
 dropout dropout_ dropout1d dropout2d dropout3d alpha_dropout alpha_dropout_ feature_alpha_dropout
@@ -24,3 +29,11 @@ def changes_first(name: str) -> bool:
         is_set = name in ("__setitem__", "__set__")
         return is_set or (name.startswith("__i") and name not in _NO_CHANGE)
     return name.endswith("_")
+
+
+def moves_statistics(func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a call is that of a BatchNorm in training mode."""
+    named = dict(zip(("x", "mean", "var", "weight", "bias", "training"), args, strict=False))
+    by_name = func is torch.nn.functional.batch_norm
+    training = kwargs.get("training", named.get("training", False)) if by_name else False
+    return bool(training) and kwargs.get("running_mean", named.get("mean")) is not None

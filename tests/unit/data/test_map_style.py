@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from samestep.data import orders
 from samestep.data.batch import Position, Source
@@ -146,6 +146,18 @@ def test_samples_are_fetched_at_once_where_the_dataset_can() -> None:
     source = open_source(setup_of(lanes=2), AtOnce(4), orders.sequential(4))
     assert contents(source, 1) == [[(0, [0, 10], (0, 1)), (1, [20, 30], (2, 3))]]
     assert calls == [[0, 1], [2, 3]]
+
+
+def test_rows_of_a_tensor_dataset_are_those_of_torchs_collate() -> None:
+    whole = TensorDataset(torch.randn(9, 3), torch.arange(9))
+    part = Subset(Subset(whole, [8, 1, 4, 6, 2]), [3, 0, 4, 1])
+    for dataset in (whole, part):
+        source = open_source(setup_of(lanes=2), dataset, orders.sequential(4))
+        [(_, found)] = list(batches(source, 1))
+        for batch in found:
+            expected = default_collate([dataset[index] for index in batch.ids])
+            assert type(batch.data) is type(expected)
+            assert all(map(torch.equal, batch.data, expected))
 
 
 @dataclass
