@@ -441,11 +441,21 @@ class Mine(samestep.Task):
         torch.save(self.table, folder / "table.pt")
 """
 
+REST_BESIDE = """
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, Subset
+
+valid_sampler = DistributedSampler(valid, shuffle=False, drop_last=True)
+loader = DataLoader(valid, sampler=valid_sampler)
+rest = Subset(valid, range(len(loader.sampler) * world, len(valid)))
+"""
+
 PLANTED = {
     "devices": DEVICES,
     "its own gpu": ITS_OWN_GPU,
     "spawned": SPAWNED,
     "loading": LOADING,
+    "rest beside": REST_BESIDE,
     "sets epochs": SETS_EPOCHS,
     "seeds": SEEDS,
     "not training": NOT_TRAINING,
