@@ -93,7 +93,9 @@ def _same_order_each_epoch(code: Code) -> Iterator[ast.AST]:
 def _padded(code: Code) -> Iterator[ast.AST]:
     # Some evaluate what the sampler leaves out by a loader of its own.
     for rest in code.called("torch.utils.data.Subset"):
-        if any(isinstance(part, ast.Attribute) and "sampler" in part.attr for part in ast.walk(rest)):
+        if any(
+            isinstance(part, ast.Attribute) and "sampler" in part.attr for part in ast.walk(rest)
+        ):
             return
     for call in _samplers(code):
         if constant(_argument(call, "shuffle", 3)) is False:
