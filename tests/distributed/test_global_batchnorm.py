@@ -210,6 +210,33 @@ def test_what_runs_lanes_by_themselves_is_refused(kind: str, words: str, tmp_pat
         _refused_in_loop(_settings(tmp_path), kind)
 
 
+def _other_weights(config: dict[str, Any]) -> list[float]:
+    """A teacher in inference mode, and weights that are other tensors within a step."""
+    losses = []
+    with samestep.start(config) as run:
+        model, teacher = made_model(), made_model().requires_grad_(False)
+        model, teacher, optimizer = run.prepare(model, teacher, Images().optimizers(model))
+        data = run.source(made_data(), samestep.orders.sequential(68))
+        for _ in run.epochs():
+            for _, (x, y) in run.enumerate(data):
+                with torch.inference_mode():
+                    aim = teacher(x)
+                for _ in range(2):
+                    optimizer.zero_grad()
+                    loss = F.cross_entropy(model(x), y) + F.mse_loss(model(x), aim.clone())
+                    losses.append(run.backward(loss).item())
+                    for param in model.parameters():
+                        param.data = param.data - 0.01 * param.grad
+                optimizer.step()
+    return losses
+
+
+def test_weights_that_are_replaced_within_a_step(tmp_path: Path) -> None:
+    [expected] = run_ranks(_other_weights, 1, _settings(tmp_path / "1"))
+    assert expected[1] < expected[0] - 1e-3, "the second pass has the new weights"
+    assert run_ranks(_other_weights, 2, _settings(tmp_path / "2")) == [expected] * 2
+
+
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a layer of one's own": ("OwnForward", {}, "0 is a _Own with a forward pass of its own"),
     "graphs": (

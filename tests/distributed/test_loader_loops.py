@@ -244,13 +244,19 @@ def _prepared(run: samestep.Run, *more: nn.Module) -> tuple[Any, ...]:
 
 def _second(folder: str, kind: str) -> None:
     with samestep.start(**_keys(folder)) as run:
-        model, optimizer, data, more = _prepared(run, loader())  # type: ignore[arg-type]
+        others: dict[str, Any] = {
+            "shorter": DataLoader(loader().dataset, batch_size=48, drop_last=True),
+            "no lanes": DataLoader(loader().dataset, batch_size=9),
+            "dropped first": loader(drop_last=True),
+        }
+        model, optimizer, data, more = _prepared(run, others.get(kind, loader()))
         for _ in run.epochs():
             pairs: dict[str, Any] = {
                 "second first": lambda: zip(more, data, strict=True),
                 "twice": lambda: zip(data, _twice(more), strict=False),
+                "dropped first": lambda: zip(more, data, strict=False),
             }
-            batches = pairs[kind]()
+            batches = pairs.get(kind, lambda: zip(data, more, strict=False))()
             model.train()
             for (x, y), _ in batches:
                 optimizer.zero_grad()
@@ -264,9 +270,33 @@ def _twice(data: Any) -> Iterator[Any]:
         yield next(batches), next(batches)
 
 
+def _tails(folder: str) -> str:
+    """Two loaders whose last batches leave the same ranks without samples."""
+    with samestep.start(**_keys(folder, lanes=8)) as run:
+        model = nn.Linear(64, 10)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model, optimizer, data, more = run.prepare(model, optimizer, loader(), loader())
+        for _ in run.epochs():
+            for (x, y), (u, _) in zip(data, more, strict=True):
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x.flatten(1)), y) + model(u.flatten(1)).square().mean()
+                loss.backward()
+                optimizer.step()
+        return _digest(model)
+
+
+def test_two_loaders_that_leave_a_rank_without_samples(tmp_path: Path) -> None:
+    [expected] = run_ranks(_tails, 1, str(tmp_path / "1"))
+    for world in (2, 4):
+        assert run_ranks(_tails, world, str(tmp_path / str(world))) == [expected] * world
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
+        ("shorter", "epoch 0 was left after step"),
+        ("no lanes", "the batch of a second loader, 9, is cut into lanes, too"),
+        ("dropped first", "in zip(...) behind the first DataLoader of run.prepare"),
         ("second first", "in zip(...) the first DataLoader of run.prepare comes first"),
         ("twice", "a second loader was read twice in one step"),
     ],
@@ -291,6 +321,23 @@ def _evaluating(folder: str) -> list[float]:
                 right = [(model(a).argmax(1) == b).sum() for a, b in valid]
                 seen.append(float(run.reduce(sum(right, torch.zeros(())))))
     return seen
+
+
+def _looks(folder: str) -> None:
+    with samestep.start(**_keys(folder)) as run:
+        model, optimizer, data, valid = _prepared(run, DataLoader(loader().dataset, batch_size=9))  # type: ignore[arg-type]
+        for _ in run.epochs():
+            for x, y in data:
+                fixed, _ = next(iter(valid))
+                optimizer.zero_grad()
+                run.backward(F.cross_entropy(model(x), y) + fixed.mean())
+                optimizer.step()
+
+
+def test_a_batch_of_validation_data_that_trains_is_warned_about(tmp_path: Path) -> None:
+    _looks(str(tmp_path))
+    said = (tmp_path / "logs" / "rank-0.log").read_text()
+    assert said.count("a loop over validation data was left before its end") == 1
 
 
 def test_an_evaluation_in_the_body_of_a_loop(tmp_path: Path) -> None:

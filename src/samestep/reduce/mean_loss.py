@@ -27,7 +27,7 @@ def mean_loss(values: Sequence[Tensor | float], device: torch.device) -> Tensor:
 
 
 def _add_up(values: Sequence[Tensor | float]) -> Tensor | float:
-    """The sum of all lanes in the tree's order: level by level, in a few kernels on a GPU."""
+    """The sum of all lanes in the tree's order."""
     tensors = [value for value in values if isinstance(value, Tensor)]
     if not tensors:
         return sum_of_lanes([float(value) for value in values])
@@ -38,9 +38,13 @@ def _add_up(values: Sequence[Tensor | float]) -> Tensor | float:
         else torch.full((), value, dtype=torch.float64, device=device)
         for value in values
     )
-    column = torch.stack(tuple(scalars)).double()
-    while len(column) > 1:
-        even = len(column) // 2 * 2
-        pairs = column[:even:2] + column[1:even:2]
-        column = pairs if even == len(column) else torch.cat([pairs, column[even:]])
-    return column[0]
+    return sum_of_rows(torch.stack(tuple(scalars)).double())
+
+
+def sum_of_rows(rows: Tensor) -> Tensor:
+    """Return the sum of one row per lane in the tree's order: level by level, in a few kernels."""
+    while len(rows) > 1:
+        even = len(rows) // 2 * 2
+        pairs = rows[:even:2] + rows[1:even:2]
+        rows = pairs if even == len(rows) else torch.cat([pairs, rows[even:]])
+    return rows[0]

@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from samestep.distributed.collectives import Collectives, TorchCollectives
 from samestep.errors import StepError, TaskError
-from samestep.lanes.tree import merge_order
+from samestep.reduce.mean_loss import sum_of_rows
 from samestep.step.lane_leaves import LaneLeaves
 from samestep.step.lane_scope import NO_LANE, Lanes, scope_of_body
 from samestep.step.lane_tensor import LaneTensor, lane_tensor
@@ -53,7 +53,6 @@ class GlobalBatchNorm:
             for at in range(len(lanes))
         ]
         """Where among the gathered rows those of each lane are."""
-        self._additions = merge_order([(lane, 1) for lane in range(len(self._places))])
         self._sent: dict[int, tuple[Tensor, Tensor]] = {}
         """By size, what was last handed to a collective: else its thread might be the one to free it."""
         self._in_lane: Callable[[], bool] = lambda: False
@@ -86,7 +85,7 @@ class GlobalBatchNorm:
         if scope is None or leaves is None:
             raise StepError(
                 f"{_NAME} was computed outside of the lines in which all lanes run together, such as again in a "
-                "backward pass: do not checkpoint the activations of a BatchNorm with batchnorm: global"
+                "backward pass: checkpoint the activations of a BatchNorm by memory.checkpoint, not by torch.utils.checkpoint"
             )
         with scope.paused():
             return lane_tensor(x.lanes, self._normalised(layer, x, leaves))
@@ -97,8 +96,7 @@ class GlobalBatchNorm:
         for value in x.per_lane:
             layer._check_input_dim(value)
         with torch.no_grad():
-            rows = torch.stack([_own_statistics(value) for value in x.per_lane])
-            found = statistics_of(self.gather(rows, x.lanes), self.add)
+            found = statistics_of(self.gather(own_statistics(x.per_lane), x.lanes))
             inverse = torch.rsqrt(found.squares / found.count + layer.eps)
             _track(layer, found)
         wide = _wide(x.per_lane[0])
@@ -136,18 +134,13 @@ class GlobalBatchNorm:
         # Copied: the next layer of this size uses the same memory.
         return every[self._places].to(own.device)
 
-    def add(self, rows: Tensor) -> Tensor:
-        """Return the sum of all lanes' rows, in the tree's order; overwrites them."""
-        for left, right in self._additions:
-            rows[left] += rows[right]
-        return rows[0]
-
     def _memory(self, own: Tensor) -> tuple[Tensor, Tensor]:
         size = own.shape[1]
         if size not in self._sent:
             wire = self._collectives.wire(own.device)
-            sent = own.new_empty(self._most, size, device=wire)
-            self._sent[size] = sent, sent.new_empty(self._collectives.world * self._most, size)
+            with torch.inference_mode(False):  # others write to it, too
+                sent = torch.empty(self._most, size, dtype=own.dtype, device=wire)
+                self._sent[size] = sent, sent.new_empty(self._collectives.world * self._most, size)
         return self._sent[size]
 
 
@@ -161,7 +154,7 @@ class Statistics:
     """The sum of the squared distances from the mean."""
 
 
-def statistics_of(rows: Tensor, add: Callable[[Tensor], Tensor]) -> Statistics:
+def statistics_of(rows: Tensor) -> Statistics:
     """Return the statistics of all lanes together, from each one's own.
 
     Each lane's squares are about its own mean and moved to the common one: squares about zero would
@@ -169,26 +162,27 @@ def statistics_of(rows: Tensor, add: Callable[[Tensor], Tensor]) -> Statistics:
 
     Args:
         rows: For each lane its count, its means, and its squares about them.
-        add: Sums the rows of all lanes.
     """
     size = (rows.shape[1] - 1) // 2
     counts, means, squares = rows.split([1, size, size], dim=1)
-    count = add(counts.clone())
-    mean = add(counts * means) / count
-    return Statistics(count, mean, add(squares + counts * (means - mean).square()))
+    count, total = sum_of_rows(torch.cat([counts, counts * means], dim=1)).split([1, size])
+    mean = total / count
+    return Statistics(count, mean, sum_of_rows(squares + counts * (means - mean).square()))
 
 
-def _own_statistics(x: Tensor) -> Tensor:
-    """The row of one lane."""
-    size = x.shape[1]
-    count = x.numel() // size
-    row = torch.zeros(1 + 2 * size, dtype=torch.float64, device=x.device)
-    if count:
-        variance, mean = torch.var_mean(x.to(_wide(x)), _all_but_channels(x), correction=0)
-        row[0] = count
-        row[1 : 1 + size] = mean
-        row[1 + size :] = variance.double() * count
-    return row
+def own_statistics(lanes: Sequence[Tensor]) -> Tensor:
+    """Return the rows of this rank's lanes: each by itself, as on any number of ranks."""
+    sizes = [value.numel() // value.shape[1] for value in lanes]
+    device, wide = lanes[0].device, _wide(lanes[0])
+    found = [
+        torch.var_mean(value.to(wide), _all_but_channels(value), correction=0)
+        if size
+        else (value.new_zeros(value.shape[1], dtype=wide),) * 2
+        for value, size in zip(lanes, sizes, strict=True)
+    ]
+    counts = torch.tensor(sizes, dtype=torch.float64).to(device, non_blocking=True)[:, None]
+    variances, means = (torch.stack(column).double() for column in zip(*found, strict=True))
+    return torch.cat([counts, means, variances * counts], dim=1)
 
 
 def _forward(layer: _BatchNorm, ranks: GlobalBatchNorm, x: Tensor) -> Tensor:
@@ -197,8 +191,9 @@ def _forward(layer: _BatchNorm, ranks: GlobalBatchNorm, x: Tensor) -> Tensor:
         return ranks.normalise(layer, x)
     if layer.training and ranks.in_lane:
         raise StepError(
-            "a BatchNorm over the global batch was called for one lane alone, as in run.each_lane or in an "
-            "autograd.Function: call the model with what the loader yields"
+            "a BatchNorm over the global batch was called for one lane alone, as in run.each_lane, an "
+            "autograd.Function or torch.utils.checkpoint: call the model with what the loader yields, and checkpoint by "
+            "memory.checkpoint"
         )
     return _BatchNorm.forward(layer, x)
 
@@ -232,9 +227,10 @@ class _Normalise(torch.autograd.Function):
         *tensors: Tensor | None,
     ) -> tuple[Tensor, ...]:
         ctx.ranks, ctx.lanes = ranks, lanes
+        tensors = tuple(_dense(tensor) for tensor in tensors)
         ctx.save_for_backward(mean, inverse, count, *tensors)
         return tuple(
-            _scaled(_normal(x, mean, inverse), weight, bias).to(x.dtype)
+            _scaled(x, mean, inverse, weight, bias)
             for x, weight, bias in _by_lane(tensors, len(lanes))
         )
 
@@ -243,31 +239,22 @@ class _Normalise(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         mean, inverse, count, *tensors = ctx.saved_tensors
         lanes = list(_by_lane(tensors, len(ctx.lanes)))
-        grads = tuple(grad.to(mean) for grad in grads)
-        normals = [_normal(x, mean, inverse) for x, _, _ in lanes]
-        sums = torch.stack(
-            [
-                torch.stack([grad.sum(dims), (grad * normal).sum(dims)])
-                for grad, normal in zip(grads, normals, strict=True)
-                for dims in [_all_but_channels(grad)]
-            ]
-        )
+        dense = [_like(grad, x) for grad, (x, _, _) in zip(grads, lanes, strict=True)]
+        sums = [_sums(grad, x, mean, inverse) for grad, (x, _, _) in zip(dense, lanes, strict=True)]
         # The gradients of weight and bias are each lane's: all lanes' are added up like any others'.
         own: list[Tensor | None] = [
-            None if weight is None else sums[at, kind].to(weight.dtype)
+            None if weight is None else found[kind].to(weight.dtype)
             for kind in (1, 0)
-            for at, (_, weight, _) in enumerate(lanes)
+            for found, (_, weight, _) in zip(sums, lanes, strict=True)
         ]
         into: list[Tensor | None] = [None] * len(lanes)
         if any(ctx.needs_input_grad[5 : 5 + len(lanes)]):
-            rows = ctx.ranks.gather(sums.double().flatten(1), ctx.lanes)
-            shift, slope = (ctx.ranks.add(rows) / count).to(mean).view_as(sums[0])
-            for at, ((x, weight, _), grad, normal) in enumerate(
-                zip(lanes, grads, normals, strict=True)
-            ):
-                scale = inverse if weight is None else inverse * weight.to(inverse)
-                moved = grad - _shaped(shift, x) - normal * _shaped(slope, x)
-                into[at] = (moved * _shaped(scale, x)).to(x.dtype)
+            rows = torch.stack([torch.cat(found) for found in sums]).double()
+            total = sum_of_rows(ctx.ranks.gather(rows, ctx.lanes)).to(mean)
+            into = [
+                _moved(grad, x, mean, inverse, weight, total, count)
+                for grad, (x, weight, _) in zip(dense, lanes, strict=True)
+            ]
         return (None, None, None, None, None, *into, *own)
 
 
@@ -276,14 +263,70 @@ def _by_lane(tensors: Sequence[Any], lanes: int) -> Iterator[tuple[Tensor, Any, 
     return zip(tensors[:lanes], tensors[lanes : 2 * lanes], tensors[2 * lanes :], strict=True)
 
 
+# -- one lane: on a GPU by the kernels of torch's SyncBatchNorm, elsewhere by these formulas ---------------
+
+
+def _scaled(
+    x: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """Return a normalised lane, by weight and bias."""
+    if x.is_cuda:
+        return torch.batch_norm_elemt(x, weight, bias, mean, inverse, 0.0)  # eps is in the inverse
+    scale = inverse if weight is None else inverse * weight.to(inverse)
+    made = (x.to(mean.dtype) - _shaped(mean, x)) * _shaped(scale, x)
+    return (made if bias is None else made + _shaped(bias.to(made), x)).to(x.dtype)
+
+
+def _sums(grad: Tensor, x: Tensor, mean: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sums of a lane's gradients, and of them times what was normalised."""
+    if x.is_cuda:
+        found = torch.batch_norm_backward_reduce(grad, x, mean, inverse, None, True, False, False)
+        return found[0], found[1] * inverse
+    dims, normal = _all_but_channels(x), _normal(x, mean, inverse)
+    wide = grad.to(mean)
+    return wide.sum(dims), (wide * normal).sum(dims)
+
+
+def _moved(
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    inverse: Tensor,
+    weight: Tensor | None,
+    sums: Tensor,
+    count: Tensor,
+) -> Tensor:
+    """Return the gradients of what was normalised, by the sums of all lanes."""
+    total, by_normal = sums.view(2, -1)
+    if x.is_cuda:
+        parts = total.contiguous(), by_normal / inverse
+        return torch.batch_norm_backward_elemt(
+            grad, x, mean, inverse, weight, *parts, count.to(torch.int32)
+        )
+    scale = inverse if weight is None else inverse * weight.to(inverse)
+    shift, slope = (total / count).to(mean), (by_normal / count).to(mean)
+    moved = grad.to(mean) - _shaped(shift, x) - _normal(x, mean, inverse) * _shaped(slope, x)
+    return (moved * _shaped(scale, x)).to(x.dtype)
+
+
 def _normal(x: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
     return (x.to(mean.dtype) - _shaped(mean, x)) * _shaped(inverse, x)
 
 
-def _scaled(normal: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    if weight is not None:
-        normal = normal * _shaped(weight.to(normal), normal)
-    return normal if bias is None else normal + _shaped(bias.to(normal), normal)
+def _dense(tensor: Tensor | None) -> Tensor | None:
+    """A tensor in a memory layout that the kernels take."""
+    if tensor is None or not tensor.is_cuda or tensor.is_contiguous():
+        return tensor
+    format_ = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    is_last = format_ is not None and tensor.is_contiguous(memory_format=format_)
+    return tensor if is_last else tensor.contiguous()
+
+
+def _like(grad: Tensor, x: Tensor) -> Tensor:
+    """A gradient in the memory layout of what was normalised."""
+    if not x.is_cuda or grad.stride() == x.stride():
+        return grad
+    return torch.empty_like(x, dtype=grad.dtype).copy_(grad)
 
 
 def _wide(x: Tensor) -> torch.dtype:

@@ -17,8 +17,8 @@ class LaneLeaves:
 
     def __init__(self, lanes: int) -> None:
         self._lanes = lanes
-        self._known: dict[int, tuple[Tensor, list[Tensor]]] = {}
-        """By the id of what lanes share: itself, and the leaf of each lane."""
+        self._known: dict[tuple[int, int], tuple[Tensor, list[Tensor]]] = {}
+        """By what lanes share, and its memory, which `p.data = ...` changes: itself, and the leaf of each lane."""
 
     def of(self, shared: Tensor, at: int) -> Tensor:
         """Return what a lane computes with in place of a tensor that lanes share.
@@ -27,14 +27,19 @@ class LaneLeaves:
             shared: A parameter, or computed from parameters.
             at: The place of the lane among the rank's.
         """
+        return self.of_lanes(shared)[at]
+
+    def of_lanes(self, shared: Tensor) -> Sequence[Tensor]:
+        """Return what the lanes compute with in place of a tensor that they share, one after the other."""
         if not shared.requires_grad:
-            return shared
-        found = self._known.get(id(shared))
+            return (shared,) * self._lanes
+        key = id(shared), shared.data_ptr()
+        found = self._known.get(key)
         if found is None:
             with torch.inference_mode(False):
                 own = [shared.detach().requires_grad_() for _ in range(self._lanes)]
-            found = self._known[id(shared)] = shared, own
-        return found[1][at]
+            found = self._known[key] = shared, own
+        return found[1]
 
     def backward(self, losses: Sequence[Tensor], start: Tensor | None, retain: bool) -> None:
         """Backpropagate the losses of all lanes.

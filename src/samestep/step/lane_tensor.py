@@ -364,19 +364,19 @@ _FLAT = frozenset((Tensor, Parameter, int, float, bool, str, type(None), *_OWN))
 
 def _rows(values: tuple[Any, ...], lanes: int, own: LaneLeaves | None) -> list[tuple[Any, ...]]:
     """Return the values of each lane; without a walk where they are no containers, as most are."""
-    if own is not None or not all(type(value) in _FLAT for value in values):
+    if not all(type(v) in _FLAT or (type(v) is tuple and {*map(type, v)} <= {int}) for v in values):
         return [pick(values, at, own) for at in range(lanes)]
-    columns = [v.per_lane if type(v) in _OWN else (v,) * lanes for v in values]
+    columns = [
+        own.of_lanes(v) if own is not None and type(v) in (Tensor, Parameter)
+        else v.per_lane if type(v) in _OWN else (v,) * lanes
+        for v in values
+    ]  # fmt: skip
     return list(zip(*columns, strict=True)) if columns else [()] * lanes
 
 
 def _with_graph(data: Any) -> list[Tensor]:
     """Return the ordinary tensors in some arguments that were computed from weights."""
-    if isinstance(data, (tuple, list)):
-        return [found for part in data for found in _with_graph(part)]
-    if isinstance(data, dict):
-        return _with_graph(list(data.values()))
-    return [data] if type(data) is Tensor and data.grad_fn is not None else []
+    return [leaf for leaf in leaves(data) if type(leaf) is Tensor and leaf.grad_fn is not None]
 
 
 def _with_missing(func: Any, args: Any, found: Sequence[OfLanes]) -> Any:

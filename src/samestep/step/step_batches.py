@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from samestep.data.batch import LaneBatch, Moment, StepData
+from samestep.distributed.context import RunContext
 from samestep.distributed.health.activity import DATA
 from samestep.errors import StepError
 from samestep.pytree import map_leaves
@@ -60,23 +62,36 @@ class StepBatches:
 
         All ranks call this.
         """
-        context, data = self._engine.setup.context, self._data
-        if data.ragged is False:
-            return None
-        have = context.gather(bool(data.units))
-        data.ragged = not all(have)
-        if not data.ragged:
-            return None
-        source = have.index(True)
-        first = self.read_all()[0].data if context.rank == source else None
-        found = context.broadcast(map_leaves(_on_host, first), source)
-        return None if data.units else self._engine.copies.to_device(found)
+        found = batch_of_another(
+            self._engine.setup.context, self._data, lambda: self.read_all()[0].data
+        )
+        return None if self._data.units else self._engine.copies.to_device(found)
 
     def release(self) -> None:
         """Let go of the batches: the step is over."""
         self._read.clear()
         self._on_device.clear()
         self._over = True
+
+
+def batch_of_another(context: RunContext, data: StepData, first: Callable[[], Any]) -> Any:
+    """Return the batch of a rank with samples, on the host, if some rank has none. All ranks call this.
+
+    Args:
+        context: This process's place in the run.
+        data: The step; whether some rank has no samples is known of it afterwards.
+        first: Returns this rank's first batch.
+    """
+    if data.ragged is False:
+        return None
+    have = context.gather(bool(data.units))
+    data.ragged = not all(have)
+    if not data.ragged:
+        return None
+    source = have.index(True)
+    return context.broadcast(
+        map_leaves(_on_host, first() if context.rank == source else None), source
+    )
 
 
 def _on_host(leaf: Any) -> Any:

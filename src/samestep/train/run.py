@@ -235,7 +235,7 @@ class Run(RunMeasures):
                     yield step.epoch_step, body.enter()
                 except GeneratorExit:
                     if not body.is_begun:
-                        self._sequence.give_back(step)
+                        self._sequence.give_back(step, number == 0)
                     raise
                 finally:
                     body.leave()

@@ -41,6 +41,13 @@ def _of_lanes(part: Tensor) -> list[Tensor]:
     return [own for lane, own in zip(part.lanes, part.per_lane, strict=True) if lane != NO_LANE]
 
 
+_LEFT_EVALUATION = (
+    "a loop over validation data was left before its end: each rank has its own batches of it, so what it has read depends "
+    "on the number of ranks. Read it to its end. A batch that stays the same is made of the dataset; a second loader that "
+    "trains is read by zip(loader, second), or has shuffle=True"
+)
+
+
 class RunMeasures(RunFiles):
     """What a loop calls to evaluate."""
 
@@ -201,6 +208,9 @@ class RunMeasures(RunFiles):
         try:
             with self._outside_lanes(), self.context.activity.during(EVALUATE):
                 yield from share.loop(self.setup, self._modules, unwrapped(data), collate)
+        except GeneratorExit:
+            self.context.log.once("left evaluation", _LEFT_EVALUATION)
+            raise
         finally:
             self._evaluates = before
         self._parts.log.restart_clock()

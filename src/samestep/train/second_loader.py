@@ -16,13 +16,14 @@ from samestep.data.batch import Position, Source, StepData
 from samestep.data.device import DeviceCopies
 from samestep.data.factory import open_source
 from samestep.data.loaders import batch_size_of, parts_of
-from samestep.errors import StepError
+from samestep.errors import PlanError, StepError
 from samestep.lanes.plan import BatchPlan
 from samestep.lanes.rng import derive
 from samestep.run_setup import RunSetup
 from samestep.step.lane_passes import LanePasses
 from samestep.step.lane_tensor import join
 from samestep.step.loop_body import LoopBody
+from samestep.step.step_batches import batch_of_another
 
 _PASSES = 1 << 20
 """More than a run has epochs: the numbers of second passes within one follow those of first passes."""
@@ -69,6 +70,11 @@ class SecondLoader:
 
     def _beside(self, epoch: int) -> Iterator[Any]:
         if self._in_step() is None:  # the first batch is read outside of a step, too
+            if self._loader.drop_last:
+                raise StepError(
+                    "a second loader with drop_last=True was read outside of a step: as one that trains it is read in the "
+                    "body, and in zip(...) behind the first DataLoader of run.prepare; an evaluation takes every sample"
+                )
             yield from self._evaluate(self._loader)
             return
         source = self._opened()
@@ -111,7 +117,12 @@ class SecondLoader:
             # Other orders and augmentations than the first loader's.
             seed = derive(setup.config.seed, "loader", self._number)
             changes = {"seed": seed, "global_batch": size, "drop_last": bool(loader.drop_last)}
-            plan = BatchPlan(size, setup.batch.lane_count)
+            try:
+                plan = BatchPlan(size, setup.batch.lane_count)
+            except PlanError as error:
+                raise StepError(
+                    f"the batch of a second loader, {size}, is cut into lanes, too: {error}"
+                ) from None
             own = replace(setup, config=setup.config.model_copy(update=changes), planned=plan)
             parts = parts_of(loader, own)
             self._source = open_source(parts.setup, parts.dataset, parts.order, parts.collate)
@@ -132,8 +143,9 @@ class SecondLoader:
             )
         body.run_now("a second loader")
         with body.paused(), self._setup.rng.kept():
-            batches = [data.read() for _ in data.units]
-            return join(body.lanes, [self._copies.to_device(batch.data) for batch in batches])
+            rows = [data.read().data for _ in data.units]
+            spare = batch_of_another(self._setup.context, data, lambda: rows[0])
+            return join(body.lanes, [self._copies.to_device(row) for row in rows or [spare]])
 
     # -- a part of a checkpoint ----------------------------------------------------------------
 

@@ -101,11 +101,16 @@ class StepSequence:
                 return  # what ends the step follows the loop body's last lines
             self._advance()
 
-    def give_back(self, step: Step) -> None:
-        """A loop has taken a step and left without training: the next loop begins with it."""
+    def give_back(self, step: Step, is_first: bool) -> None:
+        """A loop has taken a step and left without training it: the next loop begins with it.
+
+        Args:
+            step: Which it has taken.
+            is_first: Whether it has trained none before.
+        """
         if self._epoch is None:
             self._given_back = step
-        else:
+        elif is_first:
             self._taken = False
 
     def finish(self) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from samestep.distributed.collectives import SoloCollectives, TorchCollectives
 from samestep.distributed.health.activity import Activity
 from samestep.errors import StepError, TaskError
-from samestep.step.global_batchnorm import GlobalBatchNorm, _own_statistics, statistics_of
+from samestep.step.global_batchnorm import GlobalBatchNorm, own_statistics, statistics_of
 from samestep.step.lane_tensor import lane_tensor
 
 
@@ -23,8 +23,7 @@ class Alone(TorchCollectives):
 
 
 def statistics(lanes: list[Tensor]) -> list[Tensor]:
-    rows = torch.stack([_own_statistics(lane) for lane in lanes])
-    found = statistics_of(rows, lambda rows: rows.sum(0))
+    found = statistics_of(own_statistics(lanes))
     return [found.count, found.mean, found.squares / found.count]
 
 
