@@ -22,9 +22,9 @@ from samestep.reduce.row_shards import RowExchange, ShardPlan
 QUERY_BLOCK, REFERENCE_BLOCK = 256, 2048
 GROUP_BYTES = 256 << 20
 """For what is known of queries while references pass by; more queries than fit take another pass."""
-_PAIRS = 4096
+_PAIRS = 512
 """Whose exact distances are computed at once."""
-_TILE = 64
+_TILE = 32
 """Distances of which the least is looked at first."""
 _SPARE = 32
 """Candidates beyond 2 k that are kept before they are sorted."""
@@ -195,11 +195,11 @@ class Search:
 
     def _rough_distances(self, query: QueryBlock, there: Rough, number: int) -> Tensor:
         """Like `distances`, in float32 and in one buffer for all blocks."""
-        found = torch.mm(query.rough.rows, there.rows.T, out=self._products)
         if self._distance == "cosine":
-            found.neg_().add_(1)
+            first, factor = query.rough.squares.new_ones(1, 1), -1
         else:
-            found.mul_(-2).add_(query.rough.squares[:, None]).add_(there.squares)
+            first, factor = query.rough.squares[:, None] + there.squares, -2
+        found = torch.addmm(first, query.rough.rows, there.rows.T, alpha=factor, out=self._products)
         return self._without_pairs(found, query, number)
 
     def _distances_of(self, queries: Tensor, references: Tensor) -> Tensor:
@@ -276,6 +276,13 @@ def _below(values: Tensor, limit: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return rows[at], numbers[at] * _TILE + within, picked[at, within]
 
 
+def _kth(values: Tensor, k: int) -> Tensor:
+    """Return what at least k values of each row are no more than: near the k-th, and cheaper than it."""
+    tile = max((size for size in (16, 8, 4, 2) if values.shape[1] // size >= 2 * k), default=1)
+    least = values.view(len(values), -1, tile).amin(2)
+    return least.topk(k, dim=1, largest=False, sorted=False).values.amax(1, keepdim=True)
+
+
 class _Candidates:
     """Which references may be among the k nearest of a block of queries, of those that have passed so far."""
 
@@ -297,9 +304,7 @@ class _Candidates:
         self._error = max(self._error, error)
         limit = self._limit
         if limit is None:
-            k = min(self._k, rough.shape[1])
-            nearest = rough.topk(k, dim=1, largest=False, sorted=False).values
-            limit = nearest.amax(1, keepdim=True) + 2 * self._error
+            limit = _kth(rough, min(self._k, rough.shape[1])) + 2 * self._error
         rows, columns, nearer = _below(rough, limit)
         counts = torch.bincount(rows, minlength=len(rough))
         most = int(counts.max())
