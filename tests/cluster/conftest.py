@@ -40,9 +40,14 @@ def _names_components(item: pytest.Item) -> bool:
 
 
 @pytest.fixture(scope="session")
-def hosts() -> Iterator[Hosts]:
+def namespaces() -> None:
+    """Skips where hosts cannot be made: for tests that make their own."""
     if reason := hosts_module.why_impossible():
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def hosts(namespaces: None) -> Iterator[Hosts]:
     with Hosts(4) as started, Interpreters(started) as interpreters:
         runs.interpreter.append(interpreters.python)
         yield started

@@ -191,6 +191,7 @@ def test_ssh_logs_in_and_may_be_refused(sshd: Sshd) -> None:
     assert sshd.hosts.run("ctl", command).returncode == 0
 
 
+@pytest.mark.usefixtures("namespaces")
 def test_closed_hosts_leave_nothing() -> None:
     with Hosts(1) as hosts:
         processes = [hosts.start(host, ["sleep", "1000"]) for host in ("ctl", "n1")]
@@ -202,6 +203,7 @@ def test_closed_hosts_leave_nothing() -> None:
     assert folder.name not in left
 
 
+@pytest.mark.usefixtures("namespaces")
 def test_hosts_that_fail_to_start_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Hosts, "address", lambda hosts, host: "10.77.0.1" if host == "ctl" else "?")
     hosts = Hosts(2)

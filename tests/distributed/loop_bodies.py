@@ -405,6 +405,12 @@ class Rollout(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         return tuple(column[index] for column in self.columns)
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"columns": self.columns, "place": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.columns, self.place = state["columns"], state["place"]
+
     @torch.no_grad()
     def fill(self, agent: nn.Module) -> None:
         rows = []
@@ -437,9 +443,13 @@ def policy(run: samestep.Run) -> Found:
     optimizer = torch.optim.Adam(agent.parameters(), 1e-2, eps=1e-5)
     data = DataLoader(rollout, batch_size=BATCH, shuffle=SHUFFLES)
     agent, optimizer, data = run.prepare(agent, optimizer, data)
+    run.register("rollout", rollout)
     seen = []
-    for _ in run.epochs():
-        rollout.fill(agent)
+    for epoch in run.epochs():
+        if (
+            epoch * len(data) >= run.start_step
+        ):  # an epoch that is resumed in its middle has its data
+            rollout.fill(agent)
         for place, action, before, advantage, aim in data:
             logits, value = agent(place)
             chosen = torch.distributions.Categorical(logits=logits)

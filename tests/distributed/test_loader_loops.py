@@ -162,7 +162,7 @@ def test_a_rank_that_dies_in_a_body_loses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["convolutions", "sharpness", "diffusion", "unlabelled", "refilled"]
+    "name", ["convolutions", "sharpness", "diffusion", "unlabelled", "refilled", "policy"]
 )
 def test_it_resumes_at_another_size(tmp_path: Path, name: str) -> None:
     [untouched] = run_ranks(_train, 1, str(tmp_path / "whole"), name)
@@ -176,7 +176,7 @@ def test_it_resumes_at_another_size(tmp_path: Path, name: str) -> None:
 class PlainRun:
     """What a script without samestep has in place of a run."""
 
-    device = torch.device("cpu")
+    device, start_step = torch.device("cpu"), 0
 
     def prepare(self, *items: Any) -> Any:
         return items

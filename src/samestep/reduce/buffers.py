@@ -184,7 +184,7 @@ class LaneBuffers:
 
     @property
     def are_watched(self) -> bool:
-        """Whether `of_lane` has something to do."""
+        """Return whether `of_lane` has something to do."""
         return self.are_joined or bool(self._constant or self._empty)
 
     @contextmanager

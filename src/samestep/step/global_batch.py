@@ -88,7 +88,7 @@ class GlobalBatch:
 
     @cached_property
     def data(self) -> Any:
-        """What the collate function returned; of a mapping, a tuple or a list, what is read of it."""
+        """The data that the collate function returned; of a mapping, a tuple or a list, what is read of it."""
         mine = {batch.lane: batch.data for batch in self._mine}
         like = self._rows.container("batch.data", mine)
         if type(like) is dict:

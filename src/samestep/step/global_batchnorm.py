@@ -71,7 +71,7 @@ class GlobalBatchNorm:
 
     @property
     def in_lane(self) -> bool:
-        """Whether one lane runs by itself; outside of lanes a layer normalises what it gets, alone."""
+        """Return whether one lane runs by itself; outside of lanes a layer normalises what it gets, alone."""
         return self._in_lane()
 
     def begin_step(self, in_lane: Callable[[], bool]) -> None:
@@ -146,7 +146,7 @@ class GlobalBatchNorm:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of all lanes, in float64; the same bits on every rank."""
+    """The statistics of all lanes, in float64; the same bits on every rank."""
 
     count: Tensor
     mean: Tensor
@@ -259,7 +259,7 @@ class _Normalise(torch.autograd.Function):
 
 
 def _by_lane(tensors: Sequence[Any], lanes: int) -> Iterator[tuple[Tensor, Any, Any]]:
-    """What each lane normalises, its weight and its bias."""
+    """Return what each lane normalises, its weight and its bias."""
     return zip(tensors[:lanes], tensors[lanes : 2 * lanes], tensors[2 * lanes :], strict=True)
 
 
