@@ -232,8 +232,7 @@ def scaled(run: samestep.Run) -> Found:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     scaler = torch.amp.GradScaler(run.device.type, init_scale=1024.0)
-    model, optimizer, data = run.prepare(model, optimizer, loader())
-    run.register("scaler", scaler)
+    model, optimizer, scaler, data = run.prepare(model, optimizer, scaler, loader())
     seen = []
     for _ in run.epochs():
         for x, y in data:
@@ -247,6 +246,43 @@ def scaled(run: samestep.Run) -> Found:
             scaler.step(optimizer)
             scaler.update()
             seen.append(float(run.mean(loss)))
+    return model, seen
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Wraps an optimizer, and leaves its state out of its own, as public ones do."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.05})
+        self.fast = torch.optim.SGD(self.param_groups, momentum=0.9)
+        self.param_groups = self.fast.param_groups
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for param in group["params"]:
+                self.state[param].setdefault("slow", param.clone())
+        self.fast.step()
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.copy_(self.state[param]["slow"].lerp_(param, 0.5))
+
+
+def older(run: samestep.Run) -> Found:
+    """Lines of older scripts: Variables, an optimizer in an optimizer, a mean that is not over samples."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+    optimizer = Lookahead(model.parameters())
+    model, optimizer, data = run.prepare(model, optimizer, loader())
+    seen = []
+    for _ in run.epochs():
+        for x, y in data:
+            x, y = torch.autograd.Variable(x), torch.autograd.Variable(y.type(torch.LongTensor))
+            y = y.masked_fill(y == 3, -100)
+            loss = F.cross_entropy(model(x), y, reduction="sum") / (y != -100).sum().clamp_min(1)
+            optimizer.zero_grad()
+            run.backward(loss, mean_over=(y != -100).sum())
+            optimizer.step()
+            seen.append(loss.item())
     return model, seen
 
 
@@ -468,5 +504,5 @@ def policy(run: samestep.Run) -> Found:
 BODIES: dict[str, Callable[[samestep.Run], Found]] = {
     body.__name__: body
     for body in (convolutions, autoencoder, adversaries, diffusion, sharpness, mixup, scaled, critic, views, summed,
-                 unlabelled, refilled, policy)
+                 unlabelled, refilled, policy, older)
 }  # fmt: skip

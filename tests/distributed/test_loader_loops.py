@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
+from tqdm import tqdm
 
 import samestep
 from samestep.errors import StepError, Stopped
@@ -67,6 +68,7 @@ def _train(
             "views",
             "refilled",
             "policy",
+            "older",
         ],
     ),
 )
@@ -162,7 +164,7 @@ def test_a_rank_that_dies_in_a_body_loses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["convolutions", "sharpness", "diffusion", "unlabelled", "refilled", "policy"]
+    "name", ["convolutions", "sharpness", "diffusion", "unlabelled", "refilled", "policy", "older"]
 )
 def test_it_resumes_at_another_size(tmp_path: Path, name: str) -> None:
     [untouched] = run_ranks(_train, 1, str(tmp_path / "whole"), name)
@@ -171,6 +173,44 @@ def test_it_resumes_at_another_size(tmp_path: Path, name: str) -> None:
     for digest, seen in run_ranks(_train, 4, str(tmp_path / "parts"), name):
         assert digest == untouched[0]
         assert seen[:3] == untouched[1][-len(seen) :][:3]  # its sum over the epoch is of the rest
+
+
+def _by_next(folder: str) -> list[int]:
+    """nanoGPT's form: batches taken by `next`, two per update, and nobody asks for one after the last."""
+    keys = _keys(folder, steps=6, epochs=None, log_every=1, checkpoint={"enabled": False})
+    with samestep.start(**keys) as run:
+        model = nn.Linear(64, 10)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model, optimizer, data = run.prepare(model, optimizer, loader())
+        batches = run.enumerate(tqdm(data, disable=True))
+        for _ in range(3):
+            for _, (_, (x, y)) in zip(range(2), batches, strict=False):
+                (F.cross_entropy(model(x.flatten(1)), y) / 2).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    lines = map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())
+    return [line["step"] for line in lines if "loss" in line]
+
+
+def test_a_loop_that_takes_its_batches_by_next_records_its_last_step(tmp_path: Path) -> None:
+    assert run_ranks(_by_next, 2, str(tmp_path)) == [list(range(6))] * 2
+
+
+def _bars(folder: str) -> list[int]:
+    with samestep.start(**_keys(folder)) as run:
+        model, optimizer, data = _prepared(run)
+        numbers = []
+        for _ in run.epochs():
+            for i, (x, y) in run.enumerate(tqdm(data, disable=True)):
+                numbers.append(i)
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+        return numbers
+
+
+def test_steps_are_counted_through_a_progress_bar(tmp_path: Path) -> None:
+    [numbers] = run_ranks(_bars, 1, str(tmp_path))
+    assert numbers == list(range(len(numbers) // 2)) * 2
 
 
 class PlainRun:
@@ -190,7 +230,7 @@ class PlainRun:
     def register(self, name: str, item: Any) -> None:
         pass
 
-    def backward(self, loss: Tensor, reduction: str = "mean") -> Tensor:
+    def backward(self, loss: Tensor, reduction: str = "mean", mean_over: Any = None) -> Tensor:
         loss.backward()
         return loss.detach()
 
@@ -515,16 +555,18 @@ class Layers(nn.Module):
         return {"logits": self.layers(self.drop(self.norm(x.flatten(1))))}
 
 
-def _measured(folder: str, looks: bool) -> tuple[str, str]:
+def _measured(folder: str, looks: bool, budget: float = 60.0) -> tuple[str, str, list[int]]:
     from samestep.step import lane_cost
 
-    real = lane_cost.LaneCost._seconds
+    real, timed = lane_cost.LaneCost._once, []
 
-    def seconds(self: Any, module: nn.Module, rows: Any, params: Any) -> float:
+    def once(self: Any, module: nn.Module, rows: Any, params: Any) -> float:
         real(self, module, rows, params)  # its passes are real, its clock is not
+        timed.append(len(rows))
         return 1.0 + 0.2 * len(rows)
 
-    lane_cost.LaneCost._seconds = seconds  # type: ignore[method-assign]
+    lane_cost.LaneCost._once = once  # type: ignore[method-assign]
+    lane_cost._BUDGET = budget
     if not looks:
         lane_cost._AT_STEP = 10**9
     with samestep.start(**_keys(folder, epochs=2)) as run:
@@ -536,14 +578,42 @@ def _measured(folder: str, looks: bool) -> tuple[str, str]:
                 optimizer.zero_grad()
                 F.cross_entropy(model(x)["logits"], y).backward()
                 optimizer.step()
-    return _digest(model), (Path(folder) / "logs" / "rank-0.log").read_text()
+    return _digest(model), (Path(folder) / "logs" / "rank-0.log").read_text(), timed
 
 
 def test_what_lanes_cost_is_measured_once_and_changes_nothing(tmp_path: Path) -> None:
-    [(state, said)] = run_ranks(_measured, 1, str(tmp_path / "looks"), True)
-    [(expected, quiet)] = run_ranks(_measured, 1, str(tmp_path / "not"), False)
-    assert state == expected
+    [(state, said, timed)] = run_ranks(_measured, 1, str(tmp_path / "looks"), True)
+    [(expected, quiet, none)] = run_ranks(_measured, 1, str(tmp_path / "not"), False)
+    [(again, short, few)] = run_ranks(_measured, 1, str(tmp_path / "slow"), True, 0.0)
+    assert state == expected == again
+    assert (timed, none, few) == ([1, 8, 2, 4] * 3, [], [1, 8]), "a slow model is timed once"
+    assert "takes 2.2 times as long" in short
     assert said.count("8 lanes: a forward and backward pass of Layers takes 2.2 times as long") == 1
     assert "lanes=1 would cost 1.00" in said
     assert "takes" not in quiet
     assert "BatchNorm normalises over a lane's 3 samples" in said
+
+
+def _warned(folder: str, drop_last: bool) -> str:
+    with samestep.start(**_keys(folder, epochs=1)) as run:
+        model = Layers()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        data = DataLoader(loader().dataset, batch_size=BATCH, drop_last=drop_last)
+        model, optimizer, data = run.prepare(model, optimizer, data)
+        for _ in run.epochs():
+            for x, y in data:
+                optimizer.zero_grad()
+                F.cross_entropy(model(x)["logits"], y).backward()
+                optimizer.step()
+                if run.step == 1:
+                    break
+            break
+    return (Path(folder) / "logs" / "rank-0.log").read_text()
+
+
+def test_a_tail_that_the_loader_drops_is_not_warned_of(tmp_path: Path) -> None:
+    """106 samples in lanes of three leave one alone, which BatchNorm cannot normalise."""
+    [dropped] = run_ranks(_warned, 1, str(tmp_path / "dropped"), True)
+    [kept] = run_ranks(_warned, 1, str(tmp_path / "kept"), False)
+    assert "Warning" not in dropped
+    assert "the last lane of an epoch has 1 sample" in kept

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
 
 from samestep.config.optim import LossScaleConfig
 from samestep.reduce.scaling import Scaling
@@ -152,3 +153,9 @@ def _power_of_two(count: float) -> float:
 def _power_of_two_tensor(count: Tensor) -> Tensor:
     exponent = torch.frexp(count.to(torch.float64))[1] - 1
     return torch.ldexp(torch.ones_like(count, dtype=torch.float32), exponent)
+
+
+def grad_scalers(objects: Sequence[Any]) -> dict[str, GradScaler]:
+    """Return a loop's own scalers among the objects, by the names that checkpoints have for them."""
+    found = [item for item in objects if isinstance(item, GradScaler)]
+    return {f"scaler {number}": item for number, item in enumerate(found)}

@@ -25,6 +25,7 @@ from samestep.optim.loss_scale import CheckedScaling, LossScale
 from samestep.optim.nonfinite import FiniteGuard
 from samestep.optim.optimizer_calls import OptimizerCalls
 from samestep.optim.update import Update
+from samestep.optim.wrapped_optimizers import wrapped_optimizers
 from samestep.reduce.build import LaneReduction, build_reduction
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import NO_FLAGS, RankFlags
@@ -78,7 +79,7 @@ class Prepared:
             found["clipping"] = self.clipping
         if isinstance(self.runner, MicroBatches) and self.runner.is_searched:
             found["lane split"] = self.runner
-        return found
+        return found | wrapped_optimizers(self.optimizers)
 
 
 def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore) -> Prepared:
@@ -323,8 +324,13 @@ def _sorted_by_kind(
     modules = [item for item in objects if isinstance(item, nn.Module)]
     optimizers = [item for item in objects if isinstance(item, Optimizer)]
     schedules = [item for item in objects if isinstance(item, LRScheduler)]
-    if len(modules) + len(optimizers) + len(schedules) != len(objects):
-        raise TaskError("run.prepare takes modules, optimizers and learning-rate schedulers")
+    other = [o for o in objects if not isinstance(o, nn.Module | Optimizer | LRScheduler)]
+    if other:
+        raise TaskError(
+            "run.prepare takes modules, optimizers, schedulers, a GradScaler and DataLoaders; it got "
+            f"{', '.join(type(item).__name__ for item in other)}. State to be saved: run.register(name, object). "
+            "A function that draws batches: for i, batch in run.enumerate(function)"
+        )
     if not modules or not optimizers:
         missing = "the model" if not modules else "its optimizer"
         given = ", ".join(type(item).__name__ for item in objects) or "nothing to train"

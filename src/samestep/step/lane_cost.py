@@ -18,6 +18,8 @@ from samestep.step.lane_tensor import LaneTensor, lanes_of, pick
 _AT_STEP = 3
 """The step of this process in which it is measured: libraries set themselves up in the first ones."""
 _REPEATS = 3
+_BUDGET = 2.0
+"""Seconds after which no further pass is timed: a slow model is not held up for a message."""
 _LARGE = 50_000_000
 """Parameters above which a copy is not worth it."""
 _HIGH = 1.1
@@ -57,7 +59,7 @@ class LaneCost:
         groups = [count for count in (1, 2, 4, 8, 16, 32) if lanes % count == 0 and count < lanes]
         try:
             with setup.rng.kept():
-                took = self._times(_alone(module), (args, kwargs), lanes, (*groups, lanes))
+                took = self._times(_alone(module), (args, kwargs), lanes, (1, lanes, *groups[1:]))
         except Exception as error:
             setup.context.log.main(
                 f"what lanes cost was not measured: a copy of {name} does not run on lanes put together "
@@ -71,12 +73,15 @@ class LaneCost:
     ) -> dict[int, float]:
         params = [param for param in module.parameters() if param.requires_grad]
         rows = {count: _grouped(data, lanes, count) for count in counts}
-        return {count: self._seconds(module, row, params) for count, row in rows.items()}
-
-    def _seconds(
-        self, module: nn.Module, rows: Sequence[Any], params: Sequence[Parameter]
-    ) -> float:
-        return min(self._once(module, rows, params) for _ in range(_REPEATS))
+        took: dict[int, float] = {}
+        began = time.perf_counter()
+        for _ in range(_REPEATS):
+            for count, row in rows.items():
+                if took.keys() >= {1, lanes} and time.perf_counter() - began > _BUDGET:
+                    return took
+                seconds = self._once(module, row, params)
+                took[count] = min(seconds, took.get(count, seconds))
+        return took
 
     def _once(self, module: nn.Module, rows: Sequence[Any], params: Sequence[Parameter]) -> float:
         device = self._setup.context.device

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, overload
-from weakref import WeakSet
 
-from torch import Tensor, nn
+from torch import Tensor
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
@@ -19,9 +19,11 @@ from samestep.data.orders import Order
 from samestep.distributed.context import RunContext
 from samestep.errors import StepError
 from samestep.lanes.rng import BETWEEN, EPOCH
+from samestep.optim.loss_scale import grad_scalers
 from samestep.optim.schedules import Schedule
 from samestep.step.engine import build_engine, prepare
 from samestep.step.lane_passes import LanePasses
+from samestep.step.lane_tensor import LaneTensor
 from samestep.step.lane_watch import LaneWatch
 from samestep.step.loop_body import Reduction
 from samestep.step.loss_terms import Term, loss_value
@@ -31,7 +33,7 @@ from samestep.step.step_engine import StepEngine
 from samestep.train.loader_loop import LoaderLoop
 from samestep.train.loop_schedules import LoopSchedules
 from samestep.train.plan_report import report_plan
-from samestep.train.run_loader import RunLoader, unwrapped
+from samestep.train.run_loader import RunLoader, is_bar_over_loader, unwrapped
 from samestep.train.run_measures import RunMeasures
 from samestep.train.second_loader import SecondLoader
 from samestep.train.step_sequence import StepSequence
@@ -54,7 +56,6 @@ class Run(RunMeasures):
     def __init__(self, config: Config, context: RunContext) -> None:
         super().__init__(config, context)
         self._watch: LaneWatch | None = None
-        self._earlier: WeakSet[Any] = WeakSet()
         self._sequence = StepSequence()
         self._schedules = LoopSchedules()
         self._loop: LoaderLoop | None = None
@@ -73,7 +74,7 @@ class Run(RunMeasures):
     def prepare(self, *objects: Any) -> Any: ...
 
     def prepare(self, *objects: Any) -> Any:
-        """Take modules, optimizers, schedulers and loaders into the run. Call it once.
+        """Take modules, optimizers, schedulers, a GradScaler and loaders into the run. Call it once.
 
         All weights become rank 0's; in a resumed run, all objects get their saved state.
 
@@ -95,14 +96,14 @@ class Run(RunMeasures):
         loaders = [item for item in objects if isinstance(item, DataLoader)]
         self._see(loaders)
         schedules = LoopSchedules.of(objects)
-        others = (DataLoader, LRScheduler, Schedule)
+        others = (DataLoader, LRScheduler, Schedule, GradScaler)
         trained = [item for item in objects if not isinstance(item, others)]
         saver = self._parts.saver
         self._warn_of_earlier(trained)
         self._prepared = prepared = prepare(
             self.setup, [*trained, *schedules.per_step], saver.prepare
         )
-        for name, item in {**prepared.states(), **schedules.kept}.items():
+        for name, item in {**prepared.states(), **schedules.kept, **grad_scalers(objects)}.items():
             saver.keep(name, item)
         schedules.take_over(self._before_schedule)
         self._schedules = schedules
@@ -110,19 +111,6 @@ class Run(RunMeasures):
         for number, loader in enumerate(loaders):
             taken[id(loader)] = RunLoader(loader, self._batches_of(number, loader))
         return tuple(taken.get(id(item), item) for item in objects)
-
-    def note_earlier(self, modules: Sequence[nn.Module]) -> None:
-        """Take the modules that were made before the run was opened."""
-        self._earlier = WeakSet(modules)
-
-    def _warn_of_earlier(self, objects: Sequence[Any]) -> None:
-        modules = [item for item in objects if isinstance(item, nn.Module)]
-        found = [type(module).__name__ for module in modules if module in self._earlier]
-        if found and self._parts.opened.point is None:
-            self.context.log.main(
-                f"Warning: {', '.join(found)} was made before samestep.start: its first weights do not follow "
-                f"from seed {self.config.seed}, and another start may have others. Make it after samestep.start"
-            )
 
     def _before_schedule(self) -> None:
         """Before the loop moves a scheduler on."""
@@ -221,6 +209,9 @@ class Run(RunMeasures):
             raise StepError(
                 "the loop over the data came before run.prepare: prepare the model first"
             )
+        if is_bar_over_loader(dataset):
+            yield from ((self._passes_of("run.enumerate").data.epoch_step, x) for x in dataset)
+            return
         self._prepared.calls.answer(self._step_by_loop, self._outside_lanes)
         if self._loop is None:
             self._loop = LoaderLoop(self.setup, self._prepared, self._parts.saver)
@@ -288,10 +279,14 @@ class Run(RunMeasures):
                 "run.backward belongs inside a loop over the training loader that run.prepare returned; inside "
                 "run.steps it is step.train(function)"
             )
+        is_its_mean = count is None
         if reduction == "sum" and count is None and mean_over is None:
             count = self._body.samples
         value = loss_value(loss, count, mean_over)
-        return self._body.backward(value, reduction=reduction, retain_graph=retain_graph)()
+        batch_loss = self._body.backward(value, reduction=reduction, retain_graph=retain_graph)
+        if is_its_mean and isinstance(loss, LaneTensor):
+            loss.batch_mean = batch_loss  # for loss.item()
+        return batch_loss()
 
     def _step_by_loop(self, optimizer: Optimizer) -> None:
         if self._body is None:
@@ -301,8 +296,8 @@ class Run(RunMeasures):
         self._body.step(optimizer)
 
     def _end_left_steps(self) -> None:
-        """Save a run whose loop has left it before its last step, as its last step would have been."""
-        if not self.config.checkpoint.enabled or self._passes is None:
+        """End the step that a loop has left, and save the run, as after its last step."""
+        if self._passes is None:
             return
         if self._body is not None and not self._body.is_begun:
             self._parts.step_end.leave(LEFT)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing.util import Finalize
 from typing import Any
+from weakref import WeakSet
 
 from torch import nn
 from torch.utils.data import DataLoader
@@ -47,6 +48,7 @@ class RunFiles(RunPlace):
         self._once_open: list[Callable[[RunParts], None]] = []
         self._is_over = False
         self._at_exit: Finalize | None = None
+        self._earlier: WeakSet[Any] = WeakSet()
         if self.setup.planned is not None:
             self._open()
         self.setup.rng.enter(INIT)
@@ -95,6 +97,19 @@ class RunFiles(RunPlace):
     def survivors(self) -> Survivors:
         """What saves the run when other ranks are lost."""
         return self._parts.survivors
+
+    def note_earlier(self, modules: Sequence[nn.Module]) -> None:
+        """Take the modules that were made before the run was opened."""
+        self._earlier = WeakSet(modules)
+
+    def _warn_of_earlier(self, objects: Sequence[Any]) -> None:
+        modules = [item for item in objects if isinstance(item, nn.Module)]
+        found = [type(module).__name__ for module in modules if module in self._earlier]
+        if found and self._parts.opened.point is None:
+            self.context.log.main(
+                f"Warning: {', '.join(found)} was made before samestep.start: its first weights do not follow "
+                f"from seed {self.config.seed}, and another start may have others. Make it after samestep.start"
+            )
 
     def close_at_exit(self) -> None:
         """Close the run when the process ends, for scripts that do not open it with `with`."""

@@ -31,6 +31,11 @@ class RunLoader:
         return getattr(self.loader, name)
 
 
+def is_bar_over_loader(data: Any) -> bool:
+    """Return whether iterating it iterates a loader of a run, as with `tqdm(loader)`."""
+    return isinstance(getattr(data, "iterable", None), RunLoader)
+
+
 def unwrapped(data: Any) -> Any:
     """What a run reads: of its own loaders, the person's."""
     return data.loader if isinstance(data, RunLoader) else data
