@@ -67,11 +67,10 @@ class LaneTensor(Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         # Below torch's functions there is no lane: TorchScript, vmap, torch.tensor(x) and C++ come here.
-        if func is torch.ops.aten.detach.default:  # Variable(x), as older scripts write it
-            return args[0].detach()
+        if func is torch.ops.aten.detach.default:
+            return args[0].detach()  # Variable(x)
         raise StepError(
-            f"{func} got a LaneTensor by a way that is no torch function (TorchScript, torch.func, an extension): "
-            "call what does so by run.each_lane(function, x, ...)"
+            f"{func} got a LaneTensor by a way that is no torch function (TorchScript, torch.func, an extension): use run.each_lane(function, x, ...)"
         )
 
     def backward(self, *_: Any, **options: Any) -> None:
