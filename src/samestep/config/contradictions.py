@@ -236,6 +236,13 @@ def _same_mistakes(config: Config) -> list[Mistake]:
                 "them one after the other, or 1",
             )
         )
+    if section.shard != "none" and level != "bits":
+        found.append(
+            Mistake(
+                "distributed.shard",
+                f"same: {level} has DistributedDataParallel sum gradients, on every rank: set same: bits, or none",
+            )
+        )
     if section.sync_batchnorm and level != "samples":
         found.append(
             Mistake(

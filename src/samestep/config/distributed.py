@@ -110,6 +110,10 @@ class DistributedConfig(BaseModel):
     lane_weights: tuple[LaneWeight, ...] | None = Field(
         None, max_length=MOST_RANKS, description="share of the lanes per rank, for uneven machines"
     )
+    shard: Literal["none", "optimizer"] = Field(
+        "none",
+        description="optimizer: each rank holds the optimizer states and summed gradients of its own parameters",
+    )
     find_unused_parameters: bool = Field(
         False, description="some parameters are not used in every step or lane"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,19 +23,21 @@ class Clipping:
         groups: Sequence[Sequence[Parameter]],
         device: torch.device,
         own: Sequence[tuple[Sequence[Parameter], float | None]] = (),
+        norm: Callable[[Sequence[Parameter]], Tensor] | None = None,
     ) -> None:
         """Args:
         rules: How gradients are clipped.
         groups: The parameters of each group that follows these rules.
         device: Where they are.
         own: Groups with a largest norm of their own; None for no limit.
+        norm: Returns the norm of the gradients of parameters where this rank has not all of them.
         """
         self._rules = rules
-        self._own = [(_Group(params), limit) for params, limit in own if limit is not None]
+        self._own = [(_Group(params, norm), limit) for params, limit in own if limit is not None]
         # A parameter of two optimizers has one gradient.
         everything = list({id(param): param for group in groups for param in group}.values())
         together = [everything] if everything else []
-        self._groups = [_Group(group) for group in (groups if rules.per_group else together)]
+        self._groups = [_Group(group, norm) for group in (groups if rules.per_group else together)]
         self._usual = torch.zeros(len(self._groups), device=device)
         """Each group's running norm; 0 before the first step."""
 
@@ -106,14 +108,21 @@ class _Group:
     takes longer than the kernels where all are of one.
     """
 
-    def __init__(self, params: Sequence[Parameter]) -> None:
+    def __init__(
+        self,
+        params: Sequence[Parameter],
+        norm: Callable[[Sequence[Parameter]], Tensor] | None,
+    ) -> None:
         self.params = list(params)
+        self._norm = norm
         self._of_one_kind = len({(param.dtype, param.device) for param in self.params}) == 1
 
     def grads(self) -> list[Tensor]:
         return [param.grad for param in self.params if param.grad is not None]
 
     def norm(self, grads: list[Tensor]) -> Tensor:
+        if self._norm is not None:
+            return self._norm(self.params)
         if not self._of_one_kind or not grads:
             return get_total_norm(grads)
         norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads, 2.0)), 2.0)

@@ -16,7 +16,9 @@ from samestep.errors import LaunchError
 from samestep.reduce import ddp
 from samestep.reduce.buffers import LaneBuffers
 from samestep.reduce.gradients import GradientSum, LaneSum, OneLaneSum
+from samestep.reduce.owned_sum import OwnedSum
 from samestep.reduce.scaling import Scaling
+from samestep.reduce.sharding import Sharding
 from samestep.reduce.tree_sum import TreeSum
 
 NamedParameters = Sequence[tuple[str, Parameter]]
@@ -30,6 +32,8 @@ class LaneReduction:
     """The user's model, wrapped where the level of sameness needs it."""
     gradients: GradientSum
     buffers: LaneBuffers
+    sharding: Sharding | None = None
+    """How owners update the weights, where ranks do not hold the same."""
 
 
 def build_reduction(
@@ -61,11 +65,15 @@ def build_reduction(
     )
     model: nn.Module = modules[0]
     gradients: GradientSum
+    sharding: Sharding | None = None
     if not isinstance(collectives, TorchCollectives):
         gradients = _single_process_sum(config, params, assignment[0], scaling)
     elif config.same == "bits":
-        find_unused = config.distributed.find_unused_parameters
-        gradients = TreeSum(params, assignment, collectives, find_unused, scaling)
+        rules = config.distributed
+        kind = TreeSum if rules.shard == "none" else OwnedSum
+        gradients = kind(params, assignment, collectives, rules.find_unused_parameters, scaling)
+        if isinstance(gradients, OwnedSum):
+            sharding = Sharding(gradients, collectives)
     else:
         wrapped = _wrapped(config, device, model)
         shared = config.same == "samples" and config.distributed.broadcast_buffers
@@ -77,7 +85,7 @@ def build_reduction(
     if config.same == "samples" and config.loss_weights:
         joined = modules[-1:]  # the sums of the named losses
     buffers = LaneBuffers(joined, assignment, collectives, warn, alike)
-    return LaneReduction(model, gradients, buffers)
+    return LaneReduction(model, gradients, buffers, sharding)
 
 
 def _single_process_sum(

@@ -78,8 +78,8 @@ def create_exchange(blocks: Blocks, collectives: Collectives, numel: int, like: 
     return _SliceSum(blocks, collectives.rank, numel, like)
 
 
-def _additions(rows: Tensor, held: Sequence[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:
-    """What is added to what, for row 0 to be the sum of all rows in the tree's order."""
+def additions(rows: Tensor, held: Sequence[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:
+    """Return what is added to what, for row 0 to be the sum of all rows in the tree's order."""
     return [
         (part[left], part[right])
         for part in rows.split(_ADD_AT_ONCE, dim=1)
@@ -91,7 +91,7 @@ class _LocalSum(Exchange):
     def __init__(self, held: Sequence[tuple[int, int]], numel: int, like: Tensor) -> None:
         self.rows = like.new_zeros(len(held), numel)
         self.total = self.rows[0]
-        self._additions = _additions(self.rows, held)
+        self._additions = additions(self.rows, held)
 
     def start(self) -> Iterator[Pending]:
         for left, right in self._additions:
@@ -130,7 +130,7 @@ class _SliceSum(Exchange):
         self.rows = like.new_zeros(len(blocks[rank]), size * world)
         self.total = self.rows[0]
         self._incoming = like.new_zeros(sum(map(len, blocks)), size)
-        self._additions = _additions(self._incoming, [block for held in blocks for block in held])
+        self._additions = additions(self._incoming, [block for held in blocks for block in held])
         first = [sum(map(len, blocks[:r])) for r in range(world)]
         slices = [row.split(size) for row in self.rows]
         self._mine_out = [parts[rank] for parts in slices]
@@ -138,47 +138,51 @@ class _SliceSum(Exchange):
         self._sum, self._place = self._incoming[0], slices[0][rank]
         others = [(rank + distance) % world for distance in range(1, world)]
         self._scatter = [
-            *_receive(
+            *receive(
                 (peer, self._incoming[first[peer] + i])
                 for peer in others
                 for i in range(len(blocks[peer]))
             ),
-            *_send((peer, parts[peer]) for peer in others for parts in slices),
+            *send((peer, parts[peer]) for peer in others for parts in slices),
         ]
         self._gather = [
-            *_receive((peer, slices[0][peer]) for peer in others),
-            *_send((peer, self._place) for peer in others),
+            *receive((peer, slices[0][peer]) for peer in others),
+            *send((peer, self._place) for peer in others),
         ]
 
     def start(self) -> Iterator[Pending]:
-        pending = _exchange(self._scatter)
+        pending = start_exchange(self._scatter)
         torch._foreach_copy_(self._mine_in, self._mine_out)
         yield pending
         for left, right in self._additions:
             left.add_(right)
         self._place.copy_(self._sum)
-        yield _exchange(self._gather)
+        yield start_exchange(self._gather)
 
 
-_Message = tuple[Callable[..., Any], Tensor, int]
+Message = tuple[Callable[..., Any], Tensor, int]
+"""Whether a tensor is sent or received, the tensor, and the other rank."""
 
 
-def _send(parts: Iterable[tuple[int, Tensor]]) -> list[_Message]:
+def send(parts: Iterable[tuple[int, Tensor]]) -> list[Message]:
+    """Return the messages that send tensors to ranks."""
     return [(dist.isend, tensor, peer) for peer, tensor in parts]
 
 
-def _receive(parts: Iterable[tuple[int, Tensor]]) -> list[_Message]:
+def receive(parts: Iterable[tuple[int, Tensor]]) -> list[Message]:
+    """Return the messages that receive tensors from ranks."""
     return [(dist.irecv, tensor, peer) for peer, tensor in parts]
 
 
-def _exchange(messages: Sequence[_Message]) -> Pending:
+def start_exchange(messages: Sequence[Message]) -> Pending:
+    """Start to send and receive."""
     if messages[0][1].device.type == "cpu":
-        return _exchange_by_group(messages)
+        return _by_group(messages)
     # A P2POp holds the process group, which must end when it is destroyed: made when needed.
     return Pending(dist.batch_isend_irecv([dist.P2POp(*message) for message in messages]))
 
 
-def _exchange_by_group(messages: Sequence[_Message]) -> Pending:
+def _by_group(messages: Sequence[Message]) -> Pending:
     """The same without the checks of each message, which take a fifth of a short exchange's time."""
     group = dist.group.WORLD
     assert group is not None, "ranks exchange while their group is open"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -23,8 +24,11 @@ BUCKET_BYTES = 25 << 20
 """As DistributedDataParallel's: a small first bucket starts the exchange early."""
 _WIDE = (torch.float32, torch.float64)
 """What lanes' losses can travel in."""
-_ALIGN = 16
+ALIGN = 16
 """Elements a parameter's place in a bucket is rounded up to: one cache line of float32."""
+
+Named = Sequence[tuple[str, Parameter]]
+"""Parameters by name."""
 
 _IN_PIECES = "a parameter got its gradient in several pieces in one lane: checkpoint activations with use_reentrant=False"
 
@@ -39,7 +43,7 @@ class TreeSum(GradientSum):
 
     def __init__(
         self,
-        params: Sequence[tuple[str, Parameter]],
+        params: Named,
         assignment: Sequence[range],
         collectives: TorchCollectives,
         find_unused: bool,
@@ -49,11 +53,7 @@ class TreeSum(GradientSum):
         self.usage_varies = find_unused
         self._usage_agreed = False
         self._assignment, self._collectives = assignment, collectives
-        chunks = list(_chunks(list(reversed(params))))
-        carrier = next((chunk for chunk in chunks if chunk[0][1].dtype in _WIDE), None)
-        self._buckets = [
-            _Bucket(chunk, assignment, collectives, chunk is carrier) for chunk in chunks
-        ]
+        self._buckets = self._make_buckets(list(_chunks(list(reversed(params)))))
         self._params = [param for _, param in params]
         self._passengers = next((b.passengers for b in self._buckets if b.passengers), None)
         """The lanes' losses and counts, which one of the buckets takes along."""
@@ -63,7 +63,14 @@ class TreeSum(GradientSum):
             for place, param in enumerate(bucket.params):
                 param.register_post_accumulate_grad_hook(self._hook(bucket, place))
 
-    def _hook(self, bucket: _Bucket, place: int) -> Callable[[Tensor], None]:
+    def _make_buckets(self, chunks: Sequence[Named]) -> Sequence[Bucket]:
+        carrier = next((chunk for chunk in chunks if chunk[0][1].dtype in _WIDE), None)
+        return [
+            _SharedBucket(chunk, self._assignment, self._collectives, chunk is carrier)
+            for chunk in chunks
+        ]
+
+    def _hook(self, bucket: Bucket, place: int) -> Callable[[Tensor], None]:
         def ready(_: Tensor) -> None:
             if self._last_lane is not None:
                 bucket.waiting -= 1
@@ -129,8 +136,7 @@ class TreeSum(GradientSum):
             for bucket in self._buckets:
                 bucket.wait()
             if self._exchange_usage:
-                for bucket in self._buckets:
-                    bucket.agree_on_usage(self.usage_varies)
+                self._agree_on_usage()
         self._last_lane = None
         self._usage_agreed = True
 
@@ -145,6 +151,10 @@ class TreeSum(GradientSum):
     def _exchange_usage(self) -> bool:
         """Reading who used what waits for the device: only while it is not known to stay."""
         return self.usage_varies or not self._usage_agreed
+
+    def _agree_on_usage(self) -> None:
+        for bucket in self._buckets:
+            bucket.agree_on_usage(self.usage_varies)
 
     def _send_filled(self) -> None:
         while self._sent < len(self._buckets) and self._buckets[self._sent].waiting == 0:
@@ -162,45 +172,22 @@ class TreeSum(GradientSum):
         self._sent += 1
 
 
-class _Bucket(LaneBucket):
-    """Parameters of one dtype, laid side by side in one exchanged buffer."""
+class Bucket(LaneBucket):
+    """Parameters of one dtype that leave together."""
 
-    def __init__(
-        self,
-        named: Sequence[tuple[str, Parameter]],
-        assignment: Sequence[range],
-        collectives: TorchCollectives,
-        takes_passengers: bool,
-    ) -> None:
+    passengers: Passengers | None = None
+    """Lanes' losses and counts that are sent along, if this bucket takes them."""
+    is_written = False
+    """Whether a replay has put this step's sums, and its lanes' losses, into the exchanged buffer."""
+
+    def __init__(self, named: Named, lanes: range) -> None:
         params = [param for _, param in named]
-        super().__init__([name for name, _ in named], params, assignment[collectives.rank])
+        super().__init__([name for name, _ in named], params, lanes)
         self.waiting = -1
         """Parameters of this bucket that backward has not reached yet."""
         # Complex numbers travel as pairs: their parts are added up each by itself.
-        width = 2 if params[0].is_complex() else 1
-        like = params[0].new_empty(0, dtype=params[0].dtype.to_real())
-        offsets = [0]
-        for param in params:
-            offsets.append(offsets[-1] + -(-width * param.numel() // _ALIGN) * _ALIGN)
-        self._offsets = offsets
-        self._usage = slice(offsets[-1], offsets[-1] + len(params))
-        lanes, first = sum(map(len, assignment)), self._usage.stop
-        last = first + (seats(lanes, len(assignment)) if takes_passengers else 0)
-        self._exchange = create_exchange(
-            [aligned_blocks(lanes) for lanes in assignment], collectives, last + last % 2, like
-        )
-        self.passengers: Passengers | None = None
-        if takes_passengers:
-            places, rank = self._exchange.total[first:last], collectives.rank
-            self.passengers = create_passengers(places, assignment[rank], lanes, rank)
-        self.is_written = False
-        """Whether a replay has put this step's sums, and its lanes' losses, into the exchanged buffer."""
-        self._views = [
-            [_view(row, at, param) for at, param in zip(offsets, params, strict=False)]
-            for row in self._exchange.rows
-        ]
-        self._steps: Iterator[Pending] = iter(())
-        self._pending: Pending | None = None
+        self.width = 2 if params[0].is_complex() else 1
+        self.like = params[0].new_empty(0, dtype=params[0].dtype.to_real())
 
     def expect(self, find_unused: bool) -> None:
         """Count down to the last gradient of the coming backward pass."""
@@ -214,7 +201,62 @@ class _Bucket(LaneBucket):
         raise TaskError(_IN_PIECES)
 
     def record(self, blocks: Sequence[Grads]) -> None:
-        """Write what this rank's lanes add up to."""
+        """Write what this rank's lanes add up to, as a part of a CUDA graph."""
+        raise AssertionError(f"{type(self).__name__} is not recorded")
+
+    @abstractmethod
+    def send(self, with_usage: bool) -> None:
+        """Start to send what this rank's lanes add up to."""
+
+    @abstractmethod
+    def advance(self) -> None:
+        """Wait for what is pending and start what follows it."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Wait until this rank has what it gets."""
+
+    @abstractmethod
+    def agree_on_usage(self, may_vary: bool) -> None:
+        """Learn which parameters took part in a lane of any rank."""
+
+    @abstractmethod
+    def deliver(self, scaling: Scaling, inverse_count: Tensor | float, lends: bool) -> None:
+        """Leave the scaled sum in `.grad`, and None where no lane of any rank had a gradient."""
+
+
+class _SharedBucket(Bucket):
+    """Side by side in one exchanged buffer, whose sum every rank gets."""
+
+    def __init__(
+        self,
+        named: Named,
+        assignment: Sequence[range],
+        collectives: TorchCollectives,
+        takes_passengers: bool,
+    ) -> None:
+        super().__init__(named, assignment[collectives.rank])
+        params, offsets = self.params, [0]
+        for param in params:
+            offsets.append(offsets[-1] + -(-self.width * param.numel() // ALIGN) * ALIGN)
+        self._offsets = offsets
+        self._usage = slice(offsets[-1], offsets[-1] + len(params))
+        lanes, first = sum(map(len, assignment)), self._usage.stop
+        last = first + (seats(lanes, len(assignment)) if takes_passengers else 0)
+        self._exchange = create_exchange(
+            [aligned_blocks(lanes) for lanes in assignment], collectives, last + last % 2, self.like
+        )
+        if takes_passengers:
+            places, rank = self._exchange.total[first:last], collectives.rank
+            self.passengers = create_passengers(places, assignment[rank], lanes, rank)
+        self._views = [
+            [view_of(row, at, param) for at, param in zip(offsets, params, strict=False)]
+            for row in self._exchange.rows
+        ]
+        self._steps: Iterator[Pending] = iter(())
+        self._pending: Pending | None = None
+
+    def record(self, blocks: Sequence[Grads]) -> None:
         if self.used is not None:
             self.check_used([grad is not None for grad in blocks[0]], "as a CUDA graph")
         self.take_blocks(blocks)
@@ -244,7 +286,6 @@ class _Bucket(LaneBucket):
             torch._foreach_copy_([view for view, _ in present], [g for _, g in present])
 
     def advance(self) -> None:
-        """Wait for what is pending and start what follows it."""
         if self._pending is not None:
             self._pending.wait()
             self._pending = next(self._steps, None)
@@ -254,28 +295,26 @@ class _Bucket(LaneBucket):
             self.advance()
 
     def agree_on_usage(self, may_vary: bool) -> None:
-        """Learn which parameters took part in a lane of any rank."""
         everywhere = [count > 0 for count in self._exchange.total[self._usage].tolist()]
         if self.used is not None and not may_vary:
             self.check_used(everywhere, "on another rank")
         self.used = everywhere
 
     def deliver(self, scaling: Scaling, inverse_count: Tensor | float, lends: bool) -> None:
-        """Leave the scaled sum in `.grad`, and None where no lane of any rank had a gradient."""
         assert self.used is not None, "agreed on in the first step"
         # Without the passengers behind the gradients, which stay as they are until they are sent.
         total, views = self._exchange.total[: self._usage.start], self._views[0]
         if not lends:
             total = total.clone()
             places = zip(self._offsets, self.params, strict=False)
-            views = [_view(total, at, param) for at, param in places]
+            views = [view_of(total, at, param) for at, param in places]
         scaling.apply([total], inverse_count)
         for param, view, used in zip(self.params, views, self.used, strict=True):
             param.grad = view if used else None
 
 
-def _view(row: Tensor, offset: int, param: Parameter) -> Tensor:
-    """The parameter's place in the row, in the parameter's own memory layout."""
+def view_of(row: Tensor, offset: int, param: Parameter) -> Tensor:
+    """Return the parameter's place in the row, in the parameter's own memory layout."""
     if param.is_complex():
         place = row[offset : offset + 2 * param.numel()].view(param.dtype)
     else:

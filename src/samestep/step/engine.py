@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,10 +25,12 @@ from samestep.optim.device_lr import DeviceRates
 from samestep.optim.loss_scale import CheckedScaling, LossScale
 from samestep.optim.nonfinite import FiniteGuard
 from samestep.optim.optimizer_calls import OptimizerCalls
+from samestep.optim.owned_states import OwnedStates, refuse_joint_updates
 from samestep.optim.update import Update
 from samestep.optim.wrapped_optimizers import wrapped_optimizers
 from samestep.reduce.build import LaneReduction, build_reduction
 from samestep.reduce.scaling import Scaling
+from samestep.reduce.sharding import Sharding
 from samestep.reduce.stats import NO_FLAGS, RankFlags
 from samestep.run_setup import RunSetup
 from samestep.step.activation_checkpointing import checkpoint_activations
@@ -67,6 +70,8 @@ class Prepared:
     runner: LaneRunner
     terms: LossTerms
     batchnorm: GlobalBatchNorm | None = None
+    owned_states: OwnedStates | None = None
+    """The optimizers' states, where each rank holds some of them."""
 
     def states(self) -> dict[str, Stateful]:
         """By name, what else of this belongs into a checkpoint."""
@@ -123,6 +128,11 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore) -> Prepar
         context.log.main,
         [] if batchnorm is None else batchnorm.buffers,
     )
+    sharding = reduction.sharding
+    states = None
+    if sharding is not None:
+        refuse_joint_updates(optimizers)
+        states = OwnedStates(sharding.owners, optimizers, context.collectives)
     rates = DeviceRates(optimizers, context.device)
     params = [param for _, param in named]
     return Prepared(
@@ -133,13 +143,14 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore) -> Prepar
         frozen=frozen,
         reduction=reduction,
         guard=FiniteGuard(context, modules, 2 * config.log_every + 1, scaling),
-        clipping=_clipping(config.clip, optimizers, context.device),
+        clipping=_clipping(config.clip, optimizers, context.device, sharding),
         scaling=scaling,
         rates=rates,
         calls=OptimizerCalls(optimizers),
         runner=_runner(setup, parts_of_run, params, optimizers, batchnorm),
         terms=terms,
         batchnorm=batchnorm,
+        owned_states=states,
     )
 
 
@@ -181,6 +192,7 @@ def build_engine(
     on_batch: Callable[[int, LaneBatch], None] = lambda step, batch: None,
     after_update: Callable[[int], None] = lambda step: None,
     draws_between: bool = True,
+    reads_gradients: bool = False,
     watch: LaneWatch | None = None,
 ) -> StepEngine:
     """The step engine of a run.
@@ -194,9 +206,14 @@ def build_engine(
         after_update: Called with the step after every update that changed the weights.
         draws_between: Whether random numbers drawn between lanes and steps are the same on all
             ranks; a loop that draws none there saves two seedings a step.
+        reads_gradients: Whether a listener reads `.grad`.
         watch: Looks into the steps.
     """
     draws = draws_between or _may_draw(prepared)
+    sharding = prepared.reduction.sharding
+    if sharding is not None and (reads_gradients or watch is not None):
+        sharding.sums.shares = True
+    stepping = prepared.calls.ours
     update = Update(
         prepared.optimizers,
         prepared.schedules,
@@ -205,7 +222,7 @@ def build_engine(
         prepared.guard,
         prepared.rates,
         setup.context.device,
-        prepared.calls.ours,
+        stepping if sharding is None else partial(sharding.stepping, stepping),
         # Else what is drawn there would depend on which lane was this rank's last.
         (lambda step: setup.rng.enter(UPDATE, at=(step,))) if draws else lambda step: None,
         after_update,
@@ -275,7 +292,12 @@ def _scaling(setup: RunSetup) -> Scaling:
     return CheckedScaling(device) if setup.config.on_nonfinite == "skip" else Scaling()
 
 
-def _clipping(rules: ClipConfig, optimizers: Sequence[Optimizer], device: torch.device) -> Clipping:
+def _clipping(
+    rules: ClipConfig,
+    optimizers: Sequence[Optimizer],
+    device: torch.device,
+    sharding: Sharding | None,
+) -> Clipping:
     """The config's clipping, and the `clip_norm` of groups that have one of their own."""
     common: list[list[Parameter]] = []
     own: list[tuple[list[Parameter], float | None]] = []
@@ -290,7 +312,7 @@ def _clipping(rules: ClipConfig, optimizers: Sequence[Optimizer], device: torch.
             common.append(params)
         elif params:
             own.append((params, limit))
-    return Clipping(rules, common, device, own)
+    return Clipping(rules, common, device, own, None if sharding is None else sharding.norm)
 
 
 _CLIP_NORM, _AS_CONFIGURED = "clip_norm", object()

@@ -58,6 +58,8 @@ def why_no_graph(
         return f"this rank runs on {device}"
     if config.same != "bits":
         return f"same: {config.same} uses DistributedDataParallel, which is not captured"
+    if config.distributed.shard != "none":
+        return "distributed.shard sends sums to their owners, which is not captured"
     if config.distributed.find_unused_parameters:
         return "distributed.find_unused_parameters lets parameters come and go"
     if config.memory.lane_split != 1:

@@ -68,7 +68,7 @@ class GradientNorms(RunListener):
         run.add_listener(samestep.callbacks.GradientNorms(run, every=100, depth=1))
     """
 
-    draws = False
+    draws, reads_gradients = False, True
 
     def __init__(self, run: Run, every: int = 100, depth: int | None = None) -> None:
         """Args:

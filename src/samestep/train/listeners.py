@@ -34,6 +34,9 @@ class RunListener:
     needs_sample_ids = False
     """Whether `on_batch` reads the ids of iterable data, which cost a digest per sample."""
 
+    reads_gradients = False
+    """Whether its methods read `.grad`, which `distributed.shard` leaves with owners alone unless asked."""
+
     def on_batch(self, step: int, batch: LaneBatch) -> None:
         """One of this rank's batches was read, for a step; it is not on the device yet."""
 
@@ -90,6 +93,10 @@ class Listeners(RunListener):
     @property
     def needs_sample_ids(self) -> bool:  # type: ignore[override]
         return any(listener.needs_sample_ids for listener in self._all)
+
+    @property
+    def reads_gradients(self) -> bool:  # type: ignore[override]
+        return any(listener.reads_gradients for listener in self._all)
 
     def on_batch(self, step: int, batch: LaneBatch) -> None:
         for follow in self._on_batch:

@@ -36,6 +36,8 @@ class LoaderLoop:
             )
         gradients = prepared.reduction.gradients
         gradients.lends = False  # a loop may keep what is in .grad while it computes others
+        if prepared.reduction.sharding is not None:
+            prepared.reduction.sharding.sums.shares = True  # it clips by itself, and may read them
         graphed = isinstance(prepared.runner, GraphedSteps)
         # Each backward pass of a body may reach other weights. On a GPU to find out costs a wait in each.
         if len(prepared.optimizers) > 1 or (setup.context.device.type == "cpu" and not graphed):

@@ -24,10 +24,23 @@ def refuse_different_ranks(
     modules: Sequence[nn.Module],
     optimizers: Sequence[Optimizer],
     skip_buffers: bool,
+    has_owners: bool = False,
 ) -> None:
-    """Compare checksums over the ranks; names the tensors that differ, and where."""
+    """Compare checksums over the ranks; names the tensors that differ, and where.
+
+    Args:
+        context: The run's ranks.
+        step: The last one, for the message.
+        modules: All of the run's.
+        optimizers: All of the run's.
+        skip_buffers: Whether ranks may have other buffers.
+        has_owners: Whether a state of an optimizer may be on one rank alone.
+    """
     tensors = _named_tensors(modules, optimizers, skip_buffers)
     gathered = context.gather(dict(zip(tensors, _checksums(list(tensors.values())), strict=True)))
+    if has_owners:
+        whole = {name: value for rank in reversed(gathered) for name, value in rank.items()}
+        gathered = [{**whole, **rank} for rank in gathered]
     differing = _differences(gathered)
     if differing:
         more = f"\n  ... and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""

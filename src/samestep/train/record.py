@@ -95,15 +95,17 @@ class Recorder(RunListener):
 
     def on_end(self) -> None:
         context = self._run.context
-        state = state_tensors(self._run.state)
-        digests = context.gather({name: digest_of(tensor) for name, tensor in state.items()})
+        with self._run.whole_state():
+            state = state_tensors(self._run.state)
+            digests = context.gather({name: digest_of(tensor) for name, tensor in state.items()})
+            if context.is_main:
+                # Copies: safetensors refuses tensors that share memory, as tied weights do.
+                copies = {name: dense(tensor).clone() for name, tensor in state.items()}
+                save_file(copies, self._folder / "state.safetensors")
         threads = context.gather(torch.get_num_threads())
         gathered = context.gather(self._ids)
         if not context.is_main:
             return
-        # Copies: safetensors refuses tensors that share memory, as tied weights do.
-        copies = {name: dense(tensor).clone() for name, tensor in state.items()}
-        save_file(copies, self._folder / "state.safetensors")
         # The first reading holds start-up costs: lazy initialisation, first allocations.
         times = [record.seconds for record in self._records]
         settled = [t for t in times if t != times[0]] or times

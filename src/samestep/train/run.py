@@ -103,6 +103,7 @@ class Run(RunMeasures):
         self._prepared = prepared = prepare(
             self.setup, [*trained, *schedules.per_step], saver.prepare
         )
+        saver.owned_states = prepared.owned_states
         for name, item in {**prepared.states(), **schedules.kept, **grad_scalers(objects)}.items():
             saver.keep(name, item)
         schedules.take_over(self._before_schedule)
@@ -386,6 +387,7 @@ class Run(RunMeasures):
             on_batch=self._listeners.on_batch,
             after_update=self._listeners.updated,
             draws_between=draws_between or self._listeners.draws,
+            reads_gradients=self._listeners.reads_gradients,
             watch=self._watch,
         )
         self._parts.log.follow(engine.update, engine.guard)

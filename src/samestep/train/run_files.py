@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
 from multiprocessing.util import Finalize
@@ -177,6 +177,10 @@ class RunFiles(RunPlace):
     def state(self) -> RunState:
         """Everything that the run saves: modules, optimizers, schedules, and what it keeps."""
         return self._parts.saver.state
+
+    def whole_state(self) -> AbstractContextManager[None]:
+        """Return what lets rank 0 have all of `state`, where `distributed.shard` deals it out. Every rank enters it."""
+        return self._parts.saver.whole_state()
 
     def register(self, name: str, item: Stateful) -> None:
         """Save an object's state with the run; in a resumed run it gets that state back.

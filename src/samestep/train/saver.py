@@ -6,6 +6,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from samestep.distributed.health.activity import SAVE
 from samestep.errors import CheckpointError, StepError, TextError
 from samestep.foreign.json_text import parse_json
 from samestep.foreign.limits import check_text, check_values
+from samestep.optim.owned_states import OwnedStates
 from samestep.version import __version__
 
 _FREE_SECONDS, _SHARE = 5.0, 0.05
@@ -58,6 +60,7 @@ class Saver:
         self._loaded: dict[str, Any] | None = loaded or None
         """Until the run's objects have taken it: it may be as large as they are."""
         self._state: RunState | None = None
+        self.owned_states: OwnedStates | None = None
         self._clock = time.monotonic()
         self._requested = False
         self._timed_out = self._has_skipped = False
@@ -215,16 +218,19 @@ class Saver:
         if not self._rules.enabled or after.step == self._saved_step:
             return False
         self._saved_step = after.step
-        if not self._writes:
-            return True
         began = time.monotonic()
-        with self._context.activity.during(SAVE):
-            self._store.wait()  # the buffers are the last write's until it is through
-            self._store.write(*self.take(after, plan, ended))
-            if not self._rules.asynchronous:
-                self._store.wait()
+        with self._context.activity.during(SAVE), self.whole_state():
+            if self._writes:
+                self._store.wait()  # the buffers are the last write's until it is through
+                self._store.write(*self.take(after, plan, ended))
+                if not self._rules.asynchronous:
+                    self._store.wait()
         self._took += time.monotonic() - began
         return True
+
+    def whole_state(self) -> AbstractContextManager[None]:
+        """Return what lets rank 0 hold the states of all owners, if there are owners; every rank enters it."""
+        return nullcontext() if self.owned_states is None else self.owned_states.whole()
 
     def take(
         self,

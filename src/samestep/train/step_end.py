@@ -123,7 +123,10 @@ class StepEnd:
         every = self._config.check_ranks_every
         if every is not None and done % every == 0:
             skip_buffers = self._config.same == "samples"
-            refuse_different_ranks(self._context, data.index, *self._watched, skip_buffers)
+            has_owners = self._config.distributed.shard != "none"
+            refuse_different_ranks(
+                self._context, data.index, *self._watched, skip_buffers, has_owners
+            )
         stops = ended is not None or action.signal is not None or done == self._pause_after
         if stops or action.save or self._saver.is_due(done, data.epoch + 1, data.ends_epoch):
             self._log.flush()  # a step that was not finite ends the run here, and is not saved

@@ -128,6 +128,8 @@ class Survivors:
         """Why this rank does not hold the run's whole state."""
         if self._context.device.type != "cpu":
             return "a GPU that waits in the broken exchange cannot be read"
+        if self._config.distributed.shard != "none":
+            return "the optimizer states of the lost rank are gone with it (distributed.shard)"
         if self._config.same == "samples":
             return "with same: samples every rank has buffers of its own"
         ema = self._config.ema

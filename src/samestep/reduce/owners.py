@@ -1,0 +1,47 @@
+"""Which rank owns which parameter where optimizer states are sharded (`distributed.shard`).
+
+Whole parameters have owners, never slices of them. An owner computes the norm of a gradient and the update
+of a weight from the whole tensor, with the kernels, and so the bits, of a run in which every rank does.
+Who owns what changes no bit, so it may depend on the world size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+
+class Owners:
+    """The owner of each parameter; the same on every rank."""
+
+    def __init__(self, params: Sequence[Tensor], rank: int, world: int) -> None:
+        """Args:
+        params: All parameters that are owned, in the same order on every rank.
+        rank: This rank.
+        world: The world size.
+        """
+        self.rank, self.world = rank, world
+        self.params = list(params)
+        self.load = [0] * world
+        """Bytes of the parameters of each rank."""
+        self._of: dict[int, int] = {}
+        # The largest first, each to the rank with the least: none has more than the mean and one parameter.
+        for at in sorted(range(len(params)), key=lambda at: (-params[at].nbytes, at)):
+            owner = min(range(world), key=lambda rank: (self.load[rank], rank))
+            self._of[id(params[at])] = owner
+            self.load[owner] += params[at].nbytes
+
+    def of(self, param: Tensor) -> int:
+        """Return the rank that owns a parameter."""
+        return self._of[id(param)]
+
+    def is_mine(self, param: Tensor) -> bool:
+        """Return whether this rank owns a parameter."""
+        return self._of[id(param)] == self.rank
+
+    @property
+    def balance(self) -> str:
+        """The share of the largest owner, for the plan."""
+        total = sum(self.load) or 1
+        return f"the largest of {self.world} owners has {100 * max(self.load) / total:.0f} % of the parameters"

@@ -1,0 +1,87 @@
+"""Updates by owners: each rank steps its own parameters, and all ranks get the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Parameter
+from torch.nn.utils import get_total_norm
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
+
+from samestep.distributed.collectives import TorchCollectives
+from samestep.reduce.owned_sum import OwnedSum
+
+
+class Sharding:
+    """What a run with `distributed.shard` does around clipping and the optimizers' steps."""
+
+    def __init__(self, sums: OwnedSum, collectives: TorchCollectives) -> None:
+        """Args:
+        sums: Leaves each parameter's summed gradient with its owner.
+        collectives: How this rank talks to the others.
+        """
+        self.owners, self.sums = sums.owners, sums
+        self._collectives = collectives
+
+    @contextmanager
+    def stepping(self, inner: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+        """Return what is entered around the optimizers' steps.
+
+        Optimizers pass over parameters without a gradient, so they need not know about owners.
+
+        Args:
+            inner: Entered as well.
+        """
+        theirs = [
+            p for p in self.owners.params if p.grad is not None and not self.owners.is_mine(p)
+        ]
+        grads = [param.grad for param in theirs]
+        for param in theirs:
+            param.grad = None
+        with inner():
+            yield
+        for param, grad in zip(theirs, grads, strict=True):
+            param.grad = grad
+        self.sums.spread_weights()
+
+    def norm(self, params: Sequence[Parameter]) -> Tensor:
+        """Return the norm of all gradients, to the bit what a rank that has them all would compute.
+
+        Args:
+            params: Of which; every rank names the same.
+        """
+        if self.sums.shares:
+            return get_total_norm([param.grad for param in params if param.grad is not None])
+        used = [param for param in params if self.sums.is_used(param)]
+        device = params[0].device
+        each = torch.zeros(len(used), dtype=torch.float64, device=device)
+        kinds: dict[torch.dtype, list[int]] = {}
+        for at, param in enumerate(used):
+            if self.owners.is_mine(param):
+                kinds.setdefault(param.dtype, []).append(at)
+        for places in kinds.values():
+            found = torch._foreach_norm([used[at].grad for at in places], 2.0)  # type: ignore[misc]
+            each[places] = torch.stack(found).to(each)  # in a wider type, which loses nothing
+        sent = each.to(self._collectives.wire(device))
+        with self._collectives.activity.waiting("norms"):
+            dist.all_reduce(sent)  # one rank has each of them, and x + 0 is x
+        return _joined(sent.to(device), used)
+
+
+def _joined(each: Tensor, params: Sequence[Parameter]) -> Tensor:
+    """Return the norm of norms as `torch.nn.utils.get_total_norm` computes it, in its order."""
+    if not params:
+        return torch.zeros((), device=each.device)
+    if len({param.dtype for param in params}) == 1:
+        one: Tensor = torch.linalg.vector_norm(each.to(params[0].dtype.to_real()), 2.0)
+        return one
+    kinds = [torch.empty((), dtype=param.dtype) for param in params]
+    grouped = _group_tensors_by_device_and_dtype([kinds], with_indices=True)  # type: ignore[list-item]
+    order = [index for _, indices in grouped.values() for index in indices]
+    values = [each[at].to(params[at].dtype.to_real()) for at in order]
+    several: Tensor = torch.linalg.vector_norm(torch.stack(values), 2.0)
+    return several
