@@ -12,7 +12,16 @@ from samestep.train.record import RunRecord, read_state
 from samestep.verify.result import compare_runs
 from tests.preloaded.client import ROOT
 from tests.sameness.case import Case
-from tests.sameness.ways import TRAINED, Ended, Way, parts, run_in_parts, run_once, steps_of
+from tests.sameness.ways import (
+    TRAINED,
+    Ended,
+    Way,
+    is_in_parts,
+    parts,
+    run_in_parts,
+    run_once,
+    steps_of,
+)
 
 IDENTICAL, REFUSED, DIFFERENT = "identical", "refused", "DIFFERENT"
 FAILED, FOUND, NOT_FOUND = "FAILED", "found", "NOT FOUND"
@@ -59,7 +68,7 @@ class Plan:
 def _sizes(plan: Plan, case: Case, way: Way) -> list[int]:
     """A number of ranks for each cell."""
     worlds = plan.worlds_of(case, way)
-    return worlds[:1] if way.name == "resumed" else worlds
+    return worlds[:1] if is_in_parts(way) else worlds
 
 
 def run_row(plan: Plan, case: Case, done: Callable[[Cell], None] = lambda cell: None) -> list[Cell]:
@@ -105,11 +114,11 @@ class _Row:
         started = time.monotonic()
         if way.name == way.compared_with and world == 1:
             ended = reference
-        elif way.name == "resumed":
+        elif is_in_parts(way):
             worlds = parts(self._plan.worlds_of(self._case, way), steps_of(reference) or 1)
             label, seconds = "→".join(map(str, worlds)), 0.0
             ended = run_in_parts(
-                self._case, way, worlds, steps_of(reference), self._folder / "resumed",
+                self._case, way, worlds, steps_of(reference), self._folder / way.name,
                 self._plan.device,
             )  # fmt: skip
         else:

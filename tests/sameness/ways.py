@@ -42,6 +42,17 @@ WAYS = (
     Way("eager", "forked ranks, plainly"),
     Way("resumed", "stopped after every part and resumed on another number of ranks"),
     Way(
+        "sharded",
+        "distributed.shard: optimizer",
+        {"distributed": {"shard": "optimizer"}},
+        worlds=(2, 3, 5),
+    ),
+    Way(
+        "resharded",
+        "resumed with and without distributed.shard in turn",
+        {"distributed": {"shard": "optimizer"}},
+    ),
+    Way(
         "workers",
         "with two loader processes for each rank",
         {"loader": {"workers": 2}},
@@ -75,7 +86,8 @@ def run_in_parts(
 ) -> Ended:
     """Train in as many parts as there are sizes, each resumed from the checkpoint of the last."""
     for part, world in enumerate(worlds, 1):
-        job = _job(case, way, world, folder, device, saves=True)
+        here = way if part % 2 else replace(way, config={})
+        job = _job(case, here, world, folder, device, saves=True)
         if part < len(worlds):
             job = replace(job, stop_after=steps * part // len(worlds))
         ended = _ended(_forked(job, world), folder)
@@ -92,6 +104,11 @@ def parts(worlds: Sequence[int], steps: int) -> list[int]:
     return found[:steps]
 
 
+def is_in_parts(way: Way) -> bool:
+    """Return whether a run of this way is stopped and resumed."""
+    return way.name in ("resumed", "resharded")
+
+
 def steps_of(ended: Ended) -> int:
     return 0 if ended.record is None else RunRecord.read(ended.record).steps
 
@@ -100,9 +117,9 @@ def _job(case: Case, way: Way, world: int, folder: Path, device: str, saves: boo
     checkpoint: dict[str, Any] = {"enabled": saves}
     if saves:
         checkpoint |= {f"every_{unit}": None for unit in ("steps", "minutes", "epochs")}
-    config = {
-        **case.settings(folder / "run", world, device), **way.config, "checkpoint": checkpoint,
-    }  # fmt: skip
+    settings = case.settings(folder / "run", world, device)
+    section = {**settings.get("distributed", {}), **way.config.get("distributed", {})}
+    config = {**settings, **way.config, "distributed": section, "checkpoint": checkpoint}
     return Job(config, str(folder), case.source if case.is_loop else "")
 
 

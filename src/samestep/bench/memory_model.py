@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from samestep.errors import TaskError
 from samestep.lanes.assignment import LaneAssignment
 from samestep.lanes.tree import LaneTree
 from samestep.pytree import tensors
+from samestep.reduce.owned_sum import OwnedSum
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.tree_sum import TreeSum, largest_bucket
 from samestep.step.micro_batches import cut_batch
@@ -77,7 +78,9 @@ def predict(run: Run, task: Task, batch: LaneBatch) -> StepMemory:
     """
     state, assignment = run.state, run.setup.assignment
     modules, params = list(state.modules), _trained(state.optimizers)
-    optimizer, update = predict_optimizers(state.optimizers, run.device)
+    owners = run.owners
+    owns = (lambda param: True) if owners is None else owners.is_mine
+    optimizer, update = predict_optimizers(state.optimizers, run.device, owns)
     one_set = sum(param.nbytes for param in params)
     exchange = predict_exchange(run.config, assignment, params)
     return StepMemory(
@@ -153,27 +156,31 @@ def predict_exchange(config: Config, assignment: LaneAssignment, params: Sequenc
     ranks = cast(TorchCollectives, _Shapes(assignment.rank, len(assignment.units)))
     meter = TensorMeter()
     with meter:
-        laid_out = TreeSum(shapes, assignment.units, ranks, False, Scaling())
+        kind = TreeSum if config.distributed.shard == "none" else OwnedSum
+        laid_out = kind(shapes, assignment.units, ranks, False, Scaling())
         held = meter.held()
         del laid_out
     return held
 
 
 def predict_optimizers(
-    optimizers: Sequence[Optimizer], device: torch.device
+    optimizers: Sequence[Optimizer],
+    device: torch.device,
+    owns: Callable[[Tensor], bool] = lambda param: True,
 ) -> tuple[int | None, int]:
     """What optimizers keep of their parameters, and hold besides while they step.
 
     Args:
         optimizers: Are not changed.
         device: Decides which implementation of a step torch takes.
+        owns: Returns whether this rank steps a parameter.
 
     Returns:
         None and 0 if one of them cannot step without numbers.
     """
     kept = most = 0
     for optimizer in optimizers:
-        twin = _on_meta(optimizer, device)
+        twin = _on_meta(optimizer, device, owns)
         meter = TensorMeter()
         with meter:
             try:
@@ -187,21 +194,25 @@ def predict_optimizers(
     return kept, most
 
 
-def _on_meta(optimizer: Optimizer, device: torch.device) -> Optimizer:
+def _on_meta(
+    optimizer: Optimizer, device: torch.device, owns: Callable[[Tensor], bool]
+) -> Optimizer:
     """The same optimizer of parameters that are only shapes, before its first step."""
     twin = copy.copy(optimizer)
     twin.state = defaultdict(dict)
-    twin.param_groups = [_meta_group(group, device) for group in optimizer.param_groups]
+    twin.param_groups = [_meta_group(group, device, owns) for group in optimizer.param_groups]
     twin._optimizer_step_pre_hooks = OrderedDict()
     twin._optimizer_step_post_hooks = OrderedDict()
     return twin
 
 
-def _meta_group(group: dict[str, Any], device: torch.device) -> dict[str, Any]:
+def _meta_group(
+    group: dict[str, Any], device: torch.device, owns: Callable[[Tensor], bool]
+) -> dict[str, Any]:
     params = []
     for param in group["params"]:
         shape = nn.Parameter(torch.empty_like(param, device="meta"), param.requires_grad)
-        if param.requires_grad:
+        if param.requires_grad and owns(param):
             shape.grad = torch.empty_like(shape)
         params.append(shape)
     found = {**group, "params": params}

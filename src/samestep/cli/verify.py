@@ -36,6 +36,12 @@ _NOT_FOUND = (
 Worlds = Annotated[
     str, typer.Option(help="World sizes, compared with the first; 4@slurm names the launcher.")
 ]
+Shards = Annotated[
+    str,
+    typer.Option(
+        metavar="none,optimizer", help="Values of distributed.shard to run each size with."
+    ),
+]
 Via = Annotated[str, typer.Option(help="What starts them: torchrun, mpirun, slurm or ssh.")]
 Nodes = Annotated[int, typer.Option(min=1, help="Machines of a Slurm job.")]
 Hosts = Annotated[str, typer.Option(metavar="a,b", help="Machines for mpirun and ssh.")]
@@ -61,6 +67,7 @@ def verify(
     config: RunFile,
     overrides: Overrides = None,
     worlds: Worlds = "1,2,4",
+    shards: Shards = "",
     via: Via = "torchrun",
     nodes: Nodes = 1,
     hosts: Hosts = "",
@@ -79,7 +86,7 @@ def verify(
     with guarded():
         from samestep.launch.commands.rank_command import RankCommand
         from samestep.launch.run.target import read_target
-        from samestep.launch.run.worlds import Machines, parse_worlds
+        from samestep.launch.run.worlds import Machines, parse_worlds, with_shards
         from samestep.ui.page import refuse_other_file
         from samestep.verify.verify import verify as run_verify
 
@@ -89,7 +96,7 @@ def verify(
         loaded = read_target(config, changed, arguments)
         result = run_verify(
             RankCommand(loaded, config, changed, arguments=arguments),
-            parse_worlds(worlds, via),
+            with_shards(parse_worlds(worlds, via), shards),
             machines=Machines.parse(nodes, hosts),
             steps=steps,
             resumed=resumed,

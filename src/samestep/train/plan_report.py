@@ -15,6 +15,7 @@ from samestep.checkpoint.resume import ResumePoint, refuse_another_run, warn_of_
 from samestep.config import Config
 from samestep.data.batch import Source
 from samestep.optim.precision import Precision
+from samestep.reduce.owners import Owners
 from samestep.run_setup import RunSetup
 from samestep.step.supported import has_batchnorm, lonely_samples
 from samestep.words import counted
@@ -29,6 +30,7 @@ def report_plan(
     total: int | None,
     point: ResumePoint | None,
     modules: Sequence[nn.Module],
+    owners: Owners | None = None,
 ) -> dict[str, Any]:
     """Print and store the plan; refuses to resume from a checkpoint of another one.
 
@@ -38,6 +40,7 @@ def report_plan(
         total: How many steps the run has, if that is known.
         point: Where the run resumes, if it does.
         modules: What it trains.
+        owners: Which rank owns which parameter, if the run is sharded.
     """
     config, context, batch, precision = setup.config, setup.context, setup.batch, setup.precision
     shares = [len(lanes) for lanes in setup.assignment.by_rank]
@@ -73,6 +76,8 @@ def report_plan(
         f"x {batch.lane_batch} samples; {counted(context.world, 'rank')} drive{'s' * (context.world == 1)} "
         f"{'+'.join(map(str, shares))} lanes; {total or 'unknown'} steps; same: {config.same}"
     )
+    if owners is not None:
+        context.log.main(f"Shard: {config.distributed.shard}: {owners.balance}")
     _warn_of_lonely_samples(setup, source, modules)
     if config.batch_per_rank is not None:
         context.log.main(

@@ -336,7 +336,8 @@ class Run(RunMeasures):
     def _all_steps(self, source: Source, draws_between: bool) -> Iterator[Step]:
         engine = self._build_engine(draws_between)
         total = self.total_steps(source)
-        plan = report_plan(self.setup, source, total, self._parts.opened.point, self._modules)
+        point = self._parts.opened.point
+        plan = report_plan(self.setup, source, total, point, self._modules, self.owners)
         self._parts.saver.begin(self._parts.opened.accept)
         if self._parts.step_end.is_complete(self._parts.saver.position, total):
             self._parts.step_end.report_complete()

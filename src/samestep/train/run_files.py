@@ -20,6 +20,7 @@ from samestep.distributed.context import RunContext
 from samestep.distributed.health.watchdog import Reminder
 from samestep.errors import StepError
 from samestep.lanes.rng import INIT
+from samestep.reduce.owners import Owners
 from samestep.run_setup import RunSetup
 from samestep.step.engine import Prepared
 from samestep.step.lane_passes import LanePasses
@@ -172,6 +173,12 @@ class RunFiles(RunPlace):
         if self._prepared is None:
             raise StepError("there is no model yet: call run.prepare first")
         return self._prepared.modules
+
+    @property
+    def owners(self) -> Owners | None:
+        """Which rank owns which parameter; None unless `distributed.shard` deals them out."""
+        sharding = None if self._prepared is None else self._prepared.reduction.sharding
+        return None if sharding is None else sharding.owners
 
     @property
     def state(self) -> RunState:

@@ -60,6 +60,8 @@ class Runner:
         if trace_from is not None:
             # A graph's replay, and what was compiled, call no hooks.
             overrides += ["speed.graph=false", "speed.compile=false"]
+        if world.shard is not None:
+            overrides.append(f"distributed.shard={world.shard}")
         command = self.rank_command.with_overrides(*overrides, *self._even_lanes(world))
         method = f"distributed.launch_method={world.via}"
         command = replace(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
+from samestep.config.distributed import DistributedConfig
 from samestep.distributed.signals import stopping_at_once
 from samestep.errors import LaunchError
 from samestep.foreign.numbers import whole_number
@@ -28,11 +29,14 @@ class World:
 
     ranks: int
     via: Via = "torchrun"
+    shard: str | None = None
+    """In place of the config's `distributed.shard`; None for that."""
 
     @property
     def label(self) -> str:
-        """The number of ranks, with the launcher unless it is torchrun."""
-        return str(self.ranks) if self.via == "torchrun" else f"{self.ranks} {self.via}"
+        """The number of ranks, with the launcher unless it is torchrun, and whether they shard."""
+        via = "" if self.via == "torchrun" else f" {self.via}"
+        return f"{self.ranks}{via}{' sharded' * (self.shard not in (None, 'none'))}"
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,27 @@ def parse_worlds(text: str, via: str = "torchrun") -> list[World]:
     if min(world.ranks for world in worlds) < 1 or len(set(worlds)) != len(worlds):
         raise LaunchError(f"--worlds is {text!r}: give different numbers, each at least 1")
     return worlds
+
+
+def with_shards(worlds: Sequence[World], shards: str) -> list[World]:
+    """Return the worlds with each value of `distributed.shard`; one rank has nothing to shard.
+
+    Args:
+        worlds: Numbers of ranks.
+        shards: Values such as `none,optimizer`; empty for the config's.
+
+    Raises:
+        LaunchError: for anything else.
+    """
+    names = [name.strip() for name in shards.split(",")] if shards else []
+    known = get_args(DistributedConfig.model_fields["shard"].annotation)
+    if len(set(names)) != len(names) or not set(names) <= set(known):
+        raise LaunchError(f"--shards is {shards!r}: give some of {', '.join(known)}, each once")
+    if not names:
+        return list(worlds)
+    several = [world for world in worlds if world.ranks > 1]
+    first = [replace(world, shard=names[0]) for world in worlds]
+    return [*first, *(replace(world, shard=name) for name in names[1:] for world in several)]
 
 
 def launch_of(world: World, rank_command: RankCommand, machines: Machines) -> Launch:
