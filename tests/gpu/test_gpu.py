@@ -38,6 +38,14 @@ def test_ranks_that_share_a_gpu_are_one_run(case: str, tmp_path: Path) -> None:
     assert_same([train(tmp_path, w, distributed=SHARED, **CASES[case]) for w in worlds])
 
 
+@pytest.mark.parametrize("case", ["everything", "bf16", "two optimizers"])
+def test_owners_that_share_a_gpu_are_the_same_run(case: str, tmp_path: Path) -> None:
+    owned = {**SHARED, "shard": "optimizer"}
+    whole = train(tmp_path, 1, distributed=SHARED, **CASES[case])
+    sharded = [train(tmp_path, w, distributed=owned, **CASES[case]) for w in (2, 3, 4)]
+    assert_same([whole, *sharded])
+
+
 @pytest.mark.requirement("000-P1-12", "004-SM-1", "002-M3-1")
 def test_one_rank_under_nccls_rules(tmp_path: Path) -> None:
     gloo = train(tmp_path, 1, distributed=SHARED)

@@ -1,0 +1,210 @@
+"""`distributed.shard: optimizer`: states and summed gradients on owners, with the bits of the unsharded run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import samestep
+from samestep.errors import PeerLost, Stopped, TaskError
+from samestep.train.callbacks import GradientNorms
+from tests.ranks import answers_of_ranks, run_ranks
+
+SAMPLES, BATCH = 106, 24
+"""The last batch has ten samples: of eight lanes some are empty and some shorter."""
+
+
+def _data() -> DataLoader[Any]:
+    made = torch.Generator().manual_seed(3)
+    x = torch.randn(SAMPLES, 1, 8, 8, generator=made)
+    y = torch.randint(10, (SAMPLES,), generator=made)
+    return DataLoader(TensorDataset(x, y), batch_size=BATCH, shuffle=True)
+
+
+class Net(nn.Module):
+    """BatchNorm, dropout, a type of its own, and a layer that some lanes leave out."""
+
+    def __init__(self, leaves_out: bool = False) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8)
+        self.hidden, self.out = nn.Linear(288, 24), nn.Linear(24, 10)
+        self.extra = nn.Linear(24, 24)
+        self.shift = nn.Parameter(torch.zeros(24, dtype=torch.float64))
+        self.leaves_out = leaves_out
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.dropout(self.norm(self.conv(x)).relu().flatten(1), 0.3, self.training)
+        x = self.hidden(x).relu()
+        if not self.leaves_out or x.size(0) == 3:
+            x = self.extra(x)
+        return self.out(x + self.shift.float())
+
+
+def _keys(folder: str, shard: str, **values: Any) -> dict[str, Any]:
+    section = {"device": "cpu", "threads_per_rank": 1, "shard": shard}
+    section |= values.pop("distributed", {})
+    return {
+        "epochs": 2, "lanes": 8, "seed": 1, "run_dir": folder, "clip": {"norm": 0.5}, "check_ranks_every": 1,
+        "distributed": section, **values,
+    }  # fmt: skip
+
+
+def _digest(run: samestep.Run, model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    found = hashlib.blake2b(digest_size=8)
+    for tensor in model.state_dict().values():
+        found.update(tensor.numpy().tobytes())
+    with run.whole_state():
+        states = [optimizer.state[param] for param in model.parameters() if run.is_main]
+        for state in states:
+            for value in state.values():
+                found.update(torch.as_tensor(value).numpy().tobytes())
+    return found.hexdigest()
+
+
+def _train(
+    folder: str, shard: str, form: str, stop: int | None = None, more: Any = None
+) -> tuple[str, list[float], float]:
+    """Train; returns a digest of weights and states (rank 0's is of all), losses, and the share of states."""
+    values = dict(more or {})
+    leaves_out = "find_unused_parameters" in values.get("distributed", {})
+    try:
+        with samestep.start(**_keys(folder, shard, **values)) as run:
+            if stop is not None:
+                run.pause_after(stop)
+            model = Net(leaves_out)
+            optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+            model, optimizer, data = run.prepare(model, optimizer, _data())
+            seen = []
+            for _ in run.epochs():
+                if form == "steps":
+                    for step in run.steps(data):
+                        loss = step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
+                        seen.append(loss.item())
+                    continue
+                for x, y in data:
+                    optimizer.zero_grad()
+                    loss = F.cross_entropy(model(x), y)
+                    loss.backward()
+                    seen.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.1)))
+                    optimizer.step()
+                    seen.append(loss.item())
+            held = sum(param.numel() for param in optimizer.state)
+            share = held / sum(param.numel() for param in model.parameters())
+            return _digest(run, model, optimizer), seen, share
+    except Stopped:
+        return "stopped", [], 0.0
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plainly": {},
+    "groups": {"clip": {"norm": 0.5, "per_group": True}},
+    "adaptive": {"clip": {"adaptive": 1.5}},
+    "skips": {"on_nonfinite": "skip"},
+    "unused": {"distributed": {"find_unused_parameters": True}},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_owners_are_the_same_run_at_any_size(tmp_path: Path, case: str) -> None:
+    [expected] = run_ranks(_train, 1, str(tmp_path / "1"), "none", "steps", None, CASES[case])
+    for world in (2, 3, 4):
+        folder = str(tmp_path / str(world))
+        answers = run_ranks(_train, world, folder, "optimizer", "steps", None, CASES[case])
+        assert answers[0][:2] == expected[:2]
+        assert [seen for _, seen, _ in answers] == [expected[1]] * world
+        assert sum(share for _, _, share in answers) == pytest.approx(1.0)
+        assert max(share for _, _, share in answers) < 0.9
+
+
+def test_a_loop_clips_by_the_whole_norm(tmp_path: Path) -> None:
+    """Every rank sees whole gradients: a partial norm would clip less, and silently."""
+    [expected] = run_ranks(_train, 1, str(tmp_path / "1"), "none", "loop")
+    for world in (2, 4):
+        answers = run_ranks(_train, world, str(tmp_path / str(world)), "optimizer", "loop")
+        assert answers[0][:2] == expected[:2]
+        assert [seen for _, seen, _ in answers] == [expected[1]] * world
+
+
+def test_a_run_resumes_with_and_without_owners(tmp_path: Path) -> None:
+    [expected] = run_ranks(_train, 1, str(tmp_path / "whole"), "none", "steps")
+    folder = str(tmp_path / "parts")
+    for world, shard, stop in ((4, "optimizer", 3), (1, "none", 5), (3, "optimizer", 8)):
+        answers = run_ranks(_train, world, folder, shard, "steps", stop)
+        assert {answer[0] for answer in answers} == {"stopped"}
+    assert run_ranks(_train, 2, folder, "none", "steps")[0][0] == expected[0]
+
+
+class Joint(torch.optim.SGD):
+    """Scales each update by the norm of all gradients, as some optimizers do."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        params = [param for group in self.param_groups for param in group["params"]]
+        nn.utils.clip_grad_norm_(params, 0.1)
+        super().step(closure)
+
+
+def _joint(folder: str) -> None:
+    with samestep.start(**_keys(folder, "optimizer")) as run:
+        model = Net()
+        run.prepare(model, Joint(model.parameters(), lr=0.1), _data())
+
+
+def test_an_optimizer_whose_parameters_depend_on_each_other_is_refused(tmp_path: Path) -> None:
+    for ok, text in answers_of_ranks(_joint, 2, str(tmp_path), seconds=100):
+        assert not ok
+        assert TaskError.__name__ in text
+        assert "Joint updates a parameter differently when it has others" in text
+
+
+def _norms(folder: str, shard: str) -> None:
+    with samestep.start(**_keys(folder, shard)) as run:
+        model = Net()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        model, optimizer, data = run.prepare(model, optimizer, _data())
+        run.add_listener(GradientNorms(run, every=2, depth=1))
+        for step in run.steps(data):
+            step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
+
+
+def test_a_listener_that_reads_gradients_has_them_all(tmp_path: Path) -> None:
+    written = []
+    for world, shard in ((1, "none"), (3, "optimizer")):
+        run_ranks(_norms, world, str(tmp_path / shard), shard)
+        lines = (tmp_path / shard / "metrics.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
+        written.append([{k: v for k, v in row.items() if "grad_norm" in k} for row in rows])
+    assert written[0] == written[1]
+    assert {"grad_norm/conv", "grad_norm/out", "grad_norm/shift"} <= set().union(*written[0])
+
+
+def _dies(folder: str, at: int) -> str:
+    import os
+
+    keys = _keys(folder, "optimizer", checkpoint={"every_steps": 2})
+    with samestep.start(**keys) as run:
+        model = Net()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        model, optimizer, data = run.prepare(model, optimizer, _data())
+        for step in run.steps(data):
+            if step.index == at and run.rank == 1:
+                os._exit(3)
+            step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
+        return _digest(run, model, optimizer)
+
+
+def test_a_lost_owner_ends_the_run_which_resumes_from_its_checkpoint(tmp_path: Path) -> None:
+    [whole] = run_ranks(_dies, 1, str(tmp_path / "whole"), -1)
+    answers = answers_of_ranks(_dies, 3, str(tmp_path / "run"), 5, seconds=100)
+    assert [ok for ok, _ in answers] == [False] * 3
+    assert PeerLost.__name__ in str(answers[0][1])
+    logs = "".join(path.read_text() for path in (tmp_path / "run" / "logs").glob("rank-*.log"))
+    assert "the optimizer states of the lost rank are gone with it" in logs
+    assert run_ranks(_dies, 2, str(tmp_path / "run"), -1)[0] == whole
