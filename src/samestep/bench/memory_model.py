@@ -22,7 +22,7 @@ from samestep.errors import TaskError
 from samestep.lanes.assignment import LaneAssignment
 from samestep.lanes.tree import LaneTree
 from samestep.pytree import tensors
-from samestep.reduce.owned_sum import OwnedSum
+from samestep.reduce.owned_sum import OwnedSum, bucket_bytes
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.tree_sum import TreeSum, largest_bucket
 from samestep.step.micro_batches import cut_batch
@@ -102,7 +102,10 @@ def _passing(config: Config, assignment: LaneAssignment, params: Sequence[Tensor
         return 0
     if config.same != "bits":
         return max(param.nbytes for param in params)
-    return largest_bucket(params) if len(assignment.my_units) == 1 else 0
+    if len(assignment.my_units) > 1:
+        return 0
+    owned = config.distributed.shard != "none"
+    return largest_bucket(params, bucket_bytes(params)) if owned else largest_bucket(params)
 
 
 def _trained(optimizers: Sequence[Optimizer]) -> list[Tensor]:

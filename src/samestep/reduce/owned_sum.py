@@ -33,10 +33,31 @@ from samestep.reduce.gradients import Grads
 from samestep.reduce.owners import Owners
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import LocalStats
-from samestep.reduce.tree_sum import ALIGN, Bucket, Named, TreeSum, view_of
+from samestep.reduce.tree_sum import (
+    ALIGN,
+    BUCKET_BYTES,
+    FIRST_BUCKET_BYTES,
+    Bucket,
+    Named,
+    TreeSum,
+    view_of,
+)
 
 _IN_FLIGHT = 2
 """Buckets that share memory in turn; as many may wait for other ranks at once."""
+_PARTS = 16
+"""Buckets that a small model has at least."""
+
+
+def bucket_bytes(params: Sequence[Tensor]) -> int:
+    """Return the bytes after which a bucket ends.
+
+    Two buckets are sent and two received at once: of a small model these would be most of it.
+
+    Args:
+        params: All parameters.
+    """
+    return max(FIRST_BUCKET_BYTES, min(BUCKET_BYTES, sum(p.nbytes for p in params) // _PARTS))
 
 
 class OwnedSum(TreeSum):
@@ -62,15 +83,21 @@ class OwnedSum(TreeSum):
             for place, param in enumerate(bucket.params)
         }
 
+    def _bucket_bytes(self, params: Named) -> int:
+        return bucket_bytes([param for _, param in params])
+
     def _make_buckets(self, chunks: Sequence[Named]) -> list[OwnedBucket]:
         buckets = [OwnedBucket(c, self._assignment, self._collectives, self.owners) for c in chunks]
         kinds: dict[torch.dtype, list[OwnedBucket]] = {}
         for bucket in buckets:
             kinds.setdefault(bucket.like.dtype, []).append(bucket)
         for of_kind in kinds.values():
-            memory = [_Memory(of_kind) for _ in range(min(_IN_FLIGHT, len(buckets)))]
-            for bucket in of_kind:
-                bucket.take_memory(memory[buckets.index(bucket) % len(memory)])
+            for turn in range(_IN_FLIGHT):
+                in_turn = [b for b in of_kind if buckets.index(b) % _IN_FLIGHT == turn]
+                if in_turn:
+                    memory = _Memory(in_turn)
+                    for bucket in in_turn:
+                        bucket.take_memory(memory)
         return buckets
 
     @property

@@ -53,7 +53,8 @@ class TreeSum(GradientSum):
         self.usage_varies = find_unused
         self._usage_agreed = False
         self._assignment, self._collectives = assignment, collectives
-        self._buckets = self._make_buckets(list(_chunks(list(reversed(params)))))
+        chunks = _chunks(list(reversed(params)), self._bucket_bytes(params))
+        self._buckets = self._make_buckets(list(chunks))
         self._params = [param for _, param in params]
         self._passengers = next((b.passengers for b in self._buckets if b.passengers), None)
         """The lanes' losses and counts, which one of the buckets takes along."""
@@ -62,6 +63,9 @@ class TreeSum(GradientSum):
         for bucket in self._buckets:
             for place, param in enumerate(bucket.params):
                 param.register_post_accumulate_grad_hook(self._hook(bucket, place))
+
+    def _bucket_bytes(self, params: Named) -> int:
+        return BUCKET_BYTES
 
     def _make_buckets(self, chunks: Sequence[Named]) -> Sequence[Bucket]:
         carrier = next((chunk for chunk in chunks if chunk[0][1].dtype in _WIDE), None)
@@ -324,16 +328,23 @@ def view_of(row: Tensor, offset: int, param: Parameter) -> Tensor:
     return place.as_strided(param.shape, torch.empty_like(param, device="meta").stride())
 
 
-def largest_bucket(params: Sequence[Tensor]) -> int:
-    """Bytes of the gradients that leave together."""
-    chunks = _chunks([("", param) for param in reversed(params)])
+def largest_bucket(params: Sequence[Tensor], most: int = BUCKET_BYTES) -> int:
+    """Return the bytes of the gradients that leave together.
+
+    Args:
+        params: All parameters.
+        most: Bytes after which a bucket ends.
+    """
+    chunks = _chunks([("", param) for param in reversed(params)], most)
     return max(sum(param.nbytes for _, param in chunk) for chunk in chunks)
 
 
 T = TypeVar("T", bound=Tensor)
 
 
-def _chunks(params: Sequence[tuple[str, T]]) -> Iterator[list[tuple[str, T]]]:
+def _chunks(
+    params: Sequence[tuple[str, T]], most: int = BUCKET_BYTES
+) -> Iterator[list[tuple[str, T]]]:
     """Cut the parameters into buckets of one dtype and bounded size."""
     chunk: list[tuple[str, T]] = []
     size, limit = 0, FIRST_BUCKET_BYTES
@@ -344,7 +355,7 @@ def _chunks(params: Sequence[tuple[str, T]]) -> Iterator[list[tuple[str, T]]]:
         )
         if chunk and (other or size >= limit):
             yield chunk
-            chunk, size, limit = [], 0, BUCKET_BYTES
+            chunk, size, limit = [], 0, most
         chunk.append((name, param))
         size += param.numel() * param.element_size()
     if chunk:

@@ -211,8 +211,9 @@ def build_engine(
     """
     draws = draws_between or _may_draw(prepared)
     sharding = prepared.reduction.sharding
-    if sharding is not None and (reads_gradients or watch is not None):
-        sharding.sums.shares = True
+    if sharding is not None:
+        reads_gradients = reads_gradients or (watch is not None and watch.reads_gradients)
+        sharding.sums.shares = sharding.sums.shares or reads_gradients
     stepping = prepared.calls.ours
     update = Update(
         prepared.optimizers,

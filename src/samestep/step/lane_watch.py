@@ -10,6 +10,9 @@ from torch import Tensor
 class LaneWatch(Protocol):
     """Looks into steps while they run: for a trace of everything that they compute."""
 
+    reads_gradients: bool
+    """Whether `summed` reads `.grad`, which `distributed.shard` leaves with owners alone unless asked."""
+
     def enter_lane(self, step: int, lane: int) -> None:
         """A lane's forward pass begins; the last one is over."""
 

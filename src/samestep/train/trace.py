@@ -94,7 +94,7 @@ def _read_entries(path: Path) -> Iterator[Entry]:
 class Tracer(RunListener):
     """Follows a run from some step on and writes every tensor that it computes."""
 
-    draws = False
+    draws, reads_gradients = False, True
 
     def __init__(self, run: Run, folder: Path, first: int) -> None:
         """Args:
