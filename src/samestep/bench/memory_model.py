@@ -47,7 +47,7 @@ class StepMemory:
     batches: int
     """Of all lanes of a step."""
     passing: int
-    """The largest gradient, on its way to memory that it is added to."""
+    """Gradients on their way to memory that they are added to; negative where less than `gradients` is held at once."""
     update: int
     """What the optimizers' step holds besides, while it runs."""
 
@@ -102,10 +102,13 @@ def _passing(config: Config, assignment: LaneAssignment, params: Sequence[Tensor
         return 0
     if config.same != "bits":
         return max(param.nbytes for param in params)
-    if len(assignment.my_units) > 1:
-        return 0
     owned = config.distributed.shard != "none"
-    return largest_bucket(params, bucket_bytes(params)) if owned else largest_bucket(params)
+    bucket = largest_bucket(params, bucket_bytes(params)) if owned else largest_bucket(params)
+    # Of a rank's last lane there is never more than a bucket; of those before it, a whole set.
+    *before, last = _sets_before(assignment.my_units)
+    one_set = sum(param.nbytes for param in params)
+    most = max([last * one_set + bucket, *((sets + 1) * one_set for sets in before)])
+    return most - gradient_sets(config, assignment) * one_set
 
 
 def _trained(optimizers: Sequence[Optimizer]) -> list[Tensor]:
@@ -126,12 +129,17 @@ def gradient_sets(config: Config, assignment: LaneAssignment) -> int:
         return 0 if len(mine) == 1 and config.distributed.gradient_as_bucket_view else 1
     if len(mine) == 1:
         return 1 if alone else 0  # moved into the exchanged buffers, bucket by bucket
+    return max(_sets_before(mine)) + 1
+
+
+def _sets_before(lanes: range) -> list[int]:
+    """Return how many partial sums a rank holds when each of its lanes begins."""
     tree: LaneTree[int] = LaneTree(lambda left, right: left)
-    most = 0
-    for lane in mine:
-        most = max(most, len(tree.nodes) + 1)
+    found = []
+    for lane in lanes:
+        found.append(len(tree.nodes))
         tree.push(lane, 1, lane)
-    return most
+    return found
 
 
 class _Shapes(SoloCollectives):
