@@ -54,6 +54,7 @@ class Chaos:
     saved: Counter[str] = field(default_factory=Counter)
     """What survivors of lost ranks reported about the state that they held."""
     runs: int = 0
+    shard: str = "none"
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -82,7 +83,8 @@ class Chaos:
 
     def _scene(self, name: str, every_steps: int) -> Scene:
         world = self._random.randint(1, 4)
-        return Scene(self._disk.folder / name, world, self._disk, self._random, every_steps)
+        folder = self._disk.folder / name
+        return Scene(folder, world, self._disk, self._random, every_steps, self.shard)
 
     def _whole_run(self, scene: Scene) -> tuple[str, list[float]]:
         """Let a run end; its last state and all its losses."""
@@ -200,6 +202,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--shard", choices=("none", "optimizer"), default="none")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     arguments = parser.parse_args()
     console = Console(stderr=arguments.json, highlight=False)
@@ -208,6 +211,7 @@ def main() -> int:
         chaos = Chaos(
             Path(folder), arguments.kills, arguments.seed, arguments.kinds,
             lambda line: console.print(f"{(time.monotonic() - started) / 60:5.1f} min  {line}"),
+            shard=arguments.shard,
         )  # fmt: skip
         chaos.play()
         found = chaos.summary((time.monotonic() - started) / 60)

@@ -40,6 +40,7 @@ class Scene:
     disk: SmallDisk
     random: random.Random
     every_steps: int
+    shard: str = "none"
 
     def config(self, timeout: float = 8) -> dict[str, Any]:
         """A run that waits no longer for ranks that were killed before they were met."""
@@ -47,7 +48,9 @@ class Scene:
             "Slow", self.run, epochs=None, steps=STEPS, log_every=1, params={"seconds": 0.004},
             checkpoint={"every_steps": self.every_steps, "every_epochs": None},
             # A suspended rank 0 still holds the store: the others give up on that, too.
-            distributed={"timeout": timeout, "device": "cpu", "lost_after": max(timeout, 6)},
+            distributed={
+                "timeout": timeout, "device": "cpu", "lost_after": max(timeout, 6), "shard": self.shard,
+            },
         )  # fmt: skip
 
     def ranks(self, timeout: float = 8, dies_at_call: int | None = None) -> RankProcesses:

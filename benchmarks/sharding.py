@@ -1,0 +1,152 @@
+"""A step with `distributed.shard: optimizer`, beside the unsharded one and DDP with ZeroRedundancyOptimizer.
+
+    python benchmarks/sharding.py [--ranks N] [--rounds N] [--device cpu|cuda] [--contestants none,optimizer] [--limit MB]
+
+An MLP of 40 layers with AdamW, one lane per rank, over gloo; on a GPU all ranks share it. Each turn is a short training in the same
+processes, in turns with the others. The median time of a step counts; on a GPU also the most memory that a rank has allocated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as processes
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+import samestep
+
+STEPS, WARM_UP, BATCH = 14, 4, 64
+CONTESTANTS = ("zero", "ddp", "none", "optimizer")
+
+
+def made_model(width: int) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(40) for layer in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(width, 10))
+
+
+def made_data(width: int) -> TensorDataset:
+    made = torch.Generator().manual_seed(0)
+    x = torch.randn(STEPS * BATCH, width, generator=made)
+    return TensorDataset(x, torch.randint(10, (len(x),), generator=made))
+
+
+def by_ddp(device: torch.device, width: int, sharded: bool) -> Iterator[None]:
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = DistributedDataParallel(made_model(width).to(device))
+    optimizer: torch.optim.Optimizer
+    if sharded:
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    x, y = made_data(width).tensors
+    for step in range(STEPS):
+        mine = slice(step * BATCH + rank, (step + 1) * BATCH, world)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[mine].to(device)), y[mine].to(device)).backward()
+        optimizer.step()
+        yield
+    dist.destroy_process_group()
+
+
+def by_samestep(device: torch.device, width: int, shard: str, folder: str) -> Iterator[None]:
+    config = {
+        "steps": STEPS, "lanes": int(os.environ["WORLD_SIZE"]), "run_dir": folder, "resume": "never",
+        "checkpoint": {"enabled": False}, "speed": {"graph": False},
+        "distributed": {"device": device.type, "backend": "gloo", "shard": shard},
+    }  # fmt: skip
+    with samestep.start(config) as run:
+        model = made_model(width)
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        loader = DataLoader(made_data(width), batch_size=BATCH)
+        model, optimizer, loader = run.prepare(model, optimizer, loader)
+        for step in run.steps(loader):
+            step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
+            yield
+
+
+def measured(steps: Iterator[None], device: torch.device) -> tuple[float, float]:
+    """Seconds of a step, and megabytes at most."""
+    spent, before = [], time.perf_counter()
+    gc.collect()  # what the turn before has left
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    for _ in steps:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        spent.append(now - before)
+        before = now
+    most = torch.cuda.max_memory_allocated() / 1e6 if device.type == "cuda" else 0.0
+    return statistics.median(spent[WARM_UP:]), most
+
+
+def rank_of(rank: int, options: argparse.Namespace, ports: list[int], folder: str) -> None:
+    device = torch.device(options.device)
+    if options.limit:
+        whole = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(1e6 * options.limit / whole)
+    width = 2048 if device.type == "cuda" else 256
+    torch.set_num_threads(1)
+    os.environ |= {
+        "RANK": str(rank), "WORLD_SIZE": str(options.ranks), "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(options.ranks), "MASTER_ADDR": "127.0.0.1",
+    }  # fmt: skip
+    turns = iter(ports)
+    for _ in range(options.rounds):
+        row = {}
+        for name in options.contestants:
+            os.environ["MASTER_PORT"] = str(next(turns))
+            ours = name in ("none", "optimizer")
+            if ours:
+                steps = by_samestep(device, width, name, f"{folder}/{name}")
+            else:
+                steps = by_ddp(device, width, name == "zero")
+            row[name] = measured(steps, device)
+        if rank == 0:
+            first = options.contestants[0]
+            ratios = (f"{name} {row[name][0] / row[first][0]:.2f}" for name in row)
+            memory = (f"{name} {row[name][1]:.0f}" for name in row)
+            shown = f"; MB at most: {', '.join(memory)}" if device.type == "cuda" else ""
+            print(
+                f"{first} {1e3 * row[first][0]:.1f} ms; ratios: {', '.join(ratios)}{shown}",
+                flush=True,
+            )
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--contestants", type=lambda text: text.split(","), default=CONTESTANTS)
+    parser.add_argument("--limit", type=float, help="megabytes of the GPU that a rank may allocate")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options = parser.parse_args()
+    ports = [free_port() for _ in range(options.rounds * len(options.contestants))]
+    with tempfile.TemporaryDirectory() as folder:
+        processes.spawn(rank_of, (options, ports, folder), nprocs=options.ranks)
+
+
+if __name__ == "__main__":
+    main()
