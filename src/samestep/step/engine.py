@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,13 +23,14 @@ from samestep.errors import TaskError
 from samestep.lanes.rng import UPDATE
 from samestep.optim.clipping import Clipping
 from samestep.optim.device_lr import DeviceRates
+from samestep.optim.joint_updates import refuse_joint_updates
 from samestep.optim.loss_scale import CheckedScaling, LossScale
 from samestep.optim.nonfinite import FiniteGuard
 from samestep.optim.optimizer_calls import OptimizerCalls
-from samestep.optim.owned_states import OwnedStates, refuse_joint_updates
 from samestep.optim.update import Update
 from samestep.optim.wrapped_optimizers import wrapped_optimizers
 from samestep.reduce.build import LaneReduction, build_reduction
+from samestep.reduce.owned_states import OwnedStates
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.sharding import Sharding
 from samestep.reduce.stats import NO_FLAGS, RankFlags
@@ -128,12 +130,6 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore) -> Prepar
         context.log.main,
         [] if batchnorm is None else batchnorm.buffers,
     )
-    sharding = reduction.sharding
-    states = None
-    if sharding is not None:
-        refuse_joint_updates(optimizers)
-        states = OwnedStates(sharding.owners, optimizers, context.collectives)
-    rates = DeviceRates(optimizers, context.device)
     params = [param for _, param in named]
     return Prepared(
         modules=modules,
@@ -143,15 +139,24 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore) -> Prepar
         frozen=frozen,
         reduction=reduction,
         guard=FiniteGuard(context, modules, 2 * config.log_every + 1, scaling),
-        clipping=_clipping(config.clip, optimizers, context.device, sharding),
+        clipping=_clipping(config.clip, optimizers, context.device, reduction.sharding),
         scaling=scaling,
-        rates=rates,
+        rates=DeviceRates(optimizers, context.device),
         calls=OptimizerCalls(optimizers),
         runner=_runner(setup, parts_of_run, params, optimizers, batchnorm),
         terms=terms,
         batchnorm=batchnorm,
-        owned_states=states,
+        owned_states=_owned_states(setup, reduction.sharding, optimizers),
     )
+
+
+def _owned_states(
+    setup: RunSetup, sharding: Sharding | None, optimizers: Sequence[Optimizer]
+) -> OwnedStates | None:
+    if sharding is None:
+        return None
+    refuse_joint_updates(optimizers)
+    return OwnedStates(sharding.owners, optimizers, setup.context.collectives)
 
 
 def _global_batchnorm(setup: RunSetup, modules: Sequence[nn.Module]) -> GlobalBatchNorm | None:
@@ -211,23 +216,9 @@ def build_engine(
     """
     draws = draws_between or _may_draw(prepared)
     sharding = prepared.reduction.sharding
-    if sharding is not None:
-        reads_gradients = reads_gradients or (watch is not None and watch.reads_gradients)
-        sharding.sums.shares = sharding.sums.shares or reads_gradients
-    stepping = prepared.calls.ours
-    update = Update(
-        prepared.optimizers,
-        prepared.schedules,
-        prepared.clipping,
-        prepared.scaling,
-        prepared.guard,
-        prepared.rates,
-        setup.context.device,
-        stepping if sharding is None else partial(sharding.stepping, stepping),
-        # Else what is drawn there would depend on which lane was this rank's last.
-        (lambda step: setup.rng.enter(UPDATE, at=(step,))) if draws else lambda step: None,
-        after_update,
-    )
+    if sharding is not None and (reads_gradients or (watch and watch.reads_gradients)):
+        sharding.sums.shares = True
+    update = _update(setup, prepared, draws, after_update)
     return StepEngine(
         setup=setup,
         reduction=prepared.reduction,
@@ -250,6 +241,30 @@ def build_engine(
         watch=watch,
         batchnorm=prepared.batchnorm,
     )
+
+
+def _update(
+    setup: RunSetup, prepared: Prepared, draws: bool, after_update: Callable[[int], None]
+) -> Update:
+    return Update(
+        prepared.optimizers,
+        prepared.schedules,
+        prepared.clipping,
+        prepared.scaling,
+        prepared.guard,
+        prepared.rates,
+        setup.context.device,
+        _stepping(prepared),
+        # Else what is drawn there would depend on which lane was this rank's last.
+        (lambda step: setup.rng.enter(UPDATE, at=(step,))) if draws else lambda step: None,
+        after_update,
+    )
+
+
+def _stepping(prepared: Prepared) -> Callable[[], AbstractContextManager[None]]:
+    """Return what is entered around the optimizers' steps."""
+    sharding, ours = prepared.reduction.sharding, prepared.calls.ours
+    return ours if sharding is None else partial(sharding.stepping, ours)
 
 
 def _checked(terms: LossTerms, setup: RunSetup) -> LossTerms:

@@ -68,7 +68,7 @@ def report_plan(
     if context.is_main:
         with naming_errors(config.run_path):
             write_whole(config.run_path / "plan.json", json.dumps(plan, indent=2))
-    for line in _remarks(config, precision):
+    for line in _remarks(config, precision, owners):
         context.log.main(line)
     of_samples = f"{plan['samples']} samples, " if plan["samples"] else ""
     context.log.main(
@@ -76,8 +76,6 @@ def report_plan(
         f"x {batch.lane_batch} samples; {counted(context.world, 'rank')} drive{'s' * (context.world == 1)} "
         f"{'+'.join(map(str, shares))} lanes; {total or 'unknown'} steps; same: {config.same}"
     )
-    if owners is not None:
-        context.log.main(f"Shard: {config.distributed.shard}: {owners.balance}")
     _warn_of_lonely_samples(setup, source, modules)
     if config.batch_per_rank is not None:
         context.log.main(
@@ -87,10 +85,11 @@ def report_plan(
     return plan
 
 
-def _remarks(config: Config, precision: Precision) -> list[str]:
+def _remarks(config: Config, precision: Precision, owners: Owners | None) -> list[str]:
     """What was decided here, and what changes nothing."""
+    shares = [] if owners is None else [f"Shard: {owners.balance}"]
     decided = [f"precision {precision.kind}: {precision.reason}"] * (config.precision == "auto")
-    return [*config.platform_notes, *decided, *without_effect(config, precision)]
+    return [*config.platform_notes, *decided, *shares, *without_effect(config, precision)]
 
 
 def _warn_of_lonely_samples(setup: RunSetup, source: Source, modules: Sequence[nn.Module]) -> None:

@@ -25,7 +25,7 @@ from samestep.distributed.health.activity import SAVE
 from samestep.errors import CheckpointError, StepError, TextError
 from samestep.foreign.json_text import parse_json
 from samestep.foreign.limits import check_text, check_values
-from samestep.optim.owned_states import OwnedStates
+from samestep.reduce.owned_states import OwnedStates
 from samestep.version import __version__
 
 _FREE_SECONDS, _SHARE = 5.0, 0.05
