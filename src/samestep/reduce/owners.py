@@ -37,8 +37,8 @@ class Owners:
         return self._of[id(param)]
 
     def is_mine(self, param: Tensor) -> bool:
-        """Return whether this rank owns a parameter."""
-        return self._of[id(param)] == self.rank
+        """Return whether this rank owns a parameter; what nobody owns, such as a frozen one, every rank has."""
+        return self._of.get(id(param), self.rank) == self.rank
 
     @property
     def balance(self) -> str:

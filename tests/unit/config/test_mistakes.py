@@ -17,7 +17,7 @@ from samestep.errors import ConfigError, LaunchError, PlanError, TaskError, User
 from samestep.lanes.plan import BatchPlan, EpochPlan
 from samestep.launch.commands.rank_command import RankCommand
 from samestep.launch.commands.torchrun import torchrun_command
-from samestep.launch.run.worlds import Machines, World, parse_worlds
+from samestep.launch.run.worlds import Machines, World, parse_worlds, with_shards
 from samestep.train.task import load_task
 from samestep.verify.verify import verify
 
@@ -182,6 +182,8 @@ MISTAKES = [
      ["Nearest batches: 96 or 104; nearest lanes: 5 or 10"]),
     ("more lanes than samples", config("lanes=16"), ConfigError,
      ["Set lanes to 8 or fewer, or global_batch to 16 or more"]),
+    ("owners with DistributedDataParallel", config("same=rounding", "distributed.shard=optimizer"), ConfigError,
+     ["distributed.shard", "same: rounding has DistributedDataParallel sum gradients, on every rank: set same: bits"]),
     ("sync_batchnorm with bits", config("sync_bn=true"), ConfigError,
      ["same: bits normalises each lane over its own samples: set same: samples, or false"]),
     ("batchnorm over the batch with samples", config("batchnorm=global", "same=samples"), ConfigError,
@@ -282,6 +284,9 @@ MISTAKES = [
     ("all by an unknown launcher", lambda folder: parse_worlds("1,2", "pbs"), LaunchError,
      ["1,2@mpirun,4@slurm"]),
     ("world twice", lambda folder: parse_worlds("2,2"), LaunchError, ["different numbers"]),
+    ("an unknown shard", lambda folder: with_shards([World(2)], "none,all"), LaunchError,
+     ["--shards is 'none,all': give some of none, optimizer, each once"]),
+    ("a shard twice", lambda folder: with_shards([World(2)], "none,none"), LaunchError, ["each once"]),
     ("verify without worlds", verified([]), PlanError, ["give some, such as 1,2,4"]),
     ("verify a batch per rank", verified([1, 2], "batch_per_rank=4", "global_batch=null"),
      PlanError, ["there is nothing to verify. Set global_batch instead"]),
@@ -324,6 +329,9 @@ def test_what_the_mistakes_vary_is_itself_right(tmp_path):
     assert parse_worlds("1, 2@mpirun,4", "slurm") == [
         World(1, "slurm"), World(2, "mpirun"), World(4, "slurm"),
     ]  # fmt: skip
+    assert with_shards([World(1), World(2)], "") == [World(1), World(2)]
+    sharded = with_shards([World(1), World(2)], "none,optimizer")
+    assert [world.label for world in sharded] == ["1", "2", "2 sharded"]
     placed({}, RANK_1_OF_4)(tmp_path)
 
 
