@@ -162,12 +162,25 @@ def cut_batch(batch: LaneBatch, size: int) -> list[LaneBatch]:
 
 
 def out_of_memory(
-    error: torch.OutOfMemoryError, device: torch.device, lane_batch: int, where: str
+    error: torch.OutOfMemoryError,
+    device: torch.device,
+    lane_batch: int,
+    where: str,
+    could_shard: bool = False,
 ) -> OutOfMemory:
-    """The error as what to do about it."""
+    """Return the error as what to do about it.
+
+    Args:
+        error: torch's.
+        device: Whose memory it is.
+        lane_batch: The samples of a lane.
+        where: In which step.
+        could_shard: Whether there are other ranks that could hold optimizer states of this one.
+    """
+    shard = "distributed.shard: optimizer to deal optimizer states out to the ranks, "
     return OutOfMemory(
         f"{device} has too little memory {where}, with {lane_batch} samples in a lane. Set "
-        "memory.lane_split: auto for micro-batches, more lanes (another run) for smaller ones, "
+        f"{shard * could_shard}memory.lane_split: auto for micro-batches, more lanes (another run) for smaller ones, "
         "memory.checkpoint to keep fewer activations, or precision: bf16. torch reported: "
         f"{str(error).splitlines()[0] if str(error) else 'out of memory'}"
     )
