@@ -1,4 +1,5 @@
-"""Draw docs/images/ranks.svg: machines, their GPUs, ranks and lanes, and who exchanges what with whom."""
+"""Draw docs/images/ranks.svg (machines, their GPUs, ranks and lanes, and who exchanges what with whom), or with --owners
+docs/images/owners.svg (what each rank holds with distributed.shard: optimizer, and when it is sent)."""
 
 from __future__ import annotations
 
@@ -7,6 +8,9 @@ from html import escape
 from pathlib import Path
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "ranks.svg"
+OWNERS = PICTURE.with_name("owners.svg")
+_COLOURS = ("#dcebfb", "#e3f2e6", "#fbead2", "#eee3f7")
+"""Of the owners."""
 _GPU_WIDTH, _GPU_HEIGHT, _GAP, _TOP = 92, 84, 12, 64
 
 
@@ -34,8 +38,36 @@ def diagram(machines: int = 3, gpus: int = 3, lanes: int = 18) -> str:
     parts.append(_text(width / 2, bottom + 22, sentence))
     after = "then every rank makes the same update; rank 0 writes checkpoints, metrics and trackers"
     parts.append(_text(width / 2, bottom + 58, after))
+    return _picture(parts, width, bottom + 72)
+
+
+def owners_diagram(world: int = 4) -> str:
+    """An SVG of what so many ranks hold, and of what they send in a step."""
+    each, left, row = 150, 130, 46
+    width = left + world * (each + _GAP)
+    parts = [_text(width / 2, 24, "who holds what between two steps", size=15)]
+    for at, what in enumerate(("weights", "gradients", "optimizer states")):
+        parts.append(_text(left / 2, 79 + at * row, what))
+    for rank in range(world):
+        x, part = left + rank * (each + _GAP), each / world
+        parts.append(_text(x + each / 2, 48, f"rank {rank}"))
+        for owner in range(world):
+            place, colour = x + owner * part, _COLOURS[owner % len(_COLOURS)]
+            parts.append(_box(place, 58, part, 32, colour))
+            fill = colour if owner == rank else "#ffffff"
+            parts += [_box(place, 58 + at * row, part, 32, fill) for at in (1, 2)]
+    steps = (
+        "backward: each bucket of gradients leaves for its owners, who add it up in the tree's order",
+        "clipping: one number per parameter is sent, and every rank has the norm of all",
+        "update: an owner steps its own parameters, then sends their weights to all ranks",
+    )
+    bottom = 58 + 3 * row
+    parts += [_text(width / 2, bottom + 20 + 24 * at, text) for at, text in enumerate(steps)]
+    return _picture(parts, width, bottom + 86)
+
+
+def _picture(parts: list[str], width: float, height: float) -> str:
     body = "\n".join(parts)
-    height = bottom + 72
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
         f'height="{height}" font-family="system-ui, sans-serif">\n'
@@ -65,6 +97,9 @@ if __name__ == "__main__":
     parser.add_argument("--machines", type=int, default=3)
     parser.add_argument("--gpus", type=int, default=3)
     parser.add_argument("--lanes", type=int, default=18)
-    parser.add_argument("--output", type=Path, default=PICTURE)
+    parser.add_argument("--owners", action="store_true")
+    parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    args.output.write_text(diagram(args.machines, args.gpus, args.lanes), encoding="utf-8")
+    drawn = owners_diagram() if args.owners else diagram(args.machines, args.gpus, args.lanes)
+    output = args.output or (OWNERS if args.owners else PICTURE)
+    output.write_text(drawn, encoding="utf-8")

@@ -43,6 +43,7 @@ def test_the_diagram_of_ranks_is_what_its_script_draws() -> None:
     script = runpy.run_path(str(ROOT / "scripts" / "rank_diagram.py"))
     assert script["PICTURE"].read_text(encoding="utf-8") == script["diagram"](3, 3, 18)
     assert script["diagram"](2, 4, 8).count(">rank ") == 8
+    assert script["OWNERS"].read_text(encoding="utf-8") == script["owners_diagram"]()
 
 
 def _keys() -> set[str]:
