@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import samestep
 from samestep.errors import PeerLost, Stopped, TaskError
 from samestep.train.callbacks import GradientNorms
+from tests.distributed.loop_bodies import Lookahead
 from tests.ranks import answers_of_ranks, run_ranks
 
 SAMPLES, BATCH = 106, 24
@@ -143,25 +144,104 @@ def test_a_run_resumes_with_and_without_owners(tmp_path: Path) -> None:
 
 
 class Joint(torch.optim.SGD):
-    """Scales each update by the norm of all gradients, as some optimizers do."""
+    """Clips by the norm of all gradients, by an option that is not in its defaults."""
+
+    def __init__(self, params: Any, max_norm: float) -> None:
+        super().__init__(params, lr=0.1)
+        self.max_norm = max_norm
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         params = [param for group in self.param_groups for param in group["params"]]
-        nn.utils.clip_grad_norm_(params, 0.1)
+        nn.utils.clip_grad_norm_(params, self.max_norm)
         super().step(closure)
 
 
-def _joint(folder: str) -> None:
+class Sign(torch.optim.Optimizer):
+    """An optimizer from elsewhere, whose constructor takes nothing but this."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for param in (p for p in group["params"] if p.grad is not None):
+                mean = self.state[param].setdefault("mean", torch.zeros_like(param))
+                param.sub_(mean.lerp_(param.grad, 0.1).sign(), alpha=group["lr"])
+
+
+class OwnAdamW(torch.optim.AdamW):
+    pass
+
+
+def _prepared(folder: str, kind: str) -> None:
     with samestep.start(**_keys(folder, "optimizer")) as run:
         model = Net()
-        run.prepare(model, Joint(model.parameters(), lr=0.1), _data())
+        made: Any = (
+            Joint(model.parameters(), 0.1) if kind == "joint" else Lookahead(model.parameters())
+        )
+        run.prepare(model, made, _data())
 
 
-def test_an_optimizer_whose_parameters_depend_on_each_other_is_refused(tmp_path: Path) -> None:
-    for ok, text in answers_of_ranks(_joint, 2, str(tmp_path), seconds=100):
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("joint", "Joint updates a parameter differently when it has others"),
+        ("wrapping", "Lookahead holds another optimizer (SGD)"),
+    ],
+)
+def test_optimizers_that_owners_cannot_step_are_refused(
+    tmp_path: Path, kind: str, why: str
+) -> None:
+    for ok, text in answers_of_ranks(_prepared, 2, str(tmp_path), kind, seconds=100):
         assert not ok
         assert TaskError.__name__ in text
-        assert "Joint updates a parameter differently when it has others" in text
+        assert why in text
+
+
+def _others(folder: str, shard: str, kind: str, stop: int | None = None) -> str:
+    """Free parameters, a layout of its own, and optimizers that are not torch's."""
+    try:
+        with samestep.start(**_keys(folder, shard)) as run:
+            if stop is not None:
+                run.pause_after(stop)
+            model = Net().to(memory_format=torch.channels_last)
+            free = [nn.Parameter(torch.ones(size)) for size in (24, 10)]
+            params: list[Any] = [*(free if kind == "free" else ()), *model.parameters()]
+            made = {
+                "sign": lambda: Sign(params, 1e-3),
+                "own": lambda: OwnAdamW(params, 1e-2),
+                "fused": lambda: torch.optim.AdamW(params, 1e-2, fused=True),
+                "free": lambda: torch.optim.AdamW(params, 1e-2),
+            }
+            model, _, data = run.prepare(model, made[kind](), _data())
+            for step in run.steps(data):
+                step.train(
+                    lambda batch: F.cross_entropy(
+                        model(batch.x) * free[1] + free[0].mean(), batch.y
+                    )
+                )
+            found = hashlib.blake2b(digest_size=8)
+            for tensor in (*free, *model.state_dict().values()):
+                found.update(tensor.detach().numpy().tobytes())
+            return found.hexdigest()
+    except Stopped:
+        return "stopped"
+
+
+def test_parameters_of_no_module_have_owners(tmp_path: Path) -> None:
+    """Ranks are compared after every step, state by state."""
+    [expected] = run_ranks(_others, 1, str(tmp_path / "whole"), "none", "free")
+    assert run_ranks(_others, 3, str(tmp_path / "three"), "optimizer", "free") == [expected] * 3
+
+
+@pytest.mark.parametrize("kind", ["sign", "own", "fused"])
+def test_other_optimizers_and_layouts_resume(tmp_path: Path, kind: str) -> None:
+    [expected] = run_ranks(_others, 1, str(tmp_path / "whole"), "none", kind)
+    folder = str(tmp_path / "parts")
+    assert run_ranks(_others, 3, folder, "optimizer", kind, 3) == ["stopped"] * 3
+    assert run_ranks(_others, 2, folder, "optimizer", kind, 6) == ["stopped"] * 2
+    assert run_ranks(_others, 2, folder, "optimizer", kind) == [expected] * 2
 
 
 def _norms(folder: str, shard: str) -> None:

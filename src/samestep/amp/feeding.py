@@ -68,9 +68,7 @@ class FedSteps:
             precision=precision,
         )
         self._lane_count, self._my_lanes = ends[-1], by_rank[context.rank]
-        self._prepared = prepare(
-            setup, objects, restore=lambda modules, optimizers, schedules: None
-        )
+        self._prepared = prepare(setup, objects, restore=lambda *kinds: None)
         self.model = self._prepared.reduction.model
         """What forward passes call: the caller's model, or that in DistributedDataParallel."""
         self._needs_samples = self.model is not self._prepared.modules[0]

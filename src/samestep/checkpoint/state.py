@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -64,12 +64,18 @@ class RunState:
             "kept": {name: item.state_dict() for name, item in self.kept.items()},
         }
 
-    def load(self, tensors: Mapping[str, Tensor], training: Mapping[str, Any]) -> None:
+    def load(
+        self,
+        tensors: Mapping[str, Tensor],
+        training: Mapping[str, Any],
+        owns: Callable[[Tensor], bool] = lambda param: True,
+    ) -> None:
         """Load a checkpoint's state into these objects.
 
         Args:
             tensors: what `read_model` returns.
             training: what `read_training` returns.
+            owns: Returns whether this rank holds the optimizer state of a parameter.
 
         Raises:
             CheckpointError: with everything that does not fit.
@@ -97,7 +103,8 @@ class RunState:
         self._model.load_state_dict({**tensors, **training["model"]}, strict=False)
         for module, state in zip(self._others, training["modules"], strict=True):
             _load("a module besides the model", module, state)
-        for optimizer, state in zip(self.optimizers, training["optimizers"], strict=True):
+        for optimizer, saved in zip(self.optimizers, training["optimizers"], strict=True):
+            state = _owned(optimizer, saved, owns)
             _load("an optimizer", optimizer, state)
             _keep_types(optimizer, state)
         for schedule, state in zip(self.schedules, training["schedules"], strict=True):
@@ -196,6 +203,16 @@ def _load(what: str, target: Stateful, state: dict[str, Any]) -> None:
     except (ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
         kind = type(target).__name__
         raise CheckpointError(f"the state of {what} does not fit this {kind}: {error}") from error
+
+
+def _owned(
+    optimizer: Optimizer, saved: dict[str, Any], owns: Callable[[Tensor], bool]
+) -> dict[str, Any]:
+    """Return the saved state without that of parameters that other ranks own: a device need not hold it."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    others = {index for index, param in enumerate(params) if not owns(param)}
+    kept = {index: state for index, state in saved["state"].items() if index not in others}
+    return {**saved, "state": kept}
 
 
 def _keep_types(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:

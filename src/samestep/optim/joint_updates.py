@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +12,6 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from samestep.errors import TaskError
-from samestep.reduce.owned_states import params_of
 
 _TRIED_STEPS = 3
 
@@ -31,30 +32,37 @@ def refuse_joint_updates(optimizers: Sequence[Optimizer]) -> None:
 
 
 def _why_joint(optimizer: Optimizer) -> str:
+    inner = [
+        type(held).__name__ for held in vars(optimizer).values() if isinstance(held, Optimizer)
+    ]
+    if inner:
+        return f"holds another optimizer ({inner[0]}), whose states are its own"
     if type(optimizer).__module__.startswith("torch.optim."):
         return ""  # each of torch's steps a parameter by itself; LBFGS is refused anyway
-    device = params_of(optimizer)[0].device
     try:
-        with torch.random.fork_rng():
-            together = _stepped(optimizer, (0, 1), device)
-        alone = []
-        for number in (0, 1):
-            with torch.random.fork_rng():
-                alone += _stepped(optimizer, (number,), device)
+        for group in optimizer.param_groups:
+            together = _stepped(optimizer, group, (0, 1))
+            alone = [_stepped(optimizer, group, (number,))[0] for number in (0, 1)]
+            if not all(torch.equal(a, b) for a, b in zip(together, alone, strict=True)):
+                return "updates a parameter differently when it has others"
     except Exception as error:
         return f"cannot be tried on two small parameters ({type(error).__name__}: {error})"
-    if all(torch.equal(a, b) for a, b in zip(together, alone, strict=True)):
-        return ""
-    return "updates a parameter differently when it has others"
+    return ""
 
 
-def _stepped(optimizer: Optimizer, numbers: Sequence[int], device: torch.device) -> list[Tensor]:
-    made = torch.Generator().manual_seed(0)
+def _stepped(optimizer: Optimizer, group: dict[str, Any], numbers: Sequence[int]) -> list[Tensor]:
+    """Return what a copy of the optimizer makes of some of two small parameters."""
+    made, device = torch.Generator().manual_seed(0), group["params"][0].device
     values = [torch.randn(4, 4, generator=made) for _ in range(2 + 2 * _TRIED_STEPS)]
-    params = [Parameter(values[number].to(device)) for number in numbers]
-    tried = type(optimizer)(params, **optimizer.defaults)
-    for step in range(_TRIED_STEPS):
-        for number, param in zip(numbers, params, strict=True):
-            param.grad = values[2 + 2 * step + number].to(device, copy=True)
-        tried.step()
+    params = [Parameter(values[number].to(device, copy=True)) for number in numbers]
+    twin = object.__new__(type(optimizer))  # copy.copy would lose what is not in torch's own state
+    vars(twin).update(vars(optimizer))
+    twin.state = defaultdict(dict)
+    twin.param_groups = [{**group, "params": params}]
+    twin._optimizer_step_pre_hooks, twin._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+    with torch.random.fork_rng():
+        for step in range(_TRIED_STEPS):
+            for number, param in zip(numbers, params, strict=True):
+                param.grad = values[2 + 2 * step + number].to(device, copy=True)
+            type(twin).step(twin)
     return [param.detach() for param in params]

@@ -62,7 +62,7 @@ class OwnedStates:
     def _send(self, state: dict[str, Any], described: dict[str, Any]) -> None:
         for name, value in described.items():
             if isinstance(value, _Shape):
-                tensor = state[name].detach().contiguous()
+                tensor = _in_memory_order(state[name].detach())
                 dist.send(tensor.to(self._collectives.wire(tensor.device)), 0)
 
     def _received(self, described: dict[str, Any], rank: int) -> dict[str, Any]:
@@ -73,21 +73,34 @@ class OwnedStates:
 
 
 class _Shape(tuple[Any, ...]):
-    """The shape, dtype and device type of a tensor that is sent."""
+    """The shape, stride, dtype and device type of a tensor that is sent."""
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Shape:
+        """Return that of a tensor."""
+        # A layout that is not dense becomes an ordinary one.
+        stride = torch.empty_like(tensor, device="meta").stride()
+        return cls((tuple(tensor.shape), stride, tensor.dtype, tensor.device.type))
 
     def received(self, rank: int, collectives: Collectives) -> Tensor:
         """Return the tensor that another rank sends."""
-        shape, dtype, device = self
-        place = torch.empty(shape, dtype=dtype, device=collectives.wire(torch.device(device)))
-        dist.recv(place, rank)
+        shape, stride, dtype, device = self
+        wire = collectives.wire(torch.device(device))
+        place = torch.empty_strided(shape, stride, dtype=dtype, device=wire)
+        dist.recv(_in_memory_order(place), rank)
         return place.cpu()
+
+
+def _in_memory_order(tensor: Tensor) -> Tensor:
+    """Return the elements as they lie in memory: fused kernels read moments in their weights' layout."""
+    if tensor.stride() != torch.empty_like(tensor, device="meta").stride():
+        tensor = tensor.contiguous()
+    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def _described(state: dict[str, Any]) -> dict[str, Any]:
     return {
-        name: _Shape((tuple(value.shape), value.dtype, value.device.type))
-        if isinstance(value, Tensor)
-        else value
+        name: _Shape.of(value) if isinstance(value, Tensor) else value
         for name, value in state.items()
     }
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, MultiplicativeLR
@@ -31,6 +30,7 @@ from samestep.optim.update import Update
 from samestep.optim.wrapped_optimizers import wrapped_optimizers
 from samestep.reduce.build import LaneReduction, build_reduction
 from samestep.reduce.owned_states import OwnedStates
+from samestep.reduce.owners import Owners
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.sharding import Sharding
 from samestep.reduce.stats import NO_FLAGS, RankFlags
@@ -50,8 +50,9 @@ from samestep.step.step_log import StepLog
 from samestep.step.supported import refuse_unsupported
 from samestep.step.whole_lanes import WholeLanes
 
-Restore = Callable[[Sequence[nn.Module], Sequence[Optimizer], Sequence[LRScheduler]], None]
-"""Puts a checkpoint's state into a run's objects."""
+Owns = Callable[[Tensor], bool]
+Restore = Callable[[Sequence[nn.Module], Sequence[Optimizer], Sequence[LRScheduler], Owns], None]
+"""Puts a checkpoint's state into a run's objects; of optimizers, that of parameters which this rank owns."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,8 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore) -> Prepar
     batchnorm = _global_batchnorm(setup, modules)
     if config.memory.checkpoint:
         checkpoint_activations(modules[0], config.memory.checkpoint)
-    restore(modules, optimizers, schedules)
+    params = [param for _, param in named]
+    restore(modules, optimizers, schedules, _owns(setup, params))
     if config.speed.compile:
         _compile(modules[0])
     scaling = _scaling(setup)
@@ -130,7 +132,6 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore) -> Prepar
         context.log.main,
         [] if batchnorm is None else batchnorm.buffers,
     )
-    params = [param for _, param in named]
     return Prepared(
         modules=modules,
         optimizers=optimizers,
@@ -148,6 +149,12 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore) -> Prepar
         batchnorm=batchnorm,
         owned_states=_owned_states(setup, reduction.sharding, optimizers),
     )
+
+
+def _owns(setup: RunSetup, params: Sequence[Parameter]) -> Owns:
+    """Return what tells whether this rank holds the optimizer state of a parameter."""
+    context, is_sharded = setup.context, setup.config.distributed.shard != "none"
+    return Owners(params, context.rank, context.world).is_mine if is_sharded else lambda param: True
 
 
 def _owned_states(
@@ -246,6 +253,7 @@ def build_engine(
 def _update(
     setup: RunSetup, prepared: Prepared, draws: bool, after_update: Callable[[int], None]
 ) -> Update:
+    sharding, ours = prepared.reduction.sharding, prepared.calls.ours
     return Update(
         prepared.optimizers,
         prepared.schedules,
@@ -254,17 +262,11 @@ def _update(
         prepared.guard,
         prepared.rates,
         setup.context.device,
-        _stepping(prepared),
+        ours if sharding is None else partial(sharding.stepping, ours),
         # Else what is drawn there would depend on which lane was this rank's last.
         (lambda step: setup.rng.enter(UPDATE, at=(step,))) if draws else lambda step: None,
         after_update,
     )
-
-
-def _stepping(prepared: Prepared) -> Callable[[], AbstractContextManager[None]]:
-    """Return what is entered around the optimizers' steps."""
-    sharding, ours = prepared.reduction.sharding, prepared.calls.ours
-    return ours if sharding is None else partial(sharding.stepping, ours)
 
 
 def _checked(terms: LossTerms, setup: RunSetup) -> LossTerms:
@@ -367,7 +369,7 @@ def _sorted_by_kind(
         raise TaskError(
             "run.prepare takes modules, optimizers, schedulers, a GradScaler and DataLoaders; it got "
             f"{', '.join(type(item).__name__ for item in other)}. State to be saved: run.register(name, object). "
-            "A function that draws batches: for i, batch in run.enumerate(function)"
+            "A function that draws batches: for i, batch in run.enumerate(samestep.drawn(function))"
         )
     if not modules or not optimizers:
         missing = "the model" if not modules else "its optimizer"

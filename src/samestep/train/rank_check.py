@@ -65,9 +65,10 @@ def _named_tensors(
         if not skip_buffers:
             found.update({f"{prefix}.{name}": value for name, value in module.named_buffers()})
     for number, optimizer in enumerate(optimizers):
-        for index, (key_param, state) in enumerate(optimizer.state.items()):
-            name = names.get(id(key_param), f"parameter {index}")
-            for key, value in state.items():
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        for index, param in enumerate(params):
+            name = names.get(id(param), f"parameter {index}")
+            for key, value in optimizer.state.get(param, {}).items():
                 if isinstance(value, Tensor):
                     found[f"optimizer {number}.{name}.{key}"] = value
     return found

@@ -298,8 +298,8 @@ class Run(RunMeasures):
 
     def _end_left_steps(self) -> None:
         """End the step that a loop has left, and save the run, as after its last step."""
-        if self._passes is None:
-            return
+        if self._passes is None or (self._body is None and not self.config.checkpoint.enabled):
+            return  # a search for a learning rate, say, leaves where the loss is no longer finite
         if self._body is not None and not self._body.is_begun:
             self._parts.step_end.leave(LEFT)
             return

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from samestep.checkpoint.format import read_model, read_training
 from samestep.checkpoint.manifest import Best, Manifest
@@ -73,13 +74,26 @@ class Saver:
 
     # -- what there is to save -------------------------------------------------------------
 
-    def prepare(self, modules: Any, optimizers: Any, schedules: Any) -> None:
-        """Take the run's objects; puts the checkpoint's state into them if there is one."""
+    def prepare(
+        self,
+        modules: Any,
+        optimizers: Any,
+        schedules: Any,
+        owns: Callable[[Tensor], bool] = lambda param: True,
+    ) -> None:
+        """Take the run's objects; puts the checkpoint's state into them if there is one.
+
+        Args:
+            modules: The model first.
+            optimizers: All of the run's.
+            schedules: All of the run's.
+            owns: Returns whether this rank holds the optimizer state of a parameter.
+        """
         self._state = RunState(modules, optimizers, schedules, self._kept)
         if self._point is not None and self._loaded is not None:
             made = settings_of(optimizers)
             try:
-                self._state.load(read_model(self._point.folder), self._loaded)
+                self._state.load(read_model(self._point.folder), self._loaded, owns)
             except CheckpointError as error:
                 raise CheckpointError(f"{self._point.shown}: {error}") from error
             self._loaded = None

@@ -36,6 +36,7 @@ SECTION_FIELDS = {
     "network": st.dictionaries(st.sampled_from(["NCCL_DEBUG", "GLOO_X"]), variables),
     "threads_per_rank": st.integers(1, 256) | auto,
     "lane_weights": st.none() | st.lists(st.floats(0.01, 100.0), min_size=1, max_size=8).map(tuple),
+    "shard": st.sampled_from(["none", "optimizer"]),
     "find_unused_parameters": booleans,
     "sync_batchnorm": booleans,
     "broadcast_buffers": booleans,

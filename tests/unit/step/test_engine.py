@@ -41,7 +41,7 @@ def test_objects_are_sorted_by_kind_and_the_first_module_is_the_model() -> None:
     schedule = StepLR(optimizer, 1)
     given: list[Sequence[Any]] = []
     found = prepare(
-        setup_of(), [schedule, optimizer, model, other], lambda *kinds: given.extend(kinds)
+        setup_of(), [schedule, optimizer, model, other], lambda *kinds: given.extend(kinds[:3])
     )
     assert [list(kind) for kind in given] == [[model, other], [optimizer], [schedule]]
     assert found.reduction.model is model
@@ -51,7 +51,7 @@ def test_objects_are_sorted_by_kind_and_the_first_module_is_the_model() -> None:
 @pytest.mark.parametrize(
     ("objects", "message"),
     [
-        (lambda: [*pair(), "cosine"], "takes modules, optimizers and learning-rate schedulers"),
+        (lambda: [*pair(), "cosine"], "takes modules, optimizers, schedulers, a GradScaler and DataLoaders; it got str"),
         (lambda: pair()[:1], "got Linear, and not its optimizer"),
         (lambda: pair()[1:], "got SGD, and not the model"),
         (lambda: [], "got nothing to train, and not the model"),
