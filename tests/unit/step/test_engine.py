@@ -51,7 +51,10 @@ def test_objects_are_sorted_by_kind_and_the_first_module_is_the_model() -> None:
 @pytest.mark.parametrize(
     ("objects", "message"),
     [
-        (lambda: [*pair(), "cosine"], "takes modules, optimizers, schedulers, a GradScaler and DataLoaders; it got str"),
+        (
+            lambda: [*pair(), "cosine"],
+            "takes modules, optimizers, schedulers, a GradScaler and DataLoaders; it got str",
+        ),
         (lambda: pair()[:1], "got Linear, and not its optimizer"),
         (lambda: pair()[1:], "got SGD, and not the model"),
         (lambda: [], "got nothing to train, and not the model"),
