@@ -127,4 +127,4 @@ def test_a_lane_that_does_not_fit_is_an_error_that_says_what_to_do(tmp_path: Pat
     for ok, text in said:
         assert not ok
         assert "OutOfMemory" in text or "failed first: OutOfMemory" in text
-    assert any("4 samples in a lane. Set memory.lane_split: auto" in text for _, text in said)
+    assert any("4 samples in a lane. Set distributed.shard: optimizer" in text for _, text in said)
