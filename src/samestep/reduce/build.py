@@ -33,7 +33,7 @@ class LaneReduction:
     gradients: GradientSum
     buffers: LaneBuffers
     sharding: Sharding | None = None
-    """How owners update the weights, where ranks do not hold the same."""
+    """Updates by owners, with `distributed.shard`."""
 
 
 def build_reduction(

@@ -310,7 +310,7 @@ class OwnedBucket(Bucket):
 
 
 class _Memory:
-    """What buckets of one dtype are sent and received in, one after the other."""
+    """Memory in which buckets of one dtype are sent and received, one after the other."""
 
     def __init__(self, buckets: Sequence[OwnedBucket]) -> None:
         first = buckets[0]

@@ -17,7 +17,7 @@ from samestep.reduce.owned_sum import OwnedSum
 
 
 class Sharding:
-    """What a run with `distributed.shard` does around clipping and the optimizers' steps."""
+    """Clipping and optimizer steps of a run with `distributed.shard`."""
 
     def __init__(self, sums: OwnedSum, collectives: TorchCollectives) -> None:
         """Args:
