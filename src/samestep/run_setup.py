@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from samestep.config import Config
 from samestep.distributed.context import RunContext
 from samestep.errors import StepError
 from samestep.lanes.assignment import LaneAssignment
-from samestep.lanes.plan import BatchPlan, deal_lanes
+from samestep.lanes.plan import BatchPlan, deal_lanes, deal_rounds
 from samestep.lanes.rng import RngStreams
 from samestep.optim.kernels import choose_kernels
 from samestep.optim.precision import Precision, choose_precision
+from samestep.reduce.sharded_weights import EVALUATION, ShardedWeights
+
+
+@dataclass
+class GatheredModel:
+    """The weights that ranks gather for a model's passes, once the run is prepared."""
+
+    weights: ShardedWeights | None = None
+    """None unless `distributed.shard` is weights."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +35,7 @@ class RunSetup:
     assignment: LaneAssignment
     rng: RngStreams
     precision: Precision
+    gathered: GatheredModel = field(default_factory=GatheredModel)
 
     @classmethod
     def create(
@@ -40,7 +51,10 @@ class RunSetup:
         if batch is None and not config.leaves_batch_open:
             batch = config.batch_plan(context.world)
         lane_count = config.lane_count(context.world) if batch is None else batch.lane_count
-        by_rank = deal_lanes(lane_count, context.world, config.distributed.lane_weights)
+        if config.distributed.shard == "weights":
+            by_rank = deal_rounds(lane_count, context.world)
+        else:
+            by_rank = deal_lanes(lane_count, context.world, config.distributed.lane_weights)
         precision = choose_precision(config.precision, context.device)
         deterministic = config.deterministic if config.same == "bits" else False
         context.on_close(choose_kernels(precision, deterministic))
@@ -66,6 +80,29 @@ class RunSetup:
                 "run.prepare gets. Call run.prepare first, or set global_batch"
             )
         return self.planned
+
+    def passes(self, mine: Sequence[int], samples: Sequence[int] | None) -> Iterator[int]:
+        """Return this rank's units one after the other, for a forward pass of each outside of training steps.
+
+        Where weights are sharded, a rank with fewer units than others sends them its weights meanwhile.
+
+        Args:
+            mine: This rank's units that have samples.
+            samples: Of each unit of all ranks; None where it is not known.
+        """
+        weights = self.gathered.weights
+        if weights is None or samples is None:
+            yield from mine
+            return
+        counts = [sum(samples[unit] > 0 for unit in units) for units in self.assignment.units]
+        for at in range(max(counts)):
+            busy = [rank for rank, count in enumerate(counts) if count > at]
+            if at >= len(mine):
+                weights.follow(EVALUATION, busy)
+                continue
+            weights.begin_pass(EVALUATION, busy)
+            yield mine[at]
+            weights.end_pass()
 
     def with_batch(self, global_batch: int) -> RunSetup:
         """This setup, its config completed by the global batch.

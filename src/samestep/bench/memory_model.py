@@ -23,6 +23,7 @@ from samestep.lanes.assignment import LaneAssignment
 from samestep.lanes.tree import LaneTree
 from samestep.pytree import tensors
 from samestep.reduce.owned_sum import OwnedSum, bucket_bytes
+from samestep.reduce.owners import Owners
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.tree_sum import TreeSum, largest_bucket
 from samestep.step.micro_batches import cut_batch
@@ -167,8 +168,13 @@ def predict_exchange(config: Config, assignment: LaneAssignment, params: Sequenc
     ranks = cast(TorchCollectives, _Shapes(assignment.rank, len(assignment.units)))
     meter = TensorMeter()
     with meter:
-        kind = TreeSum if config.distributed.shard == "none" else OwnedSum
-        laid_out = kind(shapes, assignment.units, ranks, False, Scaling())
+        common = (shapes, assignment.units, ranks, False, Scaling())
+        owners = Owners([param for _, param in shapes], ranks.rank, ranks.world)
+        laid_out: TreeSum
+        if config.distributed.shard == "none":
+            laid_out = TreeSum(*common)
+        else:
+            laid_out = OwnedSum(*common, owners)
         held = meter.held()
         del laid_out
     return held

@@ -39,7 +39,7 @@ Worlds = Annotated[
 Shards = Annotated[
     str,
     typer.Option(
-        metavar="none,optimizer", help="Values of distributed.shard to run each size with."
+        metavar="none,optimizer,weights", help="Values of distributed.shard to run each size with."
     ),
 ]
 Via = Annotated[str, typer.Option(help="What starts them: torchrun, mpirun, slurm or ssh.")]

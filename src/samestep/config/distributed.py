@@ -110,9 +110,16 @@ class DistributedConfig(BaseModel):
     lane_weights: tuple[LaneWeight, ...] | None = Field(
         None, max_length=MOST_RANKS, description="share of the lanes per rank, for uneven machines"
     )
-    shard: Literal["none", "optimizer"] = Field(
+    shard: Literal["none", "optimizer", "weights"] = Field(
         "none",
-        description="optimizer: each rank holds the optimizer states and summed gradients of its own parameters",
+        description="optimizer: each rank holds the optimizer states and summed gradients of its own parameters; "
+        "weights: and their weights, which the other ranks hold only while a block of the model runs",
+    )
+    shard_blocks: tuple[str, ...] = Field(
+        (),
+        max_length=MOST_ENTRIES,
+        description="modules whose weights are gathered together (shard: weights), as patterns of names such as "
+        "layers.*; the children of the largest ModuleList or Sequential unless given",
     )
     find_unused_parameters: bool = Field(
         False, description="some parameters are not used in every step or lane"

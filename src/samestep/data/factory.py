@@ -58,7 +58,7 @@ def first_epoch(source: Source, setup: RunSetup, stream: str) -> Iterator[LaneBa
     copies = DeviceCopies(setup.context.device)
     # Streams that never end are read as far as the run goes.
     for data in source.steps(Position(), source.steps_per_epoch or setup.config.steps):
-        for unit in data.units:
+        for unit in setup.passes(data.units, data.samples):
             batch = data.read()
             setup.rng.enter(stream, unit, at=(data.epoch_step,))
             yield LaneBatch(unit, copies.to_device(batch.data), batch.ids)

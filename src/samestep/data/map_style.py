@@ -101,13 +101,16 @@ class MapSource(Source):
         self._order = order
         self._ordered: tuple[int, Sequence[int]] = (-1, ())
         self._my_units = tuple(setup.assignment.my_units)
+        mine = setup.assignment.my_lanes
+        self._span = range(mine.start, mine[-1] + 1 if mine else mine.start)
+        """From this rank's first lane to its last; with lanes dealt by rounds, others' are among them."""
         self._cuts = self._cut_by_unit()
         self._full = self._counts(0)
         """The samples of each unit in a full step."""
 
     def _cut_by_unit(self) -> list[tuple[int, slice]]:
         """This rank's units, and what each takes of the rank's part of a global batch."""
-        size, first = self.plan.batch.lane_batch, self._assignment.my_lanes.start
+        size, first = self.plan.batch.lane_batch, self._span.start
         by_unit = [(unit, self._assignment.lanes_of(unit)) for unit in self._my_units]
         return [
             (unit, slice((lanes.start - first) * size, (lanes.stop - first) * size))
@@ -176,7 +179,7 @@ class MapSource(Source):
         step = start
         while stop is None or step < stop:
             epoch, epoch_step = self.plan.locate(step)
-            mine = self.plan.positions(epoch_step, self._assignment.my_lanes)
+            mine = self.plan.positions(epoch_step, self._span)
             if mine:
                 # All lanes at once: each cut from an array and made a list by itself costs more.
                 order = self._epoch_order(epoch)

@@ -77,10 +77,15 @@ class SequentialSource(MapSource):
     def _round(
         self, data: StepData, enter_stream: Callable[[int], None], copies: DeviceCopies
     ) -> Iterator[LaneBatch]:
-        for unit in data.units:
+        for unit in self._setup.passes(data.units, data.samples):
             batch = data.read()
             enter_stream(self._number(unit, data.epoch_step))
             yield LaneBatch(unit, copies.to_device(batch.data), batch.ids)
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether this rank has a part in the rounds: batches, or weights that others gather."""
+        return bool(self.units) or self._setup.gathered.weights is not None
 
     def _number(self, unit: int, epoch_step: int) -> int:
         return epoch_step * self.plan.batch.lane_count + unit

@@ -15,7 +15,7 @@ class LaneAssignment:
     """
 
     by_rank: tuple[range, ...]
-    """The plan's lanes of each rank, contiguous and in order."""
+    """The plan's lanes of each rank: contiguous, or every W-th lane (`deal_rounds`)."""
     rank: int
     fused: bool = False
     """Whether a rank's lanes are one batch (`same: samples`)."""

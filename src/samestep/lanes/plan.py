@@ -123,6 +123,19 @@ def deal_lanes(lane_count: int, world: int, weights: Sequence[float] | None = No
     return [range(start, end) for start, end in pairwise([0, *ends])]
 
 
+def deal_rounds(lane_count: int, world: int) -> list[range]:
+    """Return the lanes of each rank where all ranks run the lanes of one round at once, W consecutive ones.
+
+    The owner of a gradient adds up what each round brings, and holds few partial sums. With contiguous lanes
+    it would hold one per rank.
+
+    Raises:
+        PlanError: There are fewer lanes than ranks.
+    """
+    deal_lanes(lane_count, world)
+    return [range(rank, lane_count, world) for rank in range(world)]
+
+
 def deal_fewer(lane_count: int, by_rank: Sequence[range]) -> list[range]:
     """Deal fewer lanes to ranks in the proportions of an assignment; some ranks may get none.
 
@@ -130,6 +143,8 @@ def deal_fewer(lane_count: int, by_rank: Sequence[range]) -> list[range]:
         lane_count: How many there are to deal.
         by_rank: The lanes of each rank, if there were as many as it has.
     """
+    if any(lanes.step > 1 for lanes in by_rank):
+        return [range(lanes.start, lane_count, lanes.step) for lanes in by_rank]
     busy = [rank for rank, lanes in enumerate(by_rank) if lanes][:lane_count]
     dealt = deal_lanes(lane_count, len(busy), [len(by_rank[rank]) for rank in busy])
     found = [range(lane_count, lane_count)] * len(by_rank)

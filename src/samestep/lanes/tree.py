@@ -13,7 +13,7 @@ class LaneTree(Generic[T]):
     """Adds lanes up in one fixed balanced binary tree, whatever pieces they arrive in.
 
     The tree's nodes are the blocks [k * 2^j, (k + 1) * 2^j) of lanes. Push values in lane
-    order without gaps, single lanes or whole blocks (an empty lane is pushed as whatever
+    order, single lanes or whole blocks (an empty lane is pushed as whatever
     `add` takes for nothing); siblings are added as soon as both are there. What
     a rank cannot merge with its own lanes stays apart, to be merged with other ranks'
     blocks by another tree: the additions, and so the bits, are those of one tree over all.
@@ -28,7 +28,7 @@ class LaneTree(Generic[T]):
         nodes = self._nodes
         while nodes:
             left_start, left_size, left = nodes[-1]
-            if left_size != size or left_start % (2 * size):
+            if left_size != size or left_start % (2 * size) or left_start + size != start:
                 break  # not siblings
             nodes.pop()
             start, size, value = left_start, 2 * size, self._add(left, value)
@@ -37,6 +37,10 @@ class LaneTree(Generic[T]):
     @property
     def nodes(self) -> list[T]:
         return [value for _, _, value in self._nodes]
+
+    def keep(self, kept: Callable[[T], T]) -> None:
+        """Let each open block's value be another one, such as a copy."""
+        self._nodes = [(start, size, kept(value)) for start, size, value in self._nodes]
 
     def clear(self) -> None:
         self._nodes.clear()
@@ -66,7 +70,8 @@ def merge_order(blocks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         return left
 
     tree: LaneTree[int] = LaneTree(add)
-    for slot, (start, size) in enumerate(blocks):
+    # In the order of lanes: ranks that take lanes in turn hold them in another one.
+    for start, size, slot in sorted((*block, slot) for slot, block in enumerate(blocks)):
         tree.push(start, size, slot)
     tree.close()
     return additions

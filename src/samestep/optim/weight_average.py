@@ -24,6 +24,7 @@ from samestep.checkpoint.state import stored_once
 from samestep.config.optim import EmaConfig, SwaConfig
 from samestep.distributed.collectives import Collectives
 from samestep.errors import CheckpointError, StepError, TaskError
+from samestep.reduce.owners import is_held
 
 Mix = Callable[[list[Tensor], list[Tensor], int], None]
 """Takes the weights as they are now into their average, of so many before."""
@@ -60,7 +61,10 @@ class WeightAverage(ABC):
             for name, tensor in live.items()
             if (isinstance(tensor, nn.Parameter) or id(tensor) in measured)
             and (tensor.is_floating_point() or tensor.is_complex())
+            and is_held(tensor)
         }
+        self.others: dict[str, Tensor] = {}
+        """Averages of weights that other ranks own, while a save needs them (`distributed.shard: weights`)."""
         self._average: dict[str, Tensor] = {}
         self._groups: list[tuple[list[Tensor], list[Tensor]]] = []
         """Averages and what they are of, by type: a list of one type is one kernel."""
@@ -75,7 +79,8 @@ class WeightAverage(ABC):
     def swapped(self) -> Iterator[None]:
         """The averaged weights in the model, for a block; its own, to the bit, after it."""
         self._settle()
-        own = stored_once(self._model.state_dict(keep_vars=True))
+        state = stored_once(self._model.state_dict(keep_vars=True))
+        own = {name: tensor for name, tensor in state.items() if is_held(tensor)}
         copies = [tensor.detach().clone() for tensor in own.values()]
         try:
             with torch.no_grad():
@@ -100,7 +105,12 @@ class WeightAverage(ABC):
         Nothing is copied: a checkpoint's snapshot does that.
         """
         state = stored_once(self._model.state_dict()) if self._average else {}
-        return {"model": {**state, **self._average}, "updates": self.updates}
+        return {"model": {**state, **self._average, **self.others}, "updates": self.updates}
+
+    @property
+    def held(self) -> dict[str, Tensor]:
+        """The averages that this rank holds, by name."""
+        return self._average
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.updates = state["updates"]

@@ -151,7 +151,7 @@ class BufferSums:
         count.fill_(1.0)
         self._skip_to(lane)
         self._tree.push(lane, 1, row)
-        self._next = lane + 1
+        self._next = lane + self._lanes.step
 
     def close_lanes(self) -> None:
         """After this rank's last lane: put what they add up to where the ranks exchange it."""
@@ -244,7 +244,7 @@ class BufferSums:
         return _add_in_place(left, right)
 
     def _skip_to(self, lane: int) -> None:
-        for empty in range(self._next, lane):
+        for empty in range(self._next, lane, self._lanes.step):
             self._tree.push(empty, 1, None)
 
 

@@ -17,9 +17,13 @@ from samestep.reduce import ddp
 from samestep.reduce.buffers import LaneBuffers
 from samestep.reduce.gradients import GradientSum, LaneSum, OneLaneSum
 from samestep.reduce.owned_sum import OwnedSum
+from samestep.reduce.owners import Owners
+from samestep.reduce.round_sum import RoundSum
 from samestep.reduce.scaling import Scaling
+from samestep.reduce.sharded_weights import ShardedWeights
 from samestep.reduce.sharding import Sharding
 from samestep.reduce.tree_sum import TreeSum
+from samestep.reduce.weight_units import cut_units
 
 NamedParameters = Sequence[tuple[str, Parameter]]
 
@@ -69,11 +73,9 @@ def build_reduction(
     if not isinstance(collectives, TorchCollectives):
         gradients = _single_process_sum(config, params, assignment[0], scaling)
     elif config.same == "bits":
-        rules = config.distributed
-        kind = TreeSum if rules.shard == "none" else OwnedSum
-        gradients = kind(params, assignment, collectives, rules.find_unused_parameters, scaling)
-        if isinstance(gradients, OwnedSum):
-            sharding = Sharding(gradients, collectives)
+        gradients, sharding = _tree_sum(
+            config, collectives, device, model, params, assignment, scaling
+        )
     else:
         wrapped = _wrapped(config, device, model)
         shared = config.same == "samples" and config.distributed.broadcast_buffers
@@ -86,6 +88,30 @@ def build_reduction(
         joined = modules[-1:]  # the sums of the named losses
     buffers = LaneBuffers(joined, assignment, collectives, warn, alike)
     return LaneReduction(model, gradients, buffers, sharding)
+
+
+def _tree_sum(
+    config: Config,
+    collectives: TorchCollectives,
+    device: torch.device,
+    model: nn.Module,
+    params: NamedParameters,
+    assignment: Sequence[range],
+    scaling: Scaling,
+) -> tuple[GradientSum, Sharding | None]:
+    rules = config.distributed
+    common = (assignment, collectives, rules.find_unused_parameters, scaling)
+    if rules.shard == "none":
+        return TreeSum(params, *common), None
+    owners = Owners([param for _, param in params], collectives.rank, collectives.world)
+    if rules.shard == "optimizer":
+        sums = OwnedSum(params, *common, owners)
+        return sums, Sharding(sums, collectives)
+    weights = ShardedWeights(
+        cut_units(model, params, rules.shard_blocks), owners, collectives, device
+    )
+    sums = RoundSum(params, *common, weights)
+    return sums, Sharding(sums, collectives, weights)
 
 
 def _single_process_sum(

@@ -56,6 +56,8 @@ class GradientSum(ABC):
         """Whether a parameter may have a gradient in one step or lane and none in another."""
         self.ragged = False
         """Whether some rank has no samples in the step: known before its first forward pass."""
+        self.filled: int | None = None
+        """Lanes that have samples in the step, of all ranks; None where no rank knows."""
         self.lends = True
         """Whether `.grad` may be memory that the next sum is written to."""
 

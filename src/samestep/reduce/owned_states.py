@@ -1,10 +1,10 @@
-"""Optimizer states that only the owners of parameters hold (`distributed.shard: optimizer`)."""
+"""What only the owners of parameters hold (`distributed.shard`), gathered for a save."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -14,15 +14,32 @@ from torch.optim import Optimizer
 
 from samestep.distributed.collectives import Collectives
 from samestep.reduce.owners import Owners
+from samestep.reduce.sharded_weights import ShardedWeights
+
+
+class Average(Protocol):
+    """An average of weights, of which each rank holds that of its own (`distributed.shard: weights`)."""
+
+    others: dict[str, Tensor]
+
+    @property
+    def held(self) -> dict[str, Tensor]: ...
 
 
 class OwnedStates:
-    """The states of a run's optimizers, of which each rank holds those of its own parameters."""
+    """What only owners hold: the states of a run's optimizers, and with `shard: weights` the weights."""
 
     def __init__(
-        self, owners: Owners, optimizers: Sequence[Optimizer], collectives: Collectives
+        self,
+        owners: Owners,
+        optimizers: Sequence[Optimizer],
+        collectives: Collectives,
+        weights: ShardedWeights | None = None,
     ) -> None:
         self._owners, self._optimizers, self._collectives = owners, optimizers, collectives
+        self._weights = weights
+        self.averages: list[Average] = []
+        """Averages of the weights, where these are sharded."""
         self.drop_others()
 
     def drop_others(self) -> None:
@@ -30,29 +47,44 @@ class OwnedStates:
         for optimizer in self._optimizers:
             for param in [p for p in optimizer.state if not self._owners.is_mine(p)]:
                 del optimizer.state[param]
+        for average in self.averages:
+            average.others = {}
+
+    def keep(self, average: Average) -> None:
+        """Gather an average of the weights with them."""
+        if self._weights is not None:
+            self.averages.append(average)
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Let rank 0 have all states in this block, others' in host memory. Every rank enters it."""
+        """Let rank 0 have everything in this block, others' in host memory. Every rank enters it."""
         self._gather()
         try:
-            yield
+            with nullcontext() if self._weights is None else self._weights.on_main():
+                yield
         finally:
             self.drop_others()
 
     def _gather(self) -> None:
         params = [params_of(optimizer) for optimizer in self._optimizers]
         mine = [
-            (number, at, _described(optimizer.state[param]))
+            ((number, at), _described(optimizer.state[param]))
             for number, optimizer in enumerate(self._optimizers)
             for at, param in enumerate(params[number])
             if param in optimizer.state
         ]
+        mine += [((-1, at), _described(a.held)) for at, a in enumerate(self.averages)]
         is_main = self._owners.rank == 0
         for rank, described in enumerate(self._collectives.gather(mine)):
             if rank == 0 or self._owners.rank not in (0, rank):
                 continue
-            for number, at, state in described:
+            for (number, at), state in described:
+                if number < 0:
+                    if is_main:
+                        self.averages[at].others |= self._received(state, rank)
+                    else:
+                        self._send(self.averages[at].held, state)
+                    continue
                 held = self._optimizers[number].state
                 if is_main:
                     held[params[number][at]] = self._received(state, rank)

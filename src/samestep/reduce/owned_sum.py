@@ -40,6 +40,7 @@ from samestep.reduce.tree_sum import (
     Bucket,
     Named,
     TreeSum,
+    cut_buckets,
     view_of,
 )
 
@@ -72,8 +73,9 @@ class OwnedSum(TreeSum):
         collectives: TorchCollectives,
         find_unused: bool,
         scaling: Scaling,
+        owners: Owners,
     ) -> None:
-        self.owners = Owners([param for _, param in params], collectives.rank, collectives.world)
+        self.owners = owners
         self.shares = False
         """Whether every rank gets all sums in `.grad`, for a loop or a listener that reads them."""
         super().__init__(params, assignment, collectives, find_unused, scaling)
@@ -83,11 +85,12 @@ class OwnedSum(TreeSum):
             for place, param in enumerate(bucket.params)
         }
 
-    def _bucket_bytes(self, params: Named) -> int:
-        return bucket_bytes([param for _, param in params])
+    def _cut(self, params: Named) -> list[Named]:
+        most = bucket_bytes([param for _, param in params])
+        return list(cut_buckets(list(reversed(params)), most))
 
     def _make_buckets(self, chunks: Sequence[Named]) -> list[OwnedBucket]:
-        buckets = [OwnedBucket(c, self._assignment, self._collectives, self.owners) for c in chunks]
+        buckets = [self._make_bucket(chunk) for chunk in chunks]
         kinds: dict[torch.dtype, list[OwnedBucket]] = {}
         for bucket in buckets:
             kinds.setdefault(bucket.like.dtype, []).append(bucket)
@@ -95,10 +98,13 @@ class OwnedSum(TreeSum):
             for turn in range(_IN_FLIGHT):
                 in_turn = [b for b in of_kind if buckets.index(b) % _IN_FLIGHT == turn]
                 if in_turn:
-                    memory = _Memory(in_turn)
+                    memory = Memory(in_turn)
                     for bucket in in_turn:
                         bucket.take_memory(memory)
         return buckets
+
+    def _make_bucket(self, named: Named) -> OwnedBucket:
+        return OwnedBucket(named, self._assignment, self._collectives, self.owners)
 
     @property
     def finishes_on_device(self) -> bool:
@@ -179,7 +185,7 @@ class OwnedBucket(Bucket):
         self._total = self.like.new_zeros(self.part.stop - self.part.start)
         self._pending: Pending | None = None
 
-    def take_memory(self, memory: _Memory) -> None:
+    def take_memory(self, memory: Memory) -> None:
         """Take the memory that this bucket is sent and received in."""
         own, count = self._total.numel(), len(self.blocks[self.rank])
         self._rows = memory.rows[:count, : self.numel]
@@ -230,7 +236,7 @@ class OwnedBucket(Bucket):
             row.fill_(NOTHING)  # also between parameters, which is checked, too
             self._write(views, grads)
         self._put_on_wire()
-        self._pending = start_exchange(self._gather) if self._gather else Pending([])
+        self._pending = start_exchange(self._gather)
         self._mine_in.copy_(self._sent[:, self.part])
 
     def advance(self) -> None:
@@ -282,7 +288,7 @@ class OwnedBucket(Bucket):
         ]
         self._write(self._views[0], own)
         self._put_on_wire()
-        self._pending = start_exchange(self._spread) if self._spread else Pending([])
+        self._pending = start_exchange(self._spread)
 
     def end_spread(self, value: Callable[[Parameter], Tensor | None]) -> None:
         """Wait for the values of other owners, and put them where they belong."""
@@ -309,7 +315,7 @@ class OwnedBucket(Bucket):
             torch._foreach_copy_([view for view, _ in present], [v for _, v in present])
 
 
-class _Memory:
+class Memory:
     """Memory in which buckets of one dtype are sent and received, one after the other."""
 
     def __init__(self, buckets: Sequence[OwnedBucket]) -> None:

@@ -14,17 +14,24 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from samestep.distributed.collectives import TorchCollectives
 from samestep.reduce.owned_sum import OwnedSum
+from samestep.reduce.sharded_weights import ShardedWeights
 
 
 class Sharding:
     """Clipping and optimizer steps of a run with `distributed.shard`."""
 
-    def __init__(self, sums: OwnedSum, collectives: TorchCollectives) -> None:
+    def __init__(
+        self,
+        sums: OwnedSum,
+        collectives: TorchCollectives,
+        weights: ShardedWeights | None = None,
+    ) -> None:
         """Args:
         sums: Leaves each parameter's summed gradient with its owner.
         collectives: How this rank talks to the others.
+        weights: The weights, where also they are sharded.
         """
-        self.owners, self.sums = sums.owners, sums
+        self.owners, self.sums, self.weights = sums.owners, sums, weights
         self._collectives = collectives
 
     @contextmanager

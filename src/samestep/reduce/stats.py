@@ -170,14 +170,14 @@ class GatheredStats(RowStats):
         everyone: Tensor,
         mine: Tensor,
         work: dist.Work,
-        counts: Sequence[int],
+        assignment: Sequence[range],
         activity: Activity,
     ) -> None:
-        rows = everyone.view(len(counts), -1, 2)
+        rows = everyone.view(len(assignment), -1, 2)
         self._rows, self._flag_rows = rows[:, :-1], rows[:, -1]
         self._in_flight = (everyone, mine)  # see exchange.py on who frees them
         self._work: dist.Work | None = work
-        self._counts = counts
+        self._assignment = assignment
         self._activity = activity
 
     def count(self) -> Tensor | float:
@@ -190,8 +190,15 @@ class GatheredStats(RowStats):
 
     def values(self) -> list[Tensor | float]:
         self._wait()
-        rows = zip(self._rows, self._counts, strict=True)
-        return [value for held, here in rows for value in _numbers(held[:here])]
+        rows = zip(self._rows, self._assignment, strict=True)
+        by_lane = {
+            lane: (loss, count)
+            for held, lanes in rows
+            for lane, loss, count in zip(
+                lanes, *[iter(_numbers(held[: len(lanes)]))] * 2, strict=True
+            )
+        }
+        return [value for lane in sorted(by_lane) for value in by_lane[lane]]
 
     def flags(self) -> ReadFlags:
         self._wait()
@@ -256,8 +263,7 @@ def gather_stats(
     mine = stack_stats(padded, collectives.wire(collectives.device)).view(-1)
     everyone = mine.new_empty(collectives.world * mine.numel())
     work = collectives.all_gather(everyone, mine, "losses")
-    counts = [len(held) for held in assignment]
-    return GatheredStats(everyone, mine, work, counts, collectives.activity)
+    return GatheredStats(everyone, mine, work, assignment, collectives.activity)
 
 
 def inverse(total: Tensor | float, device: torch.device) -> Tensor | float:

@@ -53,8 +53,7 @@ class TreeSum(GradientSum):
         self.usage_varies = find_unused
         self._usage_agreed = False
         self._assignment, self._collectives = assignment, collectives
-        chunks = _chunks(list(reversed(params)), self._bucket_bytes(params))
-        self._buckets = self._make_buckets(list(chunks))
+        self._buckets = self._make_buckets(self._cut(params))
         self._params = [param for _, param in params]
         self._passengers = next((b.passengers for b in self._buckets if b.passengers), None)
         """The lanes' losses and counts, which one of the buckets takes along."""
@@ -64,8 +63,9 @@ class TreeSum(GradientSum):
             for place, param in enumerate(bucket.params):
                 param.register_post_accumulate_grad_hook(self._hook(bucket, place))
 
-    def _bucket_bytes(self, params: Named) -> int:
-        return BUCKET_BYTES
+    def _cut(self, params: Named) -> list[Named]:
+        """Return what leaves together, in about the order of the backward pass."""
+        return list(cut_buckets(list(reversed(params))))
 
     def _make_buckets(self, chunks: Sequence[Named]) -> Sequence[Bucket]:
         carrier = next((chunk for chunk in chunks if chunk[0][1].dtype in _WIDE), None)
@@ -335,14 +335,14 @@ def largest_bucket(params: Sequence[Tensor], most: int = BUCKET_BYTES) -> int:
         params: All parameters.
         most: Bytes after which a bucket ends.
     """
-    chunks = _chunks([("", param) for param in reversed(params)], most)
+    chunks = cut_buckets([("", param) for param in reversed(params)], most)
     return max(sum(param.nbytes for _, param in chunk) for chunk in chunks)
 
 
 T = TypeVar("T", bound=Tensor)
 
 
-def _chunks(
+def cut_buckets(
     params: Sequence[tuple[str, T]], most: int = BUCKET_BYTES
 ) -> Iterator[list[tuple[str, T]]]:
     """Cut the parameters into buckets of one dtype and bounded size."""

@@ -30,7 +30,7 @@ from samestep.optim.update import Update
 from samestep.optim.wrapped_optimizers import wrapped_optimizers
 from samestep.reduce.build import LaneReduction, build_reduction
 from samestep.reduce.owned_states import OwnedStates
-from samestep.reduce.owners import Owners
+from samestep.reduce.owners import Owners, is_held
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.sharding import Sharding
 from samestep.reduce.stats import NO_FLAGS, RankFlags
@@ -115,7 +115,6 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore) -> Prepar
     if config.speed.compile:
         _compile(modules[0])
     scaling = _scaling(setup)
-    units = setup.assignment.units
     losses = None
     if config.loss_weights:
         losses = NamedLosses(config.loss_weights, context.device, context.collectives)
@@ -127,11 +126,12 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore) -> Prepar
         context.device,
         parts_of_run,
         named,
-        units,
+        setup.assignment.units,
         scaling,
         context.log.main,
         [] if batchnorm is None else batchnorm.buffers,
     )
+    setup.gathered.weights = reduction.sharding.weights if reduction.sharding else None
     return Prepared(
         modules=modules,
         optimizers=optimizers,
@@ -163,7 +163,8 @@ def _owned_states(
     if sharding is None:
         return None
     refuse_joint_updates(optimizers)
-    return OwnedStates(sharding.owners, optimizers, setup.context.collectives)
+    collectives = setup.context.collectives
+    return OwnedStates(sharding.owners, optimizers, collectives, sharding.weights)
 
 
 def _global_batchnorm(setup: RunSetup, modules: Sequence[nn.Module]) -> GlobalBatchNorm | None:
@@ -238,7 +239,7 @@ def build_engine(
         ),
         step_log=step_log,
         optimizers=prepared.optimizers,
-        params=prepared.params,
+        params=[param for param in prepared.params if is_held(param)],
         frozen=prepared.frozen,
         copies=DeviceCopies(setup.context.device),
         flags=flags,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.errors import TaskError
+from samestep.reduce.owners import is_held
 from samestep.step.hidden_state import HiddenState
 
 _FIRST_STEPS = 2
@@ -36,12 +37,13 @@ class ForwardCheck:
         """
         self._modules, self._warn = modules, warn
         self._hidden: HiddenState | None = None
-        self._names = [
-            name if number == 0 else f"module {number}.{name}"
+        held = {
+            name if number == 0 else f"module {number}.{name}": param
             for number, module in enumerate(modules)
-            for name, _ in module.named_parameters()
-        ]
-        self._params = [param for module in modules for param in module.parameters()]
+            for name, param in module.named_parameters()
+            if is_held(param)
+        }
+        self._names, self._params = list(held), list(held.values())
         self._every, self._steps = every, 0
         self.looks = self._counts_bits = False
         """Whether it looks into the lanes of this step."""

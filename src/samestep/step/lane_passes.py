@@ -78,6 +78,8 @@ class LanePasses:
     def _begin(self, adds: bool = False) -> None:
         if not self._begun:
             self._begun = True
+            if self.data.samples is not None:
+                self.engine.reduction.gradients.filled = sum(map(bool, self.data.samples))
             self.engine.reduction.gradients.begin(bool(self.data.ragged))
             self.engine.begin_lanes(adds)
 

@@ -67,7 +67,7 @@ def evaluation_batches(
         stream: The name of these random numbers.
     """
 
-    if source.units:
+    if source.takes_part:
         for batches in source.rounds(enter_evaluation(setup, moment, stream)):
             for batch in batches:
                 setup.context.activity.moved()

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from samestep.distributed.context import RunContext
 from samestep.errors import RanksDiffer
+from samestep.reduce.owners import is_held
 from samestep.words import listed
 
 _AT_ONCE = 1 << 22
@@ -34,7 +35,7 @@ def refuse_different_ranks(
         modules: All of the run's.
         optimizers: All of the run's.
         skip_buffers: Whether ranks may have other buffers.
-        has_owners: Whether a state of an optimizer may be on one rank alone.
+        has_owners: Whether a weight, or a state of an optimizer, may be on one rank alone.
     """
     tensors = _named_tensors(modules, optimizers, skip_buffers)
     gathered = context.gather(dict(zip(tensors, _checksums(list(tensors.values())), strict=True)))
@@ -61,7 +62,8 @@ def _named_tensors(
         prefix = "model" if number == 0 else f"module {number}"
         for name, param in module.named_parameters():
             names[id(param)] = f"{prefix}.{name}"
-            found[f"{prefix}.{name}"] = param
+            if is_held(param):
+                found[f"{prefix}.{name}"] = param
         if not skip_buffers:
             found.update({f"{prefix}.{name}": value for name, value in module.named_buffers()})
     for number, optimizer in enumerate(optimizers):

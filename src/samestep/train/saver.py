@@ -26,6 +26,7 @@ from samestep.distributed.health.activity import SAVE
 from samestep.errors import CheckpointError, StepError, TextError
 from samestep.foreign.json_text import parse_json
 from samestep.foreign.limits import check_text, check_values
+from samestep.optim.weight_average import WeightAverage
 from samestep.reduce.owned_states import OwnedStates
 from samestep.version import __version__
 
@@ -116,6 +117,8 @@ class Saver:
                 f"run.register was called twice for {name!r}: give each a different name"
             )
         self._kept[name] = item
+        if self.owned_states is not None and isinstance(item, WeightAverage):
+            self.owned_states.keep(item)
         if self._point is not None:
             if name not in self._kept_before:
                 known = ", ".join(self._kept_before) or "nothing"

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from samestep.checkpoint.state import RunState
+from samestep.reduce.owners import is_held
 
 MODULES = ("model.", "extra")
 """How the names of weights and buffers begin; those of other states begin differently."""
@@ -32,7 +33,7 @@ def state_tensors(state: RunState) -> dict[str, Tensor]:
         found.update(leaf_tensors(f"schedule{number}", schedule.state_dict()))
     for name, item in state.kept.items():
         found.update(leaf_tensors(f"kept.{name}", item.state_dict()))
-    return found
+    return {name: tensor for name, tensor in found.items() if is_held(tensor)}
 
 
 def named_modules(modules: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:

@@ -285,7 +285,7 @@ MISTAKES = [
      ["1,2@mpirun,4@slurm"]),
     ("world twice", lambda folder: parse_worlds("2,2"), LaunchError, ["different numbers"]),
     ("an unknown shard", lambda folder: with_shards([World(2)], "none,all"), LaunchError,
-     ["--shards is 'none,all': give some of none, optimizer, each once"]),
+     ["--shards is 'none,all': give some of none, optimizer, weights, each once"]),
     ("a shard twice", lambda folder: with_shards([World(2)], "none,none"), LaunchError, ["each once"]),
     ("verify without worlds", verified([]), PlanError, ["give some, such as 1,2,4"]),
     ("verify a batch per rank", verified([1, 2], "batch_per_rank=4", "global_batch=null"),
@@ -331,7 +331,7 @@ def test_what_the_mistakes_vary_is_itself_right(tmp_path):
     ]  # fmt: skip
     assert with_shards([World(1), World(2)], "") == [World(1), World(2)]
     sharded = with_shards([World(1), World(2)], "none,optimizer")
-    assert [world.label for world in sharded] == ["1", "2", "2 sharded"]
+    assert [world.label for world in sharded] == ["1", "2", "2 optimizer"]
     placed({}, RANK_1_OF_4)(tmp_path)
 
 

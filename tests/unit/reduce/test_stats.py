@@ -75,7 +75,7 @@ def gathered() -> tuple[GatheredStats, Work]:
     arrives = [1.0, 2.0, 3.0, 4.0, 0.0, 0.5, 5.0, 6.0, 0.0, 0.0, 256.0, 1.5]
     work = Work(everyone, arrives, activity)
     mine = torch.zeros(6, dtype=torch.float64)
-    return GatheredStats(everyone, mine, work, [2, 1], activity), work  # type: ignore[arg-type]
+    return GatheredStats(everyone, mine, work, [range(2), range(2, 3)], activity), work  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

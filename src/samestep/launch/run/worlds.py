@@ -34,9 +34,9 @@ class World:
 
     @property
     def label(self) -> str:
-        """The number of ranks, with the launcher unless it is torchrun, and whether they shard."""
+        """The number of ranks, with the launcher unless it is torchrun, and what they shard."""
         via = "" if self.via == "torchrun" else f" {self.via}"
-        return f"{self.ranks}{via}{' sharded' * (self.shard not in (None, 'none'))}"
+        return f"{self.ranks}{via}{'' if self.shard in (None, 'none') else f' {self.shard}'}"
 
 
 @dataclass(frozen=True)

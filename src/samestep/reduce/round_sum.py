@@ -1,0 +1,250 @@
+"""Sums that only their owners get, where also weights are sharded (`distributed.shard: weights`).
+
+All ranks run the lanes of a round at once, W consecutive ones, and send the gradients of each to their
+owners while backward still runs. An owner adds them up in the tree's order as they come. Between rounds it
+holds at most log2(lanes) + 1 partial sums of its own parameters, and nobody holds gradients of others'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from samestep.distributed.collectives import TorchCollectives
+from samestep.errors import TaskError
+from samestep.lanes.tree import LaneTree
+from samestep.reduce.exchange import NOTHING, receive, send, start_exchange
+from samestep.reduce.gradients import Grads
+from samestep.reduce.owned_sum import Memory, OwnedBucket, OwnedSum, bucket_bytes
+from samestep.reduce.owners import Owners
+from samestep.reduce.scaling import Scaling
+from samestep.reduce.sharded_weights import TRAINING, ShardedWeights
+from samestep.reduce.tree_sum import Named, cut_buckets
+
+_GRADIENTS = 1
+"""The tag of messages."""
+
+
+class RoundSum(OwnedSum):
+    """Sums the lanes of all ranks round by round, each parameter's on its owner."""
+
+    _buckets: list[RoundBucket]  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        params: Named,
+        assignment: Sequence[range],
+        collectives: TorchCollectives,
+        find_unused: bool,
+        scaling: Scaling,
+        weights: ShardedWeights,
+    ) -> None:
+        self._weights = weights
+        self._ends: dict[int, int] = {}
+        """The unit whose last gradients a bucket has, by the bucket's number."""
+        self._round = 0
+        super().__init__(params, assignment, collectives, find_unused, scaling, weights.owners)
+
+    def _cut(self, params: Named) -> list[Named]:
+        most = bucket_bytes([param for _, param in params])
+        buckets: list[Named] = []
+        last = len(self._weights.units) - 1
+        for number in (
+            *reversed(range(last)),
+            last,
+        ):  # what is in no block gets its last gradient last
+            cut = cut_buckets(list(reversed(self._weights.units[number].params)), most)
+            buckets += cut
+            if buckets:
+                self._ends[len(buckets) - 1] = number
+        return buckets
+
+    def _make_bucket(self, named: Named) -> RoundBucket:
+        return RoundBucket(named, self._assignment, self._collectives, self.owners)
+
+    # -- rounds ----------------------------------------------------------------------------
+
+    def begin(self, ragged: bool) -> None:
+        super().begin(ragged)
+        if self.filled is None:
+            raise TaskError(
+                "distributed.shard: weights needs to know which lanes have samples before they are read, which "
+                "iterable data does not tell: take a map-style dataset, or set shard: optimizer"
+            )
+        self._round = 0
+
+    @property
+    def _lanes(self) -> range:
+        """The lanes of the round that have samples."""
+        assert self.filled is not None, "refused before"
+        world = self._collectives.world
+        first = self._round * world
+        return range(first, max(first, min(first + world, self.filled)))
+
+    @property
+    def _busy(self) -> range:
+        """The ranks that run a lane in this round."""
+        return range(len(self._lanes))
+
+    def forward_scope(self, last: bool) -> AbstractContextManager[None]:
+        self._weights.begin_pass(TRAINING, self._busy)
+        return nullcontext()
+
+    def backward(
+        self, loss: Tensor, count: Tensor | float, lane: int, last: bool, retain: bool = False
+    ) -> None:
+        super().backward(loss, count, lane, True, retain)
+        while self._sent < len(self._buckets):
+            self._send()
+        self._end_round()
+        self._weights.end_pass()
+
+    def _end_round(self) -> None:
+        with self._collectives.activity.waiting("gradients"):
+            self._buckets[-1].advance()
+        self._round, self._sent, self._last_lane = self._round + 1, 0, None
+
+    def _send(self) -> None:
+        number = self._sent
+        self._exchange_bucket(number)
+        self._weights.sent_bucket(number)
+        if number in self._ends:
+            self._weights.close(self._ends[number])
+        self._sent += 1
+
+    def _exchange_bucket(self, number: int) -> None:
+        bucket, lanes = self._buckets[number], self._lanes
+        if self._last_lane is not None:
+            bucket.collect(self._last_lane, self.usage_varies)
+        with self._collectives.activity.waiting("gradient bucket"):
+            bucket.exchange(lanes, lanes.stop == self.filled)
+            if number:
+                self._buckets[number - 1].advance()
+
+    def exchange(self) -> None:
+        while self._lanes:
+            self._weights.follow(TRAINING, self._busy, self._exchange_bucket)
+            self._end_round()
+        if self._exchange_usage:
+            with self._collectives.activity.waiting("gradients"):
+                self._agree_on_usage()
+        self._usage_agreed = True
+
+    def spread_weights(self) -> None:
+        self._weights.changed()
+
+
+class RoundBucket(OwnedBucket):
+    """Parameters of one dtype, whose lanes come round by round."""
+
+    def __init__(
+        self,
+        named: Named,
+        assignment: Sequence[range],
+        collectives: TorchCollectives,
+        owners: Owners,
+    ) -> None:
+        super().__init__(named, assignment, collectives, owners)
+        self.blocks = [[(rank, 1)] for rank in range(self._world)]  # one lane per rank and round
+        self._grads: Grads | None = None
+        self._partial = _PartialSums(self._total)
+        self._arrived, self._is_last = range(0), False
+
+    def take_memory(self, memory: Memory) -> None:
+        super().take_memory(memory)
+        self._arriving = list(memory.arriving[:, : self._total.numel()])
+        self._from = [receive([(peer, row)]) for peer, row in enumerate(self._arriving)]
+        self._to = [
+            send([(peer, self._sent[0][part])] if part.stop > part.start else [])
+            for peer, part in enumerate(self.parts)
+        ]
+
+    def collect(self, lane: int, may_vary: bool) -> None:
+        self._grads = [param.grad for param in self.params]
+        self.clear_grads()
+        used = [grad is not None for grad in self._grads]
+        self.seen = [seen or now for seen, now in zip(self.seen, used, strict=True)]
+        if self.used is not None and not may_vary:
+            self.check_used(used, f"in lane {lane}")
+
+    def exchange(self, lanes: range, is_last: bool) -> None:
+        """Start to send this rank's gradients of a round to their owners, and to receive what it owns.
+
+        Args:
+            lanes: Those of the round that have samples.
+            is_last: Whether the step has no further round.
+        """
+        is_busy, messages = self.rank < len(lanes), []
+        if self._total.numel():
+            busy = (peer for peer in range(len(lanes)) if peer != self.rank)
+            messages += [message for peer in busy for message in self._from[peer]]
+        grads, self._grads = self._grads, None
+        if is_busy:
+            self._rows[0].fill_(NOTHING)  # also between parameters, which is checked, too
+            self._write(self._views[0], grads or [None] * len(self.params))
+            self._put_on_wire()
+            others = (peer for peer in range(self._world) if peer != self.rank)
+            messages += [message for peer in others for message in self._to[peer]]
+        self._pending = start_exchange(messages, _GRADIENTS)
+        if is_busy:
+            self._arriving[self.rank].copy_(self._sent[0][self.part])
+        self._arrived, self._is_last = lanes, is_last
+
+    def advance(self) -> None:
+        if self._pending is None:
+            return
+        self._pending.wait()
+        self._pending = None
+        if self._total.numel():
+            rows = zip(self._arrived, self._arriving, strict=False)
+            self._partial.add(rows, self._is_last)
+
+
+class _PartialSums:
+    """The sum of the lanes that have come so far, in the tree's order, in few pieces of memory."""
+
+    def __init__(self, total: Tensor) -> None:
+        """Args:
+        total: Where the whole sum goes.
+        """
+        self._total = total
+        self._tree: LaneTree[Tensor] = LaneTree(self._added)
+        self._held: list[Tensor] = []
+        """The memory that partial sums are in; that of the first lanes is the whole sum's."""
+        self._spare: list[Tensor] = []
+
+    def add(self, rows: Iterable[tuple[int, Tensor]], is_last: bool) -> None:
+        """Add the lanes of a round.
+
+        Args:
+            rows: Lanes with their gradients, in memory that is used again.
+            is_last: Whether there is no further round: leaves the whole sum in its place.
+        """
+        for lane, row in rows:
+            self._tree.push(lane, 1, row)
+        if not is_last:
+            self._tree.keep(self._kept)
+            return
+        found = self._tree.close()
+        if found is not self._total:
+            self._total.copy_(found)
+        self._tree.clear()
+        self._held.clear()
+
+    def _kept(self, value: Tensor) -> Tensor:
+        if any(value is held for held in self._held):
+            return value
+        place = self._total
+        if self._held:
+            place = self._spare.pop() if self._spare else torch.empty_like(self._total)
+        self._held.append(place)
+        return place.copy_(value)
+
+    def _added(self, left: Tensor, right: Tensor) -> Tensor:
+        if any(right is held for held in self._held):
+            self._held = [held for held in self._held if held is not right]
+            self._spare.append(right)
+        return left.add_(right)
