@@ -1,9 +1,11 @@
-"""A step with `distributed.shard: optimizer`, beside the unsharded one and DDP with ZeroRedundancyOptimizer.
+"""A step with `distributed.shard`, beside the unsharded one, DDP with ZeroRedundancyOptimizer, and FSDP2 (`fully_shard`).
 
-    python benchmarks/sharding.py [--ranks N] [--rounds N] [--device cpu|cuda] [--contestants none,optimizer] [--limit MB]
+    python benchmarks/sharding.py [--ranks N] [--rounds N] [--device cpu|cuda] [--model mlp|transformer]
+        [--contestants fsdp,weights] [--limit MB]
 
-An MLP of 40 layers with AdamW, one lane per rank, over gloo; on a GPU all ranks share it. Each turn is a short training in the same
-processes, in turns with the others. The median time of a step counts; on a GPU also the most memory that a rank has allocated.
+An MLP of 40 layers, or a transformer of 12, with AdamW, one lane per rank, over gloo; on a GPU all ranks share it. Each turn is a
+short training in the same processes, in turns with the others. The median time of a step counts; on a GPU also the most memory
+that a rank has allocated.
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -29,53 +34,85 @@ from torch.utils.data import DataLoader, TensorDataset
 import samestep
 
 STEPS, WARM_UP, BATCH = 14, 4, 64
-CONTESTANTS = ("zero", "ddp", "none", "optimizer")
+CONTESTANTS = ("zero", "fsdp", "ddp", "none", "optimizer", "weights")
+OURS = ("none", "optimizer", "weights")
+TOKENS, SEQUENCE = 1000, 64
 
 
-def made_model(width: int) -> nn.Module:
-    torch.manual_seed(0)
-    layers = [layer for _ in range(40) for layer in (nn.Linear(width, width), nn.ReLU())]
-    return nn.Sequential(*layers, nn.Linear(width, 10))
+@dataclass(frozen=True)
+class Load:
+    """What is trained, and where."""
+
+    device: torch.device
+    model: str
+    width: int
+
+    def made_model(self) -> nn.Sequential:
+        torch.manual_seed(0)
+        width = self.width
+        if self.model == "mlp":
+            layers = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(40)]
+            return nn.Sequential(*layers, nn.Linear(width, 10))
+        blocks = [
+            nn.TransformerEncoderLayer(width, 8, 4 * width, 0.0, batch_first=True)
+            for _ in range(12)
+        ]
+        return nn.Sequential(nn.Embedding(TOKENS, width), *blocks, nn.Linear(width, TOKENS))
+
+    def made_data(self) -> TensorDataset:
+        made = torch.Generator().manual_seed(0)
+        samples = STEPS * BATCH
+        if self.model == "mlp":
+            x = torch.randn(samples, self.width, generator=made)
+            return TensorDataset(x, torch.randint(10, (samples,), generator=made))
+        x = torch.randint(TOKENS, (samples, SEQUENCE), generator=made)
+        return TensorDataset(x, x.roll(-1, 1))
+
+    @staticmethod
+    def loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output.flatten(0, -2), y.flatten())
 
 
-def made_data(width: int) -> TensorDataset:
-    made = torch.Generator().manual_seed(0)
-    x = torch.randn(STEPS * BATCH, width, generator=made)
-    return TensorDataset(x, torch.randint(10, (len(x),), generator=made))
-
-
-def by_ddp(device: torch.device, width: int, sharded: bool) -> Iterator[None]:
+def by_torch(load: Load, name: str) -> Iterator[None]:
+    """DDP, DDP with ZeroRedundancyOptimizer, or FSDP2."""
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    model = DistributedDataParallel(made_model(width).to(device))
+    device, model = load.device, load.made_model()
     optimizer: torch.optim.Optimizer
-    if sharded:
+    if name == "fsdp":
+        mesh = init_device_mesh(device.type, (world,))
+        for block in model:
+            fully_shard(block.to(device), mesh=mesh)
+        model = fully_shard(model, mesh=mesh)
+    else:
+        model = DistributedDataParallel(model.to(device))
+    if name == "zero":
         optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
     else:
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    x, y = made_data(width).tensors
+    x, y = load.made_data().tensors
     for step in range(STEPS):
         mine = slice(step * BATCH + rank, (step + 1) * BATCH, world)
         optimizer.zero_grad()
-        F.cross_entropy(model(x[mine].to(device)), y[mine].to(device)).backward()
+        load.loss(model(x[mine].to(device)), y[mine].to(device)).backward()
         optimizer.step()
         yield
     dist.destroy_process_group()
 
 
-def by_samestep(device: torch.device, width: int, shard: str, folder: str) -> Iterator[None]:
+def by_samestep(load: Load, shard: str, folder: str) -> Iterator[None]:
     config = {
         "steps": STEPS, "lanes": int(os.environ["WORLD_SIZE"]), "run_dir": folder, "resume": "never",
         "checkpoint": {"enabled": False}, "speed": {"graph": False},
-        "distributed": {"device": device.type, "backend": "gloo", "shard": shard},
+        "distributed": {"device": load.device.type, "backend": "gloo", "shard": shard},
     }  # fmt: skip
     with samestep.start(config) as run:
-        model = made_model(width)
+        model = load.made_model()
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-        loader = DataLoader(made_data(width), batch_size=BATCH)
+        loader = DataLoader(load.made_data(), batch_size=BATCH)
         model, optimizer, loader = run.prepare(model, optimizer, loader)
         for step in run.steps(loader):
-            step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
+            step.train(lambda batch: load.loss(model(batch.x), batch.y))
             yield
 
 
@@ -101,7 +138,7 @@ def rank_of(rank: int, options: argparse.Namespace, ports: list[int], folder: st
     if options.limit:
         whole = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(1e6 * options.limit / whole)
-    width = 2048 if device.type == "cuda" else 256
+    load = Load(device, options.model, 2048 if device.type == "cuda" else 256)
     torch.set_num_threads(1)
     os.environ |= {
         "RANK": str(rank), "WORLD_SIZE": str(options.ranks), "LOCAL_RANK": str(rank),
@@ -112,11 +149,10 @@ def rank_of(rank: int, options: argparse.Namespace, ports: list[int], folder: st
         row = {}
         for name in options.contestants:
             os.environ["MASTER_PORT"] = str(next(turns))
-            ours = name in ("none", "optimizer")
-            if ours:
-                steps = by_samestep(device, width, name, f"{folder}/{name}")
+            if name in OURS:
+                steps = by_samestep(load, name, f"{folder}/{name}")
             else:
-                steps = by_ddp(device, width, name == "zero")
+                steps = by_torch(load, name)
             row[name] = measured(steps, device)
         if rank == 0:
             first = options.contestants[0]
@@ -140,6 +176,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--contestants", type=lambda text: text.split(","), default=CONTESTANTS)
+    parser.add_argument("--model", choices=["mlp", "transformer"], default="mlp")
     parser.add_argument("--limit", type=float, help="megabytes of the GPU that a rank may allocate")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()

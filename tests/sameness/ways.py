@@ -36,6 +36,8 @@ class Way:
     """Numbers of ranks unless some are asked for; those of the row if not set."""
     only_on: str = ""
     """A kind of device; "" for any."""
+    shards: Sequence[str] = ()
+    """Values of distributed.shard that the parts of a resumed run take in turn."""
 
 
 WAYS = (
@@ -49,8 +51,19 @@ WAYS = (
     ),
     Way(
         "resharded",
-        "resumed with and without distributed.shard in turn",
-        {"distributed": {"shard": "optimizer"}},
+        "resumed with and without distributed.shard: optimizer in turn",
+        shards=("optimizer", "none"),
+    ),
+    Way(
+        "weights",
+        "distributed.shard: weights",
+        {"distributed": {"shard": "weights"}},
+        worlds=(2, 3, 5),
+    ),
+    Way(
+        "reweighted",
+        "resumed with distributed.shard weights, none and optimizer in turn",
+        shards=("weights", "none", "optimizer"),
     ),
     Way(
         "workers",
@@ -86,7 +99,10 @@ def run_in_parts(
 ) -> Ended:
     """Train in as many parts as there are sizes, each resumed from the checkpoint of the last."""
     for part, world in enumerate(worlds, 1):
-        here = way if part % 2 else replace(way, config={})
+        here = way
+        if way.shards:
+            shard = way.shards[(part - 1) % len(way.shards)]
+            here = replace(way, config={"distributed": {"shard": shard}})
         job = _job(case, here, world, folder, device, saves=True)
         if part < len(worlds):
             job = replace(job, stop_after=steps * part // len(worlds))
@@ -106,7 +122,7 @@ def parts(worlds: Sequence[int], steps: int) -> list[int]:
 
 def is_in_parts(way: Way) -> bool:
     """Return whether a run of this way is stopped and resumed."""
-    return way.name in ("resumed", "resharded")
+    return way.name == "resumed" or bool(way.shards)
 
 
 def steps_of(ended: Ended) -> int:

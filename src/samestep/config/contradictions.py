@@ -25,6 +25,7 @@ def contradictions(config: Config, wrong: Set[str] = frozenset()) -> list[Mistak
         ({"epochs", "steps"}, _length_mistakes),
         ({"task"}, _task_mistakes),
         ({"same"}, _same_mistakes),
+        (set(_SHARD_KEYS), _shard_mistakes),
         (
             {"batchnorm", "same", "memory.lane_split", "speed.compile", "contrastive.recompute"},
             _batchnorm_mistakes,
@@ -225,6 +226,50 @@ def _batchnorm_mistakes(config: Config) -> list[Mistake]:
     return found
 
 
+_SHARD_KEYS = (
+    "same", "batchnorm", "ema", "memory.lane_split", "speed.compile", "speed.graph", "contrastive.recompute",
+    *_inside("distributed", "shard", "shard_blocks", "lane_weights"),
+)  # fmt: skip
+
+
+def _shard_mistakes(config: Config) -> list[Mistake]:
+    section = config.distributed
+    if section.shard != "none" and config.same != "bits":
+        message = f"same: {config.same} has DistributedDataParallel sum gradients, on every rank: set same: bits, or none"
+        return [Mistake("distributed.shard", message)]
+    if section.shard != "weights":
+        message = "is for distributed.shard: weights: set that, or remove it"
+        return [Mistake("distributed.shard_blocks", message)] if section.shard_blocks else []
+    ema_on_rank_0 = config.ema is not None and config.ema.policy == "rank0"
+    together = (
+        "all ranks run the lanes of a round at once, and gather the weights of each block for it"
+    )
+    refused = {
+        "distributed.lane_weights": (
+            section.lane_weights is not None, f"{together}: an uneven share would let them wait"
+        ),
+        "distributed.find_unused_parameters": (
+            section.find_unused_parameters and not section.shard_blocks,
+            "lanes may run other blocks than other lanes (distributed.shard_blocks can name blocks that all of them "
+            "run)",
+        ),
+        "memory.lane_split": (
+            config.memory.lane_split != 1, "cuts each rank's lanes as its memory allows, and " + together
+        ),
+        "batchnorm": (
+            config.batchnorm == "global", "global lets a rank's lanes pass each layer together"
+        ),
+        "speed.compile": (config.speed.compile, "compiles the model as a whole, whose blocks are gathered"),
+        "speed.graph": (config.speed.graph is True, "captures no messages between ranks"),
+        "ema.policy": (ema_on_rank_0, "rank0 averages all weights on one rank, which does not hold them"),
+    }  # fmt: skip
+    return [
+        Mistake(key, f"{why}: set distributed.shard to optimizer, or remove it")
+        for key, (is_set, why) in refused.items()
+        if is_set
+    ]
+
+
 def _same_mistakes(config: Config) -> list[Mistake]:
     found = []
     section, level = config.distributed, config.same
@@ -234,13 +279,6 @@ def _same_mistakes(config: Config) -> list[Mistake]:
                 "memory.lane_split",
                 "same: samples runs a rank's lanes as one batch: set same: rounding, which runs "
                 "them one after the other, or 1",
-            )
-        )
-    if section.shard != "none" and level != "bits":
-        found.append(
-            Mistake(
-                "distributed.shard",
-                f"same: {level} has DistributedDataParallel sum gradients, on every rank: set same: bits, or none",
             )
         )
     if section.sync_batchnorm and level != "samples":

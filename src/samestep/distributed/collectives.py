@@ -118,7 +118,11 @@ class TorchCollectives(Collectives):
     def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
         with self.activity.waiting("broadcast of tensors"), torch.no_grad():
             for tensor in tensors:
-                dist.broadcast(tensor.detach(), src=0)
+                is_sendable = self._host_only or tensor.device.type == self.device.type
+                sent = tensor.detach() if is_sendable else tensor.detach().to(self.device)
+                dist.broadcast(sent, src=0)
+                if not is_sendable:
+                    tensor.copy_(sent)
 
     def all_gather(self, output: Tensor, piece: Tensor, name: str) -> dist.Work:
         """Start bringing every rank's piece into one tensor, in rank order; does not wait."""

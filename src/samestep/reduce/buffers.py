@@ -132,12 +132,14 @@ class LaneBuffers:
         if self._sums is not None:
             self._sums.close_lanes()
             self._sums.start()
-        self._lists.exchange()
 
     def wait(self) -> None:
         """End the exchange."""
         if self._sums is not None:
             self._sums.wait()
+        if not self._alone:
+            # Not before: it waits for all ranks, which may still need this rank's weights (`shard: weights`).
+            self._lists.exchange()
 
     # -- lanes that are recorded as a CUDA graph -------------------------------------------
 

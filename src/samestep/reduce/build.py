@@ -23,7 +23,7 @@ from samestep.reduce.scaling import Scaling
 from samestep.reduce.sharded_weights import ShardedWeights
 from samestep.reduce.sharding import Sharding
 from samestep.reduce.tree_sum import TreeSum
-from samestep.reduce.weight_units import cut_units
+from samestep.reduce.weight_units import cut_units, refuse_checkpoints_around
 
 NamedParameters = Sequence[tuple[str, Parameter]]
 
@@ -74,7 +74,7 @@ def build_reduction(
         gradients = _single_process_sum(config, params, assignment[0], scaling)
     elif config.same == "bits":
         gradients, sharding = _tree_sum(
-            config, collectives, device, model, params, assignment, scaling
+            config, collectives, device, modules, params, assignment, scaling
         )
     else:
         wrapped = _wrapped(config, device, model)
@@ -94,7 +94,7 @@ def _tree_sum(
     config: Config,
     collectives: TorchCollectives,
     device: torch.device,
-    model: nn.Module,
+    modules: Sequence[nn.Module],
     params: NamedParameters,
     assignment: Sequence[range],
     scaling: Scaling,
@@ -107,9 +107,11 @@ def _tree_sum(
     if rules.shard == "optimizer":
         sums = OwnedSum(params, *common, owners)
         return sums, Sharding(sums, collectives)
-    weights = ShardedWeights(
-        cut_units(model, params, rules.shard_blocks), owners, collectives, device
-    )
+    units = cut_units(modules[0], params, rules.shard_blocks)
+    refuse_checkpoints_around(units, config.memory.checkpoint)
+    weights = ShardedWeights(units, owners, collectives, device)
+    for module in modules:
+        module.to(device)  # what nobody owns: buffers, and frozen parameters
     sums = RoundSum(params, *common, weights)
     return sums, Sharding(sums, collectives, weights)
 

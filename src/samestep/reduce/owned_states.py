@@ -41,6 +41,8 @@ class OwnedStates:
         self.averages: list[Average] = []
         """Averages of the weights, where these are sharded."""
         self.drop_others()
+        if weights is not None:
+            self._follow_weights()
 
     def drop_others(self) -> None:
         """Let go of the states of parameters that other ranks own, which a checkpoint has brought."""
@@ -49,6 +51,17 @@ class OwnedStates:
                 del optimizer.state[param]
         for average in self.averages:
             average.others = {}
+
+    def _follow_weights(self) -> None:
+        """Move states that a checkpoint has brought to where the weights are now."""
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                on_host = () if group.get("capturable") or group.get("fused") else ("step",)
+                for param in group["params"]:
+                    state = optimizer.state.get(param, {})
+                    for name, value in state.items():
+                        if isinstance(value, Tensor) and name not in on_host:
+                            state[name] = value.to(param.device)
 
     def keep(self, average: Average) -> None:
         """Gather an average of the weights with them."""

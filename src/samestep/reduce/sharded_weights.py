@@ -6,9 +6,9 @@ weights of one unit and owner lie side by side in one storage, which is sent as 
 when it is not needed: what autograd has saved is valid again when it is gathered again. In between, others'
 parameters read as NaN.
 
-All ranks that run a model's pass gather the same units in the same order. A rank without a batch in it
-*follows*: the first of the others tells it which units to send. Units are gathered ahead in the order of the
-last pass of the same kind.
+All ranks that run a model's pass gather the same units in the same order, which is checked: with the first
+rank's where it is not known, and after that with the order of the pass before, in which units are also gathered
+ahead. A rank without a batch *follows*: the first of the others tells it which units to send.
 """
 
 from __future__ import annotations
@@ -19,19 +19,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 
 from samestep.distributed.collectives import TorchCollectives
 from samestep.errors import TaskError
 from samestep.pytree import leaves
 from samestep.reduce.exchange import Pending, receive, send, start_exchange
-from samestep.reduce.owners import Owners, absent
+from samestep.reduce.owners import Owners
+from samestep.reduce.unit_weights import UnitWeights
 from samestep.reduce.weight_units import Unit
 
-_ALIGN = 512
-"""Bytes to which a parameter's place is rounded up, as CUDA's allocator does: kernels may depend on it."""
-_WEIGHTS, _COMMANDS = 2, 3
-"""Tags of messages."""
+_COMMANDS, _WEIGHTS = 2, 3
+"""Tags of messages; a unit's number is added to that of weights."""
 _OPEN, _START, _BUCKET, _END = range(4)
 """What a rank without a batch is told."""
 TRAINING, EVALUATION = "training", "evaluation"
@@ -55,7 +53,10 @@ class ShardedWeights:
         """
         self.units, self.owners = units, owners
         self._collectives = collectives
-        self._held = [_UnitWeights(unit, owners, collectives, device) for unit in units]
+        self._held = [
+            UnitWeights(unit, owners, collectives, device, _WEIGHTS + number)
+            for number, unit in enumerate(units)
+        ]
         self._root = len(units) - 1
         self._busy: Sequence[int] | None = None
         """The ranks that run the pass; None between passes."""
@@ -65,6 +66,8 @@ class ShardedWeights:
         """The units that this pass has needed so far, in this order."""
         self._expected: list[int] = []
         """Those of the last pass of its kind."""
+        self._is_checked = True
+        """Whether the order is compared with the first rank's. An evaluation's may change from one to the next."""
         self._orders: dict[str, list[int]] = {}
         self._kind = TRAINING
         self._went_back: set[int] = set()
@@ -74,6 +77,12 @@ class ShardedWeights:
             if unit.module is not None:
                 unit.module.register_forward_pre_hook(self._before_forward(number))
                 unit.module.register_forward_hook(self._after_forward(number))
+
+    @property
+    def most_gathered(self) -> int:
+        """Bytes of weights that a rank holds at most: what is in no block, and two blocks."""
+        *blocks, rest = [sum(param.nbytes for _, param in unit.params) for unit in self.units]
+        return rest + sum(sorted(blocks)[-2:])
 
     # -- a pass ----------------------------------------------------------------------------
 
@@ -91,6 +100,7 @@ class ShardedWeights:
     def _begin(self, kind: str, busy: Sequence[int]) -> None:
         self._busy, self._kind = busy, kind
         self._opened, self._expected = [], self._orders.get(kind, [])
+        self._is_checked = kind == EVALUATION or not self._expected
         self._went_back.clear()
 
     def end_pass(self) -> None:
@@ -100,7 +110,7 @@ class ShardedWeights:
             self._ahead = None
         for number in range(len(self.units)):
             self.close(number)
-        self._tell(_END, 0)
+        self._check(_END, len(self.units))
         for pending in self._told:
             pending.wait()
         self._told.clear()
@@ -117,12 +127,9 @@ class ShardedWeights:
             on_bucket: Called with the number of a bucket of gradients that they send.
         """
         self._begin(kind, busy)
-        wire = self._collectives.wire(self._collectives.device)
         with self._collectives.activity.waiting("a pass of other ranks"):
             while True:
-                told = torch.zeros(2, dtype=torch.int64, device=wire)
-                start_exchange(receive([(busy[0], told)]), _COMMANDS).wait()
-                what, number = told.tolist()
+                what, number = self._listen(busy[0])
                 if what == _END:
                     break
                 if what == _OPEN:
@@ -139,14 +146,44 @@ class ShardedWeights:
         """Tell ranks without a batch that a bucket of gradients is on its way to its owners."""
         self._tell(_BUCKET, number)
 
-    def _tell(self, what: int, number: int) -> None:
+    def _tell(self, what: int, number: int, everyone: bool = False) -> None:
+        """As the first rank of a pass, tell ranks without a batch, or all others, what happens."""
         busy = self._busy
         assert busy is not None, "told inside of a pass"
-        idle = [rank for rank in range(self.owners.world) if rank not in busy]
-        if idle and busy[0] == self.owners.rank:
+        if busy[0] != self.owners.rank:
+            return
+        others = [
+            r for r in range(self.owners.world) if r not in busy or (everyone and r != busy[0])
+        ]
+        if others:
             wire = self._collectives.wire(self._collectives.device)
             command = torch.tensor([what, number], dtype=torch.int64, device=wire)
-            self._told.append(start_exchange(send((rank, command) for rank in idle), _COMMANDS))
+            self._told.append(start_exchange(send((rank, command) for rank in others), _COMMANDS))
+
+    def _listen(self, rank: int) -> tuple[int, int]:
+        wire = self._collectives.wire(self._collectives.device)
+        told = torch.zeros(2, dtype=torch.int64, device=wire)
+        start_exchange(receive([(rank, told)]), _COMMANDS).wait()
+        what, number = told.tolist()
+        return what, number
+
+    def _check(self, what: int, number: int) -> None:
+        """Compare what this rank needs next, or that it needs nothing more, with the other ranks."""
+        self._tell(what, number, everyone=self._is_checked)
+        busy, at = self._busy, len(self._opened)
+        assert busy is not None, "compared inside of a pass"
+        expected = number
+        if not self._is_checked:
+            expected = [*self._expected, len(self.units)][min(at, len(self._expected))]
+        elif self.owners.rank != busy[0]:
+            expected = self._listen(busy[0])[1]
+        if expected != number:
+            names = [*(unit.name for unit in self.units), "nothing more"]
+            raise TaskError(
+                f"distributed.shard: weights: a lane needs {names[number]} where another one needed {names[expected]}. "
+                "Lanes must run the same blocks in the same order, since their weights are gathered for all of them "
+                "at once: name a module around them in distributed.shard_blocks, or set shard: optimizer"
+            )
 
     # -- units -----------------------------------------------------------------------------
 
@@ -188,8 +225,8 @@ class ShardedWeights:
                 f"distributed.shard: weights: {self.units[number].name} ran outside of a training step or an "
                 "evaluation. Other ranks own some of its weights and must take part: set shard: optimizer"
             )
+        self._check(_OPEN, number)
         self._opened.append(number)
-        self._tell(_OPEN, number)
         with self._collectives.activity.waiting(f"weights of {self.units[number].name}"):
             if self._ahead is not None and self._ahead != number:
                 self._held[self._ahead].arrive()
@@ -236,120 +273,23 @@ class ShardedWeights:
             for held in self._held if is_main else ():
                 held.put_back()
 
+    @contextmanager
+    def everywhere(self) -> Iterator[None]:
+        """Let every rank have all weights in this block, on its device. Every rank enters it, and changes them alike."""
+        with self._collectives.activity.waiting("all weights"):
+            for held in self._held:
+                held.leave(range(self.owners.world))
+                held.arrive()
+        self._is_whole = True
+        try:
+            yield
+        finally:
+            self._is_whole = False
+            for held in self._held:
+                held.free()
+        self.changed()
+
     def changed(self) -> None:
-        """This rank has updated its weights."""
+        """This rank has changed its weights."""
         for held in self._held:
             held.is_stale = True
-
-
-class _UnitWeights:
-    """The weights of one unit, side by side for each owner."""
-
-    def __init__(
-        self, unit: Unit, owners: Owners, collectives: TorchCollectives, device: torch.device
-    ) -> None:
-        self._rank = owners.rank
-        self._wire = collectives.wire(device)
-        self._by_owner = [
-            [param for _, param in unit.params if owners.of(param) == owner]
-            for owner in range(owners.world)
-        ]
-        self._flats: list[Tensor] = []
-        self._others: list[tuple[Parameter, Tensor, Tensor]] = []
-        """Parameters of other owners, where they are gathered, and what they are while they are not."""
-        for owner, params in enumerate(self._by_owner):
-            flat, views = _laid_out(params, device)
-            self._flats.append(flat)
-            pairs = list(zip(params, views, strict=True))
-            if owner == self._rank:
-                for param, view in pairs:
-                    view.copy_(param.detach())
-                    param.data = view
-            else:
-                self._others += [(param, view, absent(view)) for param, view in pairs]
-                flat.untyped_storage().resize_(0)
-        for param, _, nothing in self._others:
-            param.data = nothing
-        self.is_here = not self._others
-        self.is_stale = True
-        """Whether the copy of this rank's weights on the wire's device is an old one."""
-        self._mine = self._flats[self._rank]
-        self._staged: dict[int, Tensor] = {}
-        self._pending: Pending | None = None
-        self._receives = False
-
-    def leave(self, busy: Sequence[int]) -> None:
-        """Send this rank's weights to the ranks that need them, and begin to receive theirs if it is one of them."""
-        self.arrive()
-        messages = []
-        self._receives = self._rank in busy
-        if self._receives:
-            for owner, flat in enumerate(self._flats):
-                if owner != self._rank and self._by_owner[owner]:
-                    flat.untyped_storage().resize_(flat.numel())
-                    place = flat
-                    if flat.device.type != self._wire.type:
-                        place = self._staged[owner] = torch.empty_like(flat, device=self._wire)
-                    messages += receive([(owner, place)])
-        if self._by_owner[self._rank]:
-            others = [rank for rank in busy if rank != self._rank]
-            messages += send((rank, self._on_wire()) for rank in others)
-        self._pending = start_exchange(messages, _WEIGHTS)
-
-    def _on_wire(self) -> Tensor:
-        own = self._flats[self._rank]
-        if self.is_stale:
-            self.is_stale = False
-            self._mine = own if own.device.type == self._wire.type else own.to(self._wire)
-        return self._mine
-
-    def arrive(self) -> None:
-        """Wait for what has been started."""
-        if self._pending is None:
-            return
-        self._pending.wait()
-        self._pending = None
-        if not self._receives:
-            return
-        for owner, place in self._staged.items():
-            self._flats[owner].copy_(place)
-        self._staged.clear()
-        for param, view, _ in self._others:
-            param.data = view
-        self.is_here = True
-
-    def free(self) -> None:
-        """Free what others own."""
-        if self._others and self.is_here:
-            self.is_here = False
-            for param, _, nothing in self._others:
-                param.data = nothing
-            for owner, flat in enumerate(self._flats):
-                if owner != self._rank:
-                    flat.untyped_storage().resize_(0)
-
-    def keep_on_host(self) -> None:
-        """Let parameters of others be copies in host memory, until `put_back`."""
-        copies = [view.to("cpu", copy=True) for _, view, _ in self._others]
-        self.free()
-        for (param, _, _), copy in zip(self._others, copies, strict=True):
-            param.data = copy
-
-    def put_back(self) -> None:
-        """Let go of these copies."""
-        for param, _, nothing in self._others:
-            param.data = nothing
-
-
-def _laid_out(params: Sequence[Parameter], device: torch.device) -> tuple[Tensor, list[Tensor]]:
-    """Return one storage for parameters side by side, and the place of each in it."""
-    starts = [0]
-    for param in params:
-        starts.append(starts[-1] + -(-param.nbytes // _ALIGN) * _ALIGN)
-    flat = torch.zeros(starts[-1], dtype=torch.uint8, device=device)
-    views = []
-    for start, param in zip(starts, params, strict=False):
-        like = torch.empty_like(param, device="meta")
-        place = flat[start : start + param.nbytes].view(param.dtype)
-        views.append(place.as_strided(param.shape, like.stride(), place.storage_offset()))
-    return flat, views

@@ -13,6 +13,7 @@ from torch.nn.utils import get_total_norm
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from samestep.distributed.collectives import TorchCollectives
+from samestep.errors import TaskError
 from samestep.reduce.owned_sum import OwnedSum
 from samestep.reduce.sharded_weights import ShardedWeights
 
@@ -33,6 +34,43 @@ class Sharding:
         """
         self.owners, self.sums, self.weights = sums.owners, sums, weights
         self._collectives = collectives
+
+    @property
+    def summary(self) -> str:
+        """What ranks hold, for the plan."""
+        if self.weights is None:
+            return self.owners.balance
+        blocks, most = len(self.weights.units) - 1, self.weights.most_gathered
+        found = f"{self.owners.balance}; {blocks} blocks are gathered one after the other, at most "
+        return f"{found}{most / 2**20:,.0f} of {sum(self.owners.load) / 2**20:,.0f} MiB at once"
+
+    def share_gradients(self, reader: str) -> None:
+        """Let every rank get all summed gradients in `.grad`, for what reads them.
+
+        Args:
+            reader: What that is.
+
+        Raises:
+            TaskError: Weights are sharded as well: no rank has room for all gradients.
+        """
+        if self.weights is not None:
+            raise TaskError(
+                f"distributed.shard: weights leaves each summed gradient with its owner, and {reader} reads all of "
+                "them: set shard: optimizer"
+            )
+        self.sums.shares = True
+
+    def with_all_weights(self, function: Callable[[int], None]) -> Callable[[int], None]:
+        """Return a function that calls the given one while every rank has all weights."""
+        weights = self.weights
+        if weights is None:
+            return function
+
+        def called(step: int) -> None:
+            with weights.everywhere():
+                function(step)
+
+        return called
 
     @contextmanager
     def stepping(self, inner: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:

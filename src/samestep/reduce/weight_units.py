@@ -39,6 +39,7 @@ def cut_units(model: nn.Module, params: Named, patterns: Sequence[str]) -> list[
     Raises:
         TaskError: A pattern matches no module.
     """
+    _refuse_shared_memory(params)
     blocks = _matching(model, patterns) if patterns else _found(model)
     uses = Counter(id(param) for block in blocks.values() for param in block.parameters())
     outside = {id(p) for part in _outside(model, blocks) for p in part.parameters(recurse=False)}
@@ -52,6 +53,39 @@ def cut_units(model: nn.Module, params: Named, patterns: Sequence[str]) -> list[
             units.append(Unit(name, block, held))
     rest = [named for named in params if id(named[1]) not in inside]
     return [*units, Unit("what is in no block", None, rest)]
+
+
+def refuse_checkpoints_around(units: Sequence[Unit], patterns: Sequence[str]) -> None:
+    """Refuse activation checkpointing of a module that contains blocks, which would run again all at once.
+
+    Args:
+        units: What is gathered together.
+        patterns: `memory.checkpoint`.
+
+    Raises:
+        TaskError: There is such a module.
+    """
+    for unit in units:
+        parts = unit.name.split(".")
+        around = [".".join(parts[:end]) for end in range(1, len(parts))]
+        for name in around if unit.module is not None else ():
+            if any(fnmatchcase(name, pattern) for pattern in patterns):
+                raise TaskError(
+                    f"memory.checkpoint runs {name} again in the backward pass, with all blocks inside of it, such as "
+                    f"{unit.name}, whose weights are gathered one after the other (distributed.shard: weights): "
+                    "name the blocks in memory.checkpoint"
+                )
+
+
+def _refuse_shared_memory(params: Named) -> None:
+    names: dict[int, str] = {}
+    for name, param in params:
+        other = names.setdefault(param.data_ptr(), name) if param.numel() else name
+        if other != name:
+            raise TaskError(
+                f"{name} and {other} are two parameters in the same memory, which distributed.shard: weights would "
+                "part: let both be one nn.Parameter, or set shard: optimizer"
+            )
 
 
 def _matching(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:

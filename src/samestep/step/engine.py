@@ -100,8 +100,9 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore) -> Prepar
     """
     config, context = setup.config, setup.context
     modules, optimizers, schedules = _sorted_by_kind(objects)
-    for module in modules:
-        module.to(context.device)
+    if config.distributed.shard != "weights" or context.world == 1:
+        for module in modules:
+            module.to(context.device)  # else block by block, when it is known who owns what
     refuse_unsupported(modules, optimizers, config.same, context.device)
     named, frozen = trainable(optimizers, modules)
     if not named:
@@ -206,6 +207,7 @@ def build_engine(
     after_update: Callable[[int], None] = lambda step: None,
     draws_between: bool = True,
     reads_gradients: bool = False,
+    reads_weights: bool = False,
     watch: LaneWatch | None = None,
 ) -> StepEngine:
     """The step engine of a run.
@@ -220,12 +222,15 @@ def build_engine(
         draws_between: Whether random numbers drawn between lanes and steps are the same on all
             ranks; a loop that draws none there saves two seedings a step.
         reads_gradients: Whether a listener reads `.grad`.
+        reads_weights: Whether `after_update` reads weights.
         watch: Looks into the steps.
     """
     draws = draws_between or _may_draw(prepared)
     sharding = prepared.reduction.sharding
     if sharding is not None and (reads_gradients or (watch and watch.reads_gradients)):
-        sharding.sums.shares = True
+        sharding.share_gradients("a listener, such as samestep.callbacks.GradientNorms or a trace,")
+    if sharding is not None and reads_weights:
+        after_update = sharding.with_all_weights(after_update)
     update = _update(setup, prepared, draws, after_update)
     return StepEngine(
         setup=setup,
@@ -335,8 +340,6 @@ def _clipping(
 
 
 _CLIP_NORM, _AS_CONFIGURED = "clip_norm", object()
-
-
 _COMPILED_SHAPES = 64
 
 

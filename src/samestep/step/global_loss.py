@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from samestep.data.batch import LaneBatch
-from samestep.errors import StepError
+from samestep.errors import StepError, TaskError
 from samestep.lanes.rng import WHOLE_BATCH
 from samestep.losses.row_blocks import sharing
 from samestep.pytree import leaves, map_leaves, tensors
@@ -73,6 +73,11 @@ class GlobalSteps:
 
     def run(self, passes: LanePasses, embed: Embed, loss: BatchLoss) -> None:
         """Run the whole step."""
+        if self._setup.gathered.weights is not None:
+            raise TaskError(
+                "a loss over the global batch runs each lane's model twice, in an order in which its blocks are not "
+                "gathered (distributed.shard: weights): set shard: optimizer"
+            )
         runner = passes.engine.runner
         if isinstance(runner, LanesTogether):
             self._run_together(passes, runner, embed, loss)

@@ -37,6 +37,9 @@ class RunListener:
     reads_gradients = False
     """Whether its methods read `.grad`, which `distributed.shard` leaves with owners alone unless asked."""
 
+    reads_weights = True
+    """Whether `after_update` reads weights: with `distributed.shard: weights` they are then gathered for it."""
+
     def on_batch(self, step: int, batch: LaneBatch) -> None:
         """One of this rank's batches was read, for a step; it is not on the device yet."""
 
@@ -97,6 +100,11 @@ class Listeners(RunListener):
     @property
     def reads_gradients(self) -> bool:  # type: ignore[override]
         return any(listener.reads_gradients for listener in self._all)
+
+    @property
+    def reads_weights(self) -> bool:  # type: ignore[override]
+        following = [x for x in self._all if type(x).after_update is not RunListener.after_update]
+        return any(listener.reads_weights for listener in following)
 
     def on_batch(self, step: int, batch: LaneBatch) -> None:
         for follow in self._on_batch:

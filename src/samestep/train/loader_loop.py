@@ -37,7 +37,9 @@ class LoaderLoop:
         gradients = prepared.reduction.gradients
         gradients.lends = False  # a loop may keep what is in .grad while it computes others
         if prepared.reduction.sharding is not None:
-            prepared.reduction.sharding.sums.shares = True  # it clips by itself, and may read them
+            prepared.reduction.sharding.share_gradients(
+                "a loop over the loader (step.train(function) and tasks do not)"
+            )
         graphed = isinstance(prepared.runner, GraphedSteps)
         # Each backward pass of a body may reach other weights. On a GPU to find out costs a wait in each.
         if len(prepared.optimizers) > 1 or (setup.context.device.type == "cpu" and not graphed):

@@ -81,7 +81,7 @@ class Training(RunListener):
 
     def __init__(self, run: Run, task: Task) -> None:
         self._run, self._task = run, task
-        self.draws = type(task).after_update is not Task.after_update
+        self.draws = self.reads_weights = type(task).after_update is not Task.after_update
         run.prepare_once(task.prepare_data)
         run.prepare_together(task.prepare_ranks)
         self._train_data = task.train_data()

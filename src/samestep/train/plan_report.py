@@ -15,7 +15,6 @@ from samestep.checkpoint.resume import ResumePoint, refuse_another_run, warn_of_
 from samestep.config import Config
 from samestep.data.batch import Source
 from samestep.optim.precision import Precision
-from samestep.reduce.owners import Owners
 from samestep.run_setup import RunSetup
 from samestep.step.supported import has_batchnorm, lonely_samples
 from samestep.words import counted
@@ -30,7 +29,7 @@ def report_plan(
     total: int | None,
     point: ResumePoint | None,
     modules: Sequence[nn.Module],
-    owners: Owners | None = None,
+    shard: str = "",
 ) -> dict[str, Any]:
     """Print and store the plan; refuses to resume from a checkpoint of another one.
 
@@ -40,7 +39,7 @@ def report_plan(
         total: How many steps the run has, if that is known.
         point: Where the run resumes, if it does.
         modules: What it trains.
-        owners: Which rank owns which parameter, if the run is sharded.
+        shard: What each rank holds, if the run is sharded.
     """
     config, context, batch, precision = setup.config, setup.context, setup.batch, setup.precision
     shares = [len(lanes) for lanes in setup.assignment.by_rank]
@@ -68,7 +67,7 @@ def report_plan(
     if context.is_main:
         with naming_errors(config.run_path):
             write_whole(config.run_path / "plan.json", json.dumps(plan, indent=2))
-    for line in _remarks(config, precision, owners):
+    for line in _remarks(config, precision, shard):
         context.log.main(line)
     of_samples = f"{plan['samples']} samples, " if plan["samples"] else ""
     context.log.main(
@@ -85,9 +84,15 @@ def report_plan(
     return plan
 
 
-def _remarks(config: Config, precision: Precision, owners: Owners | None) -> list[str]:
+def _remarks(config: Config, precision: Precision, shard: str) -> list[str]:
     """What was decided here, and what changes nothing."""
-    shares = [] if owners is None else [f"Shard: {owners.balance}"]
+    shares = [f"Shard: {shard}"] if shard else []
+    narrow = precision.kind in ("bf16", "fp16") and not config.memory.checkpoint
+    if config.distributed.shard == "weights" and shard and narrow:
+        shares.append(
+            f"Shard: autocast keeps a copy of each block's weights in {precision.kind} until its backward pass: "
+            "name the blocks in memory.checkpoint to keep none"
+        )
     decided = [f"precision {precision.kind}: {precision.reason}"] * (config.precision == "auto")
     return [*config.platform_notes, *decided, *shares, *without_effect(config, precision)]
 

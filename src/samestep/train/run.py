@@ -337,7 +337,7 @@ class Run(RunMeasures):
         engine = self._build_engine(draws_between)
         total = self.total_steps(source)
         point = self._parts.opened.point
-        plan = report_plan(self.setup, source, total, point, self._modules, self.owners)
+        plan = report_plan(self.setup, source, total, point, self._modules, self._shard)
         self._parts.saver.begin(self._parts.opened.accept)
         if self._parts.step_end.is_complete(self._parts.saver.position, total):
             self._parts.step_end.report_complete()
@@ -389,6 +389,7 @@ class Run(RunMeasures):
             after_update=self._listeners.updated,
             draws_between=draws_between or self._listeners.draws,
             reads_gradients=self._listeners.reads_gradients,
+            reads_weights=self._listeners.reads_weights,
             watch=self._watch,
         )
         self._parts.log.follow(engine.update, engine.guard)

@@ -181,6 +181,12 @@ class RunFiles(RunPlace):
         return None if sharding is None else sharding.owners
 
     @property
+    def _shard(self) -> str:
+        """What each rank holds, where `distributed.shard` deals it out."""
+        sharding = None if self._prepared is None else self._prepared.reduction.sharding
+        return "" if sharding is None else sharding.summary
+
+    @property
     def state(self) -> RunState:
         """Everything that the run saves: modules, optimizers, schedules, and what it keeps."""
         return self._parts.saver.state

@@ -18,7 +18,7 @@ from samestep.train.run import Run
 class TrainingAverages(RunListener):
     """A training's EMA and SWA; nothing of either where the config has no section for it."""
 
-    draws = False
+    draws = reads_weights = False
 
     def __init__(
         self, run: Run, optimizers: Sequence[Optimizer], source: Source, total: int | None
