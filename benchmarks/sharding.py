@@ -138,7 +138,8 @@ def rank_of(rank: int, options: argparse.Namespace, ports: list[int], folder: st
     if options.limit:
         whole = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(1e6 * options.limit / whole)
-    load = Load(device, options.model, 2048 if device.type == "cuda" else 256)
+    widths = {"mlp": 2048, "transformer": 1024} if device.type == "cuda" else {}
+    load = Load(device, options.model, widths.get(options.model, 256))
     torch.set_num_threads(1)
     os.environ |= {
         "RANK": str(rank), "WORLD_SIZE": str(options.ranks), "LOCAL_RANK": str(rank),

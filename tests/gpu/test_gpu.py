@@ -39,8 +39,9 @@ def test_ranks_that_share_a_gpu_are_one_run(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["everything", "bf16", "two optimizers"])
-def test_owners_that_share_a_gpu_are_the_same_run(case: str, tmp_path: Path) -> None:
-    owned = {**SHARED, "shard": "optimizer"}
+@pytest.mark.parametrize("shard", ["optimizer", "weights"])
+def test_owners_that_share_a_gpu_are_the_same_run(shard: str, case: str, tmp_path: Path) -> None:
+    owned = {**SHARED, "shard": shard}
     whole = train(tmp_path, 1, distributed=SHARED, **CASES[case])
     sharded = [train(tmp_path, w, distributed=owned, **CASES[case]) for w in (2, 3, 4)]
     assert_same([whole, *sharded])

@@ -57,8 +57,9 @@ class RoundSum(OwnedSum):
             last,
         ):  # what is in no block gets its last gradient last
             cut = cut_buckets(list(reversed(self._weights.units[number].params)), most)
+            before = len(buckets)
             buckets += cut
-            if buckets:
+            if len(buckets) > before:
                 self._ends[len(buckets) - 1] = number
         return buckets
 

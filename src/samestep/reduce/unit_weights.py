@@ -50,7 +50,8 @@ class UnitWeights:
                 flat.untyped_storage().resize_(0)
         for param, _, nothing in self._others:
             param.data = nothing
-        self.is_here = not self._others
+        self.is_here = False
+        """Whether this rank has all of them, gathered with the other ranks; also if it owns them all."""
         self.is_stale = True
         """Whether the copy of this rank's weights on the wire's device is an old one."""
         self._mine = self._flats[self._rank]
@@ -100,7 +101,7 @@ class UnitWeights:
 
     def free(self) -> None:
         """Free what others own."""
-        if self._others and self.is_here:
+        if self.is_here:
             self.is_here = False
             for param, _, nothing in self._others:
                 param.data = nothing
