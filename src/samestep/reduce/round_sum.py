@@ -151,7 +151,7 @@ class RoundBucket(OwnedBucket):
         super().__init__(named, assignment, collectives, owners)
         self.blocks = [[(rank, 1)] for rank in range(self._world)]  # one lane per rank and round
         self._grads: Grads | None = None
-        self._partial = _PartialSums(self._total)
+        self._partial = _PartialSums(self._total, self.wire)
         self._arrived, self._is_last = range(0), False
 
     def take_memory(self, memory: Memory) -> None:
@@ -207,11 +207,12 @@ class RoundBucket(OwnedBucket):
 class _PartialSums:
     """The sum of the lanes that have come so far, in the tree's order, in few pieces of memory."""
 
-    def __init__(self, total: Tensor) -> None:
+    def __init__(self, total: Tensor, device: torch.device) -> None:
         """Args:
         total: Where the whole sum goes.
+        device: Where lanes arrive, and are added up.
         """
-        self._total = total
+        self._total, self._device = total, device
         self._tree: LaneTree[Tensor] = LaneTree(self._added)
         self._held: list[Tensor] = []
         """The memory that partial sums are in; that of the first lanes is the whole sum's."""
@@ -233,14 +234,18 @@ class _PartialSums:
         if found is not self._total:
             self._total.copy_(found)
         self._tree.clear()
+        self._spare += [held for held in self._held if held is not self._total]
         self._held.clear()
 
     def _kept(self, value: Tensor) -> Tensor:
         if any(value is held for held in self._held):
             return value
-        place = self._total
-        if self._held:
-            place = self._spare.pop() if self._spare else torch.empty_like(self._total)
+        if not self._held and self._total.device.type == self._device.type:
+            place = self._total
+        elif self._spare:
+            place = self._spare.pop()
+        else:
+            place = torch.empty_like(self._total, device=self._device)
         self._held.append(place)
         return place.copy_(value)
 
