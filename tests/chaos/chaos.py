@@ -202,7 +202,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--shard", choices=("none", "optimizer"), default="none")
+    parser.add_argument("--shard", choices=("none", "optimizer", "weights"), default="none")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     arguments = parser.parse_args()
     console = Console(stderr=arguments.json, highlight=False)

@@ -112,6 +112,7 @@ def _tree_sum(
     weights = ShardedWeights(units, owners, collectives, device)
     for module in modules:
         module.to(device)  # what nobody owns: buffers, and frozen parameters
+        weights.guard(module)
     sums = RoundSum(params, *common, weights)
     return sums, Sharding(sums, collectives, weights)
 

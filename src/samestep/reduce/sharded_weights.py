@@ -77,6 +77,7 @@ class ShardedWeights:
             if unit.module is not None:
                 unit.module.register_forward_pre_hook(self._before_forward(number))
                 unit.module.register_forward_hook(self._after_forward(number))
+                self.guard(unit.module)
 
     @property
     def most_gathered(self) -> int:
@@ -248,12 +249,28 @@ class ShardedWeights:
 
     def close(self, number: int) -> None:
         """Free the weights of a unit that others own."""
+        # Autocast's copies of them stay until the pass leaves autocast: a weight that is used again must be the
+        # same node of the graph, or its gradients would be added in another type.
         self._held[number].free()
-        torch.clear_autocast_cache()  # it holds copies of them in a narrower type
 
     # -- the whole model -------------------------------------------------------------------
 
     _is_whole = False
+    """Whether this rank has all weights."""
+    _is_gathered = False
+    """Whether some rank has."""
+
+    def guard(self, module: nn.Module) -> None:
+        """Refuse `state_dict()` of a module outside of `run.whole_state()`: most of it would be NaN."""
+        module.register_state_dict_pre_hook(self._refuse_part)
+
+    def _refuse_part(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
+        # What asks for the parameters themselves, as our averages do, looks which of them are here.
+        if not keep_vars and not self._is_gathered:
+            raise TaskError(
+                f"state_dict() of {type(module).__name__}: with distributed.shard: weights this rank holds only some of "
+                "its weights. Call it on rank 0 inside `with run.whole_state():`, which every rank enters"
+            )
 
     @contextmanager
     def on_main(self) -> Iterator[None]:
@@ -265,11 +282,11 @@ class ShardedWeights:
                 held.arrive()
                 if is_main:
                     held.keep_on_host()
-        self._is_whole = is_main
+        self._is_whole, self._is_gathered = is_main, True
         try:
             yield
         finally:
-            self._is_whole = False
+            self._is_whole = self._is_gathered = False
             for held in self._held if is_main else ():
                 held.put_back()
 
@@ -280,11 +297,11 @@ class ShardedWeights:
             for held in self._held:
                 held.leave(range(self.owners.world))
                 held.arrive()
-        self._is_whole = True
+        self._is_whole = self._is_gathered = True
         try:
             yield
         finally:
-            self._is_whole = False
+            self._is_whole = self._is_gathered = False
             for held in self._held:
                 held.free()
         self.changed()

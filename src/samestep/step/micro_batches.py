@@ -166,7 +166,7 @@ def out_of_memory(
     device: torch.device,
     lane_batch: int,
     where: str,
-    could_shard: bool = False,
+    could_shard: str = "",
 ) -> OutOfMemory:
     """Return the error as what to do about it.
 
@@ -175,12 +175,15 @@ def out_of_memory(
         device: Whose memory it is.
         lane_batch: The samples of a lane.
         where: In which step.
-        could_shard: Whether there are other ranks that could hold optimizer states of this one.
+        could_shard: The value of `distributed.shard` that would let other ranks hold more; empty for none.
     """
-    shard = "distributed.shard: optimizer to deal optimizer states out to the ranks, "
+    deals = {
+        "optimizer": "distributed.shard: optimizer to deal optimizer states out to the ranks, ",
+        "weights": "distributed.shard: weights to deal weights out as well, ",
+    }
     return OutOfMemory(
         f"{device} has too little memory {where}, with {lane_batch} samples in a lane. Set "
-        f"{shard * could_shard}memory.lane_split: auto for micro-batches, more lanes (another run) for smaller ones, "
+        f"{deals.get(could_shard, '')}memory.lane_split: auto for micro-batches, more lanes (another run) for smaller ones, "
         "memory.checkpoint to keep fewer activations, or precision: bf16. torch reported: "
         f"{str(error).splitlines()[0] if str(error) else 'out of memory'}"
     )

@@ -87,12 +87,13 @@ def report_plan(
 def _remarks(config: Config, precision: Precision, shard: str) -> list[str]:
     """What was decided here, and what changes nothing."""
     shares = [f"Shard: {shard}"] if shard else []
-    narrow = precision.kind in ("bf16", "fp16") and not config.memory.checkpoint
-    if config.distributed.shard == "weights" and shard and narrow:
-        shares.append(
-            f"Shard: autocast keeps a copy of each block's weights in {precision.kind} until its backward pass: "
-            "name the blocks in memory.checkpoint to keep none"
+    if config.distributed.shard == "weights" and shard and precision.kind in ("bf16", "fp16"):
+        unless = (
+            ""
+            if config.memory.checkpoint
+            else ", and until the backward pass unless memory.checkpoint names them"
         )
+        shares.append(f"Shard: a pass keeps {precision.kind} copies of its blocks' weights{unless}")
     decided = [f"precision {precision.kind}: {precision.reason}"] * (config.precision == "auto")
     return [*config.platform_notes, *decided, *shares, *without_effect(config, precision)]
 

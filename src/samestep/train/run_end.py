@@ -64,8 +64,9 @@ def with_advice(error: BaseException, setup: RunSetup, step: int | None) -> Base
     at = "before the first step" if step is None else f"in step {step}"
     if isinstance(error, torch.OutOfMemoryError) and setup.planned is not None:
         config, context = setup.config, setup.context
-        whole = config.same == "bits" and config.distributed.shard == "none" and context.world > 1
-        return out_of_memory(error, context.device, setup.batch.lane_batch, at, whole)
+        more = {"none": "optimizer", "optimizer": "weights"}.get(config.distributed.shard, "")
+        could_shard = more if config.same == "bits" and context.world > 1 else ""
+        return out_of_memory(error, context.device, setup.batch.lane_batch, at, could_shard)
     if isinstance(error, RuntimeError) and "CUBLAS_WORKSPACE_CONFIG" in str(error):
         return NotDeterministic(
             f"{at} torch found that matrix products were computed on the GPU before the run was opened, "

@@ -180,7 +180,9 @@ def test_too_little_memory_is_told_with_the_lane_and_what_to_change() -> None:
     assert "memory.lane_split: auto" in said
     assert said.endswith("torch reported: CUDA out of memory. Tried to allocate 2 GiB")
     assert "distributed.shard" not in said
-    several = str(out_of_memory(error, torch.device("cuda", 1), 32, "in step 4", could_shard=True))
+    several = str(
+        out_of_memory(error, torch.device("cuda", 1), 32, "in step 4", could_shard="optimizer")
+    )
     assert (
         "Set distributed.shard: optimizer to deal optimizer states out to the ranks, memory."
         in several

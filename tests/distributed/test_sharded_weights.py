@@ -1,0 +1,235 @@
+"""`distributed.shard: weights`: weights gathered block by block, with the bits of the unsharded run."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import samestep
+from samestep.errors import Stopped, TaskError
+from samestep.reduce.owners import is_held
+from samestep.train.callbacks import GradientNorms
+from tests.ranks import answers_of_ranks, run_ranks
+
+SAMPLES, BATCH = 104, 24
+"""The last batch has eight samples: of eight lanes some are empty and one is shorter."""
+
+
+class Block(nn.Module):
+    """BatchNorm, dropout and a type of its own."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = (
+            nn.BatchNorm1d(width),
+            nn.Linear(width, 48),
+            nn.Linear(48, width),
+        )
+        self.shift = nn.Parameter(torch.zeros(width, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = F.dropout(self.up(self.norm(x)).relu(), 0.2, self.training)
+        return x + self.down(inner) + self.shift.float()
+
+
+class Net(nn.Module):
+    """Blocks of which one runs twice, between layers that are in no block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(8, 16), nn.Linear(16, 10)
+        self.blocks = nn.ModuleList(Block(16) for _ in range(3))
+        self.skips: tuple[int, ...] = ()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for number in (0, 1, 1, 2):
+            if number not in self.skips:
+                x = self.blocks[number](x)
+        return self.out(x)
+
+
+def _tensors(seed: int, samples: int) -> TensorDataset:
+    made = torch.Generator().manual_seed(seed)
+    x = torch.randn(samples, 8, generator=made)
+    return TensorDataset(x, torch.randint(10, (samples,), generator=made))
+
+
+def _keys(folder: str, shard: str, **values: Any) -> dict[str, Any]:
+    section = {
+        "device": "cpu",
+        "threads_per_rank": 1,
+        "shard": shard,
+        **values.pop("distributed", {}),
+    }
+    return {
+        "epochs": 2, "lanes": 8, "seed": 1, "run_dir": folder, "clip": {"norm": 0.5}, "check_ranks_every": 1,
+        "distributed": section, **values,
+    }  # fmt: skip
+
+
+def _digest(run: samestep.Run, model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    found = hashlib.blake2b(digest_size=8)
+    with run.whole_state():
+        if run.is_main:
+            states = sorted(optimizer.state_dict()["state"].items())
+            state = [model.state_dict(), *(of_param for _, of_param in states)]
+            for value in (value for part in state for value in part.values()):
+                found.update(torch.as_tensor(value).numpy().tobytes())
+    return found.hexdigest()
+
+
+def _train(
+    folder: str, shard: str, stop: int | None = None, more: Any = None
+) -> tuple[str, list[float], float]:
+    """Train; returns a digest of rank 0's weights and states, what was measured, and this rank's share of weights."""
+    values = dict(more or {})
+    try:
+        with samestep.start(**_keys(folder, shard, **values)) as run:
+            if stop is not None:
+                run.pause_after(stop)
+            model = Net()
+            optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+            data = DataLoader(_tensors(3, SAMPLES), batch_size=BATCH, shuffle=True)
+            model, optimizer, data = run.prepare(model, optimizer, data)
+            params, seen = list(model.parameters()), []
+            for _ in run.epochs():
+                for step in run.steps(data):
+                    loss = step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
+                    seen.append(loss.item())
+                seen += _evaluated(run, model)
+            held = sum(param.numel() for param in params if is_held(param))
+            return _digest(run, model, optimizer), seen, held / sum(p.numel() for p in params)
+    except Stopped:
+        return "stopped", [], 0.0
+
+
+def _evaluated(run: samestep.Run, model: nn.Module) -> list[float]:
+    """A loop over validation data that calls the model twice for each batch; 13 batches for 8 lanes."""
+    found = []
+    for x, y in run.batches(_tensors(4, 37)):
+        found.append((model(x) + model(x.flip(1))).argmax(1) == y)
+    return [float(run.gather(found).sum())]
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plainly": {},
+    "bf16": {"precision": "bf16", "memory": {"checkpoint": ["blocks.*"]}},
+    "named blocks": {
+        "distributed": {"shard_blocks": ["blocks.1", "first"]},
+        "on_nonfinite": "skip",
+    },
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_by_blocks_are_the_same_run_at_any_size(tmp_path: Path, case: str) -> None:
+    alone = {**CASES[case], "distributed": {}}
+    [expected] = run_ranks(_train, 1, str(tmp_path / "1"), "none", None, alone)
+    for world in (2, 3, 4):
+        answers = run_ranks(_train, world, str(tmp_path / str(world)), "weights", None, CASES[case])
+        assert answers[0][:2] == expected[:2]
+        assert [seen for _, seen, _ in answers] == [expected[1]] * world
+        assert sum(share for _, _, share in answers) == pytest.approx(1.0), "between steps"
+
+
+def test_a_run_resumes_in_any_mode(tmp_path: Path) -> None:
+    [expected] = run_ranks(_train, 1, str(tmp_path / "whole"), "none")
+    folder = str(tmp_path / "parts")
+    for world, shard, stop in (
+        (4, "weights", 3),
+        (1, "none", 5),
+        (3, "optimizer", 6),
+        (2, "none", 8),
+    ):
+        run_ranks(_train, world, folder, shard, stop)
+    answers = run_ranks(_train, 3, folder, "weights")
+    assert answers[0][0] == expected[0]
+
+
+def _refused(folder: str, kind: str) -> str:
+    try:
+        _do(folder, kind)
+    except TaskError as error:
+        return str(error)
+    return "nothing was refused"
+
+
+def _do(folder: str, kind: str) -> None:
+    with samestep.start(**_keys(folder, "weights")) as run:
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+        data: Any = DataLoader(_tensors(3, SAMPLES), batch_size=BATCH)
+        model, optimizer, data = run.prepare(model, optimizer, data)
+        if kind == "iterable data":
+            data = samestep.strided(list(_tensors(3, SAMPLES)))
+        if kind == "a listener":
+            run.add_listener(GradientNorms(run, every=1))
+        if kind == "a loop":
+            for x, y in data:
+                F.cross_entropy(model(x), y).backward()
+        for step in run.steps(data):
+            if kind == "other blocks":
+                model.skips = (run.context.rank,)
+            step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
+            if kind == "outside":
+                model(torch.zeros(2, 8))
+            if kind == "its state":
+                model.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("a listener", "leaves each summed gradient with its owner, and a listener"),
+        ("a loop", "and a loop over the loader"),
+        ("iterable data", "which iterable data does not tell"),
+        ("outside", "ran outside of a training step or an evaluation"),
+        ("its state", "this rank holds only some of its weights"),
+    ],
+)
+def test_what_cannot_be_gathered_is_refused(tmp_path: Path, kind: str, said: str) -> None:
+    answers = run_ranks(_refused, 2, str(tmp_path / "run"), kind)
+    assert [said in answer for answer in answers] == [True, True], answers
+
+
+def test_lanes_that_run_other_blocks_are_refused(tmp_path: Path) -> None:
+    """Rank 0 leaves out block 0, and rank 1 block 1: they would take one block's weights for another's."""
+    answers = answers_of_ranks(_refused, 2, str(tmp_path / "run"), "other blocks", seconds=60)
+    assert "a lane needs blocks.0 where another one needed blocks.1" in answers[1][1]
+
+
+class Follower(samestep.RunListener):
+    """A slow copy of the weights, made after each update."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self.slow = model, [torch.zeros_like(p) for p in model.parameters()]
+
+    def after_update(self, step: samestep.Step) -> None:
+        with torch.no_grad():
+            torch._foreach_lerp_(self.slow, list(self._model.parameters()), 0.1)
+
+
+def _followed(folder: str, shard: str) -> float:
+    with samestep.start(**_keys(folder, shard)) as run:
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+        data = DataLoader(_tensors(3, SAMPLES), batch_size=BATCH)
+        follower = Follower(model)
+        model, optimizer, data = run.prepare(model, optimizer, data)
+        run.add_listener(follower)
+        for step in run.steps(data):
+            step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
+        return sum(float(slow.double().sum()) for slow in follower.slow)
+
+
+def test_what_follows_an_update_has_all_weights(tmp_path: Path) -> None:
+    [expected] = run_ranks(_followed, 1, str(tmp_path / "1"), "none")
+    assert run_ranks(_followed, 3, str(tmp_path / "3"), "weights") == [expected] * 3
