@@ -52,7 +52,7 @@ cat > "$folder/config.json" <<JSON
 JSON
 
 part doctor "$python" -m samestep doctor
-part nccl-verify "$python" -m samestep verify "$folder/config.json" --worlds "$worlds" --shards none,optimizer
+part nccl-verify "$python" -m samestep verify "$folder/config.json" --worlds "$worlds" --shards none,optimizer,weights
 part sync-batchnorm "$python" -m samestep launch --nproc "$gpus" "$folder/config.json" \
   run_dir="$folder/sync-batchnorm" same=samples distributed.sync_batchnorm=true
 part gpu-tests "$python" -m pytest -q -m gpu

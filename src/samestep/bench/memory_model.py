@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -24,8 +25,11 @@ from samestep.lanes.tree import LaneTree
 from samestep.pytree import tensors
 from samestep.reduce.owned_sum import OwnedSum, bucket_bytes
 from samestep.reduce.owners import Owners
+from samestep.reduce.round_sum import RoundSum
 from samestep.reduce.scaling import Scaling
+from samestep.reduce.sharded_weights import ShardedWeights
 from samestep.reduce.tree_sum import TreeSum, largest_bucket
+from samestep.reduce.weight_units import Unit
 from samestep.step.micro_batches import cut_batch
 from samestep.train.run import Run
 from samestep.train.task import Task
@@ -51,6 +55,8 @@ class StepMemory:
     """Gradients on their way to memory that they are added to; negative where less than `gradients` is held at once."""
     update: int
     """What the optimizers' step holds besides, while it runs."""
+    gathered: int = 0
+    """Weights of other owners, while blocks run (`distributed.shard: weights`)."""
 
     @property
     def total(self) -> int | None:
@@ -59,7 +65,7 @@ class StepMemory:
             return None
         held = self.weights + self.buffers + self.optimizer + self.exchange + self.batches
         summed = min(self.gradients, self.weights)  # the update has one set of them left
-        backward = self.gradients + self.activations + self.passing
+        backward = self.gradients + self.activations + self.passing + self.gathered
         return held + max(backward, summed + self.update)
 
 
@@ -83,18 +89,31 @@ def predict(run: Run, task: Task, batch: LaneBatch) -> StepMemory:
     owns = (lambda param: True) if owners is None else owners.is_mine
     optimizer, update = predict_optimizers(state.optimizers, run.device, owns)
     one_set = sum(param.nbytes for param in params)
-    exchange = predict_exchange(run.config, assignment, params)
+    weights = run.setup.gathered.weights
+    units = () if weights is None else weights.units
+    exchange = predict_exchange(run.config, assignment, params, units)
+    with nullcontext() if weights is None else weights.everywhere():
+        activations = predict_activations(run, task, batch)
     return StepMemory(
         weights=bytes_of([param for module in modules for param in module.parameters()]),
         buffers=bytes_of([buffer for module in modules for buffer in module.buffers()]),
         optimizer=optimizer,
         gradients=gradient_sets(run.config, assignment) * one_set,
-        activations=predict_activations(run, task, batch),
+        activations=activations,
         exchange=exchange,
         batches=len(assignment.my_units) * sum(tensor.nbytes for tensor in tensors(batch.data)),
         passing=_passing(run.config, assignment, params),
         update=update,
+        gathered=_gathered(units, owns),
     )
+
+
+def _gathered(units: Sequence[Unit], owns: Callable[[Tensor], bool]) -> int:
+    """What is in no block, and two blocks in a row, of other owners."""
+    if not units:
+        return 0
+    *blocks, rest = [sum(p.nbytes for _, p in unit.params if not owns(p)) for unit in units]
+    return rest + max(map(sum, zip([0, *blocks], [*blocks, 0], strict=True)))
 
 
 def _passing(config: Config, assignment: LaneAssignment, params: Sequence[Tensor]) -> int:
@@ -105,6 +124,8 @@ def _passing(config: Config, assignment: LaneAssignment, params: Sequence[Tensor
         return max(param.nbytes for param in params)
     owned = config.distributed.shard != "none"
     bucket = largest_bucket(params, bucket_bytes(params)) if owned else largest_bucket(params)
+    if config.distributed.shard == "weights":
+        return bucket  # of every lane
     # Of a rank's last lane there is never more than a bucket; of those before it, a whole set.
     *before, last = _sets_before(assignment.my_units)
     one_set = sum(param.nbytes for param in params)
@@ -128,7 +149,7 @@ def gradient_sets(config: Config, assignment: LaneAssignment) -> int:
     if not alone and config.same != "bits":
         # DistributedDataParallel adds lanes in one set; of a single one that may be its buckets.
         return 0 if len(mine) == 1 and config.distributed.gradient_as_bucket_view else 1
-    if len(mine) == 1:
+    if len(mine) == 1 or (config.distributed.shard == "weights" and not alone):
         return 1 if alone else 0  # moved into the exchanged buffers, bucket by bucket
     return max(_sets_before(mine)) + 1
 
@@ -151,13 +172,27 @@ class _Shapes(SoloCollectives):
         self.rank, self.world = rank, world
 
 
-def predict_exchange(config: Config, assignment: LaneAssignment, params: Sequence[Tensor]) -> int:
+@dataclass(frozen=True)
+class _ShapesOfWeights:
+    """What a sum by rounds asks about the weights that it is for."""
+
+    units: Sequence[Unit]
+    owners: Owners
+
+
+def predict_exchange(
+    config: Config,
+    assignment: LaneAssignment,
+    params: Sequence[Tensor],
+    units: Sequence[Unit] = (),
+) -> int:
     """What ranks hold to exchange gradients.
 
     Args:
         config: How lanes are added up.
         assignment: The lanes of every rank.
         params: Parameters that are trained.
+        units: What is gathered together, with `distributed.shard: weights`.
     """
     if len(assignment.units) == 1:
         return 0
@@ -173,11 +208,30 @@ def predict_exchange(config: Config, assignment: LaneAssignment, params: Sequenc
         laid_out: TreeSum
         if config.distributed.shard == "none":
             laid_out = TreeSum(*common)
-        else:
+        elif config.distributed.shard == "optimizer":
             laid_out = OwnedSum(*common, owners)
+        else:
+            of = {id(param): shape for param, (_, shape) in zip(params, shapes, strict=True)}
+            same = [replace(u, params=[(n, of[id(p)]) for n, p in u.params]) for u in units]
+            weights = cast(ShardedWeights, _ShapesOfWeights(same, owners))
+            laid_out = RoundSum(*common, weights)
         held = meter.held()
         del laid_out
+    if config.distributed.shard == "weights":
+        held += _partial_sums(assignment) * owners.load[ranks.rank]
     return held
+
+
+def _partial_sums(assignment: LaneAssignment) -> int:
+    """Return how many partial sums an owner holds between rounds, besides the one that becomes the whole sum."""
+    world, lanes = len(assignment.units), sum(map(len, assignment.units))
+    tree: LaneTree[int] = LaneTree(lambda left, right: left)
+    most = 1
+    for lane in range(lanes):
+        tree.push(lane, 1, lane)
+        if (lane + 1) % world == 0 and lane + 1 < lanes:
+            most = max(most, len(tree.nodes))
+    return most - 1
 
 
 def predict_optimizers(

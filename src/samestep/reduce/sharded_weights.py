@@ -106,15 +106,16 @@ class ShardedWeights:
 
     def end_pass(self) -> None:
         """End this rank's pass: free all weights of others."""
-        if self._ahead is not None:
-            self._held[self._ahead].arrive()
-            self._ahead = None
+        with self._collectives.activity.waiting("the end of a pass"):
+            if self._ahead is not None:
+                self._held[self._ahead].arrive()
+                self._ahead = None
+            self._check(_END, len(self.units))
+            for pending in self._told:
+                pending.wait()
+        self._told.clear()
         for number in range(len(self.units)):
             self.close(number)
-        self._check(_END, len(self.units))
-        for pending in self._told:
-            pending.wait()
-        self._told.clear()
         self._orders[self._kind], self._busy = self._opened, None
 
     def follow(
@@ -139,8 +140,8 @@ class ShardedWeights:
                     self._held[number].leave(busy)
                 else:
                     on_bucket(number)
-        for held in self._held:
-            held.arrive()
+            for held in self._held:
+                held.arrive()
         self._orders[kind], self._busy = self._opened, None
 
     def sent_bucket(self, number: int) -> None:
@@ -164,8 +165,9 @@ class ShardedWeights:
     def _listen(self, rank: int) -> tuple[int, int]:
         wire = self._collectives.wire(self._collectives.device)
         told = torch.zeros(2, dtype=torch.int64, device=wire)
-        start_exchange(receive([(rank, told)]), _COMMANDS).wait()
-        what, number = told.tolist()
+        with self._collectives.activity.waiting("the order of blocks"):
+            start_exchange(receive([(rank, told)]), _COMMANDS).wait()
+            what, number = told.tolist()
         return what, number
 
     def _check(self, what: int, number: int) -> None:
