@@ -156,6 +156,9 @@ def _read_parts(opened: Trials, lanes_per_rank: int) -> tuple[StepMemory, list[_
             for number in range(_WARM_UP + _STEPS):
                 levels.begin()
                 next(steps)
+                weights = run.setup.gathered.weights
+                if number == 0 and weights is not None:
+                    weights.watch_memory(meter.resized)
                 if number >= _WARM_UP:
                     found = levels.finished()
                     held.append(_sorted_out(run, meter, found, opened.task.has_batch_loss, by_tree))

@@ -29,6 +29,9 @@ class Meter(Protocol):
     def size_of(self, batch: Any) -> int:
         """What of `held` is a batch's, once it is where this rank computes."""
 
+    def resized(self, tensor: Tensor) -> None:
+        """The storage of a tensor has another size now."""
+
 
 @contextmanager
 def metered(device: torch.device) -> Iterator[Meter]:
@@ -66,6 +69,9 @@ class _AllocatorMeter:
 
     def size_of(self, batch: Any) -> int:
         return sum(tensor.nbytes for tensor in tensors(batch))
+
+    def resized(self, tensor: Tensor) -> None:
+        """The allocator has seen it."""
 
 
 def _open_workspaces(device: torch.device) -> None:
@@ -113,6 +119,13 @@ class TensorMeter(TorchDispatchMode):
         for tensor in tensors(found):
             self._see(tensor, counts=True)
         return found
+
+    def resized(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata in self._sizes:
+            self._held += storage.nbytes() - self._sizes[storage._cdata]
+            self._sizes[storage._cdata] = storage.nbytes()
+            self._peak = max(self._peak, self._held)
 
     def _see(self, tensor: Tensor, counts: bool) -> None:
         storage = tensor.untyped_storage()

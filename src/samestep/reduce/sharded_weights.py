@@ -85,6 +85,11 @@ class ShardedWeights:
         *blocks, rest = [sum(param.nbytes for _, param in unit.params) for unit in self.units]
         return rest + sum(sorted(blocks)[-2:])
 
+    def watch_memory(self, resized: Callable[[Tensor], None]) -> None:
+        """Let a function be called with memory that others' weights are gathered into, now and when its size changes."""
+        for held in self._held:
+            held.watch_memory(resized)
+
     # -- a pass ----------------------------------------------------------------------------
 
     def begin_pass(self, kind: str, busy: Sequence[int]) -> None:

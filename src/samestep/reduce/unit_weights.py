@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -58,6 +58,14 @@ class UnitWeights:
         self._staged: dict[int, Tensor] = {}
         self._pending: Pending | None = None
         self._receives = False
+        self.on_resize: Callable[[Tensor], None] = lambda flat: None
+        """Called when memory is taken or freed, which no operation of torch's shows."""
+
+    def watch_memory(self, resized: Callable[[Tensor], None]) -> None:
+        """Let a function be called with gathered memory, now and when its size changes."""
+        self.on_resize = resized
+        for flat in self._flats:
+            resized(flat)
 
     def leave(self, busy: Sequence[int]) -> None:
         """Send this rank's weights to the ranks that need them, and begin to receive theirs if it is one of them."""
@@ -68,6 +76,7 @@ class UnitWeights:
             for owner, flat in enumerate(self._flats):
                 if owner != self._rank and self._by_owner[owner]:
                     flat.untyped_storage().resize_(flat.numel())
+                    self.on_resize(flat)
                     place = flat
                     if flat.device.type != self._wire.type:
                         place = self._staged[owner] = torch.empty_like(flat, device=self._wire)
@@ -108,6 +117,7 @@ class UnitWeights:
             for owner, flat in enumerate(self._flats):
                 if owner != self._rank:
                     flat.untyped_storage().resize_(0)
+                    self.on_resize(flat)
 
     def keep_on_host(self) -> None:
         """Let parameters of others be copies in host memory, until `put_back`."""
