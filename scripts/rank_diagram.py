@@ -1,5 +1,6 @@
-"""Draw docs/images/ranks.svg (machines, their GPUs, ranks and lanes, and who exchanges what with whom), or with --owners
-docs/images/owners.svg (what each rank holds with distributed.shard: optimizer, and when it is sent)."""
+"""Draw docs/images/ranks.svg (machines, their GPUs, ranks and lanes, and who exchanges what with whom), with --owners
+docs/images/owners.svg (what each rank holds with distributed.shard: optimizer, and when it is sent), or with --weights
+docs/images/weights.svg (the weights that each rank holds with distributed.shard: weights, and when)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from html import escape
 from pathlib import Path
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "ranks.svg"
-OWNERS = PICTURE.with_name("owners.svg")
+OWNERS, WEIGHTS = PICTURE.with_name("owners.svg"), PICTURE.with_name("weights.svg")
 _COLOURS = ("#dcebfb", "#e3f2e6", "#fbead2", "#eee3f7")
 """Of the owners."""
 _GPU_WIDTH, _GPU_HEIGHT, _GAP, _TOP = 92, 84, 12, 64
@@ -66,6 +67,38 @@ def owners_diagram(world: int = 4) -> str:
     return _picture(parts, width, bottom + 86)
 
 
+def weights_diagram(world: int = 4, blocks: int = 4) -> str:
+    """An SVG of the weights that so many ranks hold while a model of so many blocks runs."""
+    each, left, row = 150, 190, 42
+    width = left + world * (each + _GAP)
+    parts = [
+        _text(
+            width / 2, 24, "which weights a rank holds; each block has parts of all owners", size=15
+        )
+    ]
+    moments: list[tuple[str, tuple[int, ...]]] = [
+        ("between two steps", ()),
+        ("block 1 runs, 2 arrives", (0, 1)),
+        ("block 2 runs, 3 arrives", (1, 2)),
+        ("block 4 runs, then back", (3,)),
+        ("backward of 3, 2 arrives", (2, 1)),
+    ]
+    for at, (what, _) in enumerate(moments):
+        parts.append(_text(left / 2, 78 + at * row, what))
+    for rank in range(world):
+        x, block = left + rank * (each + _GAP), each / blocks
+        parts.append(_text(x + each / 2, 48, f"rank {rank}"))
+        for at, (_, gathered) in enumerate(moments):
+            for number in range(blocks):
+                for owner in range(world):
+                    is_here = owner == rank or number in gathered
+                    fill = _COLOURS[owner % len(_COLOURS)] if is_here else "#ffffff"
+                    part = (block - 4) / world
+                    place = x + number * block + owner * part
+                    parts.append(_box(place, 58 + at * row, part, 30, fill))
+    return _picture(parts, width, 70 + len(moments) * row)
+
+
 def _picture(parts: list[str], width: float, height: float) -> str:
     body = "\n".join(parts)
     return (
@@ -98,8 +131,14 @@ if __name__ == "__main__":
     parser.add_argument("--gpus", type=int, default=3)
     parser.add_argument("--lanes", type=int, default=18)
     parser.add_argument("--owners", action="store_true")
+    parser.add_argument("--weights", action="store_true")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    drawn = owners_diagram() if args.owners else diagram(args.machines, args.gpus, args.lanes)
-    output = args.output or (OWNERS if args.owners else PICTURE)
+    if args.owners:
+        drawn, place = owners_diagram(), OWNERS
+    elif args.weights:
+        drawn, place = weights_diagram(), WEIGHTS
+    else:
+        drawn, place = diagram(args.machines, args.gpus, args.lanes), PICTURE
+    output = args.output or place
     output.write_text(drawn, encoding="utf-8")
