@@ -101,7 +101,11 @@ class RunSetup:
                 weights.follow(EVALUATION, busy)
                 continue
             weights.begin_pass(EVALUATION, busy)
-            yield mine[at]
+            try:
+                yield mine[at]
+            except GeneratorExit:
+                weights.abandon_pass()
+                raise
             weights.end_pass()
 
     def with_batch(self, global_batch: int) -> RunSetup:

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import samestep
-from samestep.errors import Stopped, TaskError
+from samestep.config.optim import EmaConfig
+from samestep.errors import StepError, Stopped, TaskError
+from samestep.optim.weight_average import Ema
 from samestep.reduce.owners import is_held
 from samestep.train.callbacks import GradientNorms
 from tests.ranks import answers_of_ranks, run_ranks
@@ -157,7 +159,7 @@ def test_a_run_resumes_in_any_mode(tmp_path: Path) -> None:
 def _refused(folder: str, kind: str) -> str:
     try:
         _do(folder, kind)
-    except TaskError as error:
+    except (TaskError, StepError) as error:
         return str(error)
     return "nothing was refused"
 
@@ -167,6 +169,7 @@ def _do(folder: str, kind: str) -> None:
         model = Net()
         optimizer = torch.optim.SGD(model.parameters(), 1e-2)
         data: Any = DataLoader(_tensors(3, SAMPLES), batch_size=BATCH)
+        early = Ema(model, EmaConfig(decay=0.9), None, run.context.collectives)
         model, optimizer, data = run.prepare(model, optimizer, data)
         if kind == "iterable data":
             data = samestep.strided(list(_tensors(3, SAMPLES)))
@@ -183,6 +186,13 @@ def _do(folder: str, kind: str) -> None:
                 model(torch.zeros(2, 8))
             if kind == "its state":
                 model.state_dict()
+            if kind == "rows of a step":
+                run.gather([torch.zeros(3)])
+            if kind == "a left loop":
+                for _ in run.batches(_tensors(4, 37)):
+                    break
+            if kind == "an early average":
+                run.register("slow", early)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +203,9 @@ def _do(folder: str, kind: str) -> None:
         ("iterable data", "which iterable data does not tell"),
         ("outside", "ran outside of a training step or an evaluation"),
         ("its state", "this rank holds only some of its weights"),
+        ("rows of a step", "run.gather of a step's rows needs ranks with consecutive lanes"),
+        ("a left loop", "was left before its end, or two of them run at once"),
+        ("an early average", "an average of the weights was made before run.prepare"),
     ],
 )
 def test_what_cannot_be_gathered_is_refused(tmp_path: Path, kind: str, said: str) -> None:
@@ -233,3 +246,25 @@ def _followed(folder: str, shard: str) -> float:
 def test_what_follows_an_update_has_all_weights(tmp_path: Path) -> None:
     [expected] = run_ranks(_followed, 1, str(tmp_path / "1"), "none")
     assert run_ranks(_followed, 3, str(tmp_path / "3"), "weights") == [expected] * 3
+
+
+def _adversarial(folder: str, shard: str) -> tuple[list[float], str]:
+    """A step that differentiates by its input first, then runs the model again."""
+    with samestep.start(**_keys(folder, shard)) as run:
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+        data = DataLoader(_tensors(3, SAMPLES), batch_size=BATCH)
+        model, optimizer, data = run.prepare(model, optimizer, data)
+
+        def loss(batch: Any) -> Tensor:
+            x = batch.x.clone().requires_grad_()
+            (direction,) = torch.autograd.grad(F.cross_entropy(model(x), batch.y), x)
+            return F.cross_entropy(model((x + 0.1 * direction.sign()).detach()), batch.y)
+
+        seen = [step.train(loss).item() for step in run.steps(data)]
+        return seen, _digest(run, model, optimizer)
+
+
+def test_a_step_may_run_the_model_twice(tmp_path: Path) -> None:
+    [expected] = run_ranks(_adversarial, 1, str(tmp_path / "1"), "none")
+    assert run_ranks(_adversarial, 3, str(tmp_path / "3"), "weights")[0] == expected

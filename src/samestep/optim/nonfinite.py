@@ -91,9 +91,18 @@ class FiniteGuard:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._in_a_row = state["skipped in a row"]
 
-    def refuse_bad_weights(self, step: int, params: Sequence[Parameter]) -> None:
-        """Before a save: a finite loss can leave weights that are not."""
-        if not _all_finite([param.detach() for param in params]):
+    def refuse_bad_weights(
+        self, step: int, params: Sequence[Parameter], is_sharded: bool = False
+    ) -> None:
+        """Before a save: a finite loss can leave weights that are not.
+
+        Args:
+            step: The last one.
+            params: Those that this rank holds.
+            is_sharded: Whether other ranks hold others.
+        """
+        is_finite = _all_finite([param.detach() for param in params])
+        if not (all(self._context.gather(is_finite)) if is_sharded else is_finite):
             raise NonFiniteLoss(
                 f"weights are NaN or infinite after step {step}, though its loss was not. The "
                 "checkpoints before it are intact: look at the gradients, or set clip.norm"

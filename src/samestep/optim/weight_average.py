@@ -108,6 +108,11 @@ class WeightAverage(ABC):
         return {"model": {**state, **self._average, **self.others}, "updates": self.updates}
 
     @property
+    def is_of_held(self) -> bool:
+        """Whether this rank holds all weights that it averages."""
+        return all(map(is_held, self._live.values()))
+
+    @property
     def held(self) -> dict[str, Tensor]:
         """The averages that this rank holds, by name."""
         return self._average

@@ -46,6 +46,8 @@ class GradientSum(ABC):
 
     is_local = False
     """Whether all lanes are this process's: there is nothing to exchange."""
+    shares_early = True
+    """Whether `share` comes before the last `backward`, so that it travels behind it, or after `exchange`."""
 
     def __init__(self, scaling: Scaling) -> None:
         """Args:

@@ -13,6 +13,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from samestep.distributed.collectives import Collectives
+from samestep.errors import StepError
 from samestep.reduce.owners import Owners
 from samestep.reduce.sharded_weights import ShardedWeights
 
@@ -24,6 +25,9 @@ class Average(Protocol):
 
     @property
     def held(self) -> dict[str, Tensor]: ...
+
+    @property
+    def is_of_held(self) -> bool: ...
 
 
 class OwnedStates:
@@ -65,8 +69,14 @@ class OwnedStates:
 
     def keep(self, average: Average) -> None:
         """Gather an average of the weights with them."""
-        if self._weights is not None:
-            self.averages.append(average)
+        if self._weights is None:
+            return
+        if not average.is_of_held:
+            raise StepError(
+                "an average of the weights was made before run.prepare, which has dealt them out (distributed.shard: "
+                "weights): make it afterwards, of run.model"
+            )
+        self.averages.append(average)
 
     @contextmanager
     def whole(self) -> Iterator[None]:

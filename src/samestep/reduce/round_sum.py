@@ -31,6 +31,7 @@ _GRADIENTS = 1
 class RoundSum(OwnedSum):
     """Sums the lanes of all ranks round by round, each parameter's on its owner."""
 
+    shares_early = False  # ranks' last lanes are in different rounds
     _buckets: list[RoundBucket]  # type: ignore[assignment]
 
     def __init__(
@@ -110,8 +111,10 @@ class RoundSum(OwnedSum):
 
     def _send(self) -> None:
         number = self._sent
+        self._weights.announce_bucket(
+            number
+        )  # first: who has no lane receives it only when it is told
         self._exchange_bucket(number)
-        self._weights.sent_bucket(number)
         if number in self._ends:
             self._weights.close(self._ends[number])
         self._sent += 1

@@ -30,8 +30,12 @@ from samestep.reduce.weight_units import Unit
 
 _COMMANDS, _WEIGHTS = 2, 3
 """Tags of messages; a unit's number is added to that of weights."""
-_OPEN, _START, _BUCKET, _END = range(4)
+_OPEN, _START, _BUCKET, _END, _ABANDON = range(5)
 """What a rank without a batch is told."""
+_OVERLAP = (
+    "distributed.shard: weights: a loop over run.batches was left before its end, or two of them run at once. All ranks "
+    "gather weights for each of its batches: read it to its end, one loop after the other"
+)
 TRAINING, EVALUATION = "training", "evaluation"
 
 
@@ -99,11 +103,16 @@ class ShardedWeights:
             kind: Passes of one kind need units in one order.
             busy: The ranks that run it, this one among them; the same on every rank.
         """
-        assert self._busy is None, "passes do not overlap"
         self._begin(kind, busy)
         self._open(self._root)
 
+    def abandon_pass(self) -> None:
+        """A loop has left its pass: ranks that take part in it end with an error, and so does the next pass."""
+        self._tell(_ABANDON, 0)
+
     def _begin(self, kind: str, busy: Sequence[int]) -> None:
+        if self._busy is not None:
+            raise TaskError(_OVERLAP)
         self._busy, self._kind = busy, kind
         self._opened, self._expected = [], self._orders.get(kind, [])
         self._is_checked = kind == EVALUATION or not self._expected
@@ -139,6 +148,8 @@ class ShardedWeights:
                 what, number = self._listen(busy[0])
                 if what == _END:
                     break
+                if what == _ABANDON:
+                    raise TaskError(_OVERLAP)
                 if what == _OPEN:
                     self._opened.append(number)
                 elif what == _START:
@@ -149,8 +160,8 @@ class ShardedWeights:
                 held.arrive()
         self._orders[kind], self._busy = self._opened, None
 
-    def sent_bucket(self, number: int) -> None:
-        """Tell ranks without a batch that a bucket of gradients is on its way to its owners."""
+    def announce_bucket(self, number: int) -> None:
+        """Tell ranks without a batch that a bucket of gradients leaves for its owners."""
         self._tell(_BUCKET, number)
 
     def _tell(self, what: int, number: int, everyone: bool = False) -> None:
@@ -206,8 +217,18 @@ class ShardedWeights:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             if self._is_whole:
                 return
-            for tensor in leaves(output):
-                if isinstance(tensor, Tensor) and tensor.requires_grad:
+            found = [leaf for leaf in leaves(output) if isinstance(leaf, Tensor)]
+            if not found and torch.is_grad_enabled():
+                raise TaskError(
+                    f"distributed.shard: weights: {self.units[number].name} returns a {type(output).__name__} in which no "
+                    "tensor was found, so its backward pass would not be noticed. Return tensors, in containers or a "
+                    "dataclass, or name a module around it in distributed.shard_blocks"
+                )
+            self._went_back.discard(
+                number
+            )  # an earlier pass within this one, as for a gradient penalty
+            for tensor in found:
+                if tensor.requires_grad:
                     tensor.register_hook(lambda grad: self._before_backward(number))
             if self._next != number:  # the last block runs backward at once
                 self.close(number)
@@ -228,11 +249,6 @@ class ShardedWeights:
 
     def _open(self, number: int) -> None:
         """Have the weights of a unit, and start to gather those of the next."""
-        if self._busy is None:
-            raise TaskError(
-                f"distributed.shard: weights: {self.units[number].name} ran outside of a training step or an "
-                "evaluation. Other ranks own some of its weights and must take part: set shard: optimizer"
-            )
         self._check(_OPEN, number)
         self._opened.append(number)
         with self._collectives.activity.waiting(f"weights of {self.units[number].name}"):
@@ -268,8 +284,17 @@ class ShardedWeights:
     """Whether some rank has."""
 
     def guard(self, module: nn.Module) -> None:
-        """Refuse `state_dict()` of a module outside of `run.whole_state()`: most of it would be NaN."""
+        """Refuse `state_dict()` of a module outside of `run.whole_state()`, and its use between passes: NaN is there."""
         module.register_state_dict_pre_hook(self._refuse_part)
+        if any(param.requires_grad for param in module.parameters()):
+            module.register_forward_pre_hook(self._refuse_outside)
+
+    def _refuse_outside(self, module: nn.Module, args: Any) -> None:
+        if self._busy is None and not self._is_whole:
+            raise TaskError(
+                f"distributed.shard: weights: {type(module).__name__} ran outside of a training step or an evaluation. "
+                "Other ranks own some of its weights and must take part: set shard: optimizer"
+            )
 
     def _refuse_part(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
         # What asks for the parameters themselves, as our averages do, looks which of them are here.

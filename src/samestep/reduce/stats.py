@@ -178,6 +178,15 @@ class GatheredStats(RowStats):
         self._in_flight = (everyone, mine)  # see exchange.py on who frees them
         self._work: dist.Work | None = work
         self._assignment = assignment
+        self._order: Tensor | None = None
+        """Where each lane is among all ranks' rows, if ranks take lanes in turn."""
+        if assignment[0].step > 1:
+            at = [
+                (lane, rank * self._rows.shape[1] + place)
+                for rank, lanes in enumerate(assignment)
+                for place, lane in enumerate(lanes)
+            ]
+            self._order = torch.tensor([row for _, row in sorted(at)], device=everyone.device)
         self._activity = activity
 
     def count(self) -> Tensor | float:
@@ -190,15 +199,10 @@ class GatheredStats(RowStats):
 
     def values(self) -> list[Tensor | float]:
         self._wait()
+        if self._order is not None:
+            return super().values()
         rows = zip(self._rows, self._assignment, strict=True)
-        by_lane = {
-            lane: (loss, count)
-            for held, lanes in rows
-            for lane, loss, count in zip(
-                lanes, *[iter(_numbers(held[: len(lanes)]))] * 2, strict=True
-            )
-        }
-        return [value for lane in sorted(by_lane) for value in by_lane[lane]]
+        return [value for held, lanes in rows for value in _numbers(held[: len(lanes)])]
 
     def flags(self) -> ReadFlags:
         self._wait()
@@ -209,6 +213,8 @@ class GatheredStats(RowStats):
             with self._activity.waiting("losses"):
                 self._work.wait()
             self._work = None
+            if self._order is not None:
+                self._rows = self._rows.flatten(0, 1)[self._order]
 
 
 class ReplayedStats(LocalStats):

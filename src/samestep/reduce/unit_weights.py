@@ -54,6 +54,7 @@ class UnitWeights:
         """Whether this rank has all of them, gathered with the other ranks; also if it owns them all."""
         self.is_stale = True
         """Whether the copy of this rank's weights on the wire's device is an old one."""
+        self._version = -1
         self._mine = self._flats[self._rank]
         self._staged: dict[int, Tensor] = {}
         self._pending: Pending | None = None
@@ -88,8 +89,10 @@ class UnitWeights:
 
     def _on_wire(self) -> Tensor:
         own = self._flats[self._rank]
-        if self.is_stale:
-            self.is_stale = False
+        # Averages and users write into weights, too, without telling.
+        version = sum(param._version for param in self._by_owner[self._rank])
+        if self.is_stale or version != self._version:
+            self.is_stale, self._version = False, version
             self._mine = own if own.device.type == self._wire.type else own.to(self._wire)
         return self._mine
 

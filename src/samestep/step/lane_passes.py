@@ -249,7 +249,7 @@ class LanePasses:
         self._lane_stats[lane] = stats
         if self.engine.watch is not None:
             self.engine.watch.leave_lane(stats.loss, stats.count)
-        if last:
+        if last and self.engine.reduction.gradients.shares_early:
             self._share()
         with self.engine.setup.precision.backward():
             self.engine.reduction.gradients.backward(loss, stats.count, lane, last, retain)
@@ -265,8 +265,10 @@ class LanePasses:
         self._begin()
         self.batches.read_all()  # also what the loop did not: the next step gets its own batches
         self._open = None
-        stats = self._share()
+        if reduction.gradients.shares_early:
+            self._share()
         reduction.gradients.exchange()
+        stats = self._share()
         reduction.buffers.wait()
         reduction.gradients.finish(stats)
         reduction.buffers.finish()
@@ -337,7 +339,8 @@ class LanePasses:
 
     def refuse_bad_weights(self) -> None:
         """Before this step is saved; waits for the device, as a save does."""
-        self.engine.guard.refuse_bad_weights(self.data.index, self.engine.params)
+        is_sharded = self.engine.setup.gathered.weights is not None
+        self.engine.guard.refuse_bad_weights(self.data.index, self.engine.params, is_sharded)
 
     def _share(self) -> LocalStats:
         """Start sending what this rank's lanes counted, and changed in buffers, to all ranks.

@@ -229,7 +229,13 @@ class RunMeasures(RunFiles):
             if lanes_of(list(parts)):
                 own = [own for part in parts for own in _of_lanes(part)]
                 return gather_rows(self.context, own, None)
-            return gather_rows(self.context, parts, self._finished_share("run.gather"))
+            share = self._finished_share("run.gather")
+            if share is None and self.setup.gathered.weights is not None:
+                raise StepError(
+                    "run.gather of a step's rows needs ranks with consecutive lanes, which distributed.shard: weights deals "
+                    "out in turn: gather after a loop over run.batches, or set shard: optimizer"
+                )
+            return gather_rows(self.context, parts, share)
 
     @overload
     def reduce(self, value: float, op: Op = "sum") -> float: ...
