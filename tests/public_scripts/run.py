@@ -65,9 +65,9 @@ class Script:
             text = _read(original / file)
             if hashlib.sha256(text.encode()).hexdigest() != edits["sha256"]:
                 sys.exit(f"{clone}: {file} is another version: check out {self.commit}")
-            smaller = _edited(text, edits["smaller"])
+            smaller = edited(text, edits["smaller"])
             _write(original / file, smaller)
-            _write(port / file, _edited(smaller, edits["port"]))
+            _write(port / file, edited(smaller, edits["port"]))
         return original, port
 
     def diff(self, original: Path, port: Path) -> list[str]:
@@ -95,7 +95,7 @@ class Script:
         ends = []
         for folder in (original, port):
             script, saved = folder / self.directory / self.script, folder.with_suffix(".pt")
-            _write(script, _with_equal(_read(script)))
+            _write(script, with_equal(_read(script)))
             environment = {"EQUAL": str(saved), "SAMESTEP_ARGS": "lanes=1 resume=never"}
             done = self._run(folder, [self.script, *arguments], environment)
             if not saved.exists():  # with their last weights, whatever they do with them
@@ -131,13 +131,14 @@ def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).abs().max() / a.abs().max().clamp_min(1e-9))
 
 
-def _edited(text: str, edits: Sequence[tuple[int, int, str]]) -> str:
+def edited(text: str, edits: Sequence[tuple[int, int, str]]) -> str:
+    """Return a text after edits, each a place in it, how much is removed, and what is added."""
     for at, removed, added in reversed(edits):
         text = text[:at] + added + text[at + removed :]
     return text
 
 
-def _with_equal(text: str) -> str:
+def with_equal(text: str) -> str:
     """Import `equal` first, but for what must be first of all."""
     lines = text.splitlines(keepends=True)
     first = [at for at, line in enumerate(lines) if line.startswith("from __future__")]
