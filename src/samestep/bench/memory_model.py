@@ -109,7 +109,7 @@ def predict(run: Run, task: Task, batch: LaneBatch) -> StepMemory:
 
 
 def _gathered(units: Sequence[Unit], owns: Callable[[Tensor], bool]) -> int:
-    """What is in no block, and two blocks in a row, of other owners."""
+    """Return the bytes of other owners' weights in no block and in two blocks in a row."""
     if not units:
         return 0
     *blocks, rest = [sum(p.nbytes for _, p in unit.params if not owns(p)) for unit in units]
@@ -174,7 +174,7 @@ class _Shapes(SoloCollectives):
 
 @dataclass(frozen=True)
 class _ShapesOfWeights:
-    """What a sum by rounds asks about the weights that it is for."""
+    """The units and owners that a sum by rounds reads."""
 
     units: Sequence[Unit]
     owners: Owners

@@ -84,7 +84,7 @@ class SequentialSource(MapSource):
 
     @property
     def takes_part(self) -> bool:
-        """Whether this rank has a part in the rounds: batches, or weights that others gather."""
+        """Return whether this rank takes part in the rounds: by batches, or by weights that others gather."""
         return bool(self.units) or self._setup.gathered.weights is not None
 
     def _number(self, unit: int, epoch_step: int) -> int:

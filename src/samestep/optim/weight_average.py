@@ -109,7 +109,7 @@ class WeightAverage(ABC):
 
     @property
     def is_of_held(self) -> bool:
-        """Whether this rank holds all weights that it averages."""
+        """Return whether this rank holds all weights that it averages."""
         return all(map(is_held, self._live.values()))
 
     @property

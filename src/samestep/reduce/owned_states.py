@@ -1,4 +1,4 @@
-"""What only the owners of parameters hold (`distributed.shard`), gathered for a save."""
+"""States, weights and averages that only the owners of parameters hold (`distributed.shard`), gathered for a save."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Average(Protocol):
 
 
 class OwnedStates:
-    """What only owners hold: the states of a run's optimizers, and with `shard: weights` the weights."""
+    """The states of a run's optimizers, and with `shard: weights` the weights, which only owners hold."""
 
     def __init__(
         self,

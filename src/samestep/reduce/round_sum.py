@@ -113,7 +113,7 @@ class RoundSum(OwnedSum):
         number = self._sent
         self._weights.announce_bucket(
             number
-        )  # first: who has no lane receives it only when it is told
+        )  # first: a rank without a lane receives it only after this command
         self._exchange_bucket(number)
         if number in self._ends:
             self._weights.close(self._ends[number])

@@ -31,7 +31,7 @@ from samestep.reduce.weight_units import Unit
 _COMMANDS, _WEIGHTS = 2, 3
 """Tags of messages; a unit's number is added to that of weights."""
 _OPEN, _START, _BUCKET, _END, _ABANDON = range(5)
-"""What a rank without a batch is told."""
+"""Commands to ranks without a batch."""
 _OVERLAP = (
     "distributed.shard: weights: a loop over run.batches was left before its end, or two of them run at once. All ranks "
     "gather weights for each of its batches: read it to its end, one loop after the other"

@@ -37,7 +37,7 @@ class Sharding:
 
     @property
     def summary(self) -> str:
-        """What ranks hold, for the plan."""
+        """The share of the largest owner, and the weights that are gathered at once, for the plan."""
         if self.weights is None:
             return self.owners.balance
         blocks, most = len(self.weights.units) - 1, self.weights.most_gathered
@@ -51,7 +51,7 @@ class Sharding:
             reader: What that is.
 
         Raises:
-            TaskError: Weights are sharded as well: no rank has room for all gradients.
+            TaskError: Weights are sharded as well: no rank may hold all gradients.
         """
         if self.weights is not None:
             raise TaskError(

@@ -182,7 +182,7 @@ class RunFiles(RunPlace):
 
     @property
     def _shard(self) -> str:
-        """What each rank holds, where `distributed.shard` deals it out."""
+        """The summary of `distributed.shard` for the plan; empty without it."""
         sharding = None if self._prepared is None else self._prepared.reduction.sharding
         return "" if sharding is None else sharding.summary
 
