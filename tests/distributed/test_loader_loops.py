@@ -10,6 +10,7 @@ import random
 import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,36 @@ def _by_next(folder: str) -> list[int]:
 
 def test_a_loop_that_takes_its_batches_by_next_records_its_last_step(tmp_path: Path) -> None:
     assert run_ranks(_by_next, 2, str(tmp_path)) == [list(range(6))] * 2
+
+
+def _estimates(folder: str, stop: int | None = None) -> list[float]:
+    """What a loop estimates before every second step, by what it draws outside of lanes."""
+    estimates: list[float] = []
+    with suppress(Stopped), samestep.start(**_keys(folder, steps=8, epochs=None)) as run:
+        if stop is not None:
+            run.pause_after(stop)
+        model, optimizer, data = _prepared(run)
+        batches = iter(data)
+        for number in range(run.start_step, 8):
+            if number % 2 == 0:
+                with torch.no_grad(), run.no_lanes():
+                    noise = torch.randn(4, 1, 8, 8) * random.random()
+                    estimates.append(float(model(noise).sum()))
+            x, y = next(batches)
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return estimates
+
+
+def test_draws_outside_of_lanes_are_the_same_in_a_resumed_run(tmp_path: Path) -> None:
+    [expected] = run_ranks(_estimates, 1, str(tmp_path / "whole"))
+    assert len(set(expected)) == 4
+    run_ranks(_estimates, 1, str(tmp_path / "parts"), 2)
+    run_ranks(_estimates, 2, str(tmp_path / "parts"), 5)
+    assert run_ranks(_estimates, 4, str(tmp_path / "parts")) == [expected[3:]] * 4
+    run_ranks(_estimates, 2, str(tmp_path / "two"), 4)
+    assert run_ranks(_estimates, 1, str(tmp_path / "two")) == [expected[2:]]
 
 
 def _bars(folder: str) -> list[int]:

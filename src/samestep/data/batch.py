@@ -115,6 +115,8 @@ class Position:
     epoch_step: int = 0
     streams: Mapping[int, Any] = field(default_factory=dict)
     """By lane, the state of a stream that has one; other streams are read again on resume."""
+    draws: tuple[int, ...] = ()
+    """Where the loop's own draws began that came last, if it has a body."""
 
 
 @dataclass(slots=True)
@@ -133,6 +135,8 @@ class StepData:
     """Reads the batch of the next of those units."""
     streams: Mapping[int, Any] = field(default_factory=dict)
     """States of this rank's streams after this step, by lane."""
+    draws: tuple[int, ...] = ()
+    """Where the loop's own draws began that came last, if it has a body that is over."""
     total: int | None = None
     """How many steps the run has, if that is known."""
     samples: Sequence[int] | None = None
@@ -142,8 +146,8 @@ class StepData:
     def following(self) -> Position:
         """The position after this step, as far as this rank knows it."""
         if self.ends_epoch:
-            return Position(self.index + 1, self.epoch + 1, 0)
-        return Position(self.index + 1, self.epoch, self.epoch_step + 1, self.streams)
+            return Position(self.index + 1, self.epoch + 1, 0, draws=self.draws)
+        return Position(self.index + 1, self.epoch, self.epoch_step + 1, self.streams, self.draws)
 
 
 class Source(ABC):

@@ -20,14 +20,19 @@ class BodyDraws:
         self._calls = self._restarts = 0
         """How often lanes ran whole, and the body's own draws begun anew: the same on all ranks."""
 
+    @property
+    def place(self) -> tuple[int, ...]:
+        """Where the body's own draws began that come now."""
+        return self._step, _BODY + self._restarts
+
     def begin(self) -> None:
         """Begin the body: reading has drawn."""
-        self._rng.enter(BETWEEN, at=(self._step, _BODY))
+        self._rng.enter(BETWEEN, at=self.place)
 
     def restart(self) -> None:
         """Lanes have drawn: what the body draws next must not depend on how many there were."""
         self._restarts += 1
-        self._rng.enter(BETWEEN, at=(self._step, _BODY + self._restarts))
+        self._rng.enter(BETWEEN, at=self.place)
 
     @contextmanager
     def per_lane(self) -> Iterator[Callable[[int], None]]:

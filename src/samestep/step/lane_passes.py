@@ -322,7 +322,7 @@ class LanePasses:
         """The weights have changed: the step is over, but for what the run does at its end."""
         engine, self.updated = self.engine, True
         self._stats = self._stats or stats
-        if engine.draws_between:
+        if engine.draws_between and not self.data.draws:
             # What the loop draws from here on must not depend on who has drawn in the update.
             engine.setup.rng.enter(BETWEEN, at=(self.data.index, 2))
         engine.step_log.add(self.data.index, self.data.epoch, stats, updated, totals)

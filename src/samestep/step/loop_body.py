@@ -101,11 +101,8 @@ class LoopBody:
         return self._deferred.batch(self._read)
 
     def _read(self) -> Any:
-        passes = self._passes
-        return join(
-            self.lanes,
-            [passes.batches.on_device(batch).data for batch in passes.batches.read_all()],
-        )
+        batches = self._passes.batches
+        return join(self.lanes, [batches.on_device(batch).data for batch in batches.read_all()])
 
     def resume(self) -> None:
         """Let modules and draws be those of lanes."""
@@ -393,6 +390,8 @@ class LoopBody:
             self._begin_backward(kept)
             self._passes.reduce()
             add_kept(self._engine.params, kept)
+            self._draws.restart()
+        self._passes.data.draws = self._draws.place
         self._passes.end(measured)
 
 

@@ -343,6 +343,7 @@ class Run(RunMeasures):
             self._parts.step_end.report_complete()
             return
         self._parts.result.begin()
+        self._begins = False
         self._parts.log.restart_clock()
         with self._parts.step_end.signals:
             yield from self._train(engine, source, plan, total)

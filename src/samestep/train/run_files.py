@@ -19,7 +19,7 @@ from samestep.data.loaders import batch_size_of
 from samestep.distributed.context import RunContext
 from samestep.distributed.health.watchdog import Reminder
 from samestep.errors import StepError
-from samestep.lanes.rng import INIT
+from samestep.lanes.rng import BETWEEN, INIT
 from samestep.reduce.owners import Owners
 from samestep.run_setup import RunSetup
 from samestep.step.engine import Prepared
@@ -48,6 +48,8 @@ class RunFiles(RunPlace):
         self._opened_parts: RunParts | None = None
         self._once_open: list[Callable[[RunParts], None]] = []
         self._is_over = False
+        self._begins = True
+        """Whether no step has begun in this process, and nothing was drawn outside of lanes."""
         self._at_exit: Finalize | None = None
         self._earlier: WeakSet[Any] = WeakSet()
         if self.setup.planned is not None:
@@ -93,6 +95,12 @@ class RunFiles(RunPlace):
     def start_step(self) -> int:
         """The first step of this process's part of the run; 0 unless it was resumed."""
         return self._parts.saver.position.step
+
+    def _draw_as_interrupted(self) -> None:
+        """Before the first step of a resumed run: draw what the loop has drawn after the last one."""
+        begins, self._begins = self._begins, False
+        if begins and self._opened_parts is not None and (at := self._parts.saver.position.draws):
+            self.setup.rng.enter(BETWEEN, at=at)
 
     @property
     def survivors(self) -> Survivors:

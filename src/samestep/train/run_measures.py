@@ -52,9 +52,9 @@ class RunMeasures(RunFiles):
     """What a loop calls to evaluate."""
 
     _share: tuple[LanePasses | None, LoopShare | None] = (None, None)
+    """The last loop over `run.batches`, and the step that it was in."""
     _evaluates = False
     """Whether a loop over validation data is running."""
-    """The last loop over `run.batches`, and the step that it was in."""
 
     def evaluate(
         self,
@@ -334,12 +334,14 @@ class RunMeasures(RunFiles):
     def no_lanes(self) -> Iterator[None]:
         """In the body of a loop over the loader: lines that are those of an ordinary program, on every rank.
 
-        Random numbers are drawn once, the same on all ranks. Also a decorator, as `torch.no_grad` is.
+        Random numbers are drawn once, the same on all ranks. Also a decorator, as `torch.no_grad` is. Before the
+        first step of a resumed run they are those that the interrupted run drew after its last step.
 
         Example:
             with run.no_lanes():
                 pictures = generator(torch.randn(16, 100))
         """
+        self._draw_as_interrupted()
         with self._outside_lanes():
             yield
 
