@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -152,8 +153,22 @@ def test_a_run_resumes_in_any_mode(tmp_path: Path) -> None:
         (2, "none", 8),
     ):
         run_ranks(_train, world, folder, shard, stop)
+        _check_parts(tmp_path / "parts", stop, world, shard)
     answers = run_ranks(_train, 3, folder, "weights")
     assert answers[0][0] == expected[0]
+
+
+def _check_parts(run: Path, step: int, world: int, shard: str) -> None:
+    """Every rank has written what it owns, and only that."""
+    checkpoint = run / "checkpoints" / f"step-{step:08d}"
+    weights = [load_file(path) for path in sorted(checkpoint.glob("model*.safetensors"))]
+    assert len(weights) == (world if shard == "weights" else 1)
+    names = [name for part in weights for name in part]
+    assert len(names) == len(set(names)), "each in one part"
+    assert set(names) == load_file(run / "model.safetensors").keys()
+    states = [path.stat().st_size for path in checkpoint.glob("training*.pt")]
+    assert len(states) == (1 if shard == "none" else world)
+    assert max(states) < (0.8 if world > 1 and shard != "none" else 1.1) * sum(states)
 
 
 def _refused(folder: str, kind: str) -> str:

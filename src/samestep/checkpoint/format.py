@@ -4,6 +4,7 @@
                   training.pt          optimizers, schedules, position and everything else
                   manifest.json        what it is, and the checksums of the others; written last
 
+Where parameters have owners, it is written in parts (`checkpoint.parts`).
 Reading runs no code from the files: safetensors, JSON, and torch.load(weights_only=True).
 """
 
@@ -13,7 +14,9 @@ import errno
 import json
 import re
 import struct
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,15 @@ from torch import Tensor
 
 from samestep.checkpoint.files import DigestedFile, Files
 from samestep.checkpoint.manifest import MANIFEST, MODEL, PARTIAL, TRAINING, Manifest
+from samestep.checkpoint.parts import (
+    WHOLE,
+    Part,
+    Sums,
+    await_parts,
+    files_of,
+    merged,
+    write_receipt,
+)
 from samestep.errors import CheckpointError
 from samestep.foreign.limits import short
 
@@ -34,6 +46,8 @@ def write_checkpoint(
     model: Mapping[str, Tensor],
     training: Mapping[str, Any],
     manifest: Manifest,
+    part: Part = WHOLE,
+    abandoned: threading.Event | None = None,
 ) -> None:
     """Write a checkpoint under a temporary name, and rename it once it is on the disk.
 
@@ -43,9 +57,11 @@ def write_checkpoint(
         model: the model's tensors, in host memory.
         training: everything else that the run needs to resume.
         manifest: what the checkpoint is; checksums are added.
+        part: that of rank 0, if others write, too; then `folder` exists already, under its temporary name.
+        abandoned: set once nobody waits for the others any more.
     """
     partial = folder.with_name(folder.name + PARTIAL)
-    write_files(files, partial, model, training, manifest)
+    write_files(files, partial, model, training, manifest, part, abandoned)
     # Only a run that repeats this step finds the name taken, by a damaged checkpoint; the older
     # one that it resumed from is still there.
     files.remove(folder)
@@ -58,29 +74,63 @@ def write_files(
     model: Mapping[str, Tensor],
     training: Mapping[str, Any],
     manifest: Manifest,
+    part: Part = WHOLE,
+    abandoned: threading.Event | None = None,
 ) -> None:
     """Write a checkpoint's files into a directory that nobody takes for one, and sync them."""
-    files.remove(partial)
-    files.make_folder(partial)
-    sums: dict[str, tuple[str, int]] = {}
-    with DigestedFile(files, partial / MODEL) as file:
-        write_safetensors(file, model)
-    sums[MODEL] = (file.sha256, file.size)
-    with DigestedFile(files, partial / TRAINING) as file:
+    if part.of == 1:
+        files.remove(partial)
+        files.make_folder(partial)
+    sums = _write_states(files, partial, model, training, part)
+    if part.of > 1:
+        sums |= await_parts(files, partial, part, [*model], abandoned or threading.Event())
+    text = Manifest(**{**vars(manifest), "files": sums}).text()
+    with DigestedFile(files, partial / MANIFEST) as file:
+        file.write(text.encode())
+    files.sync(partial / MANIFEST)
+    files.sync(partial)
+
+
+def write_part(
+    files: Files,
+    partial: Path,
+    model: Mapping[str, Tensor],
+    training: Mapping[str, Any],
+    part: Part,
+) -> None:
+    """Write the part of another rank than 0, and a receipt for it."""
+    try:
+        sums = _write_states(files, partial, model, training, part)
+    except OSError as error:
+        with suppress(OSError):  # the same disk: rank 0 learns of it when this rank fails
+            write_receipt(files, partial, part, {}, [], error.strerror or str(error))
+        raise
+    write_receipt(files, partial, part, sums, [*model] if part.splits_model else [])
+
+
+def _write_states(
+    files: Files,
+    partial: Path,
+    model: Mapping[str, Tensor],
+    training: Mapping[str, Any],
+    part: Part,
+) -> Sums:
+    sums: Sums = {}
+    if part.model_file is not None:
+        with DigestedFile(files, partial / part.model_file) as file:
+            write_safetensors(file, model)
+        sums[part.model_file] = (file.sha256, file.size)
+    with DigestedFile(files, partial / part.training_file) as file:
         try:
             torch.save(dict(training), file)  # type: ignore[arg-type]
         except RuntimeError:
             if file.error is not None:  # torch's zip writer hides the real error
                 raise file.error from None
             raise
-    sums[TRAINING] = (file.sha256, file.size)
+    sums[part.training_file] = (file.sha256, file.size)
     for name in sums:
         files.sync(partial / name)
-    text = Manifest(**{**vars(manifest), "files": sums}).text()
-    with DigestedFile(files, partial / MANIFEST) as file:
-        file.write(text.encode())
-    files.sync(partial / MANIFEST)
-    files.sync(partial)
+    return sums
 
 
 def put_in_place(files: Files, partial: Path, folder: Path) -> None:
@@ -142,8 +192,9 @@ def write_safetensors(
 
 
 def read_model(folder: Path) -> dict[str, Tensor]:
-    """The model's tensors in a checkpoint, in host memory."""
-    return read_tensors(folder / MODEL)
+    """The model's tensors in a checkpoint, in host memory; read when they are used."""
+    parts = [read_tensors(path) for path in files_of(folder, MODEL)]
+    return {name: tensor for part in parts for name, tensor in part.items()}
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -169,10 +220,20 @@ _TRAINING_KINDS: dict[str, type] = {
 
 
 def read_training(folder: Path) -> dict[str, Any]:
-    """Everything but the model's tensors in a checkpoint, in host memory; runs no code from it."""
-    path = folder / TRAINING
+    """Everything but the model's tensors in a checkpoint, in host memory; runs no code from it.
+
+    Of a checkpoint in parts, tensors that ranks own are read from the disk when they are used: a rank uses its own.
+    """
+    first, *others = files_of(folder, TRAINING)
+    state = _read_state(first)
+    for path in others:
+        state = merged(state, _read_state(path, mmap=True))
+    return state
+
+
+def _read_state(path: Path, mmap: bool = False) -> dict[str, Any]:
     try:
-        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu", mmap=mmap)
     except Exception as error:  # an unpickler fails on bad bytes in too many ways to list
         raise CheckpointError(
             f"{path} cannot be read without running code from it, which is never done: {_why_unread(error)}"

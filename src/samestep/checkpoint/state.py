@@ -208,10 +208,20 @@ def _load(what: str, target: Stateful, state: dict[str, Any]) -> None:
 def _owned(
     optimizer: Optimizer, saved: dict[str, Any], owns: Callable[[Tensor], bool]
 ) -> dict[str, Any]:
-    """Return the saved state without that of parameters that other ranks own: a device need not hold it."""
+    """Return a copy of the saved state without that of parameters that other ranks own: a device need not hold it.
+
+    A copy, since tensors may still be in a file, and one by one: memory for both is not needed.
+    """
     params = [param for group in optimizer.param_groups for param in group["params"]]
     others = {index for index, param in enumerate(params) if not owns(param)}
-    kept = {index: state for index, state in saved["state"].items() if index not in others}
+    kept = {
+        index: {
+            name: value.clone() if isinstance(value, Tensor) else value
+            for name, value in saved["state"].pop(index).items()
+        }
+        for index in [*saved["state"]]
+        if index not in others
+    }
     return {**saved, "state": kept}
 
 

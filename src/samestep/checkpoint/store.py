@@ -1,4 +1,4 @@
-"""Writes a run's checkpoints behind the training and removes those not kept. Rank 0 only."""
+"""Writes a run's checkpoints behind the training and removes those not kept. Rank 0's, but for parts of others."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from typing import Any
 
 from torch import Tensor
 
-from samestep.checkpoint.files import Files
-from samestep.checkpoint.format import write_checkpoint
+from samestep.checkpoint.files import DigestedFile, Files
+from samestep.checkpoint.format import (
+    read_model,
+    write_checkpoint,
+    write_part,
+    write_safetensors,
+)
 from samestep.checkpoint.listing import FoundCheckpoint, list_checkpoints, rank_by_metric
 from samestep.checkpoint.manifest import MODEL, PARTIAL, SURVIVOR, Manifest, folder_name
+from samestep.checkpoint.parts import WHOLE, Abandoned, Part
 from samestep.errors import CheckpointError
 
 
@@ -36,17 +42,40 @@ class CheckpointStore:
         self._error: BaseException | None = None
         self._writing = ""
         self._written = False
+        self._abandoned = threading.Event()
+        """Set once nobody waits for the parts of other ranks any more."""
         self._exported: int | None = None
         """The step whose weights were exported beside the checkpoints by this process."""
 
+    def begin_parts(self, step: int) -> None:
+        """Make the directory that all ranks write their parts to. Rank 0 calls this, after `wait`."""
+        partial = self.partial(step)
+        try:
+            self._files.remove(partial)
+            self._files.make_folder(partial)
+        except OSError as error:
+            raise CheckpointError(
+                f"{partial} could not be made: {error.strerror or error}"
+            ) from error
+
+    def partial(self, step: int) -> Path:
+        """Return where a checkpoint is until it is written."""
+        return self._folder / (folder_name(step) + PARTIAL)
+
     def write(
-        self, model: Mapping[str, Tensor], training: Mapping[str, Any], manifest: Manifest
+        self,
+        model: Mapping[str, Tensor],
+        training: Mapping[str, Any],
+        manifest: Manifest,
+        part: Part = WHOLE,
     ) -> None:
-        """Start writing a checkpoint. The arguments must not change until `wait`."""
+        """Start writing a checkpoint, or a part of it. The arguments must not change until `wait`."""
         self.wait()
         self._writing = folder_name(manifest.step)
         self._thread = threading.Thread(
-            target=self._write_in_thread, args=(model, training, manifest), name="samestep-save"
+            target=self._write_in_thread,
+            args=(model, training, manifest, part),
+            name="samestep-save",
         )
         self._thread.start()
 
@@ -76,28 +105,48 @@ class CheckpointStore:
             ) from error
         raise error
 
-    def finish(self) -> None:
-        """Wait for the write in flight, whether it succeeds or fails. From any thread."""
+    def finish(self, seconds: float | None = None) -> None:
+        """Wait for the write in flight, whether it succeeds or fails. From any thread.
+
+        Args:
+            seconds: How long to wait for the parts of other ranks, one of which may be gone.
+        """
         thread = self._thread
         if thread is not None:
+            thread.join(seconds)
+            if seconds is not None:
+                self._abandoned.set()
             thread.join()
             self._thread = None
 
     def _write_in_thread(
-        self, model: Mapping[str, Tensor], training: Mapping[str, Any], manifest: Manifest
+        self,
+        model: Mapping[str, Tensor],
+        training: Mapping[str, Any],
+        manifest: Manifest,
+        part: Part,
     ) -> None:
         try:
-            self.write_now(model, training, manifest)
+            self.write_now(model, training, manifest, part)
+        except Abandoned:
+            return  # the run ends by what took the other rank away
         except BaseException as error:
             self._error = error  # `wait` raises it in the main thread
 
     def write_now(
-        self, model: Mapping[str, Tensor], training: Mapping[str, Any], manifest: Manifest
+        self,
+        model: Mapping[str, Tensor],
+        training: Mapping[str, Any],
+        manifest: Manifest,
+        part: Part = WHOLE,
     ) -> None:
-        """Write a checkpoint, export the best weights, and remove what is not kept."""
-        folder = self._folder / folder_name(manifest.step)
+        """Write a checkpoint, export the best weights, and remove what is not kept; or write another rank's part."""
         self._written = False
-        write_checkpoint(self._files, folder, model, training, manifest)
+        if part.number > 0:
+            write_part(self._files, self.partial(manifest.step), model, training, part)
+            return
+        folder = self._folder / folder_name(manifest.step)
+        write_checkpoint(self._files, folder, model, training, manifest, part, self._abandoned)
         self._written = True
         self.export_best(manifest)
         self._remove_old(manifest)
@@ -105,15 +154,19 @@ class CheckpointStore:
     def export_best(self, manifest: Manifest) -> None:
         """Keep `model.safetensors` of the best step, or the last, beside the checkpoints."""
         step = manifest.step if manifest.best is None else manifest.best.step
-        source = self._folder / folder_name(step) / MODEL
-        if not source.exists():
+        folder = self._folder / folder_name(step)
+        if not folder.exists():
             return
         target = self._folder.parent / MODEL
         if self._exported == step and target.exists():
             return
         partial = target.with_name(MODEL + PARTIAL)
         self._files.remove(partial)
-        self._files.copy(source, partial)
+        if (folder / MODEL).exists():
+            self._files.copy(folder / MODEL, partial)
+        else:  # tensor by tensor: no rank has memory for all of them
+            with DigestedFile(self._files, partial) as file:
+                write_safetensors(file, read_model(folder))
         self._files.replace(partial, target)
         self._exported = step
 

@@ -8,13 +8,15 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from samestep.checkpoint.parts import Part
+from samestep.checkpoint.state import RunState, stored_once
 from samestep.distributed.collectives import Collectives
 from samestep.errors import StepError
-from samestep.reduce.owners import Owners
+from samestep.reduce.owners import Owners, is_held
 from samestep.reduce.sharded_weights import ShardedWeights
 
 
@@ -77,6 +79,33 @@ class OwnedStates:
                 "weights): make it afterwards, of run.model"
             )
         self.averages.append(average)
+
+    @property
+    def part(self) -> Part:
+        """Which part of a checkpoint this rank writes."""
+        return Part(self._owners.rank, self._owners.world, self._weights is not None)
+
+    def take_part(self, state: RunState) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the model's tensors and the rest in this rank's part; rank 0's has what every rank holds."""
+        with nullcontext() if self._weights is None else self._weights.in_parts():
+            if self._owners.rank == 0:
+                return _held_only(state.model_tensors()), _held_only(state.training())
+            model, *others = map(self._owned_weights, state.modules)
+            kept = {
+                name: {"model": average.held}
+                for name, item in state.kept.items()
+                for average in self.averages
+                if id(item) == id(average)
+            }
+            states = [{"state": optimizer.state_dict()["state"]} for optimizer in state.optimizers]
+            return model, {"modules": others, "optimizers": states, "kept": kept}
+
+    def _owned_weights(self, module: nn.Module) -> dict[str, Tensor]:
+        """Return the weights that no other rank has, by name."""
+        if self._weights is None:
+            return {}
+        state = stored_once(module.state_dict(keep_vars=True))
+        return {name: w.detach() for name, w in state.items() if self._owners.is_only_mine(w)}
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -151,6 +180,14 @@ def _in_memory_order(tensor: Tensor) -> Tensor:
     if tensor.stride() != torch.empty_like(tensor, device="meta").stride():
         tensor = tensor.contiguous()
     return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def _held_only(state: Any) -> Any:
+    """Return a state without weights that other ranks hold."""
+    if isinstance(state, dict):
+        held = {k: v for k, v in state.items() if not isinstance(v, Tensor) or is_held(v)}
+        return {key: _held_only(value) for key, value in held.items()}
+    return [_held_only(value) for value in state] if isinstance(state, list) else state
 
 
 def _described(state: dict[str, Any]) -> dict[str, Any]:

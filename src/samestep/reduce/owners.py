@@ -58,6 +58,10 @@ class Owners:
         """Return whether this rank owns a parameter; what nobody owns, such as a frozen one, every rank has."""
         return self._of.get(id(param), self.rank) == self.rank
 
+    def is_only_mine(self, param: Tensor) -> bool:
+        """Return whether this rank owns a parameter, and no other rank has it."""
+        return self._of.get(id(param)) == self.rank
+
     @property
     def balance(self) -> str:
         """The share of the largest owner, for the plan."""

@@ -305,6 +305,15 @@ class ShardedWeights:
             )
 
     @contextmanager
+    def in_parts(self) -> Iterator[None]:
+        """Let `state_dict()` be called in this block, whose weights of other ranks are NaN."""
+        self._is_gathered = True
+        try:
+            yield
+        finally:
+            self._is_gathered = False
+
+    @contextmanager
     def on_main(self) -> Iterator[None]:
         """Let rank 0 have all weights in this block, others' in host memory. Every rank enters it."""
         is_main = self.owners.rank == 0

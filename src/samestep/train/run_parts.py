@@ -56,5 +56,5 @@ class RunParts:
             closing.callback(self.opened.close)
             # An error of what is closed before it is the run's, unless that has one of its own.
             closing.push(lambda kind, error, trace: self.result.end(cause or error))
-            closing.callback(self.saver.close)
+            closing.callback(self.saver.close, cause)
             closing.callback(self.log.close)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from samestep.checkpoint.format import read_model, read_training
 from samestep.checkpoint.manifest import Best, Manifest
+from samestep.checkpoint.parts import WHOLE, Part
 from samestep.checkpoint.resume import ResumePoint
 from samestep.checkpoint.snapshot import Snapshot
 from samestep.checkpoint.state import RunState, Stateful, changed_settings, settings_of
@@ -32,6 +33,10 @@ from samestep.version import __version__
 
 _FREE_SECONDS, _SHARE = 5.0, 0.05
 """How long saves after epochs may keep a run waiting: so long in any case, and this part of its time."""
+
+
+_SECONDS_FOR_PARTS = 5.0
+"""How long the end of a run waits for what other ranks still write, some of which may be gone."""
 
 
 class Saver:
@@ -225,7 +230,7 @@ class Saver:
     # -- saving ----------------------------------------------------------------------------
 
     def save(self, after: Position, plan: Mapping[str, Any], ended: str | None) -> bool:
-        """Save the run after a step; every rank calls this, rank 0 writes.
+        """Save the run after a step; every rank calls this, rank 0 writes, or each rank what it owns.
 
         Returns:
             Whether there was something to save; the same on every rank.
@@ -236,10 +241,11 @@ class Saver:
             return False
         self._saved_step = after.step
         began = time.monotonic()
-        with self._context.activity.during(SAVE), self.whole_state():
-            if self._writes:
-                self._store.wait()  # the buffers are the last write's until it is through
-                self._store.write(*self.take(after, plan, ended))
+        with self._context.activity.during(SAVE):
+            self._store.wait()  # the buffers are the last write's until it is through
+            part = self._begin_parts(after.step)
+            if self._writes or part.of > 1:
+                self._store.write(*self.take(after, plan, ended), part)
                 if not self._rules.asynchronous:
                     self._store.wait()
         self._took += time.monotonic() - began
@@ -249,6 +255,22 @@ class Saver:
         """Return what lets rank 0 hold the states of all owners, if there are owners; every rank enters it."""
         return nullcontext() if self.owned_states is None else self.owned_states.whole()
 
+    def _begin_parts(self, step: int) -> Part:
+        """Return which part of the checkpoint this rank writes; every rank calls this."""
+        part = WHOLE if self.owned_states is None else self.owned_states.part
+        if part.of == 1:
+            return WHOLE
+        if self._writes:
+            self._store.begin_parts(step)
+        self._context.barrier()
+        folder = self._store.partial(step)
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"rank {self._context.rank} does not see {folder}, to which every rank writes its part "
+                "(distributed.shard): all machines must see the run directory under one path"
+            )
+        return part
+
     def take(
         self,
         after: Position,
@@ -256,9 +278,14 @@ class Saver:
         ended: str | None,
         more: Mapping[str, Any] | None = None,
     ) -> tuple[dict[str, Any], dict[str, Any], Manifest]:
-        """A copy of the run after a step: the model, the rest, and what they are."""
-        training = {**self.state.training(), "position": vars(after), **(more or {})}
-        copy = self._snapshot.take({"model": self.state.model_tensors(), "training": training})
+        """A copy of the run after a step, or of this rank's part: the model, the rest, and what they are."""
+        if self.owned_states is None:
+            model, training = self.state.model_tensors(), self.state.training()
+        else:
+            model, training = self.owned_states.take_part(self.state)
+        if self._writes:
+            training |= {"position": vars(after), **(more or {})}
+        copy = self._snapshot.take({"model": model, "training": training})
         return copy["model"], copy["training"], self._manifest(after, plan, ended)
 
     def wait(self) -> None:
@@ -268,10 +295,16 @@ class Saver:
 
     def finish_write(self) -> None:
         """Let the write in flight end, whatever comes of it."""
-        self._store.finish()
+        self._store.finish(_SECONDS_FOR_PARTS)
 
-    def close(self) -> None:
-        """Let the write in flight end; what went wrong with it is an error still."""
+    def close(self, cause: BaseException | None = None) -> None:
+        """Let the write in flight end; what went wrong with it is an error still.
+
+        Args:
+            cause: What ended the run, if something did.
+        """
+        if cause is not None:
+            self.finish_write()
         self._store.wait()
 
     def _manifest(self, after: Position, plan: Mapping[str, Any], ended: str | None) -> Manifest:
