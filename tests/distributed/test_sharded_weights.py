@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ import samestep
 from samestep.config.optim import EmaConfig
 from samestep.errors import StepError, Stopped, TaskError
 from samestep.optim.weight_average import Ema
+from samestep.reduce import exchange
 from samestep.reduce.owners import is_held
 from samestep.train.callbacks import GradientNorms
 from tests.ranks import answers_of_ranks, run_ranks
@@ -283,3 +286,47 @@ def _adversarial(folder: str, shard: str) -> tuple[list[float], str]:
 def test_a_step_may_run_the_model_twice(tmp_path: Path) -> None:
     [expected] = run_ranks(_adversarial, 1, str(tmp_path / "1"), "none")
     assert run_ranks(_adversarial, 3, str(tmp_path / "3"), "weights")[0] == expected
+
+
+def _bytes_sent(folder: str, shard: str, world: int) -> tuple[float, float, float]:
+    """Return the bytes that this rank sends per step, those of all parameters, and of the last block."""
+    sent = 0
+    by_group = exchange._by_group
+
+    def counting(messages: Sequence[exchange.Message], tag: int) -> exchange.Pending:
+        nonlocal sent
+        sent += sum(tensor.nbytes for call, tensor, _ in messages if call is dist.isend)
+        return by_group(messages, tag)
+
+    exchange._by_group = counting
+    try:
+        keys = _keys(folder, shard, lanes=world, epochs=None, steps=6)
+        with samestep.start(**keys) as run:
+            model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(6)))
+            optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+            data = DataLoader(TensorDataset(torch.randn(96, 64)), batch_size=12)
+            model, optimizer, data = run.prepare(model, optimizer, data)
+            at: list[int] = []
+            for step in run.steps(data):
+                at.append(sent)
+                step.train(lambda batch: model(batch.data[0]).square().mean())
+            each = [param.nbytes for param in model.parameters()]
+            return (at[5] - at[2]) / 3, sum(each), sum(each[-2:])
+    finally:
+        exchange._by_group = by_group
+
+
+@pytest.mark.parametrize("world", [3, 4])
+def test_as_many_bytes_are_sent_as_predicted(tmp_path: Path, world: int) -> None:
+    found = {}
+    for shard in ("none", "optimizer", "weights"):
+        answers = run_ranks(_bytes_sent, world, str(tmp_path / shard), shard, world)
+        _, whole, last = answers[0]
+        found[shard] = sum(sent for sent, _, _ in answers)
+    expected = {
+        "none": 2 * whole * (world - 1),
+        "optimizer": 2 * whole * (world - 1),
+        # Gathered forward and backward, but for the last block, and sent to owners.
+        "weights": (3 * whole - last) * (world - 1),
+    }
+    assert found == pytest.approx(expected, rel=0.02)
