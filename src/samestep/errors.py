@@ -143,6 +143,9 @@ class NotDeterministic(UserError):
 class OutOfMemory(UserError):
     """A lane that does not fit into the device's memory."""
 
+    WORDS = "has too little memory"
+    """In the message of a launcher whose rank ended with this."""
+
 
 class ExportError(UserError):
     """A model that cannot be written in a format."""

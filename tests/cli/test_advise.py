@@ -25,7 +25,7 @@ def test_it_measures_and_recommends(tmp_path: Path) -> None:
     for row in (*found["layouts"], *found["measured"]):
         assert row["failed"] or row["seconds"][0] > 0, row
     assert [one["topic"] for one in found["advice"]] == [
-        "ranks and threads", "lanes", "loader workers", "precision", "CUDA graphs", "global batch",
+        "ranks and threads", "sharding", "lanes", "loader workers", "precision", "CUDA graphs", "global batch",
     ]  # fmt: skip
     assert len(found["conditions"]) == 8
     assert found["machine"]["samples"] > 0

@@ -163,6 +163,25 @@ def advise_graph(base: Timed, without: Timed | None, why_not: str) -> Advice:
     return Advice(topic, f"as configured: {base.shown} a step, {gain} as fast as without graphs")
 
 
+def advise_shard(
+    shard: str, failed: Mapping[str, str], peak: int | None, memory: int | None
+) -> Advice:
+    """Whether ranks share out optimizer states, or weights as well: the first way that fits.
+
+    Args:
+        shard: The first value of `distributed.shard` with which a step could be measured.
+        failed: Why it could not with the values before.
+        peak: What a rank held at most.
+        memory: Bytes that a rank can compute in.
+    """
+    held = "" if peak is None else f"a rank holds {shown_size(peak)}"
+    if held and memory is not None:
+        held += f" of {shown_size(memory)}"
+    reasons = [f"{value} does not fit: {why}" for value, why in failed.items()]
+    says = f"{shard}: {'; '.join(filter(None, [held, *reasons])) or 'a step fits into memory'}"
+    return Advice("sharding", says, {"distributed.shard": shard} if failed else {})
+
+
 def advise_batch(found: Sequence[Timed], memory: int | None) -> Advice:
     """What a larger global batch would bring; never an override, since it is another training.
 

@@ -18,6 +18,7 @@ from samestep.advise.advice import (
     advise_lanes,
     advise_layout,
     advise_precision,
+    advise_shard,
     advise_workers,
     conditions,
 )
@@ -35,7 +36,9 @@ from samestep.advise.plan import (
 from samestep.bench.document import Document
 from samestep.bench.worlds import BenchCommand, measure_worlds
 from samestep.config import Config, override_config
+from samestep.config.distributed import SHARDS
 from samestep.environment.hardware import Hardware
+from samestep.errors import ConfigError, OutOfMemory, PlanError, RankFailed
 from samestep.launch.run.worlds import World
 
 COMMAND = "advise"
@@ -99,14 +102,11 @@ def advise(request: Request, hardware: Hardware, report: Callable[[str], None]) 
 
 
 def _advise(request: Request, hardware: Hardware, report: Callable[[str], None]) -> Advised:
-    config = request.config
-    gpus = 0 if config.distributed.device == "cpu" else hardware.device_count
+    gpus = 0 if request.config.distributed.device == "cpu" else hardware.device_count
     cpus = hardware.cpus.value
-    tried = []
-    for way in layouts(config, cpus, gpus, request.quick):
-        report(f"ranks and threads: {way.label}")
-        found = _measured(request, way, [Variant(BASE)], report)
-        tried.append((way, Timed.read(found.rows[0])))
+    ways = layouts(request.config, cpus, gpus, request.quick)
+    request, tried, unfit = _first_that_fits(request, ways, report)
+    config = request.config
     layout, first = advise_layout(tried, config.distributed.threads_per_rank, config.same)
 
     report(f"lanes, loader workers, precision: on {layout.label}")
@@ -123,14 +123,63 @@ def _advise(request: Request, hardware: Hardware, report: Callable[[str], None])
         grown = {row["variant"]: Timed.read(row) for row in alone.rows}
     sizes = [grown[one.label] for one in (base, *larger)]
     known = _surroundings(machine, cpus, gpus, timed[BASE])
+    shard = advise_shard(config.distributed.shard, unfit, timed[BASE].peak_bytes, _device(machine))
     return Advised(
         machine,
         layout,
         tried,
         list(timed.values()),
         conditions(tried, known),
-        [first, *_decided(config, layout, others, timed), advise_batch(sizes, _device(machine))],
+        [
+            first,
+            shard,
+            *_decided(config, layout, others, timed),
+            advise_batch(sizes, _device(machine)),
+        ],
     )
+
+
+def _first_that_fits(
+    request: Request, ways: Sequence[Layout], report: Callable[[str], None]
+) -> tuple[Request, list[tuple[Layout, Timed]], dict[str, str]]:
+    """Measure all layouts, with more sharding if a step fits into memory with none of them.
+
+    Returns:
+        The request with the first `distributed.shard` that fits, what was measured with it, and why others did not fit.
+    """
+    unfit: dict[str, str] = {}
+    own = request.config.distributed.shard
+    for shard in SHARDS[SHARDS.index(own) :]:
+        asked, possible = request, ways
+        if shard != own:
+            override = f"distributed.shard={shard}"
+            try:
+                config = override_config(request.config, [override])
+            except ConfigError as error:
+                unfit[shard] = str(error)
+                continue
+            asked = replace(request, config=config, overrides=(*request.overrides, override))
+            possible = [way for way in ways if way.ranks > 1]
+        tried = []
+        for way in possible:
+            report(f"ranks and threads: {way.label}{'' if shard == own else f', shard: {shard}'}")
+            tried.append((way, _base_step(asked, way, report)))
+        if any(not timed.failed for _, timed in tried):
+            return asked, tried, unfit
+        unfit[shard] = tried[-1][1].failed if tried else "there is one rank"
+    raise PlanError(
+        "no step could be measured: " + "; ".join(f"{shard}: {why}" for shard, why in unfit.items())
+    )
+
+
+def _base_step(request: Request, way: Layout, report: Callable[[str], None]) -> Timed:
+    try:
+        return Timed.read(_measured(request, way, [Variant(BASE)], report).rows[0])
+    except RankFailed as error:
+        if OutOfMemory.WORDS not in str(error):
+            raise
+        [line, *_] = [line for line in str(error).splitlines() if OutOfMemory.WORDS in line]
+        return Timed(BASE, way.ranks, failed=line)
 
 
 def _decided(

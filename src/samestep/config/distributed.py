@@ -68,6 +68,10 @@ class Validation:
         return not self.reasons
 
 
+SHARDS = ("none", "optimizer", "weights")
+"""Values of `distributed.shard`, each of which needs less memory than the one before."""
+
+
 class DistributedConfig(BaseModel):
     """How the ranks of a run find and treat each other. `auto`: from the launcher or the machine."""
 

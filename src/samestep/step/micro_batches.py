@@ -182,7 +182,7 @@ def out_of_memory(
         "weights": "distributed.shard: weights to deal weights out as well, ",
     }
     return OutOfMemory(
-        f"{device} has too little memory {where}, with {lane_batch} samples in a lane. Set "
+        f"{device} {OutOfMemory.WORDS} {where}, with {lane_batch} samples in a lane. Set "
         f"{deals.get(could_shard, '')}memory.lane_split: auto for micro-batches, more lanes (another run) for smaller ones, "
         "memory.checkpoint to keep fewer activations, or precision: bf16. torch reported: "
         f"{str(error).splitlines()[0] if str(error) else 'out of memory'}"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from samestep.advise import run
 from samestep.advise.advice import (
     Surroundings,
     advise_batch,
@@ -11,13 +15,16 @@ from samestep.advise.advice import (
     advise_lanes,
     advise_layout,
     advise_precision,
+    advise_shard,
     advise_workers,
     conditions,
     largest_batch,
 )
 from samestep.advise.figures import Timed, is_faster, simplest_of_fast, speedup
 from samestep.advise.plan import Layout
-from samestep.errors import PlanError
+from samestep.bench.document import Document
+from samestep.config import load_config
+from samestep.errors import OutOfMemory, PlanError, RankFailed
 
 NOISE = (0.99, 1.0, 1.0, 1.0, 1.01)
 ONE, THREADS, RANKS = Layout(1, 1), Layout(1, 4), Layout(4, 1)
@@ -173,3 +180,56 @@ def test_four_reasons_for_threads_and_four_for_ranks() -> None:
     assert held(faster, data_bytes=None)[1] is None
     assert held(faster, peak_bytes=60)[7] is True
     assert held([(ONE, timed(1.0))])[3] is None
+
+
+@pytest.mark.parametrize(
+    ("fits", "own"), [("optimizer", "none"), ("weights", "none"), ("weights", "optimizer")]
+)
+def test_the_first_sharding_that_fits_is_taken(
+    fits: str, own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def measured(request: run.Request, way: Layout, tried: Any, report: Any) -> Document:
+        shard = request.config.distributed.shard
+        asked.append((shard, way.ranks))
+        if shard != fits or way.ranks == 1:
+            if way.ranks > 1:
+                raise RankFailed(f"rank 1:\ncuda:1 {OutOfMemory.WORDS} in step 0")
+            return Document("advise", {}, [{"variant": "x", "world": 1, "failed": "too little"}])
+        row = {"variant": "x", "world": way.ranks, "threads": 1, "lanes": 8, "global_batch": 64}
+        return Document("advise", {}, [{**row, "seconds": [1.0], "peak_bytes": 1}])
+
+    monkeypatch.setattr(run, "_measured", measured)
+    config = load_config(
+        {"task": "t.py:T", "epochs": 1, "global_batch": 64, "distributed": {"shard": own}}
+    )
+    request = run.Request(config, Path("x.yaml"))
+    ways = [Layout(1, None), Layout(4, None)]
+    found, tried, unfit = run._first_that_fits(request, ways, lambda line: None)
+    assert found.config.distributed.shard == fits
+    assert found.overrides == (f"distributed.shard={fits}",)
+    assert asked[0] == (own, 1), "as configured, on all layouts"
+    assert asked[-1] == (fits, 4), "one rank has nobody to share with"
+    assert not tried[-1][1].failed
+    assert all(OutOfMemory.WORDS in why for why in unfit.values())
+    advice = advise_shard(fits, unfit, 3 << 30, 80 << 30)
+    assert advice.overrides == {"distributed.shard": fits}
+    assert not advice.another_run
+    assert f"{own} does not fit: cuda:1" in advice.says
+
+
+def test_other_failures_of_ranks_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(*args: Any) -> Document:
+        raise RankFailed("rank 0: no such file")
+
+    monkeypatch.setattr(run, "_measured", measured)
+    config = load_config({"task": "t.py:T", "epochs": 1, "global_batch": 64})
+    with pytest.raises(RankFailed, match="no such file"):
+        run._first_that_fits(run.Request(config, Path("x")), [Layout(2, 1)], lambda line: None)
+
+
+def test_a_step_that_fits_needs_no_sharding() -> None:
+    advice = advise_shard("none", {}, 3 << 30, 80 << 30)
+    assert not advice.overrides
+    assert advice.says == "none: a rank holds 3 GB of 80 GB"
