@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import samestep
 from samestep.config.optim import EmaConfig
-from samestep.errors import StepError, Stopped, TaskError
+from samestep.errors import NonFiniteLoss, StepError, Stopped, TaskError
 from samestep.optim.weight_average import Ema
 from samestep.reduce import exchange
 from samestep.reduce.owners import is_held
@@ -53,6 +54,8 @@ class Net(nn.Module):
         self.first, self.out = nn.Linear(8, 16), nn.Linear(16, 10)
         self.blocks = nn.ModuleList(Block(16) for _ in range(3))
         self.skips: tuple[int, ...] = ()
+        up = self.blocks[0].up  # type: ignore[union-attr]
+        up.weight.data = up.weight.data.t().contiguous().t()  # in another order in memory
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
@@ -161,6 +164,59 @@ def test_a_run_resumes_in_any_mode(tmp_path: Path) -> None:
     assert answers[0][0] == expected[0]
 
 
+def _loop(folder: str, shard: str, stop: int | None = None) -> tuple[str, list[float]]:
+    """A loop of one's own: two calls of the model per step, updates of two steps, clipped by hand."""
+    seen: list[float] = []
+    try:
+        with samestep.start(**_keys(folder, shard)) as run:
+            if stop is not None:
+                run.pause_after(stop)
+            model = Net()
+            optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+            run.add_listener(GradientNorms(run, every=1))
+            data = DataLoader(_tensors(3, SAMPLES), batch_size=BATCH, shuffle=True)
+            model, optimizer, data = run.prepare(model, optimizer, data)
+            for _ in run.epochs():
+                for x, y in data:
+                    with torch.no_grad():
+                        teacher = model(x.flip(1)).softmax(1)
+                    out = model(x)
+                    loss = F.cross_entropy(out, y) + F.cross_entropy(out, teacher)
+                    loss.backward()
+                    seen.append(loss.item())
+                    if run.step % 2:
+                        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                        seen.append(float(norm))
+                        optimizer.step()
+                        optimizer.zero_grad()
+                seen += _evaluated(run, model)
+            return _digest(run, model, optimizer), seen
+    except Stopped:
+        return "stopped", []
+
+
+def test_a_loop_of_ones_own_is_the_same_run(tmp_path: Path) -> None:
+    [expected] = run_ranks(_loop, 1, str(tmp_path / "1"), "none")
+    written = [_gradient_norms(tmp_path / "1")]
+    for world in (2, 3, 4):
+        answers = run_ranks(_loop, world, str(tmp_path / str(world)), "weights")
+        assert answers[0] == expected
+        assert [seen for _, seen in answers] == [expected[1]] * world
+        written.append(_gradient_norms(tmp_path / str(world)))
+    assert written[1:] == written[:1] * 3
+    run_ranks(_loop, 4, str(tmp_path / "parts"), "weights", 3)
+    run_ranks(_loop, 2, str(tmp_path / "parts"), "optimizer", 6)
+    assert run_ranks(_loop, 3, str(tmp_path / "parts"), "weights")[0][0] == expected[0]
+
+
+def _gradient_norms(run: Path) -> list[Any]:
+    """What a listener that reads gradients has written."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    found = [{k: v for k, v in row.items() if "grad_norm" in k} for row in rows]
+    assert any(found)
+    return found
+
+
 def _check_parts(run: Path, step: int, world: int, shard: str) -> None:
     """Every rank has written what it owns, and only that."""
     checkpoint = run / "checkpoints" / f"step-{step:08d}"
@@ -177,7 +233,7 @@ def _check_parts(run: Path, step: int, world: int, shard: str) -> None:
 def _refused(folder: str, kind: str) -> str:
     try:
         _do(folder, kind)
-    except (TaskError, StepError) as error:
+    except (TaskError, StepError, NonFiniteLoss) as error:
         return str(error)
     return "nothing was refused"
 
@@ -191,11 +247,19 @@ def _do(folder: str, kind: str) -> None:
         model, optimizer, data = run.prepare(model, optimizer, data)
         if kind == "iterable data":
             data = samestep.strided(list(_tensors(3, SAMPLES)))
-        if kind == "a listener":
-            run.add_listener(GradientNorms(run, every=1))
-        if kind == "a loop":
-            for x, y in data:
-                F.cross_entropy(model(x), y).backward()
+        if kind == "a gradient":
+            for x, _ in data:
+                torch.autograd.grad(model(x.requires_grad_()).sum(), x)
+        if kind in ("a penalty", "a change"):
+            for x, _ in (batch for _ in run.epochs() for batch in data):
+                penalty = sum(w.square().sum() for w in model.parameters())
+                (model(x).mean() + penalty).backward()
+                with torch.no_grad():
+                    for weight in model.parameters() if kind == "a change" else ():
+                        weight.mul_(0.9)
+        if kind == "no lanes":
+            with run.no_lanes():
+                model(torch.zeros(2, 8))
         for step in run.steps(data):
             if kind == "other blocks":
                 model.skips = (run.context.rank,)
@@ -216,8 +280,10 @@ def _do(folder: str, kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("a listener", "leaves each summed gradient with its owner, and a listener"),
-        ("a loop", "and a loop over the loader"),
+        ("a gradient", "torch.autograd.grad with distributed.shard: weights"),
+        ("a penalty", "a penalty over model.parameters()"),
+        ("a change", "a weight was changed that another rank owns"),
+        ("no lanes", "ran outside of a training step or an evaluation"),
         ("iterable data", "which iterable data does not tell"),
         ("outside", "ran outside of a training step or an evaluation"),
         ("its state", "this rank holds only some of its weights"),

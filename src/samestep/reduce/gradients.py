@@ -58,6 +58,8 @@ class GradientSum(ABC):
         """Whether a parameter may have a gradient in one step or lane and none in another."""
         self.ragged = False
         """Whether some rank has no samples in the step: known before its first forward pass."""
+        self.in_body = False
+        """Whether forward passes came before, in the body of a loop."""
         self.filled: int | None = None
         """Lanes that have samples in the step, of all ranks; None where no rank knows."""
         self.lends = True

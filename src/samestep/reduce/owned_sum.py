@@ -168,6 +168,7 @@ class OwnedBucket(Bucket):
         self.seen = [False] * len(self.params)
         """Which parameters had a gradient in this step, on this rank."""
         self._mine = [owners.is_mine(param) for param in self.params]
+        self._strides = [owners.stride(param) for param in self.params]
         self._offsets = [0] * len(self.params)
         self.parts: list[slice] = []
         """The place of each owner's parameters."""
@@ -190,12 +191,12 @@ class OwnedBucket(Bucket):
         own, count = self._total.numel(), len(self.blocks[self.rank])
         self._rows = memory.rows[:count, : self.numel]
         self._sent = memory.sent[:count, : self.numel]
-        places = list(zip(self._offsets, self.params, strict=True))
-        self._views = [[view_of(row, at, param) for at, param in places] for row in self._rows]
+        places = list(zip(self._offsets, self.params, self._strides, strict=True))
+        self._views = [[view_of(row, *place) for place in places] for row in self._rows]
         first = self.part.start
         self._sums = [
-            view_of(self._total, at - first, param) if mine else None
-            for (at, param), mine in zip(places, self._mine, strict=True)
+            view_of(self._total, at - first, param, stride) if mine else None
+            for (at, param, stride), mine in zip(places, self._mine, strict=True)
         ]
         arriving = memory.arriving[:, :own]
         held = [block for blocks in self.blocks for block in blocks]
@@ -276,9 +277,13 @@ class OwnedBucket(Bucket):
     def make_room(self) -> None:
         """Let all gradients of the step have memory, for those that others own to be put there."""
         assert self.used is not None, "agreed on in the first step"
-        for param, mine, used in zip(self.params, self._mine, self.used, strict=True):
+        for param, stride, mine, used in zip(
+            self.params, self._strides, self._mine, self.used, strict=True
+        ):
             if used and not mine:
-                param.grad = torch.empty_like(param)
+                param.grad = torch.empty_strided(
+                    param.shape, stride, dtype=param.dtype, device=param.device
+                )
 
     def begin_spread(self, value: Callable[[Parameter], Tensor | None]) -> None:
         """Send a value of each own parameter to all ranks."""

@@ -44,6 +44,9 @@ class Owners:
         self.load = [0] * world
         """Bytes of the parameters of each rank."""
         self._of: dict[int, int] = {}
+        self._strides = {
+            id(param): torch.empty_like(param, device="meta").stride() for param in params
+        }
         # The largest first, each to the rank with the least: none has more than the mean and one parameter.
         for at in sorted(range(len(params)), key=lambda at: (-params[at].nbytes, at)):
             owner = min(range(world), key=lambda rank: (self.load[rank], rank))
@@ -53,6 +56,10 @@ class Owners:
     def of(self, param: Tensor) -> int:
         """Return the rank that owns a parameter."""
         return self._of[id(param)]
+
+    def stride(self, param: Tensor) -> tuple[int, ...]:
+        """Return how a parameter lies in memory, also where this rank does not have it."""
+        return self._strides[id(param)]
 
     def is_mine(self, param: Tensor) -> bool:
         """Return whether this rank owns a parameter; what nobody owns, such as a frozen one, every rank has."""

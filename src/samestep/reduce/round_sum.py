@@ -21,7 +21,7 @@ from samestep.reduce.gradients import Grads
 from samestep.reduce.owned_sum import Memory, OwnedBucket, OwnedSum, bucket_bytes
 from samestep.reduce.owners import Owners
 from samestep.reduce.scaling import Scaling
-from samestep.reduce.sharded_weights import TRAINING, ShardedWeights
+from samestep.reduce.sharded_weights import BACKWARD, TRAINING, ShardedWeights
 from samestep.reduce.tree_sum import Named, cut_buckets
 
 _GRADIENTS = 1
@@ -91,13 +91,19 @@ class RoundSum(OwnedSum):
         """The ranks that run a lane in this round."""
         return range(len(self._lanes))
 
+    @property
+    def _kind(self) -> str:
+        return BACKWARD if self.in_body else TRAINING
+
     def forward_scope(self, last: bool) -> AbstractContextManager[None]:
-        self._weights.begin_pass(TRAINING, self._busy)
+        self._weights.begin_pass(self._kind, self._busy)
         return nullcontext()
 
     def backward(
         self, loss: Tensor, count: Tensor | float, lane: int, last: bool, retain: bool = False
     ) -> None:
+        if self.in_body:
+            self._weights.begin_pass(self._kind, self._busy)
         super().backward(loss, count, lane, True, retain)
         while self._sent < len(self._buckets):
             self._send()
@@ -129,8 +135,11 @@ class RoundSum(OwnedSum):
                 self._buckets[number - 1].advance()
 
     def exchange(self) -> None:
+        if not self.filled:
+            for bucket in self._buckets:
+                bucket.clear()
         while self._lanes:
-            self._weights.follow(TRAINING, self._busy, self._exchange_bucket)
+            self._weights.follow(self._kind, self._busy, self._exchange_bucket)
             self._end_round()
         if self._exchange_usage:
             with self._collectives.activity.waiting("gradients"):
@@ -165,6 +174,10 @@ class RoundBucket(OwnedBucket):
             send([(peer, self._sent[0][part])] if part.stop > part.start else [])
             for peer, part in enumerate(self.parts)
         ]
+
+    def clear(self) -> None:
+        """Take the sum of no lanes."""
+        self._total.fill_(NOTHING)
 
     def collect(self, lane: int, may_vary: bool) -> None:
         self._grads = [param.grad for param in self.params]

@@ -36,7 +36,8 @@ _OVERLAP = (
     "distributed.shard: weights: a loop over run.batches was left before its end, or two of them run at once. All ranks "
     "gather weights for each of its batches: read it to its end, one loop after the other"
 )
-TRAINING, EVALUATION = "training", "evaluation"
+TRAINING, BACKWARD, EVALUATION = "training", "backward", "evaluation"
+"""Kinds of passes: forward and backward of a lane, backward alone, forward alone."""
 
 
 class ShardedWeights:
@@ -115,7 +116,7 @@ class ShardedWeights:
             raise TaskError(_OVERLAP)
         self._busy, self._kind = busy, kind
         self._opened, self._expected = [], self._orders.get(kind, [])
-        self._is_checked = kind == EVALUATION or not self._expected
+        self._is_checked = kind != TRAINING or not self._expected
         self._went_back.clear()
 
     def end_pass(self) -> None:

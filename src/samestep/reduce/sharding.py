@@ -44,19 +44,18 @@ class Sharding:
         found = f"{self.owners.balance}; {blocks} blocks are gathered one after the other, at most "
         return f"{found}{most / 2**20:,.0f} of {sum(self.owners.load) / 2**20:,.0f} MiB at once"
 
-    def share_gradients(self, reader: str) -> None:
-        """Let every rank get all summed gradients in `.grad`, for what reads them.
+    def share_gradients(self, is_trace: bool = False) -> None:
+        """Let every rank get all summed gradients in `.grad`, for a loop or a listener that reads them.
 
         Args:
-            reader: What that is.
+            is_trace: Whether lanes are looked into, which reads also weights.
 
         Raises:
-            TaskError: Weights are sharded as well: no rank may hold all gradients.
+            TaskError: Weights are sharded as well.
         """
-        if self.weights is not None:
+        if is_trace and self.weights is not None:
             raise TaskError(
-                f"distributed.shard: weights leaves each summed gradient with its owner, and {reader} reads all of "
-                "them: set shard: optimizer"
+                "distributed.shard: weights: a trace reads all weights in every lane: set shard: optimizer"
             )
         self.sums.shares = True
 

@@ -317,15 +317,21 @@ class _SharedBucket(Bucket):
             param.grad = view if used else None
 
 
-def view_of(row: Tensor, offset: int, param: Parameter) -> Tensor:
-    """Return the parameter's place in the row, in the parameter's own memory layout."""
+def view_of(
+    row: Tensor, offset: int, param: Parameter, stride: tuple[int, ...] | None = None
+) -> Tensor:
+    """Return the parameter's place in the row, in the parameter's own memory layout, or with these strides."""
     if param.is_complex():
         place = row[offset : offset + 2 * param.numel()].view(param.dtype)
     else:
         place = row[offset : offset + param.numel()]
-    if param.is_contiguous():
+    if stride is None and param.is_contiguous():
         return place.view(param.shape)
-    return place.as_strided(param.shape, torch.empty_like(param, device="meta").stride())
+    return place.as_strided(
+        param.shape,
+        stride or torch.empty_like(param, device="meta").stride(),
+        place.storage_offset(),
+    )
 
 
 def largest_bucket(params: Sequence[Tensor], most: int = BUCKET_BYTES) -> int:

@@ -228,7 +228,7 @@ def build_engine(
     draws = draws_between or _may_draw(prepared)
     sharding = prepared.reduction.sharding
     if sharding is not None and (reads_gradients or (watch and watch.reads_gradients)):
-        sharding.share_gradients("a listener, such as samestep.callbacks.GradientNorms or a trace,")
+        sharding.share_gradients(is_trace=bool(watch and watch.reads_gradients))
     if sharding is not None and reads_weights:
         after_update = sharding.with_all_weights(after_update)
     update = _update(setup, prepared, draws, after_update)
@@ -245,6 +245,7 @@ def build_engine(
         step_log=step_log,
         optimizers=prepared.optimizers,
         params=[param for param in prepared.params if is_held(param)],
+        all_params=prepared.params,
         frozen=prepared.frozen,
         copies=DeviceCopies(setup.context.device),
         flags=flags,

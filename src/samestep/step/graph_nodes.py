@@ -7,6 +7,22 @@ from typing import Any
 
 from torch import Tensor
 
+from samestep.errors import StepError
+
+
+def refuse_kept(tensor: Tensor, made: Sequence[range]) -> None:
+    """Refuse a tensor that meets values of lanes and is one lane's alone.
+
+    Args:
+        tensor: Has a graph.
+        made: The sequence numbers of nodes that modules have made in lanes.
+    """
+    if came_from(tensor, made):
+        raise StepError(
+            "a tensor that a module has kept in its forward pass (by a hook, or as an attribute) met values of "
+            "lanes: it is the last lane's alone. Let the module return it"
+        )
+
 
 def came_from(tensor: Tensor, made: Sequence[range]) -> bool:
     """Return whether a node of the tensor's graph has one of these sequence numbers, which grow as nodes are made."""

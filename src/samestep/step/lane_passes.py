@@ -75,12 +75,13 @@ class LanePasses:
                 yield batch
         self.leave_lanes()
 
-    def _begin(self, adds: bool = False) -> None:
+    def _begin(self, adds: bool = False, in_body: bool = False) -> None:
         if not self._begun:
-            self._begun = True
+            self._begun, gradients = True, self.engine.reduction.gradients
+            gradients.in_body = in_body
             if self.data.samples is not None:
-                self.engine.reduction.gradients.filled = sum(map(bool, self.data.samples))
-            self.engine.reduction.gradients.begin(bool(self.data.ragged))
+                gradients.filled = sum(map(bool, self.data.samples))
+            gradients.begin(bool(self.data.ragged))
             self.engine.begin_lanes(adds)
 
     def enter_lane(self, position: int) -> LaneBatch:
@@ -177,15 +178,18 @@ class LanePasses:
         self.engine.forward_check.leave_lane(lane)
         self.engine.reduction.buffers.leave_lane(lane)
 
-    def begin_backward(self, adds: bool) -> None:
+    def begin_backward(self, adds: bool, is_empty: bool = False) -> None:
         """In the body of a loop: before each of its backward passes, which ends with `reduce`.
 
         Args:
             adds: Whether the gradients are added to others that no update has read.
+            is_empty: Whether no lane of any rank has a loss.
         """
         self._lane_stats, self._stats, self._open = {}, None, None
         self._begun = self.is_reduced = False
-        self._begin(adds)
+        self._begin(adds, in_body=True)
+        if is_empty:
+            self.engine.reduction.gradients.filled = 0
 
     def combined(self, lane: int, value: LossValue | None) -> Term | None:
         """Take a lane's buffers in the body of a loop; returns what its loss is summed to, and its count."""

@@ -19,8 +19,9 @@ from samestep.reduce.stats import LaneStats
 from samestep.step.body_draws import BodyDraws
 from samestep.step.body_mode import BodyMode
 from samestep.step.body_trace import Run
+from samestep.step.body_weights import BodyWeights
 from samestep.step.deferred_body import DeferredBody, KnownBodies
-from samestep.step.graph_nodes import came_from
+from samestep.step.graph_nodes import refuse_kept
 from samestep.step.lane_cost import LaneCost
 from samestep.step.lane_leaves import LaneLeaves
 from samestep.step.lane_passes import LanePasses
@@ -32,7 +33,7 @@ from samestep.step.lane_tensor import (
     pick,
     run_per_lane,
 )
-from samestep.step.loss_terms import LossValue, Term
+from samestep.step.loss_terms import LossValue, Term, refuse_other_lanes
 from samestep.step.module_calls import ModuleCalls
 from samestep.step.pending_gradients import add_kept, kept_gradients, scale_gradients
 
@@ -66,6 +67,10 @@ class LoopBody:
             device = self._engine.setup.context.device
             self._deferred = DeferredBody(known, passes.batches.read_all(), device, self.apart)
         self._draws = BodyDraws(self._engine.setup.rng, passes.data.index)
+        weights, units = self._engine.setup.gathered.weights, self._engine.setup.assignment.units
+        self._weights = (
+            None if weights is None else BodyWeights(weights, units, passes.data.samples)
+        )
         self._mode = BodyMode(self)
         self._entered = ExitStack()
         self._shares_graph = False
@@ -142,7 +147,9 @@ class LoopBody:
 
     def run_operation(self, func: Any, args: Any, kwargs: Any, lanes: Lanes, draws: bool) -> Any:
         """Run a torch function once per lane, now or with the backward pass."""
-        if self.leaves is not None and func is torch.autograd.grad:
+        if func is torch.autograd.grad and self._weights is not None:
+            self._weights.refuse_grad()
+        if func is torch.autograd.grad and self.leaves is not None:
             raise StepError(
                 "torch.autograd.grad of one lane with batchnorm: global, where lanes have one graph: use batchnorm: "
                 "lane, or a layer without the statistics of other samples"
@@ -171,6 +178,8 @@ class LoopBody:
 
         def enter(lane: int) -> None:
             opened.close()
+            if self._weights is not None:
+                opened.enter_context(self._weights.lane())
             if lane != NO_LANE and check.looks:
                 check.enter_lane()
                 opened.callback(check.leave_lane, lane)
@@ -183,7 +192,13 @@ class LoopBody:
             draw(lane)
 
         first = _get_sequence_nr()
-        with self.paused(), engine.setup.precision.forward(), self._draws.whole_lanes() as draw:
+        call = nullcontext() if self._weights is None else self._weights.call()
+        with (
+            self.paused(),
+            call,
+            engine.setup.precision.forward(),
+            self._draws.whole_lanes() as draw,
+        ):
             try:
                 yield enter
             except BaseException:
@@ -213,7 +228,7 @@ class LoopBody:
                 self._cost.measure(module, args, kwargs)
 
         def run(args: Any, kwargs: Any) -> Any:
-            with gradients.forward_scope(last=True):
+            with gradients.forward_scope(last=True) if self._weights is None else nullcontext():
                 return run_per_lane(own, args, kwargs, lanes, self.whole_lanes())
 
         if self._deferred is None or not self._deferred.is_put_off:
@@ -247,11 +262,7 @@ class LoopBody:
     def meets_graph(self, shared: Tensor) -> None:
         """A lane's value was computed with something that all lanes share and that has a graph."""
         self._shares_graph = True
-        if came_from(shared, self._made_in_lanes):
-            raise StepError(
-                "a tensor that a module has kept in its forward pass (by a hook, or as an attribute) met values of "
-                "lanes: it is the last lane's alone. Let the module return it"
-            )
+        refuse_kept(shared, self._made_in_lanes)
 
     def warn_of_one_draw(self, name: str) -> None:
         """An ordinary tensor was drawn, or changed by a draw, in the body."""
@@ -278,15 +289,15 @@ class LoopBody:
         """
         if unknown := [name for name, value in others.items() if value is not None]:
             raise StepError(f"backward got {unknown[0]}, which a loss of lanes does not take")
-        self._require_lanes(loss)
+        refuse_other_lanes([value.lanes for value in lanes_of(loss)], self.lanes)
         with self.paused():
-            kept = kept_gradients(self._engine.params)
+            kept = kept_gradients(self._engine.all_params)
             if not self._replays(loss, bool(retain_graph), kept):
                 self._backward_lanes(loss, self._begin_backward(kept, loss), bool(retain_graph))
                 self._passes.reduce()
             if reduction == "sum":
-                scale_gradients(self._engine.params, self._passes.stats.count())
-            add_kept(self._engine.params, kept)
+                scale_gradients(self._engine.all_params, self._passes.stats.count())
+            add_kept(self._engine.all_params, kept)
         self.backwards += 1
         self.is_begun = True
         stats, device = self._passes.stats, self._engine.setup.context.device
@@ -321,21 +332,9 @@ class LoopBody:
         """Return whether gradients are added to others that no update has read."""
         return any(grad is not None for grad in kept) and not self._calls.is_updated
 
-    def _require_lanes(self, loss: LossValue) -> None:
-        found = lanes_of(loss)
-        if not found:
-            raise StepError(
-                "run.backward got a loss that is no value of lanes: it does not follow from what the loader "
-                "yields. A term that is the same for all lanes is added to the loss of the batch"
-            )
-        if any(value.lanes != self.lanes for value in found):
-            raise StepError(
-                "run.backward got a loss with lanes of another step: backpropagate it in its own step"
-            )
-
     def _begin_backward(self, kept: Grads, loss: LossValue | None = None) -> dict[int, Term]:
         """Begin a backward pass; returns what each lane's loss is summed to, and its count."""
-        self._passes.begin_backward(self._adds(kept))
+        self._passes.begin_backward(self._adds(kept), loss is None)
         self._calls.is_updated = False
         self._forwards = 0
         terms = {
@@ -386,10 +385,10 @@ class LoopBody:
         measured = self._passes.stats if self.backwards else None
         changed = self._forwards and self._engine.reduction.buffers.are_joined
         if changed or not self._passes.is_reduced:  # all ranks meet in every step
-            kept = kept_gradients(self._engine.params)
+            kept = kept_gradients(self._engine.all_params)
             self._begin_backward(kept)
             self._passes.reduce()
-            add_kept(self._engine.params, kept)
+            add_kept(self._engine.all_params, kept)
             self._draws.restart()
         self._passes.data.draws = self._draws.place
         self._passes.end(measured)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from samestep.distributed.collectives import Collectives
 from samestep.errors import StepError, TaskError
+from samestep.step.lane_scope import Lanes
 
 Term = tuple[Tensor, Tensor | float]
 """A loss summed over a lane's samples (tokens, pixels), and how many that were."""
@@ -192,3 +193,21 @@ def loss_value(
         return loss, count
     assert mean_over is not None
     return loss * mean_over, mean_over
+
+
+def refuse_other_lanes(found: Sequence[Lanes], lanes: Lanes) -> None:
+    """Refuse a loss of a loop's body that is not one of its lanes.
+
+    Args:
+        found: The lanes of the values in it.
+        lanes: Those of the body.
+    """
+    if not found:
+        raise StepError(
+            "run.backward got a loss that is no value of lanes: it does not follow from what the loader "
+            "yields. A term that is the same for all lanes is added to the loss of the batch"
+        )
+    if any(those != lanes for those in found):
+        raise StepError(
+            "run.backward got a loss with lanes of another step: backpropagate it in its own step"
+        )

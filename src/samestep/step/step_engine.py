@@ -66,7 +66,9 @@ class StepEngine:
     step_log: StepLog
     optimizers: Sequence[Optimizer]
     params: Sequence[Parameter]
-    """What the optimizers train."""
+    """What the optimizers train and this rank holds."""
+    all_params: Sequence[Parameter]
+    """What the optimizers train on all ranks."""
     frozen: Sequence[tuple[str, Parameter]]
     """What they hold and do not train, by name."""
     copies: DeviceCopies

@@ -37,16 +37,15 @@ class LoaderLoop:
         gradients = prepared.reduction.gradients
         gradients.lends = False  # a loop may keep what is in .grad while it computes others
         if prepared.reduction.sharding is not None:
-            prepared.reduction.sharding.share_gradients(
-                "a loop over the loader (step.train(function) and tasks do not)"
-            )
+            prepared.reduction.sharding.share_gradients()
         graphed = isinstance(prepared.runner, GraphedSteps)
         # Each backward pass of a body may reach other weights. On a GPU to find out costs a wait in each.
         if len(prepared.optimizers) > 1 or (setup.context.device.type == "cpu" and not graphed):
             gradients.usage_varies = True
         self._epochs = setup.config.epochs
         self._calls = ModuleCalls([*prepared.modules, prepared.reduction.model])
-        self._cost = None if graphed else LaneCost(setup)
+        is_gathered = setup.gathered.weights is not None  # for passes that all ranks run
+        self._cost = None if graphed or is_gathered else LaneCost(setup)
         self._known: KnownBodies | None = None
         if isinstance(prepared.runner, GraphedSteps) and not gradients.usage_varies:
             self._known = KnownBodies(prepared.runner)

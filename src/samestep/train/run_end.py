@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from samestep.errors import NotDeterministic
+from samestep.errors import NonFiniteLoss, NotDeterministic, TaskError
 from samestep.run_setup import RunSetup
 from samestep.step.micro_batches import out_of_memory
 
@@ -75,7 +75,25 @@ def with_advice(error: BaseException, setup: RunSetup, step: int | None) -> Base
         )
     if isinstance(error, RuntimeError) and "deterministic" in str(error):
         return _not_deterministic(error, at) or error
+    if setup.gathered.weights is not None:
+        return _of_absent_weights(error, at) or error
     return error
+
+
+def _of_absent_weights(error: BaseException, at: str) -> BaseException | None:
+    """For what may come of weights that other ranks hold, which are NaN and cannot be written."""
+    if isinstance(error, RuntimeError) and "refers to a single memory location" in str(error):
+        return TaskError(
+            f"{at} a weight was changed that another rank owns (distributed.shard: weights). Only optimizers "
+            "change weights there: set shard: optimizer"
+        )
+    if isinstance(error, NonFiniteLoss):
+        return NonFiniteLoss(
+            f"{error}. With distributed.shard: weights, weights that other ranks own read as NaN outside of the "
+            "model's passes: where a loop reads them itself (a penalty over model.parameters(), an average that it "
+            "keeps), set shard: optimizer"
+        )
+    return None
 
 
 def _not_deterministic(error: RuntimeError, at: str) -> NotDeterministic | None:
