@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import samestep
+from samestep.errors import Stopped
 from tests.distributed import loop_bodies
 from tests.ranks import run_ranks
 
@@ -38,6 +39,41 @@ def _train(folder: str, name: str, graph: Any, precision: str) -> tuple[str, lis
     with samestep.start(config) as run:
         model, seen = loop_bodies.BODIES[name](run)
         return _digest(model), seen
+
+
+def _sharded(
+    folder: str, name: str, shard: str, precision: str, stop: int | None = None
+) -> tuple[str, list[float]]:
+    distributed = {"device": "cuda", "backend": "gloo", "threads_per_rank": 1, "shard": shard}
+    config: dict[str, Any] = {
+        "epochs": 2, "lanes": 8, "seed": 1, "run_dir": folder, "precision": precision, "speed": {"graph": False},
+        "distributed": distributed,
+    }  # fmt: skip
+    try:
+        with samestep.start(config) as run:
+            if stop is not None:
+                run.pause_after(stop)
+            model, seen = loop_bodies.BODIES[name](run)
+            with run.whole_state():
+                return _digest(model) if run.is_main else "", seen
+    except Stopped:
+        return "stopped", []
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["convolutions", "adversaries", "scaled"])
+def test_owners_that_share_a_gpu_run_a_loop(name: str, precision: str, tmp_path: Path) -> None:
+    [whole] = run_ranks(_sharded, 1, str(tmp_path / "whole"), name, "none", precision)
+    for world in (2, 3, 4):
+        for shard in ("optimizer", "weights"):
+            folder = str(tmp_path / f"{shard}-{world}")
+            answers = run_ranks(_sharded, world, folder, name, shard, precision)
+            assert answers[0] == whole
+            assert [seen for _, seen in answers] == [whole[1]] * world
+    run_ranks(_sharded, 3, str(tmp_path / "parts"), name, "weights", precision, 3)
+    run_ranks(_sharded, 2, str(tmp_path / "parts"), name, "optimizer", precision, 6)
+    answers = run_ranks(_sharded, 4, str(tmp_path / "parts"), name, "weights", precision)
+    assert answers[0][0] == whole[0], "written in parts, by ranks that share a GPU"
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,6 +56,9 @@ class _Undecided:
     scale: Tensor | None
 
 
+Stepping = Callable[[Sequence[Optimizer]], AbstractContextManager[Any]]
+
+
 class Update:
     """Changes the weights, once a step, the same on every rank."""
 
@@ -67,7 +71,7 @@ class Update:
         guard: FiniteGuard,
         rates: DeviceRates,
         device: torch.device,
-        stepping: Callable[[], AbstractContextManager[None]] = nullcontext,
+        stepping: Stepping = nullcontext,
         before_change: Callable[[int], None] = lambda step: None,
         after_update: Callable[[int], None] = lambda step: None,
     ) -> None:
@@ -79,7 +83,7 @@ class Update:
         guard: Restores buffers after a skipped step, and reports it.
         rates: The optimizers' learning rates on the device.
         device: Where the weights are.
-        stepping: Entered around the optimizers' own steps.
+        stepping: Called with the optimizers that step, and entered around their steps.
         before_change: Called with the step before its weights are changed.
         after_update: Called with the step after every update that changed the weights.
         """
@@ -175,8 +179,9 @@ class Update:
         norms = self._clipping.apply(found)
         self._rates.put()
         try:
-            with self._stepping():
-                for optimizer in chosen or self._optimizers:
+            stepped = chosen or self._optimizers
+            with self._stepping(stepped):
+                for optimizer in stepped:
                     _step(optimizer, found if self._decided_on_device else None)
         finally:
             self._rates.put_back()

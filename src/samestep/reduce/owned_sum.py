@@ -11,7 +11,7 @@ own parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import torch
 import torch.distributed as dist
@@ -132,9 +132,13 @@ class OwnedSum(TreeSum):
                 bucket.make_room()
             self._spread("gradients", lambda param: param.grad)
 
-    def spread_weights(self) -> None:
-        """Send the weights that owners have changed to all ranks."""
-        self._spread("weights", lambda param: param.detach())
+    def spread_weights(self, changed: Container[int]) -> None:
+        """Send the weights that owners have changed to all ranks.
+
+        Args:
+            changed: The `id` of each of them.
+        """
+        self._spread("weights", lambda param: param.detach() if id(param) in changed else None)
 
     @torch.no_grad()
     def _spread(self, what: str, value: Callable[[Parameter], Tensor | None]) -> None:

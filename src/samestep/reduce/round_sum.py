@@ -7,7 +7,7 @@ holds at most log2(lanes) + 1 partial sums of its own parameters, and nobody hol
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -146,7 +146,7 @@ class RoundSum(OwnedSum):
                 self._agree_on_usage()
         self._usage_agreed = True
 
-    def spread_weights(self) -> None:
+    def spread_weights(self, changed: Container[int]) -> None:
         self._weights.changed()
 
 

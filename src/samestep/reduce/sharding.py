@@ -10,10 +10,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from samestep.distributed.collectives import TorchCollectives
 from samestep.errors import TaskError
+from samestep.reduce.owned_states import params_of
 from samestep.reduce.owned_sum import OwnedSum
 from samestep.reduce.sharded_weights import ShardedWeights
 
@@ -34,6 +36,7 @@ class Sharding:
         """
         self.owners, self.sums, self.weights = sums.owners, sums, weights
         self._collectives = collectives
+        self._of_optimizers: dict[tuple[int, ...], set[int]] = {}
 
     @property
     def summary(self) -> str:
@@ -72,13 +75,16 @@ class Sharding:
         return called
 
     @contextmanager
-    def stepping(self, inner: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    def stepping(
+        self, inner: Callable[[], AbstractContextManager[None]], optimizers: Sequence[Optimizer]
+    ) -> Iterator[None]:
         """Return what is entered around the optimizers' steps.
 
         Optimizers pass over parameters without a gradient, so they need not know about owners.
 
         Args:
             inner: Entered as well.
+            optimizers: Those that step. Weights of others are not even written: graphs that read them stay valid.
         """
         theirs = [
             p for p in self.owners.params if p.grad is not None and not self.owners.is_mine(p)
@@ -90,7 +96,14 @@ class Sharding:
             yield
         for param, grad in zip(theirs, grads, strict=True):
             param.grad = grad
-        self.sums.spread_weights()
+        self.sums.spread_weights(self._params_of(optimizers))
+
+    def _params_of(self, optimizers: Sequence[Optimizer]) -> set[int]:
+        """Return the `id` of each of their parameters; made once."""
+        key = tuple(map(id, optimizers))
+        if key not in self._of_optimizers:
+            self._of_optimizers[key] = {id(p) for opt in optimizers for p in params_of(opt)}
+        return self._of_optimizers[key]
 
     def norm(self, params: Sequence[Parameter]) -> Tensor:
         """Return the norm of all gradients, to the bit what a rank that has them all would compute.

@@ -269,7 +269,7 @@ def _update(
         prepared.guard,
         prepared.rates,
         setup.context.device,
-        ours if sharding is None else partial(sharding.stepping, ours),
+        (lambda stepped: ours()) if sharding is None else partial(sharding.stepping, ours),
         # Else what is drawn there would depend on which lane was this rank's last.
         (lambda step: setup.rng.enter(UPDATE, at=(step,))) if draws else lambda step: None,
         after_update,
