@@ -177,7 +177,9 @@ def _loop(folder: str, shard: str, stop: int | None = None) -> tuple[str, list[f
             data = DataLoader(_tensors(3, SAMPLES), batch_size=BATCH, shuffle=True)
             model, optimizer, data = run.prepare(model, optimizer, data)
             for _ in run.epochs():
+                labels: list[Tensor] = []
                 for x, y in data:
+                    labels.append(y)
                     with torch.no_grad():
                         teacher = model(x.flip(1)).softmax(1)
                     out = model(x)
@@ -189,7 +191,7 @@ def _loop(folder: str, shard: str, stop: int | None = None) -> tuple[str, list[f
                         seen.append(float(norm))
                         optimizer.step()
                         optimizer.zero_grad()
-                seen += _evaluated(run, model)
+                seen += [*_evaluated(run, model), *run.gather(labels).tolist()]
             return _digest(run, model, optimizer), seen
     except Stopped:
         return "stopped", []

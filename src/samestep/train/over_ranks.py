@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -10,6 +10,8 @@ from torch import Tensor
 
 from samestep.distributed.context import RunContext
 from samestep.errors import StepError
+from samestep.step.lane_scope import NO_LANE
+from samestep.step.lane_tensor import LaneTensor
 from samestep.train.eval_batches import LoopShare
 
 Op = Literal["sum", "mean", "max", "min"]
@@ -17,16 +19,40 @@ Value = Tensor | float | int
 """What can be reduced."""
 
 
+_ROWS, _LANES = 1 << 24, 1 << 20
+"""More than a lane has rows, and more than there are lanes."""
+
+
+def gather_lane_rows(context: RunContext, parts: Sequence[Tensor]) -> Tensor:
+    """Return the rows of all lanes of all ranks: part by part, and of each part in the order of its lanes.
+
+    Args:
+        context: This rank's place in the run.
+        parts: What loops over the loader have computed: a tensor per lane each.
+    """
+    rows: list[Tensor] = []
+    places: list[int] = []
+    for number, part in enumerate(parts):
+        pairs: Iterable[tuple[int, Tensor]] = [(0, part)]
+        if isinstance(part, LaneTensor):
+            pairs = zip(part.lanes, part.per_lane, strict=True)
+        for lane, own in pairs:
+            if lane != NO_LANE:
+                first = (number * _LANES + lane) * _ROWS
+                places += range(first, first + (len(own) if own.dim() else 0))
+                rows.append(own)
+    return gather_rows(context, rows, places)
+
+
 def gather_rows(
-    context: RunContext, rows: Tensor | Sequence[Tensor], share: LoopShare | None
+    context: RunContext, rows: Tensor | Sequence[Tensor], places: Sequence[int] | None
 ) -> Tensor:
     """The rows of all ranks, in the order of their samples.
 
     Args:
         context: This rank's place in the run.
         rows: This rank's, in its own order.
-        share: The loop that they were measured in; None for those of a step, whose lanes are in the
-            order of the ranks.
+        places: The place of each among all ranks' rows; None if they are in the order of the ranks.
     """
     parts = [rows] if isinstance(rows, Tensor) else list(rows)
     if any(not isinstance(part, Tensor) or not part.dim() for part in parts):
@@ -35,7 +61,7 @@ def gather_rows(
             "each batch: run.reduce is for single numbers"
         )
     mine = torch.cat([part.detach() for part in parts]).cpu() if parts else None
-    ids = None if share is None else torch.tensor(share.ids, dtype=torch.int64)
+    ids = None if places is None else torch.tensor(places, dtype=torch.int64)
     if ids is not None and (0 if mine is None else len(mine)) != len(ids):
         raise StepError(
             f"run.gather got {0 if mine is None else len(mine)} rows, and the loop over run.batches gave "
@@ -48,7 +74,7 @@ def gather_rows(
         found = f"not {sorted(map(str, kinds))}" if kinds else "and no rank has any"
         raise StepError(f"run.gather needs rows of one type and shape on all ranks, {found}")
     every = torch.cat(by_rank)
-    if share is not None:
+    if places is not None:
         every = every[torch.argsort(torch.cat([ids for _, ids in gathered if ids is not None]))]
     return every.to(context.device)
 

@@ -24,7 +24,7 @@ from samestep.train.batchnorm import Forward, measure_batchnorm
 from samestep.train.eval_batches import LoopShare
 from samestep.train.eval_rows import Embed, Labels, RetrievalEvaluator, RetrievalRequest
 from samestep.train.evaluate import Evaluator, Measure, Values
-from samestep.train.over_ranks import Op, Value, gather_rows, reduce_values
+from samestep.train.over_ranks import Op, Value, gather_lane_rows, gather_rows, reduce_values
 from samestep.train.run_files import RunFiles
 from samestep.train.run_loader import unwrapped
 from samestep.train.whole_set import Outputs, WholeSetEvaluator
@@ -32,13 +32,6 @@ from samestep.train.whole_set import Outputs, WholeSetEvaluator
 
 def _targets(batch: LaneBatch) -> Any:
     return batch.y
-
-
-def _of_lanes(part: Tensor) -> list[Tensor]:
-    """Return the tensors of this rank's lanes that have samples."""
-    if not isinstance(part, LaneTensor):
-        return [part]
-    return [own for lane, own in zip(part.lanes, part.per_lane, strict=True) if lane != NO_LANE]
 
 
 _LEFT_EVALUATION = (
@@ -227,15 +220,14 @@ class RunMeasures(RunFiles):
         parts = [rows] if isinstance(rows, Tensor) else rows
         with self._outside_lanes():
             if lanes_of(list(parts)):
-                own = [own for part in parts for own in _of_lanes(part)]
-                return gather_rows(self.context, own, None)
+                return gather_lane_rows(self.context, parts)
             share = self._finished_share("run.gather")
             if share is None and self.setup.gathered.weights is not None:
                 raise StepError(
                     "run.gather of a step's rows needs ranks with consecutive lanes, which distributed.shard: weights deals "
                     "out in turn: gather after a loop over run.batches, or set shard: optimizer"
                 )
-            return gather_rows(self.context, parts, share)
+            return gather_rows(self.context, parts, None if share is None else share.ids)
 
     @overload
     def reduce(self, value: float, op: Op = "sum") -> float: ...
