@@ -14,7 +14,6 @@ import errno
 import json
 import re
 import struct
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +29,7 @@ from samestep.checkpoint.manifest import MANIFEST, MODEL, PARTIAL, TRAINING, Man
 from samestep.checkpoint.parts import (
     WHOLE,
     Part,
+    Patience,
     Sums,
     await_parts,
     files_of,
@@ -47,7 +47,7 @@ def write_checkpoint(
     training: Mapping[str, Any],
     manifest: Manifest,
     part: Part = WHOLE,
-    abandoned: threading.Event | None = None,
+    patience: Patience | None = None,
 ) -> None:
     """Write a checkpoint under a temporary name, and rename it once it is on the disk.
 
@@ -58,10 +58,10 @@ def write_checkpoint(
         training: everything else that the run needs to resume.
         manifest: what the checkpoint is; checksums are added.
         part: that of rank 0, if others write, too; then `folder` exists already, under its temporary name.
-        abandoned: set once nobody waits for the others any more.
+        patience: how long to wait for the others.
     """
     partial = folder.with_name(folder.name + PARTIAL)
-    write_files(files, partial, model, training, manifest, part, abandoned)
+    write_files(files, partial, model, training, manifest, part, patience)
     # Only a run that repeats this step finds the name taken, by a damaged checkpoint; the older
     # one that it resumed from is still there.
     files.remove(folder)
@@ -75,7 +75,7 @@ def write_files(
     training: Mapping[str, Any],
     manifest: Manifest,
     part: Part = WHOLE,
-    abandoned: threading.Event | None = None,
+    patience: Patience | None = None,
 ) -> None:
     """Write a checkpoint's files into a directory that nobody takes for one, and sync them."""
     if part.of == 1:
@@ -83,7 +83,7 @@ def write_files(
         files.make_folder(partial)
     sums = _write_states(files, partial, model, training, part)
     if part.of > 1:
-        sums |= await_parts(files, partial, part, [*model], abandoned or threading.Event())
+        sums |= await_parts(files, partial, part, [*model], patience or Patience())
     text = Manifest(**{**vars(manifest), "files": sums}).text()
     with DigestedFile(files, partial / MANIFEST) as file:
         file.write(text.encode())
@@ -101,9 +101,10 @@ def write_part(
     """Write the part of another rank than 0, and a receipt for it."""
     try:
         sums = _write_states(files, partial, model, training, part)
-    except OSError as error:
-        with suppress(OSError):  # the same disk: rank 0 learns of it when this rank fails
-            write_receipt(files, partial, part, {}, [], error.strerror or str(error))
+    except Exception as error:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        with suppress(OSError):  # the same disk: rank 0 learns of it when this rank ends
+            write_receipt(files, partial, part, {}, [], why)
         raise
     write_receipt(files, partial, part, sums, [*model] if part.splits_model else [])
 

@@ -13,25 +13,27 @@ numbers, so any world size reads it, with any `distributed.shard`.
 from __future__ import annotations
 
 import json
+import os
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from samestep.checkpoint.files import DigestedFile, Files
-from samestep.checkpoint.manifest import MODEL, PARTIAL, TRAINING
+from samestep.checkpoint.manifest import MANIFEST, MODEL, PARTIAL, TRAINING
+from samestep.errors import CheckpointError, PeerLost
 from samestep.foreign.json_text import read_json
 
 INDEX = f"{MODEL}.index.json"
 _SECONDS_BETWEEN_LOOKS = 0.02
+_SECONDS_WITHOUT_A_CHANGE = 30.0
+"""How long a run that ends waits for a part of which nothing more is written."""
 
 Sums = dict[str, tuple[str, int]]
 """Checksum and size of each file."""
-
-
-class Abandoned(Exception):
-    """Not all parts of a checkpoint came, and nobody waits for them any more: the run has failed."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,79 @@ class Part:
 WHOLE = Part()
 
 
+def _nobody(rank: int) -> bool:
+    """No rank is known to be gone."""
+    del rank
+    return False
+
+
+class Patience:
+    """How long rank 0 waits for the part of another rank: until it is written, or that rank is gone.
+
+    A run that ends does not wait for ranks that neither write nor are known to be gone.
+
+    Args:
+        is_gone: Returns whether a rank has ended, or is not heard from any more. Called from another thread.
+        seconds: How long a run that ends waits for files that do not change.
+    """
+
+    def __init__(
+        self,
+        is_gone: Callable[[int], bool] = _nobody,
+        seconds: float = _SECONDS_WITHOUT_A_CHANGE,
+    ) -> None:
+        self._is_gone, self._seconds = is_gone, seconds
+        self.ending = threading.Event()
+        """Set once the run ends by an error."""
+
+    def wait(self, partial: Path, other: Part) -> None:
+        """Wait for the receipt of another part.
+
+        Raises:
+            PeerLost: if it will not come.
+        """
+        sizes, changed = _sizes(partial), time.monotonic()
+        while other.receipt not in sizes:
+            # First whether it has ended, then once more whether it has written: it may have done both.
+            why = self._why_not(other.number, changed)
+            before, sizes = sizes, _sizes(partial)
+            if sizes != before:
+                changed = time.monotonic()
+            if why and other.receipt not in sizes:
+                raise PeerLost(f"part {other.number + 1} of {other.of} was not written: {why}")
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+    def _why_not(self, rank: int, changed: float) -> str:
+        if self._is_gone(rank):
+            return f"rank {rank} is gone"
+        if self.ending.is_set() and time.monotonic() - changed > self._seconds:
+            return f"nothing came from rank {rank} for {self._seconds:g} s"
+        return ""
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Return the files of a directory with their sizes; a look at each by name may be answered from a cache."""
+    sizes = {}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):  # just renamed: it is seen at the next look
+                sizes[entry.name] = entry.stat().st_size
+    return sizes
+
+
 def files_of(folder: Path, file: str) -> list[Path]:
-    """Return the files that hold all that would be in one file, were there no parts."""
+    """Return the files that hold all that would be in one file, were there no parts.
+
+    Raises:
+        CheckpointError: if there are parts of two checkpoints.
+    """
     name = Path(file)
     found = sorted(folder.glob(f"{name.stem}-*-of-*{name.suffix}"))
+    if len({path.stem.rpartition("-of-")[2] for path in found}) > 1:
+        raise CheckpointError(
+            f"{folder} holds parts of two checkpoints, {found[0].name} and {found[-1].name}: remove those "
+            f"that {MANIFEST} does not list"
+        )
     whole = folder / file
     return [whole, *found] if whole.exists() or not found else found
 
@@ -91,7 +162,7 @@ def write_receipt(
 
 
 def await_parts(
-    files: Files, partial: Path, part: Part, tensors: list[str], abandoned: threading.Event
+    files: Files, partial: Path, part: Part, tensors: list[str], patience: Patience
 ) -> Sums:
     """Wait for the parts of all other ranks; write the index of the model's tensors if they are in parts.
 
@@ -100,22 +171,20 @@ def await_parts(
         partial: The directory that all ranks write to.
         part: That of rank 0.
         tensors: The names of the model's tensors in it.
-        abandoned: Set once nobody waits for the checkpoint any more: a rank is gone.
+        patience: How long to wait.
 
     Returns:
         The checksums of the others' files, and of the index.
 
     Raises:
-        Abandoned: if a part did not come.
+        PeerLost: if a part does not come.
         OSError: if another rank could not write its own.
     """
     sums: Sums = {}
     places = dict.fromkeys(tensors, part.model_file)
     for other in part.others():
         path = partial / other.receipt
-        while not path.exists():
-            if abandoned.wait(_SECONDS_BETWEEN_LOOKS):
-                raise Abandoned(f"part {other.number + 1} of {part.of} was not written")
+        patience.wait(partial, other)
         said = read_json(path)
         if said["error"]:
             raise OSError(0, f"part {other.number + 1} of {part.of}: {said['error']}")

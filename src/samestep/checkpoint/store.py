@@ -18,7 +18,7 @@ from samestep.checkpoint.format import (
 )
 from samestep.checkpoint.listing import FoundCheckpoint, list_checkpoints, rank_by_metric
 from samestep.checkpoint.manifest import MODEL, PARTIAL, SURVIVOR, Manifest, folder_name
-from samestep.checkpoint.parts import WHOLE, Abandoned, Part
+from samestep.checkpoint.parts import WHOLE, Part, Patience, files_of
 from samestep.errors import CheckpointError
 
 
@@ -30,10 +30,16 @@ class CheckpointStore:
         keep_last: how many of the newest stay.
         files: the file operations; tests pass failing ones.
         keep_best: how many of the best stay besides those.
+        patience: how long to wait for the parts of other ranks.
     """
 
     def __init__(
-        self, folder: Path, keep_last: int, files: Files | None = None, keep_best: int = 1
+        self,
+        folder: Path,
+        keep_last: int,
+        files: Files | None = None,
+        keep_best: int = 1,
+        patience: Patience | None = None,
     ) -> None:
         self._folder = folder
         self._keep_last, self._keep_best = keep_last, keep_best
@@ -42,8 +48,7 @@ class CheckpointStore:
         self._error: BaseException | None = None
         self._writing = ""
         self._written = False
-        self._abandoned = threading.Event()
-        """Set once nobody waits for the parts of other ranks any more."""
+        self._patience = patience or Patience()
         self._exported: int | None = None
         """The step whose weights were exported beside the checkpoints by this process."""
 
@@ -105,17 +110,16 @@ class CheckpointStore:
             ) from error
         raise error
 
-    def finish(self, seconds: float | None = None) -> None:
+    def finish(self, ending: bool = False) -> None:
         """Wait for the write in flight, whether it succeeds or fails. From any thread.
 
         Args:
-            seconds: How long to wait for the parts of other ranks, one of which may be gone.
+            ending: Whether the run ends by an error; it does not wait for parts that nobody writes.
         """
+        if ending:
+            self._patience.ending.set()
         thread = self._thread
         if thread is not None:
-            thread.join(seconds)
-            if seconds is not None:
-                self._abandoned.set()
             thread.join()
             self._thread = None
 
@@ -128,8 +132,6 @@ class CheckpointStore:
     ) -> None:
         try:
             self.write_now(model, training, manifest, part)
-        except Abandoned:
-            return  # the run ends by what took the other rank away
         except BaseException as error:
             self._error = error  # `wait` raises it in the main thread
 
@@ -146,7 +148,7 @@ class CheckpointStore:
             write_part(self._files, self.partial(manifest.step), model, training, part)
             return
         folder = self._folder / folder_name(manifest.step)
-        write_checkpoint(self._files, folder, model, training, manifest, part, self._abandoned)
+        write_checkpoint(self._files, folder, model, training, manifest, part, self._patience)
         self._written = True
         self.export_best(manifest)
         self._remove_old(manifest)
@@ -155,7 +157,7 @@ class CheckpointStore:
         """Keep `model.safetensors` of the best step, or the last, beside the checkpoints."""
         step = manifest.step if manifest.best is None else manifest.best.step
         folder = self._folder / folder_name(step)
-        if not folder.exists():
+        if not any(file.exists() for file in files_of(folder, MODEL)):
             return
         target = self._folder.parent / MODEL
         if self._exported == step and target.exists():

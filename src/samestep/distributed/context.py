@@ -15,7 +15,6 @@ from typing import Literal, TypeVar
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional
-from torch.nn import Parameter
 
 from samestep.config import Config, DistributedConfig
 from samestep.config.schema import Same
@@ -47,7 +46,6 @@ from samestep.words import counted
 assert torch.distributed.nn.functional
 
 T = TypeVar("T")
-NamedParameters = Sequence[tuple[str, Parameter]]
 
 
 class RunContext(ABC):
@@ -166,6 +164,10 @@ class RunContext(ABC):
         """What must be finished before this process may be ended because another rank failed."""
         del finish  # nobody ends a process that is alone
 
+    def is_gone(self, rank: int) -> bool:
+        """Return whether another rank has ended, or is not heard from any more. From any thread."""
+        return rank != self.rank  # a process alone has no others
+
     def failed(self, error: BaseException) -> BaseException:
         """Notify the other ranks that this one fails; returns what the error really means."""
         return error
@@ -223,8 +225,7 @@ class DDPContext(RunContext):
     ) -> None:
         super().__init__(TorchCollectives(device, Activity(), signer), device, local_rank, threads)
         self.hosts = self.gather(socket.gethostname()) if hosts is None else hosts
-        self._owned = owned
-        self._failed = False
+        self._owned, self._failed = owned, False
         self._heartbeat = Heartbeat(
             dist.distributed_c10d._get_default_store(), self.rank, self.world, self.activity, section.timeout,
             section.lost_after, signer_of(process_environment(), "heartbeats"),
@@ -243,6 +244,9 @@ class DDPContext(RunContext):
 
     def wait_for(self, event: str, rank: int) -> None:
         self._heartbeat.wait_for(event, rank)
+
+    def is_gone(self, rank: int) -> bool:
+        return self._heartbeat.is_gone(rank)
 
     def failed(self, error: BaseException) -> BaseException:
         """Notify the other ranks of a failure here; or find out why they broke a collective."""
@@ -333,13 +337,12 @@ def _join_open_group(
     device: torch.device | None,
     same: Same,
 ) -> RunContext:
-    if section.world_size not in ("auto", dist.get_world_size()):
-        raise LaunchError(
-            f"distributed.world_size is {section.world_size} but the open process group has "
-            f"{dist.get_world_size()} ranks: set world_size: auto"
-        )
-    if section.rank not in ("auto", dist.get_rank()):
-        at = f"this process is rank {dist.get_rank()} of the open process group"
+    world, rank = dist.get_world_size(), dist.get_rank()
+    at = f"this process is rank {rank} of {world} of the open process group"
+    if section.world_size not in ("auto", world):
+        asked = f"distributed.world_size is {section.world_size}"
+        raise LaunchError(f"{asked} but {at}: set world_size: auto")
+    if section.rank not in ("auto", rank):
         raise LaunchError(f"distributed.rank is {section.rank} but {at}: set rank: auto")
     local_rank = launch.local_rank
     if device is None:

@@ -16,6 +16,7 @@ from samestep.checkpoint.parts import Part
 from samestep.checkpoint.state import RunState, stored_once
 from samestep.distributed.collectives import Collectives
 from samestep.errors import StepError
+from samestep.pytree import tensors
 from samestep.reduce.owners import Owners, is_held
 from samestep.reduce.sharded_weights import ShardedWeights
 
@@ -88,17 +89,25 @@ class OwnedStates:
     def take_part(self, state: RunState) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the model's tensors and the rest in this rank's part; rank 0's has what every rank holds."""
         with nullcontext() if self._weights is None else self._weights.in_parts():
-            if self._owners.rank == 0:
-                return _held_only(state.model_tensors()), _held_only(state.training())
-            model, *others = map(self._owned_weights, state.modules)
-            kept = {
-                name: {"model": average.held}
+            averages = {
+                name: average
                 for name, item in state.kept.items()
                 for average in self.averages
                 if id(item) == id(average)
             }
+            if self._owners.rank == 0:
+                training = state.training()
+                training["modules"] = [_held(module) for module in training["modules"]]
+                for name, kept in training["kept"].items():
+                    if name in averages:
+                        kept["model"] = _held(kept["model"])
+                    elif self._weights is not None:
+                        _refuse_absent(name, kept)
+                return _held(state.model_tensors()), training
+            model, *others = map(self._owned_weights, state.modules)
+            held = {name: {"model": average.held} for name, average in averages.items()}
             states = [{"state": optimizer.state_dict()["state"]} for optimizer in state.optimizers]
-            return model, {"modules": others, "optimizers": states, "kept": kept}
+            return model, {"modules": others, "optimizers": states, "kept": held}
 
     def _owned_weights(self, module: nn.Module) -> dict[str, Tensor]:
         """Return the weights that no other rank has, by name."""
@@ -182,12 +191,18 @@ def _in_memory_order(tensor: Tensor) -> Tensor:
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
-def _held_only(state: Any) -> Any:
-    """Return a state without weights that other ranks hold."""
-    if isinstance(state, dict):
-        held = {k: v for k, v in state.items() if not isinstance(v, Tensor) or is_held(v)}
-        return {key: _held_only(value) for key, value in held.items()}
-    return [_held_only(value) for value in state] if isinstance(state, list) else state
+def _refuse_absent(name: str, state: Any) -> None:
+    """Raise if what a run keeps besides its modules has weights that other ranks hold."""
+    if not all(is_held(leaf) for leaf in tensors(state)):
+        raise StepError(
+            f"the state of {name!r} (run.register) holds weights of the model, which other ranks own "
+            "(distributed.shard: weights): the run saves the model's weights by itself, leave them out of state_dict()"
+        )
+
+
+def _held(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a module's state without weights that other ranks hold."""
+    return {k: v for k, v in state.items() if not isinstance(v, Tensor) or is_held(v)}
 
 
 def _described(state: dict[str, Any]) -> dict[str, Any]:

@@ -12,22 +12,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+_BYTES_OF_ABSENT = 17
+"""The storage of what `absent` returns: room for an element of any type, and no multiple of two or more bytes."""
+
 
 def absent(like: Tensor) -> Tensor:
     """Return what stands for a weight that this rank does not have (`shard: weights`): NaN, in no memory.
 
     Without memory at all a kernel that reads it would end the process.
     """
-    # One byte more than its only element takes: no other tensor has such a storage.
-    storage = torch.UntypedStorage(like.element_size() + 1, device=like.device)
+    storage = torch.UntypedStorage(_BYTES_OF_ABSENT, device=like.device)
     one = torch.empty(0, dtype=like.dtype, device=like.device).set_(storage, 0, (1,), (1,))
     return one.fill_(float("nan")).as_strided(like.shape, (0,) * like.dim())
 
 
 def is_held(tensor: Tensor) -> bool:
     """Return whether this rank has the tensor's numbers, and not what `absent` returns."""
-    is_one = tensor.untyped_storage().nbytes() == tensor.element_size() + 1
-    return not (is_one and not any(tensor.stride()))
+    return any(tensor.stride()) or tensor.untyped_storage().nbytes() != _BYTES_OF_ABSENT
 
 
 class Owners:

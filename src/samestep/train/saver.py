@@ -15,7 +15,7 @@ from torch import Tensor
 
 from samestep.checkpoint.format import read_model, read_training
 from samestep.checkpoint.manifest import Best, Manifest
-from samestep.checkpoint.parts import WHOLE, Part
+from samestep.checkpoint.parts import WHOLE, Part, Patience
 from samestep.checkpoint.resume import ResumePoint
 from samestep.checkpoint.snapshot import Snapshot
 from samestep.checkpoint.state import RunState, Stateful, changed_settings, settings_of
@@ -24,7 +24,7 @@ from samestep.config import Config
 from samestep.data.batch import Position
 from samestep.distributed.context import RunContext
 from samestep.distributed.health.activity import SAVE
-from samestep.errors import CheckpointError, StepError, TextError
+from samestep.errors import CheckpointError, PeerLost, StepError, TextError
 from samestep.foreign.json_text import parse_json
 from samestep.foreign.limits import check_text, check_values
 from samestep.optim.weight_average import WeightAverage
@@ -33,10 +33,6 @@ from samestep.version import __version__
 
 _FREE_SECONDS, _SHARE = 5.0, 0.05
 """How long saves after epochs may keep a run waiting: so long in any case, and this part of its time."""
-
-
-_SECONDS_FOR_PARTS = 5.0
-"""How long the end of a run waits for what other ranks still write, some of which may be gone."""
 
 
 class Saver:
@@ -51,7 +47,10 @@ class Saver:
         self._activity = context.activity
         self._point = point
         self._store = CheckpointStore(
-            self.folder, self._rules.keep_last, keep_best=self._rules.keep_best
+            self.folder,
+            self._rules.keep_last,
+            keep_best=self._rules.keep_best,
+            patience=Patience(context.is_gone),
         )
         self._snapshot = Snapshot()
         self._kept: dict[str, Stateful] = {}
@@ -283,7 +282,7 @@ class Saver:
             model, training = self.state.model_tensors(), self.state.training()
         else:
             model, training = self.owned_states.take_part(self.state)
-        if self._writes:
+        if self._writes or self.owned_states is None:  # any rank that survives the others
             training |= {"position": vars(after), **(more or {})}
         copy = self._snapshot.take({"model": model, "training": training})
         return copy["model"], copy["training"], self._manifest(after, plan, ended)
@@ -294,8 +293,8 @@ class Saver:
             self._store.wait()
 
     def finish_write(self) -> None:
-        """Let the write in flight end, whatever comes of it."""
-        self._store.finish(_SECONDS_FOR_PARTS)
+        """Let the write in flight end, whatever comes of it. The run ends by an error."""
+        self._store.finish(ending=True)
 
     def close(self, cause: BaseException | None = None) -> None:
         """Let the write in flight end; what went wrong with it is an error still.
@@ -305,7 +304,12 @@ class Saver:
         """
         if cause is not None:
             self.finish_write()
-        self._store.wait()
+        try:
+            self._store.wait()
+        except PeerLost as lost:
+            if cause is None:
+                raise
+            self._context.log.warn(f"The checkpoint that was being written is not there: {lost}")
 
     def _manifest(self, after: Position, plan: Mapping[str, Any], ended: str | None) -> Manifest:
         return Manifest(

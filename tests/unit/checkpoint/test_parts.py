@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,9 @@ from samestep.checkpoint.files import Files
 from samestep.checkpoint.format import read_model, read_training, write_part
 from samestep.checkpoint.listing import newest_valid
 from samestep.checkpoint.manifest import verify_checkpoint
-from samestep.checkpoint.parts import Part, merged
+from samestep.checkpoint.parts import Part, Patience, merged
 from samestep.checkpoint.store import CheckpointStore
-from samestep.errors import CheckpointError
+from samestep.errors import CheckpointError, PeerLost
 from tests.unit.checkpoint.checkpoints import manifest
 
 WORLD, STEP = 3, 4
@@ -48,10 +50,15 @@ def _training(rank: int) -> dict[str, Any]:
     }
 
 
-def _stores(folder: Path, files: dict[int, Files] | None = None) -> list[CheckpointStore]:
+def _stores(
+    folder: Path, files: dict[int, Files] | None = None, patience: Patience | None = None
+) -> list[CheckpointStore]:
     folder.mkdir(exist_ok=True)
     return [
-        CheckpointStore(folder / "checkpoints", 2, (files or {}).get(rank)) for rank in range(WORLD)
+        CheckpointStore(
+            folder / "checkpoints", 2, (files or {}).get(rank), patience=patience or Patience()
+        )
+        for rank in range(WORLD)
     ]
 
 
@@ -109,38 +116,102 @@ def test_a_rank_that_is_gone_leaves_the_checkpoint_before(tmp_path: Path) -> Non
     _begin(stores, STEP, range(WORLD))
     for store in stores:
         store.wait()
-    _begin(stores, STEP + 1, range(WORLD - 1))
-    stores[0].finish(seconds=0.05)
-    stores[0].wait()  # nothing is wrong with this rank
+    left = _stores(tmp_path, patience=Patience(lambda rank: rank == WORLD - 1))
+    _begin(left, STEP + 1, range(WORLD - 1))
+    with pytest.raises(PeerLost, match="part 3 of 3 was not written: rank 2 is gone"):
+        left[0].wait()
     found = newest_valid(tmp_path / "checkpoints", print)
     assert found is not None
     assert found.step == STEP
     again = _stores(tmp_path)
     _begin(again, STEP + 1, range(WORLD))
-    again[0].wait()
+    for store in again:
+        store.wait()
     found = newest_valid(tmp_path / "checkpoints", print)
     assert found is not None
     assert found.step == STEP + 1
     assert not list((tmp_path / "checkpoints").glob("*.partial"))
 
 
-class _Full(Files):
-    """A disk without space for files of weights."""
+class _Fails(Files):
+    """A disk that takes no files of weights."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
 
     def open_new(self, path: Path) -> Any:
         if path.name.startswith("model-"):
-            raise OSError(28, os.strerror(28))
+            raise self._error
         return super().open_new(path)
 
 
-def test_a_part_that_cannot_be_written_is_an_error_of_both(tmp_path: Path) -> None:
-    stores = _stores(tmp_path, {1: _Full()})
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [(OSError(28, os.strerror(28)), CheckpointError), (MemoryError("no memory"), MemoryError)],
+)
+def test_a_part_that_cannot_be_written_is_an_error_of_both(
+    tmp_path: Path, error: Exception, shown: type[Exception]
+) -> None:
+    words = "No space left" if isinstance(error, OSError) else "no memory"
+    stores = _stores(tmp_path, {1: _Fails(error)})
     _begin(stores, STEP, range(WORLD))
-    with pytest.raises(CheckpointError, match=r"part 2 of 3: No space left"):
+    with pytest.raises(CheckpointError, match=f"part 2 of 3: {words}"):
         stores[0].wait()
-    with pytest.raises(CheckpointError, match="No space left"):
+    with pytest.raises(shown, match=words):
         stores[1].wait()
+    stores[2].wait()
     assert newest_valid(tmp_path / "checkpoints", print) is None
+
+
+class _Slow(Files):
+    """A disk that takes a while for each file."""
+
+    def open_new(self, path: Path) -> Any:
+        time.sleep(0.5)
+        return super().open_new(path)
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_run_that_ends_by_an_error_waits_for_parts_that_are_still_written(
+    tmp_path: Path, slow: int
+) -> None:
+    stores = _stores(tmp_path, {slow: _Slow()}, Patience(seconds=1))
+    _begin(stores, STEP, range(WORLD))
+    stores[0].finish(ending=True)
+    for store in stores:
+        store.wait()
+    found = newest_valid(tmp_path / "checkpoints", print)
+    assert found is not None
+    assert found.step == STEP
+
+
+def test_a_run_that_ends_by_an_error_does_not_wait_for_ranks_that_write_nothing(
+    tmp_path: Path,
+) -> None:
+    stores = _stores(tmp_path, patience=Patience(seconds=0.2))
+    _begin(stores, STEP, range(WORLD - 1))
+    stores[0].finish(ending=True)
+    with pytest.raises(PeerLost, match=r"nothing came from rank 2 for 0\.2 s"):
+        stores[0].wait()
+    stores[1].wait()
+
+
+def test_parts_of_two_checkpoints_are_not_merged(tmp_path: Path) -> None:
+    stores = _stores(tmp_path)
+    _begin(stores, STEP, range(WORLD))
+    for store in stores:
+        store.wait()
+    folder = tmp_path / "checkpoints" / "step-00000004"
+    shutil.copy(folder / "training-00002-of-00003.pt", folder / "training-00002-of-00004.pt")
+    with pytest.raises(CheckpointError, match="parts of two checkpoints"):
+        read_training(folder)
+
+
+def test_a_best_checkpoint_without_weights_is_not_exported(tmp_path: Path) -> None:
+    """It is damaged; the run resumes from another one."""
+    (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
+    _stores(tmp_path)[0].export_best(manifest(STEP))
+    assert not (tmp_path / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize("killed", range(_OPERATIONS + 1))
@@ -150,9 +221,11 @@ def test_a_kill_at_any_file_operation_loses_no_checkpoint(tmp_path: Path, killed
     _begin(stores, STEP, range(WORLD))
     for store in stores:
         store.wait()
-    dying = _stores(tmp_path, {1: _Dies(killed)})
+    disk = _Dies(killed)
+    dying = _stores(tmp_path, {1: disk}, Patience(lambda rank: rank == 1 and disk.is_dead))
     _begin(dying, STEP + 1, range(WORLD))
-    dying[0].finish(seconds=0.3)
+    for store in dying:
+        store.finish()
     found = newest_valid(tmp_path / "checkpoints", print)
     assert found is not None
     assert found.step == (STEP if killed < _OPERATIONS else STEP + 1)
@@ -164,10 +237,12 @@ class _Dies(Files):
 
     def __init__(self, after: int) -> None:
         self._left = after
+        self.is_dead = False
 
     def _count(self) -> None:
         self._left -= 1
         if self._left < 0:
+            self.is_dead = True
             raise SystemExit
 
     def open_new(self, path: Path) -> Any:

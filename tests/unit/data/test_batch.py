@@ -41,4 +41,4 @@ def test_a_new_epoch_starts_with_new_streams() -> None:
 
 
 def test_a_run_starts_at_the_beginning() -> None:
-    assert vars(Position()) == {"step": 0, "epoch": 0, "epoch_step": 0, "streams": {}}
+    assert vars(Position()) == {"step": 0, "epoch": 0, "epoch_step": 0, "streams": {}, "draws": ()}

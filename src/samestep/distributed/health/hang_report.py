@@ -84,6 +84,9 @@ class Beat:
             return f"{_SILENT[self.process]}; {last}"
         return f"is in {self._phase()} at step {self.step} for {self.seconds:.0f} s"
 
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.host} (pid {self.pid}) {self.where()}"
+
     def _phase(self) -> str:
         return f"{self.collective} #{self.sequence}" if self.waits else self.phase
 
@@ -118,7 +121,7 @@ def hang_report(
     mismatch = different_calls(calls)
     if mismatch is not None:
         lines.append(mismatch)
-    lines += [f"rank {beat.rank} on {beat.host} (pid {beat.pid}) {beat.where()}" for beat in stuck]
+    lines += [str(beat) for beat in stuck]
     key = lambda beat: (beat.collective, beat.sequence)  # noqa: E731
     for (name, number), group in groupby(sorted(waiting, key=key), key):
         together = list(group)

@@ -77,8 +77,7 @@ class Heartbeat:
         self._lost_after = lost_after
         self._last_look: tuple[float, dict[int, int]] | None = None
         """When this rank, waiting, last looked at all ranks' beats, and their numbers."""
-        self._host = socket.gethostname()
-        self._number = 0
+        self._host, self._number = socket.gethostname(), 0
         self._moves_seen, self._moved = activity.moves, time.monotonic()
         self._answered = 0
         """The last request for its stack that this rank has answered."""
@@ -87,6 +86,8 @@ class Heartbeat:
         """What this rank, waiting for long, has found out about the others."""
         self._failure_seen: float | None = None
         self._has_left = False
+        self._silence: dict[int, tuple[int | None, float, float]] = {}
+        """By rank: its last beat, for how long no other came while this rank looked, and when it looked."""
         self._gone = 0
         """Ranks that are known to have ended silently."""
         self._stacks: IO[str] | None = None
@@ -154,8 +155,8 @@ class Heartbeat:
     def _beat(self) -> None:
         self._arm_dump()
         self._number += 1
-        document = json.dumps({"number": self._number, **self._now().as_json()})
-        self._store.set(f"beat/{self._rank}", document)
+        document = {"number": self._number, **self._now().as_json()}
+        self._store.set(f"beat/{self._rank}", json.dumps(document))
 
     def _arm_dump(self) -> None:
         """Dump all stacks unless another beat comes first: before the others give up on this rank."""
@@ -201,11 +202,11 @@ class Heartbeat:
 
     def _answer(self, request: int, trace: str = "") -> None:
         self._answered = request
-        frames = sys._current_frames()
-        stack = "".join(traceback.format_stack(frames.get(self._main))) if self._main else ""
-        stack = trace or stack  # the main thread has left a collective that broke
-        answer = json.dumps({"stack": stack, "calls": list(self._activity.recent)})
-        self._store.set(f"answer/{self._rank}", answer)
+        frame = sys._current_frames().get(self._main or 0)
+        # With a trace, the main thread has left a collective that broke.
+        stack = trace or "".join(traceback.format_stack(frame))
+        answer = {"stack": stack, "calls": list(self._activity.recent)}
+        self._store.set(f"answer/{self._rank}", json.dumps(answer))
 
     def _watch_for_mismatch(self, waited: float) -> None:
         """End this rank if another one waits in another collective, and they parted at some call.
@@ -246,7 +247,7 @@ class Heartbeat:
         gone = [beat for beat in silent if beat.rank != self._rank]
         if gone:
             self._give_up(gone)
-            names = "; ".join(f"rank {b.rank} on {b.host} (pid {b.pid}) {b.where()}" for b in gone)
+            names = "; ".join(map(str, gone))
             self._die(PeerLost(f"no sign of life for {self._lost_after:g} s: {names}"))
 
     def _beats(self) -> list[tuple[Beat, int]]:
@@ -271,12 +272,8 @@ class Heartbeat:
         self._failure_seen = self._failure_seen or now
         if now - self._failure_seen > _SECONDS_TO_END:
             cause = self._store.read("failed") or {}
-            where = self._now().where().removeprefix("is ")
-            self._die(
-                PeerLost(
-                    f"this rank was {where} and could not end by itself after {failed_first(cause)}"
-                )
-            )
+            was = f"this rank was {self._now().where().removeprefix('is ')}"
+            self._die(PeerLost(f"{was} and could not end by itself after {failed_first(cause)}"))
 
     def _die(self, error: SamestepError) -> None:
         report_failure(error)
@@ -298,21 +295,27 @@ class Heartbeat:
 
         `PeerLost` if any rank fails meanwhile, or that rank gives no sign of life any more.
         """
-        looked, number = time.monotonic(), None
         while not self._store.has(f"event/{event}"):
-            if self._store.is_gone or self._store.has("failed"):
+            if self._store.is_gone or self._store.has("failed") or self.is_gone(rank):
                 raise PeerLost(f"waited for rank {rank} to go first")
-            if time.monotonic() - looked > self._lost_after:
-                before, number = number, (self._store.read(f"beat/{rank}") or {}).get("number")
-                looked = time.monotonic()
-                if before is not None and before == number:
-                    raise PeerLost(
-                        f"waited for rank {rank} to go first, which gave no sign of life for "
-                        f"{self._lost_after:g} s"
-                    )
             time.sleep(self._interval / 8)
 
     # -- what happened to the others -------------------------------------------------------
+
+    def is_gone(self, rank: int) -> bool:
+        """Return whether a rank's process has ended, or gave no sign of life for `lost_after` seconds.
+
+        For whoever waits for a rank in no collective. From any thread, a few times a second.
+        """
+        document = self._store.read(f"beat/{rank}") or {}
+        number, now = document.pop("number", None), time.monotonic()
+        if document and self._read_beat(document, silent=True).process == "gone":
+            return True
+        last, silent, looked = self._silence.get(rank, (None, 0.0, now))
+        # Only while this process looked: it may have been suspended, and the other with it.
+        silent = silent + min(now - looked, self._interval) if number == last else 0.0
+        self._silence[rank] = (number, silent, now)
+        return silent > self._lost_after
 
     def announce(self, error: BaseException) -> None:
         """Notify the others that this rank fails by itself, so that they do not wait for it."""
@@ -340,8 +343,7 @@ class Heartbeat:
         self._gone = len(gone)
         if gone:
             self._give_up(gone)
-            names = "; ".join(f"rank {b.rank} on {b.host} (pid {b.pid}) {b.where()}" for b in gone)
-            return PeerLost(f"rank {self._rank} lost a peer: {names}")
+            return PeerLost(f"rank {self._rank} lost a peer: {'; '.join(map(str, gone))}")
         mismatch = different_calls(calls_of(answers)) or unmatched(beats, answers)
         if mismatch is not None:
             return CollectiveMismatch(mismatch)
