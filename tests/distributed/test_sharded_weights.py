@@ -252,13 +252,12 @@ def _do(folder: str, kind: str) -> None:
         if kind == "a gradient":
             for x, _ in data:
                 torch.autograd.grad(model(x.requires_grad_()).sum(), x)
-        if kind in ("a penalty", "a change"):
-            for x, _ in (batch for _ in run.epochs() for batch in data):
+        if kind == "a penalty":
+            for x, _ in data:
                 penalty = sum(w.square().sum() for w in model.parameters())
                 (model(x).mean() + penalty).backward()
-                with torch.no_grad():
-                    for weight in model.parameters() if kind == "a change" else ():
-                        weight.mul_(0.9)
+        if kind in ("a branch", "an average", "an earlier batch"):
+            _own_loop(run, kind, model, data)
         if kind == "no lanes":
             with run.no_lanes():
                 model(torch.zeros(2, 8))
@@ -266,6 +265,8 @@ def _do(folder: str, kind: str) -> None:
             if kind == "other blocks":
                 model.skips = (run.context.rank,)
             step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
+            if kind == "a change":
+                torch._foreach_mul_([weight.data for weight in model.parameters()], 0.9)
             if kind == "outside":
                 model(torch.zeros(2, 8))
             if kind == "its state":
@@ -279,12 +280,33 @@ def _do(folder: str, kind: str) -> None:
                 run.register("slow", early)
 
 
+def _own_loop(run: samestep.Run, kind: str, model: Any, data: Any) -> None:
+    weights = list(model.parameters())
+    earlier = None
+    slow = [torch.zeros(weight.shape) for weight in weights]
+    for x, _ in (batch for _ in run.epochs() for batch in data):
+        assert all(w.requires_grad and w.numel() == w.size().numel() for w in weights)
+        if kind == "an earlier batch":
+            out = model(x if earlier is None else earlier)
+            earlier = x
+        else:
+            out = model(x)
+        out.mean().backward()
+        if kind == "a branch" and max(weight.norm() for weight in weights) > 1:
+            raise AssertionError("a weight was read")
+        for average, weight in zip(slow, weights, strict=True) if kind == "an average" else ():
+            average.lerp_(weight.data, 0.1)
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
+        ("a branch", "norm of a weight in the loop's body"),
+        ("an average", "lerp_ of a weight in the loop's body"),
+        ("an earlier batch", "what the loader yielded in another step"),
         ("a gradient", "torch.autograd.grad with distributed.shard: weights"),
-        ("a penalty", "a penalty over model.parameters()"),
         ("a change", "a weight was changed that another rank owns"),
+        ("a penalty", "square of a weight in the loop's body"),
         ("no lanes", "ran outside of a training step or an evaluation"),
         ("iterable data", "which iterable data does not tell"),
         ("outside", "ran outside of a training step or an evaluation"),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +169,50 @@ def test_loops_of_ones_own_are_the_same_run(tmp_path: Path, name: str) -> None:
         assert [seen for _, seen in answers] == [expected[1]] * world
 
 
+class Heads(nn.Module):
+    """Two outputs, each with a loss of its own; a backward pass reads weights of the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 10)
+        self.second = nn.Sequential(nn.Linear(64, 24), nn.Linear(24, 24), nn.Linear(24, 10))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.first(x.flatten(1)), self.second(x.flatten(1))
+
+
+def _in_turn(folder: str, shard: str, stop: int | None = None) -> str:
+    """One optimizer steps for one loss, then for the other, whose graph was made before the first step."""
+    try:
+        with samestep.start(**_keys(folder, shard, clip={})) as run:
+            if stop is not None:
+                run.pause_after(stop)
+            model = Heads()
+            optimizer: Any = torch.optim.AdamW(model.parameters(), 1e-2)
+            schedule: Any = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 7])
+            model, optimizer, schedule, data = run.prepare(model, optimizer, schedule, _data())
+            for x, y in (batch for _ in run.epochs() for batch in data):
+                first, second = model(x)
+                F.cross_entropy(first, y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                F.cross_entropy(second, y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                schedule.step()
+            return _digest(run, model, optimizer)
+    except Stopped:
+        return "stopped"
+
+
+def test_weights_without_a_gradient_are_left_alone(tmp_path: Path) -> None:
+    [expected] = run_ranks(_in_turn, 1, str(tmp_path / "1"), "none")
+    for world in (2, 4):
+        assert run_ranks(_in_turn, world, str(tmp_path / str(world)), "optimizer")[0] == expected
+    run_ranks(_in_turn, 4, str(tmp_path / "parts"), "optimizer", 4)
+    assert run_ranks(_in_turn, 2, str(tmp_path / "parts"), "optimizer")[0] == expected
+
+
 class Joint(torch.optim.SGD):
     """Clips by the norm of all gradients, by an option that is not in its defaults."""
 
@@ -289,8 +336,6 @@ def test_a_listener_that_reads_gradients_has_them_all(tmp_path: Path) -> None:
 
 
 def _dies(folder: str, at: int) -> str:
-    import os
-
     keys = _keys(folder, "optimizer", checkpoint={"every_steps": 2})
     with samestep.start(**keys) as run:
         model = Net()
@@ -301,6 +346,47 @@ def _dies(folder: str, at: int) -> str:
                 os._exit(3)
             step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
         return _digest(run, model, optimizer)
+
+
+def _ends_in_a_save(folder: str, at: int, how: str) -> str:
+    """Train; from a step on, the last rank ends while it writes its part, or is slow and then the run fails."""
+    from samestep.checkpoint import store
+
+    last = int(os.environ.get("RANK", "0")) == int(os.environ.get("WORLD_SIZE", "1")) - 1
+    write = store.write_part
+
+    def write_part(files: Any, partial: Path, *args: Any) -> None:
+        if f"{at:08d}" in partial.name and last:
+            if how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(7)
+        write(files, partial, *args)
+
+    store.write_part = write_part
+    rules = {"every_steps": 2, "asynchronous": how != "killed"}
+    with samestep.start(**_keys(folder, "optimizer", checkpoint=rules)) as run:
+        model = Net()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        model, optimizer, data = run.prepare(model, optimizer, _data())
+        for step in run.steps(data):
+            if step.index == at and how == "raises":
+                raise ZeroDivisionError("a failure on purpose")
+            step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
+        return _digest(run, model, optimizer)
+
+
+@pytest.mark.parametrize(("how", "saved"), [("killed", 2), ("raises", 4)])
+def test_a_run_that_ends_in_a_save_neither_hangs_nor_loses_it(
+    tmp_path: Path, how: str, saved: int
+) -> None:
+    """Rank 0 waits for parts that are still written, and not for a rank that is gone."""
+    [whole] = run_ranks(_ends_in_a_save, 1, str(tmp_path / "whole"), -1, "")
+    answers = answers_of_ranks(_ends_in_a_save, 2, str(tmp_path / "run"), 4, how, seconds=60)
+    assert [ok for ok, _ in answers] == [False] * 2
+    assert (PeerLost.__name__ if how == "killed" else "a failure on purpose") in str(answers[0][1])
+    saves = sorted((tmp_path / "run" / "checkpoints").glob("step-????????"))
+    assert saves[-1].name == f"step-{saved:08d}"
+    assert run_ranks(_ends_in_a_save, 3, str(tmp_path / "run"), -1, "")[0] == whole
 
 
 def test_a_lost_owner_ends_the_run_which_resumes_from_its_checkpoint(tmp_path: Path) -> None:

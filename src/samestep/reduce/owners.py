@@ -58,6 +58,10 @@ class Owners:
         """Return the rank that owns a parameter."""
         return self._of[id(param)]
 
+    def has(self, param: Tensor) -> bool:
+        """Return whether a rank owns a parameter, and not every rank has it, as a frozen one."""
+        return id(param) in self._of
+
     def stride(self, param: Tensor) -> tuple[int, ...]:
         """Return how a parameter lies in memory, also where this rank does not have it."""
         return self._strides[id(param)]

@@ -36,7 +36,6 @@ class Sharding:
         """
         self.owners, self.sums, self.weights = sums.owners, sums, weights
         self._collectives = collectives
-        self._of_optimizers: dict[tuple[int, ...], set[int]] = {}
 
     @property
     def summary(self) -> str:
@@ -84,8 +83,10 @@ class Sharding:
 
         Args:
             inner: Entered as well.
-            optimizers: Those that step. Weights of others are not even written: graphs that read them stay valid.
+            optimizers: Those that step. Weights that they do not change are not written: graphs that read them stay
+                valid.
         """
+        changed = self._with_gradient(optimizers)
         theirs = [
             p for p in self.owners.params if p.grad is not None and not self.owners.is_mine(p)
         ]
@@ -96,14 +97,14 @@ class Sharding:
             yield
         for param, grad in zip(theirs, grads, strict=True):
             param.grad = grad
-        self.sums.spread_weights(self._params_of(optimizers))
+        self.sums.spread_weights(changed)
 
-    def _params_of(self, optimizers: Sequence[Optimizer]) -> set[int]:
-        """Return the `id` of each of their parameters; made once."""
-        key = tuple(map(id, optimizers))
-        if key not in self._of_optimizers:
-            self._of_optimizers[key] = {id(p) for opt in optimizers for p in params_of(opt)}
-        return self._of_optimizers[key]
+    def _with_gradient(self, optimizers: Sequence[Optimizer]) -> set[int]:
+        """Return the `id` of each of their parameters that has a gradient; the same on all ranks."""
+        owned = [p for opt in optimizers for p in params_of(opt) if self.owners.has(p)]
+        if self.sums.shares:
+            return {id(param) for param in owned if param.grad is not None}
+        return {id(param) for param in owned if self.sums.is_used(param)}
 
     def norm(self, params: Sequence[Parameter]) -> Tensor:
         """Return the norm of all gradients, to the bit what a rank that has them all would compute.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -45,9 +46,13 @@ class Body(Protocol):
 class BodyMode(TorchFunctionMode):
     """While a body runs: what torch functions without a tensor of lanes do differently there."""
 
-    def __init__(self, body: Body) -> None:
+    def __init__(self, body: Body, refuse: Callable[[Any, str, Any], None] | None = None) -> None:
+        """Args:
+        body: What is running.
+        refuse: Raises for a function, with its name and arguments, that the body may not call.
+        """
         super().__init__()
-        self._body = body
+        self._body, self._refuse = body, refuse
         self._is_on = self._is_entered = False
 
     def turn_on(self) -> None:
@@ -69,9 +74,11 @@ class BodyMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if not self._is_on:
             return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if self._refuse is not None:
+            self._refuse(func, name, (args, kwargs))
         if LaneTensor in types:
             return call_per_lane(func, args, kwargs)
-        name = getattr(func, "__name__", "")
         if name == "__get__":
             return func(*args, **kwargs)
         if name in _FACTORIES:

@@ -4,9 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
+
+import torch
 
 from samestep.errors import StepError
+from samestep.pytree import tensors
+from samestep.reduce.owners import is_held
 from samestep.reduce.sharded_weights import ShardedWeights
+from samestep.step.lane_scope import Lanes
+from samestep.step.lane_tensor import LaneTensor
+
+_NO_NUMBERS = frozenset(
+    (
+        "__get__", "__hash__", "__len__", "size", "numel", "nelement", "dim", "ndimension", "stride", "element_size",
+        "is_floating_point", "is_complex", "is_contiguous", "get_device", "data_ptr", "requires_grad_",
+        "register_hook", "register_post_accumulate_grad_hook",
+    )
+)  # fmt: skip
+"""Functions that neither read nor change a tensor's numbers. What attributes return is seen when it is used."""
+_SETTERS: Any = [vars(torch._C.TensorBase)[name].__set__ for name in ("grad", "requires_grad")]
 
 
 class BodyWeights:
@@ -55,6 +72,24 @@ class BodyWeights:
         self._lanes += 1
         yield
         self._weights.end_pass()
+
+    def refuse_absent(self, func: Any, name: str, data: Any) -> None:
+        """Refuse a function that reads or changes a weight outside of a forward pass: another rank has it."""
+        if name in _NO_NUMBERS or func in _SETTERS:
+            return
+        if not all(is_held(found) for found in tensors(data) if not isinstance(found, LaneTensor)):
+            raise StepError(
+                f"{name} of a weight in the loop's body with distributed.shard: weights, where a rank has its own only: "
+                "read and change weights in a listener's after_update, or set shard: optimizer"
+            )
+
+    def refuse_lanes(self, found: Lanes, lanes: Lanes) -> None:
+        """Refuse a call of a module with lanes of another step than the body's: ranks gather weights per lane."""
+        if found != lanes:
+            raise StepError(
+                "a module was called with what the loader yielded in another step, with distributed.shard: weights: "
+                "call it in that step, or set shard: optimizer"
+            )
 
     def refuse_grad(self) -> None:
         """Refuse a backward pass that is not the run's."""

@@ -26,13 +26,7 @@ from samestep.step.lane_cost import LaneCost
 from samestep.step.lane_leaves import LaneLeaves
 from samestep.step.lane_passes import LanePasses
 from samestep.step.lane_scope import NO_LANE, Lanes, no_lanes, scope_of_body
-from samestep.step.lane_tensor import (
-    LaneTensor,
-    join,
-    lanes_of,
-    pick,
-    run_per_lane,
-)
+from samestep.step.lane_tensor import LaneTensor, join, lanes_of, pick, run_per_lane
 from samestep.step.loss_terms import LossValue, Term, refuse_other_lanes
 from samestep.step.module_calls import ModuleCalls
 from samestep.step.pending_gradients import add_kept, kept_gradients, scale_gradients
@@ -71,7 +65,7 @@ class LoopBody:
         self._weights = (
             None if weights is None else BodyWeights(weights, units, passes.data.samples)
         )
-        self._mode = BodyMode(self)
+        self._mode = BodyMode(self, None if self._weights is None else self._weights.refuse_absent)
         self._entered = ExitStack()
         self._shares_graph = False
         self._made_in_lanes: list[range] = []
@@ -222,6 +216,8 @@ class LoopBody:
         if self.leaves is not None:
             return own(*args, **kwargs)  # layer by layer
         lanes = lanes_of((args, kwargs))[0].lanes
+        if self._weights is not None:
+            self._weights.refuse_lanes(lanes, self.lanes)
         gradients = self._engine.reduction.gradients
         if self._cost is not None:
             with self.paused():
@@ -390,6 +386,7 @@ class LoopBody:
             self._passes.reduce()
             add_kept(self._engine.all_params, kept)
             self._draws.restart()
+        # Not begun anew: a loop by `next` may have drawn since the update, and draws it again if it is resumed.
         self._passes.data.draws = self._draws.place
         self._passes.end(measured)
 

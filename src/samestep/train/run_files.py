@@ -49,7 +49,7 @@ class RunFiles(RunPlace):
         self._once_open: list[Callable[[RunParts], None]] = []
         self._is_over = False
         self._begins = True
-        """Whether no step has begun in this process, and nothing was drawn outside of lanes."""
+        """Whether no step has begun in this process, and the loop has drawn nothing outside of lanes."""
         self._at_exit: Finalize | None = None
         self._earlier: WeakSet[Any] = WeakSet()
         if self.setup.planned is not None:
@@ -97,10 +97,11 @@ class RunFiles(RunPlace):
         return self._parts.saver.position.step
 
     def _draw_as_interrupted(self) -> None:
-        """Before the first step of a resumed run: draw what the loop has drawn after the last one."""
-        begins, self._begins = self._begins, False
-        if begins and self._opened_parts is not None and (at := self._parts.saver.position.draws):
-            self.setup.rng.enter(BETWEEN, at=at)
+        """After `run.prepare`, before the first step of a resumed run: draw what the loop drew after the last one."""
+        if self._begins and self._prepared is not None:
+            self._begins = False
+            if at := self._parts.saver.position.draws:
+                self.setup.rng.enter(BETWEEN, at=at)
 
     @property
     def survivors(self) -> Survivors:

@@ -326,8 +326,10 @@ class RunMeasures(RunFiles):
     def no_lanes(self) -> Iterator[None]:
         """In the body of a loop over the loader: lines that are those of an ordinary program, on every rank.
 
-        Random numbers are drawn once, the same on all ranks. Also a decorator, as `torch.no_grad` is. Before the
-        first step of a resumed run they are those that the interrupted run drew after its last step.
+        Random numbers are drawn once, the same on all ranks. Also a decorator, as `torch.no_grad` is. After
+        `run.prepare`, before the first step of a resumed run, they are those that the interrupted run drew after its
+        last update: draw what stays the same for the whole run, such as a GAN's fixed noise, before `run.prepare`, and
+        in a body before its last update.
 
         Example:
             with run.no_lanes():
