@@ -20,7 +20,7 @@ import samestep
 from samestep.config.optim import EmaConfig
 from samestep.errors import NonFiniteLoss, StepError, Stopped, TaskError
 from samestep.optim.weight_average import Ema
-from samestep.reduce import exchange
+from samestep.reduce import exchange, owned_bucket
 from samestep.reduce.owners import is_held
 from samestep.train.callbacks import GradientNorms
 from tests.ranks import answers_of_ranks, run_ranks
@@ -378,9 +378,13 @@ def test_a_step_may_run_the_model_twice(tmp_path: Path) -> None:
     assert run_ranks(_adversarial, 3, str(tmp_path / "3"), "weights")[0] == expected
 
 
-def _bytes_sent(folder: str, shard: str, world: int) -> tuple[float, float, float]:
+def _bytes_sent(
+    folder: str, shard: str, world: int, by_slices: bool = False
+) -> tuple[float, float, float]:
     """Return the bytes that this rank sends per step, those of all parameters, and of the last block."""
     sent = 0
+    if by_slices:
+        owned_bucket._LEAST_BYTES, owned_bucket._WORTH_SLICES = 0, 0.0
     by_group = exchange._by_group
 
     def counting(messages: Sequence[exchange.Message], tag: int) -> exchange.Pending:
@@ -404,6 +408,31 @@ def _bytes_sent(folder: str, shard: str, world: int) -> tuple[float, float, floa
             return (at[5] - at[2]) / 3, sum(each), sum(each[-2:])
     finally:
         exchange._by_group = by_group
+
+
+def test_sums_by_slices_send_a_part_of_one_rank_more(tmp_path: Path) -> None:
+    world, sent = 4, {}
+    for by_slices in (False, True):
+        folder = str(tmp_path / str(by_slices))
+        answers = run_ranks(_bytes_sent, world, folder, "weights", world, by_slices)
+        sent[by_slices] = sum(sent for sent, _, _ in answers)
+    whole = answers[0][1]
+    # Each rank passes on its even slice, of which it owns 1 / W.
+    assert sent[True] - sent[False] == pytest.approx(whole * (world - 1) / world, rel=0.15)
+
+
+def _blocks_by_slices(folder: str, shard: str, stop: int | None = None) -> tuple[str, list[float]]:
+    owned_bucket._LEAST_BYTES, owned_bucket._WORTH_SLICES = 0, 0.0
+    return _train(folder, shard, stop)[:2]
+
+
+def test_blocks_by_slices_are_the_same_run(tmp_path: Path) -> None:
+    [expected] = run_ranks(_blocks_by_slices, 1, str(tmp_path / "1"), "none")
+    for world in (2, 3, 4):
+        folder = str(tmp_path / str(world))
+        answers = run_ranks(_blocks_by_slices, world, folder, "weights")
+        assert answers[0] == expected
+        assert [seen for _, seen in answers] == [expected[1]] * world
 
 
 @pytest.mark.parametrize("world", [3, 4])

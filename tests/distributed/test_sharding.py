@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import samestep
 from samestep.errors import PeerLost, Stopped, TaskError
+from samestep.reduce import owned_bucket
 from samestep.train.callbacks import GradientNorms
 from tests.distributed.loop_bodies import BODIES, EPOCHS, Lookahead
 from tests.ranks import answers_of_ranks, run_ranks
@@ -127,6 +129,25 @@ def test_owners_are_the_same_run_at_any_size(tmp_path: Path, case: str) -> None:
         assert [seen for _, seen, _ in answers] == [expected[1]] * world
         assert sum(share for _, _, share in answers) == pytest.approx(1.0)
         assert max(share for _, _, share in answers) < 0.9
+
+
+def _by_slices(form: str, folder: str, shard: str, name: str) -> Any:
+    """Train while all buckets go by slices, also those that are small and even."""
+    owned_bucket._LEAST_BYTES, owned_bucket._WORTH_SLICES = 0, 0.0
+    return _loop_of(folder, shard, name) if form == "body" else _train(folder, shard, form)[:2]
+
+
+@pytest.mark.parametrize(
+    ("form", "name"), [("steps", ""), ("loop", ""), ("body", "adversaries"), ("body", "scaled")]
+)
+def test_sums_by_slices_are_the_same_run(tmp_path: Path, form: str, name: str) -> None:
+    [expected] = run_ranks(_by_slices, 1, form, str(tmp_path / "1"), "none", name)
+    shards = ("optimizer", "weights") if form == "body" else ("optimizer",)
+    for world, shard in itertools.product((2, 3, 4), shards):
+        folder = str(tmp_path / f"{shard}{world}")
+        answers = run_ranks(_by_slices, world, form, folder, shard, name)
+        assert answers[0] == expected
+        assert [seen for _, seen in answers] == [expected[1]] * world
 
 
 def test_a_loop_clips_by_the_whole_norm(tmp_path: Path) -> None:

@@ -216,9 +216,9 @@ def predict_exchange(
             weights = cast(ShardedWeights, _ShapesOfWeights(same, owners))
             laid_out = RoundSum(*common, weights)
         held = meter.held()
+        if isinstance(laid_out, RoundSum):
+            held += _partial_sums(assignment) * laid_out.added_bytes
         del laid_out
-    if config.distributed.shard == "weights":
-        held += _partial_sums(assignment) * owners.load[ranks.rank]
     return held
 
 

@@ -7,7 +7,7 @@ holds at most log2(lanes) + 1 partial sums of its own parameters, and nobody hol
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -16,9 +16,10 @@ from torch import Tensor
 from samestep.distributed.collectives import TorchCollectives
 from samestep.errors import TaskError
 from samestep.lanes.tree import LaneTree
-from samestep.reduce.exchange import NOTHING, receive, send, start_exchange
+from samestep.reduce.exchange import NOTHING, Pending, receive, send, start_exchange
 from samestep.reduce.gradients import Grads
-from samestep.reduce.owned_sum import Memory, OwnedBucket, OwnedSum, bucket_bytes
+from samestep.reduce.owned_bucket import Blocks, Memory, OwnedBucket
+from samestep.reduce.owned_sum import OwnedSum, bucket_bytes
 from samestep.reduce.owners import Owners
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.sharded_weights import BACKWARD, TRAINING, ShardedWeights
@@ -141,6 +142,9 @@ class RoundSum(OwnedSum):
         while self._lanes:
             self._weights.follow(self._kind, self._busy, self._exchange_bucket)
             self._end_round()
+        with self._collectives.activity.waiting("gradients"):
+            for bucket in self._buckets:
+                bucket.wait()
         if self._exchange_usage:
             with self._collectives.activity.waiting("gradients"):
                 self._agree_on_usage()
@@ -161,18 +165,22 @@ class RoundBucket(OwnedBucket):
         owners: Owners,
     ) -> None:
         super().__init__(named, assignment, collectives, owners)
-        self.blocks = [[(rank, 1)] for rank in range(self._world)]  # one lane per rank and round
         self._grads: Grads | None = None
-        self._partial = _PartialSums(self._total, self.wire)
-        self._arrived, self._is_last = range(0), False
 
-    def take_memory(self, memory: Memory) -> None:
-        super().take_memory(memory)
-        self._arriving = list(memory.arriving[:, : self._total.numel()])
+    def _blocks(self, assignment: Sequence[range]) -> Blocks:
+        return [[(rank, 1)] for rank in range(len(assignment))]  # one lane per rank and round
+
+    def _lay_out(self, arriving: Tensor, memory: Memory) -> None:
+        summed = self._total
+        if self.goes_by_slices:
+            summed = self.like.new_zeros(self.own, device=self.wire)
+            self._pass_on(summed, memory.passed[: self.held])
+        self._partial = _PartialSums(summed, self.wire)
+        self._arriving = list(arriving)
         self._from = [receive([(peer, row)]) for peer, row in enumerate(self._arriving)]
         self._to = [
             send([(peer, self._sent[0][part])] if part.stop > part.start else [])
-            for peer, part in enumerate(self.parts)
+            for peer, part in enumerate(self.added)
         ]
 
     def clear(self) -> None:
@@ -194,8 +202,9 @@ class RoundBucket(OwnedBucket):
             lanes: Those of the round that have samples.
             is_last: Whether the step has no further round.
         """
+        self._memory.lend(self)
         is_busy, messages = self.rank < len(lanes), []
-        if self._total.numel():
+        if self.own:
             busy = (peer for peer in range(len(lanes)) if peer != self.rank)
             messages += [message for peer in busy for message in self._from[peer]]
         grads, self._grads = self._grads, None
@@ -205,19 +214,17 @@ class RoundBucket(OwnedBucket):
             self._put_on_wire()
             others = (peer for peer in range(self._world) if peer != self.rank)
             messages += [message for peer in others for message in self._to[peer]]
-        self._pending = start_exchange(messages, _GRADIENTS)
+        pending = start_exchange(messages, _GRADIENTS)
         if is_busy:
-            self._arriving[self.rank].copy_(self._sent[0][self.part])
-        self._arrived, self._is_last = lanes, is_last
+            self._arriving[self.rank].copy_(self._sent[0][self.added[self.rank]])
+        self._start(self._round(pending, lanes, is_last))
 
-    def advance(self) -> None:
-        if self._pending is None:
-            return
-        self._pending.wait()
-        self._pending = None
-        if self._total.numel():
-            rows = zip(self._arrived, self._arriving, strict=False)
-            self._partial.add(rows, self._is_last)
+    def _round(self, pending: Pending, lanes: range, is_last: bool) -> Iterator[Pending]:
+        yield pending
+        if self.own:
+            self._partial.add(zip(lanes, self._arriving, strict=False), is_last)
+        if is_last:
+            yield from self._to_owners(_GRADIENTS)
 
 
 class _PartialSums:
