@@ -27,8 +27,8 @@ LAYERS: list[set[str]] = [
     {"step"},
     {"train"},
     {"amp", "inference", "lane_tuning", "lr_finder", "plotting"},
-    {"bench", "embedding_page", "export", "verify", "doctor", "scan", "starter", "sweep"},
-    {"advise"},
+    {"bench", "embedding_page", "export", "verify", "scan", "starter", "sweep"},
+    {"advise", "doctor"},
     {"cli"},
 ]
 

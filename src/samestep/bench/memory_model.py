@@ -104,11 +104,11 @@ def predict(run: Run, task: Task, batch: LaneBatch) -> StepMemory:
         batches=len(assignment.my_units) * sum(tensor.nbytes for tensor in tensors(batch.data)),
         passing=_passing(run.config, assignment, params),
         update=update,
-        gathered=_gathered(units, owns),
+        gathered=predict_gathered(units, owns),
     )
 
 
-def _gathered(units: Sequence[Unit], owns: Callable[[Tensor], bool]) -> int:
+def predict_gathered(units: Sequence[Unit], owns: Callable[[Tensor], bool]) -> int:
     """Return the bytes of other owners' weights in no block and in two blocks in a row."""
     if not units:
         return 0

@@ -136,9 +136,10 @@ def _look_here(
     ]
     compared = None
     if config is not None:
+        from samestep.doctor.fit import check_fit
         from samestep.doctor.planned import check_plan, digest
 
-        findings += check_plan(config, load)
+        findings += [*check_plan(config, load), *check_fit(config, load, machine)]
         compared = digest(config)
     rank = 0 if place is None else place.rank.value
     return RankReport(

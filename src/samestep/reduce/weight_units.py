@@ -80,7 +80,8 @@ def refuse_checkpoints_around(units: Sequence[Unit], patterns: Sequence[str]) ->
 def _refuse_shared_memory(params: Named) -> None:
     names: dict[int, str] = {}
     for name, param in params:
-        other = names.setdefault(param.data_ptr(), name) if param.numel() else name
+        has_memory = param.numel() and not param.is_meta
+        other = names.setdefault(param.data_ptr(), name) if has_memory else name
         if other != name:
             raise TaskError(
                 f"{name} and {other} are two parameters in the same memory, which distributed.shard: weights would "
