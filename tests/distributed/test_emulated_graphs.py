@@ -50,7 +50,7 @@ def replayed(folder: Path, world: int, why_no_update: str | None = None, **value
     assert "steps are replayed from here on" in said, said
     # On a CPU no optimizer reads there whether a step counts.
     waits = values.get("precision") == "fp16" or values.get("on_nonfinite") == "skip"
-    eager_update = why_no_update is not None or waits
+    eager_update = why_no_update is not None or waits or "distributed" in values
     assert ("the update runs without a graph" in said) is eager_update, said
     return Recorded(folder)
 
@@ -64,14 +64,25 @@ def test_replayed_steps_are_one_run_with_eager_ones(case: str, tmp_path: Path) -
     assert_same(runs)
 
 
-def _loop(folder: str, name: str, emulated: bool) -> tuple[str, list[float]]:
+@pytest.mark.parametrize("case", variations(["everything", "fp16"], kept=["everything"]))
+def test_replayed_steps_whose_sums_have_owners_are_one_run_with_eager_ones(
+    case: str, tmp_path: Path
+) -> None:
+    values = {"epochs": 5, **CASES[case]}
+    owned = {"device": "cpu", "threads_per_rank": 1, "shard": "optimizer"}
+    runs = [replayed(tmp_path, world, distributed=owned, **values) for world in (2, 4)]
+    assert_same([train(tmp_path, 1, **values), *runs])
+
+
+def _loop(folder: str, name: str, emulated: bool, shard: str = "none") -> tuple[str, list[float]]:
     from contextlib import nullcontext
 
     from tests.distributed import test_loader_loops as loops
     from tests.emulated_graphs import emulated_graphs
 
+    owned = {"device": "cpu", "threads_per_rank": 1, "shard": shard}
     with emulated_graphs() if emulated else nullcontext():
-        return loops._train(folder, name, epochs=4)
+        return loops._train(folder, name, epochs=4, distributed=owned)
 
 
 @pytest.mark.parametrize("name", ["convolutions", "diffusion", "scaled"])
@@ -82,6 +93,14 @@ def test_a_loops_body_is_replayed_with_the_bits_of_an_eager_one(name: str, tmp_p
         assert run_ranks(_loop, world, str(folder), name, True) == [expected] * world
         said = (folder / "logs" / "rank-0.log").read_text()
         assert "steps are replayed from here on" in said, said
+
+
+def test_a_loops_body_is_replayed_also_where_sums_have_owners(tmp_path: Path) -> None:
+    [expected] = run_ranks(_loop, 1, str(tmp_path / "eager"), "convolutions", False)
+    folder = tmp_path / "owned"
+    answers = run_ranks(_loop, 4, str(folder), "convolutions", True, "optimizer")
+    assert answers == [expected] * 4
+    assert "steps are replayed from here on" in (folder / "logs" / "rank-0.log").read_text()
 
 
 IDIOMS_IN_GRAPHS = ["Reassigned", "Bf16", "Counter", "Mixed", "Spectrum"]

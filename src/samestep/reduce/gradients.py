@@ -46,6 +46,8 @@ class GradientSum(ABC):
 
     is_local = False
     """Whether all lanes are this process's: there is nothing to exchange."""
+    reads_recorded = False
+    """Whether `share_recorded` reads what lanes add up to; else `record` has put it where the ranks exchange it."""
     shares_early = True
     """Whether `share` comes before the last `backward`, so that it travels behind it, or after `exchange`."""
 
@@ -196,7 +198,7 @@ def copied(grads: Grads) -> Grads:
 class OneLaneSum(GradientSum):
     """The sum when there is one lane in all: its count is the whole count, known beforehand."""
 
-    is_local = True
+    is_local = reads_recorded = True
 
     def __init__(self, params: Sequence[tuple[str, Parameter]], scaling: Scaling) -> None:
         super().__init__(scaling)
@@ -242,7 +244,7 @@ class OneLaneSum(GradientSum):
 class LaneSum(GradientSum):
     """The sum in a world of one: the tree over all lanes, in place."""
 
-    is_local = True
+    is_local = reads_recorded = True
 
     def __init__(
         self,

@@ -176,6 +176,13 @@ class OwnedBucket(Bucket):
         self.seen = [seen or now for seen, now in zip(self.seen, here, strict=True)]
         super().collect(lane, may_vary)
 
+    def take_recorded(self, blocks: Sequence[Grads]) -> None:
+        """Take what a replay has left of each block of this rank's lanes."""
+        self.seen = [grad is not None for grad in blocks[0]]
+        if self.used is not None:
+            self.check_used(self.seen, "as a CUDA graph")
+        self.take_blocks(blocks)
+
     def send(self, with_usage: bool) -> None:
         self._memory.lend(self)
         for row, views, grads in zip(self._rows, self._views, self.close(), strict=True):

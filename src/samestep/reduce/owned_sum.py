@@ -20,10 +20,11 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from samestep.distributed.collectives import TorchCollectives
+from samestep.reduce.gradients import RecordedSums
 from samestep.reduce.owned_bucket import Memory, OwnedBucket
 from samestep.reduce.owners import Owners
 from samestep.reduce.scaling import Scaling
-from samestep.reduce.stats import LocalStats
+from samestep.reduce.stats import LocalStats, RankFlags, gather_stats
 from samestep.reduce.tree_sum import BUCKET_BYTES, FIRST_BUCKET_BYTES, Named, TreeSum, cut_buckets
 
 _IN_FLIGHT = 2
@@ -46,6 +47,7 @@ def bucket_bytes(params: Sequence[Tensor]) -> int:
 class OwnedSum(TreeSum):
     """Sums the lanes of all ranks in the tree's order, each parameter's on its owner."""
 
+    reads_recorded = True
     _buckets: list[OwnedBucket]
 
     def __init__(
@@ -87,6 +89,15 @@ class OwnedSum(TreeSum):
 
     def _make_bucket(self, named: Named) -> OwnedBucket:
         return OwnedBucket(named, self._assignment, self._collectives, self.owners)
+
+    def record(self, lanes: RecordedSums) -> None:
+        return None  # buckets share memory: each is written when it is sent
+
+    def share_recorded(self, lanes: RecordedSums, flags: RankFlags) -> LocalStats:
+        self._last_lane, self._sent = None, 0
+        for bucket, blocks in zip(self._buckets, self._by_bucket(lanes), strict=True):
+            bucket.take_recorded(blocks)
+        return gather_stats(self._collectives, lanes.stats, flags, self._assignment)
 
     @property
     def finishes_on_device(self) -> bool:

@@ -117,11 +117,18 @@ class TreeSum(GradientSum):
         return self._passengers is not None  # else the losses come by a collective of their own
 
     def record(self, lanes: RecordedSums) -> None:
-        by_block = [dict(zip(map(id, self._params), grads, strict=True)) for grads in lanes.blocks]
-        for bucket in self._buckets:
-            bucket.record([[block[id(param)] for param in bucket.params] for block in by_block])
+        for bucket, blocks in zip(self._buckets, self._by_bucket(lanes), strict=True):
+            bucket.record(blocks)
         if self._passengers is not None:
             self._passengers.seat_lanes(lanes.stats)
+
+    def _by_bucket(self, lanes: RecordedSums) -> list[list[Grads]]:
+        """Return what each block of lanes adds up to, of each bucket's parameters."""
+        by_block = [dict(zip(map(id, self._params), grads, strict=True)) for grads in lanes.blocks]
+        return [
+            [[block[id(param)] for param in bucket.params] for block in by_block]
+            for bucket in self._buckets
+        ]
 
     def share_recorded(self, lanes: RecordedSums, flags: RankFlags) -> LocalStats:
         self._last_lane, self._sent = None, 0

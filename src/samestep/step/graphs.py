@@ -35,6 +35,7 @@ from samestep.step.recorded_step import (
 from samestep.step.step_engine import LossFunction, StepEngine
 from samestep.step.whole_lanes import WholeLanes
 
+_OWNERS_STEP = "distributed.shard: optimizer lets owners step, and send their weights"
 _WARM_UP = 3
 """Eager steps before a capture: libraries set themselves up in the first ones."""
 _CAPTURABLE = (Tensor, bool, int, float, type(None))
@@ -58,8 +59,10 @@ def why_no_graph(
         return f"this rank runs on {device}"
     if config.same != "bits":
         return f"same: {config.same} uses DistributedDataParallel, which is not captured"
-    if config.distributed.shard != "none":
-        return "distributed.shard sends sums to their owners, which is not captured"
+    if config.distributed.shard == "weights":
+        return "distributed.shard: weights gathers weights in the middle of a pass, which is not captured"
+    if config.distributed.shard == "optimizer" and config.speed.graph is True:
+        return f"{_OWNERS_STEP}, outside of graphs"
     if config.distributed.find_unused_parameters:
         return "distributed.find_unused_parameters lets parameters come and go"
     if config.memory.lane_split != 1:
@@ -288,6 +291,8 @@ class GraphedSteps(WholeLanes):
             why = why_no_update(engine.optimizers)
             if why is None and engine.update.waits:
                 why = "it waits for the device to learn whether a step counts"
+            if why is None and engine.reduction.sharding is not None:
+                why = _OWNERS_STEP
             if why is None and not engine.reduction.gradients.finishes_on_device:
                 why = "no parameter is float32 or float64, to send the losses along with"
             self._lands = True

@@ -207,8 +207,7 @@ class RecordedStep:
                 self._land(self._exchange(NO_FLAGS))
 
         self._graph = capture(run, pool, lanes.drawn_from.values())
-        if not engine.reduction.gradients.is_local:
-            # The gradients are where the ranks exchange them.
+        if not engine.reduction.gradients.reads_recorded:
             lanes.sums = RecordedSums([], lanes.sums.stats)
 
     def replay(self, passes: LanePasses, batches: Sequence[LaneBatch]) -> None:
