@@ -12,7 +12,7 @@ TASKS = Path(__file__).parents[2] / "distributed" / "tasks.py"
 # torch and the standard library choose their own ways by the platform when they are imported.
 ON_MACOS = """
 import builtins, io, json, os, pathlib, signal, socket, sys
-import multiprocessing, subprocess, tempfile
+import ctypes.util, multiprocessing, subprocess, tempfile
 import torch, torch.distributed, torch.utils.data, torchmetrics
 
 LINUX_ONLY = {
