@@ -14,7 +14,7 @@ import torch
 
 from samestep.config import load_config
 from tests.distributed.interrupting import finish, go_on
-from tests.distributed.running import assert_same, settings, train
+from tests.distributed.running import Recorded, assert_same, settings, train
 from tests.ranks import run_ranks
 
 pytestmark = [
@@ -45,6 +45,41 @@ def test_owners_that_share_a_gpu_are_the_same_run(shard: str, case: str, tmp_pat
     whole = train(tmp_path, 1, distributed=SHARED, **CASES[case])
     sharded = [train(tmp_path, w, distributed=owned, **CASES[case]) for w in (2, 3, 4)]
     assert_same([whole, *sharded])
+
+
+def _train_by_slices(config: dict[str, Any], record: str) -> None:
+    from samestep.distributed.context import create_run_context
+    from samestep.distributed.hardware import detect_hardware
+    from samestep.reduce import owned_bucket
+    from samestep.train.train_once import train_once
+
+    owned_bucket._LEAST_BYTES, owned_bucket._WORTH_SLICES = 0, 0.0
+    loaded = load_config(config)
+    with create_run_context(loaded, detect_hardware()) as context:
+        train_once(loaded, context, Path(record))
+
+
+@pytest.mark.parametrize("shard", ["optimizer", "weights"])
+def test_sums_by_slices_on_ranks_that_share_a_gpu(shard: str, tmp_path: Path) -> None:
+    runs = [train(tmp_path, 1, distributed=SHARED, **CASES["everything"])]
+    for world in (2, 4):
+        folder = tmp_path / f"slices-{world}"
+        values = {"distributed": {**SHARED, "shard": shard}, **CASES["everything"]}
+        config = settings("Everything", folder, **values)
+        run_ranks(_train_by_slices, world, config, str(folder / "record"))
+        runs.append(Recorded(folder))
+    assert_same(runs)
+
+
+def test_lanes_of_owners_are_replayed(tmp_path: Path) -> None:
+    values = {"epochs": 5, **CASES["everything"]}
+    owned = {**SHARED, "shard": "optimizer"}
+    runs = [train(tmp_path, 1, distributed=SHARED, speed={"graph": False}, **values)]
+    runs += [train(tmp_path, world, distributed=owned, **values) for world in (2, 4)]
+    for run in runs[1:]:
+        said = (run.folder / "logs" / "rank-0.log").read_text()
+        assert "steps are replayed from here on" in said, said
+    assert_same(runs)
 
 
 @pytest.mark.requirement("000-P1-12", "004-SM-1", "002-M3-1")
