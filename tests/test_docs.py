@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from samestep.config import load_config
 from samestep.config.layers import LAYER_KEYS
 from samestep.foreign.plain_yaml import parse_yaml
-from samestep.sweep.aliases import apply_sweep_aliases
+from samestep.sweep.files import with_objectives
 from samestep.sweep.schema import SweepConfig
 from samestep.sweep.space import parse_space
 from tests.preloaded.client import ROOT, environment, shell_path
@@ -74,7 +74,7 @@ def test_every_config_of_a_document_is_one(page: Path) -> None:
     for block in yaml_blocks(page):
         given = yaml.safe_load(block)
         if "space" in given:
-            sweep = SweepConfig.model_validate(apply_sweep_aliases(parse_yaml(block))[0])
+            sweep = SweepConfig.model_validate(with_objectives(parse_yaml(block))[0])
             assert not parse_space(sweep.space)[1]
             continue
         given = {key: value for key, value in given.items() if key not in LAYER_KEYS}

@@ -17,7 +17,7 @@ from tests.fuzz.texts import values
 BASE = "task: task.py:Mine\nglobal_batch: 64\nepochs: 2\n"
 GOOD = "base: config.yaml\nspace: {params.x: {uniform: [0, 1]}}\nobjective: {metric: a}\nsampler: random\n"
 KEYS = (
-    *SweepConfig.model_fields, "search_space", "sampling", "early_termination", "k_fold", "zzz",
+    *SweepConfig.model_fields, "zzz",
     "space.params.x", "space.optimizer.lr", "objective.mode", "folds.k", "objective.goal",
 )  # fmt: skip
 domains = st.sampled_from(["uniform", "loguniform", "int", "logint", "choice", "type", "step", "x"])

@@ -11,7 +11,6 @@ from samestep.config.layers import LAYER_KEYS, ONLY_IN_FILES, Layer, read_layers
 from samestep.config.secrets import without_passwords
 from samestep.errors import ConfigError, Mistake, TextError
 from samestep.foreign.limits import check_values
-from samestep.sweep.aliases import apply_sweep_aliases
 
 _EXAMPLE = "a sweep is a mapping with base, space and objective"
 
@@ -30,10 +29,10 @@ class SweepFile:
     @classmethod
     def of_mapping(cls, source: Mapping[str, Any]) -> SweepFile:
         """The values of a mapping, as a sweep's directory keeps them."""
-        values, mistakes, notes = apply_sweep_aliases(source)
+        values, mistakes = with_objectives(source)
         mistakes += [Mistake(key, ONLY_IN_FILES) for key in LAYER_KEYS if key in values]
         values = {key: value for key, value in values.items() if key not in LAYER_KEYS}
-        return cls(values, {}, mistakes, notes)
+        return cls(values, {}, mistakes)
 
 
 def read_sweep_file(path: Path) -> SweepFile:
@@ -63,12 +62,10 @@ def read_sweep_file(path: Path) -> SweepFile:
 
 
 def _lay(whole: SweepFile, layer: Layer) -> None:
-    # Other projects' names become ours first: the layers may use different ones.
-    values, mistakes, notes = apply_sweep_aliases(layer.values)
+    values, mistakes = with_objectives(layer.values)
     whole.mistakes += [
         Mistake(m.path, m.message, m.origin or layer.lines.get(m.path, "")) for m in mistakes
     ]
-    whole.notes += notes
     if isinstance(values.get("base"), str):
         values["base"] = layer.placed(values["base"])
     for key, value in values.items():
@@ -77,3 +74,14 @@ def _lay(whole: SweepFile, layer: Layer) -> None:
             value = {**below, **value}
         whole.values[key] = value
     whole.lines |= layer.lines
+
+
+def with_objectives(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Mistake]]:
+    """Return the values with a list of objectives as the first one and further ones, and what is wrong with it."""
+    given = values.get("objective")
+    if not isinstance(given, list) or not given:
+        return dict(values), []
+    mistakes = []
+    if "further_objectives" in values:
+        mistakes.append(Mistake("objective", "further_objectives is set too: keep one of them"))
+    return {**values, "objective": given[0], "further_objectives": given[1:]}, mistakes

@@ -351,7 +351,7 @@ def test_several_objectives_are_the_same_study_at_any_parallelism(
     tmp_path: Path, folds: Any
 ) -> None:
     given = {
-        "objective": [{"metric": "val_loss"}, {"metric": "cost", "goal": "minimize"}],
+        "objective": [{"metric": "val_loss"}, {"metric": "cost", "mode": "min"}],
         "sampler": "nsga2", "sampler_args": {"population_size": 2}, "folds": folds,
     }  # fmt: skip
     alone, _, lines = coordinated(tmp_path / "alone", **given)

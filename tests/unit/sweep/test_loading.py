@@ -157,39 +157,6 @@ def test_existing_files_carry_over(folder: Path) -> None:
     assert "has the type 'gauss'" in mistakes(folder, wrong)["space.global_batch"]
 
 
-HPO = """
-base: config.yaml
-search_space:
-  params.learning_rate: {type: loguniform, min: 1e-5, max: 5e-5}
-sampling: {algorithm: random, max_trials: 50, timeout_minutes: 480, seed: 7}
-early_termination: {policy: bandit, delay_evaluation: 2, evaluation_interval: 1}
-k_fold: {n_splits: 5, random_seed: 42, shuffle: true, stratified: true}
-objective: {metric: macro-f1, goal: maximize}
-"""
-
-
-def test_names_of_other_projects_are_read(folder: Path) -> None:
-    (folder / "hpo.yaml").write_text(HPO)
-    loaded = load_sweep(folder / "hpo.yaml", ["folds.k=3"])
-    sweep = loaded.sweep
-    assert (sweep.sampler, sweep.trials, sweep.timeout, sweep.seed) == ("random", 50, "480m", 7)
-    assert (sweep.pruner, sweep.objective.mode) == ("median", "max")
-    assert sweep.pruner_args == {"n_startup_trials": 2, "n_warmup_steps": 1}
-    assert sweep.folds is not None
-    assert (sweep.folds.k, sweep.folds.stratify, sweep.folds.seed) == (3, "by_label", 42)
-    assert "which the median pruner stands for" in loaded.notes[0]
-    off = HPO.replace("n_splits: 5", "enabled: false, n_splits: 5").replace("random,", "bayesian,")
-    (folder / "hpo.yaml").write_text(off)
-    sweep = load_sweep(folder / "hpo.yaml").sweep
-    assert (sweep.folds, sweep.sampler) == (None, "tpe")
-    wrong = HPO.replace("shuffle: true", "shuffle: false").replace("max_trials: 50", "trials: 50")
-    found = mistakes(folder, f"{wrong}trials: 3\npruner: none\n")
-    assert "always shuffled" in found["k_fold.shuffle"]
-    assert "it takes algorithm, max_trials" in found["sampling.trials"]
-    assert "pruner is set too" in found["early_termination"]
-    assert "takes a mapping" in mistakes(folder, f"{SWEEP}sampling: random\n")["sampling"]
-
-
 def test_a_sweep_needs_no_torch_itself() -> None:
     """It waits for hours beside its trials."""
     code = (
@@ -220,7 +187,7 @@ def test_a_sweep_out_of_layers(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     (folder / "few.yaml").write_text("parallel: 2\n")
     smoke = folder / "hpo" / "smoke.yaml"
     smoke.write_text(
-        "include: ../full.yaml\nplatforms: {kaggle: ../few.yaml}\nsampling: {max_trials: 2}\n"
+        "include: ../full.yaml\nplatforms: {kaggle: ../few.yaml}\ntrials: 2\n"
         "space: {params.dropout: {choice: [0.1]}}\nobjective: {mode: min}\nfolds: null\n"
     )
     loaded = load_sweep(smoke, ["seed=4"])
