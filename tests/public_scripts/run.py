@@ -92,13 +92,15 @@ class Script:
     def distance(self, original: Path, port: Path) -> float:
         """Return how far apart the weights end, with one lane; of each tensor's largest one."""
         arguments = [new for old in self.arguments for new in _CHANGED.get(old, [old])]
-        ends = []
+        ends, codes = [], []
         for folder in (original, port):
             script, saved = folder / self.directory / self.script, folder.with_suffix(".pt")
             _write(script, with_equal(_read(script)))
             environment = {"EQUAL": str(saved), "SAMESTEP_ARGS": "lanes=1 resume=never"}
             done = self._run(folder, [self.script, *arguments], environment)
-            if not saved.exists():  # with their last weights, whatever they do with them
+            codes.append(done.returncode)
+            # With their last weights an original may fail, which the port does then, too.
+            if not saved.exists() or codes[0] != done.returncode:
                 sys.exit(f"{self.name} in {folder.name}: {done.stderr[-4000:]}")
             ends.append(torch.load(saved, weights_only=True))
         return max(_apart(a, b) for a, b in zip(*ends, strict=True))
