@@ -280,12 +280,22 @@ def _do(folder: str, kind: str) -> None:
                 run.register("slow", early)
 
 
+def _read_no_numbers(x: Tensor, weight: Tensor) -> None:
+    """Lines that name a weight, or something of odd memory, and read no weight's numbers."""
+    assert x.to(weight).dtype == x.type_as(weight).dtype == weight.detach().dtype
+    assert torch.zeros_like(weight).sum() == weight.new_zeros(3).sum()
+    assert torch.eye(3).to_sparse().to_dense().sum() == 3
+    assert torch.arange(17, dtype=torch.uint8)[2].item() == 2
+    assert torch.ones(17, dtype=torch.bool)[3]
+
+
 def _own_loop(run: samestep.Run, kind: str, model: Any, data: Any) -> None:
     weights = list(model.parameters())
     earlier = None
     slow = [torch.zeros(weight.shape) for weight in weights]
     for x, _ in (batch for _ in run.epochs() for batch in data):
         assert all(w.requires_grad and w.numel() == w.size().numel() for w in weights)
+        _read_no_numbers(x, weights[0])
         if kind == "an earlier batch":
             out = model(x if earlier is None else earlier)
             earlier = x

@@ -234,6 +234,43 @@ def test_weights_without_a_gradient_are_left_alone(tmp_path: Path) -> None:
     assert run_ranks(_in_turn, 2, str(tmp_path / "parts"), "optimizer")[0] == expected
 
 
+class ZeroForNone(torch.optim.Optimizer):
+    """Steps parameters without a gradient, too: by their momentum."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for param in (p for group in self.param_groups for p in group["params"]):
+            if param.grad is not None or param in self.state:
+                mean = self.state[param].setdefault("mean", torch.zeros_like(param))
+                mean.mul_(0.9)
+                if param.grad is not None:
+                    mean.add_(param.grad)
+                param.sub_(mean, alpha=0.01)
+
+
+def _takes_turns(folder: str, shard: str) -> list[float]:
+    """Layers that are used in turns; returns what this rank's weights add up to."""
+    with samestep.start(**_keys(folder, shard, clip={}, check_ranks_every=None)) as run:
+        model = Heads()
+        optimizer: Any = ZeroForNone(model.parameters())
+        model, optimizer, data = run.prepare(model, optimizer, _data())
+        for x, y in (batch for _ in run.epochs() for batch in data):
+            first, second = model(x)
+            F.cross_entropy(first if run.step % 2 else second, y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [float(param.double().sum()) for param in model.parameters()]
+
+
+def test_optimizers_that_change_weights_without_a_gradient_are_followed(tmp_path: Path) -> None:
+    [expected] = run_ranks(_takes_turns, 1, str(tmp_path / "1"), "none")
+    answers = run_ranks(_takes_turns, 3, str(tmp_path / "3"), "optimizer")
+    assert answers == [expected] * 3
+
+
 class Joint(torch.optim.SGD):
     """Clips by the norm of all gradients, by an option that is not in its defaults."""
 

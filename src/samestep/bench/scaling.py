@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 
-from samestep.bench.comm import measure_comm
-from samestep.bench.comm_links import links_of
 from samestep.bench.contestants import LeftOut, Seat, open_ddp, open_samestep, refuse_small_data
 from samestep.bench.document import Document, machine_facts
 from samestep.bench.library_loops import open_accelerate, open_lightning
@@ -31,7 +29,6 @@ from samestep.bench.scaling_plan import (
     Batches,
     Part,
 )
-from samestep.bench.sizes import TREE_SUM
 from samestep.bench.statistics import spread_of
 from samestep.bench.step_phases import Cores, RankStep, phases_of, share_cores, slow_ranks
 from samestep.bench.torch_settings import KeepingSettings
@@ -54,7 +51,6 @@ _WARM_UP = {"cuda": 24}
 _WARM_UP_ELSEWHERE = 3
 _FEWEST, _MOST = 2, 200
 """Timed steps of a turn."""
-_LARGEST_MESSAGE = 64 << 20
 _OPENERS: Mapping[str, Callable[[Seat], Advance]] = {
     DDP: open_ddp,
     ACCELERATE: open_accelerate,
@@ -196,10 +192,6 @@ class _Measuring:
             ],
             "slow_ranks": [{"rank": one.rank, **asdict(one.times)} for one in slow_ranks(steps)],
             "precision": run.setup.precision.kind,
-            "gradient_bytes": sum(
-                param.numel() * param.element_size()
-                for param in run.model.parameters() if param.requires_grad
-            ),
             "shares_cores": context.device.type == "cpu" and share_cores([one for one, _ in ranks]),
         }  # fmt: skip
 
@@ -242,13 +234,10 @@ class _Measuring:
             "lanes": part.lanes,
             "global_batch": part.global_batch,
             "precision": self._samestep["precision"],
-            "gradient_bytes": self._samestep["gradient_bytes"],
             "shares_cores": self._samestep["shares_cores"],
             "control": noise,
             "left_out": dict(self._left_out),
-            "link": self._link(),
             "efficiency": None,
-            "predicted": False,
         }
         rows = []
         for name in [name for name in taken if name != control]:
@@ -266,15 +255,6 @@ class _Measuring:
                 "slow_ranks": self._samestep["slow_ranks"] if ours else [],
             })  # fmt: skip
         return rows
-
-    def _link(self) -> dict[str, float] | None:
-        """What our sum of gradients takes between these ranks, as a line."""
-        if self._context.world == 1:
-            return None
-        most = min(_LARGEST_MESSAGE, max(1 << 16, self._samestep["gradient_bytes"] // 4 * 4))
-        rows = measure_comm(self._context, [TREE_SUM], [1 << 10, 1 << 14, most], 3).rows
-        link = links_of(rows)[TREE_SUM, self._context.world]
-        return None if link is None else asdict(link)
 
     def _own_context(self, config: Config) -> RunContext:
         level = LOGGER.level

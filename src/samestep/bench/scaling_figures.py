@@ -42,10 +42,7 @@ def with_efficiency(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """The rows of all worlds, each with its efficiency; that of the fewest ranks has none."""
     found = []
     for row in rows:
-        if row.get("simulated"):  # on other machines than these
-            found.append(dict(row))
-            continue
-        same = [one for one in rows if _series(one) == _series(row) and not one["predicted"]]
+        same = [one for one in rows if _series(one) == _series(row)]
         smallest = min(same, key=lambda one: one["world"])
         is_smallest = row["world"] == smallest["world"]
         efficiency = None if is_smallest else asdict(efficiency_of(row["mode"], smallest, row))
@@ -57,28 +54,9 @@ def _series(row: Row) -> tuple[Any, ...]:
     return row["mode"], row["workload"], row["contestant"], row["precision"]
 
 
-def _of_prediction(row: Row) -> list[str]:
-    place = f"{row['mode']} scaling, {row['world']} ranks"
-    if "incomparable" in row:
-        return [f"{place}: the prediction cannot be compared: {row['incomparable']}"]
-    if "error" in row:
-        where = "inside" if row["inside"] else "outside"
-        return [
-            f"{place}: predicted from {', '.join(map(str, row['predicted_from']))} with an error of "
-            f"{row['error']:+.0%}; what was measured is {where} the predicted range"
-        ]
-    if row["simulated"] and not row["advice"]["reaches_goal"]:
-        return [
-            f"{row['world']} ranks over {row['simulated']}: no number of lanes up to "
-            f"{row['advice']['lanes_of_rank']} a rank reaches 90 % of what the ranks could do"
-        ]
-    return []
-
-
 def verdicts(rows: Sequence[Row]) -> list[str]:
     """What a reader should know before reading the figures, in a sentence each."""
-    measured = [row for row in rows if not row["predicted"]]
-    ours = [row for row in measured if row["contestant"] == SAMESTEP]
+    ours = [row for row in rows if row["contestant"] == SAMESTEP]
     found = [line for row in ours for line in describe_slow(row)]
     for row in ours:
         place = f"{row['mode']} scaling, {counted(row['world'], 'rank')}"
@@ -89,7 +67,6 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
                 f"({control['low']:.3f} - {control['high']:.3f}): smaller differences say nothing"
             )
         found += [f"{place}: {name} is left out: {why}" for name, why in row["left_out"].items()]
-    found += [line for row in rows if row["predicted"] for line in _of_prediction(row)]
     crowded = sorted({row["world"] for row in ours if row["shares_cores"]})
     if crowded:
         worlds = ", ".join(map(str, crowded))

@@ -17,31 +17,16 @@ STEP_COLUMNS = (
     "mode", "ranks", "loop", "lanes", "batch", "step", "95 % range", "samples/s", "efficiency", "to DDP", "noise",
 )  # fmt: skip
 _UNITS = ((1.0, "s"), (1e3, "ms"), (1e6, "us"))
-PREDICTED_COLUMNS = (
-    "mode",
-    "ranks",
-    "lanes",
-    "step",
-    "range",
-    "efficiency",
-    "exchange",
-    "wait",
-    "error",
-)
-SIMULATED_COLUMNS = (
-    "ranks", "lanes of a rank", "lanes", "best bucket", "exchange", "not hidden", "step", "efficiency",
-)  # fmt: skip
 PHASE_COLUMNS = ("mode", "ranks", *PHASES, "memory of a rank")
 
 
 def present(document: Document) -> Presentation:
     """How it is shown: efficiency and time against ranks, the split of a step, and all rows."""
     rows = document.rows
-    measured = [row for row in rows if not row["predicted"]]
-    split = [row for row in measured if row["phases"] is not None]
+    split = [row for row in rows if row["phases"] is not None]
     tables = [
         Table(
-            "Steps", STEP_COLUMNS, [_step_cells(row) for row in measured],
+            "Steps", STEP_COLUMNS, [_step_cells(row) for row in rows],
             "Efficiency is against the same loop on the fewest ranks; to DDP is the median of the rounds' ratios, "
             "with its 95 % range; noise is the ratio of one loop measured twice.",
         ),
@@ -51,32 +36,17 @@ def present(document: Document) -> Presentation:
             "hidden behind the backward pass.",
         ),
     ]  # fmt: skip
-    predicted = [row for row in rows if row["predicted"] and not row["simulated"]]
-    simulated = [row for row in rows if row["predicted"] and row["simulated"]]
-    if predicted:
-        tables.append(Table(
-            "Predicted, not measured", PREDICTED_COLUMNS, [_predicted_cells(row) for row in predicted],
-            "From the measured worlds by a model: lanes, exchange over the link that was measured, update, and the wait "
-            "for the slowest. The range holds what all of its parts were measured to be.",
-        ))  # fmt: skip
-    if simulated:
-        tables.append(Table(
-            f"Simulated over {simulated[0]['simulated']}, on machines that are not there", SIMULATED_COLUMNS,
-            [_simulated_cells(row) for row in simulated],
-            "With a lane as it was measured here. Lanes of a rank are the fewest with which 90 % of what the ranks could do "
-            "is done; the range is from all of the exchange hidden that can be, to nothing of it.",
-        ))  # fmt: skip
     return Presentation(
         title="What more ranks bring",
         heading=_heading(document),
-        panels=_panels([row for row in rows if not row.get("simulated")]),
+        panels=_panels(rows),
         tables=tables,
         verdicts=verdicts(rows),
     )
 
 
 def _heading(document: Document) -> str:
-    rows = [row for row in document.rows if not row["predicted"]]
+    rows = document.rows
     rounds = max(len(row["seconds"]) for row in rows)
     hosts = ", ".join(document.machine["hosts"])
     names = ", ".join(sorted({f"{row['workload']} in {row['precision']}" for row in rows}))
@@ -110,34 +80,6 @@ def _phase_cells(row: Row) -> tuple[str, ...]:
     phases = [_phase(row["phases"][name]) for name in PHASES]
     memory = max(one["memory_bytes"] for one in row["ranks"])
     return (row["mode"], str(row["world"]), *phases, shown_size(memory))
-
-
-def _predicted_cells(row: Row) -> tuple[str, ...]:
-    return (
-        row["mode"],
-        str(row["world"]),
-        str(row["lanes"]),
-        shown_time(row["median"]),
-        f"{shown_time(row['low'])} - {shown_time(row['high'])}",
-        shown_spread(row["efficiency"]),
-        _phase(row["phases"]["exchange"]),
-        _phase(row["phases"]["wait"]),
-        f"{row['error']:+.0%}" if "error" in row else "-",
-    )
-
-
-def _simulated_cells(row: Row) -> tuple[str, ...]:
-    advice = row["advice"]
-    return (
-        str(row["world"]),
-        str(advice["lanes_of_rank"]),
-        str(row["lanes"]),
-        shown_size(advice["bucket_bytes"]),
-        shown_time(advice["exchange"]),
-        _phase(row["phases"]["exchange"]),
-        _phase(row),
-        shown_spread(row["efficiency"]),
-    )
 
 
 def _phase(found: Mapping[str, Any]) -> str:
@@ -175,11 +117,10 @@ def _lines(rows: Sequence[Row], value: Any) -> list[Line]:
     found: dict[str, list[Row]] = {}
     for row in rows:
         if value(row) is not None:
-            name = f"{row['contestant']}{', predicted' if row['predicted'] else ''}"
-            found.setdefault(name, []).append(row)
+            found.setdefault(row["contestant"], []).append(row)
     return [
         Line(
-            name=name, group=name, dash="dot" if of_name[0]["predicted"] else "", x=[row["world"] for row in of_name],
+            name=name, group=name, x=[row["world"] for row in of_name],
             y=[value(row) for row in of_name], color=COLORS[number % len(COLORS)], mark="circle",
             text=[f"{row['world']} ranks: {shown_time(row['median'])}" for row in of_name],
         )

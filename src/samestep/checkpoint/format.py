@@ -102,9 +102,8 @@ def write_part(
     try:
         sums = _write_states(files, partial, model, training, part)
     except Exception as error:
-        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         with suppress(OSError):  # the same disk: rank 0 learns of it when this rank ends
-            write_receipt(files, partial, part, {}, [], why)
+            write_receipt(files, partial, part, {}, [], error)
         raise
     write_receipt(files, partial, part, sums, [*model] if part.splits_model else [])
 

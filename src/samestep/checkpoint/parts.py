@@ -152,12 +152,24 @@ def files_of(folder: Path, file: str) -> list[Path]:
 
 
 def write_receipt(
-    files: Files, partial: Path, part: Part, sums: Sums, tensors: list[str], error: str = ""
+    files: Files,
+    partial: Path,
+    part: Part,
+    sums: Sums,
+    tensors: list[str],
+    error: Exception | None = None,
 ) -> None:
     """Say that a part is on the disk, or why it is not."""
+    why = "" if error is None else getattr(error, "strerror", None) or str(error) or repr(error)
+    said = {
+        "files": sums,
+        "tensors": tensors,
+        "error": why,
+        "is_disk": isinstance(error, OSError),
+    }
     path = partial / part.receipt
     with DigestedFile(files, path.with_name(path.name + PARTIAL)) as file:
-        file.write(json.dumps({"files": sums, "tensors": tensors, "error": error}).encode())
+        file.write(json.dumps(said).encode())
     files.replace(path.with_name(path.name + PARTIAL), path)
 
 
@@ -178,7 +190,8 @@ def await_parts(
 
     Raises:
         PeerLost: if a part does not come.
-        OSError: if another rank could not write its own.
+        OSError: if another rank's disk did not take its own.
+        CheckpointError: if another rank failed to write its own.
     """
     sums: Sums = {}
     places = dict.fromkeys(tensors, part.model_file)
@@ -187,7 +200,8 @@ def await_parts(
         patience.wait(partial, other)
         said = read_json(path)
         if said["error"]:
-            raise OSError(0, f"part {other.number + 1} of {part.of}: {said['error']}")
+            message = f"part {other.number + 1} of {part.of}: {said['error']}"
+            raise OSError(0, message) if said["is_disk"] else CheckpointError(message)
         sums |= {name: (digest, size) for name, (digest, size) in said["files"].items()}
         places |= dict.fromkeys(said["tensors"], other.model_file)
         files.remove(path)

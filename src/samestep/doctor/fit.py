@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, get_args
 
 import torch
@@ -41,6 +42,17 @@ class _Model:
     modules: Sequence[nn.Module]
     optimizers: Sequence[Optimizer]
     device: torch.device
+
+    def least(self, world: int, shard: Shard) -> float:
+        """Return bytes of which a rank holds more: weights, and its part of the optimizer states."""
+        weights = sum(p.nbytes for module in self.modules for p in module.parameters())
+        states = self.states // (1 if shard == "none" else world)
+        return states + (weights / world if shard == "weights" else weights)
+
+    @cached_property
+    def states(self) -> int:
+        """Bytes of all optimizer states; 0 if they are not known."""
+        return predict_optimizers(self.optimizers, self.device)[0] or 0
 
     def held(self, config: Config, world: int, shard: Shard) -> int | None:
         """Return the bytes that the rank with most holds besides activations; None if they are not known."""
@@ -83,9 +95,12 @@ def check_fit(config: Config, load: Load, machine: Machine) -> list[Finding]:
     available, where = _available(load, machine)
     if config.task is None or not available:
         return []
+    advice = ""
     try:
         model = _built(config, torch.device(load.device))
         needed = model.held(config, load.world, config.distributed.shard)
+        if needed is not None and needed > available:
+            advice = _advice(model, config, load.world, available)
     except PlanError:
         return []  # which is a finding of its own
     except Exception as error:  # of the task's code, which may need numbers
@@ -96,10 +111,10 @@ def check_fit(config: Config, load: Load, machine: Machine) -> list[Finding]:
         f"weights, gradients and optimizer states take {format_bytes(needed)} per rank, of {format_bytes(available)} "
         f"{where} (distributed.shard: {config.distributed.shard}; activations come on top)"
     )
-    if needed <= available:
+    if not advice:
         return [ok(_CHECK, found)]
     why = "training ends with an error for want of memory"
-    return [Finding(_CHECK, "error", found, why, _advice(model, config, load.world, available))]
+    return [Finding(_CHECK, "error", found, why, advice)]
 
 
 def _advice(model: _Model, config: Config, world: int, available: int) -> str:
@@ -109,6 +124,8 @@ def _advice(model: _Model, config: Config, world: int, available: int) -> str:
         if config.lane_count(ranks) < ranks:
             break
         for shard in get_args(Shard) if ranks > 1 and config.same == "bits" else ():
+            if model.least(ranks, shard) > available:
+                continue  # laying it all out takes seconds for each of many ranks
             held = model.held(config, ranks, shard)
             if held is not None and held <= available:
                 on = "" if ranks == world else f" on {ranks} ranks"

@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 
 _BYTES_OF_ABSENT = 17
-"""The storage of what `absent` returns: room for an element of any type, and no multiple of two or more bytes."""
+"""The storage of what `absent` returns: room for an element of any type, and no multiple of two or more bytes.
+
+Tensors of one byte are never absent: no parameter that trains is of such a type.
+"""
 
 
 def absent(like: Tensor) -> Tensor:
@@ -28,6 +31,8 @@ def absent(like: Tensor) -> Tensor:
 
 def is_held(tensor: Tensor) -> bool:
     """Return whether this rank has the tensor's numbers, and not what `absent` returns."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.element_size() == 1:
+        return True
     return any(tensor.stride()) or tensor.untyped_storage().nbytes() != _BYTES_OF_ABSENT
 
 

@@ -86,7 +86,7 @@ class Sharding:
             optimizers: Those that step. Weights that they do not change are not written: graphs that read them stay
                 valid.
         """
-        changed = self._with_gradient(optimizers)
+        changed = self._changed(optimizers)
         theirs = [
             p for p in self.owners.params if p.grad is not None and not self.owners.is_mine(p)
         ]
@@ -99,12 +99,18 @@ class Sharding:
             param.grad = grad
         self.sums.spread_weights(changed)
 
-    def _with_gradient(self, optimizers: Sequence[Optimizer]) -> set[int]:
-        """Return the `id` of each of their parameters that has a gradient; the same on all ranks."""
-        owned = [p for opt in optimizers for p in params_of(opt) if self.owners.has(p)]
-        if self.sums.shares:
-            return {id(param) for param in owned if param.grad is not None}
-        return {id(param) for param in owned if self.sums.is_used(param)}
+    def _changed(self, optimizers: Sequence[Optimizer]) -> set[int]:
+        """Return the `id` of each parameter that they may change; the same on all ranks."""
+        return {
+            id(param)
+            for optimizer in optimizers
+            for param in params_of(optimizer)
+            if self.owners.has(param)
+            and (self._has_gradient(param) or not _needs_gradients(optimizer))
+        }
+
+    def _has_gradient(self, param: Parameter) -> bool:
+        return param.grad is not None if self.sums.shares else self.sums.is_used(param)
 
     def norm(self, params: Sequence[Parameter]) -> Tensor:
         """Return the norm of all gradients, to the bit what a rank that has them all would compute.
@@ -128,6 +134,11 @@ class Sharding:
         with self._collectives.activity.waiting("norms"):
             dist.all_reduce(sent)  # one rank has each of them, and x + 0 is x
         return _joined(sent.to(device), used)
+
+
+def _needs_gradients(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer leaves parameters without a gradient alone, as torch's own do."""
+    return type(optimizer).step.__module__.startswith("torch.optim.")
 
 
 def _joined(each: Tensor, params: Sequence[Parameter]) -> Tensor:

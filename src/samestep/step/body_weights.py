@@ -19,10 +19,15 @@ _NO_NUMBERS = frozenset(
     (
         "__get__", "__hash__", "__len__", "size", "numel", "nelement", "dim", "ndimension", "stride", "element_size",
         "is_floating_point", "is_complex", "is_contiguous", "get_device", "data_ptr", "requires_grad_",
-        "register_hook", "register_post_accumulate_grad_hook",
+        "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "detach", "storage_offset", "is_pinned",
+        "is_shared", "untyped_storage", "is_inference", "is_same_size", "is_set_to", "result_type",
+        "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like",
+        "new_zeros", "new_ones", "new_empty", "new_full", "new_tensor",
     )
 )  # fmt: skip
-"""Functions that neither read nor change a tensor's numbers. What attributes return is seen when it is used."""
+"""Functions that neither read nor change a tensor's numbers; what they return is seen when it is used."""
+_LIKE = frozenset(("to", "type_as"))
+"""Functions that read only the type and device of their second tensor."""
 _SETTERS: Any = [vars(torch._C.TensorBase)[name].__set__ for name in ("grad", "requires_grad")]
 
 
@@ -77,6 +82,8 @@ class BodyWeights:
         """Refuse a function that reads or changes a weight outside of a forward pass: another rank has it."""
         if name in _NO_NUMBERS or func in _SETTERS:
             return
+        if name in _LIKE:
+            data = data[0][:1]
         if not all(is_held(found) for found in tensors(data) if not isinstance(found, LaneTensor)):
             raise StepError(
                 f"{name} of a weight in the loop's body with distributed.shard: weights, where a rank has its own only: "

@@ -14,6 +14,6 @@ def row_of(
         "seconds": [median - spread, median, median + spread], "median": median,
         "low": median - spread, "high": median + spread, "samples_per_second": 8 * world / median,
         "efficiency": None, "ratio_to_ddp": None, "phases": None, "ranks": [], "slow_ranks": [],
-        "control": {"median": 1.0, "low": 0.99, "high": 1.01}, "left_out": {}, "link": None,
-        "gradient_bytes": 1000, "shares_cores": False, "predicted": False,
+        "control": {"median": 1.0, "low": 0.99, "high": 1.01}, "left_out": {},
+        "shares_cores": False,
     }  # fmt: skip

@@ -38,7 +38,6 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 scaling(1, 0.1, phases=phases, workload=EVIL),
                 scaling(2, 0.06, phases=phases, workload=EVIL, efficiency=figure(0.83)),
                 scaling(2, 0.05, contestant="ddp", workload=EVIL, efficiency=figure(0.9)),
-                scaling(16, 0.01, predicted=True, workload=EVIL),
             ],
         ),
         document("comm", [comm("broadcast", 2, 1024 * 4**power, 1e-4) for power in range(3)]),
@@ -71,7 +70,7 @@ def test_a_page_tables_and_a_picture(results: Path, tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert [target["state"] for target in found["targets"]].count("pass") == 3
     assert found["machines"][0]["rows"] == {
-        "scaling": 4, "comm": 3, "memory": 2, "loader": 1, "checkpoint": 1,
+        "scaling": 3, "comm": 3, "memory": 2, "loader": 1, "checkpoint": 1,
     }  # fmt: skip
     text = page.read_text(encoding="utf-8")
     assert EVIL not in text
@@ -81,7 +80,7 @@ def test_a_page_tables_and_a_picture(results: Path, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
     with (folder / "scaling.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["world"] for row in rows] == ["1", "2", "2", "16"]
+    assert [row["world"] for row in rows] == ["1", "2", "2"]
     assert rows[1]["efficiency.median"] == "0.83"
     assert len(rows[0]["seconds"].split()) == 5
     assert sorted(path.stem for path in folder.glob("*.csv")) == [
@@ -96,7 +95,7 @@ def test_one_csv_has_all_rows(results: Path, tmp_path: Path) -> None:
     assert "targets pass" in done.stdout
     with (tmp_path / "all.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 11
+    assert len(rows) == 10
     assert {row["kind"] for row in rows} == {"scaling", "comm", "memory", "loader", "checkpoint"}
 
 
@@ -146,13 +145,11 @@ def test_curves_have_the_ideal_the_target_and_bands() -> None:
     rows = [
         scaling(1, 1.0),
         scaling(2, 0.6, efficiency=figure(0.83, 0.8, 0.86)),
-        scaling(8, 0.3, predicted=True),
     ]
     (panel,) = efficiency_panels([machine("scaling", rows)])
-    ours, ahead, ideal, target = panel.lines
+    ours, ideal, target = panel.lines
     assert list(ours.y) == [100.0, 83.0]
     assert (ours.low, ours.high) == ([100.0, 80.0], [100.0, 86.0])
-    assert (list(ahead.x), ahead.dash) == ([2.0, 8.0], "dot"), "from the last that was measured"
     assert (set(ideal.y), set(target.y)) == ({100.0}, {80.0})
 
 

@@ -154,7 +154,7 @@ def _figures(results: Sequence[Result]) -> list[_Figure]:
         _Figure(row, result)
         for result in results
         for row in result.document.rows
-        if not row.get("predicted") and (row.get("seconds") or _has_size(row))
+        if row.get("seconds") or _has_size(row)
     ]
 
 

@@ -29,13 +29,10 @@ class Placed:
 def with_efficiencies(rows: Sequence[Placed]) -> list[Row]:
     """The rows; where the smallest world is in another document, with the efficiency against that.
 
-    A document's own efficiencies are of rounds that were measured in turns, and are kept; a
-    prediction that has none gets one.
+    A document's own efficiencies are of rounds that were measured in turns, and are kept.
     """
     smallest: dict[tuple[object, ...], Placed] = {}
     for one in rows:
-        if one.row.get("predicted"):
-            continue
         base = smallest.get(one.work)
         if base is None or one.row["world"] < base.row["world"]:
             smallest[one.work] = one

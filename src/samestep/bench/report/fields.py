@@ -16,7 +16,7 @@ Row = Mapping[str, Any]
 
 _IDENTITY = (
     "mode", "workload", "contestant", "precision", "world", "backend", "lanes", "global_batch", "operation", "bytes",
-    "part", "lanes_per_rank", "action", "workers", "prefetch", "predicted",
+    "part", "lanes_per_rank", "action", "workers", "prefetch",
 )  # fmt: skip
 """Fields that say what was measured; the others say what came out."""
 _SPREAD = ("median", "low", "high")

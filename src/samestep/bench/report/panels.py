@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from samestep.bench.report.fields import Row, spread
 from samestep.bench.report.results import Machine
@@ -46,7 +45,6 @@ def efficiency_panels(machines: Sequence[Machine]) -> list[Panel]:
 def throughput_panels(machines: Sequence[Machine]) -> list[Panel]:
     """Our throughput of all workloads, for each mode."""
     rows = _of(_scaling(machines), contestant=OURS)
-    rows = [(label, row) for label, row in rows if not row.get("predicted")]
     colors = _colors(curve.name for curve in _curves(rows, "workload"))
     return [
         _throughput_panel(mode, found, colors) for mode in _MODES if (found := _of(rows, mode=mode))
@@ -59,7 +57,7 @@ def phase_panels(machines: Sequence[Machine]) -> list[Panel]:
         (machine.label, row)
         for machine in machines
         for row in machine.rows("scaling")
-        if row["phases"] and not row.get("predicted")
+        if row["phases"]
     ]
     return [
         _phase_panel(f"{workload}: {mode} scaling, time of a step", found)
@@ -113,8 +111,7 @@ def _curves(rows: Sequence[tuple[str, Row]], by: str) -> list[_Curve]:
         words = [str(row[by]), "" if row["precision"] == "fp32" else row["precision"], label]
         groups.setdefault(", ".join(filter(None, words)), []).append(row)
     return [
-        _Curve(name, sorted(found, key=lambda row: (bool(row.get("predicted")), row["world"])))
-        for name, found in groups.items()
+        _Curve(name, sorted(found, key=lambda row: row["world"])) for name, found in groups.items()
     ]
 
 
@@ -128,13 +125,8 @@ def _efficiency_panel(
     lines = []
     for curve in _curves(rows, "contestant"):
         color = colors[curve.name]
-        measured = [row for row in curve.rows if not row.get("predicted")]
-        known = [(row, _efficiency_or_one(row)) for row in measured]
-        lines.append(_banded(curve.name, color, known, curve.name))
-        predicted = [row for row in curve.rows if row.get("predicted") and row["efficiency"]]
-        if predicted:
-            ahead = [*known[-1:], *((row, spread(row["efficiency"])) for row in predicted)]
-            lines.append(_banded(f"{curve.name}, predicted", color, ahead, curve.name, dash="dot"))
+        known = [(row, _efficiency_or_one(row)) for row in curve.rows]
+        lines.append(_banded(curve.name, color, known))
     worlds = _worlds(rows)
     ends = [worlds[0], worlds[-1]]
     lines.append(_level(_IDEAL, ends, 100.0))
@@ -158,18 +150,11 @@ def _level(name: str, ends: Sequence[float], height: float, color: str = _GREY) 
     )  # fmt: skip
 
 
-def _banded(
-    name: str,
-    color: str,
-    known: Sequence[tuple[Row, Spread]],
-    group: str,
-    dash: Literal["", "dot"] = "",
-) -> Line:
+def _banded(name: str, color: str, known: Sequence[tuple[Row, Spread]]) -> Line:
     return Line(
-        name=name, group=group, x=[float(row["world"]) for row, _ in known],
+        name=name, group=name, x=[float(row["world"]) for row, _ in known],
         y=[100 * one.median for _, one in known], low=[100 * one.low for _, one in known],
         high=[100 * one.high for _, one in known], color=color, mark="circle",
-        dash=dash,
         text=[f"{shown_time(row['median'])} a step" for row, _ in known],
     )  # fmt: skip
 

@@ -83,20 +83,6 @@ Rounds = Annotated[
 Quick = Annotated[
     bool, typer.Option("--quick", help="Fewer and shorter turns, of samestep and DDP.")
 ]
-Predict = Annotated[
-    str, typer.Option(help="Numbers of ranks to predict from those of --worlds, such as 16,64.")
-]
-Validate = Annotated[
-    bool, typer.Option("--validate", help="Compare predictions with worlds that are measured too.")
-]
-LinkOption = Annotated[
-    str,
-    typer.Option(
-        "--link",
-        metavar="25GB/s,5us",
-        help="Simulate ranks over such a link, 8,64,512 unless --predict has others; advises lanes and buckets.",
-    ),
-]
 MostRanks = Annotated[int, typer.Option(hidden=True)]
 
 
@@ -113,9 +99,6 @@ def scaling(
     contestants: Contestants = "",
     rounds: Rounds = None,
     quick: Quick = False,
-    predict: Predict = "",
-    validate: Validate = False,
-    link: LinkOption = "",
     via: ViaOption = Via.torchrun,
     nodes: Nodes = 1,
     hosts: Hosts = "",
@@ -132,13 +115,10 @@ def scaling(
     With --worlds it starts ranks; else it is a rank of any launcher: srun samestep bench scaling.
     """
     with guarded(launched), DeferredSignals():
-        from samestep.bench.document import Document
         from samestep.bench.programs import scaling_ranks
-        from samestep.bench.scaling_prediction import Forecast
         from samestep.bench.scaling_request import ScalingRequest, parse_contestants
 
         start = Start.parse(worlds, via, nodes, hosts)
-        forecast = Forecast.of(predict, validate, link, start.counts)
         refuse_files(output, report)
         loaded = _config(config, overrides or [])
         built_in = (workload or Workload.mlp).value if workload or config is None else None
@@ -157,7 +137,6 @@ def scaling(
                 found = measure_request(request, loaded, place)
             if not place.is_main:
                 return
-        found = Document(found.kind, found.machine, forecast.add_to(found.rows))
         hand_over(found, as_json, output, report, result)
 
 

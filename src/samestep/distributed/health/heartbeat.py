@@ -296,26 +296,25 @@ class Heartbeat:
         `PeerLost` if any rank fails meanwhile, or that rank gives no sign of life any more.
         """
         while not self._store.has(f"event/{event}"):
-            if self._store.is_gone or self._store.has("failed") or self.is_gone(rank):
+            lost = self._store.is_gone or self._store.has("failed") or self.is_gone(rank)
+            if lost and not self._store.has(f"event/{event}"):
                 raise PeerLost(f"waited for rank {rank} to go first")
             time.sleep(self._interval / 8)
 
     # -- what happened to the others -------------------------------------------------------
 
     def is_gone(self, rank: int) -> bool:
-        """Return whether a rank's process has ended, or gave no sign of life for `lost_after` seconds.
-
-        For whoever waits for a rank in no collective. From any thread, a few times a second.
-        """
+        """Return whether a rank has ended, or gave no sign of life for `lost_after` seconds. From any thread."""
         document = self._store.read(f"beat/{rank}") or {}
         number, now = document.pop("number", None), time.monotonic()
-        if document and self._read_beat(document, silent=True).process == "gone":
-            return True
         last, silent, looked = self._silence.get(rank, (None, 0.0, now))
         # Only while this process looked: it may have been suspended, and the other with it.
         silent = silent + min(now - looked, self._interval) if number == last else 0.0
         self._silence[rank] = (number, silent, now)
-        return silent > self._lost_after
+        # Of a silent one only: a rank in another container may have the same host, and other process ids.
+        is_silent = silent > 3 * self._interval and bool(document)
+        ended = is_silent and self._read_beat(document, silent=True).process == "gone"
+        return ended or silent > self._lost_after
 
     def announce(self, error: BaseException) -> None:
         """Notify the others that this rank fails by itself, so that they do not wait for it."""

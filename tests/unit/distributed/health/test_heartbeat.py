@@ -203,3 +203,26 @@ def test_a_long_step_of_our_own_is_no_hang(ended: list[int]) -> None:
             heart._moved -= 1000
         until(lambda: min(heart._number for heart in hearts) > 8)
     assert not ended
+
+
+def test_a_rank_is_gone_once_it_is_silent_and_its_process_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not while it beats: in another container it has the same host, and a process id of its own."""
+    monkeypatch.setattr(heartbeat, "process_state", lambda pid: "gone")
+    with beating([Activity(), Activity()]) as (mine, other):
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
+            assert not mine.is_gone(1)
+            time.sleep(0.05)
+        other.stop()
+        until(lambda: mine.is_gone(1))
+
+
+def test_a_rank_that_only_falls_silent_is_gone_after_a_while() -> None:
+    with beating([Activity(), Activity()], lost_after=1.0) as (mine, other):
+        assert not mine.is_gone(1)
+        other.stop()
+        began = time.monotonic()
+        until(lambda: mine.is_gone(1))
+        assert time.monotonic() - began > 0.8
