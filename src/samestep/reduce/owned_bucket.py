@@ -74,8 +74,6 @@ class OwnedBucket(Bucket):
         """What brings what ranks have added up to its owners."""
         self._copies: list[tuple[Tensor, Tensor]] = []
         """What is copied then, and where to."""
-        self._steps: Iterator[Pending] = iter(())
-        self._pending: Pending | None = None
 
     def _blocks(self, assignment: Sequence[range]) -> Blocks:
         return [aligned_blocks(lanes) for lanes in assignment]
@@ -189,11 +187,7 @@ class OwnedBucket(Bucket):
             row.fill_(NOTHING)  # also between parameters, which is checked, too
             self._write(views, grads)
         self._put_on_wire()
-        self._start(self._sum())
-
-    def _start(self, steps: Iterator[Pending]) -> None:
-        self._steps = steps
-        self._pending = next(steps, None)
+        self.start(self._sum())
 
     def _sum(self) -> Iterator[Pending]:
         pending = start_exchange(self._gather)
@@ -208,15 +202,6 @@ class OwnedBucket(Bucket):
             yield start_exchange(self._passing, tag)
         for place, value in self._copies:
             place.copy_(value)
-
-    def advance(self) -> None:
-        if self._pending is not None:
-            self._pending.wait()
-            self._pending = next(self._steps, None)
-
-    def wait(self) -> None:
-        while self._pending is not None:
-            self.advance()
 
     def agree_on_usage(self, may_vary: bool) -> None:
         raise AssertionError("agreed on for all buckets at once")

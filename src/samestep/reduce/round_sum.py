@@ -20,7 +20,6 @@ from samestep.reduce.exchange import NOTHING, Pending, receive, send, start_exch
 from samestep.reduce.gradients import Grads
 from samestep.reduce.owned_bucket import Blocks, Memory, OwnedBucket
 from samestep.reduce.owned_sum import OwnedSum, bucket_bytes
-from samestep.reduce.owners import Owners
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.sharded_weights import BACKWARD, TRAINING, ShardedWeights
 from samestep.reduce.tree_sum import Named, cut_buckets
@@ -157,15 +156,8 @@ class RoundSum(OwnedSum):
 class RoundBucket(OwnedBucket):
     """Parameters of one dtype, whose lanes come round by round."""
 
-    def __init__(
-        self,
-        named: Named,
-        assignment: Sequence[range],
-        collectives: TorchCollectives,
-        owners: Owners,
-    ) -> None:
-        super().__init__(named, assignment, collectives, owners)
-        self._grads: Grads | None = None
+    _grads: Grads | None = None
+    """Those of this rank's lane in the round."""
 
     def _blocks(self, assignment: Sequence[range]) -> Blocks:
         return [[(rank, 1)] for rank in range(len(assignment))]  # one lane per rank and round
@@ -217,7 +209,7 @@ class RoundBucket(OwnedBucket):
         pending = start_exchange(messages, _GRADIENTS)
         if is_busy:
             self._arriving[self.rank].copy_(self._sent[0][self.added[self.rank]])
-        self._start(self._round(pending, lanes, is_last))
+        self.start(self._round(pending, lanes, is_last))
 
     def _round(self, pending: Pending, lanes: range, is_last: bool) -> Iterator[Pending]:
         yield pending

@@ -199,6 +199,8 @@ class Bucket(LaneBucket):
         # Complex numbers travel as pairs: their parts are added up each by itself.
         self.width = 2 if params[0].is_complex() else 1
         self.like = params[0].new_empty(0, dtype=params[0].dtype.to_real())
+        self._steps: Iterator[Pending] = iter(())
+        self._pending: Pending | None = None
 
     def expect(self, find_unused: bool) -> None:
         """Count down to the last gradient of the coming backward pass."""
@@ -219,13 +221,21 @@ class Bucket(LaneBucket):
     def send(self, with_usage: bool) -> None:
         """Start to send what this rank's lanes add up to."""
 
-    @abstractmethod
+    def start(self, steps: Iterator[Pending]) -> None:
+        """Start the first of the steps that send, receive and add."""
+        self._steps = steps
+        self._pending = next(steps, None)
+
     def advance(self) -> None:
         """Wait for what is pending and start what follows it."""
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = next(self._steps, None)
 
-    @abstractmethod
     def wait(self) -> None:
         """Wait until this rank has what it gets."""
+        while self._pending is not None:
+            self.advance()
 
     @abstractmethod
     def agree_on_usage(self, may_vary: bool) -> None:
@@ -264,8 +274,6 @@ class _SharedBucket(Bucket):
             [view_of(row, at, param) for at, param in zip(offsets, params, strict=False)]
             for row in self._exchange.rows
         ]
-        self._steps: Iterator[Pending] = iter(())
-        self._pending: Pending | None = None
 
     def record(self, blocks: Sequence[Grads]) -> None:
         if self.used is not None:
@@ -280,8 +288,7 @@ class _SharedBucket(Bucket):
             self._write_blocks(with_usage)
         if self.passengers is not None:
             self.passengers.board()
-        self._steps = self._exchange.start()
-        self._pending = next(self._steps, None)
+        self.start(self._exchange.start())
 
     def _write_blocks(self, with_usage: bool) -> None:
         for row, views, grads in zip(self._exchange.rows, self._views, self.close(), strict=True):
@@ -295,15 +302,6 @@ class _SharedBucket(Bucket):
             row.fill_(NOTHING)
         if present:
             torch._foreach_copy_([view for view, _ in present], [g for _, g in present])
-
-    def advance(self) -> None:
-        if self._pending is not None:
-            self._pending.wait()
-            self._pending = next(self._steps, None)
-
-    def wait(self) -> None:
-        while self._pending is not None:
-            self.advance()
 
     def agree_on_usage(self, may_vary: bool) -> None:
         everywhere = [count > 0 for count in self._exchange.total[self._usage].tolist()]
