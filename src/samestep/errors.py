@@ -19,7 +19,6 @@
     │   ├── ExportError           a model that cannot be written in a format
     │   ├── OutputError           a file to write that is there already, or cannot be written
     │   ├── RangeTestError        a search for a learning rate that cannot be made as requested
-    │   ├── EditError             a config file that a value cannot be put into safely
     │   └── MissingExtraError     a feature whose optional packages are not installed
     ├── InitError                 exit code 3: the process group could not be opened
     │   └── NotAuthentic          somebody without the launch's secret took part
@@ -157,10 +156,6 @@ class OutputError(UserError):
 
 class RangeTestError(UserError):
     """A search for a learning rate that cannot be made as requested."""
-
-
-class EditError(UserError):
-    """A config file that a value cannot be put into safely."""
 
 
 class MissingExtraError(UserError):

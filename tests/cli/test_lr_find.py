@@ -20,14 +20,14 @@ def starter(tmp_path: Path) -> Path:
 
 
 @pytest.mark.variation(
-    "test_the_curve_and_the_suggestions_are_the_same_on_any_number_of_ranks, and alone test_alone_it_shows_a_table_and_keeps_every_remark_of_the_config"
+    "test_the_curve_and_the_suggestions_are_the_same_on_any_number_of_ranks, and alone test_alone_it_shows_a_table_and_writes_a_layer"
 )
-def test_under_torchrun_it_writes_what_it_suggests_into_the_config(tmp_path: Path) -> None:
+def test_under_torchrun_it_writes_what_it_suggests(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "recipes" / "digits", tmp_path / "digits")
-    config = tmp_path / "digits" / "config.yaml"
+    config, found = tmp_path / "digits" / "config.yaml", tmp_path / "digits" / "found.yaml"
     before = config.read_text()
     done = torchrun(
-        "lr-find", config, "--from", "1e-6", "--steps", "60", "--json", "--write",
+        "lr-find", config, "--from", "1e-6", "--steps", "60", "--json", "--write", found,
         "--suggest", "steepest", "distributed.threads_per_rank=1", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -35,8 +35,8 @@ def test_under_torchrun_it_writes_what_it_suggests_into_the_config(tmp_path: Pat
     rate = printed["suggestions"]["steepest"]
     assert 1e-4 < rate < 0.5
     assert printed["written"]["value"] == rate
-    assert config.read_text() == f"{before}params:\n  lr: {rate}\n"
-    assert load_config(config).params == {"lr": rate}
+    assert config.read_text() == before
+    assert load_config(found).params == {"lr": rate}
     folder = tmp_path / "runs" / "digits" / "lr-find"
     assert json.loads((folder / "lr-find.json").read_text()) == printed
     assert (folder / "lr-find.png").read_bytes().startswith(b"\x89PNG")
@@ -44,18 +44,22 @@ def test_under_torchrun_it_writes_what_it_suggests_into_the_config(tmp_path: Pat
     assert sorted(p.name for p in folder.parent.iterdir()) == [".samestep-run", "lr-find"]
 
 
-def test_alone_it_shows_a_table_and_keeps_every_remark_of_the_config(
-    starter: Path, tmp_path: Path
-) -> None:
+def test_alone_it_shows_a_table_and_writes_a_layer(starter: Path, tmp_path: Path) -> None:
     before, page = starter.read_text(), tmp_path / "pages" / "lr.html"
-    done = samestep("lr-find", starter, "--from", "1e-5", "--write", "--report", page, cwd=tmp_path)
+    found = starter.with_name("found.yaml")
+    options = ["--from", "1e-5", "--write", found, "--report", page]
+    done = samestep("lr-find", starter, *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    rate = load_config(starter).params["lr"]
+    rate = load_config(found).params["lr"]
     assert rate != 0.01
-    assert starter.read_text() == before.replace("lr: 0.01", f"lr: {rate}")
+    assert {**load_config(found).params, "lr": 0.01} == load_config(starter).params
+    assert "it was 0.01" in found.read_text()
+    assert starter.read_text() == before
+    again = samestep("lr-find", starter, *options, cwd=tmp_path)
+    assert (again.returncode, "exists already, and is kept" in again.stderr) == (2, True)
     assert re.search(rf"valley .*│ {rate:.3g} ", done.stdout)
     assert "of 0.01 now" in done.stdout
-    assert f"params.lr is {rate:.3g} now" in done.stdout
+    assert f"with params.lr: {rate:.3g}" in done.stdout
     assert page.is_file()
     assert not (tmp_path / "runs" / "mine" / "lr-find" / "lr-find.html").exists()
 
@@ -65,12 +69,13 @@ def test_losses_that_suggest_nothing_exit_8_and_write_nothing(
 ) -> None:
     before = starter.read_bytes()
     done = samestep(
-        "lr-find", starter, "--to", "1e-6", "--steps", "20", "--write", cwd=tmp_path
+        "lr-find", starter, "--to", "1e-6", "--steps", "20", "--write", "found.yaml", cwd=tmp_path
     )  # fmt: skip
     assert done.returncode == 8, done.stderr
     assert "No suggestion: the loss never fell" in done.stdout
     assert "Give a " in done.stdout
     assert starter.read_bytes() == before
+    assert not (tmp_path / "found.yaml").exists()
     assert (tmp_path / "runs" / "mine" / "lr-find" / "lr-find.png").is_file()
 
 

@@ -11,9 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from samestep.config import load_config, override_config
-from samestep.config.editing import set_value
 from samestep.config.loading import read_config
-from samestep.errors import ConfigError, EditError
+from samestep.errors import ConfigError
 from tests.fuzz.property import cases, check_message, soon
 from tests.fuzz.texts import BOMB, GOOD, MERGE_BOMB, bent, documents, overrides
 
@@ -79,23 +78,6 @@ def test_any_text_is_a_config_or_a_config_error(
             use(path, changes)
         except ConfigError as error:
             check_message(error)
-
-
-@cases(50)
-@given(documents, st.sampled_from(["seed", "optimizer.lr", "params.a.b", ""]), st.booleans(), st.data())  # fmt: skip
-@example(GOOD + 'params: "\\UFFFFFFFF"\n', "seed", False, None)
-@example(GOOD + "params: " + DEEP, "seed", False, None)
-def test_any_text_can_be_edited_or_is_left_as_it_is(
-    tmp_path: Path, document: str, key: str, bend: bool, data: Any
-) -> None:
-    path = write(tmp_path, bent(document, data) if bend else document, "c.yaml")
-    before = path.read_bytes()
-    with soon():
-        try:
-            set_value(path, key, 1)
-        except EditError:
-            assert path.read_bytes() == before
-    assert [file.name for file in tmp_path.iterdir()] == ["c.yaml"]
 
 
 def test_a_mapping_that_contains_itself_is_a_config_error() -> None:

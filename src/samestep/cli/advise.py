@@ -23,6 +23,7 @@ from samestep.cli.app import (
     usable,
 )
 from samestep.cli.bench.shared import Result
+from samestep.cli.config_layer import Setting, refuse_layer, write_layer
 from samestep.cli.ranks import as_rank
 from samestep.distributed.deferred_signals import DeferredSignals
 from samestep.environment.launch import detect_launch
@@ -53,6 +54,7 @@ Write = Annotated[
 ]
 # What ranks that this command has started measure.
 Variants = Annotated[str, typer.Option(hidden=True)]
+_ANOTHER = "This changes what the training computes: it is another run."
 _QUICK_STEPS = 5
 
 
@@ -84,7 +86,6 @@ def advise(
         if result is not None:
             _measure_as_rank(loaded, context, local_rank, variants, (rounds, steps), result)
             return
-        from samestep.advise.layer import refuse_layer
         from samestep.advise.run import Request
         from samestep.advise.run import advise as find_advice
         from samestep.distributed.quick_hardware import quick_hardware
@@ -161,10 +162,13 @@ def _print(found: Advised, config: Path | None) -> None:
 
 
 def _write(found: Advised, config: Path, path: Path) -> None:
-    from samestep.advise.layer import write_layer
-
     if not found.overrides:
         typer.echo(f"{path} is not written: the config has what is recommended", err=True)
         return
-    write_layer(path, config, found.advice)
+    settings = [
+        Setting(key, value, [f"{one.topic}: {one.says}", *([_ANOTHER] if one.another_run else [])])
+        for one in found.advice
+        for key, value in one.overrides.items()
+    ]
+    write_layer(path, config, "samestep advise", settings)
     typer.echo(f"Config: {path}, which includes {config}", err=True)

@@ -20,6 +20,7 @@ from samestep.cli.app import (
     guarded,
     print_rows,
 )
+from samestep.cli.config_layer import Setting, refuse_layer, write_layer
 from samestep.cli.ranks import as_rank
 from samestep.distributed.deferred_signals import DeferredSignals
 from samestep.errors import NO_SUGGESTION, MissingExtraError, RunDirError
@@ -51,7 +52,10 @@ def lr_find(
         float, typer.Option(help="Stop at this many times the lowest smoothed loss.")
     ] = 4.0,
     suggest: Annotated[Rule, typer.Option(help="The suggestion to write.")] = Rule.valley,
-    write: Annotated[bool, typer.Option("--write", help="Put it into the config file.")] = False,
+    write: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A new config with it, which includes this one."),
+    ] = None,
     key: Annotated[
         str | None, typer.Option(help="The rate's key: optimizer.lr or params.lr, if not given.")
     ] = None,
@@ -73,15 +77,19 @@ def lr_find(
             from samestep.ui.page import refuse_other_file
 
             refuse_other_file(report)
+        if write is not None:
+            refuse_layer(write)
         with as_rank(loaded, context, local_rank) as place:
             from samestep.lr_finder.range_test import Target, find_lr
 
-            target = Target(config, overrides or []) if write else None
+            target = None if write is None else Target(config, overrides or [])
             found = find_lr(loaded, place, test, key, target)
         if not place.is_main:
             # With another exit code than 0, a launcher would end rank 0 in the middle of the rest.
             return
-        written = _write(found, config, suggest.value) if write and not found.wrong else None
+        written = None
+        if write is not None and not found.wrong:
+            written = _write(found, config, write, suggest.value)
         _show(found, written, as_json)
         if written:
             _remind_of_groups(found, loaded, written["value"])
@@ -90,12 +98,11 @@ def lr_find(
         raise typer.Exit(NO_SUGGESTION)
 
 
-def _write(found: RangeTestResult, file: Path, rule: str) -> dict[str, Any]:
-    from samestep.config.editing import set_value
-
+def _write(found: RangeTestResult, config: Path, file: Path, rule: str) -> dict[str, Any]:
     assert found.key is not None, "checked before the first step"
     rate = found.suggestions[rule]
-    set_value(file, found.key, rate)
+    remark = f"{rule}; it was {found.rate_now:.3g}"
+    write_layer(file, config, "samestep lr-find", [Setting(found.key, rate, [remark])])
     return {"file": str(file), "key": found.key, "rule": rule, "value": rate}
 
 
@@ -122,7 +129,7 @@ def _show(found: RangeTestResult, written: dict[str, Any] | None, as_json: bool)
     ]
     print_rows(("rule", found.key or "learning rate", f"of {found.rate_now:.3g} now"), rows)
     if written:
-        typer.echo(f"{written['file']}: {written['key']} is {written['value']:.3g} now")
+        typer.echo(f"Config: {written['file']}, with {written['key']}: {written['value']:.3g}")
 
 
 def _keep(

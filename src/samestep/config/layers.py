@@ -111,18 +111,6 @@ def read_layers(path: Path, example: str) -> Stack:
     return stack
 
 
-def set_above(path: Path, key: str) -> str | None:
-    """The file above a config's own that sets a key; None if the config's own value counts.
-
-    Args:
-        path: The config's file.
-        key: A dotted key.
-    """
-    layers = read_layers(path, "a config is a mapping").layers
-    own = next(at for at, layer in enumerate(layers) if layer.name == path.name)
-    return next((layer.name for layer in layers[own + 1 :] if key in layer.lines), None)
-
-
 class _Walk:
     """Reads a file and all that it names, depth first."""
 

@@ -13,8 +13,6 @@ from torch.optim import Optimizer
 
 from samestep.checkpoint.ownership import claim
 from samestep.config import Config, load_config
-from samestep.config.editing import preview
-from samestep.config.layers import set_above
 from samestep.config.optim import SpeedConfig
 from samestep.config.trial_runs import trial_run
 from samestep.distributed.context import RunContext
@@ -33,7 +31,7 @@ FOLDER = "lr-find"
 
 @dataclass(frozen=True)
 class Target:
-    """The config file to write the suggestion to, and the overrides it is used with."""
+    """The config file whose learning rate is to be written, and the overrides it is used with."""
 
     file: Path
     overrides: Sequence[str] = ()
@@ -88,8 +86,8 @@ def find_lr(
         context: this process's place in the run.
         test: the range of rates and the number of steps.
         key: the config's key for the learning rate; by default it is found.
-        target: the file that the suggestion will be written to. Nothing is written here, but what
-            would prevent it is raised before the first step.
+        target: the config that the suggestion will be for. Nothing is written here, but what would
+            prevent it is raised before the first step.
 
     Raises:
         RangeTestError: if the test cannot be run with these settings.
@@ -231,13 +229,6 @@ def _refuse_unwritable(target: Target, key: str | None, task: Task) -> None:
             f"and {type(task).__name__} takes no lr. Give the key as --key params.NAME, or omit "
             "--write"
         )
-    preview(target.file, key, 0.001)
-    above = set_above(target.file, key)
-    if above is not None:
-        raise RangeTestError(
-            f"--write would set {key} in {target.file}, and {above}, which this platform adds, sets it "
-            "again: remove it there, or omit --write"
-        )
     try:
         load_config(target.file, [*target.overrides, f"{key}=0.001"])
     except ConfigError as error:
@@ -245,6 +236,10 @@ def _refuse_unwritable(target: Target, key: str | None, task: Task) -> None:
         raise RangeTestError(
             f"--key is {key}, but {target.file} cannot hold it: {reasons}"
         ) from None
+    inside = key.rpartition(".")[0]
+    holder = _value_at(load_config(target.file, target.overrides), task, inside)
+    if inside.startswith("params.") and not isinstance(holder, (dict, type(None))):
+        raise RangeTestError(f"--key is {key}, but {inside} is {holder!r}, which has no keys")
     first, _, name = key.partition(".")
     if first == "params" and not _takes(task, name.partition(".")[0]):
         raise RangeTestError(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from samestep.advise.advice import Advice
-from samestep.advise.layer import refuse_layer, write_layer
 from samestep.advise.plan import BASE, Layout, as_text, batches, from_text, layouts, variants
 from samestep.config import Config, load_config
-from samestep.errors import OutputError, PlanError, TextError
+from samestep.errors import PlanError, TextError
 
 
 def config(**values: Any) -> Config:
@@ -59,26 +56,3 @@ def test_variants_reach_the_ranks() -> None:
             continue
         with pytest.raises(TextError):
             from_text(text)
-
-
-def test_a_layer_includes_the_config_and_is_one(tmp_path: Path) -> None:
-    (tmp_path / "deep").mkdir()
-    below = tmp_path / "deep" / "config.yaml"
-    below.write_text("task: task.py:MyTask\nglobal_batch: 64\nepochs: 1\nlanes: 8\n")
-    path = tmp_path / "best.yaml"
-    advice = [
-        Advice("lanes", "4: the\nmost", {"lanes": 4}, another_run=True),
-        Advice("loader workers", "2", {"loader.workers": 2}),
-        Advice("precision", "fp32"),
-    ]
-    write_layer(path, below, advice)
-    found = load_config(path)
-    assert (found.lanes, found.loader.workers, found.global_batch) == (4, 2, 64)
-    assert "# lanes: 4: the most" in path.read_text()
-    assert "another run" in path.read_text()
-    with pytest.raises(OutputError, match="exists already, and is kept"):
-        write_layer(path, below, advice)
-    with pytest.raises(OutputError, match=r"end its name in \.yaml"):
-        refuse_layer(tmp_path / "best.json")
-    with pytest.raises(OutputError, match="there is no directory"):
-        refuse_layer(tmp_path / "nowhere" / "best.yaml")

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from samestep.config import load_config, override_config, read_config
-from samestep.config.layers import set_above
 from samestep.errors import ConfigError
 from samestep.launch.commands.summary import plan_rows
 from tests.unit.config.configs import GOOD
@@ -177,10 +176,3 @@ def test_layers_are_for_files(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("epochs: 1\nglobal_batch: 8\n")
     [found] = wrong(tmp_path / "config.yaml", "platforms.kaggle=a.yaml")
     assert "names files that a file is composed of" in found
-
-
-def test_which_file_has_the_last_word(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set_above(folder / "train.yaml", "global_batch") is None
-    monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Batch")
-    assert set_above(folder / "train.yaml", "global_batch") == "env/kaggle.yaml"
-    assert set_above(folder / "train.yaml", "seed") is None
