@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from tests.cluster.hosts import Hosts  # noqa: E402
 
-from samestep.bench.comm_links import links_of  # noqa: E402
+from samestep.bench.comm_report import links_of  # noqa: E402
 from samestep.bench.shown import shown_size, shown_time  # noqa: E402
 
 _BURST = "128kb"

@@ -5,11 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from samestep.bench.comm_links import links_of
 from samestep.bench.document import Document
 from samestep.bench.presentation import Presentation, Table
 from samestep.bench.shown import shown_size, shown_time
+from samestep.bench.statistics import Link, fit_link
 from samestep.ui.chart import COLORS, Line, Panel
+
+
+def links_of(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], Link | None]:
+    """For each operation and number of ranks, the line through its times.
+
+    Args:
+        rows: Of a document of `samestep bench comm`.
+    """
+    kinds: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        kinds.setdefault((row["operation"], row["world"]), []).append(row)
+    return {
+        kind: fit_link([row["bytes"] for row in found], [row["median"] for row in found])
+        for kind, found in kinds.items()
+    }
+
 
 COLUMNS = ("operation", "ranks", "size", "time", "95 % range", "bus bandwidth")
 LINK_COLUMNS = ("operation", "ranks", "latency", "bandwidth")

@@ -4,22 +4,59 @@ from __future__ import annotations
 
 import html
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from samestep.plotting.panel_picture import write_panels
 from samestep.sweep.importance import importances
 from samestep.sweep.loading import LoadedSweep
-from samestep.sweep.panels import sweep_panels
-from samestep.sweep.pareto import best_words
-from samestep.sweep.pareto_panels import pareto_panels
+from samestep.sweep.panels import COLORS, described, sweep_panels
+from samestep.sweep.pareto import best_words, front
 from samestep.sweep.reading import trials_of
 from samestep.sweep.schema import SweepConfig
 from samestep.sweep.selection import seconds_per_sample
 from samestep.sweep.storage import FOLDS, REASON, TrialRecord, best_of
-from samestep.ui.chart import Panel, chart
+from samestep.ui.chart import Line, Panel, chart
 from samestep.ui.page import write_page
+
+_FRONT = "#7a3e9d"
+
+
+def pareto_panels(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> Iterator[Panel]:
+    """A panel for each further objective; none if no trial is complete."""
+    done = [trial for trial in trials if len(trial.objectives) == len(sweep.metrics)]
+    best = sorted(front(sweep, done), key=lambda trial: trial.objectives)
+    others = [trial for trial in done if trial not in best]
+    for at, metric in enumerate(sweep.metrics[1:] if done else (), start=1):
+        marks = [_marks(sweep, best, at, "Pareto front", _FRONT)]
+        if others:
+            marks.insert(0, _marks(sweep, others, at, "complete", COLORS["complete"]))
+        if len(sweep.metrics) == 2:
+            # With more, what is a front in all of them is no line in two.
+            line = Line(
+                name="no trial is better in both", group="Pareto front", color=_FRONT, width=1.3,
+                x=[trial.objectives[0] for trial in best], y=[trial.objectives[1] for trial in best],
+                hover=False,
+            )  # fmt: skip
+            marks.insert(0, line)
+        yield Panel(
+            title="Pareto front", x=sweep.objective.metric, y=metric, alone=True, nearest=True,
+            lines=marks, height=300,
+        )  # fmt: skip
+
+
+def _marks(
+    sweep: SweepConfig, trials: Sequence[TrialRecord], at: int, group: str, color: str
+) -> Line:
+    return Line(
+        name=group, group=group, color=color, joined=False, mark="circle",
+        x=[trial.objectives[0] for trial in trials], y=[trial.objectives[at] for trial in trials],
+        text=[
+            f"trial {trial.number}: {sweep.metrics[at]} {trial.objectives[at]:.6g}\n{described(sweep, trial)}"
+            for trial in trials
+        ],
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
