@@ -28,9 +28,10 @@ from samestep.errors import CheckpointError, PeerLost
 from samestep.foreign.json_text import read_json
 
 INDEX = f"{MODEL}.index.json"
-_SECONDS_BETWEEN_LOOKS = 0.02
+_SECONDS_BETWEEN_LOOKS = 0.05
+_SECONDS_BETWEEN_QUESTIONS = 0.25
 _SECONDS_WITHOUT_A_CHANGE = 30.0
-"""How long a run that ends waits for a part of which nothing more is written."""
+"""Seconds after which a run that ends gives up a part of which nothing more is written."""
 
 Sums = dict[str, tuple[str, int]]
 """Checksum and size of each file."""
@@ -106,9 +107,15 @@ class Patience:
             PeerLost: if it will not come.
         """
         sizes, changed = _sizes(partial), time.monotonic()
+        asked = changed
         while other.receipt not in sizes:
             # First whether it has ended, then once more whether it has written: it may have done both.
-            why = self._why_not(other.number, changed)
+            why = ""
+            if (
+                time.monotonic() - asked > _SECONDS_BETWEEN_QUESTIONS
+            ):  # which ask the store of the ranks
+                why = self._why_not(other.number, changed)
+                asked = time.monotonic()
             before, sizes = sizes, _sizes(partial)
             if sizes != before:
                 changed = time.monotonic()

@@ -1,4 +1,4 @@
-"""What a command recommends, as a config that includes the one it is about. No torch here."""
+"""Write a recommendation as a config that includes the one it is about. No torch here."""
 
 from __future__ import annotations
 

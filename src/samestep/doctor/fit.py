@@ -1,4 +1,4 @@
-"""Whether a model's training fits into a rank's memory, and which `distributed.shard` would; from shapes alone."""
+"""Check from shapes alone that a model's training fits into a rank's memory, or which `distributed.shard` would."""
 
 from __future__ import annotations
 

@@ -224,8 +224,8 @@ class OwnedBucket(Bucket):
 
     # -- from owners to all ranks ----------------------------------------------------------
 
-    def make_room(self) -> None:
-        """Let all gradients of the step have memory, for those that others own to be put there."""
+    def allocate_others(self) -> None:
+        """Allocate the gradients of the step that other ranks own."""
         assert self.used is not None, "agreed on in the first step"
         for param, stride, mine, used in zip(
             self.params, self._strides, self._mine, self.used, strict=True

@@ -122,7 +122,7 @@ class OwnedSum(TreeSum):
             self.scaling.found.copy_(found)
         if self.shares:
             for bucket in self._buckets:
-                bucket.make_room()
+                bucket.allocate_others()
             self._spread("gradients", lambda param: param.grad)
 
     def spread_weights(self, changed: Container[int]) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 _BYTES_OF_ABSENT = 17
-"""The storage of what `absent` returns: room for an element of any type, and no multiple of two or more bytes.
+"""Bytes of the storage of what `absent` returns: enough for an element of any type, and no multiple of two or more.
 
 Tensors of one byte are never absent: no parameter that trains is of such a type.
 """
