@@ -141,6 +141,11 @@ class DistributedConfig(BaseModel):
         False, description="DistributedDataParallel's option (same: rounding, samples)"
     )
 
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether `network` lets several ranks share a GPU over nccl, as tests of nccl on one GPU do."""
+        return self.network.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+
     def validate(self) -> Validation:  # type: ignore[override]
         """Check this section for contradictions; reports all of them, not only the first.
 

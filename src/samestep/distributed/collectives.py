@@ -7,7 +7,8 @@ ranks there are. `TorchCollectives` uses the default process group.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -86,18 +87,46 @@ class TorchCollectives(Collectives):
     """Over the default process group."""
 
     def __init__(
-        self, device: torch.device, activity: Activity, signer: Signer | None = None
+        self,
+        device: torch.device,
+        activity: Activity,
+        signer: Signer | None = None,
+        timeout: timedelta | None = None,
     ) -> None:
         super().__init__(activity)
+        self._timeout = timeout
         self.rank = dist.get_rank()
         self.world = dist.get_world_size()
         self.device = device
         self.backend = str(dist.get_backend())
         self._host_only = self.backend == "gloo"
+        self._groups: dict[str, dist.ProcessGroup] = {}
         self._objects = ObjectExchange(self.wire(device), signer)
 
     def wire(self, device: torch.device) -> torch.device:
-        return torch.device("cpu") if self._host_only else device
+        if self._host_only:
+            return torch.device("cpu")
+        return self.device if device.type == "cpu" else device
+
+    def open_groups(self, backends: Mapping[str, str]) -> None:
+        """Open process groups for messages that must not wait for each other. Every rank calls it.
+
+        Args:
+            backends: The backend of each kind of messages. gloo needs no groups: it has tags.
+        """
+        for name, backend in {} if self._host_only else backends.items():
+            if name not in self._groups:
+                self._groups[name] = dist.new_group(backend=backend, timeout=self._timeout)
+
+    def group(self, name: str) -> dist.ProcessGroup:
+        """Return the process group of a kind of messages, which may be the default one."""
+        found = self._groups.get(name, dist.group.WORLD)
+        assert found is not None, "ranks exchange while their group is open"
+        return found
+
+    def close_groups(self) -> None:
+        """Let go of these groups, which are destroyed with the default one."""
+        self._groups.clear()
 
     def barrier(self) -> None:
         with self.activity.waiting("barrier"):

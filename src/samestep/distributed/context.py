@@ -30,7 +30,7 @@ from samestep.distributed.health.heartbeat import Heartbeat
 from samestep.distributed.health.peer_errors import broken_collective
 from samestep.distributed.logging import RankLog
 from samestep.distributed.placement import Placement, chosen_threads, decide_placement
-from samestep.distributed.process_group import open_process_group
+from samestep.distributed.process_group import open_process_group, patience
 from samestep.environment.fact import Fact
 from samestep.environment.hardware import Hardware
 from samestep.environment.launch import LaunchFacts, detect_launch
@@ -223,7 +223,8 @@ class DDPContext(RunContext):
         hosts: Sequence[str] | None = None,
         signer: Signer | None = None,
     ) -> None:
-        super().__init__(TorchCollectives(device, Activity(), signer), device, local_rank, threads)
+        found = TorchCollectives(device, Activity(), signer, patience(section))
+        super().__init__(found, device, local_rank, threads)
         self.hosts = self.gather(socket.gethostname()) if hosts is None else hosts
         self._owned, self._failed = owned, False
         self._heartbeat = Heartbeat(
@@ -265,10 +266,10 @@ class DDPContext(RunContext):
     def close(self) -> None:
         self._heartbeat.stop()
         super().close()
+        self.collectives.close_groups()
         if self._owned and dist.is_initialized():
             dist.destroy_process_group()
-        # DistributedDataParallel holds the group, in reference cycles: free it and its threads
-        # now, or when this is called again by callers that held the model meanwhile.
+        # Cycles of DistributedDataParallel's hold the group and its threads: free them.
         gc.collect()
         if self._failed:
             self._heartbeat.leave()
@@ -363,10 +364,9 @@ def _open_group(section: DistributedConfig, place: Placement) -> RunContext:
     context = DDPContext(
         device, place.local_rank.value, threads.value, section, True, joined.hosts, signer
     )
-    machines = len(set(joined.hosts))
     context.log.main(
         f"Distributed training initialized: {place.backend.value} backend, "
-        f"{place.world.value} processes on {counted(machines, 'machine')}, {joined.cores} threads in all"
+        f"{place.world.value} processes on {counted(len(set(joined.hosts)), 'machine')}, {joined.cores} threads in all"
     )
     context.log.main(f"Master: {_master(place)}")
     context.log.everyone(

@@ -232,6 +232,7 @@ class _Decision:
         # Slurm and MPI may show each rank only its own GPU: ranks compare once they have met.
         masked = self.launch.launcher not in ("none", "environment", "torchrun")
         masked = masked or (self.launch.external and self.launch.local_world_is_guessed)
+        masked = masked or self.config.shares_gpus
         if local_world > hardware.device_count and not masked:
             self.mistakes.append(
                 f"{local_world} ranks on this machine but torch sees {hardware.device_count} "

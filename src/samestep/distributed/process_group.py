@@ -33,6 +33,9 @@ from samestep.environment.secret import SECRET, signer_of
 from samestep.environment.variables import agent_serves_store, export, process_environment
 from samestep.errors import InitError, LaunchError
 
+_NCCL_SHARES_GPUS = (2, 30)
+"""The version of nccl that knows NCCL_MULTI_RANK_GPU_ENABLE."""
+
 
 @dataclass(frozen=True)
 class Joined:
@@ -58,10 +61,7 @@ def open_process_group(section: DistributedConfig, place: Placement) -> Joined:
         gathering = introduce(store, mine, place.world.value, section.timeout, log.warn, signer)
         ranks = gathering.ranks
         if place.backend.value == "nccl" and (shared := ranks_on_one_gpu(ranks)):
-            raise LaunchError(
-                f"nccl takes one rank per GPU, but {shared}: start fewer ranks, let the launcher "
-                "give each rank its own GPU, or set distributed.backend: gloo"
-            )
+            _let_share_a_gpu(section, mine, shared)
         _choose_interface(place, mine, ranks, log)
         _open(section, place, PrefixStore(f"samestep/{gathering.name}", store))
     except (RuntimeError, ValueError) as error:
@@ -72,6 +72,17 @@ def open_process_group(section: DistributedConfig, place: Placement) -> Joined:
     hosts = tuple(rank.host for rank in ranks)
     cores = sum(one.value for one in threads)
     return Joined(threads[place.rank.value], cores, hosts, gathering.name)
+
+
+def _let_share_a_gpu(section: DistributedConfig, mine: Introduction, shared: str) -> None:
+    if not section.shares_gpus:
+        raise LaunchError(
+            f"nccl takes one rank per GPU, but {shared}: start fewer ranks, let the launcher "
+            "give each rank its own GPU, or set distributed.backend: gloo"
+        )
+    if torch.cuda.nccl.version() < _NCCL_SHARES_GPUS:
+        # It compares GPUs of one machine only: let each rank be a machine, and send over sockets.
+        export({"NCCL_HOSTID": f"{mine.host}-{mine.rank}"})
 
 
 def _threads(place: Placement, ranks: Sequence[Introduction]) -> list[Fact[int]]:
@@ -149,26 +160,29 @@ def _introduction(place: Placement) -> Introduction:
 def _choose_interface(
     place: Placement, mine: Introduction, ranks: Sequence[Introduction], log: RankLog
 ) -> None:
-    backend, environ = place.backend.value, process_environment()
-    if f"{backend.upper()}_SOCKET_IFNAME" in environ:
-        return  # the user chose
-    found = choose_interface(mine, ranks, backend, list_interfaces(), own_address(mine.host))
-    if found is None:
-        return
-    export({found.variable: found.value})
-    if mine.local_rank == 0:
-        log.everyone(f"{found.variable}={found.value} on {mine.host}: {found.reason}")
+    environ = process_environment()
+    for backend in dict.fromkeys((place.backend.value, "gloo")):  # which serves nccl's ranks, too
+        if f"{backend.upper()}_SOCKET_IFNAME" in environ:
+            continue  # the user chose
+        found = choose_interface(mine, ranks, backend, list_interfaces(), own_address(mine.host))
+        if found is not None:
+            export({found.variable: found.value})
+            if mine.local_rank == 0:
+                log.everyone(f"{found.variable}={found.value} on {mine.host}: {found.reason}")
 
 
 def _open(section: DistributedConfig, place: Placement, store: Any) -> None:
     nccl = place.backend.value == "nccl"
-    # nccl's watchdog would abort the process before the heartbeat can report who hangs.
-    seconds = section.timeout + (60.0 if nccl else 0.0)
     dist.init_process_group(
         place.backend.value,
         store=store,
         rank=place.rank.value,
         world_size=place.world.value,
-        timeout=timedelta(seconds=seconds),
+        timeout=patience(section) if nccl else timedelta(seconds=section.timeout),
         device_id=torch.device(place.device.value) if nccl else None,
     )
+
+
+def patience(section: DistributedConfig) -> timedelta:
+    """Return how long nccl waits: its watchdog must not end a process before the heartbeat reports who hangs."""
+    return timedelta(seconds=section.timeout + 60.0)

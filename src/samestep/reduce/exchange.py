@@ -174,25 +174,28 @@ def receive(parts: Iterable[tuple[int, Tensor]]) -> list[Message]:
     return [(dist.irecv, tensor, peer) for peer, tensor in parts]
 
 
-def start_exchange(messages: Sequence[Message], tag: int = 0) -> Pending:
+def start_exchange(
+    messages: Sequence[Message], tag: int = 0, group: dist.ProcessGroup | None = None
+) -> Pending:
     """Start to send and receive.
 
     Args:
         messages: What, and with whom; may be empty.
         tag: Messages of other tags may overtake these, where the backend knows tags.
+        group: Of all ranks; None is the default one.
     """
     if not messages:
         return Pending([])
-    if messages[0][1].device.type == "cpu":
-        return _by_group(messages, tag)
-    # A P2POp holds the process group, which must end when it is destroyed: made when needed.
-    return Pending(dist.batch_isend_irecv([dist.P2POp(*message) for message in messages]))
-
-
-def _by_group(messages: Sequence[Message], tag: int) -> Pending:
-    """The same without the checks of each message, which take a fifth of a short exchange's time."""
-    group = dist.group.WORLD
+    group = group or dist.group.WORLD
     assert group is not None, "ranks exchange while their group is open"
+    if messages[0][1].device.type == "cpu":
+        return _by_group(messages, tag, group)
+    # A P2POp holds the process group, which must end when it is destroyed: made when needed.
+    return Pending(dist.batch_isend_irecv([dist.P2POp(*message, group) for message in messages]))
+
+
+def _by_group(messages: Sequence[Message], tag: int, group: dist.ProcessGroup) -> Pending:
+    """The same without the checks of each message, which take a fifth of a short exchange's time."""
     return Pending([
         (group.send if call is dist.isend else group.recv)([tensor], peer, tag)
         for call, tensor, peer in messages

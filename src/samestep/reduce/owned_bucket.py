@@ -45,7 +45,7 @@ class OwnedBucket(Bucket):
         owners: Owners,
     ) -> None:
         super().__init__(named, assignment[collectives.rank])
-        self.rank, self._world = collectives.rank, collectives.world
+        self.rank, self._world, self._collectives = collectives.rank, collectives.world, collectives
         self.blocks = self._blocks(assignment)
         self.wire = collectives.wire(self.params[0].device)
         self.seen = [False] * len(self.params)
@@ -199,7 +199,7 @@ class OwnedBucket(Bucket):
 
     def _to_owners(self, tag: int = 0) -> Iterator[Pending]:
         if self._passing:
-            yield start_exchange(self._passing, tag)
+            yield start_exchange(self._passing, tag, self._collectives.group("gradients"))
         for place, value in self._copies:
             place.copy_(value)
 

@@ -206,7 +206,7 @@ class RoundBucket(OwnedBucket):
             self._put_on_wire()
             others = (peer for peer in range(self._world) if peer != self.rank)
             messages += [message for peer in others for message in self._to[peer]]
-        pending = start_exchange(messages, _GRADIENTS)
+        pending = start_exchange(messages, _GRADIENTS, self._collectives.group("gradients"))
         if is_busy:
             self._arriving[self.rank].copy_(self._sent[0][self.added[self.rank]])
         self.start(self._round(pending, lanes, is_last))

@@ -58,6 +58,8 @@ class ShardedWeights:
         """
         self.units, self.owners = units, owners
         self._collectives = collectives
+        # nccl has no tags, and one queue per group. Commands are read by the host.
+        collectives.open_groups({"weights": "nccl", "gradients": "nccl", "commands": "gloo"})
         self._held = [
             UnitWeights(unit, owners, collectives, device, _WEIGHTS + number)
             for number, unit in enumerate(units)
@@ -175,16 +177,16 @@ class ShardedWeights:
             r for r in range(self.owners.world) if r not in busy or (everyone and r != busy[0])
         ]
         if others:
-            wire = self._collectives.wire(self._collectives.device)
-            command = torch.tensor([what, number], dtype=torch.int64, device=wire)
-            self._told.append(start_exchange(send((rank, command) for rank in others), _COMMANDS))
+            command = torch.tensor([what, number])
+            messages = send((rank, command) for rank in others)
+            group = self._collectives.group("commands")
+            self._told.append(start_exchange(messages, _COMMANDS, group))
 
     def _listen(self, rank: int) -> tuple[int, int]:
-        wire = self._collectives.wire(self._collectives.device)
-        told = torch.zeros(2, dtype=torch.int64, device=wire)
+        told, group = torch.zeros(2, dtype=torch.int64), self._collectives.group("commands")
         with self._collectives.activity.waiting("the order of blocks"):
-            start_exchange(receive([(rank, told)]), _COMMANDS).wait()
-            what, number = told.tolist()
+            start_exchange(receive([(rank, told)]), _COMMANDS, group).wait()
+        what, number = told.tolist()
         return what, number
 
     def _check(self, what: int, number: int) -> None:

@@ -29,7 +29,7 @@ class UnitWeights:
         tag: int,
     ) -> None:
         self._rank, self._tag = owners.rank, tag
-        self._wire = collectives.wire(device)
+        self._collectives, self._wire = collectives, collectives.wire(device)
         self._by_owner = [
             [param for _, param in unit.params if owners.of(param) == owner]
             for owner in range(owners.world)
@@ -85,7 +85,7 @@ class UnitWeights:
         if self._by_owner[self._rank]:
             others = [rank for rank in busy if rank != self._rank]
             messages += send((rank, self._on_wire()) for rank in others)
-        self._pending = start_exchange(messages, self._tag)
+        self._pending = start_exchange(messages, self._tag, self._collectives.group("weights"))
 
     def _on_wire(self) -> Tensor:
         own = self._flats[self._rank]
