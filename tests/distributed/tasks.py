@@ -121,6 +121,18 @@ class Everything(Task):
         return F.cross_entropy(logits, batch.y, reduction="sum"), len(batch)
 
 
+class OnMeta(Everything):
+    """Whose model has no memory when a run resumes, until the checkpoint fills it."""
+
+    meta_resume = True
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        wanted = torch.get_default_device().type
+        assert all(param.device.type == wanted for param in model.parameters())
+        return model
+
+
 class Exploding(torch.autograd.Function):
     """Does nothing forward, and gives an infinite gradient."""
 

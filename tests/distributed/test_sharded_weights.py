@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from samestep.optim.weight_average import Ema
 from samestep.reduce import exchange, owned_bucket
 from samestep.reduce.owners import is_held
 from samestep.train.callbacks import GradientNorms
+from tests.distributed.interrupting import finish, go_on
+from tests.distributed.running import train
 from tests.ranks import answers_of_ranks, run_ranks
 
 SAMPLES, BATCH = 104, 24
@@ -91,7 +94,7 @@ def _digest(run: samestep.Run, model: nn.Module, optimizer: torch.optim.Optimize
             states = sorted(optimizer.state_dict()["state"].items())
             state = [model.state_dict(), *(of_param for _, of_param in states)]
             for value in (value for part in state for value in part.values()):
-                found.update(torch.as_tensor(value).numpy().tobytes())
+                found.update(torch.as_tensor(value).cpu().numpy().tobytes())
     return found.hexdigest()
 
 
@@ -104,7 +107,11 @@ def _train(
         with samestep.start(**_keys(folder, shard, **values)) as run:
             if stop is not None:
                 run.pause_after(stop)
-            model = Net()
+            is_known = (
+                "global_batch" in values
+            )  # else the DataLoader's, of which the run knows later
+            with torch.device("meta" if is_known and run.start_step else "cpu"):
+                model = Net()
             optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
             data = DataLoader(_tensors(3, SAMPLES), batch_size=BATCH, shuffle=True)
             model, optimizer, data = run.prepare(model, optimizer, data)
@@ -135,14 +142,22 @@ CASES: dict[str, dict[str, Any]] = {
         "distributed": {"shard_blocks": ["blocks.1", "first"]},
         "on_nonfinite": "skip",
     },
+    "compiled": {"speed": {"compile": "blocks"}},
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+_COMPILER = pytest.mark.skipif(
+    shutil.which("g++") is None, reason="torch.compile needs a C++ compiler here"
+)
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=_COMPILER if c == "compiled" else ()) for c in CASES]
+)
 def test_weights_by_blocks_are_the_same_run_at_any_size(tmp_path: Path, case: str) -> None:
     alone = {**CASES[case], "distributed": {}}
     [expected] = run_ranks(_train, 1, str(tmp_path / "1"), "none", None, alone)
-    for world in (2, 3, 4):
+    for world in (4,) if case == "compiled" else (2, 3, 4):
         answers = run_ranks(_train, world, str(tmp_path / str(world)), "weights", None, CASES[case])
         assert answers[0][:2] == expected[:2]
         assert [seen for _, seen, _ in answers] == [expected[1]] * world
@@ -151,17 +166,29 @@ def test_weights_by_blocks_are_the_same_run_at_any_size(tmp_path: Path, case: st
 
 def test_a_run_resumes_in_any_mode(tmp_path: Path) -> None:
     [expected] = run_ranks(_train, 1, str(tmp_path / "whole"), "none")
-    folder = str(tmp_path / "parts")
+    folder, known = str(tmp_path / "parts"), {"global_batch": BATCH}
     for world, shard, stop in (
         (4, "weights", 3),
         (1, "none", 5),
         (3, "optimizer", 6),
         (2, "none", 8),
     ):
-        run_ranks(_train, world, folder, shard, stop)
+        run_ranks(_train, world, folder, shard, stop, known)
         _check_parts(tmp_path / "parts", stop, world, shard)
-    answers = run_ranks(_train, 3, folder, "weights")
+    answers = run_ranks(_train, 3, folder, "weights", None, known)
     assert answers[0][0] == expected[0]
+
+
+def test_a_task_builds_its_model_on_the_meta_device(tmp_path: Path) -> None:
+    distributed = {"shard": "weights"}
+    whole = train(tmp_path, 1, "OnMeta", epochs=4)
+    folder = tmp_path / "parts"
+    said = go_on(
+        folder, 4, "OnMeta", at=5, rank=2, how="SIGTERM", epochs=4, distributed=distributed
+    )
+    assert all(not ok and "Stopped" in text for ok, text in said), said
+    ended = finish(folder, 3, "OnMeta", epochs=4, distributed=distributed)
+    assert ended.record.state_hash == whole.record.state_hash
 
 
 def _loop(folder: str, shard: str, stop: int | None = None) -> tuple[str, list[float]]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.distributed.running import assert_same, train
+from tests.distributed.test_sharded_weights import _train
 from tests.gpu.test_gpu import CASES, SHARED
+from tests.ranks import run_ranks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,6 +33,25 @@ def test_ranks_over_nccl_are_the_same_run(shard: str, case: str, tmp_path: Path)
     alone = train(tmp_path, 1, distributed=SHARED, **CASES[case])
     owned = {**NCCL, "shard": shard}
     assert_same([alone, *(train(tmp_path, w, distributed=owned, **CASES[case]) for w in (2, 4))])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_compiled_blocks_over_nccl(precision: str, tmp_path: Path) -> None:
+    """Blocks whose weights are freed after the forward pass, and come back for the compiled backward pass."""
+    values: dict[str, Any] = {
+        "precision": precision,
+        "speed": {"compile": "blocks", "graph": False},
+    }
+    [expected] = run_ranks(_train, 1, str(tmp_path / "1"), "none", None, _on_gpu(values, SHARED))
+    for world in (2, 4):
+        keys = _on_gpu(values, NCCL)
+        answers = run_ranks(_train, world, str(tmp_path / str(world)), "weights", None, keys)
+        assert [answer[1] for answer in answers] == [expected[1]] * world
+        assert answers[0][0] == expected[0]
+
+
+def _on_gpu(values: dict[str, Any], section: dict[str, Any]) -> dict[str, Any]:
+    return {**values, "distributed": section}
 
 
 @pytest.mark.parametrize("shard", ["none", "optimizer"])

@@ -100,7 +100,9 @@ class RunState:
             raise CheckpointError(
                 "the checkpoint does not fit this task's objects:\n  - " + "\n  - ".join(shown)
             )
-        self._model.load_state_dict({**tensors, **training["model"]}, strict=False)
+        state = self._model.state_dict()
+        held = {name: value for name, value in tensors.items() if _has_memory(state[name])}
+        self._model.load_state_dict({**held, **training["model"]}, strict=False)
         for module, state in zip(self._others, training["modules"], strict=True):
             _load("a module besides the model", module, state)
         for optimizer, saved in zip(self.optimizers, training["optimizers"], strict=True):
@@ -164,7 +166,8 @@ def _without_shared(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[s
     shared: dict[str, str] = {}
     for name, value in state.items():
         if isinstance(value, Tensor):
-            place = (value.device, value.data_ptr(), tuple(value.shape), value.stride())
+            memory = value.data_ptr() if _has_memory(value) else value.untyped_storage()._cdata
+            place = (value.device, memory, tuple(value.shape), value.stride())
             if value.numel() and place in seen:
                 shared[name] = seen[place]
             else:
@@ -191,6 +194,11 @@ def _shape_mistakes(
                 f"{tuple(saved.shape)} {_type(saved)}"
             )
     return mistakes
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """Return whether this rank holds a tensor of a model that was built on the meta device."""
+    return tensor.untyped_storage().nbytes() > 0
 
 
 def _type(tensor: Tensor) -> str:

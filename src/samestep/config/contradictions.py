@@ -213,8 +213,8 @@ def _batchnorm_mistakes(config: Config) -> list[Mistake]:
         found.append(Mistake("batchnorm", message))
     if config.speed.compile:
         message = (
-            "global lets lanes meet inside of the model's forward pass, which speed.compile compiles as a "
-            "whole: remove one of them"
+            "global lets lanes meet inside of the model's forward pass, which speed.compile compiles: remove one of "
+            "them"
         )
         found.append(Mistake("batchnorm", message))
     if config.contrastive.recompute is True:
@@ -238,8 +238,10 @@ def _shard_mistakes(config: Config) -> list[Mistake]:
         message = f"same: {config.same} has DistributedDataParallel sum gradients, on every rank: set same: bits, or none"
         return [Mistake("distributed.shard", message)]
     if section.shard != "weights":
-        message = "is for distributed.shard: weights: set that, or remove it"
-        return [Mistake("distributed.shard_blocks", message)] if section.shard_blocks else []
+        if not section.shard_blocks or config.speed.compile == "blocks":
+            return []
+        message = "is for distributed.shard: weights and speed.compile: blocks: set one of them, or remove it"
+        return [Mistake("distributed.shard_blocks", message)]
     ema_on_rank_0 = config.ema is not None and config.ema.policy == "rank0"
     together = (
         "all ranks run the lanes of a round at once, and gather the weights of each block for it"
@@ -259,7 +261,9 @@ def _shard_mistakes(config: Config) -> list[Mistake]:
         "batchnorm": (
             config.batchnorm == "global", "global lets a rank's lanes pass each layer together"
         ),
-        "speed.compile": (config.speed.compile, "compiles the model as a whole, whose blocks are gathered"),
+        "speed.compile": (
+            config.speed.compile is True, "compiles the model as a whole, whose blocks are gathered (take blocks)"
+        ),
         "speed.graph": (config.speed.graph is True, "captures no messages between ranks"),
         "ema.policy": (ema_on_rank_0, "rank0 averages all weights on one rank, which does not hold them"),
     }  # fmt: skip

@@ -187,7 +187,10 @@ class MemoryConfig(Section):
 class SpeedConfig(Section):
     """Faster steps."""
 
-    compile: bool = Field(False, description="torch.compile the model")
+    compile: bool | Literal["blocks"] = Field(
+        False,
+        description="torch.compile the model; blocks: each block of it, as distributed.shard_blocks names or finds them",
+    )
     graph: bool | Auto = Field(
         "auto", description="replay steps as CUDA graphs; auto: on GPUs, where that is possible"
     )

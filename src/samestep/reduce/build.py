@@ -51,7 +51,7 @@ def build_reduction(
     warn: Callable[[str], None] = lambda line: None,
     alike: Sequence[Tensor] = (),
 ) -> LaneReduction:
-    """What adds up the lanes of these modules, whose weights become rank 0's.
+    """Return what adds up the lanes of these modules, whose weights are the same on every rank.
 
     Args:
         config: The level of sameness, and DistributedDataParallel's options.
@@ -64,9 +64,6 @@ def build_reduction(
         warn: Called about buffers of which no module declares how lanes are joined.
         alike: Buffers that all ranks change alike.
     """
-    collectives.broadcast_tensors(
-        [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
-    )
     model: nn.Module = modules[0]
     gradients: GradientSum
     sharding: Sharding | None = None

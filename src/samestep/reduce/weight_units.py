@@ -40,7 +40,7 @@ def cut_units(model: nn.Module, params: Named, patterns: Sequence[str]) -> list[
         TaskError: A pattern matches no module.
     """
     _refuse_shared_memory(params)
-    blocks = _matching(model, patterns) if patterns else _found(model)
+    blocks = blocks_of(model, patterns)
     uses = Counter(id(param) for block in blocks.values() for param in block.parameters())
     outside = {id(p) for part in _outside(model, blocks) for p in part.parameters(recurse=False)}
     units: list[Unit] = []
@@ -53,6 +53,17 @@ def cut_units(model: nn.Module, params: Named, patterns: Sequence[str]) -> list[
             units.append(Unit(name, block, held))
     rest = [named for named in params if id(named[1]) not in inside]
     return [*units, Unit("what is in no block", None, rest)]
+
+
+def blocks_of(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
+    """Return the blocks of a model by name: those that patterns name, or else the best list of modules.
+
+    They follow from the model and the patterns alone, and are the same at any world size and in any mode.
+
+    Raises:
+        TaskError: A pattern matches no module.
+    """
+    return _matching(model, patterns) if patterns else _found(model)
 
 
 def refuse_checkpoints_around(units: Sequence[Unit], patterns: Sequence[str]) -> None:
@@ -80,8 +91,8 @@ def refuse_checkpoints_around(units: Sequence[Unit], patterns: Sequence[str]) ->
 def _refuse_shared_memory(params: Named) -> None:
     names: dict[int, str] = {}
     for name, param in params:
-        has_memory = param.numel() and not param.is_meta
-        other = names.setdefault(param.data_ptr(), name) if has_memory else name
+        memory = 0 if param.is_meta else param.data_ptr()
+        other = names.setdefault(memory, name) if memory else name
         if other != name:
             raise TaskError(
                 f"{name} and {other} are two parameters in the same memory, which distributed.shard: weights would "

@@ -36,6 +36,7 @@ from samestep.reduce.sharding import Sharding
 from samestep.reduce.stats import NO_FLAGS, RankFlags
 from samestep.run_setup import RunSetup
 from samestep.step.activation_checkpointing import checkpoint_activations
+from samestep.step.compilation import compile_model
 from samestep.step.forward_check import ForwardCheck
 from samestep.step.global_batchnorm import GlobalBatchNorm
 from samestep.step.global_loss import GlobalSteps
@@ -44,6 +45,7 @@ from samestep.step.lane_watch import LaneWatch
 from samestep.step.lanes_together import LanesTogether
 from samestep.step.loss_terms import LossTerms, NamedLosses, OneLoss
 from samestep.step.mean_as_sum import CheckedTerms
+from samestep.step.meta_model import give_memory
 from samestep.step.micro_batches import MicroBatches
 from samestep.step.step_engine import LaneRunner, StepEngine
 from samestep.step.step_log import StepLog
@@ -90,37 +92,48 @@ class Prepared:
         return found | wrapped_optimizers(self.optimizers)
 
 
-def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore) -> Prepared:
+def prepare(
+    setup: RunSetup, objects: Sequence[Any], restore: Restore, is_resumed: bool = False
+) -> Prepared:
     """Take modules, optimizers and schedules into a run.
 
     Args:
         setup: The run's setup.
         objects: In any order; the first module is the model.
         restore: Puts a checkpoint's state into them, if there is one.
+        is_resumed: Whether there is one.
     """
     config, context = setup.config, setup.context
     modules, optimizers, schedules = _sorted_by_kind(objects)
-    if config.distributed.shard != "weights" or context.world == 1:
+    is_spread = config.distributed.shard == "weights" and context.world > 1
+    named, frozen = trainable(optimizers, modules)
+    params = [param for _, param in named]
+    owns = _owns(setup, params)
+    holds = owns if is_spread else lambda param: True
+    was_on_meta = give_memory(modules[0], holds, is_resumed)
+    if not is_spread:
         for module in modules:
             module.to(context.device)  # else block by block, when it is known who owns what
     refuse_unsupported(modules, optimizers, config.same, context.device)
-    named, frozen = trainable(optimizers, modules)
     if not named:
         raise TaskError("no parameter of the optimizers requires a gradient")
     # Before what wraps forward passes: their second ones are meetings, too.
     batchnorm = _global_batchnorm(setup, modules)
     if config.memory.checkpoint:
         checkpoint_activations(modules[0], config.memory.checkpoint)
-    params = [param for _, param in named]
-    restore(modules, optimizers, schedules, _owns(setup, params))
+    restore(modules, optimizers, schedules, owns)
     if config.speed.compile:
-        _compile(modules[0])
+        compile_model(modules[0], config)
     scaling = _scaling(setup)
     losses = None
     if config.loss_weights:
         losses = NamedLosses(config.loss_weights, context.device, context.collectives)
     terms: LossTerms = OneLoss() if losses is None else losses
     parts_of_run = [*modules] if losses is None else [*modules, losses]
+    if not was_on_meta:  # else every rank has read them, those that it holds
+        context.collectives.broadcast_tensors([
+            tensor for part in parts_of_run for tensor in (*part.parameters(), *part.buffers())
+        ])  # fmt: skip
     reduction = build_reduction(
         config,
         context.collectives,
@@ -341,26 +354,6 @@ def _clipping(
 
 
 _CLIP_NORM, _AS_CONFIGURED = "clip_norm", object()
-_COMPILED_SHAPES = 64
-
-
-def _compile(model: nn.Module) -> None:
-    """Compile each shape by itself: kernels follow from a lane's shape, not from earlier ones.
-
-    Past the limit torch would fall back to eager, on ranks that have seen many shapes and not on
-    others.
-    """
-    import torch._dynamo.config as dynamo
-
-    # Names that torch 2.6 knows too; later versions have them as aliases.
-    dynamo.cache_size_limit, dynamo.fail_on_cache_limit_hit = _COMPILED_SHAPES, True
-    forward = model.forward
-
-    def compiled(*args: Any, **kwargs: Any) -> Any:
-        return forward(*args, **kwargs)
-
-    # By a function of ours: torch skips its own classes' forward, such as nn.Sequential's.
-    model.forward = torch.compile(compiled, dynamic=False)
 
 
 def _sorted_by_kind(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from samestep.checkpoint.ownership import naming_errors
@@ -88,7 +90,9 @@ class Training(RunListener):
         valid_data = task.valid_data()
         rule = run.config.evaluation
         self._evaluates = valid_data is not None and bool(rule.every_epochs or rule.every_steps)
-        modules = [task.model(), *task.extra_modules()]
+        with torch.device("meta") if task.meta_resume and run.start_step else nullcontext():
+            model = task.model()
+        modules = [model, *task.extra_modules()]
         self._optimizers = choose_optimizers(run, task, modules)
         self._add_listeners()
         self._order = task.order(self._train_data)

@@ -101,7 +101,7 @@ class Run(RunMeasures):
         saver = self._parts.saver
         self._warn_of_earlier(trained)
         self._prepared = prepared = prepare(
-            self.setup, [*trained, *schedules.per_step], saver.prepare
+            self.setup, [*trained, *schedules.per_step], saver.prepare, saver.is_resumed
         )
         saver.owned_states = prepared.owned_states
         for name, item in {**prepared.states(), **schedules.kept, **grad_scalers(objects)}.items():

@@ -77,6 +77,11 @@ class Saver:
         self._measured = None if point is None else point.manifest.measured
         self._best: Best | None = None if point is None else point.manifest.best
 
+    @property
+    def is_resumed(self) -> bool:
+        """Whether a checkpoint fills the run's objects."""
+        return self._point is not None
+
     # -- what there is to save -------------------------------------------------------------
 
     def prepare(

@@ -52,6 +52,10 @@ class Task(RunHooks, TrainedUses):
                 return F.cross_entropy(model(batch.x), batch.y, reduction="sum"), len(batch)
     """
 
+    meta_resume = False
+    """Whether a resumed run calls `model` on torch's meta device, without memory for weights that a checkpoint has. Set
+    it where all tensors of the model are parameters, or buffers that are saved."""
+
     def model(self) -> nn.Module:
         """The model, with its initial weights drawn from the run's seed."""
         raise TaskError(f"{type(self).__name__} must define model(self)")

@@ -285,7 +285,7 @@ MISTAKES = [
      ["1,2@mpirun,4@slurm"]),
     ("world twice", lambda folder: parse_worlds("2,2"), LaunchError, ["different numbers"]),
     ("blocks of nothing", config("distributed.shard_blocks=[layers.*]"), ConfigError,
-     ["distributed.shard_blocks", "is for distributed.shard: weights: set that, or remove it"]),
+     ["distributed.shard_blocks", "is for distributed.shard: weights and speed.compile: blocks"]),
     ("sharded weights with uneven lanes",
      config("distributed.shard=weights", "distributed.lane_weights=[1,2]", "memory.lane_split=2", "batchnorm=global",
             "speed.compile=true", "speed.graph=true", "ema.policy=rank0", "distributed.find_unused_parameters=true"),

@@ -18,7 +18,7 @@ from samestep.distributed.context import SingleProcessContext
 from samestep.errors import CheckpointError, OutOfMemory, TaskError
 from samestep.run_setup import RunSetup
 from samestep.step.activation_checkpointing import checkpoint_activations
-from samestep.step.engine import _compile
+from samestep.step.compilation import _compile
 from samestep.step.micro_batches import MicroBatches, cut_batch, out_of_memory
 
 Pair = namedtuple("Pair", "x y")

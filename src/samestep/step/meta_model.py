@@ -1,0 +1,51 @@
+"""A resumed run's model on torch's meta device: it gets memory for what this rank holds, which the checkpoint then fills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from samestep.errors import TaskError
+
+
+def give_memory(model: nn.Module, holds: Callable[[Tensor], bool], is_resumed: bool) -> bool:
+    """Give a model's tensors host memory where they are on the meta device; return whether some are.
+
+    Args:
+        model: Any model; one that is nowhere on the meta device stays as it is.
+        holds: Returns whether this rank holds a parameter. Others keep their shape, without memory.
+        is_resumed: Whether a checkpoint will fill it.
+
+    Raises:
+        TaskError: There is no checkpoint, or it does not have a tensor.
+    """
+    params = [param for param in model.parameters() if param.is_meta]
+    buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.is_meta}
+    if not params and not buffers:
+        return False
+    if not is_resumed:
+        raise TaskError(
+            f"the {type(model).__name__} is on the meta device, where it has no weights, and no checkpoint is resumed: "
+            'build it there only in a resumed run, with torch.device("meta" if run.start_step else "cpu")'
+        )
+    unsaved = sorted(buffers.keys() - model.state_dict().keys())
+    if unsaved:
+        raise TaskError(
+            f"the {type(model).__name__} is on the meta device, and {', '.join(unsaved)} is in no checkpoint "
+            "(persistent=False): build the model on the CPU, or make these buffers there"
+        )
+    for param in params:
+        memory = torch.empty_strided(param.shape, param.stride(), dtype=param.dtype, device="cpu")
+        if not holds(param):
+            memory.untyped_storage().resize_(0)
+        made = Parameter(memory, param.requires_grad)
+        made.__dict__.update(param.__dict__)
+        torch.utils.swap_tensors(param, made)  # optimizers have it already
+    for part in model.modules():
+        for name, buffer in part._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                part._buffers[name] = torch.empty_like(buffer, device="cpu")
+    return True
