@@ -1,10 +1,10 @@
 """A step with `distributed.shard`, beside the unsharded one, DDP with ZeroRedundancyOptimizer, and FSDP2 (`fully_shard`).
 
     python benchmarks/sharding.py [--ranks N] [--rounds N] [--device cpu|cuda] [--model mlp|transformer]
-        [--contestants fsdp,weights] [--limit MB]
+        [--contestants fsdp,weights] [--limit MB] [--backend gloo|nccl]
 
-An MLP of 40 layers, or a transformer of 12, with AdamW, one lane per rank, over gloo; on a GPU all ranks share it. Each turn is a
-short training in the same processes, in turns with the others. The median time of a step counts; on a GPU also the most memory
+An MLP of 40 layers, or a transformer of 12, with AdamW, one lane per rank. Ranks share GPUs if there are too few; over nccl each
+rank is then a machine of its own to nccl, and sends over loopback. Each turn is a short training in the same processes, in turns with the others. The median time of a step counts; on a GPU also the most memory
 that a rank has allocated.
 """
 
@@ -39,6 +39,11 @@ OURS = ("none", "optimizer", "weights")
 TOKENS, SEQUENCE = 1000, 64
 
 
+SHARED_GPU = {
+    "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Load:
     """What is trained, and where."""
@@ -46,6 +51,7 @@ class Load:
     device: torch.device
     model: str
     width: int
+    backend: str
 
     def made_model(self) -> nn.Sequential:
         torch.manual_seed(0)
@@ -75,7 +81,7 @@ class Load:
 
 def by_torch(load: Load, name: str) -> Iterator[None]:
     """DDP, DDP with ZeroRedundancyOptimizer, or FSDP2."""
-    dist.init_process_group("gloo")
+    dist.init_process_group(load.backend)
     rank, world = dist.get_rank(), dist.get_world_size()
     device, model = load.device, load.made_model()
     optimizer: torch.optim.Optimizer
@@ -104,7 +110,9 @@ def by_samestep(load: Load, shard: str, folder: str) -> Iterator[None]:
     config = {
         "steps": STEPS, "lanes": int(os.environ["WORLD_SIZE"]), "run_dir": folder, "resume": "never",
         "checkpoint": {"enabled": False}, "speed": {"graph": False},
-        "distributed": {"device": load.device.type, "backend": "gloo", "shard": shard},
+        "distributed": {
+            "device": load.device.type, "backend": load.backend, "shard": shard, "network": SHARED_GPU,
+        },
     }  # fmt: skip
     with samestep.start(config) as run:
         model = load.made_model()
@@ -139,8 +147,12 @@ def rank_of(rank: int, options: argparse.Namespace, ports: list[int], folder: st
         whole = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(1e6 * options.limit / whole)
     widths = {"mlp": 2048, "transformer": 1024} if device.type == "cuda" else {}
-    load = Load(device, options.model, widths.get(options.model, 256))
+    load = Load(device, options.model, widths.get(options.model, 256), options.backend)
     torch.set_num_threads(1)
+    if device.type == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+        if torch.cuda.device_count() < options.ranks:
+            os.environ |= {**SHARED_GPU, "NCCL_HOSTID": f"rank-{rank}"}
     os.environ |= {
         "RANK": str(rank), "WORLD_SIZE": str(options.ranks), "LOCAL_RANK": str(rank),
         "LOCAL_WORLD_SIZE": str(options.ranks), "MASTER_ADDR": "127.0.0.1",
@@ -179,6 +191,7 @@ def main() -> None:
     parser.add_argument("--contestants", type=lambda text: text.split(","), default=CONTESTANTS)
     parser.add_argument("--model", choices=["mlp", "transformer"], default="mlp")
     parser.add_argument("--limit", type=float, help="megabytes of the GPU that a rank may allocate")
+    parser.add_argument("--backend", choices=["gloo", "nccl"], default="gloo")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     ports = [free_port() for _ in range(options.rounds * len(options.contestants))]

@@ -424,10 +424,12 @@ def _bytes_sent(
         owned_bucket._LEAST_BYTES, owned_bucket._WORTH_SLICES = 0, 0.0
     by_group = exchange._by_group
 
-    def counting(messages: Sequence[exchange.Message], tag: int) -> exchange.Pending:
+    def counting(
+        messages: Sequence[exchange.Message], tag: int, group: dist.ProcessGroup
+    ) -> exchange.Pending:
         nonlocal sent
         sent += sum(tensor.nbytes for call, tensor, _ in messages if call is dist.isend)
-        return by_group(messages, tag)
+        return by_group(messages, tag, group)
 
     exchange._by_group = counting
     try:

@@ -147,10 +147,11 @@ class TorchCollectives(Collectives):
     def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
         with self.activity.waiting("broadcast of tensors"), torch.no_grad():
             for tensor in tensors:
-                is_sendable = self._host_only or tensor.device.type == self.device.type
-                sent = tensor.detach() if is_sendable else tensor.detach().to(self.device)
+                sent = tensor.detach()
+                if not self._host_only:  # nccl sends what is on the GPU, and contiguous
+                    sent = sent.to(self.device).contiguous()
                 dist.broadcast(sent, src=0)
-                if not is_sendable:
+                if sent.data_ptr() != tensor.data_ptr():
                     tensor.copy_(sent)
 
     def all_gather(self, output: Tensor, piece: Tensor, name: str) -> dist.Work:

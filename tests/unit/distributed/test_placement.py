@@ -120,6 +120,12 @@ def test_more_ranks_than_gpus_is_refused_under_nccl():
     assert "Start 2 ranks, or set backend: gloo, or device: cpu" in message
 
 
+def test_ranks_share_a_gpu_under_nccl_where_the_network_section_says_so():
+    section = DistributedConfig(network={"NCCL_MULTI_RANK_GPU_ENABLE": "1"})
+    placed = decide_placement(section, machine(gpus=1), launched(rank=1, world=2))
+    assert (placed.device.value, placed.backend.value) == ("cuda:0", "nccl")
+
+
 def test_two_ranks_share_one_gpu_under_gloo():
     devices = {
         decide_placement(
