@@ -26,9 +26,9 @@ LAYERS: list[set[str]] = [
     {"data"},
     {"step"},
     {"train"},
-    {"amp", "inference", "lane_tuning", "lr_finder", "plotting"},
+    {"amp", "inference", "plotting"},
     {"bench", "embedding_page", "export", "verify", "scan", "starter", "sweep"},
-    {"advise", "doctor"},
+    {"doctor", "tuning"},
     {"cli"},
 ]
 

@@ -37,7 +37,7 @@ def write_results(
     Args:
         first: the first stage's run.
         second: the second stage's.
-        range_test: what `lr-find --json` printed.
+        range_test: what `tune lr --json` printed.
         folder: where data and predictions are.
         seconds: how long each command took.
         path: the page.

@@ -69,7 +69,7 @@ class Recipe:
         config = HERE / "second.yaml"
         # Exit code 8: no suggestion, so the config's rate stays.
         text = self.samestep(
-            "lr-find", "lr-find", config, *common, "--from", "1e-3", "--steps", "50",
+            "tune lr", "tune", "lr", config, *common, "--from", "1e-3", "--steps", "50",
             "--smooth", "0.1", "--json",
             allow=(NO_SUGGESTION,),
         )  # fmt: skip

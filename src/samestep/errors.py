@@ -48,7 +48,7 @@ PROMISE_NOT_KEPT = 4
 
 
 NO_SUGGESTION = 8
-"""Exit code of `samestep lr-find` when the losses suggest no learning rate."""
+"""Exit code of `samestep tune lr` when the losses suggest no learning rate."""
 
 
 SLOWER = 9

@@ -15,7 +15,7 @@ from tests.fuzz.property import cases, soon
 from tests.fuzz.texts import GOOD, VALUES, overrides
 
 EXIT_CODES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 75}
-"""As samestep/errors.py lists them, with doctor's 5 and 6 and lr-find's 8."""
+"""As samestep/errors.py lists them, with doctor's 5 and 6 and tune lr's 8."""
 
 FILES = (
     "good.yaml",

@@ -9,8 +9,9 @@ import torch
 
 from samestep.config import load_config
 from samestep.distributed.context import SingleProcessContext
-from samestep.lane_tuning.choices import Comparison
-from samestep.lane_tuning.measure import measure_lanes
+from samestep.tuning.timed import Timed
+from samestep.tuning.timing import time_variants
+from samestep.tuning.variants import lane_variants
 from tests.distributed.running import settings
 
 pytestmark = [
@@ -24,8 +25,10 @@ def test_every_width_is_measured_with_its_memory(tmp_path: Path) -> None:
         settings("Everything", tmp_path / "run", params={"optimizer": "fused"}, drop_last=True)
     )
     with SingleProcessContext("cuda:0") as context:
-        found = measure_lanes(given, context, Comparison((1, 4), (1, 4), rounds=2, steps=3))
-    assert [(m.lanes, m.parallel) for m in found] == [(1, 1), (4, 1), (4, 4)]
-    assert all(len(m.seconds) == 2 and not m.failed for m in found)
-    assert all(m.peak_bytes and m.peak_bytes > 0 for m in found)
-    assert {m.device for m in found} == {torch.cuda.get_device_name(0)}
+        document = time_variants(given, context, lane_variants((1, 4), (1, 4), 1), 2, 3)
+    found = [Timed.read(row) for row in document.rows]
+    labels = ["1 lane, 1 at once", "4 lanes, 1 at once", "4 lanes, 4 at once"]
+    assert [one.label for one in found] == labels
+    assert all(len(one.seconds) == 2 and not one.failed for one in found)
+    assert all(one.peak_bytes and one.peak_bytes > 0 for one in found)
+    assert document.machine["device"] == torch.cuda.get_device_name(0)

@@ -46,5 +46,5 @@ def starts_others(argv: list[str]) -> bool:
     _, module, words = parse(argv)
     if module != "samestep":
         return module in LAUNCHERS
-    starting = (["launch"], ["resume"], ["verify"], ["cv"], ["sweep"], ["advise"])
+    starting = (["launch"], ["resume"], ["verify"], ["cv"], ["sweep"], ["tune"])
     return words[:1] in starting or words[:2] == ["bench", "all"] or "--worlds" in words

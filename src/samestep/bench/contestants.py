@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sa
 
 from samestep.bench.turns import Advance, in_turns
 from samestep.config import Config
-from samestep.config.evaluation import EvaluationConfig
-from samestep.config.trial_runs import trial_run
+from samestep.config.trial_runs import endless_run
 from samestep.data.batch import LaneBatch
 from samestep.data.device import DeviceCopies
 from samestep.distributed.context import RunContext
@@ -29,9 +28,6 @@ from samestep.step.loss_terms import LossValue
 from samestep.train.loop import Training
 from samestep.train.run import Run
 from samestep.train.task import Task
-
-ENDLESS = 1_000_000
-"""Steps of a run that ends with its measurement."""
 
 
 class LeftOut(Exception):
@@ -131,14 +127,7 @@ def refuse_task(task: Task, config: Config) -> None:
 
 def open_samestep(seat: Seat) -> tuple[Advance, Run]:
     """samestep's loop, as `samestep train` runs it but for saves, evaluations and trackers."""
-    config = trial_run(
-        seat.config,
-        run_dir=str(seat.folder),
-        steps=ENDLESS,
-        drop_last=True,
-        # Never due; a plateau's schedule requires that there are evaluations.
-        evaluation=EvaluationConfig(every_epochs=None, every_steps=ENDLESS),
-    )
+    config = endless_run(seat.config, str(seat.folder), drop_last=True)
     context = seat.stack.enter_context(seat.own_context(config))
     run = seat.stack.enter_context(Run(config, context))
     return in_turns(Training(run, seat.task).steps(), seat.stack), run

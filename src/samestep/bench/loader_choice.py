@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_LONGER = 1.1
-"""Times: a step that takes longer than this many of another is slower."""
+from samestep.bench.statistics import WORTH
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Reading:
     @property
     def is_bottleneck(self) -> bool:
         """Whether steps wait for data for more than a tenth of the rest."""
-        return self.step > _LONGER * self.rest
+        return self.step > WORTH * self.rest
 
     @property
     def overrides(self) -> list[str]:
@@ -41,7 +40,7 @@ class Reading:
 def recommended(readings: Sequence[Reading]) -> Reading:
     """The one with the fewest workers, and the least read ahead, among those that are as fast as any."""
     fastest = min(reading.step for reading in readings)
-    good = [reading for reading in readings if reading.step <= _LONGER * fastest]
+    good = [reading for reading in readings if reading.step <= WORTH * fastest]
     return min(good, key=lambda reading: (reading.workers, reading.prefetch))
 
 

@@ -16,8 +16,7 @@ from samestep.config import Config, load_config
 from samestep.environment.hardware import owned_cpus
 from samestep.environment.launch import detect_launch
 from samestep.environment.variables import process_environment
-from samestep.lane_tuning.choices import refuse_fixed_world
-from samestep.launch.run.worlds import World
+from samestep.launch.run.worlds import World, refuse_fixed_world
 
 _LOGGER = logging.getLogger("samestep")
 

@@ -7,6 +7,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+WORTH = 1.1
+"""How many times as fast a choice must be to be recommended in place of a simpler one."""
+
 
 @dataclass(frozen=True)
 class Spread:

@@ -11,8 +11,7 @@ from typing import Any
 
 from samestep.bench.builtin import is_builtin
 from samestep.config import Config
-from samestep.config.evaluation import EvaluationConfig
-from samestep.config.trial_runs import trial_run
+from samestep.config.trial_runs import endless_run
 from samestep.distributed.collectives import TorchCollectives
 from samestep.distributed.context import RunContext
 from samestep.distributed.hardware import detect_hardware
@@ -24,8 +23,6 @@ from samestep.train.run import Run
 from samestep.train.run_facts import config_fact
 from samestep.train.task import Task, load_task
 from samestep.train.trial import quiet_context, reading_once, refuse_small_data
-
-ENDLESS = 1_000_000
 
 
 class Trials:
@@ -66,16 +63,7 @@ class Trials:
         if weights is not None and len(weights) != world:
             even = self.config.distributed.model_copy(update={"lane_weights": None})
             changes["distributed"] = even
-        config = trial_run(
-            self.config,
-            **{
-                "run_dir": str(self._folder / str(self._runs)),
-                "steps": ENDLESS,
-                # Never due; a plateau's schedule requires that there are evaluations.
-                "evaluation": EvaluationConfig(every_epochs=None, every_steps=ENDLESS),
-                **changes,
-            },
-        )
+        config = endless_run(self.config, str(self._folder / str(self._runs)), **changes)
         with quiet_context(config, self._hardware) as (context, _), Run(config, context) as run:
             yield run
         gc.collect()

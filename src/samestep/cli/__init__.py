@@ -1,16 +1,13 @@
 """The command line: parses, calls one function, prints. Imports torch only in commands."""
 
 from samestep.cli import (
-    advise,
     average,
     bench,
     config_new,
     cv,
     export,
     inspect,
-    lanes,
     launch,
-    lr_find,
     plot,
     plot_embeddings,
     predict,
@@ -19,12 +16,12 @@ from samestep.cli import (
     scan,
     sweep,
     train,
+    tune,
     verify,
 )
 from samestep.cli.app import app
 
 __all__ = [
-    "advise",
     "app",
     "average",
     "bench",
@@ -32,9 +29,7 @@ __all__ = [
     "cv",
     "export",
     "inspect",
-    "lanes",
     "launch",
-    "lr_find",
     "main",
     "plot",
     "plot_embeddings",
@@ -44,6 +39,7 @@ __all__ = [
     "scan",
     "sweep",
     "train",
+    "tune",
     "verify",
 ]  # fmt: skip
 

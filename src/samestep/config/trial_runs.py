@@ -4,8 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from samestep.config.evaluation import EvaluationConfig
 from samestep.config.schema import CheckpointConfig, Config, PreemptionConfig, ResumeConfig
 from samestep.config.trackers import TrackersConfig
+
+ENDLESS = 1_000_000
+"""Steps that no measurement reaches."""
+
+
+def endless_run(config: Config, run_dir: str, **changes: Any) -> Config:
+    """Return a config without saves, evaluations and an end.
+
+    Args:
+        config: Of the training that is measured.
+        run_dir: Where it may write.
+        **changes: What else is other.
+    """
+    # Never due; a plateau's schedule requires that there are evaluations.
+    evaluation = EvaluationConfig(every_epochs=None, every_steps=ENDLESS)
+    values = {"run_dir": run_dir, "steps": ENDLESS, "evaluation": evaluation, **changes}
+    return trial_run(config, **values)
 
 
 def trial_run(config: Config, **changes: Any) -> Config:

@@ -141,7 +141,7 @@ def _not_known(why: str) -> Finding:
         "note",
         f"not known from shapes alone: {why}",
         "whether the model fits is found when it trains",
-        "samestep advise CONFIG measures it",
+        "samestep tune all CONFIG measures it",
     )
 
 

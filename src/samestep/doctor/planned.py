@@ -97,7 +97,7 @@ def check_lane_cost(config: Config, load: Load) -> list[Finding]:
             f"{each} lanes a rank, without CUDA graphs: {why}",
             "its lanes run one after the other, and where kernels are small, lanes cost nearly as much "
             "time as whole batches: far more than 1.1 times that of one lane",
-            "samestep lanes CONFIG measures it and recommends a number of lanes; or let graphs be used "
+            "samestep tune lanes CONFIG measures it and recommends a number of lanes; or let graphs be used "
             "(docs/speed.md)",
         )
     ]

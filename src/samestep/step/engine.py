@@ -47,6 +47,7 @@ from samestep.step.loss_terms import LossTerms, NamedLosses, OneLoss
 from samestep.step.mean_as_sum import CheckedTerms
 from samestep.step.meta_model import give_memory
 from samestep.step.micro_batches import MicroBatches
+from samestep.step.run_objects import sorted_by_kind, trainable
 from samestep.step.step_engine import LaneRunner, StepEngine
 from samestep.step.step_log import StepLog
 from samestep.step.supported import refuse_unsupported
@@ -104,16 +105,11 @@ def prepare(
         is_resumed: Whether there is one.
     """
     config, context = setup.config, setup.context
-    modules, optimizers, schedules = _sorted_by_kind(objects)
-    is_spread = config.distributed.shard == "weights" and context.world > 1
+    modules, optimizers, schedules = sorted_by_kind(objects)
     named, frozen = trainable(optimizers, modules)
     params = [param for _, param in named]
     owns = _owns(setup, params)
-    holds = owns if is_spread else lambda param: True
-    was_on_meta = give_memory(modules[0], holds, is_resumed)
-    if not is_spread:
-        for module in modules:
-            module.to(context.device)  # else block by block, when it is known who owns what
+    was_on_meta = _give_memory(setup, modules, owns, is_resumed)
     refuse_unsupported(modules, optimizers, config.same, context.device)
     if not named:
         raise TaskError("no parameter of the optimizers requires a gradient")
@@ -124,16 +120,10 @@ def prepare(
     restore(modules, optimizers, schedules, owns)
     if config.speed.compile:
         compile_model(modules[0], config)
-    scaling = _scaling(setup)
-    losses = None
-    if config.loss_weights:
-        losses = NamedLosses(config.loss_weights, context.device, context.collectives)
-    terms: LossTerms = OneLoss() if losses is None else losses
-    parts_of_run = [*modules] if losses is None else [*modules, losses]
+    scaling, terms = _scaling(setup), _loss_terms(setup)
+    parts_of_run = [*modules, terms] if isinstance(terms, NamedLosses) else modules
     if not was_on_meta:  # else every rank has read them, those that it holds
-        context.collectives.broadcast_tensors([
-            tensor for part in parts_of_run for tensor in (*part.parameters(), *part.buffers())
-        ])  # fmt: skip
+        _take_from_rank_0(setup, parts_of_run)
     reduction = build_reduction(
         config,
         context.collectives,
@@ -163,6 +153,30 @@ def prepare(
         batchnorm=batchnorm,
         owned_states=_owned_states(setup, reduction.sharding, optimizers),
     )
+
+
+def _give_memory(
+    setup: RunSetup, modules: Sequence[nn.Module], owns: Owns, is_resumed: bool
+) -> bool:
+    """Move modules to the rank's device; return whether the model was on the meta device."""
+    context = setup.context
+    is_spread = setup.config.distributed.shard == "weights" and context.world > 1
+    was_on_meta = give_memory(modules[0], owns if is_spread else lambda param: True, is_resumed)
+    if not is_spread:
+        for module in modules:
+            module.to(context.device)  # else block by block, when it is known who owns what
+    return was_on_meta
+
+
+def _take_from_rank_0(setup: RunSetup, modules: Sequence[nn.Module]) -> None:
+    """Let weights and buffers be those of rank 0."""
+    found = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    setup.context.collectives.broadcast_tensors(found)
+
+
+def _loss_terms(setup: RunSetup) -> LossTerms:
+    weights, context = setup.config.loss_weights, setup.context
+    return NamedLosses(weights, context.device, context.collectives) if weights else OneLoss()
 
 
 def _owns(setup: RunSetup, params: Sequence[Parameter]) -> Owns:
@@ -354,40 +368,3 @@ def _clipping(
 
 
 _CLIP_NORM, _AS_CONFIGURED = "clip_norm", object()
-
-
-def _sorted_by_kind(
-    objects: Sequence[Any],
-) -> tuple[list[nn.Module], list[Optimizer], list[LRScheduler]]:
-    modules = [item for item in objects if isinstance(item, nn.Module)]
-    optimizers = [item for item in objects if isinstance(item, Optimizer)]
-    schedules = [item for item in objects if isinstance(item, LRScheduler)]
-    other = [o for o in objects if not isinstance(o, nn.Module | Optimizer | LRScheduler)]
-    if other:
-        raise TaskError(
-            "run.prepare takes modules, optimizers, schedulers, a GradScaler and DataLoaders; it got "
-            f"{', '.join(type(item).__name__ for item in other)}. State to be saved: run.register(name, object). "
-            "A function that draws batches: for i, batch in run.enumerate(samestep.drawn(function))"
-        )
-    if not modules or not optimizers:
-        missing = "the model" if not modules else "its optimizer"
-        given = ", ".join(type(item).__name__ for item in objects) or "nothing to train"
-        raise TaskError(
-            f"run.prepare got {given}, and not {missing}: give it both, with the DataLoaders, in one call"
-        )
-    return modules, optimizers, schedules
-
-
-def trainable(
-    optimizers: Sequence[Optimizer], modules: Sequence[nn.Module]
-) -> tuple[list[tuple[str, Parameter]], list[tuple[str, Parameter]]]:
-    """The optimizers' parameters by name: those that train, and those that are frozen."""
-    names = {id(p): name for module in modules for name, p in module.named_parameters()}
-    seen: dict[int, tuple[str, Parameter]] = {}
-    for number, optimizer in enumerate(optimizers):
-        for group in optimizer.param_groups:
-            for index, param in enumerate(group["params"]):
-                name = names.get(id(param), f"optimizer {number} parameter {index}")
-                seen.setdefault(id(param), (name, param))
-    every = list(seen.values())
-    return [p for p in every if p[1].requires_grad], [p for p in every if not p[1].requires_grad]

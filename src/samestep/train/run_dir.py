@@ -23,7 +23,7 @@ _STARTED = "started.json"
 CONFIG = "config.json"
 _OURS = (
     "checkpoints", "metrics.jsonl", "model.safetensors", CONFIG, "plan.json", "logs",
-    "tensorboard", "export", "average.safetensors", "lr-find.json", "lr-find.png", "lr-find.html",
+    "tensorboard", "export", "average.safetensors", "tune-lr.json", "tune-lr.png", "tune-lr.html",
     _STARTED, ORIGIN, "metrics.csv", "wandb", TRACKER_IDS, RESULT,
 )  # fmt: skip
 """What one run writes there; any other file is not ours to move."""

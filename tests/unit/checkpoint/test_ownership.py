@@ -18,11 +18,11 @@ from samestep.cli import app
 from samestep.config import load_config
 from samestep.errors import ConfigError, LaunchError, OutputError, RunDirError
 from samestep.launch.run.private_file import write_private
-from samestep.lr_finder.curve import RangeTest
-from samestep.lr_finder.range_test import find_lr
 from samestep.starter import write_starter
 from samestep.train.record import Recorder
 from samestep.train.run_dir import RunDir
+from samestep.tuning.lr_curve import RangeTest
+from samestep.tuning.lr_range_test import find_lr
 from samestep.verify.verify import _fresh_folder
 from tests.predicting import finished_run
 from tests.unit.contexts import TwoRanks

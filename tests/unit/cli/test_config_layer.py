@@ -23,14 +23,14 @@ def test_a_layer_includes_the_config_and_is_one(tmp_path: Path) -> None:
         Setting("loader.workers", 2),
         Setting("params.lr", 0.5),
     ]
-    write_layer(path, below, "samestep advise", settings)
+    write_layer(path, below, "samestep tune all", settings)
     found = load_config(path)
     assert (found.lanes, found.loader.workers, found.global_batch) == (4, 2, 64)
     assert found.params == {"lr": 0.5, "width": 3}
     assert "# lanes: 4: the most\n# another run\nlanes: 4" in path.read_text()
-    assert "Recommended by samestep advise" in path.read_text()
+    assert "Recommended by samestep tune all" in path.read_text()
     with pytest.raises(OutputError, match="exists already, and is kept"):
-        write_layer(path, below, "samestep advise", settings)
+        write_layer(path, below, "samestep tune all", settings)
     with pytest.raises(OutputError, match=r"end its name in \.yaml"):
         refuse_layer(tmp_path / "best.json")
     with pytest.raises(OutputError, match="there is no directory"):

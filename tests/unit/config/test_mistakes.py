@@ -190,7 +190,7 @@ MISTAKES = [
      ["global is for same: bits, and you set same: samples", "distributed.sync_batchnorm: true"]),
     ("batchnorm over the batch in pieces",
      config("batchnorm=global", "memory.lane_split=2", "speed.compile=true"), ConfigError,
-     ["which memory.lane_split: 2 cuts into pieces", "which speed.compile compiles as a whole"]),
+     ["which memory.lane_split: 2 cuts into pieces", "which speed.compile compiles: remove one of them"]),
     ("kept lanes in pieces", config("contrastive.recompute=false", "memory.lane_split=2"),
      ConfigError, ["false keeps the activations of whole lanes, which memory.lane_split: 2 cuts"]),
     ("own buffers with rounding", config("same=rounding", "distributed.broadcast_buffers=false"),

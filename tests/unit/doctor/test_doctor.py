@@ -563,7 +563,7 @@ def test_lanes_without_graphs_are_a_warning_on_a_gpu(tmp_path: Path) -> None:
     assert is_reported(
         eager, "warning", "4 lanes a rank, without CUDA graphs: speed.graph is false"
     )
-    assert "samestep lanes CONFIG" in eager.advice
+    assert "samestep tune lanes CONFIG" in eager.advice
     for changes, why in (
         ({"same": "rounding"}, "same: rounding"),
         ({"memory.lane_split": 2}, "memory.lane_split"),

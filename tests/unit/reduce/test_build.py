@@ -19,32 +19,18 @@ from samestep.reduce.scaling import Scaling
 CPU = torch.device("cpu")
 
 
-class Collectives(SoloCollectives):
-    """Notes what is broadcast."""
-
-    def __init__(self) -> None:
-        super().__init__(Activity())
-        self.sent: list[Any] = []
-
-    def broadcast_tensors(self, tensors: Any) -> None:
-        self.sent += tensors
-
-
-def build(*modules: nn.Module, lanes: int = 2, **values: Any) -> tuple[LaneReduction, Collectives]:
+def build(*modules: nn.Module, lanes: int = 2, **values: Any) -> LaneReduction:
     config = load_config({"global_batch": 8, "lanes": lanes, "epochs": 1, **values})
-    collectives = Collectives()
     params = [pair for module in modules for pair in module.named_parameters()]
     units = [range(1)] if config.same == "samples" else [range(lanes)]
-    return (
-        build_reduction(config, collectives, CPU, modules, params, units, Scaling()),
-        collectives,
-    )
+    collectives = SoloCollectives(Activity())
+    return build_reduction(config, collectives, CPU, modules, params, units, Scaling())
 
 
 @pytest.mark.parametrize("same", ["bits", "rounding", "samples"])
 def test_one_process_wraps_nothing_at_any_level(same: str) -> None:
     model = nn.BatchNorm1d(2)
-    reduction, _ = build(model, same=same)
+    reduction = build(model, same=same)
     assert reduction.model is model
     assert type(reduction.gradients) is (OneLaneSum if same == "samples" else LaneSum)
 
@@ -55,15 +41,8 @@ def test_one_process_wraps_nothing_at_any_level(same: str) -> None:
 def test_the_count_must_be_known_before_the_only_backward_pass(
     lanes: int, split: int, kind: type
 ) -> None:
-    reduction, _ = build(nn.Linear(1, 1), lanes=lanes, memory={"lane_split": split})
+    reduction = build(nn.Linear(1, 1), lanes=lanes, memory={"lane_split": split})
     assert type(reduction.gradients) is kind
-
-
-def test_parameters_and_buffers_of_all_modules_become_rank_0s() -> None:
-    modules = [nn.BatchNorm1d(2), nn.Linear(1, 1)]
-    _, collectives = build(*modules)
-    expected = [t for module in modules for t in (*module.parameters(), *module.buffers())]
-    assert [id(tensor) for tensor in collectives.sent] == [id(tensor) for tensor in expected]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +50,7 @@ def test_parameters_and_buffers_of_all_modules_become_rank_0s() -> None:
 )
 def test_fused_lanes_leave_buffers_to_the_model(same: str, averages: bool) -> None:
     model = nn.BatchNorm1d(2)
-    buffers = build(model, same=same)[0].buffers
+    buffers = build(model, same=same).buffers
     buffers.begin_step()
     for _ in range(2):
         buffers.enter_lane()

@@ -17,8 +17,9 @@ from samestep.optim.loss_scale import CheckedScaling, LossScale
 from samestep.reduce.gradients import LaneSum, OneLaneSum
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import NO_FLAGS
-from samestep.step.engine import Prepared, _uses_graphs, prepare, trainable
+from samestep.step.engine import Prepared, _uses_graphs, prepare
 from samestep.step.micro_batches import MicroBatches
+from samestep.step.run_objects import trainable
 from samestep.step.whole_lanes import WholeLanes
 from tests.unit.step.engines import LR, Steps, linear, output_sum, setup_of
 
@@ -46,6 +47,16 @@ def test_objects_are_sorted_by_kind_and_the_first_module_is_the_model() -> None:
     assert [list(kind) for kind in given] == [[model, other], [optimizer], [schedule]]
     assert found.reduction.model is model
     assert [found.modules, found.optimizers, found.schedules] == given
+
+
+def test_parameters_and_buffers_of_all_modules_become_rank_0s() -> None:
+    setup, sent = setup_of(), list[Any]()
+    setup.context.collectives.broadcast_tensors = sent.extend  # type: ignore[method-assign]
+    modules = [nn.BatchNorm1d(2), linear()]
+    optimizer = SGD([param for module in modules for param in module.parameters()], lr=LR)
+    prepare(setup, [*modules, optimizer], lambda *kinds: None)
+    expected = [t for module in modules for t in (*module.parameters(), *module.buffers())]
+    assert [id(tensor) for tensor in sent] == [id(tensor) for tensor in expected]
 
 
 @pytest.mark.parametrize(

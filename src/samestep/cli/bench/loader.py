@@ -65,7 +65,7 @@ def loader(
     With --worlds it starts ranks; else it is a process alone, or a rank of any launcher.
     """
     with guarded(launched), DeferredSignals():
-        from samestep.lane_tuning.choices import parse_counts
+        from samestep.launch.run.worlds import parse_counts
 
         workers = workers or ("0,2" if quick else "0,1,2,4")
         prefetch = prefetch or ("2" if quick else "2,4")
@@ -91,7 +91,7 @@ def loader(
 
 def _with_none(text: str) -> tuple[int, ...]:
     """Numbers of workers, of which 0 is one."""
-    from samestep.lane_tuning.choices import parse_counts
+    from samestep.launch.run.worlds import parse_counts
 
     parts = [part.strip() for part in text.split(",")]
     some = [part for part in parts if part != "0"]

@@ -66,7 +66,7 @@ def memory(
     With --worlds it starts ranks; else it is a process alone, or a rank of any launcher.
     """
     with guarded(launched), DeferredSignals():
-        from samestep.lane_tuning.choices import parse_counts
+        from samestep.launch.run.worlds import parse_counts
 
         lanes_per_rank = lanes_per_rank or ("1,4" if quick else "1,2,4,8")
         lanes = parse_counts(lanes_per_rank, "--lanes-per-rank")

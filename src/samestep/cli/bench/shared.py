@@ -17,6 +17,7 @@ from samestep.environment.variables import process_environment
 
 if TYPE_CHECKING:
     from samestep.bench.document import Document
+    from samestep.bench.presentation import Presentation
     from samestep.bench.worlds import BenchCommand
     from samestep.launch.run.worlds import Machines
 
@@ -71,8 +72,7 @@ class Start:
             LaunchError: if an option is another launcher's.
         """
         from samestep.errors import LaunchError
-        from samestep.lane_tuning.choices import parse_counts
-        from samestep.launch.run.worlds import Machines
+        from samestep.launch.run.worlds import Machines, parse_counts
 
         if not worlds and via is not Via.torchrun:
             raise LaunchError(f"--via {via.value} starts ranks: say how many, such as --worlds 1,2")
@@ -142,11 +142,15 @@ def hand_over(
 
 def print_document(found: Document) -> None:
     """As tables."""
-    from rich.console import Console
-
     from samestep.bench.kinds import present
 
-    shown = present(found)
+    print_presentation(present(found))
+
+
+def print_presentation(shown: Presentation) -> None:
+    """As tables."""
+    from rich.console import Console
+
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(plain(shown.heading), highlight=False)
     for table in shown.tables:

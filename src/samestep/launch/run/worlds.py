@@ -8,10 +8,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, TypeVar, get_args
 
+from samestep.config import Config
 from samestep.config.distributed import DistributedConfig
 from samestep.distributed.signals import stopping_at_once
-from samestep.errors import LaunchError
+from samestep.errors import LaunchError, PlanError
+from samestep.foreign.limits import short
 from samestep.foreign.numbers import whole_number
+from samestep.lanes.plan import MOST_LANES
 from samestep.launch.commands.rank_command import RankCommand
 from samestep.launch.commands.size import Host, Size, parse_hosts
 from samestep.launch.run.launches import Launch
@@ -85,6 +88,43 @@ def parse_worlds(text: str, via: str = "torchrun") -> list[World]:
     if min(world.ranks for world in worlds) < 1 or len(set(worlds)) != len(worlds):
         raise LaunchError(f"--worlds is {text!r}: give different numbers, each at least 1")
     return worlds
+
+
+def parse_counts(text: str, option: str) -> tuple[int, ...]:
+    """Different whole numbers such as `1,2,4`, from the command line, in order.
+
+    Raises:
+        PlanError: for anything else.
+    """
+    numbers = [whole_number(part.strip()) for part in text.split(",")]
+    found = sorted(number for number in numbers if number is not None)
+    if len(found) < len(numbers) or not 1 <= found[0] <= found[-1] <= MOST_LANES:
+        raise PlanError(f"{option} is {short(repr(text))}: give numbers from 1 on, such as 1,2,4")
+    if len(set(found)) < len(found):
+        raise PlanError(f"{option} is {short(repr(text))}: give different numbers")
+    return tuple(found)
+
+
+def refuse_fixed_world(config: Config, ranks_here: int) -> None:
+    """Refuse to start ranks for a config of one world, or as a rank of another launcher.
+
+    Args:
+        config: The training's config.
+        ranks_here: The number of ranks that this process is one of.
+
+    Raises:
+        LaunchError: if so.
+    """
+    if ranks_here > 1:
+        raise LaunchError(
+            f"--worlds starts ranks, but this process is one of {ranks_here} already: leave out "
+            "--worlds to measure with these, or start the command alone"
+        )
+    if config.distributed.world_size != "auto":
+        raise LaunchError(
+            f"distributed.world_size is {config.distributed.world_size}, but --worlds measures with "
+            "others: pass distributed.world_size=auto"
+        )
 
 
 def with_shards(worlds: Sequence[World], shards: str) -> list[World]:

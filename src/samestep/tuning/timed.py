@@ -1,0 +1,95 @@
+"""What was measured of one variant, and when one of two is faster. Imports no torch."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from samestep.bench.rank_ranges import ratio_of_rounds
+from samestep.bench.shown import shown_time
+from samestep.bench.statistics import WORTH, Spread, spread_of
+from samestep.errors import TextError
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Steps with some settings."""
+
+    label: str
+    world: int = 1
+    threads: int = 1
+    lanes: int = 1
+    global_batch: int = 1
+    seconds: tuple[float, ...] = ()
+    """Of a step in each round, on the slowest rank."""
+    peak_bytes: int | None = None
+    """Memory of the rank that held most, at most."""
+    failed: str = ""
+    """Why it could not be measured."""
+    notes: tuple[str, ...] = ()
+    """What its runs logged about their speed."""
+
+    @classmethod
+    def read(cls, row: Mapping[str, Any]) -> Timed:
+        """From a document's row.
+
+        Raises:
+            TextError: if it is something else.
+        """
+        if row.get("failed"):
+            return cls(str(row["variant"]), row["world"], failed=str(row["failed"]))
+        try:
+            names = ("world", "threads", "lanes", "global_batch", "peak_bytes")
+            return cls(
+                str(row["variant"]),
+                **{name: row[name] for name in names},
+                seconds=tuple(row["seconds"]),
+                notes=tuple(row["notes"]),
+            )
+        except (KeyError, TypeError):
+            raise TextError("does not hold what samestep tune measured") from None
+
+    @property
+    def of_a_sample(self) -> list[float]:
+        """Seconds of a sample in each round: of steps with other batches only this is comparable."""
+        return [seconds / self.global_batch for seconds in self.seconds]
+
+    @property
+    def rate(self) -> Spread:
+        """Samples in a second."""
+        return spread_of([1 / seconds for seconds in self.of_a_sample])
+
+    @property
+    def shown(self) -> str:
+        """A step's time with its range."""
+        found = spread_of(self.seconds)
+        return f"{shown_time(found.median)} ({shown_time(found.low)} to {shown_time(found.high)})"
+
+
+def speedup(one: Timed, base: Timed) -> Spread:
+    """How many times as fast as the other; of too few rounds the range is all that they allow."""
+    found = ratio_of_rounds(base.of_a_sample, one.of_a_sample)
+    if found is not None:
+        return found
+    fast, slow = one.of_a_sample, base.of_a_sample
+    middle = statistics.median(slow) / statistics.median(fast)
+    return Spread(middle, min(slow) / max(fast), max(slow) / min(fast))
+
+
+def is_faster(one: Timed, base: Timed) -> bool:
+    """Whether it is worth it, and no noise."""
+    found = speedup(one, base)
+    return found.median >= WORTH and found.low > 1
+
+
+def simplest_of_fast(in_order: Sequence[Timed]) -> Timed:
+    """The first that no other is clearly faster than.
+
+    Args:
+        in_order: What was measured, the simplest first.
+    """
+    measured = [one for one in in_order if not one.failed]
+    best = min(measured, key=lambda one: statistics.median(one.of_a_sample))
+    return next(one for one in measured if one is best or not is_faster(best, one))
