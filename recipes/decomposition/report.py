@@ -13,9 +13,9 @@ from heatmap import STYLE, heatmap, side_by_side
 from measures import assignment, sorted_columns
 from stories import WORDS
 
-from samestep.inference.trained_model import Trained, load_trained
-from samestep.ui.chart import COLORS, Line, Panel, chart
-from samestep.ui.page import write_page
+from samestep.models.trained_model import Trained, load_trained
+from samestep.report.chart import COLORS, Line, Panel, chart
+from samestep.report.page import write_page
 
 L0, MSE = (0.15, 0.25), 2 * 6.2e-5
 """Goals of TMS 5-2: the components that a sample needs in a layer, and the error with the others masked at random."""

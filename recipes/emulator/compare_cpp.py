@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from samestep.errors import ExportDiffers, ExportError, SamestepError
-from samestep.inference.trained_model import load_trained
+from samestep.models.trained_model import load_trained
 
 METHODS = ("forward", "predict", "jac", "jac_physical")
 TOLERANCE = 1e-6

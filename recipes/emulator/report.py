@@ -12,9 +12,9 @@ import torch
 from fields import INPUTS, OUTPUTS, true_state
 from torch import Tensor
 
-from samestep.inference.trained_model import load_trained
-from samestep.ui.chart import COLORS, Line, Panel, chart
-from samestep.ui.page import write_page
+from samestep.models.trained_model import load_trained
+from samestep.report.chart import COLORS, Line, Panel, chart
+from samestep.report.page import write_page
 
 GOALS = {"rmse_aice": 0.03, "rmse_vice": 0.05}
 """The noise of the made-up fields is 0.01."""

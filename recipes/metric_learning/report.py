@@ -12,10 +12,10 @@ from typing import Any
 from samestep.config import load_config
 from samestep.distributed.context import create_run_context
 from samestep.distributed.hardware import detect_hardware
-from samestep.embedding_page.embedded import Request, embed_run
-from samestep.embedding_page.report import figure, picture_of
-from samestep.ui.chart import COLORS, Line, Panel, chart
-from samestep.ui.page import write_page
+from samestep.models.embeddings.embedded import Request, embed_run
+from samestep.models.embeddings.report import figure, picture_of
+from samestep.report.chart import COLORS, Line, Panel, chart
+from samestep.report.page import write_page
 
 GOALS = {"precision_at_1": 0.85, "accuracy": 0.88}
 """What a training of the same kind by hand reached on the digits: 0.855 and 0.88."""

@@ -19,7 +19,7 @@ from tags import IGNORED
 from torch import Tensor
 
 from samestep.errors import MissingExtraError, OutputError, SamestepError, TaskError
-from samestep.inference.trained_model import load_trained
+from samestep.models.trained_model import load_trained
 
 BATCH = 32
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from documents import Document, Span, read_documents
 
-from samestep.ui.chart import COLORS, Line, Panel, chart
-from samestep.ui.page import write_page
+from samestep.report.chart import COLORS, Line, Panel, chart
+from samestep.report.page import write_page
 
 GOAL = 0.99
 """Of the macro F1 after six epochs on the documents that made_up.py writes."""

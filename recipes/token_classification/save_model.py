@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.errors import OutputError, SamestepError
-from samestep.inference.trained_model import load_trained
+from samestep.models.trained_model import load_trained
 
 
 def save_model(run: Path, folder: Path, which: str, overrides: Sequence[str]) -> None:

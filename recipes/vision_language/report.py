@@ -13,9 +13,9 @@ import numpy as np
 from pictures import SIZE, draw
 from trainings import Training
 
-from samestep.ui.chart import COLORS, Line, Panel, chart
-from samestep.ui.page import write_page
-from samestep.ui.png import png
+from samestep.report.chart import COLORS, Line, Panel, chart
+from samestep.report.page import write_page
+from samestep.report.png import png
 
 GOAL = 0.9
 """Of held-out pictures, how many get exactly their caption after 1,000 steps."""

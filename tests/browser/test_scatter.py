@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from samestep.ui.chart import Line, Panel, chart
-from samestep.ui.page import write_page
-from samestep.ui.png import png
-from samestep.ui.scatter import RIGHT, WRONG, Map, Points, color_of, scatter
+from samestep.report.chart import Line, Panel, chart
+from samestep.report.page import write_page
+from samestep.report.png import png
+from samestep.report.scatter import RIGHT, WRONG, Map, Points, color_of, scatter
 from tests.browser.browser import answer_of, browser
 
 pytestmark = pytest.mark.browser

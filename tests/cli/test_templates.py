@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from samestep.cli import app
+from samestep.cli.starter.templates import TEMPLATES
 from samestep.config import load_config
-from samestep.starter.templates import TEMPLATES
 from tests.cli.processes import samestep
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from samestep.cli.starter import write_starter
 from samestep.config import load_config
-from samestep.starter import write_starter
 from tests.cli.processes import samestep
 
 TINY = ("--quick", "--rounds", "1", "--steps", "1")

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from samestep.cli import app
-from samestep.starter import write_starter
+from samestep.cli.starter import write_starter
 from tests.cli.processes import samestep, started, wait_for
 
 QUICK = ("--rounds", "2", "--steps", "2")

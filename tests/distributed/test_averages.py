@@ -13,7 +13,7 @@ from torch import nn
 from samestep.checkpoint.format import read_model, read_training
 from samestep.checkpoint.listing import list_checkpoints
 from samestep.checkpoint.manifest import verify_checkpoint
-from samestep.inference.trained_model import load_trained
+from samestep.models.trained_model import load_trained
 from tests.distributed.interrupting import finish, go_on
 from tests.distributed.running import EACH_EPOCH, assert_same, settings, train
 from tests.ranks import run_ranks
@@ -127,7 +127,7 @@ def _average(config: dict[str, Any], count: int, by: Any) -> Any:
     from samestep.config import load_config
     from samestep.distributed.context import create_run_context
     from samestep.distributed.hardware import detect_hardware
-    from samestep.inference.checkpoint_average import average_run
+    from samestep.models.checkpoint_average import average_run
 
     loaded = load_config(config)
     with create_run_context(loaded, detect_hardware()) as context:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from samestep.inference.tables import FORMATS
+from samestep.models.tables import FORMATS
 from tests.predicting import finished_run
 from tests.ranks import answers_of_ranks, run_ranks
 
@@ -20,7 +20,7 @@ def _predict(
 ) -> Any:
     from samestep.distributed.context import create_run_context
     from samestep.distributed.hardware import detect_hardware
-    from samestep.inference.predict import Request, predict_once
+    from samestep.models.predict import Request, predict_once
     from samestep.train.run_dir import config_of
 
     config = config_of(Path(run), overrides)

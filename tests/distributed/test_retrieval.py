@@ -77,7 +77,7 @@ def test_a_run_is_judged_by_what_its_embeddings_find(tmp_path: Path) -> None:
 def _average(folder: str) -> Any:
     from samestep.distributed.context import create_run_context
     from samestep.distributed.hardware import detect_hardware
-    from samestep.inference.checkpoint_average import average_run
+    from samestep.models.checkpoint_average import average_run
     from samestep.train.run_dir import config_of
 
     config = config_of(Path(folder), [])

@@ -17,7 +17,7 @@ from torch import Tensor
 from samestep.config import load_config
 from samestep.distributed.context import create_run_context
 from samestep.distributed.hardware import detect_hardware
-from samestep.export.export_run import export_run
+from samestep.models.export.export_run import export_run
 from samestep.train.train_once import train_once
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cpp"

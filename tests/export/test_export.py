@@ -33,9 +33,9 @@ from samestep.errors import (
     MissingExtraError,
     TaskError,
 )
-from samestep.export.export_run import config_hash, export_run
-from samestep.export.formats import FORMATS
-from samestep.inference.trained_model import load_trained
+from samestep.models.export.export_run import config_hash, export_run
+from samestep.models.export.formats import FORMATS
+from samestep.models.trained_model import load_trained
 from samestep.train.train_once import train_once
 from tests.export.tasks import CLASSES, FEATURES
 

@@ -9,7 +9,7 @@ from samestep.bench.document import Document
 from samestep.bench.presentation import Presentation, Table
 from samestep.bench.shown import shown_size, shown_time
 from samestep.bench.statistics import Link, fit_link
-from samestep.ui.chart import COLORS, Line, Panel
+from samestep.report.chart import COLORS, Line, Panel
 
 
 def links_of(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], Link | None]:

@@ -9,7 +9,7 @@ from samestep.bench.document import Document
 from samestep.bench.loader_choice import Reading
 from samestep.bench.presentation import Presentation, Table
 from samestep.bench.shown import shown_time
-from samestep.ui.chart import COLORS, Line, Panel
+from samestep.report.chart import COLORS, Line, Panel
 from samestep.words import counted
 
 Row = Mapping[str, Any]

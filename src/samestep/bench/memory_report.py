@@ -8,7 +8,7 @@ from typing import Any
 from samestep.bench.document import Document
 from samestep.bench.presentation import Presentation, Table
 from samestep.bench.shown import shown_size
-from samestep.ui.chart import COLORS, Line, Panel
+from samestep.report.chart import COLORS, Line, Panel
 from samestep.words import counted
 
 Row = Mapping[str, Any]

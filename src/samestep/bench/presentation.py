@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from samestep.bench.document import Document
-from samestep.ui.chart import Panel, chart
-from samestep.ui.page import write_page
+from samestep.report.chart import Panel, chart
+from samestep.report.page import write_page
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from samestep.bench.scaling_request import ScalingRequest
 from samestep.bench.workloads import WorkloadTask, workload_of
 from samestep.config import Config
 from samestep.distributed.context import RunContext
-from samestep.train.run_facts import config_fact
+from samestep.report.run_facts import config_fact
 from samestep.train.task import Task, load_task
 from samestep.train.trial import reading_once
 

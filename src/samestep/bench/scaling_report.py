@@ -10,7 +10,7 @@ from samestep.bench.presentation import Presentation, Table
 from samestep.bench.scaling_figures import verdicts
 from samestep.bench.shown import shown_size, shown_time
 from samestep.bench.step_phases import PHASES
-from samestep.ui.chart import COLORS, Line, Panel
+from samestep.report.chart import COLORS, Line, Panel
 
 Row = Mapping[str, Any]
 STEP_COLUMNS = (

@@ -22,7 +22,7 @@ from samestep.cli.ranks import as_rank
 from samestep.errors import LaunchError
 
 if TYPE_CHECKING:
-    from samestep.inference.checkpoint_average import Averaged, By
+    from samestep.models.checkpoint_average import Averaged, By
 
 _Last = Annotated[int | None, typer.Option(min=1, help="Average this many newest checkpoints.")]
 _Best = Annotated[int | None, typer.Option(min=1, help="Or this many with the best best.metric.")]
@@ -53,7 +53,7 @@ def average(
         config = config_of(run, overrides or [])
         refuse_untrusted_task(run, config, overrides or (), trust)  # before it sets up the ranks
         with as_rank(config, context, local_rank) as place:
-            from samestep.inference.checkpoint_average import average_run
+            from samestep.models.checkpoint_average import average_run
 
             count = best or last or config.checkpoint.keep_last
             by: By = "best" if best else "last"

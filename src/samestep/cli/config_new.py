@@ -12,7 +12,7 @@ from samestep.cli.app import guarded, usable
 from samestep.cli.inspect import config_app
 
 if TYPE_CHECKING:
-    from samestep.starter import Answers
+    from samestep.cli.starter import Answers
 
 
 class Precision(str, Enum):
@@ -56,7 +56,7 @@ def new(
 ) -> None:
     """Ask a few questions and write a commented config; options answer them beforehand."""
     with guarded():
-        from samestep.starter import refuse_existing, write_config
+        from samestep.cli.starter import refuse_existing, write_config
 
         refuse_existing([file])  # before anything is asked
     answers = _answers(context.params, file, yes)  # not guarded: Ctrl-C ends it as everywhere
@@ -69,7 +69,7 @@ def new(
 
 def _answers(given: dict[str, Any], file: Path, yes: bool) -> Answers:
     """What was given, then asked, then the defaults."""
-    from samestep.starter import OWN_OPTIMIZER, TASK, Answers, makes_optimizers
+    from samestep.cli.starter import OWN_OPTIMIZER, TASK, Answers, makes_optimizers
 
     def ask(key: str, question: str, default: Any, kind: Any = str) -> Any:
         value = given[key]

@@ -21,7 +21,7 @@ from samestep.cli.app import (
 )
 
 if TYPE_CHECKING:
-    from samestep.export.export_run import Exported
+    from samestep.models.export.export_run import Exported
 
 
 @app.command("export", rich_help_panel=MODELS)
@@ -49,7 +49,7 @@ def export_command(
     exit code is 4.
     """
     with guarded():
-        from samestep.export.export_run import export_run
+        from samestep.models.export.export_run import export_run
 
         done = export_run(
             run,

@@ -45,8 +45,8 @@ def init(
 ) -> None:
     """Write a commented config.yaml and task.py to start from."""
     with guarded():
-        from samestep.starter import write_starter
-        from samestep.starter.templates import TEMPLATES, write_template
+        from samestep.cli.starter import write_starter
+        from samestep.cli.starter.templates import TEMPLATES, write_template
 
         if show_templates:
             rows = [

@@ -13,7 +13,7 @@ from samestep.cli.app import RUNS, AsJson, Force, app, guarded, print_rows, usab
 from samestep.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from samestep.plotting.history import History
+    from samestep.report.curves.history import History
 
 
 def _all_usable(paths: list[Path]) -> list[Path]:
@@ -53,12 +53,12 @@ def plot(
     A table, and with --output and --report a picture and a page.
     """
     with guarded():
-        from samestep.plotting.choice import choose
-        from samestep.plotting.history import read_histories
-        from samestep.plotting.picture import refuse_picture
-        from samestep.plotting.summary import as_json as document
-        from samestep.plotting.summary import table
-        from samestep.ui.page import refuse_other_file
+        from samestep.report.curves.choice import choose
+        from samestep.report.curves.history import read_histories
+        from samestep.report.curves.picture import refuse_picture
+        from samestep.report.curves.summary import as_json as document
+        from samestep.report.curves.summary import table
+        from samestep.report.page import refuse_other_file
 
         if output is not None:
             refuse_picture(output, force)
@@ -90,10 +90,10 @@ def _draw(
     report: Path | None,
     force: bool,
 ) -> None:
-    from samestep.plotting.choice import MOST_PANELS
-    from samestep.plotting.panels import panels_of
-    from samestep.plotting.picture import write_picture
-    from samestep.plotting.report import write_html
+    from samestep.report.curves.choice import MOST_PANELS
+    from samestep.report.curves.page import write_html
+    from samestep.report.curves.panels import panels_of
+    from samestep.report.curves.picture import write_picture
 
     if output is None and report is None:
         return

@@ -23,8 +23,8 @@ from samestep.cli.app import (
 from samestep.cli.ranks import as_rank
 
 if TYPE_CHECKING:
-    from samestep.embedding_page.embedded import EmbeddedRun
-    from samestep.embedding_page.report import Picture
+    from samestep.models.embeddings.embedded import EmbeddedRun
+    from samestep.models.embeddings.report import Picture
 
 PAGE = "embeddings.html"
 
@@ -63,10 +63,10 @@ def plot_embeddings(
     Alone, or as a rank. An error is a sample whose nearest reference is of another class.
     """
     with guarded():
-        from samestep.embedding_page.projection import chosen_maps
+        from samestep.models.embeddings.projection import chosen_maps
+        from samestep.report.page import refuse_other_file
         from samestep.train.origin import refuse_untrusted_task
         from samestep.train.run_dir import config_of
-        from samestep.ui.page import refuse_other_file
 
         page, names = output or run / PAGE, chosen_maps(maps)
         if not force:
@@ -74,8 +74,8 @@ def plot_embeddings(
         config = config_of(run, overrides or [])
         refuse_untrusted_task(run, config, overrides or (), trust)  # before it sets up the ranks
         with as_rank(config, context, local_rank, needs_lanes=False) as place:
-            from samestep.embedding_page.embedded import Request, embed_run
-            from samestep.embedding_page.report import picture_of, write_html
+            from samestep.models.embeddings.embedded import Request, embed_run
+            from samestep.models.embeddings.report import picture_of, write_html
 
             request = Request(
                 run, data, reference, view, points, which, weights, tuple(overrides or ()), trust

@@ -104,7 +104,7 @@ def _write(context: typer.Context, local_rank: int | None, as_json: bool, **requ
     # Before it sets up the ranks.
     refuse_untrusted_task(run, config, overrides, request["trust"])
     with as_rank(config, context, local_rank, needs_lanes=False) as place:
-        from samestep.inference.predict import Request, predict_once
+        from samestep.models.predict import Request, predict_once
 
         done = predict_once(Request(**request), place)
         if place.is_main and as_json:

@@ -45,10 +45,10 @@ def scan(
     """
     with guarded():
         from samestep.errors import LaunchError
+        from samestep.report.page import refuse_other_file
         from samestep.scan.report import COLUMNS, lines, rows, rule_rows, summary, write_report
         from samestep.scan.rules import chosen_rules
         from samestep.scan.scan import scan as read_code
-        from samestep.ui.page import refuse_other_file
 
         chosen = chosen_rules(rules, ignore)
         if show_rules:

@@ -239,10 +239,10 @@ def plot(
     """Draw a sweep's trials, also while it runs: a picture, and a page; if neither is named, a page in
     the sweep's directory."""
     with guarded():
-        from samestep.plotting.picture import refuse_picture
+        from samestep.report.curves.picture import refuse_picture
+        from samestep.report.page import refuse_other_file
         from samestep.sweep.plots import plots_of
         from samestep.sweep.reading import find_sweep, reload_sweep
-        from samestep.ui.page import refuse_other_file
 
         folder = find_sweep(name)
         page = folder / "plots.html" if output is None and report is None else report
@@ -331,7 +331,7 @@ def latency(
             runs[0], ["distributed.world_size=auto"]
         )  # it may have been trained on more
         with as_rank(config, context, None, needs_lanes=False) as place:
-            from samestep.inference.latency import time_models
+            from samestep.models.latency import time_models
 
             write_latencies(time_models(runs, batch, place), result)
 

@@ -87,7 +87,7 @@ def verify(
         from samestep.launch.commands.rank_command import RankCommand
         from samestep.launch.run.target import read_target
         from samestep.launch.run.worlds import Machines, parse_worlds, with_shards
-        from samestep.ui.page import refuse_other_file
+        from samestep.report.page import refuse_other_file
         from samestep.verify.verify import verify as run_verify
 
         if report is not None:
@@ -122,7 +122,7 @@ def _print(result: Verification, as_json: bool) -> None:
 
 
 def _write_report(result: Verification, config: Config, report: Path | None) -> None:
-    from samestep.train.run_facts import config_fact, run_facts
+    from samestep.report.run_facts import config_fact, run_facts
     from samestep.verify.report import write_report
 
     folder = config.run_path / "verify"

@@ -6,10 +6,10 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
+from samestep.report.page import write_page
 from samestep.scan.rule import Finding, Rule
 from samestep.scan.rules import RULES
 from samestep.scan.scan import Scan
-from samestep.ui.page import write_page
 
 COLUMNS = ("rule", "found", "on several ranks it", "what it is")
 

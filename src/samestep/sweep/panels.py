@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from samestep.report.chart import Line, Panel
 from samestep.sweep.schema import SweepConfig
 from samestep.sweep.space import Domain
 from samestep.sweep.storage import CURVES, FOLDS, TrialRecord, best_of
-from samestep.ui.chart import Line, Panel
 
 COLORS = {"complete": "#1f5f99", "pruned": "#9aa5af", "running": "#12703c", "failed": "#b3261e"}
 BEST = "#c2571a"

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from samestep.plotting.panel_picture import write_panels
+from samestep.report.chart import Line, Panel, chart
+from samestep.report.curves.panel_picture import write_panels
+from samestep.report.page import write_page
 from samestep.sweep.importance import importances
 from samestep.sweep.loading import LoadedSweep
 from samestep.sweep.panels import COLORS, described, sweep_panels
@@ -17,8 +19,6 @@ from samestep.sweep.reading import trials_of
 from samestep.sweep.schema import SweepConfig
 from samestep.sweep.selection import seconds_per_sample
 from samestep.sweep.storage import FOLDS, REASON, TrialRecord, best_of
-from samestep.ui.chart import Line, Panel, chart
-from samestep.ui.page import write_page
 
 _FRONT = "#7a3e9d"
 

@@ -12,8 +12,8 @@ from samestep.bench.presentation import Presentation, Table
 from samestep.bench.shown import shown_size, shown_time
 from samestep.bench.statistics import WORTH, spread_of
 from samestep.errors import PlanError
+from samestep.report.chart import COLORS, Line, Panel
 from samestep.tuning.timed import Timed, is_faster
-from samestep.ui.chart import COLORS, Line, Panel
 from samestep.words import counted
 
 _COLUMNS = (

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from samestep.errors import MissingExtraError
+from samestep.report.chart import Line, Panel, chart
+from samestep.report.page import write_page
 from samestep.tuning.lr_range_test import RangeTestResult
-from samestep.ui.chart import Line, Panel, chart
-from samestep.ui.page import write_page
 
 _RAW, _SMOOTHED, _NOW = "#9db4c8", "#1f5f99", "#6b7580"
 _MARKS = {"steepest": "#c2571a", "valley": "#12703c"}

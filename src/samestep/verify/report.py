@@ -6,8 +6,8 @@ import html
 from collections.abc import Mapping
 from pathlib import Path
 
-from samestep.ui.chart import COLORS, Line, Panel, chart
-from samestep.ui.page import write_page
+from samestep.report.chart import COLORS, Line, Panel, chart
+from samestep.report.page import write_page
 from samestep.verify.result import Verification, WorldResult
 from samestep.words import counted
 

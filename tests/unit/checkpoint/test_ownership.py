@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from samestep.checkpoint.ownership import claim, claim_empty, clear, marker_of
 from samestep.checkpoint.torch_file import write_torch_file
 from samestep.cli import app
+from samestep.cli.starter import write_starter
 from samestep.config import load_config
 from samestep.errors import ConfigError, LaunchError, OutputError, RunDirError
 from samestep.launch.run.private_file import write_private
-from samestep.starter import write_starter
 from samestep.train.record import Recorder
 from samestep.train.run_dir import RunDir
 from samestep.tuning.lr_curve import RangeTest

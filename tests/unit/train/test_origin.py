@@ -139,9 +139,9 @@ def test_no_command_runs_a_strangers_code(
     monkeypatch.chdir(tmp_path)
     command = RecordedCommand("train", "config.yaml", str(tmp_path))
     a_run(Path("run"), tmp_path / "run" / "task.py", command)
-    monkeypatch.setattr("samestep.inference.trained_model.select_checkpoint", lambda *_: _Found)
-    monkeypatch.setattr("samestep.inference.predict.select_checkpoint", lambda *_: _Found)
-    monkeypatch.setattr("samestep.inference.trained_model.verify_checkpoint", lambda _: None)
+    monkeypatch.setattr("samestep.models.trained_model.select_checkpoint", lambda *_: _Found)
+    monkeypatch.setattr("samestep.models.predict.select_checkpoint", lambda *_: _Found)
+    monkeypatch.setattr("samestep.models.trained_model.verify_checkpoint", lambda _: None)
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 2, done.output
     assert "is not trusted: it lies inside the run's directory" in done.output

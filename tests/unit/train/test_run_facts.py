@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from samestep.config import load_config
-from samestep.train.run_facts import config_fact, run_facts
+from samestep.report.run_facts import config_fact, run_facts
 
 
 def test_facts_are_what_the_directory_states(tmp_path: Path) -> None:

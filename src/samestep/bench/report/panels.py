@@ -10,7 +10,7 @@ from samestep.bench.report.results import Machine
 from samestep.bench.report.targets import OURS
 from samestep.bench.shown import shown_time
 from samestep.bench.statistics import Spread
-from samestep.ui.chart import COLORS, Line, Panel
+from samestep.report.chart import COLORS, Line, Panel
 from samestep.words import counted
 
 _IDEAL, _GREY = "ideal", "#8793a0"

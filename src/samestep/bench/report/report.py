@@ -19,8 +19,8 @@ from samestep.bench.report.panels import (
 )
 from samestep.bench.report.results import Machine, Result, machines_of
 from samestep.bench.report.targets import FAIL, PASS, Target, targets_of
-from samestep.ui.chart import Panel, chart
-from samestep.ui.page import write_page
+from samestep.report.chart import Panel, chart
+from samestep.report.page import write_page
 
 TARGET_COLUMNS = ("target", "limit", "result", "measured", "where, or why not")
 _FOLDED = 12

@@ -110,7 +110,7 @@ def on_worlds(command: BenchCommand, start: Start) -> Document:
 def refuse_files(output: Path | None, report: Path | None) -> None:
     """Refuse to replace what is no result of ours; before the work, not after it."""
     from samestep.bench.document import refuse_other_result
-    from samestep.ui.page import refuse_other_file
+    from samestep.report.page import refuse_other_file
 
     if report is not None:
         refuse_other_file(report)

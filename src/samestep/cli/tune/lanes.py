@@ -75,7 +75,7 @@ def lanes(
             print_presentation(shown)
         if report is not None:
             from samestep.bench.presentation import write_html
-            from samestep.train.run_facts import config_fact
+            from samestep.report.run_facts import config_fact
 
             write_html(document.with_facts(config_fact(loaded)), shown, report)
             typer.echo(f"Page: {report}", err=True)

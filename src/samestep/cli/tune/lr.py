@@ -75,7 +75,7 @@ def lr(
         test = RangeTest(smallest, largest, steps, smooth, stop_factor)
         loaded = load_config(config, overrides or [])
         if report is not None:
-            from samestep.ui.page import refuse_other_file
+            from samestep.report.page import refuse_other_file
 
             refuse_other_file(report)
         if write is not None:
@@ -137,7 +137,7 @@ def _keep(
     found: RangeTestResult, config: Config, written: dict[str, Any] | None, page: Path | None
 ) -> None:
     """Write the numbers and the plots to the test's directory."""
-    from samestep.train.run_facts import run_facts
+    from samestep.report.run_facts import run_facts
     from samestep.tuning.lr_report import write_html, write_png
 
     title = f"{config.name}: loss over learning rate"

@@ -84,8 +84,8 @@ def _file_of(config: Path | None, write: Path | None) -> Iterator[Path]:
     if config is not None:
         yield config
         return
+    from samestep.cli.starter import write_starter
     from samestep.errors import PlanError
-    from samestep.starter import write_starter
 
     if write is not None:
         raise PlanError("--write includes a config, and none is given: samestep tune all CONFIG")

@@ -1,0 +1,143 @@
+"""The page: a map to look at, and a table of the classes and what they are taken for."""
+
+from __future__ import annotations
+
+import html
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from samestep.models.embeddings.embedded import EmbeddedRun, EmbeddedSet, as_array
+from samestep.models.embeddings.pictures import pictures_of
+from samestep.models.embeddings.projection import project
+from samestep.report.page import write_page
+from samestep.report.run_facts import run_facts
+from samestep.report.scatter import Map, Points, scatter
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What is on the page, and what is not."""
+
+    points: Points
+    maps: list[Map]
+    missing: list[str]
+
+    @property
+    def errors(self) -> int | None:
+        """How many points are wrong; None if that is not known."""
+        return None if self.points.wrong is None else sum(self.points.wrong)
+
+
+def picture_of(
+    embedded: EmbeddedRun,
+    maps: Sequence[str] = ("pca", "tsne", "umap"),
+    perplexity: float | None = None,
+) -> Picture:
+    """The maps of a run's embeddings.
+
+    Args:
+        embedded: the embeddings.
+        maps: which ones: pca, tsne, umap.
+        perplexity: of t-SNE; by the number of points if None.
+    """
+    drawn = embedded.drawn
+    made, missing = project(as_array(drawn.rows), maps, perplexity)
+    points = Points(
+        groups=drawn.labels or [-1] * len(drawn.rows),
+        names=drawn.class_names() if drawn.labels else [],
+        texts=[_texts(embedded, at) for at in range(len(drawn.rows))],
+        wrong=embedded.wrong,
+        pictures=pictures_of(drawn.dataset, drawn.indices),
+    )
+    return Picture(points, made, missing)
+
+
+def _texts(embedded: EmbeddedRun, at: int) -> list[str]:
+    lines = [embedded.drawn.name_of(at)]
+    references, nearest = embedded.references, embedded.nearest
+    if references is not None and nearest is not None:
+        near, distance = nearest[at]
+        lines.append(f"nearest: {_class_of(references, near)}{references.name_of(near)}")
+        lines.append(f"{embedded.distance} distance {distance:.3g}")
+    return lines
+
+
+def _class_of(found: EmbeddedSet, at: int) -> str:
+    return f"{found.class_names()[found.labels[at]]}, " if found.labels else ""
+
+
+def write_html(
+    embedded: EmbeddedRun, picture: Picture, run: Path, path: Path, force: bool = False
+) -> None:
+    """Write the page.
+
+    Args:
+        embedded: the embeddings.
+        picture: their maps.
+        run: the run's directory.
+        path: the file.
+        force: whether a file that is no page of ours is replaced.
+
+    Raises:
+        OutputError: if the file is not ours to replace, or cannot be written.
+    """
+    title = f"{run.resolve().name}: embeddings"
+    body = f"""<h1>{html.escape(title)}</h1>
+{figure(embedded, picture)}"""
+    facts = {
+        "run": str(run),
+        "weights": f"{embedded.weights}, step {embedded.step}",
+        "view": embedded.drawn.view,
+        **run_facts(run),
+    }
+    write_page(path, title, body, facts, force)
+
+
+def figure(embedded: EmbeddedRun, picture: Picture) -> str:
+    """The maps with what they show, and the table of classes, as HTML."""
+    drawn, total = len(embedded.drawn.rows), embedded.samples
+    some = f"{drawn} of {total} samples, evenly spread" if drawn < total else f"{drawn} samples"
+    unit = ", of unit length" if embedded.distance == "cosine" else ""
+    lines = [f"{some}; embeddings of {embedded.drawn.rows.shape[1]} numbers{unit}."]
+    if picture.errors is not None and embedded.references is not None:
+        lines.append(
+            f"An error is a sample whose nearest of {len(embedded.references.rows)} reference samples is of "
+            f"another class: {picture.errors} of {drawn}, so precision@1 is {1 - picture.errors / drawn:.4f}."
+        )
+    elif embedded.drawn.labels is None:
+        lines.append("They have no classes, so nothing is known about errors.")
+    lines += [f"There is {reason}." for reason in picture.missing]
+    if picture.points.pictures is None:
+        lines.append("They are no images, so none are shown.")
+    said = " ".join(map(html.escape, lines))
+    return f"<p>{said}</p>\n{scatter(picture.points, picture.maps)}\n{_classes(embedded)}"
+
+
+def _classes(embedded: EmbeddedRun) -> str:
+    """A row for each class: its samples, its errors, and what it is taken for most often."""
+    labels, wrong = embedded.drawn.labels, embedded.wrong
+    references, nearest = embedded.references, embedded.nearest
+    if labels is None or wrong is None or references is None or nearest is None:
+        return ""
+    names, other_names = embedded.drawn.class_names(), references.class_names()
+    assert references.labels is not None, "else nothing is known to be wrong"
+    rows = []
+    for label in sorted(set(labels)):
+        places = [at for at, number in enumerate(labels) if number == label]
+        taken = Counter(
+            other_names[references.labels[nearest[at].place]] for at in places if wrong[at]
+        )
+        errors = sum(taken.values())
+        most = ", ".join(f"{name} ({count})" for name, count in taken.most_common(3))
+        rows.append(
+            f'<tr><td>{html.escape(names[label])}</td><td class="number">{len(places)}</td>'
+            f'<td class="number">{errors}</td><td class="number">{1 - errors / len(places):.3f}</td>'
+            f"<td>{html.escape(most)}</td></tr>"
+        )
+    head = (
+        '<th>class</th><th class="number">samples</th><th class="number">errors</th>'
+        '<th class="number">precision@1</th><th>taken for</th>'
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
