@@ -55,10 +55,10 @@ def plot(
     with guarded():
         from samestep.report.curves.choice import choose
         from samestep.report.curves.history import read_histories
-        from samestep.report.curves.picture import refuse_picture
         from samestep.report.curves.summary import as_json as document
         from samestep.report.curves.summary import table
         from samestep.report.page import refuse_other_file
+        from samestep.report.picture import refuse_picture
 
         if output is not None:
             refuse_picture(output, force)
@@ -93,7 +93,7 @@ def _draw(
     from samestep.report.curves.choice import MOST_PANELS
     from samestep.report.curves.page import write_html
     from samestep.report.curves.panels import panels_of
-    from samestep.report.curves.picture import write_picture
+    from samestep.report.picture import write_panels
 
     if output is None and report is None:
         return
@@ -103,7 +103,9 @@ def _draw(
         typer.echo(f"{left} metrics are not drawn: choose others with --metric", err=True)
     if output is not None:
         try:
-            write_picture(panels[:MOST_PANELS], output, force)
+            write_panels(
+                ", ".join(one.label for one in histories), panels[:MOST_PANELS], output, force
+            )
             typer.echo(f"Plot: {output}", err=True)
         except MissingExtraError as error:
             typer.echo(f"No plot: {error}", err=True)

@@ -239,8 +239,8 @@ def plot(
     """Draw a sweep's trials, also while it runs: a picture, and a page; if neither is named, a page in
     the sweep's directory."""
     with guarded():
-        from samestep.report.curves.picture import refuse_picture
         from samestep.report.page import refuse_other_file
+        from samestep.report.picture import refuse_picture
         from samestep.sweep.plots import plots_of
         from samestep.sweep.reading import find_sweep, reload_sweep
 

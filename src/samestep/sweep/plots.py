@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samestep.report.chart import Line, Panel, chart
-from samestep.report.curves.panel_picture import write_panels
 from samestep.report.page import write_page
+from samestep.report.picture import write_panels
 from samestep.sweep.importance import importances
 from samestep.sweep.loading import LoadedSweep
 from samestep.sweep.panels import COLORS, described, sweep_panels

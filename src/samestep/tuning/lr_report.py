@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from samestep.errors import MissingExtraError
 from samestep.report.chart import Line, Panel, chart
 from samestep.report.page import write_page
+from samestep.report.picture import write_panels
 from samestep.tuning.lr_range_test import RangeTestResult
 
 _RAW, _SMOOTHED, _NOW = "#9db4c8", "#1f5f99", "#6b7580"
@@ -24,33 +24,11 @@ def write_png(found: RangeTestResult, title: str, path: Path) -> None:
         found: the result of a range test.
         title: the title of the plot.
         path: the file to write.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtraError("the PNG plot", "plots") from None
-    # Without pyplot: this needs no display and changes no global state.
-    figure = Figure(figsize=(8, 5), dpi=130, layout="constrained")
-    axes = figure.subplots()
-    axes.plot(found.rates, found.losses, color=_RAW, linewidth=1, alpha=0.6, label="loss")
-    axes.plot(found.rates, found.smoothed, color=_SMOOTHED, linewidth=2.2, label="smoothed loss")
-    if _includes_rate_now(found):
-        now = f"now  {found.rate_now:.3g}"
-        axes.axvline(found.rate_now, color=_NOW, linestyle=":", linewidth=1.2, label=now)
-    for rule, rate in found.suggestions.items():
-        axes.axvline(rate, color=_MARKS[rule], linestyle="--", linewidth=1.2)
-        point = ([rate], [_loss_at(found, rate)])
-        label = f"{rule}  {rate:.3g}"
-        axes.plot(*point, "o", color=_MARKS[rule], markersize=8, label=label, zorder=5)
-    axes.set_xscale("log")
-    axes.set_ylim(*_loss_limits(found))
-    axes.set_xlabel(_rate_title(found))
-    axes.set_ylabel("loss")
-    axes.set_title(title)
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    write_panels(title, [_panel(found)], path, force=True)
 
 
 def write_html(
@@ -81,11 +59,11 @@ def write_html(
 {table}
 <p>Rates from {found.test.min:g} to {found.test.max:g}; {html.escape(ended)}.
 The config's rate is {found.rate_now:.3g} now.</p>
-{_figure(found)}"""
+{chart([_panel(found)])}"""
     write_page(path, title, body, facts)
 
 
-def _figure(found: RangeTestResult) -> str:
+def _panel(found: RangeTestResult) -> Panel:
     x, limits = list(found.rates), _loss_limits(found)
     lines = [
         Line(name="loss", group="loss", x=x, y=found.losses, color=_RAW, width=1, opacity=0.6),
@@ -105,11 +83,10 @@ def _figure(found: RangeTestResult) -> str:
                 joined=False, mark="circle",
             )
         )  # fmt: skip
-    panel = Panel(
+    return Panel(
         title="loss over learning rate", lines=lines, x=_rate_title(found), y="loss", xlog=True,
-        yrange=limits, height=460,
+        yrange=limits, height=460, full=True,
     )  # fmt: skip
-    return chart([panel])
 
 
 def _upright(

@@ -17,7 +17,7 @@ from samestep.report.curves.choice import choose
 from samestep.report.curves.history import History, read_histories
 from samestep.report.curves.page import write_html
 from samestep.report.curves.panels import panels_of
-from samestep.report.curves.picture import write_picture
+from samestep.report.picture import write_panels
 from tests.unit.report.runs import history, write_run
 
 BAD = "<script>alert(1)</script>"
@@ -43,19 +43,19 @@ def test_a_run_has_one_color_and_the_curves_of_a_list_one_panel() -> None:
     runs = [history(loss=[1.0], **rates), history("other", loss=[2.0], **rates)]
     loss, rate = drawn(runs)
     assert (loss.title, rate.title) == ("loss", "learning rate")
-    assert [curve.name for curve in rate.curves] == [
+    assert [curve.name for curve in rate.lines] == [
         "mine [0]", "mine [1]", "other [0]", "other [1]",
     ]  # fmt: skip
-    assert [curve.style for curve in rate.curves] == ["-", "--", "-", "--"]
-    assert {c.run: c.color for c in loss.curves} == {c.run: c.color for c in rate.curves}
-    assert len({curve.color for curve in loss.curves}) == 2
+    assert [curve.dash for curve in rate.lines] == ["", "dash", "", "dash"]
+    assert {c.group: c.color for c in loss.lines} == {c.group: c.color for c in rate.lines}
+    assert len({curve.color for curve in loss.lines}) == 2
 
 
 def test_skipped_steps_are_marked_at_the_loss() -> None:
     run = replace(history(loss=[1.0, math.nan], f1=[1.0, 1.0]), skipped=[1])
     loss, f1 = drawn([run])
-    assert [flag.text for flag in loss.curves[0].flags] == ["step 1: NaN or infinite, skipped"]
-    assert not f1.curves[0].flags
+    assert [flag["text"] for flag in loss.lines[0].flags] == ["step 1: NaN or infinite, skipped"]
+    assert not f1.lines[0].flags
 
 
 @pytest.mark.parametrize(("name", "begins"), [("c.png", b"\x89PNG"), ("c.svg", b"<?xml"), ("c.PDF", b"%PDF")])  # fmt: skip
@@ -63,7 +63,7 @@ def test_a_picture_is_what_its_name_says(tmp_path: Path, name: str, begins: byte
     odd = replace(history("_$\\frac{$", loss=[1.0, math.nan, 2.0], **{"$x^": [1.0]}), skipped=[1])
     long = history("long", loss=[float(step) for step in range(2000)], loss_scale=[2.0])
     path = tmp_path / "new" / name
-    write_picture(drawn([odd, long]), path)
+    write_panels("mine", drawn([odd, long]), path)
     assert path.read_bytes().startswith(begins)
     assert [file.name for file in path.parent.iterdir()] == [name], "nothing else is left there"
 
@@ -72,20 +72,20 @@ def test_a_picture_replaces_nothing_unless_forced(tmp_path: Path) -> None:
     path = tmp_path / "c.png"
     path.write_text("theirs")
     with pytest.raises(OutputError, match="--force replaces it"):
-        write_picture(drawn([history(loss=[1.0])]), path)
+        write_panels("mine", drawn([history(loss=[1.0])]), path)
     assert path.read_text() == "theirs"
-    write_picture(drawn([history(loss=[1.0])]), path, force=True)
+    write_panels("mine", drawn([history(loss=[1.0])]), path, force=True)
     assert path.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(
         OutputError, match=r"end its name in \.png, \.svg, \.pdf; for a page, --report"
     ):
-        write_picture(drawn([history(loss=[1.0])]), tmp_path / "c.html")
+        write_panels("mine", drawn([history(loss=[1.0])]), tmp_path / "c.html")
 
 
 def test_a_picture_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot be written"):
-        write_picture(drawn([history(loss=[1.0])]), tmp_path / "file" / "c.png")
+        write_panels("mine", drawn([history(loss=[1.0])]), tmp_path / "file" / "c.png")
 
 
 def test_without_matplotlib_the_extra_is_named(
@@ -93,7 +93,7 @@ def test_without_matplotlib_the_extra_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtraError, match=r"\.\[plots\]"):
-        write_picture(drawn([history(loss=[1.0])]), tmp_path / "c.png")
+        write_panels("mine", drawn([history(loss=[1.0])]), tmp_path / "c.png")
 
 
 def test_the_page_holds_every_curve_and_loads_nothing(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from samestep.report.chart import Line, Panel
-from samestep.report.curves.panel_picture import write_panels
+from samestep.report.picture import write_panels
 
 pytest.importorskip("matplotlib")
 

@@ -127,7 +127,7 @@ def test_the_picture_is_a_png_of_some_size(tmp_path: Path) -> None:
     data = (tmp_path / "new" / "lr.png").read_bytes()
     assert data.startswith(b"\x89PNG")
     width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
-    assert (width, height) == (1040, 650)
+    assert (width, height) == (1408, 631)
 
 
 def test_the_page_shows_the_suggestions_and_loads_nothing_from_the_network(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_the_page_of_a_test_without_suggestions_shows_why(tmp_path: Path) -> Non
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtraError, match=r"\.\[plots\]"):
-        write_png(found(), "mine", tmp_path / "file")
+        write_png(found(), "mine", tmp_path / "file.png")
 
 
 def test_every_value_of_the_page_is_escaped(tmp_path: Path) -> None:

@@ -105,8 +105,8 @@ def _compared(now: Sequence[Result], against: list[Path], tolerance: float) -> C
 def _refuse(output: Path | None, csv: Path | None, png: Path | None, force: bool) -> None:
     """Refuse to replace what is not ours; before the work, not after it."""
     from samestep.bench.report.csv_files import refuse_csv
-    from samestep.report.curves.picture import refuse_picture
     from samestep.report.page import refuse_other_file
+    from samestep.report.picture import refuse_picture
 
     if output is not None and not force:
         refuse_other_file(output, "--force replaces it, or name another file")
@@ -134,7 +134,7 @@ def _print(made: Report, compared: Comparison | None) -> None:
 
 def _write_tables_and_plots(made: Report, csv: Path | None, png: Path | None, force: bool) -> None:
     from samestep.bench.report.csv_files import write_csv
-    from samestep.report.curves.panel_picture import write_panels
+    from samestep.report.picture import write_panels
 
     if csv is not None:
         write_csv(made, csv)

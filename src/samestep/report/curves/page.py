@@ -5,17 +5,13 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
-from samestep.report.chart import Line, Panel, chart
+from samestep.report.chart import Panel, chart
 from samestep.report.curves.history import History
-from samestep.report.curves.panels import Curve, CurvePanel
 from samestep.report.curves.summary import table
 from samestep.report.page import write_page
 from samestep.report.run_facts import run_facts
 
-_DASHES: dict[str, Literal["", "dash", "dot"]] = {"-": "", "--": "dash", ":": "dot"}
-_DIGITS = 7
 _TEXTS = ("metric", "run", "curve", "")
 """Columns that are no numbers."""
 
@@ -23,7 +19,7 @@ _TEXTS = ("metric", "run", "curve", "")
 def write_html(
     histories: Sequence[History],
     metrics: Sequence[str],
-    panels: Sequence[CurvePanel],
+    panels: Sequence[Panel],
     path: Path,
     force: bool = False,
 ) -> None:
@@ -40,42 +36,13 @@ def write_html(
         OutputError: if the file is not ours to replace, or cannot be written.
     """
     title = ", ".join(history.label for history in histories)
-    drawn = [
-        Panel(title=panel.title, lines=[_line(c) for c in panel.curves], ylog=panel.log, height=280)
-        for panel in panels
-    ]
     body = f"""<h1>{html.escape(title)}</h1>
-{chart(drawn, wide=len(drawn) > 1)}
+{chart(panels, wide=len(panels) > 1)}
 <p>Of many steps, a curve shows means; the band is the range of their values. Triangles: values that are NaN or
 infinite, and skipped steps.</p>
 {_table(*table(histories, metrics))}
 {_runs(histories)}"""
     write_page(path, title, body, force=force)
-
-
-def _line(curve: Curve) -> Line:
-    points = curve.points
-    return Line(
-        name=curve.name,
-        group=curve.run,
-        x=[_round(step) for step in points.x],
-        y=_rounded(points.y),
-        low=None if points.low is None else _rounded(points.low),
-        high=None if points.high is None else _rounded(points.high),
-        color=curve.color,
-        dash=_DASHES[curve.style],
-        width=1.6,
-        flags=[{"x": flag.step, "text": flag.text} for flag in curve.flags],
-    )
-
-
-def _rounded(values: Sequence[float | None]) -> list[float | None]:
-    return [None if value is None else _round(value) for value in values]
-
-
-def _round(value: float) -> float:
-    """To what a picture shows, which halves the page; `--json` has every bit."""
-    return value if isinstance(value, int) else float(f"{value:.{_DIGITS}g}")
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,41 +1,20 @@
-"""From histories to what is drawn, on paper or on a page."""
+"""From histories to what is drawn, in a picture or on a page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
-from samestep.report.chart import COLORS
+from samestep.report.chart import COLORS, Line, Panel
 from samestep.report.curves.choice import base, title
 from samestep.report.curves.history import History
-from samestep.report.curves.thinning import Flag, Thinned, flags, thin
+from samestep.report.curves.thinning import flags, thin
 
-_STYLES: tuple[Literal["-", "--", ":"], ...] = ("-", "--", ":")
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One metric of one run, as it is drawn."""
-
-    run: str
-    name: str
-    color: str
-    style: Literal["-", "--", ":"]
-    points: Thinned
-    flags: Sequence[Flag] = ()
+_DASHES: tuple[Literal["", "dash", "dot"], ...] = ("", "dash", "dot")
+_DIGITS = 7
 
 
-@dataclass(frozen=True)
-class CurvePanel:
-    """One metric of all runs; the curves of a list, such as several learning rates, are together."""
-
-    title: str
-    curves: Sequence[Curve]
-    log: bool = False
-
-
-def panels_of(histories: Sequence[History], metrics: Sequence[str]) -> list[CurvePanel]:
+def panels_of(histories: Sequence[History], metrics: Sequence[str]) -> list[Panel]:
     """The panels in the order of the metrics, a run in the same color in each.
 
     Args:
@@ -46,12 +25,18 @@ def panels_of(histories: Sequence[History], metrics: Sequence[str]) -> list[Curv
     for metric in metrics:
         together.setdefault(base(metric), []).append(metric)
     return [
-        CurvePanel(title(name), _curves(histories, members), log=name == "loss_scale")
+        Panel(
+            title=title(name),
+            lines=_lines(histories, members),
+            x="step",
+            ylog=name == "loss_scale",
+            height=280,
+        )
         for name, members in together.items()
     ]
 
 
-def _curves(histories: Sequence[History], metrics: Sequence[str]) -> list[Curve]:
+def _lines(histories: Sequence[History], metrics: Sequence[str]) -> list[Line]:
     present = [
         (number, history, metric)
         for number, history in enumerate(histories)
@@ -65,12 +50,25 @@ def _curves(histories: Sequence[History], metrics: Sequence[str]) -> list[Curve]
         series, place = history.metrics[metric], metrics.index(metric)
         # Of the steps that were skipped, the loss says why and the scale what followed.
         skipped = history.skipped if metric in ("loss", "loss_scale") else ()
-        part = metric.removeprefix(base(metric))
+        name = f"{history.label} {metric.removeprefix(base(metric))}".rstrip()
+        points = thin(series, first, last)
         found.append(
-            Curve(
-                history.label, f"{history.label} {part}".rstrip(), COLORS[number % len(COLORS)],
-                _STYLES[(place + number // len(COLORS)) % len(_STYLES)],
-                thin(series, first, last), flags(series, skipped, first, last),
+            Line(
+                name=name, group=history.label, x=[_round(step) for step in points.x],
+                y=_rounded(points.y), low=None if points.low is None else _rounded(points.low),
+                high=None if points.high is None else _rounded(points.high),
+                color=COLORS[number % len(COLORS)], width=1.6,
+                dash=_DASHES[(place + number // len(COLORS)) % len(_DASHES)],
+                flags=[{"x": f.step, "text": f.text} for f in flags(series, skipped, first, last)],
             )
         )  # fmt: skip
     return found
+
+
+def _rounded(values: Sequence[float | None]) -> list[float | None]:
+    return [None if value is None else _round(value) for value in values]
+
+
+def _round(value: float) -> float:
+    """To what a picture shows, which halves the page; `--json` has every bit."""
+    return value if isinstance(value, int) else float(f"{value:.{_DIGITS}g}")

@@ -6,15 +6,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from samestep.errors import MissingExtraError
+from samestep.checkpoint.files import partial_of, refuse_existing
+from samestep.errors import MissingExtraError, OutputError
 from samestep.report.chart import Line, Panel
-from samestep.report.curves.picture import literal, refuse_picture, save_figure
+
+_SUFFIXES = (".png", ".svg", ".pdf")
 
 _STYLES = {"": "-", "dash": "--", "dot": ":"}
 _MARKS = {"": None, "circle": "o", "star": "*"}
 _SIZES = {"": 4, "circle": 5, "star": 13}
 _INCHES = 1 / 95
 """Of a panel's pixel."""
+
+
+def refuse_picture(path: Path, force: bool) -> None:
+    """Refuse what cannot be a picture, or is a file already; before the work of a command."""
+    if path.suffix.lower() not in _SUFFIXES:
+        page = "; for a page, --report FILE" if path.suffix.lower() in (".html", ".htm") else ""
+        raise OutputError(f"{path}: end its name in {', '.join(_SUFFIXES)}{page}")
+    if not force:
+        refuse_existing(path)
 
 
 def write_panels(title: str, panels: Sequence[Panel], path: Path, force: bool = False) -> None:
@@ -40,7 +51,7 @@ def write_panels(title: str, panels: Sequence[Panel], path: Path, force: bool = 
     heights = [max(panel.height for panel in row) * _INCHES for row in rows]
     # Without pyplot: this needs no display and changes no global state.
     figure = Figure(figsize=(12.8, sum(heights) + 0.9), dpi=110, layout="constrained")
-    figure.suptitle(literal(title), fontsize=12)
+    figure.suptitle(_literal(title), fontsize=12)
     grid = GridSpec(len(rows), 2, figure=figure, height_ratios=heights)
     entries: dict[str, Any] = {}
     for at, row in enumerate(rows):
@@ -48,10 +59,10 @@ def write_panels(title: str, panels: Sequence[Panel], path: Path, force: bool = 
             place = grid[at, :] if panel.full else grid[at, column]
             _draw(figure.add_subplot(place), panel, entries)
     figure.legend(
-        list(entries.values()), [literal(name) for name in entries], loc="outside lower center",
+        list(entries.values()), [_literal(name) for name in entries], loc="outside lower center",
         ncols=6, frameon=False, fontsize=9,
     )  # fmt: skip
-    save_figure(figure, path)
+    _save(figure, path)
 
 
 def _rows(panels: Sequence[Panel]) -> list[list[Panel]]:
@@ -65,11 +76,11 @@ def _rows(panels: Sequence[Panel]) -> list[list[Panel]]:
 
 
 def _draw(axes: Any, panel: Panel, entries: dict[str, Any]) -> None:
-    axes.set_title(literal(panel.title), fontsize=10)
+    axes.set_title(_literal(panel.title), fontsize=10)
     axes.grid(alpha=0.25)
     axes.set_axisbelow(True)
-    axes.set_xlabel(literal(panel.x), fontsize=8)
-    axes.set_ylabel(literal(panel.y), fontsize=8)
+    axes.set_xlabel(_literal(panel.x), fontsize=8)
+    axes.set_ylabel(_literal(panel.y), fontsize=8)
     axes.tick_params(labelsize=8)
     if panel.xlog:
         axes.set_xscale("log")
@@ -87,7 +98,7 @@ def _draw(axes: Any, panel: Panel, entries: dict[str, Any]) -> None:
             # In plain numbers: a logarithmic axis would name powers of ten only.
             put(
                 list(ticks),
-                [f"{tick:g}" for tick in ticks] if labels is None else list(map(literal, labels)),
+                [f"{tick:g}" for tick in ticks] if labels is None else list(map(_literal, labels)),
             )
             put([], minor=True)
     if panel.xrange is not None:
@@ -97,7 +108,7 @@ def _draw(axes: Any, panel: Panel, entries: dict[str, Any]) -> None:
     for note in panel.notes:
         box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1}
         axes.annotate(
-            literal(note["text"]), (note["x"], note["y"]), xytext=(4, 0), fontsize=8, va="center",
+            _literal(note["text"]), (note["x"], note["y"]), xytext=(4, 0), fontsize=8, va="center",
             textcoords="offset points", bbox=box,
         )  # fmt: skip
 
@@ -142,3 +153,23 @@ def _line(axes: Any, line: Line) -> Any:
             markersize=6, markeredgecolor="white", transform=axes.get_xaxis_transform(),
         )  # fmt: skip
     return drawn
+
+
+def _save(figure: Any, path: Path) -> None:
+    """Write a figure of matplotlib: whole, or not at all."""
+    partial = partial_of(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            figure.savefig(partial, format=path.suffix[1:].lower())
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def _literal(name: str) -> str:
+    """A name as it is: matplotlib takes dollars for formulas, and hides what begins with _."""
+    text = name.replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
