@@ -1,6 +1,6 @@
 """Contestants of peers.py and lanes.py: the loop by hand, a bare CUDA graph, and samestep.
 
-All run in one process, each with its own settings of torch in its turns (`samestep.bench.torch_settings`).
+All run in one process, each with its own settings of torch in its turns (`samestep.bench.scaling`).
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import samestep
-from samestep.bench.torch_settings import KeepingSettings
+from samestep.bench.scaling import KeepingSettings
 from samestep.bench.turns import Advance, in_turns
 from samestep.bench.workloads import HostData, collate_nothing
 from samestep.losses import supcon

@@ -69,7 +69,7 @@ from measuring import (
 from rich.table import Table
 from torch import Tensor
 
-from samestep.bench.torch_settings import KeepingSettings
+from samestep.bench.scaling import KeepingSettings
 from samestep.bench.turns import Advance
 from samestep.optim.kernels import allow_deterministic_products
 

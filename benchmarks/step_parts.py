@@ -37,7 +37,7 @@ from torch.optim import Optimizer  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from samestep.bench.contestants import Seat, open_ddp, open_samestep  # noqa: E402
-from samestep.bench.torch_settings import KeepingSettings  # noqa: E402
+from samestep.bench.scaling import KeepingSettings  # noqa: E402
 from samestep.bench.workloads import Workload, WorkloadTask, workload_of  # noqa: E402
 from samestep.config import Config  # noqa: E402
 from samestep.distributed.context import RunContext, create_run_context  # noqa: E402

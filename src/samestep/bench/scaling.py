@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+import torch.utils.deterministic
 
 from samestep.bench.contestants import LeftOut, Seat, open_ddp, open_samestep, refuse_small_data
 from samestep.bench.document import Document, machine_facts
@@ -31,7 +32,6 @@ from samestep.bench.scaling_plan import (
 )
 from samestep.bench.statistics import spread_of
 from samestep.bench.step_phases import Cores, RankStep, phases_of, share_cores, slow_ranks
-from samestep.bench.torch_settings import KeepingSettings
 from samestep.bench.turns import Advance
 from samestep.config import Config
 from samestep.distributed.context import RunContext, create_run_context
@@ -45,6 +45,66 @@ from samestep.train.progress import TurnProgress
 from samestep.train.run import Run
 from samestep.train.step_times import peak_memory
 from samestep.train.task import Task
+
+
+@dataclass(frozen=True)
+class TorchSettings:
+    """Settings of torch, of which a training may want something else."""
+
+    deterministic: bool
+    warns_only: bool
+    fills_memory: bool
+    cudnn_deterministic: bool
+    cudnn_benchmark: bool
+    cudnn_tf32: bool
+    matmul_precision: str
+
+    @classmethod
+    def current(cls) -> TorchSettings:
+        """As they are now."""
+        return cls(
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            warns_only=torch.is_deterministic_algorithms_warn_only_enabled(),
+            fills_memory=torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+            cudnn_deterministic=torch.backends.cudnn.deterministic,
+            cudnn_benchmark=torch.backends.cudnn.benchmark,
+            cudnn_tf32=torch.backends.cudnn.allow_tf32,
+            matmul_precision=torch.get_float32_matmul_precision(),
+        )
+
+    def apply(self) -> None:
+        """Compute with these from now on."""
+        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warns_only)
+        torch.utils.deterministic.fill_uninitialized_memory = self.fills_memory  # type: ignore[attr-defined]
+        torch.backends.cudnn.deterministic = self.cudnn_deterministic
+        torch.backends.cudnn.benchmark = self.cudnn_benchmark
+        torch.backends.cudnn.allow_tf32 = self.cudnn_tf32
+        torch.set_float32_matmul_precision(self.matmul_precision)
+
+
+class KeepingSettings:
+    """A training that has its own settings of torch in its turns and leaves others theirs."""
+
+    def __init__(self, open_it: Callable[[], Advance]) -> None:
+        outside = TorchSettings.current()
+        try:
+            self._advance = open_it()
+            self._own = TorchSettings.current()
+        finally:
+            outside.apply()
+
+    def __call__(self, number: int) -> None:
+        """Run so many steps."""
+        outside = TorchSettings.current()
+        if self._own != outside:
+            self._own.apply()
+        try:
+            self._advance(number)
+        finally:
+            self._own = TorchSettings.current()
+            if self._own != outside:
+                outside.apply()
+
 
 _WARM_UP = {"cuda": 24}
 """Steps before the clock starts. On a GPU steps run eagerly at first, then are captured as graphs."""

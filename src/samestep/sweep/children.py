@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import select
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from samestep.environment.interpreter import interpreter_words
-from samestep.environment.variables import ending_variables, process_environment
+from samestep.environment.variables import ending_variables, process_environment, wake_variables
 from samestep.errors import LaunchError, Stopped
 from samestep.foreign.files import read_lines
 from samestep.foreign.limits import short
@@ -20,7 +26,49 @@ from samestep.launch.run.orphans import Reaper
 from samestep.launch.run.reaper import kill_group
 from samestep.launch.run.signal_forwarder import SignalForwarder
 from samestep.launch.warm.client import ForkedProcess, WarmServer
-from samestep.sweep.events import Events
+
+
+class Events:
+    """A socket that runs send a byte to, and the ends of processes."""
+
+    def __init__(self) -> None:
+        # Not in the sweep's directory: the path of such a socket has at most 107 bytes.
+        self._folder = Path(tempfile.mkdtemp(prefix="samestep-"))
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._socket.bind(str(self._folder / "wake"))
+        self._ends: dict[int, int] = {}
+        """A file for each process, which can be read once that has ended."""
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What tells runs where to send it."""
+        return wake_variables(self._folder / "wake")
+
+    def watch(self, pid: int) -> None:
+        """Wake up when this process ends, where the system can tell: on Linux."""
+        with suppress(AttributeError, OSError):
+            self._ends[pid] = os.pidfd_open(pid)
+
+    def forget(self, pid: int) -> None:
+        """The process has ended."""
+        if pid in self._ends:
+            os.close(self._ends.pop(pid))
+
+    def wait(self, seconds: float) -> None:
+        """Until something happens, but no longer than this."""
+        files = [self._socket.fileno(), *self._ends.values()]
+        select.select(files, [], [], seconds)
+        with suppress(BlockingIOError):
+            while True:
+                self._socket.recv(64)
+
+    def close(self) -> None:
+        self._socket.close()
+        for pid in list(self._ends):
+            self.forget(pid)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
 
 PAUSE = 0.25
 """Seconds between two looks at what no event tells of: runs on other machines, signals, files."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import html
+import math
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,14 +13,60 @@ from pathlib import Path
 from samestep.report.chart import Line, Panel, chart
 from samestep.report.page import write_page
 from samestep.report.picture import write_panels
-from samestep.sweep.importance import importances
 from samestep.sweep.loading import LoadedSweep
+from samestep.sweep.optuna_parts import import_optuna
 from samestep.sweep.panels import COLORS, described, sweep_panels
 from samestep.sweep.pareto import best_words, front
 from samestep.sweep.reading import trials_of
 from samestep.sweep.schema import SweepConfig
 from samestep.sweep.selection import seconds_per_sample
 from samestep.sweep.storage import FOLDS, REASON, TrialRecord, best_of
+
+FEWEST = 4
+"""Complete trials below which an estimate says nothing."""
+
+
+def importances(
+    sweep: SweepConfig, trials: Sequence[TrialRecord]
+) -> tuple[dict[str, float], str | None]:
+    """The importance of each key, the greatest first, and why there is none, if there is none.
+
+    Args:
+        sweep: The sweep.
+        trials: Its trials.
+    """
+    done = [
+        trial
+        for trial in trials
+        # One that another program put into the storage may be of another space.
+        if trial.state == "complete" and sweep.domains.keys() <= trial.frozen.params.keys()
+    ]
+    if len(done) < FEWEST:
+        return {}, f"importance needs {FEWEST} complete trials, and there are {len(done)}"
+    if len({trial.value for trial in done}) == 1:
+        return {}, "importance needs trials that differ, and all came to the same value"
+    optuna = import_optuna()
+    study = optuna.create_study(direction=sweep.directions[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        # Of Optuna's estimates the one that needs no other package, and draws nothing at random.
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        study.add_trials(
+            optuna.trial.create_trial(
+                params=trial.frozen.params,
+                distributions=trial.frozen.distributions,
+                value=trial.value,
+            )
+            for trial in done
+        )
+        try:
+            found = optuna.importance.get_param_importances(study, evaluator=evaluator)
+        except (ImportError, ValueError, RuntimeError) as error:
+            return {}, f"Optuna cannot estimate the importance: {error}"
+    if not all(math.isfinite(value) for value in found.values()):
+        return {}, "Optuna cannot estimate the importance of trials that differ so little"
+    return dict(found), None
+
 
 _FRONT = "#7a3e9d"
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from samestep.bench.host_memory import in_use
 from samestep.bench.leak import LEAST_RESIDENT_GROWTH, growth_of, theil_sen, windowed_minima
+from samestep.bench.memory import in_use
 
 MB = 1 << 20
 

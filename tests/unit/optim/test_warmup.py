@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
 
-from samestep.optim.warmup import Warmed, Warmup
+from samestep.optim.schedules import Warmed, Warmup
 
 
 def optimizer(*rates: float) -> SGD:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from samestep.retrieval.mutual_information import (
+from samestep.retrieval.measures import (
     adjusted_mutual_information,
     normalized_mutual_information,
 )

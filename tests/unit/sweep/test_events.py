@@ -9,8 +9,8 @@ import time
 import pytest
 
 from samestep.environment.variables import exporting
-from samestep.sweep.events import Events
-from samestep.train.asking import _wake_sweep
+from samestep.sweep.children import Events
+from samestep.train.requests import _wake_sweep
 
 LONG = 60.0
 

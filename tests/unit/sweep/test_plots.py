@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 
 from samestep.cli import app
 from samestep.report.chart import Panel
-from samestep.sweep.importance import importances
 from samestep.sweep.loading import LoadedSweep
-from samestep.sweep.plots import plots_of
+from samestep.sweep.plots import importances, plots_of
 from samestep.sweep.reading import best_trial, trials_of
 from samestep.sweep.storage import Storage
 from tests.unit.sweep.studies import BAD, begin_study, data_of, finish_study

@@ -16,7 +16,7 @@ import samestep
 from samestep.checkpoint.questions import Answer, read_answer, read_question, write_answer
 from samestep.checkpoint.run_result import read_result
 from samestep.errors import CheckpointError, Stopped
-from samestep.train.asking import Asking
+from samestep.train.requests import Asking
 from tests.unit.train.own_loops import settings, train
 
 
@@ -82,7 +82,7 @@ def test_a_stop_signal_ends_the_wait_for_an_answer(tmp_path: Path) -> None:
 def test_a_run_that_nobody_answers_saves_and_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("samestep.train.asking._SECONDS_FOR_AN_ANSWER", 0.05)
+    monkeypatch.setattr("samestep.train.requests._SECONDS_FOR_AN_ANSWER", 0.05)
     with pytest.raises(Stopped):
         run_with(tmp_path, settings(tmp_path / "run"))
     result = read_result(tmp_path / "run")

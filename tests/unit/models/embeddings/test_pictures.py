@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from samestep.models.embeddings.pictures import LARGEST, pictures_of
+from samestep.models.embeddings.report import LARGEST, pictures_of
 
 
 def opened(sample: Any) -> Image.Image:
