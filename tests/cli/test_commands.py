@@ -55,7 +55,7 @@ def test_help_answers_fast_and_without_torch(tmp_path: Path) -> None:
 def test_help_shows_commands_in_the_order_a_person_meets_them(here: Callable[..., Result]) -> None:
     shown = here("--help").output
     words = ["╭─ Train ", "train", "launch", "verify", "╭─ Start", "init", "config", "env", "doctor",
-             "╭─ Tune", "tune", "predict", "embed", "plot-embeddings", "export", "average",
+             "╭─ Tune", "tune", "predict", "plot-embeddings", "export", "average",
              "╭─ Look", "checkpoints", "plot", "times", "slurm"]  # fmt: skip
     places = [shown.find(word if word.startswith("╭") else f"\n│ {word} ") for word in words]
     assert -1 not in places

@@ -38,14 +38,14 @@ def test_digits_are_predicted_the_same_alone_and_on_two_ranks(tmp_path: Path) ->
 
 def test_embeddings_are_the_same_alone_and_on_two_ranks(tmp_path: Path) -> None:
     finished_run(tmp_path / "run", "Embeds")
-    words = ("embed", "run", "valid", "--view", "encoder", "--json")
+    words = ("predict", "run", "valid", "--embeddings", "--view", "encoder", "--json")
     alone = samestep(*words, "--output", "one.npy", cwd=tmp_path)
     assert alone.returncode == 0, alone.stderr
     two = torchrun(*words, "--output", "two.npy", cwd=tmp_path)
     assert two.returncode == 0, two.stderr
     assert json.loads(two.stdout)["columns"] == ["index", "encoder"]
     assert (tmp_path / "one.npy").read_bytes() == (tmp_path / "two.npy").read_bytes()
-    wrong = samestep("embed", "run", "valid", "--output", "z.npy", cwd=tmp_path)
+    wrong = samestep("predict", "run", "valid", "--embeddings", "--output", "z.npy", cwd=tmp_path)
     assert wrong.returncode == 2
     assert (
         "there are the columns head, encoder: choose one, of embeddings by --view" in wrong.stderr

@@ -40,7 +40,7 @@ TRAINING, STARTING, MODELS, RUNS = (
 """Where --help shows a command."""
 
 _ORDER = (
-    "train", "launch", "resume", "cv", "folds", "sweep", "verify", "scan", "init", "config", "env", "doctor", "bench", "tune", "predict", "embed", "plot-embeddings", "export",
+    "train", "launch", "resume", "cv", "folds", "sweep", "verify", "scan", "init", "config", "env", "doctor", "bench", "tune", "predict", "plot-embeddings", "export",
     "average", "result", "checkpoints", "plot", "times", "slurm", "examine", "latency", "warm",
 )  # fmt: skip
 

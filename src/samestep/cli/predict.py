@@ -1,11 +1,11 @@
-"""The commands that use a trained model: predict and embed."""
+"""The command that writes what a trained model computes: predict."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -49,31 +49,9 @@ def predict(
     data: Data,
     output: Output,
     overrides: Overrides = None,
-    which: Which = "best",
-    weights: Weights = "raw",
-    file_format: FileFormat = None,
-    batch: Batch = None,
-    force: Force = False,
-    trust: Trust = False,
-    as_json: AsJson = False,
-    local_rank: LocalRank = None,
-) -> None:
-    """Write a trained model's predictions for every sample, in order; alone, or as a rank."""
-    with guarded():
-        _write(
-            context, local_rank, as_json, run=run, data=data, output=output, format=file_format,
-            which=which, weights=weights, batch=batch, force=force,
-            overrides=tuple(overrides or ()), trust=trust,
-        )  # fmt: skip
-
-
-@app.command(rich_help_panel=MODELS)
-def embed(
-    context: typer.Context,
-    run: RunDirPath,
-    data: Data,
-    output: Output,
-    overrides: Overrides = None,
+    embeddings: Annotated[
+        bool, typer.Option("--embeddings", help="Write embeddings in place of predictions.")
+    ] = False,
     view: Annotated[
         str | None, typer.Option(help="Which of the task's embeddings; all unless given.")
     ] = None,
@@ -86,28 +64,29 @@ def embed(
     as_json: AsJson = False,
     local_rank: LocalRank = None,
 ) -> None:
-    """Write a trained model's embeddings of every sample, in order; alone, or as a rank."""
+    """Write a trained model's predictions, or embeddings, for every sample, in order; alone, or as a rank.
+
+    Example: samestep predict runs/digits valid --output predictions.csv
+    """
     with guarded():
-        _write(
-            context, local_rank, as_json, run=run, data=data, output=output, format=file_format,
-            which=which, weights=weights, batch=batch, force=force,
-            overrides=tuple(overrides or ()), trust=trust, kind="embeddings", view=view,
-        )  # fmt: skip
+        from samestep.errors import PlanError
+        from samestep.train.origin import refuse_untrusted_task
+        from samestep.train.run_dir import config_of
 
+        if view is not None and not embeddings:
+            raise PlanError("--view chooses among embeddings: add --embeddings, or leave it out")
+        config = config_of(run, overrides or [])
+        refuse_untrusted_task(run, config, overrides or (), trust)  # before it sets up the ranks
+        with as_rank(config, context, local_rank, needs_lanes=False) as place:
+            from samestep.models.predict import Request, predict_once
 
-def _write(context: typer.Context, local_rank: int | None, as_json: bool, **request: Any) -> None:
-    from samestep.train.origin import refuse_untrusted_task
-    from samestep.train.run_dir import config_of
-
-    run, overrides = request["run"], request["overrides"]
-    config = config_of(run, overrides)
-    # Before it sets up the ranks.
-    refuse_untrusted_task(run, config, overrides, request["trust"])
-    with as_rank(config, context, local_rank, needs_lanes=False) as place:
-        from samestep.models.predict import Request, predict_once
-
-        done = predict_once(Request(**request), place)
-        if place.is_main and as_json:
-            typer.echo(json.dumps(asdict(done)))
-        elif place.is_main:
-            typer.echo(f"{done.samples} samples, step {done.step}: {done.output}")
+            request = Request(
+                run=run, data=data, output=output, format=file_format, which=which, weights=weights,
+                batch=batch, force=force, overrides=tuple(overrides or ()), trust=trust,
+                kind="embeddings" if embeddings else "predictions", view=view,
+            )  # fmt: skip
+            done = predict_once(request, place)
+            if place.is_main and as_json:
+                typer.echo(json.dumps(asdict(done)))
+            elif place.is_main:
+                typer.echo(f"{done.samples} samples, step {done.step}: {done.output}")

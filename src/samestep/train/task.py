@@ -206,7 +206,7 @@ class Task(RunHooks, TrainedUses):
         raise TaskError(f"{type(self).__name__} must define batch_loss(self, embeddings, batch)")
 
     def eval_embed(self, model: nn.Module, batch: LaneBatch) -> Any:
-        """The embeddings that `evaluation.mode: retrieval` and `samestep embed` take; `embed`'s unless
+        """The embeddings that `evaluation.mode: retrieval` and `samestep predict --embeddings` take; `embed`'s unless
         overridden.
 
         Args:
