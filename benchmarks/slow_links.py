@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 from tests.cluster.hosts import Hosts  # noqa: E402
 
 from samestep.bench.comm_report import links_of  # noqa: E402
-from samestep.bench.shown import shown_size, shown_time  # noqa: E402
+from samestep.report.format import format_bytes, format_seconds  # noqa: E402
 
 _BURST = "128kb"
 _QUEUE = "50ms"
@@ -72,14 +72,16 @@ def rows_of(link: str, world: int, comm: Any, scaling: Any) -> Iterator[tuple[st
     line = links_of(comm["rows"])["tree-sum", world]
     plain = links_of(comm["rows"])["all-reduce", world]
     shown = [
-        "-" if one is None else f"{shown_time(one.latency)} + n / {shown_size(one.bandwidth)}/s"
+        "-"
+        if one is None
+        else f"{format_seconds(one.latency)} + n / {format_bytes(one.bandwidth)}/s"
         for one in (plain, line)
     ]
     rows = {row["contestant"]: row for row in scaling["rows"]}
     ours, ratio = rows["samestep"], rows["samestep"]["ratio_to_ddp"]
     share = ours["phases"]["exchange"]["median"] / ours["median"]
     yield (
-        link, str(world), *shown, shown_time(rows["ddp"]["median"]), shown_time(ours["median"]),
+        link, str(world), *shown, format_seconds(rows["ddp"]["median"]), format_seconds(ours["median"]),
         f"{ratio['median']:.2f} ({ratio['low']:.2f} - {ratio['high']:.2f})", f"{share:.0%}",
         f"{ours['control']['median']:.2f}",
     )  # fmt: skip

@@ -16,7 +16,7 @@ SOURCE = Path(samestep.__file__).parent
 # A package imports only from the layers listed before its own.
 LAYERS: list[set[str]] = [
     {"errors", "version", "words"},
-    {"foreign", "losses"},
+    {"parsing", "losses"},
     {"pytree", "lanes", "environment"},
     {"config"},
     {"checkpoint", "distributed"},
@@ -40,7 +40,7 @@ MAY_UNPICKLE = ("distributed.objects",)  # what is signed
 WITHOUT_EAGER_TORCH = (
     "errors",
     "version",
-    "foreign",
+    "parsing",
     "environment",
     "config",
     "launch.commands",
@@ -165,7 +165,7 @@ def test_text_from_elsewhere_becomes_values_in_one_package() -> None:
         "json.load", "yaml.load", "yaml.safe_load", "yaml.compose", "yaml.scan", "ast.parse", "ast.literal_eval",
         "str.isdigit", "pickle.load", "tomllib.",
     )  # fmt: skip
-    assert not _offenders(prefixes, ("foreign", *MAY_READ_JSON_OF_OTHER_PROCESSES, *MAY_UNPICKLE))
+    assert not _offenders(prefixes, ("parsing", *MAY_READ_JSON_OF_OTHER_PROCESSES, *MAY_UNPICKLE))
     methods = [
         f"{name}:{node.lineno}"
         for name, tree in modules().items()

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from samestep.config import load_config
 from samestep.config.layers import LAYER_KEYS
-from samestep.foreign.plain_yaml import parse_yaml
+from samestep.parsing.plain_yaml import parse_yaml
 from samestep.sweep.loading import with_objectives
 from samestep.sweep.schema import SweepConfig
 from samestep.sweep.space import parse_space

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from samestep.errors import TaskError, TextError
-from samestep.foreign.files import read_lines
-from samestep.foreign.json_text import parse_json
+from samestep.parsing.files import read_lines
+from samestep.parsing.json_text import parse_json
 
 TYPES = (
     "DESIGNATION", "EDUCATION", "EMAIL", "EXPERIENCE", "LOCATION", "NAME", "PHONE", "SKILL",

@@ -21,9 +21,9 @@ from samestep.config.secrets import is_secret
 from samestep.distributed.health.watchdog import Reminder
 from samestep.environment.interpreter import interpreter_words
 from samestep.errors import CheckpointError, ConfigError, LaunchError, RunDirError, TextError
-from samestep.foreign.files import read_text
-from samestep.foreign.limits import visible
 from samestep.launch.run.mpirun import find_flavour
+from samestep.parsing.files import read_text
+from samestep.parsing.limits import visible
 from samestep.train.open_run import Opened
 from samestep.train.run_dir import RunDir
 from tests.cli.processes import ROOT, run, samestep

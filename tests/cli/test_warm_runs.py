@@ -17,7 +17,7 @@ from tests.cli.tiny_sweep import write_sweep
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="runs are forked on Linux only")
 
 TELLS = """
-from samestep.launch.warm.forked import FORKED
+from samestep.launch.forkserver.forked import FORKED
 print("this process was", "started" if FORKED.get() is None else "forked", flush=True)
 """
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from samestep.bench.document import Document
 from samestep.bench.presentation import Presentation, Table
-from samestep.bench.shown import shown_size, shown_time
+from samestep.report.format import format_bytes, format_seconds
 from samestep.words import counted
 
 Row = Mapping[str, Any]
@@ -35,10 +35,10 @@ def cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
         (
             _name(row),
             str(row["world"]),
-            shown_time(row["median"]),
-            f"{shown_time(row['low'])} - {shown_time(row['high'])}",
-            shown_size(row["bytes"]) if row["bytes"] else "-",
-            "-" if (speed := bandwidth(row)) is None else f"{shown_size(speed)}/s",
+            format_seconds(row["median"]),
+            f"{format_seconds(row['low'])} - {format_seconds(row['high'])}",
+            format_bytes(row["bytes"]) if row["bytes"] else "-",
+            "-" if (speed := bandwidth(row)) is None else f"{format_bytes(speed)}/s",
         )
         for row in rows
     ]
@@ -61,9 +61,9 @@ def verdict(rows: Sequence[Row]) -> str:
     restore = next(row for row in rows if row.get("saved_by") == row["world"])
     ratio, slower = pause["median"] / control["median"], _slower(took)
     return (
-        f"On {counted(pause['world'], 'rank')}, a save of {shown_size(save['bytes'])} pauses training for "
-        f"{shown_time(pause['median'])}, {ratio:.2g}x torch.save's {shown_time(control['median'])}; it is on disk "
-        f"after {shown_time(save['median'])}, and restored in {shown_time(restore['median'])}. A step takes "
+        f"On {counted(pause['world'], 'rank')}, a save of {format_bytes(save['bytes'])} pauses training for "
+        f"{format_seconds(pause['median'])}, {ratio:.2g}x torch.save's {format_seconds(control['median'])}; it is on disk "
+        f"after {format_seconds(save['median'])}, and restored in {format_seconds(restore['median'])}. A step takes "
         f"{slower:.2g}x as long while it is written."
     )
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from samestep.bench.document import Document, machine_facts
-from samestep.bench.shown import shown_size
 from samestep.bench.sizes import TREE_SUM
 from samestep.bench.statistics import spread_of
 from samestep.distributed.collectives import TorchCollectives
@@ -18,6 +17,7 @@ from samestep.distributed.context import RunContext
 from samestep.distributed.timed_calls import OPERATIONS, Call, Operation, seconds_of_slowest
 from samestep.errors import PlanError
 from samestep.reduce.exchange import create_exchange
+from samestep.report.format import format_bytes
 from samestep.train.progress import TurnProgress
 
 KIND = "comm"
@@ -90,7 +90,7 @@ def measure_comm(
     trying = list(operations)
     with TurnProgress(len(sizes), context.log, context.is_main) as progress:
         for size in sizes:
-            progress.begin(shown_size(size))
+            progress.begin(format_bytes(size))
             taken = _take_turns(collectives, trying, size, rounds)
             rows += [_row(collectives, name, size, seconds) for name, seconds in taken.items()]
             trying = [name for name in trying if min(taken[name]) <= longest]

@@ -7,9 +7,9 @@ from typing import Any
 
 from samestep.bench.document import Document
 from samestep.bench.presentation import Presentation, Table
-from samestep.bench.shown import shown_size, shown_time
 from samestep.bench.statistics import Link, fit_link
 from samestep.report.chart import COLORS, Line, Panel
+from samestep.report.format import format_bytes, format_seconds
 
 
 def links_of(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], Link | None]:
@@ -37,10 +37,10 @@ def cells(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
         (
             row["operation"],
             str(row["world"]),
-            shown_size(row["bytes"]),
-            shown_time(row["median"]),
-            f"{shown_time(row['low'])} - {shown_time(row['high'])}",
-            f"{shown_size(row['bus_bytes'])}/s",
+            format_bytes(row["bytes"]),
+            format_seconds(row["median"]),
+            f"{format_seconds(row['low'])} - {format_seconds(row['high'])}",
+            f"{format_bytes(row['bus_bytes'])}/s",
         )
         for row in rows
     ]
@@ -52,8 +52,8 @@ def link_cells(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
         (
             operation,
             str(world),
-            "-" if link is None else shown_time(link.latency),
-            "-" if link is None else f"{shown_size(link.bandwidth)}/s",
+            "-" if link is None else format_seconds(link.latency),
+            "-" if link is None else f"{format_bytes(link.bandwidth)}/s",
         )
         for (operation, world), link in links_of(rows).items()
     ]
@@ -116,7 +116,7 @@ def _lines(rows: Sequence[Mapping[str, Any]], key: str, scale: float) -> list[Li
             name=name, group=name, x=[row["bytes"] / 1024 for row in found],
             y=[scale * row[key] for row in found], color=COLORS[number % len(COLORS)],
             mark="circle",
-            text=[f"{shown_size(row['bytes'])}: {shown_time(row['median'])}" for row in found],
+            text=[f"{format_bytes(row['bytes'])}: {format_seconds(row['median'])}" for row in found],
         )
         for number, (name, found) in enumerate(kinds.items())
     ]  # fmt: skip

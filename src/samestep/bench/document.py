@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.errors import PlanError, TextError
-from samestep.foreign.json_text import read_json
+from samestep.parsing.json_text import read_json
 from samestep.version import __version__
 
 FORMAT = "samestep bench"

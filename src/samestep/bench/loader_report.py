@@ -8,8 +8,8 @@ from typing import Any
 from samestep.bench.document import Document
 from samestep.bench.loader_choice import Reading
 from samestep.bench.presentation import Presentation, Table
-from samestep.bench.shown import shown_time
 from samestep.report.chart import COLORS, Line, Panel
+from samestep.report.format import format_seconds
 from samestep.words import counted
 
 Row = Mapping[str, Any]
@@ -29,9 +29,9 @@ def cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
             str(row["world"]),
             str(row["workers"]),
             str(row["prefetch"]),
-            shown_time(row["median"]),
-            f"{shown_time(row['low'])} - {shown_time(row['high'])}",
-            shown_time(row["step_seconds"]["median"]),
+            format_seconds(row["median"]),
+            f"{format_seconds(row['low'])} - {format_seconds(row['high'])}",
+            format_seconds(row["step_seconds"]["median"]),
             f"{row['median'] / row['step_seconds']['median']:.2f}",
             ", ".join(
                 word
@@ -56,8 +56,8 @@ def verdict(rows: Sequence[Row]) -> str:
     best = reading_of(next(row for row in rows if row["recommended"]))
     ranks = f"On {counted(rows[0]['world'], 'rank')}"
     found = (
-        f"data takes {_times(fewest)} the rest of a step ({shown_time(fewest.data)} against "
-        f"{shown_time(fewest.rest)}) with {_workers(fewest)}"
+        f"data takes {_times(fewest)} the rest of a step ({format_seconds(fewest.data)} against "
+        f"{format_seconds(fewest.rest)}) with {_workers(fewest)}"
     )
     if best == fewest:
         worth = "it stays the bottleneck" if best.is_bottleneck else "it is no bottleneck"
@@ -65,7 +65,7 @@ def verdict(rows: Sequence[Row]) -> str:
     left = "still the bottleneck" if best.is_bottleneck else "no longer the bottleneck"
     return (
         f"{ranks} {found}; with {_workers(best)} {_times(best)}, {left}. Set {_set(best)}: a step then takes "
-        f"about {shown_time(best.step)} instead of {shown_time(fewest.step)}."
+        f"about {format_seconds(best.step)} instead of {format_seconds(fewest.step)}."
     )
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from samestep.bench.document import Document
 from samestep.bench.presentation import Presentation, Table
-from samestep.bench.shown import shown_size
 from samestep.report.chart import COLORS, Line, Panel
+from samestep.report.format import format_bytes
 from samestep.words import counted
 
 Row = Mapping[str, Any]
@@ -152,4 +152,4 @@ def _lines(parts: Sequence[Row]) -> list[Line]:
 
 
 def _size(size: float | None) -> str:
-    return "-" if size is None else shown_size(size)
+    return "-" if size is None else format_bytes(size)

@@ -8,9 +8,9 @@ from typing import Any
 from samestep.bench.document import Document
 from samestep.bench.presentation import Presentation, Table
 from samestep.bench.scaling_figures import verdicts
-from samestep.bench.shown import shown_size, shown_time
 from samestep.bench.step_phases import PHASES
 from samestep.report.chart import COLORS, Line, Panel
+from samestep.report.format import format_bytes, format_seconds
 
 Row = Mapping[str, Any]
 STEP_COLUMNS = (
@@ -67,8 +67,8 @@ def _step_cells(row: Row) -> tuple[str, ...]:
         row["contestant"],
         str(row["lanes"]),
         str(row["global_batch"]),
-        shown_time(row["median"]),
-        f"{shown_time(row['low'])} - {shown_time(row['high'])}",
+        format_seconds(row["median"]),
+        f"{format_seconds(row['low'])} - {format_seconds(row['high'])}",
         f"{row['samples_per_second']:.4g}",
         shown_spread(row["efficiency"]),
         "-" if row["contestant"] == "ddp" else shown_spread(row["ratio_to_ddp"], 3),
@@ -79,7 +79,7 @@ def _step_cells(row: Row) -> tuple[str, ...]:
 def _phase_cells(row: Row) -> tuple[str, ...]:
     phases = [_phase(row["phases"][name]) for name in PHASES]
     memory = max(one["memory_bytes"] for one in row["ranks"])
-    return (row["mode"], str(row["world"]), *phases, shown_size(memory))
+    return (row["mode"], str(row["world"]), *phases, format_bytes(memory))
 
 
 def _phase(found: Mapping[str, Any]) -> str:
@@ -122,7 +122,7 @@ def _lines(rows: Sequence[Row], value: Any) -> list[Line]:
         Line(
             name=name, group=name, x=[row["world"] for row in of_name],
             y=[value(row) for row in of_name], color=COLORS[number % len(COLORS)], mark="circle",
-            text=[f"{row['world']} ranks: {shown_time(row['median'])}" for row in of_name],
+            text=[f"{row['world']} ranks: {format_seconds(row['median'])}" for row in of_name],
         )
         for number, (name, of_name) in enumerate(found.items())
     ]  # fmt: skip

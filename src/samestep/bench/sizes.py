@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from samestep.errors import PlanError
-from samestep.foreign.limits import short
+from samestep.parsing.limits import short
 
 TREE_SUM = "tree-sum"
 OPERATIONS = ("all-reduce", TREE_SUM, "all-gather", "broadcast", "point-to-point")

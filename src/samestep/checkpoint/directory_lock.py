@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from samestep.checkpoint.ownership import naming_errors
 from samestep.errors import RunDirError, TextError
-from samestep.foreign.files import read_text
+from samestep.parsing.files import read_text
 
 SECONDS_BETWEEN_BEATS = 5.0
 SECONDS_TO_LIVE = 60.0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from samestep.errors import OutputError
-from samestep.foreign.files import open_regular
+from samestep.parsing.files import open_regular
 
 
 class Files:

@@ -37,7 +37,7 @@ from samestep.checkpoint.parts import (
     write_receipt,
 )
 from samestep.errors import CheckpointError
-from samestep.foreign.limits import short
+from samestep.parsing.limits import short
 
 
 def write_checkpoint(

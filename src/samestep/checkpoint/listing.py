@@ -9,7 +9,7 @@ from typing import Any
 
 from samestep.checkpoint.manifest import Manifest, verify_checkpoint
 from samestep.errors import CheckpointError
-from samestep.foreign.numbers import whole_number
+from samestep.parsing.numbers import whole_number
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from typing import Any
 
 from samestep.checkpoint.files import sha256_of
 from samestep.errors import CheckpointError, TextError
-from samestep.foreign.files import is_file
-from samestep.foreign.json_text import parse_json, read_json
-from samestep.foreign.limits import short
+from samestep.parsing.files import is_file
+from samestep.parsing.json_text import parse_json, read_json
+from samestep.parsing.limits import short
 
 FORMAT = 1
 MODEL, TRAINING, MANIFEST = "model.safetensors", "training.pt", "manifest.json"

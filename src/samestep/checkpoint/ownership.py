@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 from samestep.errors import OutputError, RunDirError, TextError
-from samestep.foreign.json_text import read_json
-from samestep.foreign.limits import short
+from samestep.parsing.json_text import read_json
+from samestep.parsing.limits import short
 
 Purpose = Literal["run", "verify", "record", "cv", "sweep", "recipe"]
 

@@ -25,7 +25,7 @@ from typing import Any
 from samestep.checkpoint.files import DigestedFile, Files
 from samestep.checkpoint.manifest import MANIFEST, MODEL, PARTIAL, TRAINING
 from samestep.errors import CheckpointError, PeerLost
-from samestep.foreign.json_text import read_json
+from samestep.parsing.json_text import read_json
 
 INDEX = f"{MODEL}.index.json"
 _SECONDS_BETWEEN_LOOKS = 0.05

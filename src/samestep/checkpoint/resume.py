@@ -15,7 +15,7 @@ from samestep.checkpoint.manifest import Manifest, folder_name, verify_checkpoin
 from samestep.config import Config
 from samestep.config.schema import PLANNED_KEYS, SHAPING_KEYS
 from samestep.errors import CheckpointError
-from samestep.foreign.files import is_folder
+from samestep.parsing.files import is_folder
 
 
 @dataclass(frozen=True)

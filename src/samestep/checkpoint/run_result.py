@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 
 from samestep.checkpoint.files import write_whole
 from samestep.errors import CheckpointError, TextError
-from samestep.foreign.files import is_file
-from samestep.foreign.json_text import read_json
+from samestep.parsing.files import is_file
+from samestep.parsing.json_text import read_json
 
 RESULT = "result.json"
 

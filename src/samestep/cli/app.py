@@ -27,8 +27,8 @@ from samestep.environment.variables import (
     take_ending_process,
 )
 from samestep.errors import LaunchError, PeerLost, SamestepError, Stopped
-from samestep.foreign.files import unusable_path
-from samestep.foreign.limits import short, visible
+from samestep.parsing.files import unusable_path
+from samestep.parsing.limits import short, visible
 from samestep.version import __version__
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from samestep.environment.variables import (
     process_environment,
     thread_variables,
 )
-from samestep.launch.warm.forked import FORKED
+from samestep.launch.forkserver.forked import FORKED
 
 if TYPE_CHECKING:
     from samestep.config import Config

@@ -131,8 +131,8 @@ def export(
 def _extra_key(text: str) -> tuple[str, Any]:
     """`KEY=VALUE` as the key and the value."""
     from samestep.errors import LaunchError, TextError
-    from samestep.foreign.files import read_text
-    from samestep.foreign.plain_yaml import parse_yaml
+    from samestep.parsing.files import read_text
+    from samestep.parsing.plain_yaml import parse_yaml
 
     key, equals, value = text.partition("=")
     if not key or not equals:

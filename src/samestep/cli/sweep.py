@@ -339,7 +339,7 @@ def latency(
 @app.command(hidden=True)
 def warm(channel: int, task: Path, threads: int, padding: str) -> None:
     """Fork runs of a task from a process that has torch imported; for the process that runs a sweep."""
-    from samestep.launch.warm.server import serve
+    from samestep.launch.forkserver.server import serve
 
     del padding  # space for the command lines of the runs
     command = typer.main.get_command(app)  # made once, which takes as long as a small run

@@ -26,8 +26,8 @@ from samestep.config.bounds import (
 )
 from samestep.environment.variables import process_environment
 from samestep.errors import ConfigError, Mistake, TextError
-from samestep.foreign.json_text import parse_json
-from samestep.foreign.limits import check_text
+from samestep.parsing.json_text import parse_json
+from samestep.parsing.limits import check_text
 
 Auto = Literal["auto"]
 

@@ -23,9 +23,9 @@ from samestep.environment.fact import Fact
 from samestep.environment.hardware import PLATFORMS, detect_platform
 from samestep.environment.variables import process_environment
 from samestep.errors import ConfigError, Mistake, TextError
-from samestep.foreign.files import is_file, read_text
-from samestep.foreign.limits import check_text, short
-from samestep.foreign.plain_yaml import LARGEST_YAML, parse_yaml
+from samestep.parsing.files import is_file, read_text
+from samestep.parsing.limits import check_text, short
+from samestep.parsing.plain_yaml import LARGEST_YAML, parse_yaml
 
 INCLUDE, BY_PLATFORM = "include", "platforms"
 LAYER_KEYS = (INCLUDE, BY_PLATFORM)

@@ -19,7 +19,7 @@ from samestep.config.secrets import without_values
 from samestep.config.sources import FlatValues
 from samestep.config.task_file import task_mistakes
 from samestep.errors import ConfigError, Mistake
-from samestep.foreign.limits import short
+from samestep.parsing.limits import short
 
 _SUGGESTIONS = 20
 """Unknown keys that get the nearest known one: to look for it takes milliseconds."""

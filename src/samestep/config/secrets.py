@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from samestep.errors import TextError
-from samestep.foreign.plain_yaml import parse_yaml
+from samestep.parsing.plain_yaml import parse_yaml
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _SECRET_WORDS = frozenset(

@@ -14,8 +14,8 @@ from typing import Any
 from samestep.config.aliases import ALIASES, SECTIONS
 from samestep.config.layers import LAYER_KEYS, ONLY_IN_FILES, Layer, read_layers
 from samestep.errors import ConfigError, Mistake, TextError
-from samestep.foreign.limits import DEEPEST, check_shape, check_text, check_values, short
-from samestep.foreign.plain_yaml import parse_yaml
+from samestep.parsing.limits import DEEPEST, check_shape, check_text, check_values, short
+from samestep.parsing.plain_yaml import parse_yaml
 
 _FREE_FORM = (
     "params",

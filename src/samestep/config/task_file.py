@@ -9,7 +9,7 @@ from pathlib import Path
 
 from samestep.config.schema import Config
 from samestep.errors import Mistake, TextError
-from samestep.foreign.python_text import parse_python
+from samestep.parsing.python_text import parse_python
 
 _DYNAMIC = ("globals", "vars", "locals", "exec", "setattr", "__import__")
 """Calls by which a module can get a name that is not written in it."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from samestep.config.named_classes import Named, NamedClasses
 from samestep.errors import TextError
-from samestep.foreign.python_text import parse_python
+from samestep.parsing.python_text import parse_python
 
 _OPTIMIZER, _SCHEDULER = "Optimizer", "LRScheduler"
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from samestep.checkpoint.files import write_whole
 from samestep.errors import PlanError, TaskError, TextError
-from samestep.foreign.json_text import read_json
+from samestep.parsing.json_text import read_json
 
 _SHOWN = 5
 

@@ -20,13 +20,14 @@ from samestep.bench.memory_model import (
 )
 from samestep.config import Config
 from samestep.doctor.facts import Load, Machine
-from samestep.doctor.findings import Finding, format_bytes, ok
+from samestep.doctor.findings import Finding, ok
 from samestep.errors import PlanError
 from samestep.lanes.assignment import LaneAssignment
 from samestep.lanes.plan import deal_lanes, deal_rounds
 from samestep.optim.optimizers import build_optimizers
 from samestep.reduce.owners import Owners
 from samestep.reduce.weight_units import cut_units
+from samestep.report.format import format_bytes
 from samestep.train.task import load_task
 
 Shard = Literal["none", "optimizer", "weights"]

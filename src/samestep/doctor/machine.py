@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from samestep.doctor.facts import Load, Machine, Space
-from samestep.doctor.findings import Finding, format_bytes, ok
-from samestep.foreign.numbers import whole_number
+from samestep.doctor.findings import Finding, ok
+from samestep.parsing.numbers import whole_number
+from samestep.report.format import format_bytes
 from samestep.words import counted
 
 MB = 1024 * 1024

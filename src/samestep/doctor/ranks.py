@@ -10,7 +10,8 @@ from pathlib import Path
 
 from samestep.distributed.context import RunContext
 from samestep.distributed.probe import Call, Reduced, call_in_order, try_all_reduce
-from samestep.doctor.findings import Finding, Place, format_bytes, format_seconds, ok, spans
+from samestep.doctor.findings import Finding, Place, ok, spans
+from samestep.report.format import format_bytes, format_seconds
 
 _SKEW_ALLOWED = 1.0
 _SECONDS_TO_SEE_A_FILE = 5.0

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from samestep.foreign.numbers import whole_number
+from samestep.parsing.numbers import whole_number
 
 
 @dataclass(frozen=True)

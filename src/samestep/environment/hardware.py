@@ -11,7 +11,7 @@ from pathlib import Path
 from samestep.environment.cgroups import read_limits
 from samestep.environment.fact import Fact
 from samestep.environment.torch_build import installed_torch
-from samestep.foreign.numbers import whole_number
+from samestep.parsing.numbers import whole_number
 
 PLATFORMS = ("local", "colab", "kaggle")
 

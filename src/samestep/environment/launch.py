@@ -13,8 +13,8 @@ from samestep.environment.node_lists import expand_counts, expand_hosts
 from samestep.environment.ports import rendezvous_ports
 from samestep.environment.variables import LAUNCH_ID
 from samestep.errors import LaunchError
-from samestep.foreign.limits import short
-from samestep.foreign.numbers import signed_number, whole_number
+from samestep.parsing.limits import short
+from samestep.parsing.numbers import signed_number, whole_number
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from samestep.errors import LaunchError
-from samestep.foreign.limits import short
-from samestep.foreign.numbers import whole_number
+from samestep.parsing.limits import short
+from samestep.parsing.numbers import whole_number
 
 _MOST_HOSTS = 100_000
 

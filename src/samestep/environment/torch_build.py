@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.errors import TextError
-from samestep.foreign.python_text import parse_python
+from samestep.parsing.python_text import parse_python
 
 
 @dataclass(frozen=True)

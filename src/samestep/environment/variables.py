@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from samestep.errors import TextError
-from samestep.foreign.numbers import whole_number
+from samestep.parsing.numbers import whole_number
 
 
 def process_environment() -> dict[str, str]:

@@ -13,9 +13,9 @@ from torch.nn import Parameter
 from samestep.distributed.collectives import TorchCollectives
 from samestep.errors import TaskError
 from samestep.lanes.tree import aligned_blocks
+from samestep.reduce.bucket_stats import BucketStats, create_bucket_stats, slots
 from samestep.reduce.exchange import NOTHING, Pending, create_exchange
 from samestep.reduce.gradients import GradientSum, Grads, LaneBucket, RecordedSums
-from samestep.reduce.passengers import Passengers, create_passengers, seats
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import LaneStats, LocalStats, RankFlags, gather_stats, inverse
 
@@ -55,7 +55,7 @@ class TreeSum(GradientSum):
         self._assignment, self._collectives = assignment, collectives
         self._buckets = self._make_buckets(self._cut(params))
         self._params = [param for _, param in params]
-        self._passengers = next((b.passengers for b in self._buckets if b.passengers), None)
+        self._bucket_stats = next((b.bucket_stats for b in self._buckets if b.bucket_stats), None)
         """The lanes' losses and counts, which one of the buckets takes along."""
         self._last_lane: int | None = None
         self._sent = 0
@@ -92,9 +92,9 @@ class TreeSum(GradientSum):
             bucket.clear_grads()
 
     def share(self, lanes: Sequence[LaneStats], flags: RankFlags) -> LocalStats:
-        if self._passengers is None:
+        if self._bucket_stats is None:
             return gather_stats(self._collectives, lanes, flags, self._assignment)
-        return self._passengers.take_along(lanes, flags)
+        return self._bucket_stats.attach(lanes, flags)
 
     def backward(
         self, loss: Tensor, count: Tensor | float, lane: int, last: bool, retain: bool = False
@@ -114,13 +114,13 @@ class TreeSum(GradientSum):
 
     @property
     def finishes_on_device(self) -> bool:
-        return self._passengers is not None  # else the losses come by a collective of their own
+        return self._bucket_stats is not None  # else the losses come by a collective of their own
 
     def record(self, lanes: RecordedSums) -> None:
         for bucket, blocks in zip(self._buckets, self._by_bucket(lanes), strict=True):
             bucket.record(blocks)
-        if self._passengers is not None:
-            self._passengers.seat_lanes(lanes.stats)
+        if self._bucket_stats is not None:
+            self._bucket_stats.write_lanes(lanes.stats)
 
     def _by_bucket(self, lanes: RecordedSums) -> list[list[Grads]]:
         """Return what each block of lanes adds up to, of each bucket's parameters."""
@@ -134,9 +134,9 @@ class TreeSum(GradientSum):
         self._last_lane, self._sent = None, 0
         for bucket in self._buckets:
             bucket.is_written = True
-        if self._passengers is None:
+        if self._bucket_stats is None:
             return gather_stats(self._collectives, lanes.stats, flags, self._assignment)
-        return self._passengers.seat_flags(flags)
+        return self._bucket_stats.write_flags(flags)
 
     def exchange(self) -> None:
         # All of it before the wait: a rank without samples must call in the others' order.
@@ -152,8 +152,8 @@ class TreeSum(GradientSum):
         self._usage_agreed = True
 
     def finish(self, stats: LocalStats) -> None:
-        if self._passengers is not None:
-            self._passengers.arrive()
+        if self._bucket_stats is not None:
+            self._bucket_stats.arrive()
         inverse_count = inverse(stats.count(), self._buckets[0].params[0].device)
         for bucket in self._buckets:
             bucket.deliver(self.scaling, inverse_count, self.lends)
@@ -186,7 +186,7 @@ class TreeSum(GradientSum):
 class Bucket(LaneBucket):
     """Parameters of one dtype that leave together."""
 
-    passengers: Passengers | None = None
+    bucket_stats: BucketStats | None = None
     """Lanes' losses and counts that are sent along, if this bucket takes them."""
     is_written = False
     """Whether a replay has put this step's sums, and its lanes' losses, into the exchanged buffer."""
@@ -254,7 +254,7 @@ class _SharedBucket(Bucket):
         named: Named,
         assignment: Sequence[range],
         collectives: TorchCollectives,
-        takes_passengers: bool,
+        has_stats: bool,
     ) -> None:
         super().__init__(named, assignment[collectives.rank])
         params, offsets = self.params, [0]
@@ -263,13 +263,13 @@ class _SharedBucket(Bucket):
         self._offsets = offsets
         self._usage = slice(offsets[-1], offsets[-1] + len(params))
         lanes, first = sum(map(len, assignment)), self._usage.stop
-        last = first + (seats(lanes, len(assignment)) if takes_passengers else 0)
+        last = first + (slots(lanes, len(assignment)) if has_stats else 0)
         self._exchange = create_exchange(
             [aligned_blocks(lanes) for lanes in assignment], collectives, last + last % 2, self.like
         )
-        if takes_passengers:
+        if has_stats:
             places, rank = self._exchange.total[first:last], collectives.rank
-            self.passengers = create_passengers(places, assignment[rank], lanes, rank)
+            self.bucket_stats = create_bucket_stats(places, assignment[rank], lanes, rank)
         self._views = [
             [view_of(row, at, param) for at, param in zip(offsets, params, strict=False)]
             for row in self._exchange.rows
@@ -286,8 +286,8 @@ class _SharedBucket(Bucket):
             self.is_written = False
         else:
             self._write_blocks(with_usage)
-        if self.passengers is not None:
-            self.passengers.board()
+        if self.bucket_stats is not None:
+            self.bucket_stats.write()
         self.start(self._exchange.start())
 
     def _write_blocks(self, with_usage: bool) -> None:
@@ -311,7 +311,7 @@ class _SharedBucket(Bucket):
 
     def deliver(self, scaling: Scaling, inverse_count: Tensor | float, lends: bool) -> None:
         assert self.used is not None, "agreed on in the first step"
-        # Without the passengers behind the gradients, which stay as they are until they are sent.
+        # Without the bucket_stats behind the gradients, which stay as they are until they are sent.
         total, views = self._exchange.total[: self._usage.start], self._views[0]
         if not lends:
             total = total.clone()

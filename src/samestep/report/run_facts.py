@@ -9,8 +9,8 @@ from typing import Any
 
 from samestep.config import Config
 from samestep.errors import TextError
-from samestep.foreign.files import read_bytes
-from samestep.foreign.json_text import read_json
+from samestep.parsing.files import read_bytes
+from samestep.parsing.json_text import read_json
 
 _PLAN = {
     "device": "device",

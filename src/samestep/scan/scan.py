@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from samestep.errors import OutputError, TextError
-from samestep.foreign.limits import short
-from samestep.foreign.notebook_text import Cell, notebook_cells
-from samestep.foreign.python_text import parse_python_text, read_python
+from samestep.parsing.limits import short
+from samestep.parsing.notebook_text import Cell, notebook_cells
+from samestep.parsing.python_text import parse_python_text, read_python
 from samestep.scan.rule import Finding, Rule
 from samestep.scan.training import Code
 

@@ -20,12 +20,12 @@ from typing import IO
 from samestep.environment.interpreter import interpreter_words
 from samestep.environment.variables import ending_variables, process_environment, wake_variables
 from samestep.errors import LaunchError, Stopped
-from samestep.foreign.files import read_lines
-from samestep.foreign.limits import short
+from samestep.launch.forkserver.client import ForkedProcess, WarmServer
 from samestep.launch.run.orphans import Reaper
 from samestep.launch.run.reaper import kill_group
 from samestep.launch.run.signal_forwarder import SignalForwarder
-from samestep.launch.warm.client import ForkedProcess, WarmServer
+from samestep.parsing.files import read_lines
+from samestep.parsing.limits import short
 
 
 class Events:

@@ -16,8 +16,8 @@ from samestep.data.folds import Folds
 from samestep.environment.hardware import owned_cpus
 from samestep.environment.variables import process_environment
 from samestep.errors import LaunchError, PlanError, RankFailed, Stopped, TaskError
-from samestep.foreign.files import is_file
-from samestep.foreign.json_text import read_json_lines
+from samestep.parsing.files import is_file
+from samestep.parsing.json_text import read_json_lines
 from samestep.sweep.children import Children
 from samestep.sweep.packing import rank_threads
 from samestep.sweep.run_spec import RunSpec, override, why_failed

@@ -13,8 +13,8 @@ from typing import Any
 from samestep.config import Config
 from samestep.data.folds import Folds
 from samestep.errors import ConfigError, Mistake, TaskError, TextError, UserError
-from samestep.foreign.files import is_file
-from samestep.foreign.json_text import read_json
+from samestep.parsing.files import is_file
+from samestep.parsing.json_text import read_json
 from samestep.sweep.children import Children
 from samestep.sweep.loading import LoadedSweep
 from samestep.sweep.run_spec import override

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.errors import CheckpointError, TaskError, TextError
-from samestep.foreign.json_text import read_json
+from samestep.parsing.json_text import read_json
 from samestep.sweep.children import Children
 from samestep.sweep.study_folder import write_document
 

@@ -17,8 +17,8 @@ from samestep.config.layers import LAYER_KEYS, ONLY_IN_FILES, Layer, read_layers
 from samestep.config.reference import schema_keys, section_of, suggest_key
 from samestep.config.secrets import without_passwords
 from samestep.errors import ConfigError, Mistake, TextError
-from samestep.foreign.limits import check_values, short
-from samestep.foreign.plain_yaml import parse_yaml
+from samestep.parsing.limits import check_values, short
+from samestep.parsing.plain_yaml import parse_yaml
 from samestep.sweep.database import check_storage
 from samestep.sweep.optuna_parts import import_optuna, part_mistakes
 from samestep.sweep.run_spec import override

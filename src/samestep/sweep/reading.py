@@ -11,8 +11,8 @@ from samestep.config.loading import nest
 from samestep.config.secrets import without_passwords
 from samestep.config.sources import FlatValues
 from samestep.errors import NotTrusted, RunDirError, TextError
-from samestep.foreign.files import is_file
-from samestep.foreign.json_text import read_json
+from samestep.parsing.files import is_file
+from samestep.parsing.json_text import read_json
 from samestep.sweep.coordinator import STOP, SWEEP
 from samestep.sweep.database import FILES
 from samestep.sweep.loading import LoadedSweep, load_sweep

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.errors import RunDirError, UserError
-from samestep.foreign.files import is_file
+from samestep.parsing.files import is_file
 from samestep.sweep.latency import Latency, measure_latencies
 from samestep.sweep.loading import LoadedSweep
 from samestep.sweep.reading import best_trial, trials_of

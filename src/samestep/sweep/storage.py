@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from samestep.errors import StorageError, TextError
-from samestep.foreign.files import is_file
-from samestep.foreign.json_text import read_json
+from samestep.parsing.files import is_file
+from samestep.parsing.json_text import read_json
 from samestep.sweep.database import FILES, Database, name_of, open_database
 from samestep.sweep.optuna_parts import distributions, import_optuna
 from samestep.sweep.schema import SweepConfig

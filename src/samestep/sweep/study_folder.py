@@ -19,8 +19,8 @@ from samestep.config import Config
 from samestep.config.schema import PLANNED_KEYS, SHAPING_KEYS
 from samestep.environment.user_key import make_key, read_key
 from samestep.errors import RunDirError, TextError
-from samestep.foreign.files import is_file
-from samestep.foreign.json_text import parse_json, read_json
+from samestep.parsing.files import is_file
+from samestep.parsing.json_text import parse_json, read_json
 
 _COMPARED = (
     *SHAPING_KEYS, *PLANNED_KEYS, "batch_per_rank", "accumulation", "early_stopping", "evaluation", "best",

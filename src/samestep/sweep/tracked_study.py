@@ -15,7 +15,7 @@ from typing import Any, Literal
 from samestep.config.trackers import MlflowConfig, TrackersConfig, WandbConfig, public_params
 from samestep.environment.variables import withdraw
 from samestep.errors import TextError
-from samestep.foreign.json_text import parse_json
+from samestep.parsing.json_text import parse_json
 from samestep.sweep.run_spec import override
 from samestep.train.tracking.contract import TrackedRun, Tracker
 from samestep.train.tracking.ids import TRACKER_IDS, TrackerIds

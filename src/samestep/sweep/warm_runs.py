@@ -9,7 +9,7 @@ from pathlib import Path
 
 from samestep.config import Config
 from samestep.config.task_file import look_at_task
-from samestep.launch.warm.client import WarmServer
+from samestep.launch.forkserver.client import WarmServer
 
 
 @contextmanager

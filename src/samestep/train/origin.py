@@ -23,8 +23,8 @@ from samestep.environment.launch import detect_launch
 from samestep.environment.user_key import key_path, make_key, read_key
 from samestep.environment.variables import process_environment
 from samestep.errors import NotTrusted, TextError
-from samestep.foreign.json_text import read_json
 from samestep.launch.commands.recorded import RecordedCommand
+from samestep.parsing.json_text import read_json
 
 ORIGIN = "origin.json"
 _COMMAND: ContextVar[RecordedCommand | None] = ContextVar("samestep_command", default=None)

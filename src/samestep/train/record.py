@@ -18,7 +18,7 @@ from samestep.checkpoint.format import read_tensors
 from samestep.checkpoint.ownership import claim
 from samestep.data.batch import LaneBatch
 from samestep.errors import CheckpointError, TextError
-from samestep.foreign.json_text import read_json, read_json_lines
+from samestep.parsing.json_text import read_json, read_json_lines
 from samestep.step.step_log import StepRecord
 from samestep.train.listeners import RunListener
 from samestep.train.run import Run

@@ -10,7 +10,7 @@ from samestep.checkpoint.listing import list_checkpoints
 from samestep.checkpoint.ownership import naming_errors
 from samestep.checkpoint.run_result import RunResult, Status, read_result, write_result
 from samestep.errors import CheckpointError, PeerLost, Stopped
-from samestep.foreign.limits import short
+from samestep.parsing.limits import short
 from samestep.run_setup import RunSetup
 from samestep.step.step_log import StepRecord
 from samestep.train.listeners import RunListener

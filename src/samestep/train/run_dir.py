@@ -13,8 +13,8 @@ from samestep.checkpoint.ownership import claim, naming_errors
 from samestep.checkpoint.run_result import RESULT
 from samestep.config import Config, load_config
 from samestep.errors import CheckpointError, RunDirError, TextError
-from samestep.foreign.files import is_file, read_lines
-from samestep.foreign.json_text import parse_json, read_json
+from samestep.parsing.files import is_file, read_lines
+from samestep.parsing.json_text import parse_json, read_json
 from samestep.train.origin import ORIGIN
 from samestep.train.tracking.ids import TRACKER_IDS
 

@@ -22,7 +22,7 @@ from torch import nn
 
 from samestep.checkpoint.files import sha256_of, write_whole
 from samestep.errors import TextError
-from samestep.foreign.json_text import read_json
+from samestep.parsing.json_text import read_json
 from samestep.train.state_tensors import digest_of, leaf_tensors, module_tensors
 
 _LARGEST = 1 << 30

@@ -25,9 +25,9 @@ from samestep.data.batch import Position
 from samestep.distributed.context import RunContext
 from samestep.distributed.health.activity import SAVE
 from samestep.errors import CheckpointError, PeerLost, StepError, TextError
-from samestep.foreign.json_text import parse_json
-from samestep.foreign.limits import check_text, check_values
 from samestep.optim.weight_average import WeightAverage
+from samestep.parsing.json_text import parse_json
+from samestep.parsing.limits import check_text, check_values
 from samestep.reduce.owned_states import OwnedStates
 from samestep.version import __version__
 

@@ -15,8 +15,8 @@ from samestep.data.batch import LaneBatch
 from samestep.data.orders import Order
 from samestep.distributed.context import RunContext
 from samestep.errors import TaskError
-from samestep.foreign.files import is_file
 from samestep.optim.schedules import Schedule
+from samestep.parsing.files import is_file
 from samestep.step.global_batch import GlobalBatch
 from samestep.step.loss_terms import LossValue
 from samestep.step.step import Step

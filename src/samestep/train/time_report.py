@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from samestep.errors import RunDirError, TextError
-from samestep.foreign.json_text import read_json_lines
+from samestep.parsing.json_text import read_json_lines
 
 _COLUMNS = {
     "samples_per_second": min, "time_data": max, "time_compute": max, "time_exchange": max,

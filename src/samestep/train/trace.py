@@ -20,8 +20,8 @@ from torch.utils.hooks import RemovableHandle
 
 from samestep.data.batch import LaneBatch
 from samestep.errors import CheckpointError
-from samestep.foreign.json_text import read_json_lines
-from samestep.foreign.numbers import whole_number
+from samestep.parsing.json_text import read_json_lines
+from samestep.parsing.numbers import whole_number
 from samestep.pytree import tensors
 from samestep.step.lane_scope import NO_LANE
 from samestep.step.lane_tensor import LaneTensor

@@ -17,7 +17,7 @@ from samestep.checkpoint.manifest import PARTIAL
 from samestep.checkpoint.ownership import naming_errors
 from samestep.config import Config
 from samestep.errors import RunDirError, TaskError
-from samestep.foreign.json_text import read_json_lines
+from samestep.parsing.json_text import read_json_lines
 from samestep.train.tracking.contract import Tracker, figures_in, without_figures
 from samestep.train.tracking.guard import GuardedTracker
 from samestep.train.tracking.named import named_trackers

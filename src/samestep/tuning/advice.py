@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from samestep.bench.report.targets import shown_times
-from samestep.bench.shown import shown_size
+from samestep.bench.report.targets import format_ratio
 from samestep.bench.statistics import WORTH
 from samestep.errors import PlanError
+from samestep.report.format import format_bytes
 from samestep.tuning.lanes import LaneCosts
 from samestep.tuning.timed import Timed, is_faster, simplest_of_fast, speedup
 from samestep.tuning.variants import Layout
@@ -67,7 +67,7 @@ def advise_layout(
     first, base = tried[0]
     says = f"{layout.label}: {best.shown} a step"
     if layout != first and not base.failed:
-        says += f", {shown_times(speedup(best, base))} as fast as {first.label}"
+        says += f", {format_ratio(speedup(best, base))} as fast as {first.label}"
     elif len(tried) > 1:
         says += f"; no other of {len(tried)} ways is {WORTH:g} times as fast"
     if layout.ranks > 1:
@@ -109,7 +109,7 @@ def advise_workers(found: Mapping[int, Timed], configured: int) -> Advice:
     count = next(number for number, one in found.items() if one is best)
     least = in_order[0]
     if count > min(found):
-        gain = shown_times(speedup(best, least))
+        gain = format_ratio(speedup(best, least))
         says = f"{count}: {best.shown} a step, {gain} as fast as with {min(found)}: data is a bottleneck"
     else:
         says = f"{count}: {best.shown} a step; more workers ({', '.join(map(str, sorted(found)[1:]))}) are not faster"  # fmt: skip
@@ -129,7 +129,7 @@ def advise_precision(base: Timed, other: Timed, configured: str, name: str) -> A
     topic = "precision"
     if other.failed:
         return _not_measured(topic, f"{name}: {other.failed}")
-    gain = shown_times(speedup(other, base))
+    gain = format_ratio(speedup(other, base))
     if is_faster(other, base):
         says = f"{name}: {other.shown} a step, {gain} as fast as {configured}"
         return Advice(topic, says, {"precision": name}, another_run=True)
@@ -150,10 +150,10 @@ def advise_graph(base: Timed, without: Timed | None, why_not: str) -> Advice:
     if without.failed:
         return _not_measured(topic, without.failed)
     if is_faster(without, base):
-        gain = shown_times(speedup(without, base))
+        gain = format_ratio(speedup(without, base))
         says = f"off: {without.shown} a step, {gain} as fast as with graphs"
         return Advice(topic, says, {"speed.graph": False})
-    gain = shown_times(speedup(base, without))
+    gain = format_ratio(speedup(base, without))
     return Advice(topic, f"as configured: {base.shown} a step, {gain} as fast as without graphs")
 
 
@@ -168,9 +168,9 @@ def advise_shard(
         peak: What a rank held at most.
         memory: Bytes that a rank can compute in.
     """
-    held = "" if peak is None else f"a rank holds {shown_size(peak)}"
+    held = "" if peak is None else f"a rank holds {format_bytes(peak)}"
     if held and memory is not None:
-        held += f" of {shown_size(memory)}"
+        held += f" of {format_bytes(memory)}"
     reasons = [f"{value} does not fit: {why}" for value, why in failed.items()]
     says = f"{shard}: {'; '.join(filter(None, [held, *reasons])) or 'a step fits into memory'}"
     return Advice("sharding", says, {"distributed.shard": shard} if failed else {})
@@ -189,7 +189,7 @@ def advise_batch(found: Sequence[Timed], memory: int | None) -> Advice:
     measured = [one for one in larger if not one.failed]
     parts = [f"{base.global_batch} has {base.rate.median:.4g} samples a second on one rank"]
     parts += [
-        f"{one.global_batch} has {shown_times(speedup(one, base))} as many" for one in measured
+        f"{one.global_batch} has {format_ratio(speedup(one, base))} as many" for one in measured
     ]
     parts += [f"{one.label} does not fit: {one.failed}" for one in larger if one.failed]
     most = largest_batch([base, *measured], memory)
@@ -244,7 +244,9 @@ def conditions(tried: Sequence[tuple[Layout, Timed]], known: Surroundings) -> li
     if known.peak_bytes is not None and known.memory_bytes is not None:
         large = known.peak_bytes > known.memory_bytes / 2
     held = (
-        "not known" if known.peak_bytes is None else f"a rank holds {shown_size(known.peak_bytes)}"
+        "not known"
+        if known.peak_bytes is None
+        else f"a rank holds {format_bytes(known.peak_bytes)}"
     )
     devices = f"{known.cpus} core(s), {known.gpus} GPU(s) here; other machines are not looked for"
     threads, ranks = "threads", "ranks"
@@ -268,7 +270,7 @@ def _not(value: bool | None) -> bool | None:
 def _fits(known: Surroundings) -> tuple[bool | None, str]:
     if known.data_bytes is None or known.memory_bytes is None:
         return None, "the size of the data is not known before it is read"
-    text = f"{shown_size(known.data_bytes)} of data, {shown_size(known.memory_bytes)} of memory"
+    text = f"{format_bytes(known.data_bytes)} of data, {format_bytes(known.memory_bytes)} of memory"
     return known.data_bytes < known.memory_bytes / 2, text
 
 
@@ -279,5 +281,5 @@ def _communication(tried: Sequence[tuple[Layout, Timed]]) -> tuple[bool | None, 
         return None, "several ranks were not measured"
     one, many = simplest_of_fast(alone), simplest_of_fast(several)
     gain = speedup(many, one)
-    text = f"{many.world} ranks are {shown_times(gain)} as fast as the best single rank"
+    text = f"{many.world} ranks are {format_ratio(gain)} as fast as the best single rank"
     return is_faster(one, many), text

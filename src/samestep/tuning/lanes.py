@@ -9,10 +9,10 @@ from statistics import median
 from typing import Any
 
 from samestep.bench.presentation import Presentation, Table
-from samestep.bench.shown import shown_size, shown_time
 from samestep.bench.statistics import WORTH, spread_of
 from samestep.errors import PlanError
 from samestep.report.chart import COLORS, Line, Panel
+from samestep.report.format import format_bytes, format_seconds
 from samestep.tuning.timed import Timed, is_faster
 from samestep.words import counted
 
@@ -155,13 +155,13 @@ class LaneCosts:
         if cost is None:
             return (one.label, str(one.world), *["-"] * 5, "left out")
         spread = spread_of(one.seconds)
-        memory = "" if one.peak_bytes is None else shown_size(one.peak_bytes)
+        memory = "" if one.peak_bytes is None else format_bytes(one.peak_bytes)
         return (
             one.label,
             str(one.world),
             str(one.global_batch // one.lanes),
-            shown_time(spread.median),
-            f"{shown_time(spread.low)} - {shown_time(spread.high)}",
+            format_seconds(spread.median),
+            f"{format_seconds(spread.low)} - {format_seconds(spread.high)}",
             f"{cost:.2f}",
             memory,
             "recommended" if one.label == self.best.label else "",

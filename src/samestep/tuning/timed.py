@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from samestep.bench.rank_ranges import ratio_of_rounds
-from samestep.bench.shown import shown_time
+from samestep.bench.mann_whitney import ratio_confidence_interval
 from samestep.bench.statistics import WORTH, Spread, spread_of
 from samestep.errors import TextError
+from samestep.report.format import format_seconds
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class Timed:
     def shown(self) -> str:
         """A step's time with its range."""
         found = spread_of(self.seconds)
-        return f"{shown_time(found.median)} ({shown_time(found.low)} to {shown_time(found.high)})"
+        return f"{format_seconds(found.median)} ({format_seconds(found.low)} to {format_seconds(found.high)})"
 
 
 def speedup(one: Timed, base: Timed) -> Spread:
     """How many times as fast as the other; of too few rounds the range is all that they allow."""
-    found = ratio_of_rounds(base.of_a_sample, one.of_a_sample)
+    found = ratio_confidence_interval(base.of_a_sample, one.of_a_sample)
     if found is not None:
         return found
     fast, slow = one.of_a_sample, base.of_a_sample

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 
 from samestep.config import Config
 from samestep.errors import PlanError, TextError
-from samestep.foreign.json_text import parse_json
 from samestep.lanes.plan import BatchPlan
+from samestep.parsing.json_text import parse_json
 from samestep.words import counted
 
 BASE = "as configured"

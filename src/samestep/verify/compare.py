@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from samestep.errors import ConfigError, Mistake, TextError
-from samestep.foreign.files import read_text
-from samestep.foreign.json_text import read_json_lines
-from samestep.foreign.limits import short
+from samestep.parsing.files import read_text
+from samestep.parsing.json_text import read_json_lines
+from samestep.parsing.limits import short
 from samestep.train.record import RunRecord
 from samestep.train.saved_files import Saved
 from samestep.train.state_tensors import MODULES

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from samestep.bench.rank_ranges import _left_out, _orders, ratio_of_rounds
+from samestep.bench.mann_whitney import _left_out, _orders, ratio_confidence_interval
 
 
 @pytest.mark.parametrize(("first", "second"), [(1, 1), (2, 3), (4, 3), (4, 4)])
@@ -34,11 +34,11 @@ def test_ends_are_those_of_the_rank_test(first: int, second: int, outside: int |
 
 def test_a_ratio_has_the_median_and_the_range_of_all_pairs() -> None:
     """Four against four: all 16 ratios are the range."""
-    found = ratio_of_rounds([2.0, 2.2, 2.1, 2.0], [1.0, 1.1, 1.0, 1.0])
+    found = ratio_confidence_interval([2.0, 2.2, 2.1, 2.0], [1.0, 1.1, 1.0, 1.0])
     assert found is not None
     assert (found.low, found.high) == pytest.approx((2.0 / 1.1, 2.2))
     assert found.median == pytest.approx(2.0)
 
 
 def test_too_few_rounds_have_no_range() -> None:
-    assert ratio_of_rounds([2.0] * 3, [1.0] * 3) is None
+    assert ratio_confidence_interval([2.0] * 3, [1.0] * 3) is None

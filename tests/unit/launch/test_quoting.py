@@ -28,13 +28,13 @@ from samestep.config.secrets import referred
 from samestep.environment.interpreter import interpreter_words
 from samestep.environment.ports import rendezvous_ports
 from samestep.errors import ConfigError, LaunchError
-from samestep.foreign.plain_yaml import parse_yaml
 from samestep.launch.commands.mpirun import mpirun_command
 from samestep.launch.commands.rank_command import RankCommand, quoted
 from samestep.launch.commands.size import Size, parse_hosts
 from samestep.launch.commands.slurm import directives, slurm_job
 from samestep.launch.commands.ssh import ssh_commands
 from samestep.launch.commands.torchrun import torchrun_command
+from samestep.parsing.plain_yaml import parse_yaml
 
 few = settings(max_examples=20)
 

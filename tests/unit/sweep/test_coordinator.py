@@ -15,7 +15,7 @@ import pytest
 from samestep.checkpoint.questions import read_answer
 from samestep.checkpoint.run_result import RunResult, read_result, write_result
 from samestep.errors import RunDirError, Stopped
-from samestep.foreign.plain_yaml import parse_yaml
+from samestep.parsing.plain_yaml import parse_yaml
 from samestep.sweep import coordinator as coordinator_module
 from samestep.sweep.coordinator import Coordinator
 from samestep.sweep.loading import load_sweep

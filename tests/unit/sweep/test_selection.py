@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from samestep.cli import app
 from samestep.errors import RunDirError
-from samestep.foreign.plain_yaml import parse_yaml
+from samestep.parsing.plain_yaml import parse_yaml
 from samestep.sweep.latency import Latency, Seconds
 from samestep.sweep.loading import LoadedSweep
 from samestep.sweep.plots import plots_of

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from samestep.bench.rank_ranges import ratio_of_rounds
+from samestep.bench.mann_whitney import ratio_confidence_interval
 from samestep.bench.report.fields import Row, describe, identity
 from samestep.bench.report.results import Result
-from samestep.bench.report.targets import OURS, shown_times
-from samestep.bench.shown import shown_size, shown_time
+from samestep.bench.report.targets import OURS, format_ratio
 from samestep.bench.statistics import Spread
+from samestep.report.format import format_bytes, format_seconds
 
 TOLERANCE = 0.05
 """A change by less is none: two runs of the same differ by some percent on most machines."""
@@ -42,8 +42,8 @@ class Change:
 
     def cells(self) -> tuple[str, ...]:
         """Of the table."""
-        shown = shown_time if self.unit == "seconds" else shown_size
-        ratio = "-" if self.ratio is None else shown_times(self.ratio)
+        shown = format_seconds if self.unit == "seconds" else format_bytes
+        ratio = "-" if self.ratio is None else format_ratio(self.ratio)
         return (self.what, shown(self.before), shown(self.now), ratio, self.verdict)
 
 
@@ -189,7 +189,7 @@ def _change(now: _Figure, before: _Figure, tolerance: float) -> Change:
     kind = now.result.document.kind
     what, ours = describe(kind, now.row), now.row.get("contestant", OURS) == OURS
     if now.values and before.values:
-        ratio = ratio_of_rounds(now.values, before.values)
+        ratio = ratio_confidence_interval(now.values, before.values)
         old, new = before.row["median"], now.row["median"]
         verdict = _verdict(ratio, tolerance, "slower", "faster")
         return Change(what, old, new, "seconds", ratio, verdict, ours)

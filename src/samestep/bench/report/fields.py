@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from samestep.bench.shown import shown_size
 from samestep.bench.statistics import Spread
 from samestep.errors import TextError
-from samestep.foreign.limits import short
+from samestep.parsing.limits import short
+from samestep.report.format import format_bytes
 
 Row = Mapping[str, Any]
 
@@ -33,7 +33,7 @@ def describe(kind: str, row: Row) -> str:
     """What a row measured, in words."""
     named = [str(row[name]) for name in ("mode", "workload", "contestant", "precision", "operation", "action", "part") if row.get(name) is not None]  # fmt: skip
     if kind == "comm":
-        named.append(shown_size(row["bytes"]))
+        named.append(format_bytes(row["bytes"]))
     counted = [f"{row[n]} {n.replace('_', ' ')}" for n in ("workers", "prefetch", "lanes_per_rank") if row.get(n) is not None]  # fmt: skip
     world = "1 rank" if row["world"] == 1 else f"{row['world']} ranks"
     backend = [str(row["backend"])] if row.get("backend") else []

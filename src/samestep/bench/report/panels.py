@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from samestep.bench.report.fields import Row, spread
 from samestep.bench.report.results import Machine
 from samestep.bench.report.targets import OURS
-from samestep.bench.shown import shown_time
 from samestep.bench.statistics import Spread
 from samestep.report.chart import COLORS, Line, Panel
+from samestep.report.format import format_seconds
 from samestep.words import counted
 
 _IDEAL, _GREY = "ideal", "#8793a0"
@@ -155,7 +155,7 @@ def _banded(name: str, color: str, known: Sequence[tuple[Row, Spread]]) -> Line:
         name=name, group=name, x=[float(row["world"]) for row, _ in known],
         y=[100 * one.median for _, one in known], low=[100 * one.low for _, one in known],
         high=[100 * one.high for _, one in known], color=color, mark="circle",
-        text=[f"{shown_time(row['median'])} a step" for row, _ in known],
+        text=[f"{format_seconds(row['median'])} a step" for row, _ in known],
     )  # fmt: skip
 
 
@@ -171,7 +171,7 @@ def _throughput_panel(
             Line(
                 name=curve.name, group=curve.name, x=worlds, y=[one.median for one in rates],
                 low=[one.low for one in rates], high=[one.high for one in rates], color=color,
-                mark="circle", text=[f"{shown_time(row['median'])} a step" for row in curve.rows],
+                mark="circle", text=[f"{format_seconds(row['median'])} a step" for row in curve.rows],
             )
         )  # fmt: skip
         first = rates[0].median / worlds[0]
@@ -227,7 +227,7 @@ def _phase_panel(title: str, rows: Sequence[tuple[str, Row]]) -> Panel:
 def _range_of(part: Mapping[str, float] | None) -> str:
     if part is None:
         return ""
-    return f"ms ({shown_time(max(0.0, part['low']))} to {shown_time(part['high'])})"
+    return f"ms ({format_seconds(max(0.0, part['low']))} to {format_seconds(part['high'])})"
 
 
 def _memory_panel(world: int, lanes: int, rows: Sequence[Row], label: str) -> Panel:

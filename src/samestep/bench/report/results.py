@@ -11,7 +11,7 @@ from samestep.bench.document import FORMAT, Document
 from samestep.bench.report.fields import Row, check_rows, identity, spread
 from samestep.bench.statistics import Spread
 from samestep.errors import PlanError, TextError
-from samestep.foreign.json_text import read_json
+from samestep.parsing.json_text import read_json
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from samestep.bench.report.fields import Row, spread
 from samestep.bench.report.results import Machine
-from samestep.bench.shown import shown_size
 from samestep.bench.statistics import Spread
+from samestep.report.format import format_bytes
 
 State = Literal["pass", "fail", "not measured"]
 PASS: State = "pass"
@@ -69,12 +69,12 @@ def targets_of(machines: Sequence[Machine]) -> list[Target]:
     ]
 
 
-def shown_share(found: Spread) -> str:
+def format_percent(found: Spread) -> str:
     """As percent."""
     return f"{100 * found.median:.3g} % ({100 * found.low:.3g} to {100 * found.high:.3g})"
 
 
-def shown_times(found: Spread) -> str:
+def format_ratio(found: Spread) -> str:
     """As a factor."""
     return f"{found.median:.3f} x ({found.low:.3f} to {found.high:.3f})"
 
@@ -139,7 +139,11 @@ def _scaled(machine: Machine, rows: Sequence[Row], what: str) -> tuple[list[Row]
 def _efficiency(mode: str, least: float) -> Callable[[Machine], Target]:
     def judge(machine: Machine) -> Target:
         limit = _Limit(
-            f"{mode} scaling, efficiency", f"> {100 * least:.0f} %", least, shown_share, strict=True
+            f"{mode} scaling, efficiency",
+            f"> {100 * least:.0f} %",
+            least,
+            format_percent,
+            strict=True,
         )
         rows = [row for row in _ours(machine) if row["mode"] == mode]
         usable, missing = _scaled(machine, rows, f"--mode {mode} with several ranks")
@@ -151,7 +155,7 @@ def _efficiency(mode: str, least: float) -> Callable[[Machine], Target]:
 
 
 def _four_nodes(machine: Machine) -> Target:
-    limit = _Limit("4 CPU nodes against one", "2 to 3 x", 2.0, shown_times)
+    limit = _Limit("4 CPU nodes against one", "2 to 3 x", 2.0, format_ratio)
     if machine.device != "cpu":
         return _judged(limit, [], f"these ranks computed on {machine.device}")
     rows, figures = _ours(machine), []
@@ -189,7 +193,7 @@ def _throughput_ratio(base: Row, row: Row) -> Spread:
 def _exchange_share(backend: str, least: int, most: int) -> Callable[[Machine], Target]:
     def judge(machine: Machine) -> Target:
         limit = _Limit(
-            f"exchange's share of a step, {backend}", f"{least} to {most} %", most / 100, shown_share,
+            f"exchange's share of a step, {backend}", f"{least} to {most} %", most / 100, format_percent,
             higher=False,
         )  # fmt: skip
         rows = [row for row in _ours(machine) if row["backend"] == backend]
@@ -209,7 +213,7 @@ def _exchange_share(backend: str, least: int, most: int) -> Callable[[Machine], 
 
 
 def _amp(machine: Machine) -> Target:
-    limit = _Limit("AMP against fp32, throughput", ">= 1 x", 1.0, shown_times)
+    limit = _Limit("AMP against fp32, throughput", ">= 1 x", 1.0, format_ratio)
     rows = _ours(machine)
     names = ("mode", "workload", "world", "backend", "global_batch")
     figures = [
@@ -227,7 +231,7 @@ def _amp(machine: Machine) -> Target:
 
 
 def _against_ddp(machine: Machine) -> Target:
-    limit = _Limit("step time against plain DDP", "<= 1.02 x", 1.02, shown_times, higher=False)
+    limit = _Limit("step time against plain DDP", "<= 1.02 x", 1.02, format_ratio, higher=False)
     rows = [row for row in _ours(machine) if row["ratio_to_ddp"] is not None]
     figures = [_Figure(spread(row["ratio_to_ddp"]), _where(row)) for row in rows]
     return _judged(limit, figures, "no result of samestep bench scaling with DDP beside it")
@@ -243,9 +247,7 @@ def _leaks(machine: Machine) -> Target:
     worst = max(rows, key=lambda row: (row["leak"]["leaks"], row["leak"]["slope_bytes_per_step"]))
     leak, leaking = worst["leak"], [row for row in rows if row["leak"]["leaks"]]
     slope = Spread(leak["slope_bytes_per_step"], leak["low"], leak["high"])
-    figure = (
-        f"{shown_size(slope.median)} a step ({shown_size(slope.low)} to {shown_size(slope.high)})"
-    )
+    figure = f"{format_bytes(slope.median)} a step ({format_bytes(slope.low)} to {format_bytes(slope.high)})"
     where = f"rank {leak['rank']} on {leak['host']}, {leak['steps']} steps"
     return Target(name, words, FAIL if leaking else PASS, figure, where, measured=slope)
 

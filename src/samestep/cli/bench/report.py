@@ -12,7 +12,7 @@ import typer
 from samestep.cli.app import AsJson, Force, guarded, print_rows, usable
 from samestep.cli.bench.shared import bench_app
 from samestep.errors import SLOWER
-from samestep.foreign.limits import visible
+from samestep.parsing.limits import visible
 
 if TYPE_CHECKING:
     from samestep.bench.report.against import Comparison

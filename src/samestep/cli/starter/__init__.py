@@ -12,7 +12,7 @@ from pathlib import Path
 
 from samestep.config import read_config
 from samestep.errors import ConfigError, LaunchError, PlanError, TextError
-from samestep.foreign.python_text import parse_python
+from samestep.parsing.python_text import parse_python
 
 TASK = "task.py:MyTask"
 """The starter's own, which is written beside its config."""

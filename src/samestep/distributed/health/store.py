@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from samestep.environment.secret import Signer
 from samestep.errors import NotAuthentic
-from samestep.foreign.limits import visible
+from samestep.parsing.limits import visible
 
 T = TypeVar("T")
 

@@ -14,12 +14,12 @@ from samestep.environment.interpreter import interpreter_words
 from samestep.environment.launch import requested_threads
 from samestep.environment.variables import process_environment
 from samestep.errors import LaunchError, TextError
-from samestep.foreign.files import is_file
-from samestep.foreign.python_text import parse_python
 from samestep.launch.commands.rank_command import RankCommand, is_script
 from samestep.launch.commands.size import Size
 from samestep.launch.commands.summary import Rows
 from samestep.launch.commands.torchrun import TorchrunCommand, check_nodes, check_restarts
+from samestep.parsing.files import is_file
+from samestep.parsing.python_text import parse_python
 
 RUNNER = "samestep.launch.run.plain_rank"
 """The module that runs a script as a rank and reports how it ends."""

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from samestep.config.secrets import public_overrides
 from samestep.errors import LaunchError, TextError
-from samestep.foreign.json_text import parse_json
 from samestep.launch.commands.rank_command import is_script, words_of
+from samestep.parsing.json_text import parse_json
 
 VARIABLE = "SAMESTEP_COMMAND"
 """By which a launcher tells its ranks how it was called."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from samestep.errors import LaunchError
-from samestep.foreign.limits import short
-from samestep.foreign.numbers import signed_number, whole_number
 from samestep.lanes.plan import MOST_LANES
+from samestep.parsing.limits import short
+from samestep.parsing.numbers import signed_number, whole_number
 
 
 @dataclass(frozen=True)

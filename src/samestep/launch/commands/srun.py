@@ -10,7 +10,6 @@ from samestep.config.secrets import referred
 from samestep.environment.secret import SHELL_SECRET
 from samestep.environment.variables import launch_variables
 from samestep.errors import LaunchError
-from samestep.foreign.numbers import whole_number
 from samestep.launch.commands.rank_command import (
     RankCommand,
     check_world,
@@ -19,6 +18,7 @@ from samestep.launch.commands.rank_command import (
 )
 from samestep.launch.commands.size import Size
 from samestep.launch.commands.summary import Rows, plan_rows
+from samestep.parsing.numbers import whole_number
 
 HIDDEN = (
     "SLURM_MEM_PER_NODE",

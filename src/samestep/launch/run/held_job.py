@@ -12,8 +12,6 @@ from pathlib import Path
 
 from samestep.checkpoint.run_result import RunResult, read_result
 from samestep.errors import CheckpointError, LaunchError, RankFailed, Stopped
-from samestep.foreign.files import read_lines
-from samestep.foreign.limits import short
 from samestep.launch.commands.slurm import SlurmJob
 from samestep.launch.run.signal_forwarder import SignalForwarder
 from samestep.launch.run.slurm import (
@@ -26,6 +24,8 @@ from samestep.launch.run.slurm import (
     state_of,
     submit,
 )
+from samestep.parsing.files import read_lines
+from samestep.parsing.limits import short
 
 Report = Callable[[str], None]
 

@@ -17,9 +17,9 @@ from samestep.distributed.health.failure_report import FailureReport
 from samestep.environment.interpreter import interpreter_words
 from samestep.environment.variables import report_variables
 from samestep.errors import LaunchError, RunDirError
+from samestep.launch.forkserver.forked import FORKED
 from samestep.launch.run.orphans import Reaper
 from samestep.launch.run.reaper import kill_group
-from samestep.launch.warm.forked import FORKED
 
 _LONGEST_READ = 1 << 16
 _PAUSE = 0.05

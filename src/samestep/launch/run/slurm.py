@@ -15,9 +15,9 @@ from typing import IO
 from samestep.checkpoint.ownership import claim
 from samestep.environment.variables import process_environment
 from samestep.errors import LaunchError, RankFailed, Stopped, TextError, code_of_ranks
-from samestep.foreign.json_text import read_json_lines
 from samestep.launch.commands.slurm import SlurmJob
 from samestep.launch.run.private_file import write_private
+from samestep.parsing.json_text import read_json_lines
 
 FINAL = frozenset(
     [

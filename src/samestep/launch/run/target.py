@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 from samestep.config import Config, load_config
 from samestep.environment.interpreter import interpreter_words
 from samestep.errors import LaunchError, RankFailed, code_of_ranks
-from samestep.foreign.json_text import read_json
 from samestep.launch.commands.rank_command import is_script, words_of
+from samestep.parsing.json_text import read_json
 
 
 def read_target(file: Path, overrides: Sequence[str], arguments: Sequence[str] = ()) -> Config:

@@ -12,13 +12,13 @@ from samestep.config import Config
 from samestep.config.distributed import DistributedConfig
 from samestep.distributed.signals import stopping_at_once
 from samestep.errors import LaunchError, PlanError
-from samestep.foreign.limits import short
-from samestep.foreign.numbers import whole_number
 from samestep.lanes.plan import MOST_LANES
 from samestep.launch.commands.rank_command import RankCommand
 from samestep.launch.commands.size import Host, Size, parse_hosts
 from samestep.launch.run.launches import Launch
 from samestep.launch.run.prepare import Request, prepare
+from samestep.parsing.limits import short
+from samestep.parsing.numbers import whole_number
 from samestep.words import counted
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from samestep.foreign.limits import short
+from samestep.parsing.limits import short
 
 METADATA_FILE = "samestep.json"
 """The metadata's name in formats that are archives of files."""

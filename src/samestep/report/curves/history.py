@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from samestep.errors import RunDirError, TextError
-from samestep.foreign.files import is_file
-from samestep.foreign.json_text import read_json, read_json_lines
+from samestep.parsing.files import is_file
+from samestep.parsing.json_text import read_json, read_json_lines
 
 METRICS = "metrics.jsonl"
 _LONGEST_LIST = 16

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.checkpoint.files import partial_of
-from samestep.foreign.json_text import read_json_lines
+from samestep.parsing.json_text import read_json_lines
 from samestep.train.tracking.contract import TrackedRun, Tracker, flat_values, without_figures
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from samestep.checkpoint.files import write_whole
 from samestep.errors import TextError
-from samestep.foreign.json_text import read_json
+from samestep.parsing.json_text import read_json
 
 TRACKER_IDS = "tracker-ids.json"
 

@@ -10,7 +10,7 @@ from typing import Any
 from samestep.config import Config
 from samestep.config.trackers import TrackerClassConfig
 from samestep.errors import ConfigError, Mistake
-from samestep.foreign.files import is_file
+from samestep.parsing.files import is_file
 from samestep.train.python_file import import_file
 from samestep.train.tracking.contract import Tracker
 

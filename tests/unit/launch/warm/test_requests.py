@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from samestep.launch.warm.forked import Imported
-from samestep.launch.warm.requests import Request, receive, send
+from samestep.launch.forkserver.forked import Imported
+from samestep.launch.forkserver.requests import Request, receive, send
 
 
 def test_a_request_arrives_as_it_was() -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samestep.errors import TextError
-from samestep.foreign.python_text import parse_python
+from samestep.parsing.python_text import parse_python
 
 _MOST_FILES = 200
 """Files of a task that are looked at: in a folder with more, runs import the rest themselves."""

@@ -12,7 +12,7 @@ _CHANCE = 0.05
 """How often the true ratio may lie outside of the range."""
 
 
-def ratio_of_rounds(after: Sequence[float], before: Sequence[float]) -> Spread | None:
+def ratio_confidence_interval(after: Sequence[float], before: Sequence[float]) -> Spread | None:
     """How many times larger, with its 95 % range.
 
     All ratios of a round after to a round before; their median is the estimate of Hodges and Lehmann, and the

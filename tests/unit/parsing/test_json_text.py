@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from samestep.errors import TextError
-from samestep.foreign.files import LARGEST_FILE, read_text
-from samestep.foreign.json_text import parse_json, read_json, read_json_lines
+from samestep.parsing.files import LARGEST_FILE, read_text
+from samestep.parsing.json_text import parse_json, read_json, read_json_lines
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from samestep.errors import TextError
-from samestep.foreign.plain_yaml import LARGEST_YAML, first_anchor, parse_yaml
+from samestep.parsing.plain_yaml import LARGEST_YAML, first_anchor, parse_yaml
 from tests.fuzz.texts import BOMB, MERGE_BOMB
 
 

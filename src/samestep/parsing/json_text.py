@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from samestep.errors import TextError
-from samestep.foreign.files import read_lines, read_text
-from samestep.foreign.limits import DEEPEST_JSON, check_values, short
+from samestep.parsing.files import read_lines, read_text
+from samestep.parsing.limits import DEEPEST_JSON, check_values, short
 
 
 def parse_json(text: str) -> Any:

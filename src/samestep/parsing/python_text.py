@@ -8,8 +8,8 @@ from importlib.util import decode_source
 from pathlib import Path
 
 from samestep.errors import TextError
-from samestep.foreign.files import LARGEST_FILE, read_bytes
-from samestep.foreign.limits import short
+from samestep.parsing.files import LARGEST_FILE, read_bytes
+from samestep.parsing.limits import short
 
 
 def parse_python(path: Path) -> ast.Module:

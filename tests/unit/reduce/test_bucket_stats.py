@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from samestep.reduce.passengers import DevicePassengers, HostPassengers, Passengers, seats
+from samestep.reduce.bucket_stats import BucketStats, DeviceBucketStats, HostBucketStats, slots
 from samestep.reduce.stats import EMPTY, LaneStats, LocalStats, RankFlags
 
-KINDS = pytest.mark.parametrize("kind", [HostPassengers, DevicePassengers])
+KINDS = pytest.mark.parametrize("kind", [HostBucketStats, DeviceBucketStats])
 """The second is for buckets on a GPU; its kernels run on CPUs too."""
 
 anything = st.floats(allow_nan=False, allow_infinity=False, width=64).filter(
@@ -23,7 +23,7 @@ anything = st.floats(allow_nan=False, allow_infinity=False, width=64).filter(
 
 
 def sent(
-    kind: type[Passengers],
+    kind: type[BucketStats],
     lanes: Sequence[Sequence[LaneStats]],
     flags: Sequence[RankFlags],
     dtype: torch.dtype = torch.float32,
@@ -32,18 +32,18 @@ def sent(
     count, at = sum(map(len, lanes)), 0
     buckets, found = [], []
     for rank, mine in enumerate(lanes):
-        bucket = torch.full((seats(count, len(lanes)),), math.nan, dtype=dtype)
-        passengers = kind(bucket, range(at, at + len(mine)), count, rank)
-        found.append(passengers.take_along(mine, flags[rank]))
-        passengers.board()
+        bucket = torch.full((slots(count, len(lanes)),), math.nan, dtype=dtype)
+        bucket_stats = kind(bucket, range(at, at + len(mine)), count, rank)
+        found.append(bucket_stats.attach(mine, flags[rank]))
+        bucket_stats.write()
         buckets.append(bucket)
         at += len(mine)
     buckets[-1].copy_(sum(buckets))
-    passengers.arrive()
+    bucket_stats.arrive()
     return found[-1], buckets[-1]
 
 
-def alone(kind: type[Passengers], loss: float, count: float, dtype: torch.dtype) -> list[float]:
+def alone(kind: type[BucketStats], loss: float, count: float, dtype: torch.dtype) -> list[float]:
     found, _ = sent(kind, [[LaneStats(loss, count)]], [RankFlags()], dtype)
     return [float(value) for value in found.values()]
 
@@ -52,26 +52,26 @@ def alone(kind: type[Passengers], loss: float, count: float, dtype: torch.dtype)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(loss=anything, count=anything)
 def test_doubles_survive_to_the_bit(
-    kind: type[Passengers], dtype: torch.dtype, loss: float, count: float
+    kind: type[BucketStats], dtype: torch.dtype, loss: float, count: float
 ) -> None:
     assert alone(kind, loss, count, dtype) == [loss, count]
 
 
 @KINDS
 @pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
-def test_numbers_that_are_not_finite_survive_too(kind: type[Passengers], number: float) -> None:
+def test_numbers_that_are_not_finite_survive_too(kind: type[BucketStats], number: float) -> None:
     first, second = alone(kind, number, 1.0, torch.float32)
     assert first == number or (math.isnan(first) and math.isnan(number))
     assert second == 1.0
 
 
 @KINDS
-def test_a_loss_beyond_the_buckets_type_is_infinite(kind: type[Passengers]) -> None:
+def test_a_loss_beyond_the_buckets_type_is_infinite(kind: type[BucketStats]) -> None:
     assert alone(kind, 1e300, 1.0, torch.float32) == [math.inf, 1.0]
 
 
 @KINDS
-def test_every_ranks_lanes_and_flags_arrive(kind: type[Passengers]) -> None:
+def test_every_ranks_lanes_and_flags_arrive(kind: type[BucketStats]) -> None:
     odd = 0.1 + 0.2
     found, bucket = sent(
         kind,
@@ -88,12 +88,12 @@ def test_every_ranks_lanes_and_flags_arrive(kind: type[Passengers]) -> None:
 
 
 @KINDS
-def test_flags_come_beside_lanes_that_a_replay_has_seated(kind: type[Passengers]) -> None:
-    bucket = torch.full((seats(1, 1),), math.nan)
-    passengers = kind(bucket, range(1), 1, 0)
-    passengers.seat_lanes([LaneStats(6.0, 2.0)])
-    found = passengers.seat_flags(RankFlags(3.0, 0.5))
-    passengers.board()  # nothing was to be taken along: what is seated stays
-    passengers.arrive()
+def test_flags_come_beside_lanes_that_a_replay_has_seated(kind: type[BucketStats]) -> None:
+    bucket = torch.full((slots(1, 1),), math.nan)
+    bucket_stats = kind(bucket, range(1), 1, 0)
+    bucket_stats.write_lanes([LaneStats(6.0, 2.0)])
+    found = bucket_stats.write_flags(RankFlags(3.0, 0.5))
+    bucket_stats.write()  # nothing was to be taken along: what is seated stays
+    bucket_stats.arrive()
     assert found.values() == [6.0, 2.0]
     assert found.flags()() == [RankFlags(3.0, 0.5)]

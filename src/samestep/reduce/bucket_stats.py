@@ -1,6 +1,6 @@
 """Losses, counts and flags that travel in a gradient bucket: they need no collective of their own.
 
-Every lane and every rank has seats in the bucket, which all other ranks leave at zero: the bucket's
+Every lane and every rank has slots in the bucket, which all other ranks leave at zero: the bucket's
 sum holds their numbers to the bit.
 """
 
@@ -28,17 +28,17 @@ PIECES = 3
 _PAIR = 2 * PIECES
 
 
-def seats(lanes: int, world: int) -> int:
-    """Numbers of a bucket that all of a step's passengers need."""
+def slots(lanes: int, world: int) -> int:
+    """Numbers of a bucket that all of a step's bucket_stats need."""
     return _PAIR * (lanes + world)
 
 
-class Passengers(ABC):
-    """The seats of one bucket, on this rank."""
+class BucketStats(ABC):
+    """The slots of one bucket, on this rank."""
 
     def __init__(self, places: Tensor, mine: range, lanes: int, rank: int) -> None:
         """Args:
-        places: All seats of the bucket: the lanes' first, then the ranks'.
+        places: All slots of the bucket: the lanes' first, then the ranks'.
         mine: The lanes of this rank.
         lanes: Of all ranks.
         rank: This one.
@@ -50,12 +50,12 @@ class Passengers(ABC):
         self._narrow = _as_float32 if places.dtype == torch.float32 else float
         self._waiting: tuple[Sequence[LaneStats], RankFlags] | None = None
 
-    def take_along(self, lanes: Sequence[LaneStats], flags: RankFlags) -> LocalStats:
+    def attach(self, lanes: Sequence[LaneStats], flags: RankFlags) -> LocalStats:
         """Send these with the bucket when it leaves; what is returned has all ranks' once it is back."""
         self._waiting = lanes, flags
         return self._next_stats()
 
-    def board(self) -> None:
+    def write(self) -> None:
         """The bucket leaves: write what was to be taken along."""
         if self._waiting is not None:
             lanes, flags = self._waiting
@@ -63,13 +63,13 @@ class Passengers(ABC):
             self._places.zero_()
             self._write_both(lanes, flags)
 
-    def seat_lanes(self, lanes: Sequence[LaneStats]) -> None:
+    def write_lanes(self, lanes: Sequence[LaneStats]) -> None:
         """Write these lanes' losses and counts, and nothing for anybody else."""
         self._places.zero_()
         self._write_lanes(lanes)
 
-    def seat_flags(self, flags: RankFlags) -> LocalStats:
-        """Write this rank's flags beside lanes that are seated; returns what `take_along` does."""
+    def write_flags(self, flags: RankFlags) -> LocalStats:
+        """Write this rank's flags beside lanes that are written; returns what `attach` does."""
         self._write_flags(flags)
         return self._next_stats()
 
@@ -94,13 +94,13 @@ class Passengers(ABC):
         """Write those of this rank."""
 
 
-def create_passengers(places: Tensor, mine: range, lanes: int, rank: int) -> Passengers:
+def create_bucket_stats(places: Tensor, mine: range, lanes: int, rank: int) -> BucketStats:
     """Those of a bucket, wherever it is."""
-    kind = HostPassengers if places.device.type == "cpu" else DevicePassengers
+    kind = HostBucketStats if places.device.type == "cpu" else DeviceBucketStats
     return kind(places, mine, lanes, rank)
 
 
-class DevicePassengers(Passengers):
+class DeviceBucketStats(BucketStats):
     """In a bucket on a GPU, for which nothing here waits."""
 
     def _next_stats(self) -> LocalStats:
@@ -147,7 +147,7 @@ class _DeviceStats(RowStats):
         self._rows, self._flag_rows = rows[: self._lane_count], rows[self._lane_count :]
 
 
-class HostPassengers(Passengers):
+class HostBucketStats(BucketStats):
     """In a bucket in host memory.
 
     There are few of them, and a call of torch or numpy costs more than their numbers do.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def shown_size(size: float) -> str:
+def format_bytes(size: float) -> str:
     """Bytes."""
     for unit, name in ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "KB")):
         if abs(size) >= unit:
@@ -11,7 +11,7 @@ def shown_size(size: float) -> str:
     return f"{size:.0f} B"
 
 
-def shown_time(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Seconds."""
     for unit, name in ((1.0, "s"), (1e-3, "ms")):
         if seconds >= unit:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from samestep.errors import TextError
-from samestep.foreign.limits import check_text
+from samestep.parsing.limits import check_text
 
 LARGEST_FILE = 64_000_000
 """Bytes of a file that is read as a whole."""

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from samestep.environment.variables import process_environment
-from samestep.launch.warm.client import Forks
-from samestep.launch.warm.forked import FORKED, Forked, Imported, become, run_and_leave
-from samestep.launch.warm.requests import Request, receive, send
-from samestep.launch.warm.task_imports import TaskImports
-from samestep.launch.warm.title import show_words
+from samestep.launch.forkserver.client import Forks
+from samestep.launch.forkserver.forked import FORKED, Forked, Imported, become, run_and_leave
+from samestep.launch.forkserver.requests import Request, receive, send
+from samestep.launch.forkserver.task_imports import TaskImports
+from samestep.launch.forkserver.title import show_words
 
 OURS = (
     "samestep.train.train_once", "samestep.launch.run.agent", "samestep.launch.run.prepare", "torch._dynamo",

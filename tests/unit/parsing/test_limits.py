@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from samestep.errors import TextError
-from samestep.foreign.limits import check_shape, check_values, short
+from samestep.parsing.limits import check_shape, check_values, short
 
 
 def nested(levels: int) -> Any:

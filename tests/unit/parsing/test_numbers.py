@@ -2,7 +2,7 @@
 
 import pytest
 
-from samestep.foreign.numbers import signed_number, whole_number
+from samestep.parsing.numbers import signed_number, whole_number
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import yaml
 from yaml.constructor import ConstructorError
 
 from samestep.errors import TextError
-from samestep.foreign.limits import DEEPEST, short
+from samestep.parsing.limits import DEEPEST, short
 
 LARGEST_YAML = 1_000_000
 """Characters, counted as often as an alias repeats them; a value counts for ten more."""

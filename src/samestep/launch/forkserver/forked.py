@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 from samestep.environment.interpreter import interpreter_words
 from samestep.environment.variables import replace_environment
-from samestep.launch.warm.requests import Request
-from samestep.launch.warm.title import show_words
+from samestep.launch.forkserver.requests import Request
+from samestep.launch.forkserver.title import show_words
 
 if TYPE_CHECKING:
-    from samestep.launch.warm.client import Forks
+    from samestep.launch.forkserver.client import Forks
 
 _READ_LATER = (
     "CUDA_VISIBLE_DEVICES", "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.errors import TextError
-from samestep.foreign.json_text import read_json
+from samestep.parsing.json_text import read_json
 
 _MAGIC = re.compile(r"^(\s*)(?:[%!?]|\w+(?:\s*,\s*\w+)*\s*=\s*[%!]|[\w.]+\?{1,2}\s*$).*$")
 """A line of IPython's: `%matplotlib inline`, `!ls`, `files = !ls`, `model?`."""
