@@ -507,7 +507,7 @@ def test_clocks_are_judged_by_the_quickest_exchange() -> None:
 
 def test_a_folder_that_ranks_do_not_share_is_named_with_them() -> None:
     places = [Place(0, "n1"), Place(1, "n2"), Place(2, "n2")]
-    assert is_reported(check_sharing("runs", [0.0, 0.1, 0.2], places, ""), "ok", "after 0.2")
+    assert is_reported(check_sharing("runs", [0.0, 0.1, 0.2], places, ""), "ok", "after 200 ms")
     finding = check_sharing("runs", [0.0, None, None], places, "")
     assert is_reported(finding, "error", "ranks 1-2 on n2")
     assert finding.ranks == (1, 2)
