@@ -142,7 +142,7 @@ CASES: dict[str, dict[str, Any]] = {
         "distributed": {"shard_blocks": ["blocks.1", "first"]},
         "on_nonfinite": "skip",
     },
-    "compiled": {"speed": {"compile": "blocks"}},
+    "compiled": {"speed": {"compile": "blocks"}, "memory": {"checkpoint": ["blocks.*"]}},
 }
 
 

@@ -24,6 +24,7 @@ from samestep.errors import TaskError
 from samestep.optim.optimizers import build_optimizers
 from samestep.optim.precision import Precision, choose_precision
 from samestep.reduce.ddp import wrap
+from samestep.step.compilation import compile_model
 from samestep.step.loss_terms import LossValue
 from samestep.train.loop import Training
 from samestep.train.run import Run
@@ -138,11 +139,13 @@ def open_ddp(seat: Seat) -> Advance:
     refuse_task(seat.task, seat.config)
     device = seat.context.device
     model = seat.task.model().to(device)
+    if seat.config.speed.compile == "blocks":
+        compile_model(model, seat.config)
     optimizers = seat.optimizers(model)
     wrapped: nn.Module = model
     if seat.context.world > 1:
         wrapped = wrap(model, seat.config.distributed, device)
-    if seat.config.speed.compile:
+    if seat.config.speed.compile is True:
         wrapped.compile()
     return in_turns(_ddp_steps(seat, wrapped.train(), optimizers), seat.stack)
 

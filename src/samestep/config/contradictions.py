@@ -31,6 +31,7 @@ def contradictions(config: Config, wrong: Set[str] = frozenset()) -> list[Mistak
             _batchnorm_mistakes,
         ),
         ({"contrastive.recompute", "memory.lane_split"}, _contrastive_mistakes),
+        ({"speed.compile", "memory.checkpoint"}, _compile_mistakes),
         ({"early_stopping", "evaluation.every_epochs"}, _evaluation_mistakes),
         ({"refit", "fold", "early_stopping"}, _refit_mistakes),
         (set(_inside("evaluation", "mode", "reference", "views", "metrics")), _retrieval_mistakes),
@@ -224,6 +225,13 @@ def _batchnorm_mistakes(config: Config) -> list[Mistake]:
         )
         found.append(Mistake("batchnorm", message))
     return found
+
+
+def _compile_mistakes(config: Config) -> list[Mistake]:
+    if config.speed.compile is not True or not config.memory.checkpoint:
+        return []
+    message = "true compiles the model with the modules that memory.checkpoint runs again, which torch cannot: set blocks"
+    return [Mistake("speed.compile", message)]
 
 
 _SHARD_KEYS = (

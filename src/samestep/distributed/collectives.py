@@ -114,9 +114,14 @@ class TorchCollectives(Collectives):
         Args:
             backends: The backend of each kind of messages. gloo needs no groups: it has tags.
         """
-        for name, backend in {} if self._host_only else backends.items():
+        if self.device.type != "cuda" or "nccl" not in self.backend:
+            return
+        for name, backend in backends.items():
             if name not in self._groups:
-                self._groups[name] = dist.new_group(backend=backend, timeout=self._timeout)
+                group = self._groups[name] = dist.new_group(backend=backend, timeout=self._timeout)
+                # With all ranks: some may have nothing to send in the first exchange.
+                device = self.device if backend == "nccl" else torch.device("cpu")
+                dist.all_reduce(torch.zeros(1, device=device), group=group)
 
     def group(self, name: str) -> dist.ProcessGroup:
         """Return the process group of a kind of messages, which may be the default one."""
@@ -124,9 +129,12 @@ class TorchCollectives(Collectives):
         assert found is not None, "ranks exchange while their group is open"
         return found
 
-    def close_groups(self) -> None:
-        """Let go of these groups, which are destroyed with the default one."""
-        self._groups.clear()
+    def close_groups(self, destroys: bool) -> None:
+        """Let go of these groups, and destroy them if the default one, with which they end, stays open."""
+        while self._groups:
+            _, group = self._groups.popitem()
+            if destroys:
+                dist.destroy_process_group(group)
 
     def barrier(self) -> None:
         with self.activity.waiting("barrier"):

@@ -266,7 +266,7 @@ class DDPContext(RunContext):
     def close(self) -> None:
         self._heartbeat.stop()
         super().close()
-        self.collectives.close_groups()
+        self.collectives.close_groups(not self._owned and not self._failed)
         if self._owned and dist.is_initialized():
             dist.destroy_process_group()
         # Cycles of DistributedDataParallel's hold the group and its threads: free them.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -25,18 +27,37 @@ def compile_model(model: nn.Module, config: Config) -> None:
     """
     import torch._dynamo.config as dynamo
 
-    # Names that torch 2.6 knows too; later versions have them as aliases.
-    dynamo.cache_size_limit, dynamo.fail_on_cache_limit_hit = _COMPILED_SHAPES, True
-    parts = [model]
+    parts = {"": model}
     if config.speed.compile == "blocks":
-        parts = list(blocks_of(model, config.distributed.shard_blocks).values())
+        parts = blocks_of(model, config.distributed.shard_blocks)
+        _refuse_checkpoints_inside(model, parts, config.memory.checkpoint)
+    # Names that torch 2.6 knows too; later versions have them as aliases. Blocks share what is counted.
+    most = _COMPILED_SHAPES * max(1, len(parts))
+    dynamo.cache_size_limit, dynamo.fail_on_cache_limit_hit = most, True
+    dynamo.accumulated_cache_size_limit = max(dynamo.accumulated_cache_size_limit, most)
     if not parts:
         raise TaskError(
             f"speed.compile: blocks found no ModuleList or Sequential of blocks in {type(model).__name__}: name them in "
             "distributed.shard_blocks, or set speed.compile: true"
         )
-    for part in parts:
+    for part in parts.values():
         _compile(part)
+
+
+def _refuse_checkpoints_inside(
+    model: nn.Module, blocks: Iterable[str], patterns: Sequence[str]
+) -> None:
+    blocks, chosen = list(blocks), list[str]()
+    for name, _ in model.named_modules():
+        is_named = bool(name) and any(fnmatchcase(name, pattern) for pattern in patterns)
+        if not is_named or any(name.startswith(f"{outer}.") for outer in chosen):
+            continue
+        chosen.append(name)
+        if any(name.startswith(f"{block}.") for block in blocks):
+            raise TaskError(
+                f"memory.checkpoint names {name}, which is inside of a block that speed.compile: blocks compiles: name "
+                "the blocks, or what is around them"
+            )
 
 
 def _compile(module: nn.Module) -> None:

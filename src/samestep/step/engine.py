@@ -115,11 +115,11 @@ def prepare(
         raise TaskError("no parameter of the optimizers requires a gradient")
     # Before what wraps forward passes: their second ones are meetings, too.
     batchnorm = _global_batchnorm(setup, modules)
+    if config.speed.compile:  # first: what runs again in the backward pass is a compiled block
+        compile_model(modules[0], config)
     if config.memory.checkpoint:
         checkpoint_activations(modules[0], config.memory.checkpoint)
     restore(modules, optimizers, schedules, owns)
-    if config.speed.compile:
-        compile_model(modules[0], config)
     scaling, terms = _scaling(setup), _loss_terms(setup)
     parts_of_run = [*modules, terms] if isinstance(terms, NamedLosses) else modules
     if not was_on_meta:  # else every rank has read them, those that it holds
@@ -161,6 +161,12 @@ def _give_memory(
     """Move modules to the rank's device; return whether the model was on the meta device."""
     context = setup.context
     is_spread = setup.config.distributed.shard == "weights" and context.world > 1
+    for module in modules[1:]:
+        if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
+            kind = type(module).__name__
+            raise TaskError(
+                f"{kind} is on the meta device, where only the model may be: build it on the CPU"
+            )
     was_on_meta = give_memory(modules[0], owns if is_spread else lambda param: True, is_resumed)
     if not is_spread:
         for module in modules:

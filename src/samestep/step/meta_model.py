@@ -37,6 +37,10 @@ def give_memory(model: nn.Module, holds: Callable[[Tensor], bool], is_resumed: b
             f"the {type(model).__name__} is on the meta device, and {', '.join(unsaved)} is in no checkpoint "
             "(persistent=False): build the model on the CPU, or make these buffers there"
         )
+    _refuse_what_is_lost(model)
+    rnns = [part for part in model.modules() if isinstance(part, nn.RNNBase)]
+    for rnn in rnns:
+        rnn._flat_weight_refs = []  # weak ones, with which nothing can be swapped
     for param in params:
         memory = torch.empty_strided(param.shape, param.stride(), dtype=param.dtype, device="cpu")
         if not holds(param):
@@ -44,8 +48,23 @@ def give_memory(model: nn.Module, holds: Callable[[Tensor], bool], is_resumed: b
         made = Parameter(memory, param.requires_grad)
         made.__dict__.update(param.__dict__)
         torch.utils.swap_tensors(param, made)  # optimizers have it already
+    for rnn in rnns:
+        rnn._init_flat_weights()
+    made_buffers: dict[int, Tensor] = {}  # one that several modules share stays one
     for part in model.modules():
         for name, buffer in part._buffers.items():
             if buffer is not None and buffer.is_meta:
-                part._buffers[name] = torch.empty_like(buffer, device="cpu")
+                like = torch.empty_like(buffer, device="cpu")
+                part._buffers[name] = made_buffers.setdefault(id(buffer), like)
     return True
+
+
+def _refuse_what_is_lost(model: nn.Module) -> None:
+    """Refuse parameters whose hooks or class would not be there any more."""
+    for name, param in model.named_parameters():
+        hooks = param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None)
+        if param.is_meta and (hooks or type(param) is not Parameter):
+            what = "has hooks" if hooks else f"is a {type(param).__name__}"
+            raise TaskError(
+                f"{name} {what}, which a model on the meta device would lose when it gets memory: build it on the CPU"
+            )

@@ -56,7 +56,7 @@ def report_plan(
         "precision": precision.kind,
         "deterministic": config.deterministic,
         "lane_split": config.memory.lane_split,
-        "compiled": config.speed.compile,
+        "compiled": _compiled(config),
         "threads_per_rank": torch.get_num_threads(),
     }
     if config.platform_notes:
@@ -126,3 +126,9 @@ def without_effect(config: Config, precision: Precision) -> list[str]:
     if config.clip.memory != type(config.clip)().memory and config.clip.adaptive is None:
         found.append("clip.memory has no effect without clip.adaptive")
     return found
+
+
+def _compiled(config: Config) -> Any:
+    """Return what is compiled, with the names of blocks: others round differently."""
+    blocks = config.distributed.shard_blocks
+    return ["blocks", *blocks] if config.speed.compile == "blocks" else config.speed.compile

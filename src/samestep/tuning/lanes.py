@@ -23,7 +23,7 @@ _COLUMNS = (
     "a step",
     "95 % range",
     "relative",
-    "memory",
+    "GPU memory",
     "note",
 )
 
@@ -42,15 +42,16 @@ class Recommendation:
 class LaneCosts:
     """What was measured with several numbers of lanes, of one global batch."""
 
-    def __init__(self, now: int, measured: Sequence[Timed]) -> None:
+    def __init__(self, now: int, measured: Sequence[Timed], on_gpu: bool = False) -> None:
         """Args:
         now: The config's own number of lanes.
         measured: A choice has one label at all numbers of ranks.
+        on_gpu: Whether ranks computed on GPUs.
 
         Raises:
             PlanError: None could be measured.
         """
-        self._now, self.measured = now, measured
+        self._now, self.measured, self._on_gpu = now, measured, on_gpu
         self._worlds = sorted({one.world for one in measured})
         self._done = [one for one in measured if not one.failed]
         if not self._done:
@@ -155,7 +156,8 @@ class LaneCosts:
         if cost is None:
             return (one.label, str(one.world), *["-"] * 5, "left out")
         spread = spread_of(one.seconds)
-        memory = "" if one.peak_bytes is None else format_bytes(one.peak_bytes)
+        # A process's own memory never shrinks: of choices in turns it says nothing.
+        memory = format_bytes(one.peak_bytes) if self._on_gpu and one.peak_bytes else "-"
         return (
             one.label,
             str(one.world),

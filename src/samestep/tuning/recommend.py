@@ -66,8 +66,9 @@ class Request:
     run_dir: str = ""
     """Where the ranks' launches may write: a folder that is made and removed here."""
 
-    def __post_init__(self) -> None:
-        refuse_fixed_world(self.config, detect_launch(process_environment()).world)
+    def refuse_ranks(self, worlds: Sequence[int] = ()) -> None:
+        """Refuse to be a rank, and a config that fixes another number of them than is measured."""
+        refuse_fixed_world(self.config, detect_launch(process_environment()).world, worlds)
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,9 @@ def tune_lanes(
     Raises:
         PlanError: Nothing can be compared.
     """
-    lanes = lanes_to_compare(request.config, wanted, [world.ranks for world in worlds])
+    sizes = [world.ranks for world in worlds]
+    request.refuse_ranks(sizes)
+    lanes = lanes_to_compare(request.config, wanted, sizes)
     found = []
     for world in worlds:
         tried = lane_variants(lanes, widths, world.ranks)
@@ -127,7 +130,8 @@ def tune_lanes(
         enough = f"lanes={max(request.config.lane_count(1), world.ranks)}"
         found.append(_measured(request, (enough,), tried, world, machines))
     rows = [Timed.read(row) for document in found for row in document.rows]
-    return LaneCosts(request.config.lane_count(1), rows), found[0]
+    on_gpu = found[0].machine["device"] != "cpu"
+    return LaneCosts(request.config.lane_count(1), rows, on_gpu), found[0]
 
 
 def tune_all(request: Request, hardware: Hardware) -> Advised:
@@ -137,6 +141,7 @@ def tune_all(request: Request, hardware: Hardware) -> Advised:
         request: What is tuned.
         hardware: What this machine has.
     """
+    request.refuse_ranks()
     with TemporaryDirectory(prefix="samestep-tune-", ignore_cleanup_errors=True) as folder:
         return _tune_all(replace(request, run_dir=folder), hardware, request.report)
 

@@ -171,14 +171,14 @@ def lane_variants(lanes: Sequence[int], widths: Sequence[int], world: int) -> li
     possible = [count for count in lanes if count >= world]
     if not widths:
         return [Variant(counted(count, "lane"), (f"lanes={count}",)) for count in possible]
+    # By the width of one rank, as at any number of them; a rank has no more than its lanes.
+    at_once = dict.fromkeys((count, min(width, count)) for count in possible for width in widths)
     return [
         Variant(
             f"{counted(count, 'lane')}, {width} at once",
-            (f"lanes={count}", f"speed.parallel_lanes={width}"),
+            (f"lanes={count}", f"speed.parallel_lanes={min(width, -(-count // world))}"),
         )
-        for count in possible
-        for width in widths
-        if width <= count
+        for count, width in at_once
     ]
 
 

@@ -59,7 +59,7 @@ class Runner:
             overrides.append(f"resume.checkpoint={json.dumps(str(resume))}")
         if trace_from is not None:
             # A graph's replay, and what was compiled, call no hooks.
-            overrides += ["speed.graph=false", "speed.compile=false"]
+            overrides += ["speed.graph=false", "speed.compile=false", "distributed.shard_blocks=[]"]
         if world.shard is not None:
             overrides.append(f"distributed.shard={world.shard}")
         command = self.rank_command.with_overrides(*overrides, *self._even_lanes(world))

@@ -191,6 +191,8 @@ MISTAKES = [
     ("batchnorm over the batch in pieces",
      config("batchnorm=global", "memory.lane_split=2", "speed.compile=true"), ConfigError,
      ["which memory.lane_split: 2 cuts into pieces", "which speed.compile compiles: remove one of them"]),
+    ("compiled with what runs again", config("speed.compile=true", "memory.checkpoint=[a]"), ConfigError,
+     ["speed.compile", "which torch cannot: set blocks"]),
     ("kept lanes in pieces", config("contrastive.recompute=false", "memory.lane_split=2"),
      ConfigError, ["false keeps the activations of whole lanes, which memory.lane_split: 2 cuts"]),
     ("own buffers with rounding", config("same=rounding", "distributed.broadcast_buffers=false"),

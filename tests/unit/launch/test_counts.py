@@ -32,7 +32,8 @@ def test_the_same_number_twice_is_refused() -> None:
 
 def test_ranks_are_not_started_by_a_rank_or_for_one_world() -> None:
     refuse_fixed_world(config(), 1)
-    with pytest.raises(LaunchError, match="this process is one of 2 already"):
+    with pytest.raises(LaunchError, match="this process is one of 2 ranks already"):
         refuse_fixed_world(config(), 2)
     with pytest.raises(LaunchError, match=r"pass distributed.world_size=auto"):
         refuse_fixed_world(config(distributed={"world_size": 2}), 1)
+    refuse_fixed_world(config(distributed={"world_size": 2}), 1, [2])

@@ -47,3 +47,22 @@ def test_what_no_checkpoint_fills_is_refused() -> None:
         give_memory(_made(), lambda param: True, False)
     with pytest.raises(TaskError, match="table is in no checkpoint"):
         give_memory(_made(persistent=False), lambda param: True, True)
+
+
+def test_what_would_be_lost_is_refused() -> None:
+    with torch.device("meta"):
+        hooked = nn.Linear(2, 2)
+    hooked.weight.register_hook(lambda grad: grad)
+    with pytest.raises(TaskError, match="weight has hooks, which a model on the meta device would"):
+        give_memory(hooked, lambda param: True, True)
+
+
+def test_recurrent_layers_and_shared_buffers_stay_whole() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.LSTM(2, 3), nn.BatchNorm1d(2), nn.BatchNorm1d(2))
+        model[2].running_mean = model[1].running_mean
+    assert give_memory(model, lambda param: True, True)
+    assert model[1].running_mean is model[2].running_mean
+    for param in model.parameters():
+        nn.init.ones_(param)
+    assert model[0](torch.ones(1, 1, 2))[0].shape == (1, 1, 3)

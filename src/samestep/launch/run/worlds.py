@@ -105,25 +105,27 @@ def parse_counts(text: str, option: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def refuse_fixed_world(config: Config, ranks_here: int) -> None:
-    """Refuse to start ranks for a config of one world, or as a rank of another launcher.
+def refuse_fixed_world(config: Config, ranks_here: int, worlds: Sequence[int] = ()) -> None:
+    """Refuse to start ranks for a config of another world, or as a rank of another launcher.
 
     Args:
         config: The training's config.
         ranks_here: The number of ranks that this process is one of.
+        worlds: The numbers of ranks that are started; empty for several.
 
     Raises:
         LaunchError: if so.
     """
     if ranks_here > 1:
         raise LaunchError(
-            f"--worlds starts ranks, but this process is one of {ranks_here} already: leave out "
-            "--worlds to measure with these, or start the command alone"
+            f"this process is one of {ranks_here} ranks already, and the command starts ranks by itself: start it "
+            "alone, without a launcher"
         )
-    if config.distributed.world_size != "auto":
+    fixed = config.distributed.world_size
+    if fixed != "auto" and set(worlds) != {fixed}:
         raise LaunchError(
-            f"distributed.world_size is {config.distributed.world_size}, but --worlds measures with "
-            "others: pass distributed.world_size=auto"
+            f"distributed.world_size is {fixed}, but other numbers of ranks are measured: pass "
+            "distributed.world_size=auto"
         )
 
 
