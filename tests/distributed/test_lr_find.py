@@ -82,7 +82,7 @@ def test_a_run_in_the_directory_stays_whole(tmp_path: Path) -> None:
     after = {p: p.read_bytes() for p in trained.folder.rglob("*") if p.is_file()}
     assert {path: after[path] for path in before} == before
     added = {path.relative_to(trained.folder).parts[0] for path in after.keys() - before.keys()}
-    assert added == {"lr-find"}
+    assert added == {"tune-lr"}
     assert not (found.folder / "checkpoints").exists()
     assert (found.folder / "earlier" / "1" / "metrics.jsonl").exists()
     assert found.losses[0] == trained.record.losses[0], "the weights that a run starts with"
