@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WORTH = 1.1
-"""How many times as fast a choice must be to be recommended in place of a simpler one."""
+"""A choice that is so many times as fast is recommended in place of a simpler one."""
 
 
 @dataclass(frozen=True)

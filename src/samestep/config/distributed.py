@@ -143,7 +143,7 @@ class DistributedConfig(BaseModel):
 
     @property
     def shares_gpus(self) -> bool:
-        """Whether `network` lets several ranks share a GPU over nccl, as tests of nccl on one GPU do."""
+        """Return whether `network` lets several ranks share a GPU over nccl, as tests of nccl on one GPU do."""
         return self.network.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
 
     def validate(self) -> Validation:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""What `run.prepare` gets: modules, optimizers and schedulers, and the parameters that train."""
+"""The objects of `run.prepare`: modules, optimizers and schedulers, and the parameters that train."""
 
 from __future__ import annotations
 

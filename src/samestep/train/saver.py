@@ -79,7 +79,7 @@ class Saver:
 
     @property
     def is_resumed(self) -> bool:
-        """Whether a checkpoint fills the run's objects."""
+        """Return whether a checkpoint fills the run's objects."""
         return self._point is not None
 
     # -- what there is to save -------------------------------------------------------------

@@ -82,7 +82,7 @@ def advise_layout(
 
 
 def advise_lanes(found: Sequence[Timed], configured: int, why_not: str = "") -> Advice:
-    """How many lanes; by the rule of `samestep tune lanes`.
+    """Return the number of lanes, by the rule of `samestep tune lanes`.
 
     Args:
         found: What was measured with several numbers of lanes, of one global batch.

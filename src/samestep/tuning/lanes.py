@@ -1,4 +1,4 @@
-"""How many lanes: what each number of them costs, and which one is recommended. Imports no torch."""
+"""The cost of each number of lanes, and the recommended one. Imports no torch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Recommendation:
 
 
 class LaneCosts:
-    """What was measured with several numbers of lanes, of one global batch."""
+    """Steps of one global batch, timed with several numbers of lanes."""
 
     def __init__(self, now: int, measured: Sequence[Timed], on_gpu: bool = False) -> None:
         """Args:

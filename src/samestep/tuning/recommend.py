@@ -47,7 +47,7 @@ from samestep.tuning.variants import (
 )
 
 COMMAND = "tune measure"
-"""What ranks run."""
+"""The command of the ranks."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What was measured of one variant, and when one of two is faster. Imports no torch."""
+"""Timed steps of one variant, and the rule by which one of two is faster. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is tried: ranks and threads, lanes, and other settings. Imports no torch."""
+"""Variants of a config: ranks and threads, lanes, and other settings. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands of `samestep tune` share: options, and what the ranks that they start run."""
+"""Options of the commands of `samestep tune`, and the command of the ranks that they start."""
 
 from __future__ import annotations
 
