@@ -4,7 +4,7 @@
 # Usage: sbatch [SBATCH OPTIONS] hpc/diagnose.sh [CONFIG [key=value ...]]
 #
 # Prints what was detected on the first node, with the reasons, then what the ranks find on their machines and between them:
-# docs/doctor.md. Ask for the nodes of the training: sbatch --nodes=4 hpc/diagnose.sh config.yaml
+# docs/check.md. Ask for the nodes of the training: sbatch --nodes=4 hpc/diagnose.sh config.yaml
 #SBATCH --job-name=diagnose
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -21,4 +21,4 @@ export SAMESTEP_SECRET
 
 echo "Nodes: ${SLURM_JOB_NODELIST}"
 srun --nodes=1 --ntasks=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" samestep env
-exec srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" samestep doctor "$@"
+exec srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" samestep check "$@"

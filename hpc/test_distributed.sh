@@ -20,7 +20,7 @@ export SAMESTEP_SECRET
 
 # Exit code 5: warnings, such as a slow network.
 status=0
-srun --kill-on-bad-exit=0 samestep doctor || status=$?
+srun --kill-on-bad-exit=0 samestep check || status=$?
 [[ $status == 0 || $status == 5 ]] || { echo "The ranks cannot train together: see the errors above" >&2; exit "$status"; }
 srun --kill-on-bad-exit=1 samestep bench comm --smallest 64KB --largest "${LARGEST:-4MB}" --rounds "${ROUNDS:-5}"
 echo "The ranks of ${SLURM_JOB_NUM_NODES} nodes can train together"

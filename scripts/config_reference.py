@@ -20,12 +20,9 @@ Every count has limits that no run comes near, so that a slip of the hand is a m
 memory. A file has at most a million characters (counting a YAML alias as what it stands for), 100 levels and 2,000
 keys, and is composed of at most 50 files. Dates and times such as `2024-01-01` and `12:00:00` are text. Text holds no null character.
 
-`samestep config new` asks for the few values that nearly every run sets, and writes them with comments; `samestep init` writes
-the same file, with the defaults, and a task beside it.
-
-`samestep config check` also looks for what needs no torch to be known: whether the task's file is there and has the
-class, and whether the installed torch has the optimizer and the schedule, with such arguments. `samestep doctor` tries
-the rest.
+`samestep init` writes a config with comments, and `--ask` asks for the few values that nearly every run sets.
+`samestep show CONFIG` prints every value with its origin. `samestep check CONFIG` also looks whether the task's file is there
+and has the class, whether the installed torch has the optimizer and the schedule with such arguments, and whether the run can start here.
 
 | key | takes | default | meaning |
 |---|---|---|---|
@@ -66,7 +63,7 @@ Paths to files (`task`, `fold.file`, `trackers.classes`, and the layers themselv
 | `colab` | `COLAB_RELEASE_TAG` or `COLAB_GPU` |
 | `local` | none of these |
 
-Nothing changes silently: the plan of a run and of a launch names the platform, the reason, the file and the keys that it sets, and `samestep config show`
+Nothing changes silently: the plan of a run and of a launch names the platform, the reason, the file and the keys that it sets, and `samestep show CONFIG`
 shows for each value the file and the line that it comes from. Files that are missing, also those of other platforms, files that include themselves and unknown keys are mistakes,
 reported together. The run's directory records the merged config, so that `samestep resume` needs none of the files. A sweep's file is composed in the same way, and its
 `base` may be, too.
@@ -85,12 +82,12 @@ params:
   width: 64
 ```
 
-`samestep config show` shows the values, and with the origin of `params` which keys they are from. Unknown keys, keys that are not set, sections and circles are mistakes, with the line.
+`samestep show CONFIG` shows the values, and with the origin of `params` which keys they are from. Unknown keys, keys that are not set, sections and circles are mistakes, with the line.
 Other texts with `${...}` in them, such as `${HOME}` or `${epochs}.pt`, are left as they are. Keys of `launch` cannot be referred to.
 
 ## Other names
 
-Names that other projects use for these keys are accepted and reported by `samestep config show`.
+Names that other projects use for these keys are accepted and reported by `samestep show CONFIG`.
 Setting a key by two names is an error.
 
 | name | means |

@@ -1,4 +1,4 @@
-"""Write the table of `samestep scan`'s rules into docs/scan.md."""
+"""Write the table of `samestep check`'s rules into docs/scan.md."""
 
 from __future__ import annotations
 

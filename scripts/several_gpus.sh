@@ -51,7 +51,7 @@ cat > "$folder/config.json" <<JSON
  "optimizer": {"name": "adamw", "lr": 0.001}, "run_dir": "$folder/run", "distributed": {"backend": "nccl"}}
 JSON
 
-part doctor "$python" -m samestep doctor
+part doctor "$python" -m samestep check
 part nccl-verify "$python" -m samestep verify "$folder/config.json" --worlds "$worlds" --shards none,optimizer,weights
 part sync-batchnorm "$python" -m samestep launch --nproc "$gpus" "$folder/config.json" \
   run_dir="$folder/sync-batchnorm" same=samples distributed.sync_batchnorm=true

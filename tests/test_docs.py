@@ -88,7 +88,7 @@ def bash_blocks(page: Path) -> list[str]:
 
 def _with_any_diagnosis(block: str) -> str:
     """The doctor's exit code tells what it found on this machine, which may be anything."""
-    return re.sub(r"(?m)^(.*samestep doctor[^#\n]*)", r"\1 || true ", block)
+    return re.sub(r"(?m)^(.*samestep check[^#\n]*)", r"\1 || true ", block)
 
 
 WITH_COMMANDS = [page for page in PAGES if page.parent.name != "benchmarks" and bash_blocks(page)]

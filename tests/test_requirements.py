@@ -49,7 +49,7 @@ def test_no_requirement_is_without_a_place() -> None:
 
 def test_a_tag_is_found_at_the_test_that_carries_it() -> None:
     found = SCRIPT["tagged_tests"]()["000-P0-1"]
-    assert found == ["tests/cli/test_scan.py::test_scan_exits_by_what_it_finds"]
+    assert found == ["tests/cli/test_check.py::test_scan_exits_by_what_it_finds"]
 
 
 def test_the_table_of_the_document_is_that_of_the_tags() -> None:

@@ -92,13 +92,13 @@ class Recipe:
             "predict", "predict", self.second, self.folder / "data" / "valid", "--output", labels
         )
         self.samestep(
-            "embeddings", "plot-embeddings", self.first, "--weights", "average", "--output",
+            "embeddings", "plot", self.first, "--embeddings", "--weights", "average", "--report",
             self.folder / "embeddings.html",
         )  # fmt: skip
         for run, weights in ((self.first, "ema"), (self.second, "raw")):
             target = self.folder / f"{run.name}.pt"
             self.samestep(
-                "export", "checkpoints", "export", run, target, "--weights", weights
+                "export", "export", run, "--to", "pt", "--output", target, "--weights", weights
             )  # fmt: skip
 
 

@@ -54,9 +54,9 @@ def test_help_answers_fast_and_without_torch(tmp_path: Path) -> None:
 
 def test_help_shows_commands_in_the_order_a_person_meets_them(here: Callable[..., Result]) -> None:
     shown = here("--help").output
-    words = ["╭─ Train ", "train", "launch", "verify", "╭─ Start", "init", "config", "env", "doctor",
-             "╭─ Tune", "tune", "predict", "plot-embeddings", "export", "average",
-             "╭─ Look", "checkpoints", "plot", "times", "slurm"]  # fmt: skip
+    words = ["╭─ Train ", "train", "launch", "resume", "stop", "cv", "sweep", "verify",
+             "╭─ Start", "init", "check", "bench", "╭─ Tune", "tune", "predict", "export", "average",
+             "╭─ Look", "show", "runs", "plot"]  # fmt: skip
     places = [shown.find(word if word.startswith("╭") else f"\n│ {word} ") for word in words]
     assert -1 not in places
     assert places == sorted(places)
@@ -228,15 +228,15 @@ def test_verify_against_a_curve_from_elsewhere(config: Path, tmp_path: Path) -> 
 def test_config_show_lists_origins_and_check_lists_mistakes(
     config: Path, here: Callable[..., Result]
 ) -> None:
-    rows = json.loads(here("config", "show", config, "seed=7", "--json").stdout)
+    rows = json.loads(here("show", config, "seed=7", "--json").stdout)
     assert rows["seed"] == {"value": 7, "origin": "override", "reason": None}
     assert rows["lanes"]["origin"] == "line 3"
     assert rows["epochs"]["origin"] == "default"
     assert rows["distributed.world_size"]["origin"] == "detected"
     assert rows["distributed.backend"]["reason"]
-    assert "override" in here("config", "show", config, "seed=7").stdout
-    assert here("config", "check", config).exit_code == 0
-    wrong = here("config", "check", config, "lanez=3", "steps=x")
+    assert "override" in here("show", config, "seed=7").stdout
+    assert here("check", config).exit_code == 0
+    wrong = here("check", config, "lanez=3", "steps=x")
     assert wrong.exit_code == 2
     assert "2 mistakes" in wrong.stderr
     assert "did you mean lanes?" in wrong.stderr
@@ -254,17 +254,17 @@ def test_config_show_lists_what_the_launcher_set(
         "MASTER_PORT": "1",
     }.items():
         monkeypatch.setenv(name, value)
-    rows = json.loads(here("config", "show", config, "--json").stdout)
+    rows = json.loads(here("show", config, "--json").stdout)
     assert rows["distributed.world_size"] == {
         "value": 4, "origin": "environment", "reason": "WORLD_SIZE=4",
     }  # fmt: skip
 
 
 def test_env_gives_a_reason_for_every_fact(here: Callable[..., Result]) -> None:
-    facts = json.loads(here("env", "--json").stdout)
+    facts = json.loads(here("check", "--facts", "--json").stdout)
     assert {"launcher", "platform", "backend", "device", "rank", "cpus"} <= facts.keys()
     assert all(fact["reason"] for fact in facts.values())
-    assert "launcher" in here("env").stdout
+    assert "launcher" in here("check", "--facts").stdout
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_folds_are_trained_kept_and_put_together(tmp_path: Path) -> None:
 def test_two_ranks_come_to_the_same_values(tmp_path: Path) -> None:
     path, means = config(tmp_path), []
     for ranks in ("1", "2"):
-        options = ["--directory", ranks, "--ranks", ranks, "--file", "f.json", "--no-predict"]
+        options = ["--directory", ranks, "--nproc", ranks, "--file", "f.json", "--no-predict"]
         done = samestep("cv", path, "--folds", "2", *options, "--json", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         means.append(json.loads(done.stdout)["mean"])
@@ -94,7 +94,9 @@ def test_too_many_folds_are_refused_before_anything_trains(tmp_path: Path) -> No
     assert done.returncode == 2
     assert "0 has 4, 1 has 4, 2 has 4" in done.stderr
     assert not list(tmp_path.glob("runs/small-cv/fold-*/checkpoints"))
-    folds = samestep("folds", path, "--folds", "3", "--output", "f.json", "--json", cwd=tmp_path)
+    folds = samestep(
+        "cv", path, "--folds", "3", "--only-split", "--file", "f.json", "--json", cwd=tmp_path
+    )
     assert json.loads(folds.stdout)["sizes"] == [4, 4, 4]
     wrong = samestep("cv", path, "--folds", "4", "--file", "f.json", cwd=tmp_path)
     assert wrong.returncode == 2

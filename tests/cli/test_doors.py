@@ -52,8 +52,8 @@ def test_a_strangers_sweep_connects_nowhere(tmp_path: Path) -> None:
     }  # fmt: skip
     (folder / "sweep.json").write_text(json.dumps(document))
     (folder / "storage.json").write_text(json.dumps({"storage": "mysql://h/db", "study": "1"}))
-    for words in (("status",), ("best",), ("plot",), ("export-best",)):
-        done = samestep("sweep", *words, str(folder), cwd=tmp_path)
+    for words in (("show",), ("sweep", "best"), ("plot",)):
+        done = samestep(*words, str(folder), cwd=tmp_path)
         assert done.returncode == 2, done.stderr
         assert "would connect with your user and your variables" in done.stderr
         assert os.environ["HOME"] not in done.stderr
@@ -66,7 +66,7 @@ def test_text_from_a_run_is_shown_as_it_is_and_obeyed_by_no_terminal(tmp_path: P
     result = RunResult("failed", MARKUP, metrics={"[bold]f1[/bold]": 0.5})
     claim(tmp_path / "run")
     write_result(tmp_path / "run", result)
-    done = samestep("result", "run", cwd=tmp_path)
+    done = samestep("show", "run", cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     joined = "".join(line.strip("│┃ ") for line in done.stdout.splitlines()).replace(" ", "")
     for part in (

@@ -47,7 +47,7 @@ def plot(*words: str) -> tuple[int, str, str]:
 
 def test_two_runs_as_a_table_a_picture_and_a_page(folder: Path) -> None:
     done = samestep(
-        "plot", "a/mine", "b/mine", "--output", "out/c.png", "--report", "out/c.html", cwd=folder
+        "plot", "a/mine", "b/mine", "--picture", "out/c.png", "--report", "out/c.html", cwd=folder
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines() == ["Plot: out/c.png", "Page: out/c.html"]
@@ -97,8 +97,8 @@ def test_lines_that_are_lost_are_counted_and_an_empty_run_is_named(folder: Path)
         (["a"], "a/metrics.jsonl cannot be read: No such file or directory. Give the runs in it: a/mine"),
         (["none"], "Give a run's directory"),
         (["a/mine", "--metric", "zzz"], "no run has a metric 'zzz': there are epoch, loss, "),
-        (["a/mine", "--output", "c.gif"], "end its name in .png, .svg, .pdf"),
-        (["a/mine", "--output", "theirs.png"], "theirs.png exists already: --force replaces it"),
+        (["a/mine", "--picture", "c.gif"], "end its name in .png, .svg, .pdf"),
+        (["a/mine", "--picture", "theirs.png"], "theirs.png exists already: --force replaces it"),
         (["a/mine", "--report", "theirs.html"], "is no page of samestep: --force replaces it, or name another file"),
     ],
 )  # fmt: skip
@@ -117,7 +117,7 @@ def test_mistakes_are_named_and_nothing_is_written(
 def test_force_replaces(folder: Path) -> None:
     for name in ("c.png", "c.html"):
         (folder / name).write_text("theirs")
-    assert plot("a/mine", "--output", "c.png", "--report", "c.html", "--force")[0] == 0
+    assert plot("a/mine", "--picture", "c.png", "--report", "c.html", "--force")[0] == 0
     assert (folder / "c.png").read_bytes().startswith(b"\x89PNG")
     assert "samestep" in (folder / "c.html").read_text(encoding="utf-8")
 
@@ -126,7 +126,7 @@ def test_without_matplotlib_there_is_the_table(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    code, out, err = plot("a/mine", "--output", "c.png")
+    code, out, err = plot("a/mine", "--picture", "c.png")
     assert code == 0
     assert "val_loss" in out
     assert "No plot: " in err

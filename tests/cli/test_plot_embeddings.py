@@ -1,4 +1,4 @@
-"""`samestep plot-embeddings` as a person types it, alone and under torchrun."""
+"""`samestep plot RUN --embeddings` as a person types it, alone and under torchrun."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def without_date(page: Path) -> str:
 @pytest.mark.requirement("000-P1-10")
 def test_the_page_is_the_same_alone_and_on_two_ranks(tmp_path: Path) -> None:
     finished_run(tmp_path / "run", "Pictured")
-    alone = samestep("plot-embeddings", "run", "--maps", "pca,tsne", "--json", cwd=tmp_path)
+    alone = samestep("plot", "run", "--embeddings", "--maps", "pca,tsne", "--json", cwd=tmp_path)
     assert alone.returncode == 0, alone.stderr
     assert json.loads(alone.stdout) == {
         "page": "run/embeddings.html", "points": 12, "samples": 12, "maps": ["PCA", "t-SNE"],
         "missing": [], "errors": 1, "view": "embedding", "step": 3, "weights": "raw",
     }  # fmt: skip
     two = torchrun(
-        "plot-embeddings", "run", "--maps", "pca,tsne", "--output", "two.html", cwd=tmp_path
+        "plot", "run", "--embeddings", "--maps", "pca,tsne", "--report", "two.html", cwd=tmp_path
     )
     assert two.returncode == 0, two.stderr
     assert two.stdout == "12 points, 1 of them errors, on PCA, t-SNE: two.html\n"
@@ -38,11 +38,12 @@ def test_what_cannot_be_done_is_refused_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "mine.html").write_text("a page of somebody else's")
     for words, message in (
         (("--maps", "som"), "--maps names 'som': give some of pca,tsne,umap"),
-        (("--output", "mine.html"), "mine.html exists already, and is no page of samestep"),
+        (("--report", "mine.html"), "mine.html exists already, and is no page of samestep"),
+        (("other",), "--embeddings draws one run"),
         (("--which", "9"), "--which is '9'"),
         (("--weights", "ema"), "holds no ema weights"),
     ):
-        done = samestep("plot-embeddings", "run", *words, cwd=tmp_path)
+        done = samestep("plot", "run", "--embeddings", *words, cwd=tmp_path)
         assert done.returncode == 2, done.stdout
         assert message in done.stderr
     assert not (tmp_path / "run" / "embeddings.html").exists()

@@ -20,14 +20,14 @@ SAVED = 75
 
 
 def trials(name: str, cwd: Path) -> list[dict[str, Any]]:
-    done = samestep("sweep", "status", name, "--json", cwd=cwd)
+    done = samestep("show", name, "--json", cwd=cwd)
     assert done.returncode == 0, done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout)["trials"]
     return found
 
 
 def coordinator(name: str, cwd: Path) -> Any:
-    done = samestep("sweep", "status", name, "--json", cwd=cwd)
+    done = samestep("show", name, "--json", cwd=cwd)
     return json.loads(done.stdout)["coordinator"]
 
 
@@ -49,12 +49,12 @@ def test_a_killed_sweep_comes_to_the_same_study_at_another_parallelism(tmp_path:
         process.wait()
     wait_for(lambda: not processes_of(tmp_path / "base.yaml"))
     assert coordinator("other", tmp_path)["alive"] is False
-    again = samestep("sweep", "resume", "other", "ranks_per_trial=2", "--json", cwd=tmp_path)
+    again = samestep("sweep", "run", "other", "ranks_per_trial=2", "--json", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert f"taken over from process {process.pid} on " in again.stderr
     assert json.loads(again.stdout)["trials"] == expected
     assert trials("other", tmp_path) == expected, "from the journal"
-    moved = samestep("sweep", "resume", "other", "storage=sqlite", cwd=tmp_path)
+    moved = samestep("sweep", "run", "other", "storage=sqlite", cwd=tmp_path)
     assert moved.returncode == 2
     assert "are in journal (other/study.journal), and storage is now sqlite" in moved.stderr
 
@@ -82,7 +82,7 @@ def test_a_failing_trial_fails_alone_and_the_best_trains_again(tmp_path: Path) -
     assert "RuntimeError: I was told to" in done.stdout
     best = samestep("sweep", "best", "tiny", "--json", cwd=tmp_path)
     assert json.loads(best.stdout) == found[1]
-    exported = samestep("sweep", "export-best", "sweeps/tiny", cwd=tmp_path)
+    exported = samestep("sweep", "best", "sweeps/tiny", "--config", cwd=tmp_path)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "best.yaml").write_text(exported.stdout)
     final = samestep("train", "elsewhere/best.yaml", "--json", cwd=tmp_path)
@@ -93,15 +93,15 @@ def test_a_failing_trial_fails_alone_and_the_best_trains_again(tmp_path: Path) -
     assert whole.returncode == 0, whole.stderr
     told = json.loads(whole.stdout)
     assert (told["steps"], told["metrics"], told["best"]) == (9, {}, None), "24 samples, thrice"
-    resumed = samestep("sweep", "resume", "tiny", "seed=4", cwd=tmp_path)
+    resumed = samestep("sweep", "run", "tiny", "seed=4", cwd=tmp_path)
     assert resumed.returncode == 2
     assert "sweep.seed was 0, is 4" in resumed.stderr
     stored = tmp_path / "sweeps" / "tiny" / "sweep.json"
     stored.write_text(stored.read_text().replace('"trials": 9', '"trials": 8'))
-    changed = samestep("sweep", "resume", "tiny", cwd=tmp_path)
+    changed = samestep("sweep", "run", "tiny", cwd=tmp_path)
     assert changed.returncode == 2
     assert "is not trusted" in changed.stderr
-    assert samestep("sweep", "resume", "tiny", "--trust", cwd=tmp_path).returncode == 0
+    assert samestep("sweep", "run", "tiny", "--trust", cwd=tmp_path).returncode == 0
 
 
 @pytest.mark.requirement("001-T-4", "001-G-2", "001-S4-2", "001-S6-3")
@@ -129,13 +129,13 @@ def test_a_running_sweep_is_not_run_twice_and_stops_on_request(tmp_path: Path) -
         runs_it = coordinator("tiny", tmp_path)
         assert runs_it["alive"]
         assert f"process {process.pid} on" in runs_it["process"]
-        assert samestep("sweep", "stop", "tiny", cwd=tmp_path).returncode == 0
+        assert samestep("stop", "tiny", cwd=tmp_path).returncode == 0
         (tmp_path / "go").touch()
         output, _ = process.communicate(timeout=180)
     # The trial may have come to its end before the stop was seen.
     assert process.returncode in (0, SAVED), output
     assert not processes_of(base)
-    resumed = samestep("sweep", "resume", "tiny", cwd=tmp_path)
+    resumed = samestep("sweep", "run", "tiny", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert [trial["state"] for trial in trials("tiny", tmp_path)] == ["complete"]
     assert coordinator("tiny", tmp_path) is None
@@ -197,18 +197,20 @@ def test_several_objectives_of_real_runs(tmp_path: Path) -> None:
         best = json.loads((run / "result.json").read_text())["best"]
         assert trial["values"] == [best["metrics"]["val_loss"], best["metrics"]["size"]]
     assert "Pareto front: " in done.stderr
-    told = samestep("sweep", "status", "tiny", cwd=tmp_path).stdout
+    told = samestep("show", "tiny", cwd=tmp_path).stdout
     assert all(f"{value:.6g}" in told for trial in found for value in trial["values"])
     front = json.loads(samestep("sweep", "best", "tiny", "--json", cwd=tmp_path).stdout)["trials"]
     least = min(found, key=lambda trial: float(trial["value"]))
     assert least in front
     assert max(found, key=lambda trial: float(trial["values"][1])) in front
-    drawn = samestep("sweep", "plot", "tiny", "--report", "page.html", cwd=tmp_path)
+    drawn = samestep("plot", "tiny", "--report", "page.html", cwd=tmp_path)
     assert drawn.returncode == 0, drawn.stderr
     assert "size" in (tmp_path / "page.html").read_text()
     number = str(least["number"])
-    assert "--trial N takes one" in samestep("sweep", "export-best", "tiny", cwd=tmp_path).stderr
-    exported = samestep("sweep", "export-best", "tiny", "--trial", number, cwd=tmp_path)
+    assert (
+        "--trial N takes one" in samestep("sweep", "best", "tiny", "--config", cwd=tmp_path).stderr
+    )
+    exported = samestep("sweep", "best", "tiny", "--config", "--trial", number, cwd=tmp_path)
     (tmp_path / "best.yaml").write_text(exported.stdout)
     final = samestep("train", "best.yaml", "--json", cwd=tmp_path)
     assert final.returncode == 0, final.stderr

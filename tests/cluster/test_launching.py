@@ -133,7 +133,7 @@ def test_a_rank_that_fails_under_mpirun_is_shown_here(hosts: Hosts, tmp_path: Pa
 
 def test_the_doctor_looks_between_the_ranks_of_a_step(slurm: Slurm, tmp_path: Path) -> None:
     training = Training.write(tmp_path)
-    argv = ["srun", "-N2", "--ntasks-per-node=1", *training.command("doctor", "--json")]
+    argv = ["srun", "-N2", "--ntasks-per-node=1", *training.command("check", "--json")]
     done = slurm.run(argv, env=training.environment, cwd=tmp_path)
     assert done.returncode in (0, 5), done.stderr  # this machine may well deserve a warning
     found = {one["check"]: one for one in json.loads(done.stdout)["findings"]}
@@ -175,15 +175,15 @@ def test_a_run_has_one_job_at_a_time_which_can_be_looked_at_and_cancelled(
     wait_for(lambda: training.steps_of("run") > 0)
 
     def slurm_command(*words: str) -> str:
-        argv = [*training.command("x")[:3], "slurm", *words, str(tmp_path / "run")]
+        argv = [*training.command("x")[:3], *words, str(tmp_path / "run")]
         return run_on_ctl(slurm.hosts, training, argv, slurm.env).stdout
 
-    [state] = json.loads(slurm_command("status", "--json"))
+    [state] = json.loads(slurm_command("show", "--json"))["jobs"]
     assert (state["job"], state["state"], state["nodes"]) == (job, "RUNNING", "n1")
-    assert "One process on cpu" in slurm_command("logs")
-    assert f"job {job} is cancelled; it was RUNNING" in slurm_command("cancel")
+    assert "One process on cpu" in slurm_command("show", "--log")
+    assert f"job {job} is cancelled; it was RUNNING" in slurm_command("stop")
     assert slurm.wait(job) == "CANCELLED"
-    wait_for(lambda: "SIGTERM stopped the run" in slurm_command("logs"))
+    wait_for(lambda: "SIGTERM stopped the run" in slurm_command("show", "--log"))
     assert list((tmp_path / "run" / "checkpoints").glob("step-*")), "it saved before it went"
 
 

@@ -51,7 +51,7 @@ def environment(hosts: Hosts) -> dict[str, str]:
 
 
 def trials(folder: Path) -> list[dict[str, Any]]:
-    done = samestep("sweep", "status", "study", "--json", cwd=folder)
+    done = samestep("show", "study", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout)["trials"]
     return found

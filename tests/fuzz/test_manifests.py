@@ -21,7 +21,7 @@ from samestep.checkpoint.listing import list_checkpoints, newest_valid, select_c
 from samestep.checkpoint.manifest import MANIFEST, MODEL, TRAINING, Best, _digest
 from samestep.checkpoint.resume import find_resume_point, refuse_another_run, warn_of_other_bits
 from samestep.checkpoint.torch_file import write_torch_file
-from samestep.cli.runs import _as_json, _marks, _row
+from samestep.cli.show import _as_json, _checkpoint_row, _marks
 from samestep.config import load_config
 from samestep.errors import CheckpointError, UserError
 from samestep.train.record import RunRecord
@@ -152,7 +152,7 @@ def readers(run: Path) -> list[Callable[[], Any]]:
         found = list_checkpoints(checkpoints, checksums=True)
         marks = _marks(found)
         for item in found:
-            _row(item, marks, True)
+            _checkpoint_row(item, marks, True)
             json.dumps(_as_json(item, marks))
 
     def lock() -> None:

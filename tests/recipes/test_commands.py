@@ -125,7 +125,7 @@ def assert_exported_for_another_program(folder: Path) -> None:
         assert found.keys() == keys
         assert not any(name.startswith("module.") for name in found["model_state_dict"])
     (folder / "host.yaml").write_text("img_size: 16\n")
-    words = ("checkpoints", "export", "first", "host.pt", "--weights", "ema", "--extra")
+    words = ("export", "first", "--to", "pt", "--output", "host.pt", "--weights", "ema", "--extra")
     done = samestep(*words, "config=@host.yaml", cwd=folder)
     assert done.returncode == 0, done.stderr
     found = torch.load(folder / "host.pt", weights_only=True)
@@ -166,7 +166,7 @@ def assert_the_page_shows_everything(page: Path, folder: Path) -> None:
 
 
 def assert_the_second_stage_has_a_map_too(folder: Path) -> None:
-    done = samestep("plot-embeddings", "second", "--maps", "pca", "--json", cwd=folder)
+    done = samestep("plot", "second", "--embeddings", "--maps", "pca", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)
     assert (made["points"], made["maps"], made["view"]) == (20, ["PCA"], "embedding")

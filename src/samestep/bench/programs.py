@@ -85,22 +85,19 @@ def benchmark_strong_scaling(
     return _measure(request, config, worlds, overrides)
 
 
-def scaling_ranks(
-    request: ScalingRequest, config: Config, file: Path | None, overrides: Sequence[str]
-) -> BenchCommand:
-    """What the ranks of each world run, all with as many threads.
+def threads_of_ranks(request: ScalingRequest, config: Config) -> list[str]:
+    """Return overrides that give the ranks of every world as many threads.
 
     Raises:
         LaunchError: if this is a rank already, or the config is for one number of ranks.
     """
     environ = process_environment()
     refuse_fixed_world(config, detect_launch(environ).world)
-    more = []
-    if config.same != "bits" and config.distributed.threads_per_rank == "auto":
-        # Else a single rank would have all cores, and more ranks could bring nothing.
-        each = max(1, owned_cpus(environ).value // request.most_ranks)
-        more.append(f"distributed.threads_per_rank={each}")
-    return BenchCommand("bench scaling", config, file, (*overrides, *more), request.options())
+    if config.same == "bits" or config.distributed.threads_per_rank != "auto":
+        return []
+    # Else a single rank would have all cores, and more ranks could bring nothing.
+    each = max(1, owned_cpus(environ).value // request.most_ranks)
+    return [f"distributed.threads_per_rank={each}"]
 
 
 def _measure(
@@ -112,7 +109,8 @@ def _measure(
     file = None if config is None else Path(config)
     loaded = Config(name="bench", steps=1) if file is None else load_config(file, overrides)
     request.check(loaded)
-    ranks = scaling_ranks(request, loaded, file, overrides)
+    changed = (*overrides, *threads_of_ranks(request, loaded))
+    ranks = BenchCommand("bench scaling", loaded, file, changed, request.options())
     documents = measure_worlds(ranks, [World(world) for world in worlds], _LOGGER.info)
     return by_world(documents)
 

@@ -22,18 +22,14 @@ class Part:
 
     name: str
     """The command's, after `samestep bench`, and that of its file."""
-    takes_config: bool = True
     least_world: int = 1
     """The fewest ranks that it can measure."""
-    options: tuple[str, ...] = ()
-    quick: tuple[str, ...] = ("--quick",)
-    """Options with --quick."""
     directory: bool = False
     """Whether it is told which disk to measure."""
 
 
 PARTS = (
-    Part("comm", least_world=2, quick=("--largest", "1MB", "--rounds", "3")),
+    Part("comm", least_world=2),
     Part("scaling"),
     Part("memory"),
     Part("loader"),
@@ -71,11 +67,11 @@ def words_of(
         folder: Where its results go.
     """
     words = ["bench", part.name]
-    if config is not None and part.takes_config:
+    if config is not None:
         words += [str(config), *overrides]
     ranks = [world for world in worlds if world >= part.least_world]
-    words += ["--worlds", ",".join(map(str, ranks)), *part.options]
-    words += part.quick if quick else ()
+    words += ["--worlds", ",".join(map(str, ranks))]
+    words += ["--quick"] if quick else []
     words += ["--directory", str(folder)] if part.directory else ()
     return [*words, "--output", str(folder / f"{part.name}.json")]
 

@@ -3,17 +3,15 @@
 from samestep.cli import (
     average,
     bench,
-    config_new,
+    check,
     cv,
     export,
-    inspect,
+    init,
     launch,
     plot,
-    plot_embeddings,
     predict,
     resume,
-    runs,
-    scan,
+    show,
     sweep,
     train,
     tune,
@@ -22,25 +20,8 @@ from samestep.cli import (
 from samestep.cli.app import app
 
 __all__ = [
-    "app",
-    "average",
-    "bench",
-    "config_new",
-    "cv",
-    "export",
-    "inspect",
-    "launch",
-    "main",
-    "plot",
-    "plot_embeddings",
-    "predict",
-    "resume",
-    "runs",
-    "scan",
-    "sweep",
-    "train",
-    "tune",
-    "verify",
+    "app", "average", "bench", "check", "cv", "export", "init", "launch", "main", "plot", "predict", "resume", "show",
+    "sweep", "train", "tune", "verify",
 ]  # fmt: skip
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
 import shlex
 import signal
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -40,8 +41,8 @@ TRAINING, STARTING, MODELS, RUNS = (
 """Where --help shows a command."""
 
 _ORDER = (
-    "train", "launch", "resume", "cv", "folds", "sweep", "verify", "scan", "init", "config", "env", "doctor", "bench", "tune", "predict", "plot-embeddings", "export",
-    "average", "result", "checkpoints", "plot", "times", "slurm", "examine", "latency", "warm",
+    "train", "launch", "resume", "stop", "cv", "sweep", "verify", "init", "check", "bench", "tune", "predict",
+    "export", "average", "show", "runs", "plot", "examine", "latency", "warm",
 )  # fmt: skip
 
 
@@ -52,7 +53,9 @@ class _InOrder(TyperGroup):
         return sorted(self.commands, key=_ORDER.index)
 
 
-_BY_LAUNCH = "samestep launch starts the ranks of a training; verify, lanes and bench have --worlds"
+_BY_LAUNCH = (
+    "samestep launch starts the ranks of a training; verify, tune lanes and bench have --worlds"
+)
 _ELSEWHERE = {
     **dict.fromkeys(("--nproc", "--nodes", "--hosts", "--via"), _BY_LAUNCH),
     "--resume": "a run resumes by itself when it is started again with the same name",
@@ -127,12 +130,42 @@ app = typer.Typer(
 )
 
 
+class Via(str, Enum):
+    """What starts ranks; the values of `distributed.launch_method`."""
+
+    torchrun = "torchrun"
+    mpirun = "mpirun"
+    slurm = "slurm"
+    srun = "srun"
+    ssh = "ssh"
+    torch_launch = "torch.distributed.launch"
+
+
 def usable(path: Path | None) -> Path | None:
     """A path of the command line; refused if nothing can be of such a name."""
     why = "" if path is None else unusable_path(path)
     if why:
         raise typer.BadParameter(f"{short(ascii(str(path)))}: {why}")
     return path
+
+
+def usable_name(name: str) -> str:
+    """Return a path, or the name of something in a folder of ours; refused as `usable` does."""
+    usable(Path(name))
+    return name
+
+
+def usable_words(words: list[str] | None) -> list[str] | None:
+    """Return paths and overrides; refused as `usable` does."""
+    for path in split_overrides(words or [])[0]:
+        usable(path)
+    return words
+
+
+def split_overrides(words: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Return the paths and the `section.key=value` texts among the words of a command."""
+    overrides = [word for word in words if re.match(r"[A-Za-z_][\w.-]*=", word)]
+    return [Path(word) for word in words if word not in overrides], overrides
 
 
 RunFile = Annotated[
@@ -230,15 +263,19 @@ def _which_rank() -> str:
 
 
 def print_rows(
-    header: tuple[str, ...], rows: Sequence[tuple[object, ...]], err: bool = False
+    header: tuple[str, ...],
+    rows: Sequence[tuple[object, ...]],
+    err: bool = False,
+    best: Container[int] = (),
 ) -> None:
-    """A table, as wide as the terminal or as a wide one."""
+    """Print a table, as wide as the terminal or as a wide one, with its best rows in bold."""
     from rich.console import Console
     from rich.table import Column, Table
 
     table = Table(*(Column(plain(name)) for name in header))
-    for row in rows:
-        table.add_row(*(plain("" if cell is None else cell) for cell in row))
+    for at, row in enumerate(rows):
+        cells = (plain("" if cell is None else cell) for cell in row)
+        table.add_row(*cells, style="bold green" if at in best else None)
     terminal = (sys.stderr if err else sys.stdout).isatty()
     Console(width=None if terminal else 140, stderr=err).print(table)
 

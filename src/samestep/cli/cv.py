@@ -1,4 +1,4 @@
-"""The commands of cross-validation: folds, cv."""
+"""The command of cross-validation: cv."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from samestep.cli.app import (
     TRAINING,
     AsJson,
     ConfigFile,
-    Force,
     Overrides,
     app,
     guarded,
@@ -49,36 +48,6 @@ SeedOption = Annotated[int, typer.Option(min=0, help="Which samples are in a fol
 
 
 @app.command(rich_help_panel=TRAINING)
-def folds(
-    config: ConfigFile,
-    output: Annotated[Path, typer.Option(callback=usable, help="The file to write.")],
-    overrides: Overrides = None,
-    k: Annotated[int, typer.Option("--folds", min=2, max=1000, help="How many.")] = 5,
-    stratify: StratifyOption = Stratify.auto,
-    seed: SeedOption = 0,
-    force: Force = False,
-    as_json: AsJson = False,
-) -> None:
-    """Split a config's training set into folds, for cross-validation."""
-    with guarded():
-        from samestep.checkpoint.files import refuse_existing
-        from samestep.config import load_config
-        from samestep.train.make_folds import SplitRequest, make_folds
-
-        if not force:
-            refuse_existing(output)
-        loaded = load_config(config, overrides or [])
-        made, why = make_folds(loaded, SplitRequest(k, stratify.value, seed))
-        made.write(output)
-        sizes = [len(fold) for fold in made.valid]
-        if as_json:
-            shown = {"file": str(output), "samples": made.samples, "sizes": sizes, "how": why}
-            typer.echo(json.dumps(shown))
-        else:
-            typer.echo(f"{output}: {k} folds of {made.samples} samples, {why}")
-
-
-@app.command(rich_help_panel=TRAINING)
 def cv(
     config: ConfigFile,
     overrides: Overrides = None,
@@ -95,7 +64,10 @@ def cv(
         Path | None,
         typer.Option(callback=usable, help="Where the runs go; runs/NAME-cv if not given."),
     ] = None,
-    ranks: Annotated[int, typer.Option(min=1, help="Ranks of each run, on this machine.")] = 1,
+    only_split: Annotated[
+        bool, typer.Option("--only-split", help="Write the folds to --file, and train nothing.")
+    ] = False,
+    nproc: Annotated[int, typer.Option(min=1, help="Ranks of each run, on this machine.")] = 1,
     which: Annotated[Which, typer.Option(help="The evaluation that counts.")] = Which.best,
     predict: Annotated[
         bool, typer.Option(help="Also predict every sample by the model that has not seen it.")
@@ -108,15 +80,20 @@ def cv(
     ] = "2h",
     as_json: AsJson = False,
 ) -> None:
-    """Cross-validate: train a run for each fold of the training set; started again, it resumes."""
+    """Cross-validate: train a run for each fold of the training set; started again, it resumes.
+
+    Example: samestep cv config.yaml --folds 5
+    """
     with guarded(), DeferredSignals():
+        if only_split:
+            return _split(config, overrides or [], k or 5, stratify, seed, file, as_json)
         from samestep.sweep.cross_validation import CvRequest, cross_validate
         from samestep.sweep.schema import parse_duration
 
         if k is None and (file is None or not file.exists()):
             k = 5
         request = CvRequest(
-            config, tuple(overrides or ()), k, stratify.value, seed, file, directory, ranks,
+            config, tuple(overrides or ()), k, stratify.value, seed, file, directory, nproc,
             which.value, predict, parse_duration(hang_timeout), parse_duration(start_timeout),
         )  # fmt: skip
         found = cross_validate(request, lambda line: typer.echo(line, err=True))
@@ -124,6 +101,34 @@ def cv(
             typer.echo(json.dumps(found))
         else:
             _show(found)
+
+
+def _split(
+    config: Path,
+    overrides: list[str],
+    k: int,
+    stratify: Stratify,
+    seed: int,
+    file: Path | None,
+    as_json: bool,
+) -> None:
+    """Write the folds of a config's training set."""
+    from samestep.checkpoint.files import refuse_existing
+    from samestep.config import load_config
+    from samestep.errors import PlanError
+    from samestep.train.make_folds import SplitRequest, make_folds
+
+    if file is None:
+        raise PlanError("--only-split writes the folds: name their file with --file")
+    refuse_existing(file)
+    made, why = make_folds(load_config(config, overrides), SplitRequest(k, stratify.value, seed))
+    made.write(file)
+    if as_json:
+        sizes = [len(fold) for fold in made.valid]
+        document = {"file": str(file), "samples": made.samples, "sizes": sizes, "how": why}
+        typer.echo(json.dumps(document))
+    else:
+        typer.echo(f"{file}: {k} folds of {made.samples} samples, {why}")
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ def describe_environment() -> list[tuple[Any, ...]]:
 
 def describe_config(file: Path, overrides: Sequence[str]) -> list[tuple[Any, ...]]:
     """(key, value, origin, reason) for every key, with `auto` resolved on this process."""
-    loaded = read_config(file, overrides)
+    loaded = read_config(file, overrides, look=True)
     environ, config = process_environment(), loaded.config
     launch = detect_launch(environ)
     place = decide_placement(config.distributed, quick_hardware(environ), launch, config.same)

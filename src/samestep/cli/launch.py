@@ -1,27 +1,22 @@
-"""The commands that start ranks: launch, and slurm for the jobs that it submitted."""
+"""The command that starts ranks: launch."""
 
 from __future__ import annotations
 
 import json
-import sys
-from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from samestep.cli.app import (
-    RUNS,
     TRAINING,
-    AsJson,
     Ask,
     Overrides,
-    RunDirPath,
     RunFile,
     TakesAnyScript,
     Trace,
     TraceFrom,
+    Via,
     app,
     guarded,
     print_rows,
@@ -37,25 +32,6 @@ if TYPE_CHECKING:
     from samestep.launch.commands.plain_script import PlainScript
     from samestep.launch.commands.rank_command import RankCommand
     from samestep.launch.run.launches import Launch
-
-slurm_app = typer.Typer(help="Look at, or cancel, a run's Slurm job.", no_args_is_help=True)
-app.add_typer(slurm_app, name="slurm", rich_help_panel=RUNS)
-
-
-class Via(str, Enum):
-    """What starts the ranks."""
-
-    torchrun = "torchrun"
-    launch = "launch"
-    mpirun = "mpirun"
-    slurm = "slurm"
-    srun = "srun"
-    ssh = "ssh"
-
-    @property
-    def method(self) -> str:
-        """As distributed.launch_method calls it."""
-        return "torch.distributed.launch" if self is Via.launch else self.value
 
 
 def _option(*names: str, help: str, **more: Any) -> Any:
@@ -261,7 +237,7 @@ def _rank_command(
         for key, value in given.items()
     ]
     if via is not None:
-        options.append(f"distributed.launch_method={via.method}")
+        options.append(f"distributed.launch_method={via.value}")
     loaded = read_target(config, [*for_the_first_task(overrides), *options], arguments)
     method = loaded.distributed.launch_method
     wrong = [key for key in given if method != "slurm" and key not in _STEP_OPTIONS.get(method, ())]
@@ -307,51 +283,3 @@ def _show(prepared: Launch, show: bool, write: Path | None) -> None:
         except (OSError, UnicodeError) as error:
             raise LaunchError(f"{write} cannot be written: {error}") from None
         _report(f"wrote {write}")
-
-
-@slurm_app.command()
-def status(run: RunDirPath, as_json: AsJson = False) -> None:
-    """Show the states of a run's Slurm jobs, the newest last."""
-    with guarded():
-        from samestep.launch.run.slurm import jobs_of, newest_job, state_of
-
-        newest_job(run)
-        states = [state_of(job.job) for job in jobs_of(run)]
-        if as_json:
-            typer.echo(json.dumps([asdict(state) for state in states]))
-        else:
-            header = ("job", "state", "reason", "nodes", "elapsed", "restarts", "exit code")
-            print_rows(header, [tuple(asdict(state).values()) for state in states])
-
-
-@slurm_app.command()
-def cancel(run: RunDirPath) -> None:
-    """Cancel a run's Slurm job; its ranks save first, and the run can be resumed later."""
-    with guarded():
-        from samestep.launch.run.slurm import cancel as cancel_job
-        from samestep.launch.run.slurm import newest_job, state_of
-
-        job = newest_job(run)
-        state = state_of(job.job)
-        if state.is_final:
-            typer.echo(f"job {job.job} has already ended: {state.state}")
-            return
-        cancel_job(job)
-        typer.echo(f"job {job.job} is cancelled; it was {state.state}")
-
-
-@slurm_app.command()
-def logs(
-    run: RunDirPath,
-    follow: Annotated[bool, typer.Option("--follow", help="Follow until the job ends.")] = False,
-) -> None:
-    """Show what a run's newest Slurm job has written."""
-    with guarded():
-        from samestep.launch.run.slurm import follow_job, logs_of, newest_job
-
-        job = newest_job(run)
-        if follow:
-            follow_job(run, job, _report, sys.stdout)
-            return
-        for path in logs_of(run, job):
-            typer.echo(path.read_text(encoding="utf-8", errors="replace"), nl=False)

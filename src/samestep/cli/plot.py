@@ -1,92 +1,179 @@
-"""The command that draws the curves of runs: plot."""
+"""The command that draws runs, sweeps and embeddings: plot."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from samestep.cli.app import RUNS, AsJson, Force, app, guarded, print_rows, usable
-from samestep.errors import MissingExtraError
+from samestep.cli.app import (
+    RUNS,
+    AsJson,
+    Force,
+    LocalRank,
+    app,
+    guarded,
+    print_rows,
+    split_overrides,
+    usable,
+    usable_words,
+)
+from samestep.cli.ranks import as_rank
+from samestep.errors import MissingExtraError, PlanError
 
 if TYPE_CHECKING:
+    from samestep.models.embeddings.embedded import EmbeddedRun
+    from samestep.models.embeddings.report import Picture
     from samestep.report.curves.history import History
 
 
-def _all_usable(paths: list[Path]) -> list[Path]:
-    for path in paths:
-        usable(path)
-    return paths
+def _embedding_option(help: str, **more: Any) -> Any:
+    return typer.Option(help=help, rich_help_panel="With --embeddings", **more)
 
 
-Runs = Annotated[
-    list[Path],
-    typer.Argument(callback=_all_usable, help="Runs' directories.", metavar="RUN..."),
-]
-Metrics = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--metric", metavar="NAME", help="Draw only this; may be repeated, takes * and ?."
+Targets = Annotated[
+    list[str],
+    typer.Argument(
+        callback=usable_words,
+        help="Runs' directories, or one sweep; with --embeddings also values of the run's config.",
+        metavar="RUN...|SWEEP [KEY=VALUE...]",
     ),
 ]
-Output = Annotated[
-    Path | None,
-    typer.Option(callback=usable, help="Where the picture goes: .png, .svg or .pdf."),
+
+
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Draw only this; may be repeated, takes * and ?."),
 ]
-Report = Annotated[Path | None, typer.Option(callback=usable, help="Where the HTML page goes.")]
+PictureFile = Annotated[
+    Path | None, typer.Option(callback=usable, help="Write a picture: .png, .svg or .pdf.")
+]
+Page = Annotated[Path | None, typer.Option(callback=usable, help="Write an HTML page.")]
+Embeddings = Annotated[
+    bool, typer.Option("--embeddings", help="A run's embeddings on a page: PCA, t-SNE and UMAP.")
+]
+Data = Annotated[
+    str, _embedding_option("valid, train, or a name that the task's predict_data knows.")
+]
+Reference = Annotated[
+    str, _embedding_option("Where neighbours are sought: train, valid, a name, or none.")
+]
+View = Annotated[
+    str | None, _embedding_option("Which of the task's embeddings; the first if not given.")
+]
+Maps = Annotated[str, _embedding_option("Which maps.")]
+Points = Annotated[int, _embedding_option("Draw this many at most.", min=2, max=20000)]
+Which = Annotated[str, _embedding_option("best, last, or the number of a step.")]
+Weights = Annotated[str, _embedding_option("raw, ema, swa or average.")]
 
 
 @app.command(rich_help_panel=RUNS)
 def plot(
-    runs: Runs,
+    context: typer.Context,
+    targets: Targets,
     metric: Metrics = None,
-    output: Output = None,
-    report: Report = None,
-    as_json: AsJson = False,
+    picture: PictureFile = None,
+    report: Page = None,
+    embeddings: Embeddings = False,
+    data: Data = "valid",
+    reference: Reference = "train",
+    view: View = None,
+    maps: Maps = "pca,tsne,umap",
+    points: Points = 2000,
+    which: Which = "best",
+    weights: Weights = "raw",
+    trust: Annotated[
+        bool,
+        typer.Option(
+            "--trust",
+            help="Run the code, or use the database, that PATH names, also if it may not be yours.",
+        ),
+    ] = False,
     force: Force = False,
+    as_json: AsJson = False,
+    local_rank: LocalRank = None,
 ) -> None:
-    """Show the curves of one or several runs, also of those that still train.
+    """Draw the curves of runs, a sweep's trials, or a run's embeddings; also while they run.
 
-    A table, and with --output and --report a picture and a page.
+    Of runs it prints a table, and with --picture and --report draws them. Of a sweep, and of embeddings, it writes a
+    page into their directory unless told otherwise. An error among embeddings is a sample whose nearest reference
+    is of another class.
+
+    Example: samestep plot runs/a runs/b --report curves.html
     """
     with guarded():
-        from samestep.report.curves.choice import choose
-        from samestep.report.curves.history import read_histories
-        from samestep.report.curves.summary import as_json as document
-        from samestep.report.curves.summary import table
-        from samestep.report.page import refuse_other_file
-        from samestep.report.picture import refuse_picture
+        from samestep.sweep.study_folder import sweep_folder
 
-        if output is not None:
-            refuse_picture(output, force)
-        if report is not None and not force:
-            refuse_other_file(report, "--force replaces it, or name another file")
-        histories = read_histories(runs)
-        metrics = choose(histories, metric or [])
-        _remark(histories)
-        if as_json:
-            typer.echo(json.dumps(document(histories, metrics), allow_nan=False))
+        paths, overrides = split_overrides(targets)
+        if not paths:
+            raise PlanError("nothing to draw: give runs' directories, or a sweep")
+        if embeddings:
+            if len(paths) != 1 or metric or picture is not None:
+                raise PlanError(
+                    "--embeddings draws one run on a page: give its directory, and --report"
+                )
+            return _plot_embeddings(context, paths[0], overrides)
+        if overrides:
+            raise PlanError(f"{overrides[0]}: values of a config are for --embeddings")
+        folder = sweep_folder(str(paths[0])) if len(paths) == 1 else None
+        if folder is None:
+            _plot_runs(paths, metric or [], picture, report, force, as_json)
+        elif metric or as_json:
+            raise PlanError(
+                "--metric and --json are for runs; samestep show SWEEP --json has the trials"
+            )
         else:
-            header, rows = table(histories, metrics)
-            print_rows(header, [tuple(row) for row in rows])
-        _draw(histories, metrics, output, report, force)
+            _plot_sweep(folder, picture, report, force, trust)
 
 
-def _remark(histories: Sequence[History]) -> None:
+def _plot_runs(
+    runs: Sequence[Path],
+    metric: Sequence[str],
+    picture: Path | None,
+    report: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    from samestep.report.curves.choice import choose
+    from samestep.report.curves.history import read_histories
+    from samestep.report.curves.summary import as_json as document
+    from samestep.report.curves.summary import table
+
+    _refuse_files(picture, report, force)
+    histories = read_histories(runs)
+    metrics = choose(histories, metric)
     for history in histories:
         if history.unread:
             typer.echo(f"{history.run}: {history.unread} line(s) hold no row of numbers", err=True)
         if not history.metrics:
             typer.echo(f"{history.run}: no numbers yet", err=True)
+    if as_json:
+        typer.echo(json.dumps(document(histories, metrics), allow_nan=False))
+    else:
+        header, rows = table(histories, metrics)
+        print_rows(header, [tuple(row) for row in rows])
+    if picture is not None or report is not None:
+        _draw(histories, metrics, picture, report, force)
+
+
+def _refuse_files(picture: Path | None, report: Path | None, force: bool) -> None:
+    """Refuse to replace what is no file of ours; before the work, not after it."""
+    from samestep.report.page import refuse_other_file
+    from samestep.report.picture import refuse_picture
+
+    if picture is not None:
+        refuse_picture(picture, force)
+    if report is not None and not force:
+        refuse_other_file(report, "--force replaces it, or name another file")
 
 
 def _draw(
     histories: Sequence[History],
     metrics: Sequence[str],
-    output: Path | None,
+    picture: Path | None,
     report: Path | None,
     force: bool,
 ) -> None:
@@ -95,20 +182,81 @@ def _draw(
     from samestep.report.curves.panels import panels_of
     from samestep.report.picture import write_panels
 
-    if output is None and report is None:
-        return
     panels = panels_of(histories, metrics)
     if len(panels) > MOST_PANELS:
         left = len(panels) - MOST_PANELS
         typer.echo(f"{left} metrics are not drawn: choose others with --metric", err=True)
-    if output is not None:
+    if picture is not None:
         try:
-            write_panels(
-                ", ".join(one.label for one in histories), panels[:MOST_PANELS], output, force
-            )
-            typer.echo(f"Plot: {output}", err=True)
+            title = ", ".join(one.label for one in histories)
+            write_panels(title, panels[:MOST_PANELS], picture, force)
+            typer.echo(f"Plot: {picture}", err=True)
         except MissingExtraError as error:
             typer.echo(f"No plot: {error}", err=True)
     if report is not None:
         write_html(histories, metrics, panels[:MOST_PANELS], report, force)
         typer.echo(f"Page: {report}", err=True)
+
+
+def _plot_sweep(
+    folder: Path, picture: Path | None, report: Path | None, force: bool, trust: bool
+) -> None:
+    from samestep.sweep.plots import plots_of
+    from samestep.sweep.reading import reload_sweep
+
+    page = folder / "plots.html" if picture is None and report is None else report
+    _refuse_files(picture, page, force)
+    plots = plots_of(reload_sweep(folder, trust))
+    for remark in plots.remarks:
+        typer.echo(remark, err=True)
+    if page is not None:
+        plots.write_report(page, force)
+        typer.echo(f"Page: {page}")
+    if picture is not None:
+        plots.write_picture(picture, force)
+        typer.echo(f"Plot: {picture}")
+
+
+def _plot_embeddings(context: typer.Context, run: Path, overrides: list[str]) -> None:
+    from samestep.models.embeddings.projection import chosen_maps
+    from samestep.train.origin import refuse_untrusted_task
+    from samestep.train.run_dir import config_of
+
+    given = context.params
+    page, names = given["report"] or run / "embeddings.html", chosen_maps(given["maps"])
+    _refuse_files(None, page, given["force"])
+    config = config_of(run, overrides)
+    refuse_untrusted_task(run, config, overrides, given["trust"])  # before it sets up the ranks
+    with as_rank(config, context, given["local_rank"], needs_lanes=False) as place:
+        from samestep.models.embeddings.embedded import Request, embed_run
+        from samestep.models.embeddings.report import picture_of, write_html
+
+        kept = ("data", "reference", "view", "points", "which", "weights", "trust")
+        request = Request(run, overrides=tuple(overrides), **{key: given[key] for key in kept})
+        found = embed_run(request, place)
+        if found is not None:
+            drawn = picture_of(found, names)
+            write_html(found, drawn, run, page, given["force"])
+            _print_embeddings(found, drawn, page, given["as_json"])
+
+
+def _print_embeddings(found: EmbeddedRun, drawn: Picture, page: Path, as_json: bool) -> None:
+    maps, errors = [one.name for one in drawn.maps], drawn.errors
+    if as_json:
+        made = {
+            "page": str(page),
+            "points": len(found.drawn.rows),
+            "samples": found.samples,
+            "maps": maps,
+            "missing": drawn.missing,
+            "errors": errors,
+            "view": found.drawn.view,
+            "step": found.step,
+            "weights": found.weights,
+        }
+        typer.echo(json.dumps(made))
+        return
+    wrong = "" if errors is None else f", {errors} of them errors"
+    typer.echo(f"{len(found.drawn.rows)} points{wrong}, on {', '.join(maps)}: {page}")
+    for reason in drawn.missing:
+        typer.echo(f"There is {reason}", err=True)

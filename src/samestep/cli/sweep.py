@@ -1,4 +1,4 @@
-"""The commands of sweeps: sweep run, status, best, plot, resume, stop, export-best."""
+"""The commands of sweeps: sweep run, sweep best."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import socket
 import sys
 from collections.abc import Mapping
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,15 +15,14 @@ from samestep.cli.app import (
     TRAINING,
     AsJson,
     ConfigFile,
-    Force,
     Overrides,
+    Via,
     app,
     guarded,
     print_rows,
-    usable,
+    usable_name,
 )
 from samestep.cli.cv import SeedOption, Stratify, StratifyOption
-from samestep.cli.plot import Output, Report
 from samestep.distributed.deferred_signals import DeferredSignals
 from samestep.errors import RunDirError
 
@@ -37,10 +35,17 @@ if TYPE_CHECKING:
 sweep_app = typer.Typer(help="Search for a config's values with Optuna.", no_args_is_help=True)
 app.add_typer(sweep_app, name="sweep", rich_help_panel=TRAINING)
 
-SweepFile = Annotated[
-    Path, typer.Argument(callback=usable, help="The sweep's YAML or JSON file.", metavar="SWEEP")
+SweepOrName = Annotated[
+    str,
+    typer.Argument(
+        callback=usable_name,
+        help="The sweep's YAML or JSON file; or, to resume one, its name or directory.",
+        metavar="SWEEP",
+    ),
 ]
-Name = Annotated[str, typer.Argument(help="A sweep's name or directory.", metavar="NAME")]
+Name = Annotated[
+    str, typer.Argument(callback=usable_name, help="A sweep's name or directory.", metavar="NAME")
+]
 TrustSweep = Annotated[
     bool, typer.Option("--trust", help="Run the code that NAME names, also if it may not be yours.")
 ]
@@ -66,18 +71,8 @@ TrialNumber = Annotated[
 ]
 
 
-class SweepVia(str, Enum):
-    """What starts the ranks of a trial."""
-
-    torchrun = "torchrun"
-    mpirun = "mpirun"
-    ssh = "ssh"
-    slurm = "slurm"
-    srun = "srun"
-
-
 ViaOption = Annotated[
-    SweepVia | None,
+    Via | None,
     typer.Option("--via", help="What starts the ranks of each trial; the key via."),
 ]
 HostsOption = Annotated[
@@ -91,39 +86,30 @@ SweepOverrides = Annotated[
 
 @sweep_app.command()
 def run(
-    sweep: SweepFile,
-    overrides: SweepOverrides = None,
-    via: ViaOption = None,
-    hosts: HostsOption = None,
-    as_json: AsJson = False,
-) -> None:
-    """Run a sweep; started again, it resumes. Exits 1 if no trial is complete."""
-    with guarded(), DeferredSignals():
-        from samestep.sweep.loading import load_sweep
-
-        found = _run(load_sweep(sweep, _overrides(overrides, via, hosts)), as_json)
-    _exit(found)
-
-
-@sweep_app.command()
-def resume(
-    name: Name,
+    sweep: SweepOrName,
     overrides: SweepOverrides = None,
     via: ViaOption = None,
     hosts: HostsOption = None,
     trust: TrustSweep = False,
     as_json: AsJson = False,
 ) -> None:
-    """Resume a sweep that was stopped or killed, or run more of its trials: trials=100."""
-    with guarded(), DeferredSignals():
-        from samestep.sweep.reading import find_sweep, resumed_sweep
+    """Run a sweep; started again, it resumes, also with more trials. Exits 1 if no trial is complete.
 
-        given = _overrides(overrides, via, hosts)
-        found = _run(resumed_sweep(find_sweep(name), given, trust), as_json)
+    Example: samestep sweep run sweep.yaml trials=100
+    """
+    with guarded(), DeferredSignals():
+        from samestep.sweep.loading import load_sweep
+        from samestep.sweep.reading import resumed_sweep
+        from samestep.sweep.study_folder import sweep_folder
+
+        given, file = _overrides(overrides, via, hosts), Path(sweep)
+        folder = None if file.is_file() else sweep_folder(sweep)
+        loaded = load_sweep(file, given) if folder is None else resumed_sweep(folder, given, trust)
+        found = _run(loaded, as_json)
     _exit(found)
 
 
-def _overrides(given: list[str] | None, via: SweepVia | None, hosts: str | None) -> list[str]:
+def _overrides(given: list[str] | None, via: Via | None, hosts: str | None) -> list[str]:
     """What was typed, with the options as the keys that they are."""
     options = {"via": via and via.value, "hosts": hosts}
     typed = [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
@@ -151,22 +137,19 @@ def _exit(trials: list[TrialRecord]) -> None:
         raise typer.Exit(1)
 
 
-@sweep_app.command()
-def status(name: Name, as_json: AsJson = False, trust: TrustStorage = False) -> None:
-    """Show a sweep's trials, also while it runs, and whether a process runs it."""
-    with guarded():
-        from samestep.sweep.reading import find_sweep, reload_sweep, trials_of
-        from samestep.sweep.study_folder import coordinator_of
+def show_sweep(folder: Path, as_json: bool, trust: bool) -> None:
+    """Print a sweep's trials, also while it runs, and whether a process runs it."""
+    from samestep.sweep.reading import reload_sweep, trials_of
+    from samestep.sweep.study_folder import coordinator_of
 
-        folder = find_sweep(name)
-        loaded = reload_sweep(folder, trust)
-        holder = coordinator_of(folder)
-        told = holder and {
-            "process": holder.text, "heartbeat_age": round(holder.age, 1), "alive": holder.is_alive,
-        }  # fmt: skip
-        _show(loaded, trials_of(loaded), as_json, {"coordinator": told})
-        if not as_json:
-            typer.echo(_coordinator_words(holder, folder))
+    loaded = reload_sweep(folder, trust)
+    holder = coordinator_of(folder)
+    process = holder and {
+        "process": holder.text, "heartbeat_age": round(holder.age, 1), "alive": holder.is_alive,
+    }  # fmt: skip
+    _show(loaded, trials_of(loaded), as_json, {"coordinator": process})
+    if not as_json:
+        typer.echo(_coordinator_words(holder, folder))
 
 
 def _coordinator_words(holder: Holder | None, folder: Path) -> str:
@@ -174,33 +157,49 @@ def _coordinator_words(holder: Holder | None, folder: Path) -> str:
         return "no process runs it"
     if holder.is_alive:
         return f"run by {holder.words()}"
-    return f"no process runs it: the last one was {holder.words()}; samestep sweep resume {folder} continues"
+    return f"no process runs it: the last one was {holder.words()}; samestep sweep run {folder} continues"
 
 
 @sweep_app.command()
 def best(
-    name: Name, faster: PreferFaster = None, as_json: AsJson = False, trust: TrustStorage = False
+    name: Name,
+    faster: PreferFaster = None,
+    number: TrialNumber = None,
+    as_config: Annotated[
+        bool, typer.Option("--config", help="Print its config, for samestep train.")
+    ] = False,
+    as_json: AsJson = False,
+    trust: TrustStorage = False,
 ) -> None:
     """Show a sweep's best trial, or the fastest one that is nearly as good; with several objectives
-    those that no other trial is better than in all of them."""
+    those that no other trial is better than in all of them.
+
+    Example: samestep sweep best digits --config > best.yaml
+    """
     with guarded():
-        from samestep.sweep.reading import find_sweep, reload_sweep, trials_of
+        from samestep.sweep.reading import reload_sweep, trial_config, trials_of
+        from samestep.sweep.study_folder import find_sweep
 
         loaded = reload_sweep(find_sweep(name), trust)
-        if loaded.sweep.further_objectives and faster is None:
+        several = bool(loaded.sweep.further_objectives) and faster is None and number is None
+        if several and not as_config:
             from samestep.sweep.pareto import front
 
             found = front(loaded.sweep, trials_of(loaded))
             _show(loaded, found, as_json)
             return _exit(found)
-        trial, choice = _chosen(loaded, faster)
-        if as_json:
+        trial, choice = _chosen(loaded, faster, number)
+        metric = loaded.sweep.objective.metric
+        if as_config:
+            why = "" if choice is None else choice.words(metric)
+            typer.echo(trial_config(loaded, trial, why), nl=False)
+        elif as_json:
             more = {} if choice is None else {"choice": choice.as_json()}
             typer.echo(json.dumps({**trial.as_json(), **more}))
-            return
-        print_rows(_header(loaded), [_row(loaded, trial)])
-        if choice is not None:
-            _explain(choice, loaded.sweep.objective.metric)
+        else:
+            print_rows(_header(loaded), [_row(loaded, trial)])
+            if choice is not None:
+                _explain(choice, metric)
 
 
 def _explain(choice: Choice, metric: str) -> None:
@@ -213,85 +212,25 @@ def _explain(choice: Choice, metric: str) -> None:
     typer.echo(choice.words(metric))
 
 
-def _chosen(loaded: LoadedSweep, faster: float | None) -> tuple[TrialRecord, Choice | None]:
-    """The trial to take, and why if it may not be the best."""
-    from samestep.sweep.reading import best_trial
+def _chosen(
+    loaded: LoadedSweep, faster: float | None, number: int | None
+) -> tuple[TrialRecord, Choice | None]:
+    """Return the trial to take, and why if it may not be the best."""
+    from samestep.sweep.reading import best_trial, complete_trial
     from samestep.sweep.selection import prefer_faster
 
+    if number is not None:
+        if faster is not None:
+            raise RunDirError("--trial and --prefer-faster-within both choose a trial: give one")
+        return complete_trial(loaded, number), None
+    name = loaded.sweep.name
     if loaded.sweep.further_objectives:
         raise RunDirError(
-            f"{loaded.sweep.name} has several objectives, and so no single best trial: samestep sweep best "
-            f"{loaded.sweep.name} lists those to choose from; samestep sweep export-best "
-            f"{loaded.sweep.name} --trial N takes one"
+            f"{name} has several objectives, and so no single best trial: samestep sweep best {name} lists "
+            "those to choose from; --trial N takes one"
         )
     choice = None if faster is None else prefer_faster(loaded, faster)
     return (best_trial(loaded) if choice is None else choice.trial), choice
-
-
-@sweep_app.command()
-def plot(
-    name: Name,
-    output: Output = None,
-    report: Report = None,
-    force: Force = False,
-    trust: TrustStorage = False,
-) -> None:
-    """Draw a sweep's trials, also while it runs: a picture, and a page; if neither is named, a page in
-    the sweep's directory."""
-    with guarded():
-        from samestep.report.page import refuse_other_file
-        from samestep.report.picture import refuse_picture
-        from samestep.sweep.plots import plots_of
-        from samestep.sweep.reading import find_sweep, reload_sweep
-
-        folder = find_sweep(name)
-        page = folder / "plots.html" if output is None and report is None else report
-        if output is not None:
-            refuse_picture(output, force)
-        if page is not None and not force:
-            refuse_other_file(page, "--force replaces it, or name another file")
-        plots = plots_of(reload_sweep(folder, trust))
-        for remark in plots.remarks:
-            typer.echo(remark, err=True)
-        if page is not None:
-            plots.write_report(page, force)
-            typer.echo(f"Page: {page}")
-        if output is not None:
-            plots.write_picture(output, force)
-            typer.echo(f"Plot: {output}")
-
-
-@sweep_app.command()
-def stop(name: Name) -> None:
-    """Stop a sweep that runs, wherever that is; its runs save first."""
-    with guarded():
-        from samestep.sweep.reading import find_sweep, request_stop
-
-        folder = find_sweep(name)
-        request_stop(folder)
-        typer.echo(f"requested; samestep sweep resume {folder} continues it")
-
-
-@sweep_app.command("export-best")
-def export_best(
-    name: Name,
-    faster: PreferFaster = None,
-    number: TrialNumber = None,
-    trust: TrustStorage = False,
-) -> None:
-    """Print the config of a sweep's best trial, or of another one, for samestep train."""
-    with guarded():
-        from samestep.sweep.reading import complete_trial, find_sweep, reload_sweep, trial_config
-
-        loaded = reload_sweep(find_sweep(name), trust)
-        if number is not None and faster is not None:
-            raise RunDirError("--trial and --prefer-faster-within both choose a trial: give one")
-        if number is not None:
-            typer.echo(trial_config(loaded, complete_trial(loaded, number)), nl=False)
-            return
-        trial, choice = _chosen(loaded, faster)
-        why = "" if choice is None else choice.words(loaded.sweep.objective.metric)
-        typer.echo(trial_config(loaded, trial, why), nl=False)
 
 
 @app.command(hidden=True)
@@ -361,14 +300,29 @@ def _show(
         document |= more or {}
         typer.echo(json.dumps({**document, "trials": [trial.as_json() for trial in trials]}))
     else:
-        print_rows(_header(loaded), [_row(loaded, trial) for trial in trials])
+        best = _best_numbers(loaded, trials)
+        rows = [_row(loaded, trial, trial.number in best) for trial in trials]
+        print_rows(
+            _header(loaded), rows, best=[at for at, one in enumerate(trials) if one.number in best]
+        )
+
+
+def _best_numbers(loaded: LoadedSweep, trials: list[TrialRecord]) -> set[int]:
+    """Return the best trial; with several objectives those that no other is better than in all."""
+    from samestep.sweep.pareto import front
+    from samestep.sweep.storage import best_of
+
+    if loaded.sweep.further_objectives:
+        return {trial.number for trial in front(loaded.sweep, trials)}
+    best = best_of(loaded.sweep, trials)
+    return set() if best is None else {best.number}
 
 
 def _header(loaded: LoadedSweep) -> tuple[str, ...]:
-    return ("trial", "state", *loaded.sweep.metrics, *loaded.sweep.domains, "")
+    return ("trial", "state", *loaded.sweep.metrics, *loaded.sweep.domains, "remarks")
 
 
-def _row(loaded: LoadedSweep, trial: TrialRecord) -> tuple[Any, ...]:
+def _row(loaded: LoadedSweep, trial: TrialRecord, best: bool = False) -> tuple[Any, ...]:
     values = [trial.values.get(key) for key in loaded.sweep.domains]
     shown = trial.as_json()
     folds = " ".join(f"{value:.4g}" for value in shown["folds"])
@@ -376,7 +330,8 @@ def _row(loaded: LoadedSweep, trial: TrialRecord) -> tuple[Any, ...]:
     measured = [f"{value:.6g}" for value in found]
     measured += [""] * (len(loaded.sweep.metrics) - len(measured))
     reason = (shown["reason"] or "").partition("\n")[0]
-    return (trial.number, trial.state, *measured, *map(_text, values), reason or folds)
+    state = f"{trial.state}, best" if best else trial.state
+    return (trial.number, state, *measured, *map(_text, values), reason or folds)
 
 
 def _text(value: Any) -> str:

@@ -66,7 +66,7 @@ def train(
         if is_script(config):
             if as_json:
                 raise LaunchError(
-                    "--json is for configs: a script prints what it likes. samestep result RUN --json prints "
+                    "--json is for configs: a script prints what it likes. samestep show RUN --json prints "
                     "how a run ended"
                 )
             from samestep.train.requests import Observation, ScriptRequest

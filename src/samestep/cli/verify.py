@@ -15,6 +15,7 @@ from samestep.cli.app import (
     Overrides,
     RunFile,
     TakesScript,
+    Via,
     app,
     command_with,
     guarded,
@@ -42,7 +43,7 @@ Shards = Annotated[
         metavar="none,optimizer,weights", help="Values of distributed.shard to run each size with."
     ),
 ]
-Via = Annotated[str, typer.Option(help="What starts them: torchrun, mpirun, slurm or ssh.")]
+ViaOption = Annotated[Via, typer.Option(help="What starts them.")]
 Nodes = Annotated[int, typer.Option(min=1, help="Machines of a Slurm job.")]
 Hosts = Annotated[str, typer.Option(metavar="a,b", help="Machines for mpirun and ssh.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Steps to run; by default the config's.")]
@@ -68,7 +69,7 @@ def verify(
     overrides: Overrides = None,
     worlds: Worlds = "1,2,4",
     shards: Shards = "",
-    via: Via = "torchrun",
+    via: ViaOption = Via.torchrun,
     nodes: Nodes = 1,
     hosts: Hosts = "",
     steps: Steps = None,
@@ -82,6 +83,8 @@ def verify(
     """Run a config, or a script, at several world sizes and prove that it is the same run.
 
     Exits 0 only if the promise of the config's `same` level held, else 4.
+
+    Example: samestep verify config.yaml --worlds 1,2,4
     """
     with guarded():
         from samestep.launch.commands.rank_command import RankCommand
@@ -96,7 +99,7 @@ def verify(
         loaded = read_target(config, changed, arguments)
         result = run_verify(
             RankCommand(loaded, config, changed, arguments=arguments),
-            with_shards(parse_worlds(worlds, via), shards),
+            with_shards(parse_worlds(worlds, via.value), shards),
             machines=Machines.parse(nodes, hosts),
             steps=steps,
             resumed=resumed,

@@ -47,7 +47,7 @@ def suggest_key(path: str, params: Collection[str] = ()) -> str:
     known = [key for key, _ in _flatten_schema(Config)] + list(ALIASES)
     match = [key for key in known if key.rpartition(".")[2] == last][:1]
     match = match or difflib.get_close_matches(path, known, n=1, cutoff=0.6)
-    return f": did you mean {match[0]}?" if match else "; samestep config show lists the keys"
+    return f": did you mean {match[0]}?" if match else "; samestep show lists the keys"
 
 
 def accepted_values(key: str, reasons: bool = True) -> str:

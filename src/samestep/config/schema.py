@@ -115,7 +115,7 @@ class FoldConfig(Section):
     """Cross-validation: train on the folds of the training set but one, and validate on that one."""
 
     file: Line = Field(
-        description="the folds, as samestep folds writes them; relative to this config"
+        description="the folds, as samestep cv --only-split writes them; relative to this config"
     )
     number: Fold = Field(description="the fold that validates, from 0")
 

@@ -58,11 +58,13 @@ class Folds:
             found = cls(samples, tuple(tuple(fold) for fold in valid), made)
             whole = sorted(i for fold in found.valid for i in fold) == list(range(samples))
         except (KeyError, TypeError):
-            raise TaskError(f"the folds {path} are not what samestep folds writes") from None
+            raise TaskError(
+                f"the folds {path} are not what samestep cv --only-split writes"
+            ) from None
         if not whole or len(found.valid) < 2 or not all(found.valid):
             raise TaskError(
                 f"the folds {path} are not whole: every sample must be in exactly one of at least two "
-                "folds. Make them again with samestep folds"
+                "folds. Make them again with samestep cv --only-split"
             )
         return found
 

@@ -288,7 +288,7 @@ def _only_one() -> Finding:
         "one process: nothing between ranks was checked",
         "most of what goes wrong in a distributed run goes wrong between ranks",
         "start this command as you start the run, such as torchrun --nproc-per-node 2 -m samestep "
-        "doctor, or srun samestep doctor",
+        "check, or srun samestep check",
     )
 
 

@@ -76,7 +76,7 @@ def write_report(found: Scan, title: str, path: Path) -> None:
 <table><thead><tr>{head}</tr></thead><tbody>{table}</tbody></table>
 {parts}
 {unread}"""
-    write_page(path, f"samestep scan: {title}", body)
+    write_page(path, f"samestep check: {title}", body)
 
 
 def _section(rule: Rule, findings: Sequence[Finding]) -> str:

@@ -33,6 +33,8 @@ from samestep.sweep.run_spec import RunSpec, why_failed
 from samestep.sweep.schema import SweepConfig, seconds_of
 from samestep.sweep.storage import CURVES, FOLDS, PRUNED, Storage, TrialRecord, refuse_other_storage
 from samestep.sweep.study_folder import (
+    STOP,
+    SWEEP,
     is_full_disk,
     locked,
     same_study,
@@ -45,9 +47,6 @@ from samestep.sweep.trial import LiveTrial, further_of, objective_of
 from samestep.sweep.via import Places, share_out
 from samestep.sweep.warm_runs import warm_server
 
-STOP = "stop"
-"""A file in the sweep's directory that stops it."""
-SWEEP = "sweep.json"
 _SECONDS_BETWEEN_LOOKS = 0.5
 
 Report = Callable[[str], None]
@@ -66,7 +65,7 @@ def run_sweep(loaded: LoadedSweep, report: Report, watch: Watch | None = None) -
     Raises:
         RunDirError: if another process runs it, or its directory is of another sweep.
         StorageError: if its storage cannot be used, or is another than it had.
-        Stopped: after a stop signal, or `samestep sweep stop`; everything is saved.
+        Stopped: after a stop signal, or `samestep stop`; everything is saved.
     """
     sweep = loaded.sweep
     folder = sweep.path
@@ -264,7 +263,7 @@ class Coordinator:
             # The trial is not over: it is continued when there is space again.
             raise RunDirError(
                 f"the disk of {self._folder} is full, and {spec.name} has ended: {reason}. All until then is "
-                f"kept: once there is space, samestep sweep resume {self._folder}"
+                f"kept: once there is space, samestep sweep run {self._folder}"
             )
         if trial.failures < self._sweep.retries and child.code != UserError.exit_code:
             trial.failures += 1
@@ -365,7 +364,7 @@ class Coordinator:
         if (self._folder / STOP).exists():
             self._children.stop()
             (self._folder / STOP).unlink(missing_ok=True)
-            raise Stopped(f"stopped by samestep sweep stop: samestep sweep resume {self._folder}")
+            raise Stopped(f"stopped by samestep stop: samestep sweep run {self._folder}")
 
 
 def _row(sweep: SweepConfig, record: TrialRecord) -> dict[str, Any]:

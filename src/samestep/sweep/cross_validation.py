@@ -159,7 +159,8 @@ def _make_folds(
         return
     if request.k is None:
         raise PlanError(f"there is no {path}: say how many folds with --folds")
-    options = [
+    words = ["cv", str(request.config), *request.overrides, "--only-split", "--file", str(path)]
+    words += [
         "--folds",
         str(request.k),
         "--stratify",
@@ -167,7 +168,6 @@ def _make_folds(
         "--seed",
         str(request.seed),
     ]
-    words = ["folds", str(request.config), *request.overrides, "--output", str(path), *options]
     output = folder / "folds.txt"
     output.unlink(missing_ok=True)
     child = children.start("the split", words, output)

@@ -71,7 +71,7 @@ class Database:
         """
         from sqlalchemy.exc import SQLAlchemyError
 
-        again = f"All until then is kept: once that is solved, samestep sweep resume {folder}"
+        again = f"All until then is kept: once that is solved, samestep sweep run {folder}"
         try:
             yield
         except (SQLAlchemyError, import_optuna().exceptions.StorageInternalError) as error:

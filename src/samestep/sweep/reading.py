@@ -11,26 +11,12 @@ from samestep.config.loading import nest
 from samestep.config.secrets import without_passwords
 from samestep.config.sources import FlatValues
 from samestep.errors import NotTrusted, RunDirError, TextError
-from samestep.parsing.files import is_file
 from samestep.parsing.json_text import read_json
-from samestep.sweep.coordinator import STOP, SWEEP
 from samestep.sweep.database import FILES
 from samestep.sweep.loading import LoadedSweep, load_sweep
 from samestep.sweep.run_spec import override
 from samestep.sweep.storage import Storage, TrialRecord, best_of, refuse_other_storage
-from samestep.sweep.study_folder import is_signed
-
-
-def find_sweep(name: str) -> Path:
-    """The directory of a sweep, by its path or its name.
-
-    Raises:
-        RunDirError: if there is none.
-    """
-    for folder in (Path(name), Path("sweeps") / name):
-        if is_file(folder / SWEEP):
-            return folder
-    raise RunDirError(f"there is no sweep {name}: give its directory, or its name in sweeps/")
+from samestep.sweep.study_folder import SWEEP, is_signed
 
 
 def reload_sweep(folder: Path, trust: bool = False) -> LoadedSweep:
@@ -140,8 +126,3 @@ def trial_config(loaded: LoadedSweep, trial: TrialRecord, why: str = "") -> str:
     head = f"# Trial {trial.number} of the sweep {sweep.name}: {values}\n"
     reason = "".join(f"# {line}\n" for line in (why, *loaded.base.platform_notes) if line)
     return f"{head}{reason}{text}"
-
-
-def request_stop(folder: Path) -> None:
-    """Let the process that runs a sweep stop it; its runs save first."""
-    (folder / STOP).touch()

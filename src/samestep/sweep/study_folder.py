@@ -26,6 +26,10 @@ _COMPARED = (
     *SHAPING_KEYS, *PLANNED_KEYS, "batch_per_rank", "accumulation", "early_stopping", "evaluation", "best",
 )  # fmt: skip
 """Keys of a config that shape what its runs come to."""
+SWEEP = "sweep.json"
+"""The file in a sweep's directory that holds its definition."""
+STOP = "stop"
+"""A file in the sweep's directory that stops it."""
 _LEAST_SPACE = 64 * 1024
 """Bytes without which a disk is full."""
 
@@ -59,6 +63,26 @@ def locked(
         yield lock
     finally:
         lock.release()
+
+
+def sweep_folder(name: str) -> Path | None:
+    """Return the directory of a sweep, by its path or its name in sweeps/; None if there is none."""
+    for folder in (Path(name), Path("sweeps") / name):
+        if is_file(folder / SWEEP):
+            return folder
+    return None
+
+
+def find_sweep(name: str) -> Path:
+    """Return the directory of a sweep, by its path or its name.
+
+    Raises:
+        RunDirError: if there is none.
+    """
+    folder = sweep_folder(name)
+    if folder is None:
+        raise RunDirError(f"there is no sweep {name}: give its directory, or its name in sweeps/")
+    return folder
 
 
 def coordinator_of(folder: Path) -> Holder | None:

@@ -128,7 +128,7 @@ def _part(task: Any, path: Path, samples: int, method: str, indices: list[int]) 
     if len(dataset) != samples:
         raise TaskError(
             f"the folds {path} are of {samples} samples, and the training set has {len(dataset)}: make "
-            "them again with samestep folds, in another file"
+            "them again with samestep cv --only-split, in another file"
         )
     return Subset(dataset, indices)
 

@@ -85,7 +85,7 @@ class Asking(RunListener):
             if time.monotonic() > deadline:
                 self._run.context.log.warn(
                     f"The sweep has not answered for {_SECONDS_FOR_AN_ANSWER:g} s: its process is gone. "
-                    "This run saves and ends; samestep sweep resume continues it"
+                    "This run saves and ends; samestep sweep run continues it"
                 )
                 signal.raise_signal(signal.SIGTERM)
                 deadline += _SECONDS_FOR_AN_ANSWER
@@ -186,7 +186,7 @@ def run_script(script: Path, arguments: Sequence[str], request: ScriptRequest) -
     if not request.opened:
         raise TaskError(
             f"{script} has ended without calling samestep.start in its main thread: there is no run in it. "
-            f"docs/own-loop.md shows the lines of a run, and samestep scan {script} what else to change"
+            f"docs/own-loop.md shows the lines of a run, and samestep check {script} what else to change"
         )
 
 

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from samestep.errors import RunDirError, TextError
+from samestep.parsing.files import is_file
 from samestep.parsing.json_text import read_json_lines
 
 _COLUMNS = {
@@ -18,15 +19,19 @@ _COLUMNS = {
 
 
 def read_times(run: Path) -> dict[str, Any]:
-    """Median and worst of what each reading measured; seconds are per step."""
+    """Return the median and the worst of each measured value, per step; empty before the first.
+
+    Raises:
+        RunDirError: if the file of metrics cannot be read.
+    """
     path = run / "metrics.jsonl"
+    if not is_file(path):
+        return {}
     try:
         # The last line of a run that was killed is none.
         rows = [row for row in read_json_lines(path) if row and "samples_per_second" in row]
     except TextError as error:
         raise RunDirError(f"{path} {error}. Give a run's directory") from None
-    if not rows:
-        raise RunDirError(f"{path} holds no times yet: they come with every log_every steps")
     summary: dict[str, Any] = {}
     for column, worst in _COLUMNS.items():
         values = [row[column] for row in rows if isinstance(row.get(column), (int, float))]

@@ -90,7 +90,7 @@ def assert_every_entity_of_the_whole_set_is_counted_once(folder: Path) -> None:
 
 
 def assert_the_search_found_what_the_final_training_used(folder: Path) -> None:
-    status = samestep("sweep", "status", "smoke", "--json", cwd=folder)
+    status = samestep("show", "smoke", "--json", cwd=folder)
     trials = json.loads(status.stdout)["trials"]
     assert [trial["state"] for trial in trials] == ["complete", "complete"]
     assert all(trial["value"] == sum(trial["folds"]) / 2 for trial in trials)

@@ -65,7 +65,7 @@ def report(*words: str | Path) -> Any:
 @pytest.mark.requirement("003-T5-12")
 def test_a_page_tables_and_a_picture(results: Path, tmp_path: Path) -> None:
     page, folder, picture = (tmp_path / name for name in ("out.html", "csv", "out.png"))
-    done = report(results, "--output", page, "--csv", folder, "--png", picture, "--json")
+    done = report(results, "--report", page, "--csv", folder, "--picture", picture, "--json")
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
     assert [target["state"] for target in found["targets"]].count("pass") == 3
@@ -99,7 +99,7 @@ def test_one_csv_has_all_rows(results: Path, tmp_path: Path) -> None:
     assert {row["kind"] for row in rows} == {"scaling", "comm", "memory", "loader", "checkpoint"}
 
 
-@pytest.mark.parametrize(("option", "name"), [("--output", "a.html"), ("--csv", "a.csv"), ("--png", "a.png")])  # fmt: skip
+@pytest.mark.parametrize(("option", "name"), [("--report", "a.html"), ("--csv", "a.csv"), ("--picture", "a.png")])  # fmt: skip
 def test_other_files_are_kept_unless_forced(
     option: str, name: str, results: Path, tmp_path: Path
 ) -> None:
@@ -120,7 +120,7 @@ def test_against_earlier_results(results: Path, tmp_path: Path) -> None:
     made = Document.read(results / "comm.json")
     rows = [{**row, **timed(0.9 * row["median"])} for row in made.rows]
     Document("comm", {**made.machine, "torch": "1.0"}, rows).write(earlier / "comm.json")
-    done = report(results, "--against", earlier, "--output", page)
+    done = report(results, "--against", earlier, "--report", page)
     assert done.exit_code == 9, done.stderr
     assert "3 slower" in done.stdout
     assert "caution: torch: 1.0 before, 2.11.0 now" in done.stdout

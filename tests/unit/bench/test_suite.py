@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.bench.suite import PARTS, Part, chosen_parts, words_of
+from samestep.bench.suite import PARTS, chosen_parts, words_of
 from samestep.cli.bench.shared import Start, Via
 from samestep.errors import PlanError
 
@@ -16,16 +16,13 @@ OUT = Path("out")
 def test_each_part_is_a_command_with_its_own_file() -> None:
     comm, *_, checkpoint = PARTS
     assert words_of(comm, None, [], [1, 2, 4], quick=True, folder=OUT) == [
-        "bench", "comm", "--worlds", "2,4", "--largest", "1MB", "--rounds", "3", "--output",
-        "out/comm.json",
+        "bench", "comm", "--worlds", "2,4", "--quick", "--output", "out/comm.json",
     ]  # fmt: skip
     config = Path("c.yaml")
     assert words_of(checkpoint, config, ["seed=1"], [1], quick=False, folder=OUT) == [
         "bench", "checkpoint", "c.yaml", "seed=1", "--worlds", "1", "--directory", "out", "--output",
         "out/checkpoint.json",
     ]  # fmt: skip
-    own = Part("own", takes_config=False)
-    assert "c.yaml" not in words_of(own, config, [], [1], quick=False, folder=OUT)
 
 
 def test_what_cannot_be_measured_with_one_rank_is_left_out() -> None:

@@ -218,7 +218,7 @@ def test_no_command_replaces_a_file_that_a_user_has_named(
     mine.write_text("mine")
     Path("mine.onnx.json").write_text("mine")
     for words in (
-        ["checkpoints", "export", "run", "mine.pt", "--which", "last"],
+        ["export", "run", "--to", "pt", "--output", "mine.pt", "--which", "last"],
         ["export", "run", "--to", "safetensors", "--output", "mine.pt"],
         ["export", "run", "--to", "safetensors", "--output", "mine.onnx"],
         ["predict", "run", "valid", "--output", "mine.pt", "--format", "csv"],

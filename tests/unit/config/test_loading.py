@@ -56,7 +56,7 @@ def test_an_unknown_key_suggests_the_nearest(key, meant):
 
 
 def test_a_key_like_no_other_points_to_the_list():
-    assert "samestep config show lists the keys" in mistakes({**GOOD, "zzz": 1})["zzz"]
+    assert "samestep show lists the keys" in mistakes({**GOOD, "zzz": 1})["zzz"]
 
 
 def test_one_file_with_every_kind_of_mistake_reports_all_of_them(write):

@@ -95,7 +95,7 @@ def test_config_show_says_which_key_a_value_is_from(tmp_path: Path) -> None:
     path.write_text("task: task.py:Good\nepochs: 3\nglobal_batch: 8\nparams:\n  total: ${epochs}\n")
     loaded = read_config(path)
     assert loaded.origins["params"] == "line 4; total from epochs"
-    done = CliRunner().invoke(app, ["config", "show", str(path), "--json", "epochs=5"])
+    done = CliRunner().invoke(app, ["show", str(path), "--json", "epochs=5"])
     assert done.exit_code == 0, done.output
     assert "total from epochs" in done.stdout
     assert '"total": 5' in done.stdout

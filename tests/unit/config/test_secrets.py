@@ -121,7 +121,7 @@ def test_what_a_command_prints_and_writes_is_for_its_owner(
         f"task: t.py:T\nepochs: 1\nglobal_batch: 8\nlaunch: {{environment: {environment}}}\n"
     )
     run = CliRunner().invoke
-    shown = run(app, ["config", "show", "run.yaml"])
+    shown = run(app, ["show", "run.yaml"])
     assert shown.exit_code == 0, shown.output
     script = run(app, ["launch", "run.yaml", "--nproc", "2", "--print", "--write", "run.sh"])
     assert script.exit_code == 0, script.output

@@ -148,7 +148,7 @@ def test_two_jobs_never_write_to_one_run(cluster: Cluster) -> None:
         cluster.answers(shown(state))
         with pytest.raises(LaunchError, match=f"has job 12, which is {state}: two jobs") as caught:
             submit(cluster.job())
-        assert f"samestep slurm cancel {cluster.run}" in str(caught.value)
+        assert f"samestep stop {cluster.run}" in str(caught.value)
     assert len(cluster.calls_of("sbatch")) == 1
 
 
@@ -446,7 +446,7 @@ def test_starting_a_job_submits_it_and_leaves_it_alone(cluster: Cluster) -> None
     SlurmLaunch(cluster.job()).run(reported.append)
     [line] = reported
     assert "submitted job 12" in line
-    assert f"samestep slurm status {cluster.run}" in line
+    assert f"samestep show {cluster.run}" in line
     assert cluster.calls_of("scontrol") == []
 
 
@@ -485,12 +485,13 @@ def test_an_interrupt_cancels_only_a_job_that_nobody_sees(
 
 
 def typed(*arguments: str | Path) -> Any:
-    return CliRunner().invoke(app, ["slurm", *map(str, arguments)])
+    return CliRunner().invoke(app, [*map(str, arguments)])
 
 
-@pytest.mark.parametrize("command", ["status", "cancel", "logs"])
-def test_a_run_without_a_job_is_named(cluster: Cluster, command: str) -> None:
-    done = typed(command, cluster.run)
+@pytest.mark.parametrize("command", [["stop"], ["show", "--log"]])
+def test_a_run_without_a_job_is_named(cluster: Cluster, command: list[str]) -> None:
+    cluster.run.mkdir(parents=True, exist_ok=True)
+    done = typed(*command, cluster.run)
     assert done.exit_code == 2
     assert "has no Slurm job: give the directory of a run" in done.output
 
@@ -499,14 +500,14 @@ def test_the_states_of_all_jobs_are_shown(cluster: Cluster) -> None:
     submit(cluster.job())
     cluster.answers(shown("FAILED", ExitCode="1:0"))
     submit(cluster.job())
-    done = typed("status", cluster.run, "--json")
-    assert done.exit_code == 0, done.output
-    states = json.loads(done.output)
+    done = typed("show", cluster.run, "--json")
+    assert done.exit_code == 75, done.output
+    states = json.loads(done.output)["jobs"]
     assert [state["state"] for state in states] == ["FAILED", "FAILED"]
     assert states[0].keys() == {
         "job", "state", "reason", "nodes", "elapsed", "restarts", "exit_code",
     }  # fmt: skip
-    table = typed("status", cluster.run).output
+    table = typed("show", cluster.run).output
     assert "FAILED" in table
     assert "n[1-2]" in table, "a table that takes brackets for its own marks would lose them"
 
@@ -514,12 +515,12 @@ def test_the_states_of_all_jobs_are_shown(cluster: Cluster) -> None:
 def test_a_job_is_cancelled_once(cluster: Cluster) -> None:
     submit(cluster.job())
     cluster.answers(RUNNING)
-    done = typed("cancel", cluster.run)
+    done = typed("stop", cluster.run)
     assert done.exit_code == 0
     assert "job 12 is cancelled; it was RUNNING" in done.output
     assert cluster.calls_of("scancel") == ["12"]
     cluster.answers(shown("CANCELLED"))
-    again = typed("cancel", cluster.run)
+    again = typed("stop", cluster.run)
     assert again.exit_code == 0
     assert "job 12 has already ended: CANCELLED" in again.output
     assert cluster.calls_of("scancel") == ["12"]
@@ -527,11 +528,11 @@ def test_a_job_is_cancelled_once(cluster: Cluster) -> None:
 
 def test_what_a_job_wrote_is_shown(cluster: Cluster, slept: list[float]) -> None:
     submit(cluster.job())
-    assert typed("logs", cluster.run).output == ""
+    assert typed("show", "--log", cluster.run).output == ""
     cluster.writes("one\ntwo\n")
-    assert typed("logs", cluster.run).output == "one\ntwo\n"
+    assert typed("show", "--log", cluster.run).output == "one\ntwo\n"
     cluster.answers(shown("FAILED", ExitCode="3:0"))
-    done = typed("logs", cluster.run, "--follow")
+    done = typed("show", "--log", cluster.run, "--follow")
     assert done.exit_code == 3
     assert "one\ntwo\n" in done.output
     assert "job 12 ended as FAILED" in done.output

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from samestep.sweep.coordinator import SWEEP
 from samestep.sweep.loading import LoadedSweep, load_sweep
 from samestep.sweep.optuna_parts import draw
 from samestep.sweep.storage import CURVES, FOLDS, Storage
-from samestep.sweep.study_folder import signed, write_document
+from samestep.sweep.study_folder import SWEEP, signed, write_document
 
 BAD = "<script>alert(1)</script>"
 SPACE = {

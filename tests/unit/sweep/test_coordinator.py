@@ -287,7 +287,7 @@ def test_a_stop_file_stops_it(tmp_path: Path) -> None:
         (tmp_path / "a" / "stop").touch()
         return None
 
-    with pytest.raises(Stopped, match="sweep resume"):
+    with pytest.raises(Stopped, match="sweep run"):
         coordinated(tmp_path / "a", stop)
     assert not (tmp_path / "a" / "stop").exists()
 

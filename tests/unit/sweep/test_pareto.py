@@ -37,7 +37,7 @@ def study(tmp_path: Path) -> LoadedSweep:
 
 
 def samestep(*words: str) -> str:
-    done = CliRunner().invoke(app, ["sweep", *words])
+    done = CliRunner().invoke(app, [*words])
     return done.output if done.exit_code == 0 else f"{done.exit_code}: {done.output}"
 
 
@@ -50,15 +50,17 @@ def test_no_trial_of_the_front_is_beaten(study: LoadedSweep) -> None:
 
 def test_commands_show_the_front_and_export_what_is_chosen(study: LoadedSweep) -> None:
     name = str(study.sweep.path)
-    document = json.loads(samestep("best", name, "--json"))
+    document = json.loads(samestep("sweep", "best", name, "--json"))
     assert document["metrics"] == ["f1", "time"]
     shown = [(trial["number"], trial["values"]) for trial in document["trials"]]
     assert shown == [(0, [0.9, 5.0]), (1, [0.8, 2.0]), (4, [0.9, 5.0])]
-    states = [trial["state"] for trial in json.loads(samestep("status", name, "--json"))["trials"]]
+    states = [trial["state"] for trial in json.loads(samestep("show", name, "--json"))["trials"]]
     assert states == ["complete"] * 5 + ["failed"]
-    assert "no single best trial" in samestep("export-best", name)
-    assert "is not complete: it is failed" in samestep("export-best", name, "--trial", "5")
-    text = samestep("export-best", name, "--trial", "1")
+    assert "no single best trial" in samestep("sweep", "best", name, "--config")
+    assert "is not complete: it is failed" in samestep(
+        "sweep", "best", name, "--config", "--trial", "5"
+    )
+    text = samestep("sweep", "best", name, "--config", "--trial", "1")
     assert text.startswith("# Trial 1 of the sweep mine: f1 0.8, time 2.0\n")
     assert yaml.safe_load(text)["params"]["lr"] == 0.011
 

@@ -30,7 +30,7 @@ def panels_by_title(loaded: LoadedSweep) -> dict[str, Panel]:
 
 
 def plot(*words: Any) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, ["sweep", "plot", *map(str, words)])
+    done = CliRunner().invoke(app, ["plot", *map(str, words)])
     return done.exit_code, done.stdout, done.stderr
 
 
@@ -95,10 +95,10 @@ def test_a_page_is_self_contained_and_texts_stay_texts(study: LoadedSweep, tmp_p
 def test_a_picture_has_all_panels(
     study: LoadedSweep, tmp_path: Path, name: str, begins: bytes
 ) -> None:
-    code, out, _ = plot(study.sweep.path, "--output", tmp_path / name)
+    code, out, _ = plot(study.sweep.path, "--picture", tmp_path / name)
     assert (code, out) == (0, f"Plot: {tmp_path / name}\n")
     assert (tmp_path / name).read_bytes().startswith(begins)
-    again, _, told = plot(study.sweep.path, "--output", tmp_path / name)
+    again, _, told = plot(study.sweep.path, "--picture", tmp_path / name)
     assert again == 2
     assert "--force" in told
 
@@ -108,7 +108,7 @@ def test_without_matplotlib_there_is_the_page_and_what_installs_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     page = tmp_path / "page.html"
-    code, _, told = plot(study.sweep.path, "--output", tmp_path / "c.png", "--report", page)
+    code, _, told = plot(study.sweep.path, "--picture", tmp_path / "c.png", "--report", page)
     assert code == 2
     assert "matplotlib" in told
     assert page.is_file()
@@ -121,7 +121,7 @@ def test_a_sweep_without_a_finished_trial_can_be_drawn(tmp_path: Path) -> None:
     assert "importance needs 4 complete trials, and there are 0" in told
     finish_study(loaded, 1)
     assert list(panels_by_title(loaded)) == ["History", "Learning curves", "Timeline"]
-    assert plot(loaded.sweep.path, "--output", tmp_path / "c.png")[0] == 0
+    assert plot(loaded.sweep.path, "--picture", tmp_path / "c.png")[0] == 0
     assert plot("nowhere")[0] == 2
 
 

@@ -145,10 +145,10 @@ def test_commands_say_what_was_preferred_to_what(timed: LoadedSweep) -> None:
     assert found["choice"]["best"] == {"number": 1, "value": 1.0, "cost": 0.01}
     assert "trial 1: " in found["choice"]["not_measured"]
     assert "choice" not in json.loads(run("best", folder, "--json"))
-    exported = run("export-best", folder, *option)
+    exported = run("best", folder, *option, "--config")
     assert exported.splitlines()[1] == f"# {words}"
     assert parse_yaml(exported)["params"]["depth"] == 1
-    assert parse_yaml(run("export-best", folder))["params"]["depth"] == 2
+    assert parse_yaml(run("best", folder, "--config"))["params"]["depth"] == 2
     wrong = CliRunner().invoke(app, ["sweep", "best", folder, "--prefer-faster-within", "2"])
     assert wrong.exit_code == 2
 

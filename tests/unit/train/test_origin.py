@@ -129,7 +129,7 @@ def test_nothing_of_the_record_can_be_changed(tmp_path: Path, change: str) -> No
 @pytest.mark.parametrize(
     "words",
     [["predict", "run", "valid", "--output", "p.csv"], ["predict", "run", "valid", "--embeddings", "--output", "z.npy"],
-     ["export", "run"], ["average", "run"], ["plot-embeddings", "run"],
+     ["export", "run"], ["average", "run"], ["plot", "run", "--embeddings"],
      ["resume", "run"]],
     ids=lambda words: words[0],
 )  # fmt: skip

@@ -20,7 +20,6 @@ from samestep.distributed.health.activity import (
     SAVE,
     Activity,
 )
-from samestep.errors import RunDirError
 from samestep.reduce.stats import RankFlags
 from samestep.train.step_times import StepTimes, peak_memory
 from samestep.train.time_report import read_times
@@ -146,17 +145,8 @@ def test_a_run_alone_has_no_slowest_rank(tmp_path: Path) -> None:
     assert set(read_times(tmp_path)) == {"samples_per_second", "time_data"}
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (None, "cannot be read: No such file or directory. Give a run's directory"),
-        ("", "holds no times yet"),
-        ('{"step": 0, "loss": 1.0}\n', "holds no times yet: they come with every log_every steps"),
-    ],
-)
-def test_a_run_without_times_is_told(tmp_path: Path, text: str | None, words: str) -> None:
+@pytest.mark.parametrize("text", [None, "", '{"step": 0, "loss": 1.0}\n'])
+def test_a_run_without_times_has_none(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "metrics.jsonl").write_text(text)
-    with pytest.raises(RunDirError) as caught:
-        read_times(tmp_path)
-    assert f"{tmp_path / 'metrics.jsonl'} {words}" in str(caught.value)
+    assert read_times(tmp_path) == {}

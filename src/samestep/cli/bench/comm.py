@@ -2,92 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samestep.cli.app import AsJson, Launched, LocalRank, Overrides, guarded
-from samestep.cli.bench.shared import (
-    ConfigOption,
-    Hosts,
-    Nodes,
-    Output,
-    Page,
-    Result,
-    Rounds,
-    Start,
-    Via,
-    ViaOption,
-    Worlds,
-    bench_app,
-    hand_over,
-    on_worlds,
-    refuse_files,
-)
-from samestep.cli.ranks import as_rank
-from samestep.distributed.deferred_signals import DeferredSignals
+from samestep.cli.bench.shared import Asked, Measurement, Rounds, measuring
+
+if TYPE_CHECKING:
+    from samestep.bench.document import Document
+    from samestep.distributed.context import RunContext
 
 Operations = Annotated[
     str, typer.Option(help="Such as all-reduce,broadcast; all of them, if not given.")
 ]
 Smallest = Annotated[str, typer.Option(help="Bytes of the smallest message.", metavar="SIZE")]
-Largest = Annotated[str, typer.Option(help="Bytes of the largest one: 1GB.", metavar="SIZE")]
+Largest = Annotated[
+    str,
+    typer.Option(help="Bytes of the largest one; 16MB (quick: 1MB), if not given.", metavar="SIZE"),
+]
 
 
-@bench_app.command()
+@measuring
 def comm(
-    context: typer.Context,
-    config: ConfigOption = None,
-    overrides: Overrides = None,
-    worlds: Worlds = "",
-    via: ViaOption = Via.torchrun,
-    nodes: Nodes = 1,
-    hosts: Hosts = "",
+    asked: Asked,
     operations: Operations = "",
     smallest: Smallest = "1KB",
-    largest: Largest = "16MB",
-    rounds: Rounds = 7,
-    as_json: AsJson = False,
-    output: Output = None,
-    report: Page = None,
-    result: Result = None,
-    local_rank: LocalRank = None,
-    launched: Launched = False,
-) -> None:
+    largest: Largest = "",
+    rounds: Rounds = None,
+) -> Measurement:
     """Measure what messages between ranks take: all-reduce, our tree sum, all-gather, broadcast, ring.
 
-    With --worlds it starts ranks; else it is a rank of any launcher: srun samestep bench comm.
+    With --worlds it starts ranks; else it is a rank of any launcher. Of a config, the distributed section counts.
+
+    Example: samestep bench comm --worlds 2,4
     """
-    with guarded(launched), DeferredSignals():
-        from samestep.bench.sizes import sizes_between
-        from samestep.config import Config, load_config
+    from samestep.bench.sizes import sizes_between
+    from samestep.config import Config
 
-        sizes = sizes_between(smallest, largest)
-        start = Start.parse(worlds, via, nodes, hosts)
-        refuse_files(output, report)
-        loaded = (
-            Config(name="bench", steps=1)
-            if config is None
-            else load_config(config, overrides or [])
-        )
-        wanted = _operations(operations)
-        if start.counts:
-            from samestep.bench.worlds import BenchCommand
+    largest = largest or ("1MB" if asked.quick else "16MB")
+    turns = rounds or (3 if asked.quick else 7)
+    sizes, wanted = sizes_between(smallest, largest), _operations(operations)
 
-            options = ["--operations", ",".join(wanted), "--rounds", str(rounds)]
-            options += ["--smallest", smallest, "--largest", largest]
-            ranks = BenchCommand(
-                "bench comm", loaded, config, tuple(overrides or ()), tuple(options)
-            )
-            found = on_worlds(ranks, start)
-        else:
-            with as_rank(loaded, context, local_rank, needs_lanes=False) as place:
-                from samestep.bench.comm import measure_comm
+    def measure(place: RunContext) -> Document:
+        from samestep.bench.comm import measure_comm
 
-                found = measure_comm(place, wanted, sizes, rounds)
-            if not place.is_main:
-                return
-        hand_over(found, as_json, output, report, result)
+        return measure_comm(place, wanted, sizes, turns)
+
+    options = ["--operations", ",".join(wanted), "--rounds", str(turns)]
+    options += ["--smallest", smallest, "--largest", largest]
+    return Measurement(asked.load(lambda: Config(name="bench", steps=1)), options, measure)
 
 
 def _operations(given: str) -> list[str]:

@@ -34,12 +34,14 @@ Results = Annotated[
         metavar="RESULT...",
     ),
 ]
-Output = Annotated[Path | None, typer.Option(callback=usable, help="Where the HTML page goes.")]
+Page = Annotated[
+    Path | None, typer.Option("--report", callback=usable, help="Where the HTML page goes.")
+]
 Csv = Annotated[
     Path | None,
     typer.Option(callback=usable, help="Where the rows go: one FILE.csv, or a folder."),
 ]
-Png = Annotated[
+Picture = Annotated[
     Path | None,
     typer.Option(callback=usable, help="Where the plots go, in .png, .svg or .pdf."),
 ]
@@ -58,20 +60,23 @@ Tolerance = Annotated[
 @bench_app.command()
 def report(
     results: Results,
-    output: Output = None,
+    page: Page = None,
     csv: Csv = None,
-    png: Png = None,
+    picture: Picture = None,
     against: Against = None,
     tolerance: Tolerance = 0.05,
     as_json: AsJson = False,
     force: Force = False,
 ) -> None:
-    """Join results of any machines and worlds into one page, and judge every target by them."""
+    """Join results of any machines and worlds into one page, and judge every target by them.
+
+    Example: samestep bench report results --report bench.html
+    """
     with guarded():
         from samestep.bench.report.report import make_report, write_report
         from samestep.bench.report.results import read_results
 
-        _refuse(output, csv, png, force)
+        _refuse(page, csv, picture, force)
         now = read_results(results)
         made = make_report(now)
         compared = _compared(now, _all_usable(against or []), tolerance)
@@ -80,10 +85,10 @@ def report(
             typer.echo(json.dumps({**made.as_json(), **more}))
         else:
             _print(made, compared)
-        _write_tables_and_plots(made, csv, png, force)
-        if output is not None:
-            write_report(made, output, compared, force)
-            typer.echo(f"Page: {output}", err=True)
+        _write_tables_and_plots(made, csv, picture, force)
+        if page is not None:
+            write_report(made, page, compared, force)
+            typer.echo(f"Page: {page}", err=True)
     if compared is not None and compared.worse:
         raise typer.Exit(SLOWER)
 
@@ -102,18 +107,18 @@ def _compared(now: Sequence[Result], against: list[Path], tolerance: float) -> C
     return found
 
 
-def _refuse(output: Path | None, csv: Path | None, png: Path | None, force: bool) -> None:
+def _refuse(page: Path | None, csv: Path | None, picture: Path | None, force: bool) -> None:
     """Refuse to replace what is not ours; before the work, not after it."""
     from samestep.bench.report.csv_files import refuse_csv
     from samestep.report.page import refuse_other_file
     from samestep.report.picture import refuse_picture
 
-    if output is not None and not force:
-        refuse_other_file(output, "--force replaces it, or name another file")
+    if page is not None and not force:
+        refuse_other_file(page, "--force replaces it, or name another file")
     if csv is not None:
         refuse_csv(csv, force)
-    if png is not None:
-        refuse_picture(png, force)
+    if picture is not None:
+        refuse_picture(picture, force)
 
 
 def _print(made: Report, compared: Comparison | None) -> None:
@@ -132,13 +137,15 @@ def _print(made: Report, compared: Comparison | None) -> None:
         typer.echo(f"caution: {visible(caution)}")
 
 
-def _write_tables_and_plots(made: Report, csv: Path | None, png: Path | None, force: bool) -> None:
+def _write_tables_and_plots(
+    made: Report, csv: Path | None, picture: Path | None, force: bool
+) -> None:
     from samestep.bench.report.csv_files import write_csv
     from samestep.report.picture import write_panels
 
     if csv is not None:
         write_csv(made, csv)
         typer.echo(f"Rows: {csv}", err=True)
-    if png is not None:
-        write_panels("What these machines can do", made.panels, png, force)
-        typer.echo(f"Plots: {png}", err=True)
+    if picture is not None:
+        write_panels("What these machines can do", made.panels, picture, force)
+        typer.echo(f"Plots: {picture}", err=True)

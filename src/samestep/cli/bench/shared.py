@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from samestep.cli.app import STARTING, app, plain, print_rows, usable
+from samestep.cli.app import (
+    STARTING,
+    AsJson,
+    Launched,
+    LocalRank,
+    Overrides,
+    Via,
+    app,
+    guarded,
+    plain,
+    print_rows,
+    usable,
+)
+from samestep.cli.ranks import as_rank
+from samestep.distributed.deferred_signals import DeferredSignals
 from samestep.environment.launch import detect_launch
 from samestep.environment.variables import process_environment
 
@@ -19,6 +35,8 @@ if TYPE_CHECKING:
     from samestep.bench.document import Document
     from samestep.bench.presentation import Presentation
     from samestep.bench.worlds import BenchCommand
+    from samestep.config import Config
+    from samestep.distributed.context import RunContext
     from samestep.launch.run.worlds import Machines
 
 bench_app = typer.Typer(
@@ -27,28 +45,22 @@ bench_app = typer.Typer(
 app.add_typer(bench_app, name="bench", rich_help_panel=STARTING)
 
 
-class Via(str, Enum):
-    """What starts the ranks of --worlds."""
-
-    torchrun = "torchrun"
-    mpirun = "mpirun"
-    slurm = "slurm"
-    ssh = "ssh"
-
-
 Worlds = Annotated[str, typer.Option(help="Numbers of ranks to start, such as 2,4.")]
 ViaOption = Annotated[
     Via, typer.Option(help="What starts the ranks of --worlds; torchrun: on this machine.")
 ]
 Nodes = Annotated[int, typer.Option(min=1, help="The most nodes of a Slurm job.")]
 Hosts = Annotated[str, typer.Option(metavar="a,b", help="For mpirun and ssh: the machines.")]
-Rounds = Annotated[int, typer.Option(min=3, help="Turns of each.")]
+Rounds = Annotated[int | None, typer.Option(min=3, help="Turns of each; fewer with --quick.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Less of everything: a first look.")]
 Output = Annotated[Path | None, typer.Option(help="Also write the results, as JSON, here.")]
 Page = Annotated[Path | None, typer.Option("--report", help="Also write an HTML page here.")]
-ConfigOption = Annotated[
+TrainingConfig = Annotated[
     Path | None,
     typer.Argument(
-        callback=usable, help="A config, whose distributed section counts.", metavar="[CONFIG]"
+        callback=usable,
+        help="A training's config; one that is built in, if not given.",
+        metavar="CONFIG",
     ),
 ]
 Result = Annotated[Path | None, typer.Option(hidden=True)]
@@ -90,6 +102,107 @@ class Start:
         return [*found, "--hosts", ",".join(self.machines.hosts)] if self.machines.hosts else found
 
 
+@dataclass(frozen=True)
+class Asked:
+    """The part of a command line that all measurements have."""
+
+    file: Path | None
+    """The config's; None for a training that is built in."""
+    overrides: list[str]
+    start: Start
+    quick: bool
+    scope: ExitStack
+    """Ends with the command."""
+
+    def load(self, built_in: Callable[[], Config]) -> Config:
+        """Return the config of what is measured."""
+        from samestep.config import load_config
+
+        return built_in() if self.file is None else load_config(self.file, self.overrides)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a command measures, on ranks that it starts or as a rank itself."""
+
+    config: Config
+    options: Sequence[str]
+    """What the command of the ranks that it starts is given besides."""
+    measure: Callable[[RunContext], Document]
+    """Called on each rank."""
+    overrides: Sequence[str] = ()
+    """Of the ranks that it starts, besides those that were typed."""
+
+
+def _all_take(
+    context: typer.Context,
+    config: TrainingConfig = None,
+    overrides: Overrides = None,
+    worlds: Worlds = "",
+    via: ViaOption = Via.torchrun,
+    nodes: Nodes = 1,
+    hosts: Hosts = "",
+    quick: Quick = False,
+    as_json: AsJson = False,
+    output: Output = None,
+    report: Page = None,
+    result: Result = None,
+    local_rank: LocalRank = None,
+    launched: Launched = False,
+) -> None:
+    """The parameters of every measurement."""
+
+
+def measuring(command: Callable[..., Measurement]) -> Callable[..., Measurement]:
+    """Add a command that measures to `samestep bench`, with the options that all of them have.
+
+    Args:
+        command: Takes an `Asked`, and options that only it has.
+    """
+    name = command.__name__
+    own = list(inspect.signature(command).parameters.values())[1:]
+    shared = list(inspect.signature(_all_take).parameters.values())
+    hints = get_type_hints(command, include_extras=True) | get_type_hints(
+        _all_take, include_extras=True
+    )
+    parameters = [
+        one.replace(annotation=hints[one.name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for one in (*shared[:3], *own, *shared[3:])
+    ]
+
+    def run(**given: Any) -> None:
+        with guarded(given["launched"]), DeferredSignals(), ExitStack() as scope:
+            start = Start.parse(given["worlds"], given["via"], given["nodes"], given["hosts"])
+            refuse_files(given["output"], given["report"])
+            file, overrides = given["config"], given["overrides"] or []
+            asked = Asked(file, overrides, start, given["quick"], scope)
+            wanted = command(asked, **{one.name: given[one.name] for one in own})
+            if start.counts:
+                found = on_worlds(_command(name, wanted, asked), start)
+            else:
+                context, local_rank = given["context"], given["local_rank"]
+                with as_rank(wanted.config, context, local_rank, needs_lanes=False) as place:
+                    found = wanted.measure(place)
+                if not place.is_main:
+                    return
+            _hand_over(found, given["as_json"], given["output"], given["report"], given["result"])
+
+    run.__name__, run.__doc__ = name, inspect.getdoc(command)
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    bench_app.command(name)(run)
+    return command
+
+
+def _command(name: str, wanted: Measurement, asked: Asked) -> BenchCommand:
+    from samestep.bench.worlds import BenchCommand
+
+    overrides = (*asked.overrides, *wanted.overrides)
+    return BenchCommand(
+        f"bench {name}", wanted.config, asked.file, overrides, tuple(wanted.options)
+    )
+
+
 def on_worlds(command: BenchCommand, start: Start) -> Document:
     """Start ranks, for each number of them, and read what they measured."""
     from samestep.bench.document import Document
@@ -118,7 +231,7 @@ def refuse_files(output: Path | None, report: Path | None) -> None:
         refuse_other_result(output)
 
 
-def hand_over(
+def _hand_over(
     found: Document, as_json: bool, output: Path | None, report: Path | None, result: Path | None
 ) -> None:
     """Show what was measured; or write it, for the process that started this one."""

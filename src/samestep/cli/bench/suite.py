@@ -7,9 +7,17 @@ from typing import Annotated
 
 import typer
 
-from samestep.cli.app import Overrides, guarded
-from samestep.cli.bench.shared import Hosts, Nodes, Start, Via, ViaOption, Worlds, bench_app
-from samestep.cli.bench.training import Quick, TrainingConfig
+from samestep.cli.app import Overrides, Via, guarded
+from samestep.cli.bench.shared import (
+    Hosts,
+    Nodes,
+    Quick,
+    Start,
+    TrainingConfig,
+    ViaOption,
+    Worlds,
+    bench_app,
+)
 
 Folder = Annotated[
     Path, typer.Option("--output", help="A folder for the results; made if it is not there.")
@@ -32,6 +40,8 @@ def bench_all(
     """Run comm, scaling, memory, loader and checkpoint, and write their results into a folder.
 
     One that fails is named at the end, and the others run; the exit code is 1 then.
+
+    Example: samestep bench all --quick --output results
     """
     with guarded():
         from samestep.bench.document import refuse_other_result

@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from samestep.cli.app import AsJson, ConfigFile, Overrides, guarded
+from samestep.cli.app import AsJson, ConfigFile, Overrides, Via, guarded
 from samestep.cli.bench.shared import (
     Hosts,
     Nodes,
     Page,
     Start,
-    Via,
     ViaOption,
     Worlds,
     print_presentation,

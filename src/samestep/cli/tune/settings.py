@@ -24,7 +24,7 @@ ConfigOption = Annotated[
     Path | None,
     typer.Argument(
         callback=usable, help="The run's YAML or JSON file; a small task, if not given.",
-        metavar="[CONFIG]",
+        metavar="CONFIG",
     ),
 ]  # fmt: skip
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer choices and short turns.")]

@@ -104,7 +104,7 @@ class SlurmLaunch(Launch):
     def run(self, report: Report, *, follow: bool = False, quiet: bool = False) -> None:
         job, folder = submit(self.command), self.command.folder
         run = folder.parent
-        report(f"submitted job {job.job}; its output: {folder}; samestep slurm status {run}")
+        report(f"submitted job {job.job}; its output: {folder}; samestep show {run}")
         if not follow:
             return
         try:

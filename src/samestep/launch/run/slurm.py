@@ -125,7 +125,7 @@ def refuse_second_job(run: Path) -> None:
         if not state.is_final:
             raise LaunchError(
                 f"run {run} has job {earlier.job}, which is {state.state}: two jobs must not write "
-                f"to one run. Wait for it, or: samestep slurm cancel {run}"
+                f"to one run. Wait for it, or: samestep stop {run}"
             )
 
 

@@ -31,30 +31,23 @@ def chosen_maps(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def project(
-    rows: Rows, names: Sequence[str], perplexity: float | None
-) -> tuple[list[Map], list[str]]:
+def project(rows: Rows, names: Sequence[str]) -> tuple[list[Map], list[str]]:
     """Maps of the points, and what there is no map of, and why.
 
     Args:
         rows: An embedding in each row, finite.
         names: Which maps: pca, tsne, umap.
-        perplexity: Neighbours that t-SNE looks at; by the number of points if None.
 
     Raises:
         TaskError: if there are fewer than two points.
-        LaunchError: if the perplexity cannot be used, or no map be drawn.
+        LaunchError: if no map can be drawn.
     """
     if len(rows) < 2:
         raise TaskError(f"there are {len(rows)} embeddings: a map needs two at least")
-    if perplexity is not None and not 0 < perplexity < len(rows):
-        raise LaunchError(
-            f"--perplexity is {perplexity:g}: give a number between 0 and {len(rows)}, the number of points"
-        )
     made, missing = [], []
     for name in names:
         try:
-            made.append(MAPS[name](rows, perplexity))
+            made.append(MAPS[name](rows))
         except _NoMap as why:
             missing.append(str(why))
     if not made:
@@ -66,7 +59,7 @@ class _NoMap(Exception):
     """Why there is none."""
 
 
-def _pca(rows: Rows, perplexity: float | None) -> Map:
+def _pca(rows: Rows) -> Map:
     centered = rows.astype(np.float64) - rows.mean(0, dtype=np.float64)
     left, spread, right = np.linalg.svd(centered, full_matrices=False)
     # A direction's sign is arbitrary: its largest part is positive, whatever the library computed.
@@ -83,13 +76,13 @@ def _pca(rows: Rows, perplexity: float | None) -> Map:
     return Map(name="PCA", x=placed[:, 0].tolist(), y=placed[:, 1].tolist(), note=note)
 
 
-def _tsne(rows: Rows, perplexity: float | None) -> Map:
+def _tsne(rows: Rows) -> Map:
     _refuse_few(rows, "t-SNE")
     try:
         from sklearn.manifold import TSNE
     except ImportError:
         raise _NoMap("no t-SNE: scikit-learn is not installed (pip install scikit-learn)") from None
-    chosen = perplexity or min(30.0, max(2.0, (len(rows) - 1) / 3))
+    chosen = min(30.0, max(2.0, (len(rows) - 1) / 3))
     placed = TSNE(2, perplexity=chosen, init="pca", random_state=_SEED).fit_transform(rows)
     note = (
         f"t-SNE (perplexity {chosen:g}): neighbours stay together; how far groups lie apart, and how "
@@ -98,7 +91,7 @@ def _tsne(rows: Rows, perplexity: float | None) -> Map:
     return Map(name="t-SNE", x=placed[:, 0].tolist(), y=placed[:, 1].tolist(), note=note)
 
 
-def _umap(rows: Rows, perplexity: float | None) -> Map:
+def _umap(rows: Rows) -> Map:
     _refuse_few(rows, "UMAP")
     try:
         from umap import UMAP
@@ -115,4 +108,4 @@ def _refuse_few(rows: Rows, name: str) -> None:
         raise _NoMap(f"no {name}: {len(rows)} points are too few")
 
 
-MAPS: dict[str, Callable[[Rows, float | None], Map]] = {"pca": _pca, "tsne": _tsne, "umap": _umap}
+MAPS: dict[str, Callable[[Rows], Map]] = {"pca": _pca, "tsne": _tsne, "umap": _umap}

@@ -94,20 +94,15 @@ class Picture:
         return None if self.points.wrong is None else sum(self.points.wrong)
 
 
-def picture_of(
-    embedded: EmbeddedRun,
-    maps: Sequence[str] = ("pca", "tsne", "umap"),
-    perplexity: float | None = None,
-) -> Picture:
+def picture_of(embedded: EmbeddedRun, maps: Sequence[str] = ("pca", "tsne", "umap")) -> Picture:
     """The maps of a run's embeddings.
 
     Args:
         embedded: the embeddings.
         maps: which ones: pca, tsne, umap.
-        perplexity: of t-SNE; by the number of points if None.
     """
     drawn = embedded.drawn
-    made, missing = project(as_array(drawn.rows), maps, perplexity)
+    made, missing = project(as_array(drawn.rows), maps)
     points = Points(
         groups=drawn.labels or [-1] * len(drawn.rows),
         names=drawn.class_names() if drawn.labels else [],

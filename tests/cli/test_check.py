@@ -20,8 +20,8 @@ PORT = ROOT / "examples" / "ports" / "vae" / "samestep_port.py"
 @pytest.mark.requirement("000-P0-1")
 def test_scan_exits_by_what_it_finds(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    found = samestep("scan", SINGLE, "--report", page, cwd=tmp_path)
-    assert found.returncode == 1, found.stderr
+    found = samestep("check", SINGLE, "--report", page, cwd=tmp_path)
+    assert found.returncode == 5, found.stderr
     assert f"{SINGLE}:50: shuffled-loader" in found.stdout
     assert (
         "train_loader = DataLoader(train_set, batch_size=args.batch_size, shuffle=True)"
@@ -29,10 +29,10 @@ def test_scan_exits_by_what_it_finds(tmp_path: Path) -> None:
     )
     assert "write: the same loader, given to `run.prepare" in found.stdout
     assert "shuffled-loader" in page.read_text()
-    clean = samestep("scan", PORT, "--json", cwd=tmp_path)
+    clean = samestep("check", PORT, "--json", cwd=tmp_path)
     assert clean.returncode == 0, clean.stderr
     assert json.loads(clean.stdout)["findings"] == []
-    wrong = samestep("scan", "nowhere", cwd=tmp_path)
+    wrong = samestep("check", "nowhere", cwd=tmp_path)
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "nowhere is not there" in wrong.stderr
 
@@ -46,8 +46,8 @@ def test_scan_needs_no_torch_and_runs_nothing(tmp_path: Path) -> None:
         "import sys\n"
         "from typer.testing import CliRunner\n"
         "from samestep.cli import app\n"
-        "result = CliRunner().invoke(app, ['scan', sys.argv[1], '--json'])\n"
-        "assert result.exit_code == 1, result.output\n"
+        "result = CliRunner().invoke(app, ['check', sys.argv[1], '--json'])\n"
+        "assert result.exit_code == 5, result.output\n"
         "heavy = {'torch', 'numpy', 'torchmetrics'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
@@ -59,17 +59,18 @@ def test_scan_needs_no_torch_and_runs_nothing(tmp_path: Path) -> None:
 
 def test_scan_lists_rules_and_hands_over_json(tmp_path: Path) -> None:
     def here(*arguments: str) -> tuple[int, str]:
-        done = CliRunner().invoke(app, ["scan", *arguments])
+        done = CliRunner().invoke(app, ["check", *arguments])
         return done.exit_code, done.stdout
 
     code, listed = here("--list")
     assert code == 0
     assert "forward-state" in listed
-    assert here()[0] == 2
+    for words in (["c.yaml", str(SINGLE)], ["a.yaml", "b.yaml"], ["--rules", "batchnorm"]):
+        assert here(*words)[0] == 2
     assert here(str(SINGLE), "--rules", "nonsense")[0] == 2
     code, shown = here(str(SINGLE), "--json", "--rules", "save-by-all")
     found = json.loads(shown)
-    assert (code, found["rules"], found["files"]) == (1, {"save-by-all": 1}, 1)
+    assert (code, found["rules"], found["files"]) == (5, {"save-by-all": 1}, 1)
     one = found["findings"][0]
     assert one["line"] == 78
     assert {"rule", "effect", "file", "column", "cell", "code", "title", "why", "instead"} <= set(

@@ -1,4 +1,4 @@
-"""samestep config new: a config from a few answers."""
+"""samestep init --ask: a config from a few answers."""
 
 from __future__ import annotations
 
@@ -27,20 +27,22 @@ def new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(OWN_TASK)
     return lambda *words, answers="": CliRunner().invoke(
-        app, ["config", "new", *map(str, words)], input=answers
+        app, ["init", *map(str, words)], input=answers
     )
 
 
-def test_with_yes_it_is_what_init_writes(new: Callable[..., Result], tmp_path: Path) -> None:
-    assert new("mine/config.yaml", "--yes").exit_code == 0
-    assert CliRunner().invoke(app, ["init", "other"]).exit_code == 0
+def test_a_folder_and_a_file_are_the_same(new: Callable[..., Result], tmp_path: Path) -> None:
+    assert new("mine/config.yaml").exit_code == 0
+    assert new("other").exit_code == 0
     for name in ("config.yaml", "task.py"):
         written = [(tmp_path / folder / name).read_text() for folder in ("mine", "other")]
         assert written[0] == written[1]
 
 
 def test_questions_are_asked_in_turn(new: Callable[..., Result], tmp_path: Path) -> None:
-    done = new("mine/config.yaml", answers="first\n\n32\n4\n2\nsgd\n0.5\nfp64\nbf16\nslurm\n")
+    done = new(
+        "mine/config.yaml", "--ask", answers="first\n\n32\n4\n2\nsgd\n0.5\nfp64\nbf16\nslurm\n"
+    )
     assert done.exit_code == 0, done.output
     assert "Not fp64, but one of fp32, tf32, bf16, fp16, auto" in done.output
     config = load_config(tmp_path / "mine" / "config.yaml")
@@ -54,7 +56,7 @@ def test_questions_are_asked_in_turn(new: Callable[..., Result], tmp_path: Path)
 
 def test_what_is_given_is_not_asked(new: Callable[..., Result], tmp_path: Path) -> None:
     done = new(
-        "mine.yaml", "--name", "no", "--task", "own.py:Mine", "--global-batch", 16, "--lanes", 2,
+        "mine.yaml", "--ask", "--name", "no", "--task", "own.py:Mine", "--global-batch", 16, "--lanes", 2,
         "--epochs", 1, "--precision", "auto", "--via", "torchrun", answers="\n",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
@@ -66,7 +68,7 @@ def test_what_is_given_is_not_asked(new: Callable[..., Result], tmp_path: Path) 
 
 
 def test_a_task_without_optimizers_gets_one(new: Callable[..., Result], tmp_path: Path) -> None:
-    assert new("mine.yaml", "--yes", "--task", "own.py:Bare").exit_code == 0
+    assert new("mine.yaml", "--task", "own.py:Bare").exit_code == 0
     config = load_config(tmp_path / "mine.yaml")
     assert config.optimizer is not None
     assert (config.optimizer.name, config.optimizer.lr) == ("adamw", 0.001)
@@ -74,10 +76,10 @@ def test_a_task_without_optimizers_gets_one(new: Callable[..., Result], tmp_path
 
 def test_nothing_is_overwritten(new: Callable[..., Result], tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("mine")
-    done = new()
+    done = new(".")
     assert (done.exit_code, "config.yaml already exist" in done.output) == (2, True)
     (tmp_path / "task.py").write_text("mine")
-    done = new("other.yaml", "--yes")
+    done = new("other.yaml")
     assert (done.exit_code, "task.py already exist" in done.output) == (2, True)
     assert not (tmp_path / "other.yaml").exists()
 
@@ -94,13 +96,13 @@ def test_nothing_is_overwritten(new: Callable[..., Result], tmp_path: Path) -> N
 def test_answers_that_make_no_config(
     new: Callable[..., Result], tmp_path: Path, words: list[str], message: str
 ) -> None:
-    done = new("bad.yaml", "--yes", *words)
+    done = new("bad.yaml", *words)
     assert (done.exit_code, message in done.output) == (2, True), done.output
     assert not (tmp_path / "bad.yaml").exists()
 
 
 def test_an_end_of_answers_writes_nothing(new: Callable[..., Result], tmp_path: Path) -> None:
-    done = new("mine.yaml", answers="first\n")
+    done = new("mine.yaml", "--ask", answers="first\n")
     assert done.exit_code == 1
     assert "Traceback" not in done.output
     assert not (tmp_path / "mine.yaml").exists()
@@ -108,13 +110,19 @@ def test_an_end_of_answers_writes_nothing(new: Callable[..., Result], tmp_path: 
 
 def test_what_was_written_is_shown_and_trains(tmp_path: Path) -> None:
     written = samestep(
-        "config", "new", "mine/config.yaml", "--yes", "--optimizer", "sgd", "--lr", "0.1",
+        "init", "mine/config.yaml", "--optimizer", "sgd", "--lr", "0.1",
         "--epochs", "1", cwd=tmp_path,
     )  # fmt: skip
     assert written.returncode == 0, written.stderr
     assert written.stdout.endswith("now: samestep train mine/config.yaml\n")
-    shown = samestep("config", "show", "mine/config.yaml", cwd=tmp_path)
+    shown = samestep("show", "mine/config.yaml", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     trained = samestep("train", "mine/config.yaml", cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     assert "Optimizers: SGD" in trained.stderr
+
+
+def test_a_template_has_its_own_answers(new: Callable[..., Result], tmp_path: Path) -> None:
+    done = new("mine", "--template", "one-gpu", "--epochs", "2")
+    assert (done.exit_code, "a template has its own answers" in done.output) == (2, True)
+    assert not (tmp_path / "mine").exists()

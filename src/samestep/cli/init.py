@@ -1,0 +1,170 @@
+"""The command that writes files to start from: init."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from samestep.cli.app import STARTING, Via, app, guarded, print_rows, usable
+from samestep.errors import LaunchError
+
+if TYPE_CHECKING:
+    from samestep.cli.starter import Answers
+
+_CONFIGS = (".yaml", ".yml")
+
+
+class Precision(str, Enum):
+    """The number format of a training."""
+
+    fp32 = "fp32"
+    tf32 = "tf32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+    auto = "auto"
+
+
+Place = Annotated[
+    Path | None,
+    typer.Argument(
+        callback=usable,
+        help="Where to write: a folder, or the config's file; created if missing.",
+        metavar="FOLDER|CONFIG.yaml",
+    ),
+]
+
+
+@app.command(rich_help_panel=STARTING)
+def init(
+    context: typer.Context,
+    path: Place = None,
+    template: Annotated[
+        str, typer.Option(help="The kind of machine, of those that --list shows.", metavar="NAME")
+    ] = "",
+    show_templates: Annotated[
+        bool, typer.Option("--list", help="Show the templates, and exit.")
+    ] = False,
+    ask: Annotated[
+        bool, typer.Option("--ask", help="Ask for what the options below leave open.")
+    ] = False,
+    name: Annotated[str | None, typer.Option(help="The run's name; its folder's if empty.")] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.py:Class", help="Your task; the starter's is written if not set."
+        ),
+    ] = None,
+    global_batch: Annotated[int | None, typer.Option(help="Samples in one step.")] = None,
+    lanes: Annotated[int | None, typer.Option(help="Equal parts of it.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="A class of torch.optim, or task: the task makes it.")
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="The learning rate.")] = None,
+    precision: Annotated[Precision | None, typer.Option(help="The number format.")] = None,
+    via: Annotated[Via | None, typer.Option(help="What starts its ranks.")] = None,
+) -> None:
+    """Write a commented config.yaml, and a task.py unless you name your own.
+
+    Example: samestep init mine --epochs 10
+    """
+    with guarded():
+        from samestep.cli.starter import refuse_existing
+        from samestep.cli.starter.templates import TEMPLATES
+
+        if show_templates:
+            rows = [
+                (one.name, one.machine, "\n".join(one.shown_commands("CONFIG")))
+                for one in TEMPLATES.values()
+            ]
+            return print_rows(("template", "for", "started by"), rows)
+        if path is None:
+            raise LaunchError("nowhere to write: give a folder, or --list")
+        file = path if path.suffix in _CONFIGS else path / "config.yaml"
+        given = {key: context.params[key] for key in _ANSWERS}
+        if template and (ask or any(value is not None for value in given.values())):
+            raise LaunchError(
+                "a template has its own answers: leave out the others, and edit its config"
+            )
+        refuse_existing([file])  # before anything is asked
+    answers = (
+        None if template else _answers(given, file, ask)
+    )  # not guarded: Ctrl-C ends it as everywhere
+    with guarded():
+        _write(file, template, answers)
+
+
+_ANSWERS = (
+    "name", "task", "global_batch", "lanes", "epochs", "optimizer", "lr", "precision", "via",
+)  # fmt: skip
+
+
+def _write(file: Path, template: str, answers: Answers | None) -> None:
+    from samestep.cli.starter import write_config
+    from samestep.cli.starter.templates import write_template
+
+    if answers is None:
+        chosen, written = write_template(template, file.parent)
+        commands = chosen.shown_commands(written[0])
+    else:
+        written = write_config(file, answers)
+        verb = "train" if answers.via == Via.torchrun.value else "launch"
+        commands = [f"samestep {verb} {file}"]
+    for path in written:
+        typer.echo(f"wrote {path}")
+    for command in commands:
+        typer.echo(f"now: {command}")
+
+
+def _answers(given: Mapping[str, Any], file: Path, asks: bool) -> Answers:
+    """Return what was given, then asked, then the defaults."""
+    from samestep.cli.starter import OWN_OPTIMIZER, TASK, Answers, makes_optimizers
+
+    first = Answers()
+
+    def ask(key: str, question: str, default: Any, kind: Any = str) -> Any:
+        value = given[key]
+        if value is not None or not asks:
+            return default if value is None else value
+        return typer.prompt(question, default=default, type=kind)
+
+    def choose(key: str, question: str, default: str, kind: type[Enum]) -> str:
+        names = [member.value for member in kind]
+        answer = ask(key, f"{question} ({', '.join(names)})", default)
+        while (text := answer.value if isinstance(answer, Enum) else answer) not in names:
+            answer = ask(key, f"Not {text}, but one of {', '.join(names)}", default)
+        return str(text)
+
+    name = ask("name", "The run's name", file.absolute().parent.name if asks else None)
+    task = ask("task", f"Your task, as FILE.py:Class ({TASK}: one to start from is written)", TASK)
+    sizes = {
+        "global_batch": ask(
+            "global_batch", "Samples in one step of the whole run", first.global_batch, int
+        ),
+        "lanes": ask(
+            "lanes", "Lanes, equal parts of it: the most ranks it can use", first.lanes, int
+        ),
+        "epochs": ask("epochs", "Passes over the data", first.epochs, int),
+    }
+    own = task == TASK or makes_optimizers(task, file.parent)
+    optimizer = ask(
+        "optimizer",
+        f"Optimizer: a class of torch.optim, or {OWN_OPTIMIZER} for the task's own",
+        OWN_OPTIMIZER if own else "adamw",
+    )
+    lr = given["lr"]
+    if lr is None and (optimizer != OWN_OPTIMIZER or (task == TASK and asks)):
+        lr = ask("lr", "Learning rate", 0.01 if task == TASK else 0.001, float)
+    return Answers(
+        name=name or None,
+        task=task,
+        optimizer=optimizer,
+        lr=lr,
+        precision=choose("precision", "Precision", first.precision, Precision),
+        via=choose("via", "What starts its ranks", first.via, Via),
+        **sizes,
+    )

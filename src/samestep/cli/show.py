@@ -1,0 +1,301 @@
+"""The commands that show what is there: show, runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from samestep.cli.app import RUNS, AsJson, Overrides, app, guarded, print_rows, usable, usable_name
+from samestep.errors import LaunchError, RunDirError
+
+if TYPE_CHECKING:
+    from samestep.checkpoint.listing import FoundCheckpoint
+    from samestep.checkpoint.run_result import RunResult
+    from samestep.launch.run.slurm import JobState
+
+_EXIT_CODES = {"finished": 0, "stopped_early": 0, "failed": 1}
+"""As the run's own command ends; 75 where something is left to train."""
+_DEPTH = 3
+"""Folders below `runs` in which runs are looked for."""
+
+
+@app.command(rich_help_panel=RUNS)
+def show(
+    path: Annotated[
+        str,
+        typer.Argument(
+            callback=usable_name, help="A run's directory, a sweep, or a config.", metavar="PATH"
+        ),
+    ],
+    overrides: Overrides = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every byte of a run's checkpoints.")
+    ] = False,
+    log: Annotated[
+        bool, typer.Option("--log", help="Print what the run's newest Slurm job has written.")
+    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="With --log: until it ends.")] = False,
+    as_json: AsJson = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Connect to a database that a sweep of others names.")
+    ] = False,
+) -> None:
+    """Show a run, a sweep or a config, also while it runs.
+
+    Of a run: its result, checkpoints, times and Slurm jobs. Exits 0 if it is done, 75 if not yet, and 1 if it
+    failed or a checkpoint cannot be used. Of a sweep: its trials, the best marked. Of a config: each value and
+    where it comes from.
+
+    Example: samestep show runs/digits
+    """
+    with guarded():
+        from samestep.sweep.study_folder import sweep_folder
+
+        place = Path(path)
+        code = 0
+        if place.is_file():
+            _show_config(place, overrides or [], as_json)
+        elif (folder := sweep_folder(path)) is not None:
+            from samestep.cli.sweep import show_sweep
+
+            show_sweep(folder, as_json, trust)
+        elif not place.is_dir():
+            raise RunDirError(f"there is no run, sweep or config {path}")
+        elif log:
+            _print_log(place, follow)
+        else:
+            code = _show_run(place, verify, as_json)
+    raise typer.Exit(code)
+
+
+def _show_config(file: Path, overrides: list[str], as_json: bool) -> None:
+    from samestep.cli.describe import describe_config
+
+    rows = describe_config(file, overrides)
+    if as_json:
+        values = {
+            key: {"value": value, "origin": origin, "reason": reason}
+            for key, value, origin, reason in rows
+        }
+        typer.echo(json.dumps(values))
+    else:
+        print_rows(("key", "value", "origin", "reason"), rows)
+
+
+def _print_log(run: Path, follow: bool) -> None:
+    from samestep.launch.run.slurm import follow_job, logs_of, newest_job
+
+    job = newest_job(run)
+    if follow:
+        follow_job(run, job, lambda line: typer.echo(f"samestep: {line}", err=True), sys.stdout)
+        return
+    for path in logs_of(run, job):
+        typer.echo(path.read_text(encoding="utf-8", errors="replace"), nl=False)
+
+
+def _show_run(run: Path, verify: bool, as_json: bool) -> int:
+    """Print everything about a run; return the exit code."""
+    from samestep.checkpoint.listing import list_checkpoints
+    from samestep.checkpoint.run_result import read_result
+    from samestep.train.time_report import read_times
+
+    result, (jobs, unknown) = read_result(run), _jobs(run)
+    if result is None and not jobs:
+        raise RunDirError(f"{run} holds no result.json: give the directory of a run that has begun")
+    # A job that waits in the queue has no result yet.
+    known = {} if result is None else {**result.as_json(), "status": _status(run, result)}
+    checkpoints, times = list_checkpoints(run / "checkpoints", checksums=verify), read_times(run)
+    marks = _marks(checkpoints)
+    if as_json:
+        document = {
+            "run": str(run),
+            "result": known or None,
+            "checkpoints": [_as_json(item, marks) for item in checkpoints],
+            "times": times,
+            "jobs": [asdict(job) for job in jobs],
+        }
+        typer.echo(json.dumps(document))
+    else:
+        print_rows(("run", str(run)), [(key, _text(value)) for key, value in known.items()])
+        _print_checkpoints(checkpoints, marks, verify)
+        if times:
+            print_rows(("time", "median", "worst", "unit"), _time_rows(times))
+        if jobs:
+            header = ("job", "state", "reason", "nodes", "elapsed", "restarts", "exit code")
+            print_rows(header, [tuple(asdict(job).values()) for job in jobs])
+    if unknown:
+        typer.echo(f"Slurm jobs are not shown: {unknown}", err=True)
+    if any(item.wrong for item in checkpoints):
+        return 1
+    return _EXIT_CODES.get(str(known.get("status")), 75)
+
+
+def _status(run: Path, result: RunResult) -> str:
+    from samestep.train.run_dir import was_killed
+
+    return "killed" if result.status == "running" and was_killed(run) else result.status
+
+
+def _jobs(run: Path) -> tuple[list[JobState], str]:
+    """Return the states of a run's Slurm jobs, the newest last, and why they are not known."""
+    from samestep.launch.run.slurm import jobs_of, state_of
+
+    try:
+        return [state_of(job.job) for job in jobs_of(run)], ""
+    except LaunchError as error:  # a run may be looked at where there is no Slurm
+        return [], str(error)
+
+
+def _marks(found: list[FoundCheckpoint]) -> dict[int, str]:
+    """Return which steps are the last, and the best, of those that can be used."""
+    usable = [item for item in found if item.manifest is not None]
+    if not usable:
+        return {}
+    last = usable[-1]
+    marks = {last.step: "last"}
+    best = last.manifest.best if last.manifest is not None else None
+    if best is not None:
+        marks[best.step] = "best, last" if best.step == last.step else "best"
+    return marks
+
+
+def _print_checkpoints(found: list[FoundCheckpoint], marks: dict[int, str], verified: bool) -> None:
+    if found:
+        header = ("checkpoint", "epoch", "written", "ranks", "MB", "metrics", "mark", "state")
+        rows = [_checkpoint_row(item, marks, verified) for item in found]
+        best = [at for at, item in enumerate(found) if "best" in marks.get(item.step, "")]
+        print_rows(header, rows, best=best)
+
+
+def _checkpoint_row(
+    item: FoundCheckpoint, marks: dict[int, str], verified: bool
+) -> tuple[Any, ...]:
+    size = f"{item.size / 1e6:.3g}"
+    if item.manifest is None:
+        return (item.step, "", "", "", size, "", "", f"NOT valid: {item.wrong}")
+    manifest = item.manifest
+    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.saved_at))
+    metrics = "  ".join(
+        f"{name} {value:.4g}"
+        for name, value in manifest.metrics.items()
+        if isinstance(value, (int, float))
+    )
+    state = "valid, every byte" if verified else "valid"
+    mark = marks.get(item.step, "")
+    return (item.step, manifest.epoch, written, manifest.world, size, metrics, mark, state)
+
+
+def _as_json(item: FoundCheckpoint, marks: dict[int, str]) -> dict[str, Any]:
+    mark = marks.get(item.step, "")
+    known = {} if item.manifest is None else asdict(item.manifest)
+    return {
+        **known,
+        "path": str(item.folder),
+        "step": item.step,
+        "bytes": item.size,
+        "valid": not item.wrong,
+        "wrong": item.wrong or None,
+        "is_best": "best" in mark,
+        "is_last": "last" in mark,
+    }
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, dict):
+        return "  ".join(f"{name} {_text(inner)}" for name, inner in value.items())
+    if value is None:
+        return None
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+_TIMES = {
+    "samples_per_second": ("throughput", "samples/s", 1.0),
+    "time_data": ("reading data", "ms/step", 1e3),
+    "time_compute": ("computing", "ms/step", 1e3),
+    "time_exchange": ("exchange between ranks", "ms/step", 1e3),
+    "time_save": ("saving", "ms/step", 1e3),
+    "rank_spread": ("work of the slowest rank", "x the fastest's", 1.0),
+    "peak_memory_mb": ("peak memory", "MiB", 1.0),
+}
+"""What is measured: its name, its unit, and how many of that the value is."""
+
+
+def _time_rows(summary: dict[str, Any]) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = []
+    for key, (name, unit, scale) in _TIMES.items():
+        if key in summary:
+            median, worst = (f"{summary[key][which] * scale:,.4g}" for which in ("median", "worst"))
+            rows.append((name, median, worst, unit))
+    if "slowest_rank" in summary:
+        rows.append(("slowest rank, most often", f"rank {summary['slowest_rank']}", "", ""))
+    return rows
+
+
+@app.command(rich_help_panel=RUNS)
+def runs(
+    folder: Annotated[
+        Path, typer.Argument(callback=usable, help="Where runs are.", metavar="FOLDER")
+    ] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """List the runs of a folder, the newest last.
+
+    Example: samestep runs
+    """
+    with guarded():
+        from samestep.checkpoint.run_result import RESULT, read_result
+
+        if not folder.is_dir():
+            raise RunDirError(f"there is no folder {folder}: name the one that your runs are in")
+        found: list[dict[str, Any]] = []
+        for run in sorted(
+            _run_folders(folder, RESULT), key=lambda run: (run / RESULT).stat().st_mtime
+        ):
+            result = read_result(run)
+            if result is not None:
+                written = (run / RESULT).stat().st_mtime
+                found.append(
+                    {
+                        "run": str(run),
+                        **result.as_json(),
+                        "status": _status(run, result),
+                        "written": written,
+                    }
+                )
+        if as_json:
+            typer.echo(json.dumps(found))
+        else:
+            header = ("run", "status", "steps", "ranks", "loss", "best", "written")
+            print_rows(header, [_run_row(one) for one in found])
+
+
+def _run_folders(folder: Path, marker: str, depth: int = _DEPTH) -> Iterator[Path]:
+    """Yield the directories of runs, at most `depth` levels below a folder."""
+    if (folder / marker).is_file():
+        yield folder
+    elif depth:
+        for inner in folder.iterdir():
+            if inner.is_dir() and not inner.is_symlink():
+                yield from _run_folders(inner, marker, depth - 1)
+
+
+def _run_row(one: dict[str, Any]) -> tuple[Any, ...]:
+    best = one["best"] or {}
+    shown = f"{best['metric']} {_text(best['value'])}, step {best['step']}" if best else ""
+    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one["written"]))
+    return (
+        one["run"],
+        one["status"],
+        one["steps"],
+        one["world"],
+        _text(one["loss"]),
+        shown,
+        written,
+    )
