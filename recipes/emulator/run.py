@@ -5,12 +5,9 @@ python recipes/emulator/run.py build/emulator --ranks 2
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,40 +15,19 @@ from typing import Any
 import torch
 from report import write_results
 
-from samestep.checkpoint.ownership import claim_empty
-from samestep.errors import SamestepError
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from recipe import Commands, options, run_in
 
 HERE = Path(__file__).parent.resolve()
 CONFIG, CPP = HERE / "config.yaml", HERE.parent.parent / "examples" / "cpp"
 
 
-class Recipe:
-    """The commands, each as a person would type it in the folder that everything goes to."""
+class Recipe(Commands):
+    """The commands of this recipe."""
 
     def __init__(self, folder: Path, ranks: int) -> None:
-        self.folder, self.ranks = folder, ranks
-        self.seconds: dict[str, float] = {}
-
-    def run(self, what: str, command: Sequence[str | Path]) -> str:
-        """Run a command, show what was typed, and return what it prints."""
-        words = [str(word) for word in command]
-        print(f"\n$ {' '.join(words)}", flush=True)
-        started = time.monotonic()
-        done = subprocess.run(
-            words, stdout=subprocess.PIPE, text=True, check=False, cwd=self.folder
-        )
-        self.seconds[what] = self.seconds.get(what, 0.0) + time.monotonic() - started
-        if done.returncode:
-            sys.exit(f"run.py: {what} failed with exit code {done.returncode}")
-        if not done.stdout.startswith("{"):
-            print(done.stdout, end="", flush=True)
-        return done.stdout
-
-    def python(self, what: str, *words: str | Path) -> str:
-        return self.run(what, [sys.executable, *words])
-
-    def samestep(self, what: str, *words: str | Path) -> str:
-        return self.python(what, "-m", "samestep", *words)
+        super().__init__(folder)
+        self.ranks = ranks
 
     def train(self, overrides: Sequence[str]) -> None:
         """A training to the end, and one that lowers its rate on plateaus and ends with the Jacobian."""
@@ -91,32 +67,22 @@ class Recipe:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Run the recipe and write a page of results.")
-    parser.add_argument("folder", type=Path, help="where everything goes")
-    parser.add_argument("--ranks", type=int, default=2)
+    parser = options()
     parser.add_argument("--times", type=int, default=40, help="states of the made-up fields")
     parser.add_argument("--size", type=int, nargs=2, default=(48, 64), metavar=("ROWS", "COLUMNS"))
     parser.add_argument("--no-cpp", action="store_true", help="compile nothing")
-    parser.add_argument(
-        "--overwrite", action="store_true", help="empty the folder of an earlier start first"
-    )
-    parser.add_argument("overrides", nargs="*", help="section.key=value, for every training")
     given = parser.parse_intermixed_args(arguments)
     recipe = Recipe(given.folder, given.ranks)
-    try:
-        claim_empty(given.folder, "recipe", given.overwrite)
+
+    def follow(page: Path) -> None:
         sizes = ["--times", str(given.times), "--size", *map(str, given.size)]
         recipe.python("fields", HERE / "fields.py", "data", *sizes)
         recipe.train(given.overrides)
         proof = recipe.verify(given.overrides)
         compared = None if given.no_cpp else recipe.export()
-        page = given.folder / "results.html"
         write_results(given.folder, proof, compared, recipe.seconds, page)
-    except SamestepError as error:
-        print(f"run.py: {error}", file=sys.stderr)
-        return error.exit_code
-    print(f"\nResults: {page}")
-    return 0
+
+    return run_in(given.folder, given.overwrite, follow)
 
 
 if __name__ == "__main__":

@@ -5,45 +5,28 @@ python recipes/metric_learning/run.py build/metric_learning --ranks 2
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from report import write_results
 
-from samestep.checkpoint.ownership import claim_empty
-from samestep.errors import NO_SUGGESTION, SamestepError
+from samestep.errors import NO_SUGGESTION
 
-HERE = Path(__file__).parent
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from recipe import Commands, options, run_in
+
+HERE = Path(__file__).parent.resolve()
 
 
-class Recipe:
-    """The commands, each as a person would type it, with everything below one folder."""
+class Recipe(Commands):
+    """The commands of this recipe."""
 
     def __init__(self, folder: Path, ranks: int) -> None:
-        self.folder, self.ranks = folder, ranks
-        self.first, self.second = folder / "first", folder / "second"
-        self.seconds: dict[str, float] = {}
-
-    def python(self, what: str, *words: str | Path, allow: tuple[int, ...] = ()) -> str:
-        """Run Python, show what was typed, and return what it prints."""
-        command = [sys.executable, *map(str, words)]
-        print(f"\n$ {' '.join(['python', *command[1:]])}", flush=True)
-        started = time.monotonic()
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-        self.seconds[what] = time.monotonic() - started
-        if done.returncode and done.returncode not in allow:
-            sys.exit(f"run.py: {what} failed with exit code {done.returncode}")
-        if not done.stdout.startswith("{"):
-            print(done.stdout, end="", flush=True)
-        return done.stdout
-
-    def samestep(self, what: str, *words: str | Path, allow: tuple[int, ...] = ()) -> str:
-        return self.python(what, "-m", "samestep", *words, allow=allow)
+        super().__init__(folder.resolve())
+        self.ranks = ranks
+        self.first, self.second = self.folder / "first", self.folder / "second"
 
     def make_data(self, kind: str, per_class: int | None) -> None:
         images, data = self.folder / "images", self.folder / "data"
@@ -71,7 +54,7 @@ class Recipe:
         text = self.samestep(
             "tune lr", "tune", "lr", config, *common, "--from", "1e-3", "--steps", "50",
             "--smooth", "0.1", "--json",
-            allow=(NO_SUGGESTION,),
+            allow=(0, NO_SUGGESTION),
         )  # fmt: skip
         found: dict[str, object] = json.loads(text)
         suggested = found["suggestions"]
@@ -103,30 +86,20 @@ class Recipe:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Run the recipe and write a page of results.")
-    parser.add_argument("folder", type=Path, help="where everything goes")
-    parser.add_argument("--ranks", type=int, default=2)
+    parser = options()
     parser.add_argument("--images", choices=["digits", "shapes"], default="digits")
     parser.add_argument("--per-class", type=int, help="images of each class, at most")
-    parser.add_argument(
-        "--overwrite", action="store_true", help="empty the folder of an earlier start first"
-    )
-    parser.add_argument("overrides", nargs="*", help="section.key=value, for both stages")
     given = parser.parse_intermixed_args(arguments)
     recipe = Recipe(given.folder, given.ranks)
-    try:
-        claim_empty(given.folder, "recipe", given.overwrite)
+
+    def follow(page: Path) -> None:
         recipe.make_data(given.images, given.per_class)
         recipe.first_stage(given.overrides)
         range_test = recipe.second_stage(given.overrides)
         recipe.use()
-        page = given.folder / "results.html"
         write_results(recipe.first, recipe.second, range_test, recipe.folder, recipe.seconds, page)
-    except SamestepError as error:
-        print(f"run.py: {error}", file=sys.stderr)
-        return error.exit_code
-    print(f"\nResults: {page}")
-    return 0
+
+    return run_in(given.folder, given.overwrite, follow)
 
 
 if __name__ == "__main__":

@@ -5,48 +5,27 @@ python recipes/token_classification/run.py build/token_classification --ranks 2
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from report import write_results
 
-from samestep.checkpoint.ownership import claim_empty
-from samestep.errors import SamestepError
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from recipe import Commands, options, run_in
 
 HERE = Path(__file__).parent.resolve()
 TRAIN, SMOKE = HERE / "config" / "train.yaml", HERE / "config" / "hpo" / "smoke.yaml"
 
 
-class Recipe:
-    """The commands, each as a person would type it in the folder that everything goes to."""
+class Recipe(Commands):
+    """The commands of this recipe."""
 
     def __init__(self, folder: Path, ranks: int) -> None:
-        self.folder, self.ranks = folder, ranks
-        self.seconds: dict[str, float] = {}
-
-    def python(self, what: str, *words: str | Path) -> str:
-        """Run Python, show what was typed, and return what it prints."""
-        command = [sys.executable, *map(str, words)]
-        print(f"\n$ {' '.join(['python', *command[1:]])}", flush=True)
-        started = time.monotonic()
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, text=True, check=False, cwd=self.folder
-        )
-        self.seconds[what] = self.seconds.get(what, 0.0) + time.monotonic() - started
-        if done.returncode:
-            sys.exit(f"run.py: {what} failed with exit code {done.returncode}")
-        if not done.stdout.startswith("{"):
-            print(done.stdout, end="", flush=True)
-        return done.stdout
-
-    def samestep(self, what: str, *words: str | Path) -> str:
-        return self.python(what, "-m", "samestep", *words)
+        super().__init__(folder)
+        self.ranks = ranks
 
     def train(self, overrides: Sequence[str]) -> None:
         """A training on the training documents, measured on the validation documents."""
@@ -68,7 +47,7 @@ class Recipe:
 
     def refit(self, epochs: int) -> None:
         """The final training: the best trial's values, on all documents."""
-        best = self.samestep("best", "sweep", "export-best", "smoke")
+        best = self.samestep("best", "sweep", "best", "smoke", "--config")
         (self.folder / "best.yaml").write_text(best, encoding="utf-8")
         ranks = ["--nproc", str(self.ranks)]
         self.samestep(
@@ -92,33 +71,23 @@ def _parts(override: str) -> tuple[str, str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Run the recipe and write a page of results.")
-    parser.add_argument("folder", type=Path, help="where everything goes")
-    parser.add_argument("--ranks", type=int, default=2)
+    parser = options()
     parser.add_argument("--train", type=int, default=2400, help="documents to train on")
     parser.add_argument("--valid", type=int, default=300, help="documents to validate with")
     parser.add_argument("--folds", type=int, default=2, help="of the search")
     parser.add_argument("--epochs", type=int, default=6, help="of both trainings")
-    parser.add_argument(
-        "--overwrite", action="store_true", help="empty the folder of an earlier start first"
-    )
-    parser.add_argument("overrides", nargs="*", help="section.key=value, for every training")
     given = parser.parse_intermixed_args(arguments)
     recipe = Recipe(given.folder, given.ranks)
-    try:
-        claim_empty(given.folder, "recipe", given.overwrite)
+
+    def follow(page: Path) -> None:
         counts = ["--train", str(given.train), "--valid", str(given.valid)]
         recipe.python("documents", HERE / "made_up.py", "data", *counts)
         recipe.train([*given.overrides, f"epochs={given.epochs}"])
         sweep = recipe.search(given.folds, given.overrides)
         recipe.refit(given.epochs)
-        page = given.folder / "results.html"
         write_results(given.folder, sweep, recipe.export(), recipe.seconds, page)
-    except SamestepError as error:
-        print(f"run.py: {error}", file=sys.stderr)
-        return error.exit_code
-    print(f"\nResults: {page}")
-    return 0
+
+    return run_in(given.folder, given.overwrite, follow)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def run_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert done.returncode in (0, 8), f"{command}: {done.stdout}\n{done.stderr}"
         return done
 
-    monkeypatch.setattr(recipe.subprocess, "run", forked)
+    monkeypatch.setattr(subprocess, "run", forked)
     monkeypatch.chdir(folder)
     words = [folder, "--images", "shapes", "--per-class", "20", "--ranks", "2", *COMMON]
     assert recipe.main([str(word) for word in words]) == 0

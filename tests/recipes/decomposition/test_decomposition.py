@@ -32,7 +32,7 @@ def test_the_recipe_from_targets_to_results(
         assert done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
         return done
 
-    monkeypatch.setattr(recipe.subprocess, "run", forked)
+    monkeypatch.setattr(subprocess, "run", forked)
     folder = tmp_path / "whole"
     assert (
         recipe.main([str(folder), "--experiments", "tms_5-2,language", "--ranks", "1", *COMMON])

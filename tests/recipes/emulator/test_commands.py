@@ -41,7 +41,7 @@ def run_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
         return done
 
-    monkeypatch.setattr(recipe.subprocess, "run", forked)
+    monkeypatch.setattr(subprocess, "run", forked)
     assert recipe.main([str(folder), "--no-cpp", *SIZES, *COMMON, "epochs=5"]) == 0
     monkeypatch.undo()
 

@@ -44,7 +44,7 @@ def run_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
         return done
 
-    monkeypatch.setattr(recipe.subprocess, "run", forked)
+    monkeypatch.setattr(subprocess, "run", forked)
     assert recipe.main([str(folder), *WORDS, *COMMON]) == 0
     monkeypatch.undo()
 

@@ -47,9 +47,9 @@ def test_the_recipe_from_pictures_to_results(
         world = int(command[5]) if "torch.distributed.run" in command else 1
         words = command[command.index(str(RECIPE / "train.py")) + 1 :]
         codes = run_ranks(_train, world, words)
-        return subprocess.CompletedProcess(command, max(codes))
+        return subprocess.CompletedProcess(command, max(codes), stdout="")
 
-    monkeypatch.setattr(recipe.subprocess, "run", as_ranks)
+    monkeypatch.setattr(subprocess, "run", as_ranks)
     folder = tmp_path / "whole"
     assert recipe.main([str(folder), "--steps", "8", "--held-out", "12", *SMALL]) == 0
     results = json.loads((folder / "results.json").read_text())
