@@ -31,13 +31,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     config = override_config(
-        builtin_config(width=width_of_state(arguments.megabytes)),
-        [f"distributed.device={arguments.device}"],
+        builtin_config(width=width_of_state(arguments.megabytes)), [f"distributed.device={arguments.device}"]
     )
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        create_run_context(config, detect_hardware()) as context,
-    ):
+    with tempfile.TemporaryDirectory() as folder, create_run_context(config, detect_hardware()) as context:
         plan = CheckpointPlan(Path(folder), arguments.rounds)
         found = measure_checkpoint(config, context, plan)
     print_document(found)

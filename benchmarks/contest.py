@@ -116,9 +116,7 @@ def large_gpt_workload(quick: bool) -> Workload:
     """The same model with so large a batch that an eighth of it fills the GPU."""
     size = GPTSize(2, 16, 2, 16, 8, 64) if quick else GPTSize(12, 768, 12, 128, 512, 8192)
     # A graph keeps the memory of its activations: all contestants at once would need too much.
-    return replace(
-        sized_gpt(size), goals=Goals(1.06, 1.02, 1.01, 1.1, 0.9), epoch_steps=25, together=2
-    )
+    return replace(sized_gpt(size), goals=Goals(1.06, 1.02, 1.01, 1.1, 0.9), epoch_steps=25, together=2)
 
 
 def sized_gpt(size: GPTSize) -> Workload:
@@ -179,11 +177,7 @@ class Contest:
 
 
 def open_contest(
-    workload: Workload,
-    device: torch.device,
-    fused: bool = True,
-    dropout: float = 0.0,
-    log_every: int = LOG_EVERY,
+    workload: Workload, device: torch.device, fused: bool = True, dropout: float = 0.0, log_every: int = LOG_EVERY
 ) -> Contest:
     torch.manual_seed(SEED)
     dataset = workload.data(workload.batch * workload.epoch_steps)

@@ -207,9 +207,7 @@ class SamestepLoop(Samestep):
 
 def _own_loop(seat: Seat, run: samestep.Run) -> Steps:
     contest, log = seat.contest, seat.log()
-    model, optimizer, loader = run.prepare(
-        seat.model, contest.optimizer(seat.model), contest.loader()
-    )
+    model, optimizer, loader = run.prepare(seat.model, contest.optimizer(seat.model), contest.loader())
     for step, (x, y) in enumerate(loader, start=1):
         optimizer.zero_grad(set_to_none=True)
         loss = model(x, y)

@@ -49,9 +49,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.patches = nn.Linear(size.features, size.width)
         self.position = nn.Parameter(0.02 * torch.randn(size.tokens, size.width))
-        self.blocks = nn.Sequential(
-            *(Block(size.width, size.heads, 0.0) for _ in range(size.layers))
-        )
+        self.blocks = nn.Sequential(*(Block(size.width, size.heads, 0.0) for _ in range(size.layers)))
         self.head = nn.Linear(size.width, size.embedding)
 
     def forward(self, patches: Tensor) -> Tensor:

@@ -79,9 +79,7 @@ def by_samestep(folder: str) -> list[float]:
         model, _ = run.prepare(model, made_optimizer(model))
         order = samestep.orders.sequential(len(dataset))
         return [
-            step.train_global(
-                lambda batch: model(batch.x), lambda z, batch: supcon(z, batch.y, TEMPERATURE)
-            ).item()
+            step.train_global(lambda batch: model(batch.x), lambda z, batch: supcon(z, batch.y, TEMPERATURE)).item()
             for step in run.steps(dataset, order)
         ]
 
@@ -100,9 +98,7 @@ def draw(curves: dict[int, list[float]], ours: dict[int, list[float]], path: Pat
     for ranks in WORLDS[1:]:
         left.plot(curves[ranks], label=f"{ranks} ranks", linewidth=1.2)
     for ranks, style in zip(WORLDS, ("-", "--", "-.", ":"), strict=True):
-        right.plot(
-            ours[ranks], style, label=f"{ranks} rank{'s' if ranks > 1 else ''}", linewidth=1.2
-        )
+        right.plot(ours[ranks], style, label=f"{ranks} rank{'s' if ranks > 1 else ''}", linewidth=1.2)
     left.set_ylabel(f"loss of all {BATCH} samples")
     left.set_title("each rank contrasts its own samples")
     right.set_title("samestep: each sample with all others")

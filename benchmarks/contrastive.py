@@ -111,9 +111,7 @@ def of_all_rows(rows: Tensor, labels: Tensor) -> Tensor:
     return supcon(GatheredRows.apply(rows.float()), gathered(labels))
 
 
-def by_hand(
-    scene: Scene, model: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor], pieces: int = 1
-) -> Contestant:
+def by_hand(scene: Scene, model: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor], pieces: int = 1) -> Contestant:
     """The loop that people write; in `pieces`, each with a loss of its own."""
     if scene.place.world > 1:
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -232,9 +230,7 @@ def openers(scene: Scene) -> dict[str, tuple[int | None, Callable[[nn.Module], C
     found = {first: hand(loss_of), CONTROL.format(first): hand(loss_of)}
     if place.on_gpu:
         fixed = partial(by_hand, scene, loss_of=loss_of)
-        found[DETERMINISTIC.format(first)] = (
-            None, lambda model: deterministic(partial(fixed, model), place.device),
-        )  # fmt: skip
+        found[DETERMINISTIC.format(first)] = (None, lambda model: deterministic(partial(fixed, model), place.device))
     found[OWN_RANK if several else OWN_LANE] = hand(of_own_rows, cuts)
     found[ONE] = ours(ONE, place.world, again=False)
     found[KEPT] = ours(KEPT, lanes, again=False)

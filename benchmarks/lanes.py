@@ -257,9 +257,7 @@ def goal_of(name: str, workload: Workload) -> tuple[float | None, str | None]:
 def results_table(results: Sequence[Result]) -> Table:
     table = Table(title=f"A step of {results[0].workload}", title_justify="left")
     table.add_column("contestant", no_wrap=True)
-    for column in (
-        "ms/step", "to hand-written", "95% range", "to bare graph", "goal", "loss", "weights",
-    ):  # fmt: skip
+    for column in ("ms/step", "to hand-written", "95% range", "to bare graph", "goal", "loss", "weights"):
         table.add_column(column, justify="right")
     for result in results:
         to_graph, loss = result.graph_ratio, f"{result.loss:.4f}"
@@ -311,9 +309,8 @@ def options_of(arguments: Sequence[str] | None = None) -> Namespace:
     add_device_option(parser)
     parser.add_argument("--workload", choices=(*WORKLOADS, "all"), default="all")
     parser.add_argument(
-        "--contestants", default=",".join(OURS), metavar="A,B",
-        help=f"of {', '.join(OURS)}; those by hand always run",
-    )  # fmt: skip
+        "--contestants", default=",".join(OURS), metavar="A,B", help=f"of {', '.join(OURS)}; those by hand always run"
+    )
     parser.add_argument(
         "--log-every", type=int, default=LOG_EVERY, metavar="N",
         help=f"steps between two readings of the loss (default: {LOG_EVERY})",

@@ -43,9 +43,7 @@ def open_accelerate(seat: Seat) -> Advance:
 
     def steps() -> Steps:
         accelerator.init_trackers("peers", {})
-        wrapped, optimizer, loader = accelerator.prepare(
-            model, contest.optimizer(model), contest.loader()
-        )
+        wrapped, optimizer, loader = accelerator.prepare(model, contest.optimizer(model), contest.loader())
         for step, (x, y) in enumerate(repeat_forever(loader), start=1):
             optimizer.zero_grad()
             loss = wrapped(x, y)
@@ -147,9 +145,7 @@ def open_hf_trainer(seat: Seat) -> Advance:
             log({"step": state.global_step, **logs})
 
     class PlainTrainer(Trainer):
-        def compute_loss(
-            self, model: nn.Module, inputs: dict[str, Tensor], *_: Any, **__: Any
-        ) -> Any:
+        def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], *_: Any, **__: Any) -> Any:
             return model(**inputs)
 
     arguments = TrainingArguments(

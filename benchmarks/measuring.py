@@ -114,9 +114,7 @@ def on_ranks(world: int, work: Callable[..., Any], *args: Any) -> Any:
         return torch.load(answer, weights_only=False)
 
 
-def _rank_main(
-    rank: int, world: int, port: int, answer: str, work: Callable[..., Any], args: tuple[Any, ...]
-) -> None:
+def _rank_main(rank: int, world: int, port: int, answer: str, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
     logging.disable(logging.INFO)
     torch.set_num_threads(THREADS)
     with ExitStack() as stack:
@@ -165,9 +163,7 @@ def machine(device: torch.device) -> dict[str, Any]:
     }
 
 
-def show(
-    tables: Sequence[Table], facts: Mapping[str, Any], rounds: int, notes: Sequence[str] = ()
-) -> None:
+def show(tables: Sequence[Table], facts: Mapping[str, Any], rounds: int, notes: Sequence[str] = ()) -> None:
     console = Console(width=None if sys.stdout.isatty() else 140)
     shown = ", ".join(f"{name} {value}" for name, value in facts.items())
     console.print(f"{shown}; {rounds} rounds after a warm-up", highlight=False)
@@ -177,9 +173,7 @@ def show(
         console.print(note, highlight=False)
 
 
-def write_json(
-    path: Path | None, facts: Mapping[str, Any], results: Sequence[Any], **more: Any
-) -> None:
+def write_json(path: Path | None, facts: Mapping[str, Any], results: Sequence[Any], **more: Any) -> None:
     """Write the results, each a dataclass, as JSON."""
     if path is not None:
         rows = [asdict(result) for result in results]
@@ -190,12 +184,8 @@ def write_json(
 def common_options(description: str, rounds: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--rounds", type=int, help=f"number of rounds (default: {rounds})")
-    parser.add_argument(
-        "--quick", action="store_true", help=f"only {QUICK_ROUNDS} rounds, to check that it works"
-    )
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="also write the results to this file"
-    )
+    parser.add_argument("--quick", action="store_true", help=f"only {QUICK_ROUNDS} rounds, to check that it works")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to this file")
     return parser
 
 

@@ -203,10 +203,7 @@ def results_of(
 ) -> list[Result]:
     """A row for each; with dropout each draws its own masks, and no two agree."""
     workload, start = contest.workload, reached_by(contest, contest.initial)
-    goals = {
-        EAGER: (workload.goals.eager, HAND_WRITTEN),
-        GRAPH: (workload.goals.graph, BARE_GRAPH),
-    }
+    goals = {EAGER: (workload.goals.eager, HAND_WRITTEN), GRAPH: (workload.goals.graph, BARE_GRAPH)}
     if contest.on_gpu:  # on a CPU nothing runs side by side
         goals[DEFAULT] = (workload.goals.default, HAND_WRITTEN)
     expected = reached[HAND_WRITTEN]
@@ -247,10 +244,7 @@ def results_of(
 def results_table(results: Sequence[Result]) -> Table:
     table = Table(title=f"A step of {results[0].workload}", title_justify="left")
     table.add_column("contestant", no_wrap=True)
-    for column in (
-        "ms/step", "to hand-written", "95% range", "to bare graph", "goal", "CPU ratio",
-        "loss", "apart",
-    ):  # fmt: skip
+    for column in ("ms/step", "to hand-written", "95% range", "to bare graph", "goal", "CPU ratio", "loss", "apart"):
         table.add_column(column, justify="right")
     for result in results:
         to_graph, against = result.graph_ratio, result.goal_against
@@ -309,9 +303,7 @@ def options_of(arguments: Sequence[str] | None = None) -> Namespace:
     options.contestants = [*ALWAYS, *options.contestants.split(",")]
     unknown = [name for name in options.contestants if name not in ENTRIES]
     if unknown:
-        parser.error(
-            f"no contestant is called {', '.join(unknown)}: there are {', '.join(choices)}"
-        )
+        parser.error(f"no contestant is called {', '.join(unknown)}: there are {', '.join(choices)}")
     return options
 
 
@@ -330,9 +322,7 @@ def main() -> None:
     every: list[Result] = []
     all_well = True
     for key in ("mlp", "gpt") if options.workload == "both" else (options.workload,):
-        settings = Settings(
-            key, options.quick, device, rounds, fused, options.dropout, running
-        )  # fmt: skip
+        settings = Settings(key, options.quick, device, rounds, fused, options.dropout, running)
         results, failed = on_ranks(1, measure, settings)
         left_out.update(failed)
         every += results

@@ -51,9 +51,7 @@ def measure(name: str, kind: str, changes: str = "") -> tuple[float, bool]:
     command = [sys.executable, __file__, "--here", str(PORTS / name / f"{kind}.py"), *LONGER[name]]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "SAMESTEP_ARGS": changes}
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            command, cwd=folder, env=variables, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{name}/{kind}.py failed:\n{done.stderr[-2000:]}")
     seconds = json.loads(done.stdout.splitlines()[-1])["seconds"]

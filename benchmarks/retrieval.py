@@ -66,9 +66,8 @@ def retrieve(rows: int, size: int, classes: int) -> Measured:
         mine[at : at + len(held)] = noise + 0.7 * centres[labels[held.start : held.stop]]
     started, cpu = time.perf_counter(), time.process_time()
     values = measure_shared(
-        RowExchange(collectives), SharedRows(plan, mine, labels), None, RETRIEVAL_METRICS,
-        "cosine", CPU, 0,
-    )  # fmt: skip
+        RowExchange(collectives), SharedRows(plan, mine, labels), None, RETRIEVAL_METRICS, "cosine", CPU, 0
+    )
     seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
     unit = 1 if sys.platform == "darwin" else 1024
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit - before
@@ -92,14 +91,7 @@ def main() -> None:
     worlds = [int(world) for world in options.worlds.split(",")]
     found = [on_ranks(world, retrieve, rows, options.size, classes) for world in worlds]
     table = Table(title=f"{rows:,} x {options.size}, {classes:,} classes", title_justify="left")
-    for column in (
-        "ranks",
-        "seconds",
-        "CPU seconds",
-        "memory (MiB)",
-        "announced",
-        *RETRIEVAL_METRICS,
-    ):
+    for column in ("ranks", "seconds", "CPU seconds", "memory (MiB)", "announced", *RETRIEVAL_METRICS):
         table.add_column(column, justify="right")
     for one in found:
         table.add_row(

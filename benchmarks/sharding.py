@@ -59,10 +59,7 @@ class Load:
         if self.model == "mlp":
             layers = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(40)]
             return nn.Sequential(*layers, nn.Linear(width, 10))
-        blocks = [
-            nn.TransformerEncoderLayer(width, 8, 4 * width, 0.0, batch_first=True)
-            for _ in range(12)
-        ]
+        blocks = [nn.TransformerEncoderLayer(width, 8, 4 * width, 0.0, batch_first=True) for _ in range(12)]
         return nn.Sequential(nn.Embedding(TOKENS, width), *blocks, nn.Linear(width, TOKENS))
 
     def made_data(self) -> TensorDataset:
@@ -162,20 +159,14 @@ def rank_of(rank: int, options: argparse.Namespace, ports: list[int], folder: st
         row = {}
         for name in options.contestants:
             os.environ["MASTER_PORT"] = str(next(turns))
-            if name in OURS:
-                steps = by_samestep(load, name, f"{folder}/{name}")
-            else:
-                steps = by_torch(load, name)
+            steps = by_samestep(load, name, f"{folder}/{name}") if name in OURS else by_torch(load, name)
             row[name] = measured(steps, device)
         if rank == 0:
             first = options.contestants[0]
             ratios = (f"{name} {row[name][0] / row[first][0]:.2f}" for name in row)
             memory = (f"{name} {row[name][1]:.0f}" for name in row)
             shown = f"; MB at most: {', '.join(memory)}" if device.type == "cuda" else ""
-            print(
-                f"{first} {1e3 * row[first][0]:.1f} ms; ratios: {', '.join(ratios)}{shown}",
-                flush=True,
-            )
+            print(f"{first} {1e3 * row[first][0]:.1f} ms; ratios: {', '.join(ratios)}{shown}", flush=True)
 
 
 def free_port() -> int:

@@ -72,9 +72,7 @@ def rows_of(link: str, world: int, comm: Any, scaling: Any) -> Iterator[tuple[st
     line = links_of(comm["rows"])["tree-sum", world]
     plain = links_of(comm["rows"])["all-reduce", world]
     shown = [
-        "-"
-        if one is None
-        else f"{format_seconds(one.latency)} + n / {format_bytes(one.bandwidth)}/s"
+        "-" if one is None else f"{format_seconds(one.latency)} + n / {format_bytes(one.bandwidth)}/s"
         for one in (plain, line)
     ]
     rows = {row["contestant"]: row for row in scaling["rows"]}
@@ -87,9 +85,7 @@ def rows_of(link: str, world: int, comm: Any, scaling: Any) -> Iterator[tuple[st
     )  # fmt: skip
 
 
-COLUMNS = (
-    "link", "ranks", "all-reduce", "tree sum", "step of DDP", "step of `bits`", "to DDP", "exchange", "noise",
-)  # fmt: skip
+COLUMNS = ("link", "ranks", "all-reduce", "tree sum", "step of DDP", "step of `bits`", "to DDP", "exchange", "noise")
 
 
 def main() -> None:
@@ -115,15 +111,9 @@ def main() -> None:
 def measured(link: str, world: int, options: argparse.Namespace) -> tuple[Any, Any]:
     """The documents of `bench comm` and `bench scaling` over one kind of link."""
     messages = ("comm", "--largest", "4MB", "--rounds", "3", "--operations", "all-reduce,tree-sum")
-    steps = (
-        "scaling", "--mode", "weak", "--quick", "--size", options.size, "--rounds", str(options.rounds),
-    )  # fmt: skip
+    steps = ("scaling", "--mode", "weak", "--quick", "--size", options.size, "--rounds", str(options.rounds))
     # Hosts of their own: what a shaped link leaves in its queues must not reach the next.
-    with (
-        Hosts(world) as hosts,
-        tempfile.TemporaryDirectory() as folder,
-        shaped(hosts, hosts.names, link),
-    ):
+    with Hosts(world) as hosts, tempfile.TemporaryDirectory() as folder, shaped(hosts, hosts.names, link):
         return (
             on_hosts(hosts, world, _PORT, messages, Path(folder)),
             on_hosts(hosts, world, _PORT + 1, steps, Path(folder)),

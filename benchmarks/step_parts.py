@@ -117,9 +117,8 @@ def measure(context: RunContext, config: Config, workload: Workload, rounds: int
         turns = {}
         for loop in found:
             seat = Seat(
-                reading_once(task), config, context,
-                lambda own: create_run_context(own, hardware), folder / loop, stack,
-            )  # fmt: skip
+                reading_once(task), config, context, lambda own: create_run_context(own, hardware), folder / loop, stack
+            )
             opened = open_ddp if loop.startswith("ddp") else lambda one: open_samestep(one)[0]
             turns[loop] = KeepingSettings(lambda seat=seat, opened=opened: opened(seat))
             turns[loop](WARM_UP)

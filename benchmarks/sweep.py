@@ -21,13 +21,7 @@ from pathlib import Path
 
 import optuna
 import torch
-from measuring import (
-    common_options,
-    machine,
-    rounds_of,
-    show,
-    write_json,
-)
+from measuring import common_options, machine, rounds_of, show, write_json
 from rich.table import Table
 
 from samestep.bench.statistics import spread_of
@@ -35,11 +29,7 @@ from samestep.bench.statistics import spread_of
 ROUNDS = 5
 GOAL = 3.0
 """How many times the trials of a process for each."""
-WARM, COLD, OPTUNA = (
-    "samestep, warm",
-    "samestep, a process for each trial",
-    "Optuna, DDP for each trial",
-)
+WARM, COLD, OPTUNA = ("samestep, warm", "samestep, a process for each trial", "Optuna, DDP for each trial")
 
 TASK = """
 import torch
@@ -165,19 +155,7 @@ def contestants_in(home: Path, ranks: int) -> dict[str, Contestant]:
     def ours(*overrides: str) -> Contestant:
         def run(folder: Path, trials: int) -> None:
             values = [f"trials={trials}", f"ranks_per_trial={ranks}", f"directory={folder}/sweep"]
-            command(
-                [
-                    sys.executable,
-                    "-m",
-                    "samestep",
-                    "sweep",
-                    "run",
-                    "sweep.yaml",
-                    *values,
-                    *overrides,
-                ],
-                home,
-            )
+            command([sys.executable, "-m", "samestep", "sweep", "run", "sweep.yaml", *values, *overrides], home)
 
         return run
 
@@ -189,13 +167,9 @@ def contestants_in(home: Path, ranks: int) -> dict[str, Contestant]:
 
 def command(argv: Sequence[str], folder: Path) -> None:
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        argv, cwd=folder, env=environ, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(argv, cwd=folder, env=environ, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(
-            f"{' '.join(argv)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
-        )
+        raise SystemExit(f"{' '.join(argv)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
 
 
 def seconds_of(run: Contestant, trials: int) -> float:
@@ -250,20 +224,9 @@ def table_of(results: Sequence[Result]) -> Table:
 
 
 def cells_of(row: Result) -> list[str]:
-    met = (
-        ""
-        if row.goal is None
-        else f">= {row.goal:.0f} {'met' if row.times >= row.goal else 'missed'}"
-    )
+    met = "" if row.goal is None else f">= {row.goal:.0f} {'met' if row.times >= row.goal else 'missed'}"
     spread = f"{row.low:.1f}-{row.high:.1f}"
-    return [
-        row.contestant,
-        str(row.ranks),
-        f"{row.trials_per_minute:.1f}",
-        f"{row.times:.1f}",
-        spread,
-        met,
-    ]
+    return [row.contestant, str(row.ranks), f"{row.trials_per_minute:.1f}", f"{row.times:.1f}", spread, met]
 
 
 def markdown(results: Sequence[Result]) -> str:

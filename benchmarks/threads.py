@@ -91,9 +91,7 @@ def work(rank: int, world: int, width: int, meeting: str) -> None:
     from torch import nn
 
     if world > 1:
-        dist.init_process_group(
-            "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world
-        )
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
     torch.manual_seed(0)
     layers = [part for _ in range(4) for part in (nn.Linear(width, width), nn.ReLU())]
     model: nn.Module = nn.Sequential(*layers)
@@ -140,9 +138,7 @@ def measure(size: str, counts: Sequence[int], rounds: int) -> list[dict[str, obj
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--counts", default="2", help="numbers of threads and of ranks, such as 2,4"
-    )
+    parser.add_argument("--counts", default="2", help="numbers of threads and of ranks, such as 2,4")
     parser.add_argument("--sizes", default="small,middle,large")
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--quick", action="store_true", help="three rounds")

@@ -30,9 +30,7 @@ def batch_of(step, lane):
 def main():
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Linear(2, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 2)
-    )
+    model = nn.Sequential(nn.Linear(2, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 2))
     with DistributedAMPTrainer(
         model,
         AMPConfig.force_fp16(gradient_clip_max_norm=1.0),

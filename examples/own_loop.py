@@ -45,9 +45,7 @@ def main(overrides):
             accuracy = {"accuracy": MulticlassAccuracy(10, average="micro")}
             values = run.evaluate(valid_set, measure, accuracy, step=run.step)
             run.log(run.step, values)
-            run.print(
-                f"epoch {epoch + 1}: accuracy {values['accuracy']:.4f}, loss {loss.item():.4f}"
-            )
+            run.print(f"epoch {epoch + 1}: accuracy {values['accuracy']:.4f}, loss {loss.item():.4f}")
 
 
 if __name__ == "__main__":

@@ -26,9 +26,7 @@ class Commands:
         shown = ["python", *words[1:]] if words[0] == sys.executable else words
         print(f"\n$ {' '.join(shown)}", flush=True)
         started = time.monotonic()
-        done = subprocess.run(
-            words, stdout=subprocess.PIPE, text=True, check=False, cwd=self.folder
-        )
+        done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False, cwd=self.folder)
         self.seconds[what] = self.seconds.get(what, 0.0) + time.monotonic() - started
         if done.returncode not in allow:
             sys.exit(f"run.py: {what} failed with exit code {done.returncode}")
@@ -48,9 +46,7 @@ def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Run the recipe and write a page of results.")
     parser.add_argument("folder", type=Path, help="where everything goes")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument(
-        "--overwrite", action="store_true", help="empty the folder of an earlier start first"
-    )
+    parser.add_argument("--overwrite", action="store_true", help="empty the folder of an earlier start first")
     parser.add_argument("overrides", nargs="*", help="section.key=value, for every training")
     return parser
 

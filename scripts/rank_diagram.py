@@ -71,11 +71,7 @@ def weights_diagram(world: int = 4, blocks: int = 4) -> str:
     """An SVG of the weights that so many ranks hold while a model of so many blocks runs."""
     each, left, row = 150, 190, 42
     width = left + world * (each + _GAP)
-    parts = [
-        _text(
-            width / 2, 24, "which weights a rank holds; each block has parts of all owners", size=15
-        )
-    ]
+    parts = [_text(width / 2, 24, "which weights a rank holds; each block has parts of all owners", size=15)]
     moments: list[tuple[str, tuple[int, ...]]] = [
         ("between two steps", ()),
         ("block 1 runs, 2 arrives", (0, 1)),
@@ -109,16 +105,11 @@ def _picture(parts: list[str], width: float, height: float) -> str:
 
 
 def _box(x: float, y: float, width: float, height: float, fill: str) -> str:
-    return (
-        f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6" fill="{fill}" '
-        'stroke="#8794a3"/>'
-    )
+    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6" fill="{fill}" stroke="#8794a3"/>'
 
 
 def _text(x: float, y: float, text: str, size: int = 13) -> str:
-    return (
-        f'<text x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="middle">{escape(text)}</text>'
-    )
+    return f'<text x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="middle">{escape(text)}</text>'
 
 
 def _line(x: float, top: float, bottom: float) -> str:

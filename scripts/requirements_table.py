@@ -101,9 +101,7 @@ def tagged_tests() -> dict[str, list[str]]:
 def _tags(tree: ast.Module) -> Iterator[tuple[str, str]]:
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
-            yield from (
-                (f"::{node.name}", tag) for mark in node.decorator_list for tag in _of(mark)
-            )
+            yield from ((f"::{node.name}", tag) for mark in node.decorator_list for tag in _of(mark))
         elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
             marks = node.value.elts if isinstance(node.value, ast.List) else [node.value]
             yield from (("", tag) for mark in marks for tag in _of(mark))

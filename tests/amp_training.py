@@ -46,10 +46,7 @@ def mean_loss(out: Tensor, target: Tensor) -> Tensor:
 
 
 def lanes_of(
-    steps: int,
-    sizes: Sequence[int] = EVEN,
-    overflow: tuple[int, int] | None = None,
-    first: int = 0,
+    steps: int, sizes: Sequence[int] = EVEN, overflow: tuple[int, int] | None = None, first: int = 0
 ) -> list[list[Batch | None]]:
     """Each step's batches, one per lane; None where a lane has no samples.
 
@@ -80,10 +77,7 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def make_trainer(
-    precision: str,
-    model: nn.Module | None = None,
-    log_dir: str | None = None,
-    **values: Any,
+    precision: str, model: nn.Module | None = None, log_dir: str | None = None, **values: Any
 ) -> AMPTrainer:
     """This process's trainer: the plain one alone, the distributed one as one of several ranks.
 
@@ -100,9 +94,7 @@ def make_trainer(
     config = config_of(precision, **values)
     if world == 1:
         return AMPTrainer(model, config, **options)
-    return DistributedAMPTrainer(
-        model, config, rank=rank, world_size=world, backend="gloo", **options
-    )
+    return DistributedAMPTrainer(model, config, rank=rank, world_size=world, backend="gloo", **options)
 
 
 def run_lanes(trainer: AMPTrainer, steps: list[list[Batch | None]]) -> list[list[float]]:

@@ -32,9 +32,7 @@ class Graph:
         self._body()
 
 
-def capture(
-    body: Callable[[], None], pool: Any = None, generators: Iterable[torch.Generator] = ()
-) -> Graph:
+def capture(body: Callable[[], None], pool: Any = None, generators: Iterable[torch.Generator] = ()) -> Graph:
     tensors = [item for item in gc.get_objects() if issubclass(type(item), Tensor)]
     before = [(tensor, tensor.detach().clone()) for tensor in tensors]
     states = [(generator, generator.get_state()) for generator in generators]

@@ -33,9 +33,7 @@ def preload(*modules: str) -> None:
 preload()
 
 
-def run_ranks(
-    target: Callable[..., Any], world: int, *args: Any, seconds: float = 300
-) -> list[Any]:
+def run_ranks(target: Callable[..., Any], world: int, *args: Any, seconds: float = 300) -> list[Any]:
     """Call `target(*args)` in `world` processes that are ranks of each other; results by rank."""
     answers = answers_of_ranks(target, world, *args, seconds=seconds)
     failed = [(rank, text) for rank, (ok, text) in enumerate(answers) if not ok]
@@ -54,9 +52,7 @@ def answers_of_ranks(
 class RankProcesses:
     """Processes that are ranks of each other, already started."""
 
-    def __init__(
-        self, target: Callable[..., Any], world: int, args: tuple[Any, ...], seconds: float = 300
-    ) -> None:
+    def __init__(self, target: Callable[..., Any], world: int, args: tuple[Any, ...], seconds: float = 300) -> None:
         self._deadline = time.monotonic() + seconds
         port = _free_port()
         self._pipes: list[Connection] = []
@@ -94,9 +90,7 @@ def _answer(pipe: Connection, deadline: float) -> tuple[bool, Any]:
         return False, "ended without an answer"
 
 
-def _rank(
-    pipe: Connection, rank: int, world: int, port: int, target: Callable[..., Any], args: Any
-) -> None:
+def _rank(pipe: Connection, rank: int, world: int, port: int, target: Callable[..., Any], args: Any) -> None:
     faulthandler.enable()
     if world > 1:
         os.environ.update(

@@ -116,8 +116,7 @@ def test_imports_point_to_lower_layers() -> None:
 def test_modules_of_a_package_import_each_other_without_cycles() -> None:
     graph = {name: others for name, others in import_graph().items() if name != ""}
     inside = {
-        name: {other for other in others if package_of(other) == package_of(name)}
-        for name, others in graph.items()
+        name: {other for other in others if package_of(other) == package_of(name)} for name, others in graph.items()
     }
     sorted_out: set[str] = set()
     while free := {name for name in inside.keys() - sorted_out if inside[name] <= sorted_out}:
@@ -184,9 +183,7 @@ def test_packages_that_answer_at_once_import_no_torch_at_their_top() -> None:
         if is_inside(name, WITHOUT_EAGER_TORCH)
         for node in tree.body
         if isinstance(node, (ast.Import, ast.ImportFrom))
-        for target in (
-            [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module]
-        )
+        for target in ([a.name for a in node.names] if isinstance(node, ast.Import) else [node.module])
         if (target or "").partition(".")[0] in heavy
     ]
     assert not eager

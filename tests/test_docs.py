@@ -93,17 +93,11 @@ def _with_any_diagnosis(block: str) -> str:
 
 WITH_COMMANDS = [page for page in PAGES if page.parent.name != "benchmarks" and bash_blocks(page)]
 # What the commands of the other pages do has tests of its own in tests/cli, and in tests/distributed.
-PAGES_IN_CI = [
-    page
-    for page in WITH_COMMANDS
-    if page.name in ("README.md", "own-loop.md", "tasks.md", "scan.md")
-]
+PAGES_IN_CI = [page for page in WITH_COMMANDS if page.name in ("README.md", "own-loop.md", "tasks.md", "scan.md")]
 
 
 @pytest.mark.requirement("003-T4-9", "000-P5-8", "003-T4-7")
-@pytest.mark.parametrize(
-    "page", variations(WITH_COMMANDS, kept=PAGES_IN_CI), ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", variations(WITH_COMMANDS, kept=PAGES_IN_CI), ids=lambda page: page.name)
 def test_every_command_of_a_document_runs_as_written(tmp_path: Path, page: Path) -> None:
     """In one folder, in the order of reading, with the tools of this environment.
 

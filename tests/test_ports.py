@@ -43,9 +43,7 @@ def test_only_code_is_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", variations(NAMES, kept=["gpt", "mnist"]))
 def test_a_port_is_one_run_at_any_size(name: str, tmp_path: Path) -> None:
     script = PORTS / name / "samestep_port.py"
-    done = samestep(
-        "verify", script, "--worlds", TABLE["WORLDS"], "--steps", "6", "--json", cwd=tmp_path
-    )
+    done = samestep("verify", script, "--worlds", TABLE["WORLDS"], "--steps", "6", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     worlds = json.loads(done.stdout)["worlds"]
     assert {world: found["steps"] for world, found in worlds.items()} == dict.fromkeys("124", 6)

@@ -47,15 +47,11 @@ def test_a_mark_names_a_test_that_ci_runs(name: str) -> None:
 def test_cases_are_marked_by_the_function_that_keeps_some() -> None:
     """`pytest.param(..., marks=...)` could leave out all of them."""
     used = {
-        str(path): sum(
-            isinstance(node, ast.Attribute) and ast.unparse(node) == MARK for node in ast.walk(tree)
-        )
+        str(path): sum(isinstance(node, ast.Attribute) and ast.unparse(node) == MARK for node in ast.walk(tree))
         for path, tree in TREES.items()
     }
     decorated = [name.partition("::")[0] for name in MARKED]
-    assert {path: count for path, count in used.items() if count} == {
-        path: decorated.count(path) for path in decorated
-    }
+    assert {path: count for path, count in used.items() if count} == {path: decorated.count(path) for path in decorated}
 
 
 def test_every_requirement_with_tests_has_one_in_ci() -> None:

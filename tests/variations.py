@@ -23,10 +23,7 @@ def variations(cases: Iterable[Any], *, kept: Collection[Any]) -> list[Any]:
     if unknown or not kept:
         raise ValueError(f"kept is {kept!r}: give at least one, and each out of {parts!r}")
     mark = pytest.mark.variation(f"CI runs the cases {', '.join(map(_name, kept))}")
-    return [
-        pytest.param(*part, marks=() if stays else mark)
-        for part, stays in zip(parts, is_kept, strict=True)
-    ]
+    return [pytest.param(*part, marks=() if stays else mark) for part, stays in zip(parts, is_kept, strict=True)]
 
 
 def _name(case: Any) -> str:

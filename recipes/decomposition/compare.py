@@ -36,8 +36,7 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 def differences(first: Path, second: Path) -> Iterator[str]:
     """What is not the same in two runs, in words."""
     mine, theirs = (
-        [_results(row) for row in rows_of(run) if "loss" in row or "val_loss" in row]
-        for run in (first, second)
+        [_results(row) for row in rows_of(run) if "loss" in row or "val_loss" in row] for run in (first, second)
     )
     if len(mine) != len(theirs):
         yield f"{len(mine)} rows of metrics.jsonl, and {len(theirs)}"
@@ -46,7 +45,7 @@ def differences(first: Path, second: Path) -> Iterator[str]:
             name = names[0]
             yield f"step {one['step']}: {name} is {one.get(name)}, and {other.get(name)}"
             break
-    yield from _different_weights(*(read_model(select_checkpoint(run, "last").folder) for run in (first, second)))  # fmt: skip
+    yield from _different_weights(*(read_model(select_checkpoint(run, "last").folder) for run in (first, second)))
 
 
 def _results(row: Mapping[str, Any]) -> dict[str, Any]:

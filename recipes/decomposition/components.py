@@ -54,12 +54,7 @@ class Components(nn.Module):
         return F.embedding(x, self.v) if self.is_embedding else x @ self.v
 
     def forward(
-        self,
-        x: Tensor,
-        output: Tensor,
-        bias: Tensor | None,
-        mask: Tensor,
-        delta: Tensor | None = None,
+        self, x: Tensor, output: Tensor, bias: Tensor | None, mask: Tensor, delta: Tensor | None = None
     ) -> Tensor:
         """The layer's output with its components masked.
 

@@ -124,7 +124,7 @@ class DecomposedModel(nn.Module):
         raw = {
             name: self.importance[_key(name)](inputs[name], self.components_for(name).inner(inputs[name]))
             for name in self.names
-        }  # fmt: skip
+        }
         return Seen(
             output,
             {name: lower_leaky(value) for name, value in raw.items()},
@@ -152,9 +152,7 @@ class DecomposedModel(nn.Module):
 
     @contextmanager
     def _hooked(self, names: Mapping[str, Any], make: Callable[[str], Hook]) -> Iterator[None]:
-        handles = [
-            self.target.get_submodule(name).register_forward_hook(make(name)) for name in names
-        ]
+        handles = [self.target.get_submodule(name).register_forward_hook(make(name)) for name in names]
         try:
             yield
         finally:
@@ -190,10 +188,7 @@ class DecomposedModel(nn.Module):
         found: dict[str, tuple[Tensor, float]] = {}
         for name in settings.losses:
             if name == "minimality":
-                found[name] = (
-                    minimality(seen.upper, settings.power, settings.beta, settings.lanes),
-                    positions,
-                )
+                found[name] = (minimality(seen.upper, settings.power, settings.beta, settings.lanes), positions)
             elif name == "faithfulness":
                 found[name] = unfaithfulness(self.pairs()) * positions, positions
             else:
@@ -240,9 +235,7 @@ def _sources(tied: Sequence[Sequence[str]], names: Mapping[str, int]) -> dict[st
     sources = {}
     for pair in tied:
         if len(pair) != 2 or not all(name in names for name in pair):
-            raise TaskError(
-                f"params.tied: {list(pair)} must be two layers that are decomposed: {', '.join(names)}"
-            )
+            raise TaskError(f"params.tied: {list(pair)} must be two layers that are decomposed: {', '.join(names)}")
         sources[pair[1]] = pair[0]
     if circular := [name for name in sources.values() if name in sources]:
         raise TaskError(f"params.tied: {circular[0]} is tied to a third layer")

@@ -40,9 +40,7 @@ class Experiment(ABC):
         return None
 
 
-def sparse_features(
-    generator: torch.Generator, size: int, features: int, probability: float, low: float
-) -> Tensor:
+def sparse_features(generator: torch.Generator, size: int, features: int, probability: float, low: float) -> Tensor:
     """Features that are 0, but for a few: those are uniform from low to 1."""
     values = low + (1 - low) * torch.rand(size, features, generator=generator)
     return values * (torch.rand(size, features, generator=generator) < probability)
@@ -75,12 +73,7 @@ class ResidualMlps(Experiment):
     error = "mse"
 
     def __init__(
-        self,
-        features: int = 20,
-        embedded: int = 200,
-        neurons: int = 10,
-        layers: int = 1,
-        probability: float = 0.05,
+        self, features: int = 20, embedded: int = 200, neurons: int = 10, layers: int = 1, probability: float = 0.05
     ) -> None:
         self._sizes = (features, embedded, neurons, layers)
         self._features, self._probability = features, probability

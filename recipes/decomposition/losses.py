@@ -92,10 +92,7 @@ def routed_to_some(masks: LayerMasks) -> dict[str, Masks]:
     # A random order of the layers at each position; the first of it are replaced.
     places = torch.rand(*shape, count, device=first.device).argsort(-1).argsort(-1)
     chosen = places < most.unsqueeze(-1)
-    return {
-        name: Masks(masks[name].mask, masks[name].delta, chosen[..., at])
-        for at, name in enumerate(names)
-    }
+    return {name: Masks(masks[name].mask, masks[name].delta, chosen[..., at]) for at, name in enumerate(names)}
 
 
 def whole(masks: LayerMasks, reconstruct: Reconstruct) -> Tensor:

@@ -46,8 +46,7 @@ def write_results(
     """
     figures = {name: last_evaluation(folder / "runs" / name) for name in names}
     hashes = {
-        name: {world: one["state_hash"] for world, one in proof["worlds"].items()}
-        for name, proof in proofs.items()
+        name: {world: one["state_hash"] for world, one in proof["worlds"].items()} for name, proof in proofs.items()
     }
     same = all(len(set(found.values())) == 1 for found in hashes.values())
     same = same and not any(compared.values())
@@ -152,9 +151,7 @@ def _panels(rows: Rows, curves: Mapping[str, Rows]) -> list[Panel]:
 
     def lines(start: str, mark: bool = True) -> list[Line]:
         chosen = [name for name in names if name.startswith(start)]
-        return [
-            _line(rows, name, name.removeprefix(start), at, mark) for at, name in enumerate(chosen)
-        ]
+        return [_line(rows, name, name.removeprefix(start), at, mark) for at, name in enumerate(chosen)]
 
     error = "kl/" if any(name.startswith("kl/") for name in names) else "mse/"
     panels = [
@@ -180,7 +177,7 @@ def _maps(trained: Trained) -> str:
     first = [
         heatmap(f"Importances in {name}", sorted_columns(found), "features, one at a time", "components")
         for name, found in probed.items()
-    ]  # fmt: skip
+    ]
     second = []
     for name, found in probed.items():
         components, order = model.components_for(name), _order(found)
@@ -209,7 +206,7 @@ def _text_maps(trained: Trained) -> str:
     for name, needed in list(lower.items())[:SHOWN]:
         found = needed[0]
         used = found.sum(0).argsort(descending=True)[: max(1, int((found.sum(0) > 0).sum()))]
-        maps.append(heatmap(f"Importances in {name}", found[:, used], "words", "components that are needed"))  # fmt: skip
+        maps.append(heatmap(f"Importances in {name}", found[:, used], "words", "components that are needed"))
     components = model.components_for(next(iter(lower)))
     v = components.v.detach()
     strongest = v.abs().amax(0).argsort(descending=True)[:32]
@@ -220,11 +217,7 @@ def _text_maps(trained: Trained) -> str:
 
 def _ranks(hashes: Mapping[str, Mapping[str, str]], compared: Mapping[str, Sequence[str]]) -> str:
     rows = [
-        [
-            f"{name}, 4 steps",
-            ", ".join(found),
-            "identical" if len(set(found.values())) == 1 else "different",
-        ]
+        [f"{name}, 4 steps", ", ".join(found), "identical" if len(set(found.values())) == 1 else "different"]
         for name, found in hashes.items()
     ]
     complete = [

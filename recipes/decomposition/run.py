@@ -35,11 +35,11 @@ class Recipe(Commands):
         config, ranks = HERE / "config" / name, ["--nproc", str(self.ranks)]
         self.samestep(f"{name}: target", "launch", config / "target.yaml", *ranks, *self.overrides)
         if name != AT_EVERY_SIZE:
-            self.samestep(f"{name}: decomposition", "launch", config / "single.yaml", *ranks, *self.overrides)  # fmt: skip
+            self.samestep(f"{name}: decomposition", "launch", config / "single.yaml", *ranks, *self.overrides)
             return
         self.samestep(f"{name}: on one process", "train", config / "single.yaml", *self.overrides)
         for size in ("two", "four"):
-            self.samestep(f"{name}: on {size} ranks", "launch", config / f"{size}.yaml", *self.overrides)  # fmt: skip
+            self.samestep(f"{name}: on {size} ranks", "launch", config / f"{size}.yaml", *self.overrides)
 
     def verify(self, name: str) -> dict[str, Any]:
         """A few steps on one, two and four ranks, evaluations included."""

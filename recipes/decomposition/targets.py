@@ -63,8 +63,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         rows, length, width = x.shape
         query, key, value = (
-            layer(x).view(rows, length, self.heads, -1).transpose(1, 2)
-            for layer in (self.query, self.key, self.value)
+            layer(x).view(rows, length, self.heads, -1).transpose(1, 2) for layer in (self.query, self.key, self.value)
         )
         scores = query @ key.transpose(-1, -2) / math.sqrt(width / self.heads)
         later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)

@@ -49,9 +49,7 @@ class ExperimentTask(Task):
 class Target(ExperimentTask):
     """Trains a model that is to be decomposed, and writes its weights to `files/target.pt`."""
 
-    def __init__(
-        self, experiment: str, sizes: Mapping[str, Any] | None = None, valid_samples: int = 4096
-    ) -> None:
+    def __init__(self, experiment: str, sizes: Mapping[str, Any] | None = None, valid_samples: int = 4096) -> None:
         super().__init__(experiment, sizes or {}, valid_samples)
 
     def model(self) -> nn.Module:
@@ -111,9 +109,7 @@ class Decomposition(ExperimentTask):
         """
         super().__init__(experiment, sizes or {}, valid_samples)
         if wrong := [name for name in losses if name not in LOSSES]:
-            raise TaskError(
-                f"loss_weights has {', '.join(wrong)}: give some of {', '.join(LOSSES)}"
-            )
+            raise TaskError(f"loss_weights has {', '.join(wrong)}: give some of {', '.join(LOSSES)}")
         self._final_shares = dict(final_shares or {})
         if wrong := [name for name in self._final_shares if name not in losses]:
             raise TaskError(f"params.final_shares has {', '.join(wrong)}: loss_weights does not")
@@ -181,9 +177,7 @@ class Decomposition(ExperimentTask):
             metrics["identity_error"].update(self._identity_errors(inner, x.device))
         return self.loss(model, batch)
 
-    def _measure(
-        self, name: str, output: Tensor, seen: Seen, x: Tensor, metrics: Mapping[str, Any]
-    ) -> None:
+    def _measure(self, name: str, output: Tensor, seen: Seen, x: Tensor, metrics: Mapping[str, Any]) -> None:
         error = output_error(self._experiment.error, output, seen.output)
         if self._experiment.error == "mse":
             metrics["mse"].update(name, error, output.numel())

@@ -95,9 +95,7 @@ class Digits(Task):
 
         return {"accuracy": MulticlassAccuracy(CLASSES, average="micro")}
 
-    def evaluate(
-        self, model: nn.Module, batch: LaneBatch, metrics: Mapping[str, Metric]
-    ) -> tuple[Tensor, int]:
+    def evaluate(self, model: nn.Module, batch: LaneBatch, metrics: Mapping[str, Metric]) -> tuple[Tensor, int]:
         logits = model(batch.x)
         metrics["accuracy"].update(logits, batch.y)
         return F.cross_entropy(logits, batch.y, reduction="sum"), len(batch)

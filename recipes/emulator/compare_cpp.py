@@ -62,9 +62,7 @@ def compare(run: Path, file: Path, program: Path, patterns: int) -> dict[str, An
             here = getattr(trained.model, method)(takes).detach().double()
             there = numbers_of(output, method)
             differences[method] = float((here - there).abs().max() / here.abs().max())
-    names = [
-        line for line in output.splitlines() if line.startswith(("input_", "output_", "meta "))
-    ]
+    names = [line for line in output.splitlines() if line.startswith(("input_", "output_", "meta "))]
     return {"patterns": len(x), "differences": differences, "printed": names}
 
 

@@ -49,7 +49,7 @@ VARIABLES = {
     "aice": Variable("ocean", "sea_ice_area_fraction", "1"),
     "vice": Variable("ocean", "sea_ice_volume_per_unit_area", "m"),
 }
-INPUTS = ("sst", "sss", "tair", "tsfc", "hi", "hs", "sice", "uocn", "vocn", "uatm", "vatm", "qref", "flwdn", "fswdn")  # fmt: skip
+INPUTS = ("sst", "sss", "tair", "tsfc", "hi", "hs", "sice", "uocn", "vocn", "uatm", "vatm", "qref", "flwdn", "fswdn")
 OUTPUTS = ("aice", "vice")
 
 _MEANS_AND_RANGES = {
@@ -90,9 +90,7 @@ def true_state(x: Tensor) -> Tensor:
 
 def _smooth(rng: np.random.Generator, times: int, rows: int, columns: int) -> NDArray[np.float64]:
     """A sum of waves with a mean of about 0 and a standard deviation of about 1."""
-    t, y, x = np.meshgrid(
-        np.linspace(0, 1, times), np.linspace(0, 1, rows), np.linspace(0, 1, columns), indexing="ij"
-    )
+    t, y, x = np.meshgrid(np.linspace(0, 1, times), np.linspace(0, 1, rows), np.linspace(0, 1, columns), indexing="ij")
     field = np.zeros_like(t)
     for _ in range(_WAVES):
         a, b, c = rng.normal(0, 6, 3)
@@ -140,15 +138,11 @@ def write_fields(folder: Path, times: int, rows: int, columns: int, seed: int = 
         "time": ("time", np.arange(times) * 6.0, {"units": "hours since 2026-01-01", "axis": "T"}),
         "y": ("y", np.linspace(60, 89, rows), {"standard_name": "latitude", "units": "degrees_north"}),
         "x": ("x", np.linspace(0, 359, columns), {"standard_name": "longitude", "units": "degrees_east"}),
-    }  # fmt: skip
+    }
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for file in ("atmosphere", "ocean"):
-        data = {
-            name: _array(fields[name], variable)
-            for name, variable in VARIABLES.items()
-            if variable.file == file
-        }
+        data = {name: _array(fields[name], variable) for name, variable in VARIABLES.items() if variable.file == file}
         dataset = xr.Dataset(data, coords=coordinates, attrs={"Conventions": "CF-1.8"})
         path = folder / f"{file}.nc"
         partial = path.with_suffix(".nc.partial")

@@ -31,7 +31,7 @@ def measure(folder: Path, world: int, options: Sequence[str], overrides: Sequenc
     if done.returncode:
         raise LaunchError(f"{' '.join(command)} failed: {done.stdout}{done.stderr}")
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    speeds = [row["samples_per_second"] for row in map(json.loads, lines) if "samples_per_second" in row]  # fmt: skip
+    speeds = [row["samples_per_second"] for row in map(json.loads, lines) if "samples_per_second" in row]
     memory = json.loads((run / "files" / "memory.json").read_text(encoding="utf-8"))
     return {
         "world": world,
@@ -49,23 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--worlds", default="1,2,4")
     parser.add_argument("--times", type=int, default=240)
     parser.add_argument("--size", type=int, nargs=2, default=(96, 128), metavar=("ROWS", "COLUMNS"))
-    parser.add_argument(
-        "--via", help="slurm or srun: a node for each rank; otherwise on this machine"
-    )
+    parser.add_argument("--via", help="slurm or srun: a node for each rank; otherwise on this machine")
     parser.add_argument("overrides", nargs="*", help="section.key=value")
     given = parser.parse_intermixed_args(arguments)
     try:
         if given.folder.exists() and any(given.folder.iterdir()):
             raise OutputError(f"{given.folder} is not empty: give another folder")
         given.folder.mkdir(parents=True, exist_ok=True)
-        make = [
-            HERE / "fields.py",
-            "data",
-            "--times",
-            str(given.times),
-            "--size",
-            *map(str, given.size),
-        ]
+        make = [HERE / "fields.py", "data", "--times", str(given.times), "--size", *map(str, given.size)]
         subprocess.run([sys.executable, *map(str, make)], check=True, cwd=given.folder)
         found = []
         for world in map(int, given.worlds.split(",")):

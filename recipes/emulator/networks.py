@@ -19,12 +19,7 @@ class Emulator(nn.Module):
     meta: dict[str, str]
 
     def __init__(
-        self,
-        inputs: dict[str, int],
-        outputs: dict[str, int],
-        meta: dict[str, str],
-        hidden: int,
-        layers: int,
+        self, inputs: dict[str, int], outputs: dict[str, int], meta: dict[str, str], hidden: int, layers: int
     ) -> None:
         """Args:
         inputs: the names of the inputs, with their levels.

@@ -66,9 +66,7 @@ class Fields:
 
     def __post_init__(self) -> None:
         if not self.inputs or not self.outputs:
-            raise TaskError(
-                "params.inputs or params.outputs is empty: give names of variables in the files"
-            )
+            raise TaskError("params.inputs or params.outputs is empty: give names of variables in the files")
         if self.mask not in _MASKS:
             raise TaskError(f"params.mask is {self.mask!r}: give {', '.join(_MASKS)}")
         if not 0 < self.thin <= 1 or self.valid_every < 2:
@@ -106,11 +104,7 @@ class Fields:
             if found is not None:
                 return found._replace(file=file)
         unknown = Variable("", name, "1")
-        return (
-            unknown
-            if all(getattr(self, file).is_file() for file in _FILES)
-            else VARIABLES.get(name, unknown)
-        )
+        return unknown if all(getattr(self, file).is_file() for file in _FILES) else VARIABLES.get(name, unknown)
 
     def _read_names(self) -> list[str]:
         """The columns, and what the mask looks at."""
@@ -125,9 +119,7 @@ class Fields:
             with xr.open_dataset(path, decode_times=False) as dataset:
                 counts.append(int(dataset.sizes["time"]))
         if len(set(counts)) > 1:
-            raise TaskError(
-                f"{self.atmosphere} has {counts[0]} times, and {self.ocean} has {counts[1]}"
-            )
+            raise TaskError(f"{self.atmosphere} has {counts[0]} times, and {self.ocean} has {counts[1]}")
         return counts[0]
 
     def is_valid(self, time: int) -> bool:
@@ -219,8 +211,7 @@ class Patterns:
         times = fields.times()
         rank, world = (0, 1) if context is None else (context.rank, context.world)
         mine = {
-            time: Moments.of(fields.read(time))
-            for time in range(times * rank // world, times * (rank + 1) // world)
+            time: Moments.of(fields.read(time)) for time in range(times * rank // world, times * (rank + 1) // world)
         }
         found = [mine] if context is None else context.gather(mine)
         by_time = {time: moments for share in found for time, moments in share.items()}
@@ -248,9 +239,7 @@ class Patterns:
 
     def rows(self, valid: bool) -> int:
         """How many there are."""
-        return sum(
-            count for time, count in enumerate(self.counts) if self.fields.is_valid(time) == valid
-        )
+        return sum(count for time, count in enumerate(self.counts) if self.fields.is_valid(time) == valid)
 
 
 @dataclass

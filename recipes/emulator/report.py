@@ -24,11 +24,7 @@ Rows = list[dict[str, Any]]
 
 
 def write_results(
-    folder: Path,
-    proof: Mapping[str, Any],
-    compared: Mapping[str, Any] | None,
-    seconds: Mapping[str, float],
-    path: Path,
+    folder: Path, proof: Mapping[str, Any], compared: Mapping[str, Any] | None, seconds: Mapping[str, float], path: Path
 ) -> None:
     """Write the page.
 
@@ -79,7 +75,7 @@ class Found:
         states = true_state(wide)
         self.true_jacobian = torch.stack(
             [torch.autograd.grad(column.sum(), wide, retain_graph=True)[0] for column in states.unbind(1)], 1
-        )  # fmt: skip
+        )
 
     @classmethod
     def of(cls, folder: Path) -> Found:
@@ -103,15 +99,13 @@ class Found:
     def panels(self) -> list[Panel]:
         """What is true on the horizontal axis, what was learnt on the vertical one."""
         return [
-            *_beside(
-                [f"{name}, predicted" for name in OUTPUTS], self.true.unbind(1), self.predicted.unbind(1)
-            ),
+            *_beside([f"{name}, predicted" for name in OUTPUTS], self.true.unbind(1), self.predicted.unbind(1)),
             *_beside(
                 [f"change of {name} with each input" for name in OUTPUTS],
                 [part.flatten() for part in self.true_jacobian.unbind(1)],
                 [part.flatten() for part in self.jacobian.unbind(1)],
             ),
-        ]  # fmt: skip
+        ]
 
 
 def _beside(titles: Sequence[str], true: Sequence[Tensor], learnt: Sequence[Tensor]) -> list[Panel]:
@@ -159,7 +153,7 @@ def _figures(rows: Rows, found: Found) -> str:
             ("distance of the Jacobian from the true one, of that one's size", found.error(), ""),
             ("condition number of the Jacobian, mean", best["jacobian/condition"], ""),
         ],
-    )  # fmt: skip
+    )
 
 
 def _line(rows: Rows, key: str, name: str, color: str, mark: bool = True) -> Line:
@@ -174,13 +168,9 @@ def _first(value: Any) -> Any:
 
 
 def _training_panels(rows: Rows) -> list[Panel]:
-    losses = [
-        _line(rows, "loss", "loss", COLORS[0], False),
-        _line(rows, "val_loss", "validation loss", COLORS[1]),
-    ]
+    losses = [_line(rows, "loss", "loss", COLORS[0], False), _line(rows, "val_loss", "validation loss", COLORS[1])]
     errors = [
-        _line(rows, f"rmse_{name}", f"RMSE of {name}", color)
-        for name, color in zip(OUTPUTS, COLORS[2:], strict=False)
+        _line(rows, f"rmse_{name}", f"RMSE of {name}", color) for name, color in zip(OUTPUTS, COLORS[2:], strict=False)
     ]
     return [
         Panel(title="mean square error, scaled", lines=losses, ylog=True),
@@ -209,10 +199,7 @@ def _jacobian_panels(rows: Rows) -> list[Panel]:
 
 
 def _still_panels(rows: Rows) -> list[Panel]:
-    losses = [
-        _line(rows, "loss", "loss", COLORS[0], False),
-        _line(rows, "val_loss", "validation loss", COLORS[1]),
-    ]
+    losses = [_line(rows, "loss", "loss", COLORS[0], False), _line(rows, "val_loss", "validation loss", COLORS[1])]
     return [
         Panel(title="Huber loss, scaled", lines=losses, ylog=True),
         Panel(title="learning rate", lines=[_line(rows, "lr", "learning rate", COLORS[3], False)]),
@@ -241,9 +228,7 @@ def _cpp(compared: Mapping[str, Any] | None) -> str:
     if compared is None:
         return "<p>Not compiled here.</p>"
     printed = "<br>".join(f"<code>{html.escape(line[:160])}</code>" for line in compared["printed"])
-    table = _table(
-        ["method", "difference, of the largest number"], list(compared["differences"].items())
-    )
+    table = _table(["method", "difference, of the largest number"], list(compared["differences"].items()))
     return f"<p>C++ and Python on {compared['patterns']} patterns. What the program prints of the file:</p><p>{printed}</p>{table}"
 
 

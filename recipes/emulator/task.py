@@ -71,7 +71,7 @@ class SeaIce(Task):
             raise TaskError("params.jacobian_stopping needs Jacobians, and jacobian_samples is 0")
         self._fields = Fields(
             Path(atmosphere), Path(ocean), tuple(inputs), tuple(outputs), mask, least_ice, level, valid_every, thin
-        )  # fmt: skip
+        )
         self._batch, self._lanes, self._evaluation_batch = global_batch, lanes, evaluation_batch
         self._sizes = {"hidden": hidden, "layers": layers}
         self._loss = loss
@@ -96,20 +96,14 @@ class SeaIce(Task):
     def model(self) -> Emulator:
         """Its scales are those of the training patterns; of a trained one, those of its checkpoint."""
         fields = self._fields
-        levels = {
-            name: fields.level if fields.variable(name).has_levels else 0 for name in fields.columns
-        }
+        levels = {name: fields.level if fields.variable(name).has_levels else 0 for name in fields.columns}
         meta = {
             "mask": fields.mask,
             "loss": self._loss,
             "input_units": ";".join(fields.variable(name).units for name in fields.inputs),
             "output_units": ";".join(fields.variable(name).units for name in fields.outputs),
-            "input_standard_names": ";".join(
-                fields.variable(n).standard_name for n in fields.inputs
-            ),
-            "output_standard_names": ";".join(
-                fields.variable(n).standard_name for n in fields.outputs
-            ),
+            "input_standard_names": ";".join(fields.variable(n).standard_name for n in fields.inputs),
+            "output_standard_names": ";".join(fields.variable(n).standard_name for n in fields.outputs),
         }
         model = Emulator(
             {name: levels[name] for name in fields.inputs},
@@ -176,9 +170,7 @@ class SeaIce(Task):
             return errors
         return {**errors, "jacobian": JacobianMetrics(self._fields.inputs)}
 
-    def evaluate(
-        self, model: nn.Module, batch: LaneBatch, metrics: Mapping[str, Any]
-    ) -> tuple[Tensor, int]:
+    def evaluate(self, model: nn.Module, batch: LaneBatch, metrics: Mapping[str, Any]) -> tuple[Tensor, int]:
         inner = _inner(model)
         x = inner.normalize_input(batch.x)
         errors = (inner.denormalize_output(model(x)) - batch.y).unbind(1)

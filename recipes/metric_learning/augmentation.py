@@ -41,12 +41,7 @@ class Augmented:
     """Turned, moved, enlarged, with another contrast and brightness, and noisy; each time anew."""
 
     def __init__(
-        self,
-        size: int,
-        degrees: float = 12,
-        shift: float = 0.1,
-        zoom: float = 0.15,
-        noise: float = 0.05,
+        self, size: int, degrees: float = 12, shift: float = 0.1, zoom: float = 0.15, noise: float = 0.05
     ) -> None:
         self._size = size
         self._degrees, self._shift, self._zoom, self._noise = degrees, shift, zoom, noise
@@ -56,9 +51,7 @@ class Augmented:
         turn, zoom, right, down, contrast, light = (2 * torch.rand(6) - 1).tolist()
         angle, scale = math.radians(self._degrees * turn), 1 + self._zoom * zoom
         cos, sin = scale * math.cos(angle), scale * math.sin(angle)
-        matrix = torch.tensor(
-            [[cos, -sin, 2 * self._shift * right], [sin, cos, 2 * self._shift * down]]
-        )
+        matrix = torch.tensor([[cos, -sin, 2 * self._shift * right], [sin, cos, 2 * self._shift * down]])
         grid = F.affine_grid(matrix.unsqueeze(0), list(x.shape), align_corners=False)
         moved = F.grid_sample(x, grid, padding_mode="border", align_corners=False)[0]
         moved = (moved - MEAN) * (1 + 0.2 * contrast) + MEAN + 0.1 * light
@@ -106,9 +99,7 @@ def _build(library: Any, entry: Any) -> Any:
     if isinstance(entry, str):
         entry = {entry: {}}
     if not isinstance(entry, Mapping) or len(entry) != 1:
-        raise TaskError(
-            f"params.albumentations has the entry {entry!r}: write Name, or Name: {{argument: value}}"
-        )
+        raise TaskError(f"params.albumentations has the entry {entry!r}: write Name, or Name: {{argument: value}}")
     name, arguments = next(iter(entry.items()))
     made = getattr(library, str(name), None)
     if not isinstance(made, type):

@@ -25,9 +25,7 @@ def list_classes(folder: Path) -> dict[str, list[Path]]:
     """
     if not folder.is_dir():
         raise TaskError(f"there is no folder {folder}: give one that has a folder for each class")
-    found = {
-        inside.name: list_images(inside) for inside in sorted(folder.iterdir()) if inside.is_dir()
-    }
+    found = {inside.name: list_images(inside) for inside in sorted(folder.iterdir()) if inside.is_dir()}
     if not found:
         loose = len(list_images(folder))
         what = f"{loose} images without labels" if loose else "nothing"
@@ -39,17 +37,13 @@ def list_classes(folder: Path) -> dict[str, list[Path]]:
             f"{' '.join(SUFFIXES)}; remove the folders, or fill them"
         )
     if len(found) == 1:
-        raise TaskError(
-            f"{folder} has one class only, {next(iter(found))!r}: a contrast, and a classifier, need two"
-        )
+        raise TaskError(f"{folder} has one class only, {next(iter(found))!r}: a contrast, and a classifier, need two")
     return found
 
 
 def list_images(folder: Path) -> list[Path]:
     """The image files in a folder, by name."""
-    return sorted(
-        path for path in folder.iterdir() if path.is_file() and path.suffix.lower() in SUFFIXES
-    )
+    return sorted(path for path in folder.iterdir() if path.is_file() and path.suffix.lower() in SUFFIXES)
 
 
 def read_image(path: Path) -> Image.Image:
@@ -109,11 +103,7 @@ class Images(Dataset[tuple[Tensor, int]]):
     """
 
     def __init__(
-        self,
-        samples: Sequence[tuple[Path, int]],
-        classes: Sequence[str],
-        transform: Transform,
-        views: int = 1,
+        self, samples: Sequence[tuple[Path, int]], classes: Sequence[str], transform: Transform, views: int = 1
     ) -> None:
         self.samples, self.classes = list(samples), list(classes)
         self._transform, self._views = transform, views
@@ -140,9 +130,7 @@ class Images(Dataset[tuple[Tensor, int]]):
         names = list(found) if classes is None else list(classes)
         unknown = sorted(found.keys() - set(names))
         if unknown:
-            raise TaskError(
-                f"{folder} has classes that the training set has not: {_listed(unknown)}"
-            )
+            raise TaskError(f"{folder} has classes that the training set has not: {_listed(unknown)}")
         samples = [(path, names.index(name)) for name in found for path in found[name]]
         if skip_unreadable:
             wrong = unreadable([path for path, _ in samples])
@@ -150,9 +138,7 @@ class Images(Dataset[tuple[Tensor, int]]):
         return cls(samples, names, transform, views)
 
     @classmethod
-    def unlabelled(
-        cls, folder: Path, transform: Transform, skip_unreadable: bool = False
-    ) -> Images:
+    def unlabelled(cls, folder: Path, transform: Transform, skip_unreadable: bool = False) -> Images:
         """All images in a folder and the folders in it; their class is -1."""
         if not folder.is_dir():
             raise TaskError(f"there is no folder {folder} to read images from")
@@ -167,8 +153,7 @@ class Images(Dataset[tuple[Tensor, int]]):
     def refuse_single_images(self) -> None:
         """Refuse classes of one image: it has no other of its class to be near to."""
         counts = torch.bincount(
-            torch.tensor([label for _, label in self.samples], dtype=torch.long),
-            minlength=len(self.classes),
+            torch.tensor([label for _, label in self.samples], dtype=torch.long), minlength=len(self.classes)
         )
         few = [name for name, count in zip(self.classes, counts.tolist(), strict=True) if count < 2]
         if few:

@@ -56,13 +56,9 @@ def _cross(on: ImageDraw.ImageDraw, x: float, y: float, half: float, color: obje
 SHAPES: dict[str, Callable[..., None]] = {
     "circle": lambda on, x, y, r, color: on.ellipse((x - r, y - r, x + r, y + r), fill=color),
     "square": lambda on, x, y, r, color: on.rectangle((x - r, y - r, x + r, y + r), fill=color),
-    "triangle": lambda on, x, y, r, color: on.polygon(
-        [(x, y - r), (x - r, y + r), (x + r, y + r)], fill=color
-    ),
+    "triangle": lambda on, x, y, r, color: on.polygon([(x, y - r), (x - r, y + r), (x + r, y + r)], fill=color),
     "cross": _cross,
-    "ring": lambda on, x, y, r, color: on.ellipse(
-        (x - r, y - r, x + r, y + r), outline=color, width=3
-    ),
+    "ring": lambda on, x, y, r, color: on.ellipse((x - r, y - r, x + r, y + r), outline=color, width=3),
 }
 
 
@@ -84,9 +80,7 @@ def main() -> int:
     parser.add_argument("--per-class", type=int, help="images of each class, at most")
     given = parser.parse_args()
     try:
-        count = write(
-            {"digits": digits, "shapes": shapes}[given.kind](given.per_class), given.folder
-        )
+        count = write({"digits": digits, "shapes": shapes}[given.kind](given.per_class), given.folder)
     except SamestepError as error:
         print(f"images: {error}", file=sys.stderr)
         return error.exit_code

@@ -55,9 +55,7 @@ class Embedder(nn.Module):
         super().__init__()
         self.encoder = encoder
         features = encoder.features
-        self.head = nn.Sequential(
-            nn.Linear(features, features), nn.ReLU(), nn.Linear(features, size)
-        )
+        self.head = nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, size))
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.encoder(images))

@@ -25,12 +25,7 @@ Rows = list[dict[str, Any]]
 
 
 def write_results(
-    first: Path,
-    second: Path,
-    range_test: Mapping[str, Any],
-    folder: Path,
-    seconds: Mapping[str, float],
-    path: Path,
+    first: Path, second: Path, range_test: Mapping[str, Any], folder: Path, seconds: Mapping[str, float], path: Path
 ) -> None:
     """Write the page.
 
@@ -81,7 +76,7 @@ def _figures(one: Rows, two: Rows, first: Path) -> str:
         ("1", "precision@1 of the mean of the best checkpoints", average, precision),
         ("2", "accuracy", best(two, "accuracy"), accuracy),
         ("2", "macro F1", best(two, "macro_f1"), ""),
-    ]  # fmt: skip
+    ]
     lines = "".join(
         f'<tr><td>{stage}</td><td>{name}</td><td class="number">{value:.4f}</td><td>{goal}</td></tr>'
         for stage, name, value, goal in table
@@ -107,10 +102,7 @@ def _line(rows: Rows, key: str, name: str, color: str, mark: bool = True) -> Lin
 
 def _first_panels(rows: Rows) -> list[Panel]:
     return [
-        Panel(
-            title="SupCon over the global batch",
-            lines=[_line(rows, "loss", "loss", COLORS[0], False)],
-        ),
+        Panel(title="SupCon over the global batch", lines=[_line(rows, "loss", "loss", COLORS[0], False)]),
         Panel(
             title="precision@1",
             lines=[
@@ -123,12 +115,8 @@ def _first_panels(rows: Rows) -> list[Panel]:
 
 
 def _range_panel(found: Mapping[str, Any]) -> Panel:
-    losses = Line(
-        name="loss", group="loss", x=found["rates"], y=found["losses"], color="#9db4c8", width=1
-    )
-    smooth = Line(
-        name="smoothed", group="smoothed", x=found["rates"], y=found["smoothed"], color=COLORS[0]
-    )
+    losses = Line(name="loss", group="loss", x=found["rates"], y=found["losses"], color="#9db4c8", width=1)
+    smooth = Line(name="smoothed", group="smoothed", x=found["rates"], y=found["smoothed"], color=COLORS[0])
     marks = [
         Line(
             name=f"{rule} {rate:.3g}", group=f"{rule} {rate:.3g}", x=[rate],
@@ -150,14 +138,8 @@ def _at(found: Mapping[str, Any], rate: float) -> float:
 
 
 def _second_panels(rows: Rows) -> list[Panel]:
-    losses = [
-        _line(rows, "loss", "loss", COLORS[0], False),
-        _line(rows, "val_loss", "validation loss", COLORS[1]),
-    ]
-    scores = [
-        _line(rows, "accuracy", "accuracy", COLORS[2]),
-        _line(rows, "macro_f1", "macro F1", COLORS[3]),
-    ]
+    losses = [_line(rows, "loss", "loss", COLORS[0], False), _line(rows, "val_loss", "validation loss", COLORS[1])]
+    scores = [_line(rows, "accuracy", "accuracy", COLORS[2]), _line(rows, "macro_f1", "macro F1", COLORS[3])]
     return [Panel(title="cross entropy", lines=losses), Panel(title="validation", lines=scores)]
 
 

@@ -32,9 +32,7 @@ class Recipe(Commands):
         images, data = self.folder / "images", self.folder / "data"
         fewer = [] if per_class is None else ["--per-class", str(per_class)]
         self.python("images", HERE / "images.py", kind, images, *fewer)
-        self.python(
-            "split", HERE / "split.py", images, data, "--mode", "fixed", "--val-share", "0.2"
-        )
+        self.python("split", HERE / "split.py", images, data, "--mode", "fixed", "--val-share", "0.2")
 
     def first_stage(self, overrides: list[str]) -> None:
         self.samestep(
@@ -58,31 +56,21 @@ class Recipe(Commands):
         )  # fmt: skip
         found: dict[str, object] = json.loads(text)
         suggested = found["suggestions"]
-        rate = (
-            [f"optimizer.lr={suggested['valley']}"]
-            if isinstance(suggested, dict) and suggested
-            else []
-        )
-        self.samestep(
-            "stage 2", "launch", config, "--nproc", str(self.ranks), *common, *rate
-        )  # fmt: skip
+        rate = [f"optimizer.lr={suggested['valley']}"] if isinstance(suggested, dict) and suggested else []
+        self.samestep("stage 2", "launch", config, "--nproc", str(self.ranks), *common, *rate)
         return found
 
     def use(self) -> None:
         """Predict a folder, draw the embeddings, write files for others."""
         labels = self.folder / "labels.csv"
-        self.samestep(
-            "predict", "predict", self.second, self.folder / "data" / "valid", "--output", labels
-        )
+        self.samestep("predict", "predict", self.second, self.folder / "data" / "valid", "--output", labels)
         self.samestep(
             "embeddings", "plot", self.first, "--embeddings", "--weights", "average", "--report",
             self.folder / "embeddings.html",
         )  # fmt: skip
         for run, weights in ((self.first, "ema"), (self.second, "raw")):
             target = self.folder / f"{run.name}.pt"
-            self.samestep(
-                "export", "export", run, "--to", "pt", "--output", target, "--weights", weights
-            )  # fmt: skip
+            self.samestep("export", "export", run, "--to", "pt", "--output", target, "--weights", weights)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

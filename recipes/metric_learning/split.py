@@ -66,21 +66,15 @@ def split(
     most = int(max_ratio * min(map(len, classes.values())))
     # Each class by a draw of its own: another class's images change nothing for it.
     used = {
-        name: random.Random(f"{seed} {name}").sample(images, min(most, len(images)))
-        for name, images in classes.items()
+        name: random.Random(f"{seed} {name}").sample(images, min(most, len(images))) for name, images in classes.items()
     }
     if mode == "random":
         return _pooled(used, val_share, seed)
     total = sum(map(len, used.values()))
     per_class = int(int(total * val_share) / len(used))
-    counts = {
-        name: per_class if mode == "flat" else int(len(images) * val_share)
-        for name, images in used.items()
-    }
+    counts = {name: per_class if mode == "flat" else int(len(images) * val_share) for name, images in used.items()}
     kept = {
-        name: images
-        for name, images in used.items()
-        if mode != "flat" or len(images) - counts[name] >= min_per_class
+        name: images for name, images in used.items() if mode != "flat" or len(images) - counts[name] >= min_per_class
     }
     notes = tuple(
         f"dropped {name!r}: {max(len(used[name]) - counts[name], 0)} images would be left to train on, "
@@ -100,10 +94,7 @@ def _pooled(used: Classes, val_share: float, seed: int) -> Split:
     everything = [(name, path) for name, images in used.items() for path in images]
     drawn = set(random.Random(seed).sample(everything, int(len(everything) * val_share)))
     train, valid = (
-        {
-            name: [path for path in images if ((name, path) in drawn) is held_out]
-            for name, images in used.items()
-        }
+        {name: [path for path in images if ((name, path) in drawn) is held_out] for name, images in used.items()}
         for held_out in (False, True)
     )
     if not drawn:
@@ -120,9 +111,7 @@ def _pooled(used: Classes, val_share: float, seed: int) -> Split:
 
 def _checked(train: Classes, valid: Classes, notes: tuple[str, ...], val_share: float) -> Split:
     if len(train) < 2:
-        raise TaskError(
-            f"{len(train)} classes are left ({'; '.join(notes)}): lower --min-per-class, or add images"
-        )
+        raise TaskError(f"{len(train)} classes are left ({'; '.join(notes)}): lower --min-per-class, or add images")
     without = [name for name, images in valid.items() if not images]
     if without:
         raise TaskError(
@@ -153,9 +142,7 @@ def run(given: argparse.Namespace) -> None:
     emptied = [name for name, images in readable.items() if not images]
     if emptied:
         raise TaskError(f"no image of {', '.join(map(repr, emptied))} can be read")
-    made = split(
-        readable, given.mode, given.val_share, given.max_ratio, given.min_per_class, given.seed
-    )
+    made = split(readable, given.mode, given.val_share, given.max_ratio, given.min_per_class, given.seed)
     for path in wrong:
         print(f"split: skipped {path}, which cannot be read", file=sys.stderr)
     for note in made.notes:

@@ -65,9 +65,7 @@ class Folders(Task):
         return self._named(found)
 
     def valid_data(self) -> Images:
-        found = Images.labelled(
-            self._data / "valid", self._plain, 1, self.classes, skip_unreadable=self._skip
-        )
+        found = Images.labelled(self._data / "valid", self._plain, 1, self.classes, skip_unreadable=self._skip)
         return self._named(found)
 
     def reference_data(self, name: str) -> Images | None:
@@ -129,16 +127,13 @@ class SecondStage(Folders):
             )
         saved = load_file(self._first)
         encoder = {
-            name.removeprefix("encoder."): tensor
-            for name, tensor in saved.items()
-            if name.startswith("encoder.")
+            name.removeprefix("encoder."): tensor for name, tensor in saved.items() if name.startswith("encoder.")
         }
         try:
             model.encoder.load_state_dict(encoder)
         except RuntimeError as error:
             raise TaskError(
-                f"params.first: {self._first} holds another encoder than params.backbone and "
-                f"params.width say: {error}"
+                f"params.first: {self._first} holds another encoder than params.backbone and params.width say: {error}"
             ) from None
         return model
 
@@ -146,9 +141,7 @@ class SecondStage(Folders):
         return self.train_images(views=1)
 
     def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
-        loss = F.cross_entropy(
-            model(batch.x), batch.y, reduction="sum", label_smoothing=self.smoothing
-        )
+        loss = F.cross_entropy(model(batch.x), batch.y, reduction="sum", label_smoothing=self.smoothing)
         return loss, len(batch)
 
     def metrics(self) -> Mapping[str, Metric]:
@@ -161,9 +154,7 @@ class SecondStage(Folders):
             "macro_f1": MulticlassF1Score(classes, average="macro"),
         }
 
-    def evaluate(
-        self, model: nn.Module, batch: LaneBatch, metrics: Mapping[str, Metric]
-    ) -> tuple[Tensor, int]:
+    def evaluate(self, model: nn.Module, batch: LaneBatch, metrics: Mapping[str, Metric]) -> tuple[Tensor, int]:
         logits = model(batch.x)
         for metric in metrics.values():
             metric.update(logits, batch.y)

@@ -13,9 +13,7 @@ from samestep.errors import TaskError, TextError
 from samestep.parsing.files import read_lines
 from samestep.parsing.json_text import parse_json
 
-TYPES = (
-    "DESIGNATION", "EDUCATION", "EMAIL", "EXPERIENCE", "LOCATION", "NAME", "PHONE", "SKILL",
-)  # fmt: skip
+TYPES = ("DESIGNATION", "EDUCATION", "EMAIL", "EXPERIENCE", "LOCATION", "NAME", "PHONE", "SKILL")
 """What the made-up documents are annotated with."""
 MOST = 10
 """Mistakes of a file that are listed."""
@@ -85,9 +83,7 @@ def _lines(path: Path) -> list[str]:
 
 def _document(value: Any, types: Sequence[str] | None) -> Document:
     if not isinstance(value, dict) or not isinstance(value.get("text"), str):
-        raise TextError(
-            'is no document: write {"text": "...", "annotations": [[start, end, "TYPE"]]}'
-        )
+        raise TextError('is no document: write {"text": "...", "annotations": [[start, end, "TYPE"]]}')
     text, given = value["text"], value.get("annotations", [])
     if not text.strip():
         raise TextError("has an empty text")

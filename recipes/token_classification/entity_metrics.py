@@ -39,11 +39,7 @@ class TokenMacroF1(Counts):
         """Count a batch: numbers of labels, both (samples, tokens)."""
         kept = labels != IGNORED
         predicted, labels = predicted[kept].cpu(), labels[kept].cpu()
-        for column, numbers in (
-            (RIGHT, labels[predicted == labels]),
-            (PREDICTED, predicted),
-            (TRUE, labels),
-        ):
+        for column, numbers in ((RIGHT, labels[predicted == labels]), (PREDICTED, predicted), (TRUE, labels)):
             self.counts[:, column] += torch.bincount(numbers, minlength=len(self.names))
 
     def compute(self) -> float:

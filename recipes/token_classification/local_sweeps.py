@@ -18,8 +18,7 @@ def main() -> None:
     profile, *overrides = sys.argv[1:] or [""]
     if profile not in names:
         print(
-            f"local_sweeps: the profile is {profile!r}: give one of {', '.join(names)}, then key=value",
-            file=sys.stderr,
+            f"local_sweeps: the profile is {profile!r}: give one of {', '.join(names)}, then key=value", file=sys.stderr
         )
         sys.exit(2)
     sys.argv = ["samestep", "sweep", "run", str(PROFILES / f"{profile}.yaml"), *overrides]

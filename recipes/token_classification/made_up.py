@@ -40,16 +40,7 @@ LEVELS = ("Senior", "Junior", "Lead", "Chief", "Deputy")
 FIELDS = ("Data", "Sales", "Software", "Support", "Marketing", "Research", "Network")
 ROLES = ("Engineer", "Manager", "Analyst", "Scientist", "Consultant", "Architect")
 DEGREES = ("BSc in", "MSc in", "PhD in", "Master of", "Bachelor of", "Diploma in")
-SUBJECTS = (
-    "Physics",
-    "Chemistry",
-    "Economics",
-    "Computer Science",
-    "Statistics",
-    "Fine Arts",
-    "History",
-    "Law",
-)
+SUBJECTS = ("Physics", "Chemistry", "Economics", "Computer Science", "Statistics", "Fine Arts", "History", "Law")
 ASIDES = (
     "References are available on request.", "The company was founded 5 years ago.", "The team of 12 works in shifts.",
     "Our office is near the old harbour.", "Orders with number 4471 were shipped.", "He reports to the board.",
@@ -73,9 +64,7 @@ def _email(rng: random.Random) -> str:
 
 def _phone(rng: random.Random) -> str:
     number = f"555-01{rng.randint(0, 99):02d}"
-    return rng.choice(
-        (f"+1 {rng.randint(200, 989)} {number}", f"({rng.randint(200, 989)}) {number}", number)
-    )
+    return rng.choice((f"+1 {rng.randint(200, 989)} {number}", f"({rng.randint(200, 989)}) {number}", number))
 
 
 def _designation(rng: random.Random) -> str:
@@ -163,9 +152,7 @@ def main() -> int:
     except SamestepError as error:
         print(f"made_up: {error}", file=sys.stderr)
         return error.exit_code
-    print(
-        f"wrote {given.data}: {given.train} documents to train on, {given.valid} to validate with"
-    )
+    print(f"wrote {given.data}: {given.train} documents to train on, {given.valid} to validate with")
     return 0
 
 

@@ -60,10 +60,7 @@ def make_model(
         dropout: None for the default.
     """
     transformers = _transformers()
-    named = {
-        "id2label": dict(enumerate(labels)),
-        "label2id": {label: number for number, label in enumerate(labels)},
-    }
+    named = {"id2label": dict(enumerate(labels)), "label2id": {label: number for number, label in enumerate(labels)}}
     if not checkpoint:
         small = transformers.DistilBertConfig(
             vocab_size=len(tokenizer), max_position_embeddings=max_length, pad_token_id=tokenizer.pad_token_id,
@@ -74,13 +71,9 @@ def make_model(
     try:
         config = transformers.AutoConfig.from_pretrained(checkpoint, **named)
         # RoBERTa's positions are two more than it can read; its tokenizer knows.
-        longest = min(
-            getattr(config, "max_position_embeddings", max_length), tokenizer.model_max_length
-        )
+        longest = min(getattr(config, "max_position_embeddings", max_length), tokenizer.model_max_length)
         if max_length > longest:
-            raise TaskError(
-                f"params.max_length is {max_length}, and {checkpoint} reads {longest} tokens at most"
-            )
+            raise TaskError(f"params.max_length is {max_length}, and {checkpoint} reads {longest} tokens at most")
         loaded: nn.Module = transformers.AutoModelForTokenClassification.from_pretrained(
             checkpoint, config=_dropping(config, dropout), ignore_mismatched_sizes=True
         )

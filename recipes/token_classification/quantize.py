@@ -35,9 +35,7 @@ def quantize(source: Path, target: Path) -> None:
     except ImportError:
         raise MissingExtraError("quantize.py", "onnx") from None
     before = logging.root.manager.disable
-    logging.disable(
-        logging.WARNING
-    )  # advice to run a step for models with shapes that are not known
+    logging.disable(logging.WARNING)  # advice to run a step for models with shapes that are not known
     try:
         quantize_dynamic(source, target, weight_type=QuantType.QInt8)
     finally:
@@ -118,7 +116,7 @@ def main() -> int:
         print(json.dumps(found))
         return 0
     for row in found["files"]:
-        print(f"{row['file']}: {row['bytes']} bytes, macro F1 {row['macro_f1']:.4f}, entity F1 {row['entity_f1']:.4f}")  # fmt: skip
+        print(f"{row['file']}: {row['bytes']} bytes, macro F1 {row['macro_f1']:.4f}, entity F1 {row['entity_f1']:.4f}")
     print(f"{found['agreement']:.2%} of {found['tokens']} tokens get the same label from both")
     return 0
 

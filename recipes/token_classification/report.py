@@ -20,11 +20,7 @@ SHOWN = 6
 
 
 def write_results(
-    folder: Path,
-    sweep: Mapping[str, Any],
-    compared: Mapping[str, Any],
-    seconds: Mapping[str, float],
-    path: Path,
+    folder: Path, sweep: Mapping[str, Any], compared: Mapping[str, Any], seconds: Mapping[str, float], path: Path
 ) -> None:
     """Write the page.
 
@@ -89,14 +85,8 @@ def _panels(run: Path) -> list[Panel]:
         x, y = [row["step"] + 1 for row in chosen], [row[key] for row in chosen]
         return Line(name=name, group=name, x=x, y=y, color=color, mark=mark)
 
-    losses = [
-        line("loss", "loss", COLORS[0], ""),
-        line("val_loss", "validation loss", COLORS[1]),
-    ]
-    scores = [
-        line("macro_f1", "macro F1", COLORS[2]),
-        line("entity_f1", "F1 of entities", COLORS[3]),
-    ]
+    losses = [line("loss", "loss", COLORS[0], ""), line("val_loss", "validation loss", COLORS[1])]
+    scores = [line("macro_f1", "macro F1", COLORS[2]), line("entity_f1", "F1 of entities", COLORS[3])]
     return [Panel(title="cross entropy", lines=losses), Panel(title="validation", lines=scores)]
 
 
@@ -139,10 +129,7 @@ def _trials(sweep: Mapping[str, Any]) -> str:
 def _quantized(compared: Mapping[str, Any]) -> str:
     table = _table(
         ["file", "bytes", "macro F1", "F1 of entities"],
-        [
-            [Path(row["file"]).name, row["bytes"], row["macro_f1"], row["entity_f1"]]
-            for row in compared["files"]
-        ],
+        [[Path(row["file"]).name, row["bytes"], row["macro_f1"], row["entity_f1"]] for row in compared["files"]],
     )
     share = f"{compared['agreement']:.2%} of {compared['tokens']:,} tokens"
     return f"<p>{share} get the same label from both.</p>{table}"

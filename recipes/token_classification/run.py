@@ -31,9 +31,7 @@ class Recipe(Commands):
         """A training on the training documents, measured on the validation documents."""
         ranks = ["--nproc", str(self.ranks)]
         self.samestep("training", "launch", TRAIN, *ranks, *overrides)
-        self.samestep(
-            "predictions", "predict", "runs/entities", "valid", "--output", "predictions.jsonl"
-        )
+        self.samestep("predictions", "predict", "runs/entities", "valid", "--output", "predictions.jsonl")
 
     def search(self, folds: int, overrides: Sequence[str]) -> dict[str, Any]:
         """A short search; its trials."""
@@ -41,7 +39,7 @@ class Recipe(Commands):
         fixed = [f"space.{key}={{choice: [{value}]}}" for key, _, value in map(_parts, overrides)]
         found = self.samestep(
             "search", "sweep", "run", SMOKE, f"folds.k={folds}", f"parallel={self.ranks}", "--json", *fixed
-        )  # fmt: skip
+        )
         trials: dict[str, Any] = json.loads(found)
         return trials
 
@@ -50,18 +48,14 @@ class Recipe(Commands):
         best = self.samestep("best", "sweep", "best", "smoke", "--config")
         (self.folder / "best.yaml").write_text(best, encoding="utf-8")
         ranks = ["--nproc", str(self.ranks)]
-        self.samestep(
-            "final training", "launch", "best.yaml", *ranks, "refit=true", "name=final", f"epochs={epochs}"
-        )  # fmt: skip
+        self.samestep("final training", "launch", "best.yaml", *ranks, "refit=true", "name=final", f"epochs={epochs}")
         self.python("model folder", HERE / "save_model.py", "runs/final", "model")
 
     def export(self) -> dict[str, Any]:
         """ONNX files, plain and int8, of the training whose validation documents are unseen."""
         onnx, quantized = "runs/entities/export/entities.onnx", "entities-int8.onnx"
         self.samestep("export", "export", "runs/entities", "--to", "onnx")
-        found = self.python(
-            "int8", HERE / "quantize.py", "runs/entities", onnx, quantized, "--json"
-        )
+        found = self.python("int8", HERE / "quantize.py", "runs/entities", onnx, quantized, "--json")
         compared: dict[str, Any] = json.loads(found)
         return compared
 

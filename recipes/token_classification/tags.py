@@ -62,11 +62,7 @@ class Encoder:
         """Where a text is cut: before a word, and never inside of an entity."""
         text = document.text
         encoded = self._tokenizer(
-            text,
-            add_special_tokens=False,
-            return_offsets_mapping=True,
-            truncation=False,
-            verbose=False,
+            text, add_special_tokens=False, return_offsets_mapping=True, truncation=False, verbose=False
         )
         starts = [_without_blanks(text, *offset)[0] for offset in encoded["offset_mapping"]]
         first, begin = 0, 0
@@ -93,10 +89,7 @@ class Encoder:
             for is_special, (one, other) in zip(special, encoded["offset_mapping"], strict=True)
         ]
         tags = tags_of(document, offsets, (start, end))
-        labels = [
-            IGNORED if is_special else self._numbers[tag]
-            for is_special, tag in zip(special, tags, strict=True)
-        ]
+        labels = [IGNORED if is_special else self._numbers[tag] for is_special, tag in zip(special, tags, strict=True)]
         return Sample(number, list(encoded["input_ids"]), labels, offsets)
 
 
@@ -112,9 +105,7 @@ def _is_cut(document: Document, place: int) -> bool:
     return document.text[place - 1].isspace() and not inside
 
 
-def tags_of(
-    document: Document, offsets: Sequence[tuple[int, int]], part: tuple[int, int]
-) -> list[str]:
+def tags_of(document: Document, offsets: Sequence[tuple[int, int]], part: tuple[int, int]) -> list[str]:
     """The tag of each token.
 
     Args:

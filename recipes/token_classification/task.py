@@ -78,9 +78,7 @@ class Entities(Task):
             self.model()
 
     def model(self) -> nn.Module:
-        return make_model(
-            self._checkpoint, self._labels, self.tokenizer, self._max_length, self._sizes, self._dropout
-        )  # fmt: skip
+        return make_model(self._checkpoint, self._labels, self.tokenizer, self._max_length, self._sizes, self._dropout)
 
     def train_data(self) -> Samples:
         return self._read(self._data / "train.jsonl")
@@ -133,9 +131,7 @@ class Entities(Task):
     def _loss(self, logits: Tensor, batch: LaneBatch) -> tuple[Tensor, Tensor]:
         """Summed over tokens, which are what it is a mean of: lanes have different numbers of them."""
         labels = batch.data["labels"]
-        loss = F.cross_entropy(
-            logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
         return loss, (labels != IGNORED).sum()
 
     def metrics(self) -> dict[str, Any]:
@@ -145,9 +141,7 @@ class Entities(Task):
             "per_entity": PerEntity(self._types),
         }
 
-    def evaluate(
-        self, model: nn.Module, batch: LaneBatch, metrics: Mapping[str, Any]
-    ) -> tuple[Tensor, Tensor]:
+    def evaluate(self, model: nn.Module, batch: LaneBatch, metrics: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         logits = self._logits(model, batch)
         predicted = logits.argmax(-1)
         for metric in metrics.values():
@@ -157,17 +151,10 @@ class Entities(Task):
     def predict(self, model: nn.Module, batch: LaneBatch) -> dict[str, Any]:
         """The document's number, and its entities as annotations are written."""
         predicted = self._logits(model, batch).argmax(-1).cpu()
-        rows = zip(
-            predicted, batch.data["labels"].cpu(), batch.data["offsets"].tolist(), strict=True
-        )
-        return {
-            "document": batch.data["document"],
-            "entities": [self._annotations(*row) for row in rows],
-        }
+        rows = zip(predicted, batch.data["labels"].cpu(), batch.data["offsets"].tolist(), strict=True)
+        return {"document": batch.data["document"], "entities": [self._annotations(*row) for row in rows]}
 
     def _annotations(self, numbers: Tensor, labels: Tensor, offsets: Any) -> list[list[Any]]:
         kept = (labels != IGNORED).nonzero().flatten().tolist()
         found = entities_of([self._labels[int(numbers[place])] for place in kept])
-        return [
-            [offsets[kept[start]][0], offsets[kept[end - 1]][1], kind] for start, end, kind in found
-        ]
+        return [[offsets[kept[start]][0], offsets[kept[end - 1]][1], kind] for start, end, kind in found]

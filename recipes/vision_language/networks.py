@@ -66,13 +66,9 @@ class Block(nn.Module):
         self.own_norm, self.own = nn.LayerNorm(dim), Attention(dim, heads)
         self.memory_norm = nn.LayerNorm(dim) if with_memory else None
         self.memory = Attention(dim, heads) if with_memory else None
-        self.mlp = nn.Sequential(
-            nn.LayerNorm(dim), Linear(dim, 4 * dim), nn.ReLU(), Linear(4 * dim, dim)
-        )
+        self.mlp = nn.Sequential(nn.LayerNorm(dim), Linear(dim, 4 * dim), nn.ReLU(), Linear(4 * dim, dim))
 
-    def forward(
-        self, x: Tensor, memory: Tensor | None = None, hidden: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor | None = None, hidden: Tensor | None = None) -> Tensor:
         normed = self.own_norm(x)
         x = x + self.own(normed, normed, hidden)
         if self.memory is not None and self.memory_norm is not None:
@@ -97,9 +93,7 @@ class Captioner(nn.Module):
         self.position = nn.Parameter(0.5 * torch.randn(LENGTH, dim))
         self.text = nn.ModuleList(Block(dim, heads, True) for _ in range(text_layers))
         self.text_norm, self.head = nn.LayerNorm(dim), Linear(dim, len(WORDS))
-        self.register_buffer(
-            "later", torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1), persistent=False
-        )
+        self.register_buffer("later", torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1), persistent=False)
 
     def see(self, pictures: Tensor) -> Tensor:
         """What the decoder attends to: a vector for each patch of pictures of bytes."""
@@ -130,9 +124,7 @@ def loss_of(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """The loss summed over words, and how many these are: captions have different lengths."""
     targets = tokens[:, 1:]
     ignored = WORDS.index(PAD)
-    loss = F.cross_entropy(
-        logits.float().flatten(0, 1), targets.flatten(), ignore_index=ignored, reduction="sum"
-    )
+    loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=ignored, reduction="sum")
     return loss, (targets != ignored).sum()
 
 

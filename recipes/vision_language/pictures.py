@@ -17,17 +17,10 @@ COUNTS = ("one", "two", "three", "four")
 COLOURS = {
     "red": (230, 50, 40), "green": (40, 190, 70), "blue": (60, 90, 240), "yellow": (240, 220, 60), "white": (240, 240, 240),
 }  # fmt: skip
-SHAPES = {
-    "circle": "circles",
-    "square": "squares",
-    "triangle": "triangles",
-    "cross": "crosses",
-}
+SHAPES = {"circle": "circles", "square": "squares", "triangle": "triangles", "cross": "crosses"}
 ROWS, COLUMNS = ("top", "bottom"), ("left", "right")
 PAD, START, END = "<pad>", "<start>", "<end>"
-WORDS = (
-    PAD, START, END, *COUNTS, *COLOURS, *SHAPES, *SHAPES.values(), "at", "the", *ROWS, *COLUMNS,
-)  # fmt: skip
+WORDS = (PAD, START, END, *COUNTS, *COLOURS, *SHAPES, *SHAPES.values(), "at", "the", *ROWS, *COLUMNS)
 """The vocabulary; a token is a word's place in it."""
 LENGTH = 8
 """Tokens of the longest caption, with its end and without its start."""
@@ -56,9 +49,7 @@ def is_held_out(caption: str) -> bool:
     return zlib.crc32(caption.encode()) % _HELD_OUT == 0
 
 
-def draw(
-    rng: np.random.Generator, count: int, held_out: bool = False
-) -> tuple[np.ndarray, list[str]]:
+def draw(rng: np.random.Generator, count: int, held_out: bool = False) -> tuple[np.ndarray, list[str]]:
     """Pictures (count, SIZE, SIZE, 3) of bytes, and their captions.
 
     Args:

@@ -99,10 +99,7 @@ def _mean(lanes: Sequence[float]) -> float:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     first = "".join(f"<th>{html.escape(name)}</th>" for name in head)
-    lines = "".join(
-        f"<tr>{''.join(f'<td>{html.escape(str(value))}</td>' for value in row)}</tr>"
-        for row in rows
-    )
+    lines = "".join(f"<tr>{''.join(f'<td>{html.escape(str(value))}</td>' for value in row)}</tr>" for row in rows)
     return f"<table><thead><tr>{first}</tr></thead><tbody>{lines}</tbody></table>"
 
 
@@ -145,16 +142,11 @@ def _line(one: Training, y: Sequence[float], color: str) -> Line:
     name = f"{one.world} rank{'s' if one.world > 1 else ''}"
     x = range(one.first + 1, one.first + 1 + len(y))
     width = _WIDTHS.get(one.world, 2)
-    return Line(
-        name=name, group=name, x=list(x), y=list(y), color=color, width=width,
-    )  # fmt: skip
+    return Line(name=name, group=name, x=list(x), y=list(y), color=color, width=width)
 
 
 def _losses(kind: str, trainings: Sequence[Training]) -> Panel:
-    lines = [
-        _line(one, [_mean(lanes) for lanes in one.losses], COLORS[number])
-        for number, one in enumerate(trainings)
-    ]
+    lines = [_line(one, [_mean(lanes) for lanes in one.losses], COLORS[number]) for number, one in enumerate(trainings)]
     return Panel(title=f"{kind}: cross entropy of a word", lines=lines, zero=True)
 
 
@@ -170,7 +162,7 @@ def _scales(fp16: Sequence[Training], resumed: Sequence[Training], planted: int)
             )
         )  # fmt: skip
     note = {"x": planted + 1, "y": fp16[0].scales[planted], "text": "overflow"}
-    exponents = range(math.floor(math.log2(min(fp16[0].scales))), math.ceil(math.log2(max(fp16[0].scales))) + 1)  # fmt: skip
+    exponents = range(math.floor(math.log2(min(fp16[0].scales))), math.ceil(math.log2(max(fp16[0].scales))) + 1)
     ticks = [2.0**exponent for exponent in exponents]
     return Panel(
         title="loss scale of each step", lines=lines, ylog=True, yticks=ticks,

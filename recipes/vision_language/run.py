@@ -35,7 +35,7 @@ class Recipe(Commands):
         target = self.folder / name
         # Ranks that share a machine's GPU cannot talk by nccl.
         settings = [f"precision={precision}", f"steps={self.steps}", "distributed.backend=gloo"]
-        script = [HERE / "train.py", HERE / "config.yaml", target, *words, *settings, *self.overrides]  # fmt: skip
+        script = [HERE / "train.py", HERE / "config.yaml", target, *words, *settings, *self.overrides]
         ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
         self.python(name, *(ranks if world > 1 else []), *script)
         return Training(target)
@@ -59,8 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bf16 = [recipe.train(f"bf16-{world}", world, "bf16", pictures) for world in WORLDS]
         state = recipe.folder / f"fp16-{SAVED_ON}" / f"step-{half}.pt"
         resumed = [
-            recipe.train(f"resumed-{world}", world, "fp16", f"--resume={state}", pictures)
-            for world in RESUMED_ON
+            recipe.train(f"resumed-{world}", world, "fp16", f"--resume={state}", pictures) for world in RESUMED_ON
         ]
         results.update(write_results(fp16, bf16, resumed, half // 2, recipe.seconds, page))
         text = json.dumps(results, indent=1)

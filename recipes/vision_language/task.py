@@ -33,9 +33,7 @@ class Captions(Task):
         lr: float = 3e-3,
         warmup: int = 100,
     ) -> None:
-        self._sizes = {
-            "dim": dim, "heads": heads, "vision_layers": vision_layers, "text_layers": text_layers,
-        }  # fmt: skip
+        self._sizes = {"dim": dim, "heads": heads, "vision_layers": vision_layers, "text_layers": text_layers}
         self._lr, self._warmup = lr, warmup
 
     def model(self) -> Captioner:

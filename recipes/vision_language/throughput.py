@@ -30,9 +30,7 @@ KINDS = ("fp32", "tf32", "bf16", "fp16")
 def make_trainer(kind: str, given: argparse.Namespace) -> CaptionTrainer:
     torch.manual_seed(0)
     model = Captioner(given.dim, given.heads, given.layers, given.layers)
-    return CaptionTrainer(
-        model, AMPConfig(precision=kind, gradient_clip_max_norm=1.0), learning_rate=1e-4,
-    )  # fmt: skip
+    return CaptionTrainer(model, AMPConfig(precision=kind, gradient_clip_max_norm=1.0), learning_rate=1e-4)
 
 
 def seconds_of(trainer: CaptionTrainer, batch: Any, steps: int) -> float:
@@ -57,9 +55,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
                 spent = seconds_of(trainer, batch, given.steps)
                 skipped = trainer.get_gradient_summary()["skipped_steps"]
             rates[kind].append(given.batch * given.steps / spent)
-            print(f"turn {turn + 1}, {kind}: {rates[kind][-1]:,.0f} pictures/s, {skipped} skipped", flush=True)  # fmt: skip
+            print(f"turn {turn + 1}, {kind}: {rates[kind][-1]:,.0f} pictures/s, {skipped} skipped", flush=True)
     middle = {kind: statistics.median(found) for kind, found in rates.items()}
-    parameters = sum(p.numel() for p in Captioner(given.dim, given.heads, given.layers, given.layers).parameters())  # fmt: skip
+    parameters = sum(p.numel() for p in Captioner(given.dim, given.heads, given.layers, given.layers).parameters())
     return {
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
@@ -68,7 +66,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         "pictures_per_second": rates,
         "median": middle,
         "against_fp32": {kind: value / middle["fp32"] for kind, value in middle.items()},
-    }  # fmt: skip
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -136,11 +136,7 @@ def _described(trainer: CaptionTrainer, given: argparse.Namespace) -> dict[str, 
 
 
 def _one_step(
-    trainer: CaptionTrainer,
-    data: LaneData,
-    given: argparse.Namespace,
-    step: int,
-    seen: dict[str, Any],
+    trainer: CaptionTrainer, data: LaneData, given: argparse.Namespace, step: int, seen: dict[str, Any]
 ) -> None:
     skipped = trainer.get_gradient_summary()["skipped_steps"]
     losses = []
@@ -155,7 +151,7 @@ def _one_step(
     if step + 1 == given.save_at:
         trainer.save_checkpoint(given.folder / f"step-{step + 1}.pt", metadata={"step": step + 1})
     if seen["rank"] == 0 and (step + 1) % 100 == 0:
-        print(f"step {step + 1}: loss of lane 0 {losses[0]:.4f}, scale {trainer.scale:g}", flush=True)  # fmt: skip
+        print(f"step {step + 1}: loss of lane 0 {losses[0]:.4f}, scale {trainer.scale:g}", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -168,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--held-out", type=int, default=256, help="held-out pictures to describe")
     parser.add_argument("overrides", nargs="*", help="section.key=value of the config")
     given = parser.parse_intermixed_args(arguments)
-    rank, world = (int(os.environ.get(name, value)) for name, value in (("RANK", 0), ("WORLD_SIZE", 1)))  # fmt: skip
+    rank, world = (int(os.environ.get(name, value)) for name, value in (("RANK", 0), ("WORLD_SIZE", 1)))
     torch.set_num_threads(1)  # more of them can change the last bit
     torch.backends.mkldnn.set_flags(False)  # for products this small it takes five times as long
     try:

@@ -180,11 +180,7 @@ def _packages_of(extra: str) -> list[str]:
         return []
     parts = [text.partition(";") for text in stated]
     wanted = f'extra=="{extra}"'
-    return [
-        package.strip()
-        for package, _, marker in parts
-        if wanted in marker.replace("'", '"').replace(" ", "")
-    ]
+    return [package.strip() for package, _, marker in parts if wanted in marker.replace("'", '"').replace(" ", "")]
 
 
 class InitError(SamestepError):

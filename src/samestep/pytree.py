@@ -88,10 +88,7 @@ def map_with_path(
     children = None if is_leaf(data) else _children(data)
     if children is None:
         return change(path, data)
-    changed = [
-        (key(name), map_with_path(change, value, is_leaf, key, (*path, name)))
-        for name, value in children
-    ]
+    changed = [(key(name), map_with_path(change, value, is_leaf, key, (*path, name))) for name, value in children]
     return _rebuild(data, changed)
 
 

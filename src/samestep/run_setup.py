@@ -38,9 +38,7 @@ class RunSetup:
     gathered: GatheredModel = field(default_factory=GatheredModel)
 
     @classmethod
-    def create(
-        cls, config: Config, context: RunContext, batch: BatchPlan | None = None
-    ) -> RunSetup:
+    def create(cls, config: Config, context: RunContext, batch: BatchPlan | None = None) -> RunSetup:
         """Decide it all; also chooses torch's kernels, until the context is closed.
 
         Args:

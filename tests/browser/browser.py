@@ -24,9 +24,7 @@ def browser() -> str:
     """The browser's program; the test is skipped where there is none."""
     if found := found_browser():
         return found
-    pytest.skip(
-        f"no browser: none of {', '.join(_NAMES)} is on the PATH (tests/browser/install.sh)"
-    )
+    pytest.skip(f"no browser: none of {', '.join(_NAMES)} is on the PATH (tests/browser/install.sh)")
 
 
 def dom_of(page: Path, profile: Path) -> str:

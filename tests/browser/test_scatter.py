@@ -67,11 +67,7 @@ def test_points_are_drawn_and_shown_with_picture_and_texts(page: Path, tmp_path:
     )
     # The error lies above the others, so it comes last.
     assert seen["colors"] == [color_of(0), color_of(1), color_of(1), "#8793a0", color_of(0)]
-    assert seen["first"] == {
-        "text": ["", "cats & dogs", "b.png", "nearest: c"],
-        "size": [4, 3],
-        "hidden": False,
-    }
+    assert seen["first"] == {"text": ["", "cats & dogs", "b.png", "nearest: c"], "size": [4, 3], "hidden": False}
     assert seen["gone"] is True
     assert seen["legend"] == f"no class (1)cats & dogs (2){EVIL} (2)ringed: an error"
     assert seen["note"] == "first note"

@@ -24,9 +24,7 @@ class SmallDisk:
         self.folder = folder
         folder.mkdir(exist_ok=True)
         mount = ["mount", "-t", "tmpfs", "-o", f"size={_MEGABYTES}m", "samestep-chaos", str(folder)]
-        done = (
-            subprocess.run(mount, capture_output=True, check=False) if os.geteuid() == 0 else None
-        )
+        done = subprocess.run(mount, capture_output=True, check=False) if os.geteuid() == 0 else None
         self.is_mounted = done is not None and done.returncode == 0
 
     @property

@@ -77,9 +77,7 @@ class Scene:
         file = self.beside(".yaml")
         file.write_text(yaml.safe_dump(self.config()))
         with self.beside(".out").open("w+") as output:
-            process = popen(
-                command("launch", file, "--nproc", str(self.world)), stdout=output, stderr=output
-            )
+            process = popen(command("launch", file, "--nproc", str(self.world)), stdout=output, stderr=output)
             try:
                 yield process, output
             finally:
@@ -88,9 +86,7 @@ class Scene:
                 process.wait()
 
 
-def train_in_chaos(
-    config: dict[str, Any], record: str, output: str, dies_at_call: int | None
-) -> None:
+def train_in_chaos(config: dict[str, Any], record: str, output: str, dies_at_call: int | None) -> None:
     """A rank of a run; rank 0 may kill itself at one of the calls of its save path."""
     with Path(output).open("a") as file:
         for stream in (1, 2):

@@ -36,11 +36,7 @@ from tests.cli.processes import command, popen
 ROOT = Path(__file__).parents[2]
 DIGITS: dict[str, Any] = {
     "base": str(ROOT / "recipes" / "digits" / "config.yaml"),
-    "space": {
-        "params.lr": {"loguniform": [1e-4, 3e-2]},
-        "params.width": {"choice": [4, 8]},
-        "epochs": {"int": [1, 3]},
-    },
+    "space": {"params.lr": {"loguniform": [1e-4, 3e-2]}, "params.width": {"choice": [4, 8]}, "epochs": {"int": [1, 3]}},
     "objective": {"metric": "accuracy", "mode": "max"},
     "sampler_args": {"n_startup_trials": 4},
     "pruner": "median",
@@ -99,9 +95,7 @@ class SweepChaos:
     def _whole(self, name: str, *words: str) -> Study:
         began = time.monotonic()
         with nothing_left(name, _SECONDS_TO_SAVE), self._output(name).open("w") as output:
-            process = popen(
-                self._command(name, *words), stdout=subprocess.PIPE, stderr=output, cwd=self.folder
-            )
+            process = popen(self._command(name, *words), stdout=subprocess.PIPE, stderr=output, cwd=self.folder)
             text = process.communicate(timeout=_SECONDS)[0]
         said = self._output(name).read_text()
         assert process.returncode == 0, f"{name} ended with {process.returncode}:\n{said[-2000:]}"
@@ -129,18 +123,14 @@ class SweepChaos:
         return f"ranks_per_trial={ranks}", f"parallel={parallel}"
 
     def _any_size(self) -> tuple[str, str]:
-        return self._size(
-            self._random.choice([1, 2]), self._random.choice([1, 2]) * self.cores // 2
-        )
+        return self._size(self._random.choice([1, 2]), self._random.choice([1, 2]) * self.cores // 2)
 
     def _hit(self, fault: str, until: float) -> None:
         """Run it until a share of its runs is done and a moment longer, and kill something."""
         before = members()
         size = self._any_size()
         with self._output("killed").open("a") as output:
-            process = popen(
-                self._command("killed", *size), stdout=output, stderr=output, cwd=self.folder
-            )
+            process = popen(self._command("killed", *size), stdout=output, stderr=output, cwd=self.folder)
         self._wait(lambda: self._share() >= until, process)
         time.sleep(self._random.uniform(0.0, 2.0))
         self._kill(fault, process, before)
@@ -214,7 +204,7 @@ class SweepChaos:
             "seconds": self.seconds,
             "killed": self.hits,
             "starts_of_killed": self.starts,
-        }  # fmt: skip
+        }
 
 
 def _same(found: Study, expected: Study, what: str) -> None:
@@ -244,18 +234,12 @@ def starts_of(run: Path) -> int:
 
 def ranks_among(now: Mapping[int, str], before: Mapping[int, str]) -> list[int]:
     """The processes that train."""
-    return [
-        pid for pid, text in now.items() if pid not in before and re.search(r"samestep train", text)
-    ]
+    return [pid for pid, text in now.items() if pid not in before and re.search(r"samestep train", text)]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "words",
-        nargs="*",
-        help="a sweep's file, the digits' if not given, and values, as key=value",
-    )
+    parser.add_argument("words", nargs="*", help="a sweep's file, the digits' if not given, and values, as key=value")
     parser.add_argument("--cores", type=int, default=2, help="to train on; 2")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
@@ -272,9 +256,7 @@ def main() -> int:
         def tell(line: str) -> None:
             print(f"{time.monotonic() - began:6.0f} s  {line}", file=sys.stderr, flush=True)
 
-        chaos = SweepChaos(
-            folder, sweep.resolve(), overrides, arguments.seed, arguments.cores, tell=tell
-        )
+        chaos = SweepChaos(folder, sweep.resolve(), overrides, arguments.seed, arguments.cores, tell=tell)
         found = chaos.play()
     print(json.dumps(found, indent=None if arguments.json else 1))
     return 0

@@ -40,9 +40,7 @@ def torchrun(
     return run([*start, "-m", "samestep", *map(str, arguments)], cwd=cwd, cold=cold)
 
 
-def run(
-    argv: Sequence[str], *, cwd: Path, seconds: float = 300, cold: str = ""
-) -> subprocess.CompletedProcess[str]:
+def run(argv: Sequence[str], *, cwd: Path, seconds: float = 300, cold: str = "") -> subprocess.CompletedProcess[str]:
     """Run any Python program to its end."""
     with popen(argv, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cold=cold) as process:
         try:
@@ -54,9 +52,7 @@ def run(
 
 
 @contextmanager
-def started(
-    *arguments: str | Path, cwd: Path, cold: str = "", **variables: str
-) -> Iterator[subprocess.Popen[str]]:
+def started(*arguments: str | Path, cwd: Path, cold: str = "", **variables: str) -> Iterator[subprocess.Popen[str]]:
     """A command that runs on while the test does things to it."""
     process = popen(
         command(*arguments), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

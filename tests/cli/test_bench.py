@@ -22,10 +22,7 @@ def test_messages_of_two_and_four_ranks(tmp_path: Path) -> None:
     assert found == json.loads((tmp_path / "comm.json").read_text())
     rows = {(row["operation"], row["world"], row["bytes"]): row for row in found["rows"]}
     assert rows.keys() == {
-        (operation, world, size)
-        for operation in OPERATIONS
-        for world in (2, 4)
-        for size in (1024, 4096)
+        (operation, world, size) for operation in OPERATIONS for world in (2, 4) for size in (1024, 4096)
     }
     for (operation, world, size), row in rows.items():
         assert 0 < row["low"] <= row["median"] <= row["high"]
@@ -37,9 +34,7 @@ def test_messages_of_two_and_four_ranks(tmp_path: Path) -> None:
     page = (tmp_path / "comm.html").read_text()
     assert "bus bandwidth, 4 ranks" in page
     assert "point-to-point" in page
-    again = samestep(
-        "bench", "comm", "--worlds", "2", *SMALL, "--report", "comm.json", cwd=tmp_path
-    )
+    again = samestep("bench", "comm", "--worlds", "2", *SMALL, "--report", "comm.json", cwd=tmp_path)
     assert again.returncode == 2, again.stderr
     assert "is no page of samestep" in again.stderr
 

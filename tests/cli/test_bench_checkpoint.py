@@ -25,10 +25,7 @@ def test_one_and_two_ranks_save_and_restore_each_others(tmp_path: Path) -> None:
         assert took["save"]["bytes"] == took["restore"]["bytes"]
         assert abs(took["save"]["bytes"] - 1e6) < 2e5
         assert abs(took["torch.save"]["bytes"] - 1e6) < 2e5
-    assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == [
-        "disk",
-        "disk/mine",
-    ]
+    assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == ["disk", "disk/mine"]
 
 
 def test_a_directory_that_does_not_exist_is_named(tmp_path: Path) -> None:

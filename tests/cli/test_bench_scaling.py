@@ -49,9 +49,7 @@ def test_a_slow_rank_of_a_task_is_found_by_name(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("name: late\ntask: late.py:Late\nsteps: 4\nglobal_batch: 16\nlanes: 2\n")
     files = ("--output", "scaling.json", "--report", "scaling.html")
-    done = samestep(
-        "bench", "scaling", config, "--worlds", "2", "--mode", "strong", "--quick", *files, cwd=tmp_path
-    )  # fmt: skip
+    done = samestep("bench", "scaling", config, "--worlds", "2", "--mode", "strong", "--quick", *files, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "scaling.json").read_text())
     assert found["machine"]["task"] == "late.py:Late"

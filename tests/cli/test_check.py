@@ -23,10 +23,7 @@ def test_scan_exits_by_what_it_finds(tmp_path: Path) -> None:
     found = samestep("check", SINGLE, "--report", page, cwd=tmp_path)
     assert found.returncode == 5, found.stderr
     assert f"{SINGLE}:50: shuffled-loader" in found.stdout
-    assert (
-        "train_loader = DataLoader(train_set, batch_size=args.batch_size, shuffle=True)"
-        in found.stdout
-    )
+    assert "train_loader = DataLoader(train_set, batch_size=args.batch_size, shuffle=True)" in found.stdout
     assert "write: the same loader, given to `run.prepare" in found.stdout
     assert "shuffled-loader" in page.read_text()
     clean = samestep("check", PORT, "--json", cwd=tmp_path)
@@ -39,9 +36,7 @@ def test_scan_exits_by_what_it_finds(tmp_path: Path) -> None:
 
 def test_scan_needs_no_torch_and_runs_nothing(tmp_path: Path) -> None:
     marker = tmp_path / "was_run"
-    (tmp_path / "mine.py").write_text(
-        f"import torch\nopen({str(marker)!r}, 'w')\nx = torch.zeros(1).cuda()\n"
-    )
+    (tmp_path / "mine.py").write_text(f"import torch\nopen({str(marker)!r}, 'w')\nx = torch.zeros(1).cuda()\n")
     code = (
         "import sys\n"
         "from typer.testing import CliRunner\n"
@@ -73,9 +68,7 @@ def test_scan_lists_rules_and_hands_over_json(tmp_path: Path) -> None:
     assert (code, found["rules"], found["files"]) == (5, {"save-by-all": 1}, 1)
     one = found["findings"][0]
     assert one["line"] == 78
-    assert {"rule", "effect", "file", "column", "cell", "code", "title", "why", "instead"} <= set(
-        one
-    )
+    assert {"rule", "effect", "file", "column", "cell", "code", "title", "why", "instead"} <= set(one)
     other = tmp_path / "mine.txt"
     other.write_text("precious")
     assert here(str(SINGLE), "--report", str(other))[0] == 2

@@ -76,10 +76,7 @@ def test_bash_completes_commands(tmp_path: Path) -> None:
         ["bash", "-c", script],
         cwd=tmp_path, env={**environment(), "PATH": path}, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.stdout.splitlines() == [
-        "launch",
-        "complete -o default -F _samestep_completion samestep",
-    ]
+    assert done.stdout.splitlines() == ["launch", "complete -o default -F _samestep_completion samestep"]
 
 
 @pytest.mark.requirement("004-VS-1", "001-S2-10")
@@ -88,9 +85,7 @@ def test_init_writes_what_trains_and_verifies(tmp_path: Path) -> None:
     trained = samestep("train", "mine/config.yaml", cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     assert "accuracy" in trained.stderr
-    verified = samestep(
-        "verify", "mine/config.yaml", "--worlds", "1,2", "--steps", "4", "--json", cwd=tmp_path
-    )
+    verified = samestep("verify", "mine/config.yaml", "--worlds", "1,2", "--steps", "4", "--json", cwd=tmp_path)
     assert verified.returncode == 0, verified.stderr
     assert json.loads(verified.stdout)["kept"] is True
     again = samestep("init", "mine", cwd=tmp_path)
@@ -132,9 +127,7 @@ def test_launch_trains_on_ranks_and_shows_rank_0(config: Path, tmp_path: Path) -
 
 
 @pytest.mark.requirement("000-P0-2", "000-K-8", "003-SC-3", "002-T-4")
-def test_train_is_a_rank_under_torchrun_and_the_legacy_launcher(
-    config: Path, tmp_path: Path
-) -> None:
+def test_train_is_a_rank_under_torchrun_and_the_legacy_launcher(config: Path, tmp_path: Path) -> None:
     losses = []
     for launcher in ("torch.distributed.run", "torch.distributed.launch"):
         name = launcher.rpartition(".")[2]
@@ -178,9 +171,7 @@ def test_own_code_failing_in_one_process_shows_its_traceback(config: Path, tmp_p
 
 @pytest.mark.requirement("004-CI-4")
 def test_verify_names_the_first_step_of_rank_seeded_dropout(config: Path, tmp_path: Path) -> None:
-    done = samestep(
-        "verify", config, f"task={TASKS}:RankSeeded", "--worlds", "1,2", "--json", cwd=tmp_path
-    )
+    done = samestep("verify", config, f"task={TASKS}:RankSeeded", "--worlds", "1,2", "--json", cwd=tmp_path)
     assert done.returncode == 4, done.stderr
     result = json.loads(done.stdout)
     assert result["kept"] is False
@@ -192,9 +183,7 @@ def test_verify_names_the_first_step_of_rank_seeded_dropout(config: Path, tmp_pa
 
 
 @pytest.mark.requirement("004-5.3-3", "004-VS-1")
-def test_verify_catches_an_all_reduce_in_the_place_of_the_tree(
-    config: Path, tmp_path: Path
-) -> None:
+def test_verify_catches_an_all_reduce_in_the_place_of_the_tree(config: Path, tmp_path: Path) -> None:
     done = samestep(
         "verify", config, f"task={TASKS}:LibrarySum", "steps=12", "--worlds", "1,4",
         "--report", "faulty.html", cwd=tmp_path,
@@ -225,9 +214,7 @@ def test_verify_against_a_curve_from_elsewhere(config: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.requirement("000-P0-4")
-def test_config_show_lists_origins_and_check_lists_mistakes(
-    config: Path, here: Callable[..., Result]
-) -> None:
+def test_config_show_lists_origins_and_check_lists_mistakes(config: Path, here: Callable[..., Result]) -> None:
     rows = json.loads(here("show", config, "seed=7", "--json").stdout)
     assert rows["seed"] == {"value": 7, "origin": "override", "reason": None}
     assert rows["lanes"]["origin"] == "line 3"
@@ -247,17 +234,10 @@ def test_config_show_lists_origins_and_check_lists_mistakes(
 def test_config_show_lists_what_the_launcher_set(
     config: Path, here: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {
-        "RANK": "1",
-        "WORLD_SIZE": "4",
-        "MASTER_ADDR": "a",
-        "MASTER_PORT": "1",
-    }.items():
+    for name, value in {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     rows = json.loads(here("show", config, "--json").stdout)
-    assert rows["distributed.world_size"] == {
-        "value": 4, "origin": "environment", "reason": "WORLD_SIZE=4",
-    }  # fmt: skip
+    assert rows["distributed.world_size"] == {"value": 4, "origin": "environment", "reason": "WORLD_SIZE=4"}
 
 
 def test_env_gives_a_reason_for_every_fact(here: Callable[..., Result]) -> None:
@@ -278,13 +258,12 @@ def test_env_gives_a_reason_for_every_fact(here: Callable[..., Result]) -> None:
         (["verify", "{config}", "--worlds", "1,x"], "give numbers of ranks"),
         (["verify", "{config}", "--worlds", "2,2"], "different numbers"),
         (["verify", "{config}", "--worlds", "1,9"], "9 ranks but only 8 lanes"),
-        (["verify", "{config}", "batch_per_rank=4", "global_batch=null", "lanes=null"],
-         "nothing to verify"),
+        (["verify", "{config}", "batch_per_rank=4", "global_batch=null", "lanes=null"], "nothing to verify"),
         (["verify", "{config}", "--against", "nowhere.csv"], "cannot be read"),
         (["train", "nowhere.yaml"], "cannot be read"),
         (["train", "{config}", "distributed.backend=nccl"], "nccl, which needs GPUs"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_on_the_command_line(
     arguments: list[str], message: str, config: Path, here: Callable[..., Result]
 ) -> None:
@@ -295,10 +274,7 @@ def test_mistakes_on_the_command_line(
 
 
 def test_verify_resumed_finds_state_that_no_checkpoint_holds(config: Path, tmp_path: Path) -> None:
-    done = samestep(
-        "verify", config, f"task={TASKS}:Forgetful", "--worlds", "1,2", "--resumed", "--json",
-        cwd=tmp_path,
-    )  # fmt: skip
+    done = samestep("verify", config, f"task={TASKS}:Forgetful", "--worlds", "1,2", "--resumed", "--json", cwd=tmp_path)
     assert done.returncode == 4, done.stderr
     worlds = json.loads(done.stdout)["worlds"]
     assert worlds["2"]["kept"] is True, "without a stop it is the same run"

@@ -94,9 +94,7 @@ def test_too_many_folds_are_refused_before_anything_trains(tmp_path: Path) -> No
     assert done.returncode == 2
     assert "0 has 4, 1 has 4, 2 has 4" in done.stderr
     assert not list(tmp_path.glob("runs/small-cv/fold-*/checkpoints"))
-    folds = samestep(
-        "cv", path, "--folds", "3", "--only-split", "--file", "f.json", "--json", cwd=tmp_path
-    )
+    folds = samestep("cv", path, "--folds", "3", "--only-split", "--file", "f.json", "--json", cwd=tmp_path)
     assert json.loads(folds.stdout)["sizes"] == [4, 4, 4]
     wrong = samestep("cv", path, "--folds", "4", "--file", "f.json", cwd=tmp_path)
     assert wrong.returncode == 2

@@ -34,9 +34,7 @@ TASKS = ROOT / "tests" / "distributed" / "tasks.py"
 def test_a_file_in_the_working_directory_is_not_imported_by_ranks(tmp_path: Path) -> None:
     for name in ("filelock.py", "pydantic.py", "samestep.py"):
         (tmp_path / name).write_text("open('pwned', 'w')")
-    shown = run(
-        [sys.executable, *interpreter_words(), "--version"], cwd=tmp_path, cold="its path is tried"
-    )
+    shown = run([sys.executable, *interpreter_words(), "--version"], cwd=tmp_path, cold="its path is tried")
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.startswith("samestep ")
     assert not (tmp_path / "pwned").exists()
@@ -69,13 +67,7 @@ def test_text_from_a_run_is_shown_as_it_is_and_obeyed_by_no_terminal(tmp_path: P
     done = samestep("show", "run", cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     joined = "".join(line.strip("│┃ ") for line in done.stdout.splitlines()).replace(" ", "")
-    for part in (
-        "[/pytorch/x.cpp:3]",
-        "[a-z]+_[0-9]",
-        "[red]",
-        "\\x1b[2Jgone\\x07",
-        "[bold]f1[/bold]",
-    ):
+    for part in ("[/pytorch/x.cpp:3]", "[a-z]+_[0-9]", "[red]", "\\x1b[2Jgone\\x07", "[bold]f1[/bold]"):
         assert part in joined
     assert "\x1b[2J" not in done.stdout
 
@@ -128,12 +120,7 @@ def test_settings_that_may_hold_a_secret_are_for_their_owner(tmp_path: Path) -> 
         config = load_config(values)
         opened: Any = Opened.__new__(Opened)
         opened.__dict__.update(
-            _accepted=False,
-            point=None,
-            _adopted={},
-            _origin=None,
-            _config=config,
-            run_dir=RunDir(config.run_path),
+            _accepted=False, point=None, _adopted={}, _origin=None, _config=config, run_dir=RunDir(config.run_path)
         )
         opened.accept()
         opened.run_dir.close()

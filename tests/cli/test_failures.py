@@ -70,10 +70,7 @@ def test_a_hang_names_the_rank_that_hangs(tmp_path: Path) -> None:
 def test_a_collective_of_the_users_that_others_do_not_call_is_named(tmp_path: Path) -> None:
     done = samestep("launch", write(tmp_path, "OwnCollective"), "--nproc", "3", cwd=tmp_path)
     assert done.returncode == 1, done.stderr
-    assert (
-        "the ranks called different collectives: rank 0 is in torch.distributed.all_reduce ("
-        in (done.stderr)
-    )
+    assert "the ranks called different collectives: rank 0 is in torch.distributed.all_reduce (" in (done.stderr)
     assert re.search(r"tasks\.py:\d+, in loss\)", done.stderr)
     assert "Connection closed by peer" not in done.stderr.splitlines()[1]
 
@@ -97,17 +94,14 @@ def kill_launcher(process: subprocess.Popen[str], pid: int) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize(
-    "how", variations([stop, kill_launcher], kept=[stop]), ids=["its rank", "the launcher"]
-)
+@pytest.mark.parametrize("how", variations([stop, kill_launcher], kept=[stop]), ids=["its rank", "the launcher"])
 def test_a_worker_that_is_stuck_ends_with_what_started_it(
     tmp_path: Path, how: Callable[[subprocess.Popen[str], int], None]
 ) -> None:
     marker = tmp_path / "worker"
     config = write(
-        tmp_path, "StuckWorker", params={"marker": str(marker)}, loader={"workers": 1},
-        distributed={"timeout": 20},
-    )  # fmt: skip
+        tmp_path, "StuckWorker", params={"marker": str(marker)}, loader={"workers": 1}, distributed={"timeout": 20}
+    )
     with started("launch", config, "--nproc", "2", cwd=tmp_path) as process:
         wait_for(lambda: marker.exists() and marker.read_text() != "")
         worker = int(marker.read_text())
@@ -155,9 +149,7 @@ def small_disk(folder: Path, kilobytes: int) -> Iterator[Path]:
 @pytest.mark.usefixtures("nothing_left")
 def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
     with small_disk(tmp_path, 96) as disk:
-        config = write(
-            tmp_path, "Everything", run_dir=str(disk / "run"), checkpoint={"every_steps": 1}
-        )
+        config = write(tmp_path, "Everything", run_dir=str(disk / "run"), checkpoint={"every_steps": 1})
         done = samestep("launch", config, "--nproc", "2", cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert "No space left on device" in done.stderr
@@ -192,9 +184,7 @@ def a_directory_of_mine(path: Path) -> None:
 
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("make", [a_file, a_dangling_link, a_directory_of_mine])
-def test_what_is_no_run_directory_is_refused_and_left_alone(
-    tmp_path: Path, make: Callable[[Path], None]
-) -> None:
+def test_what_is_no_run_directory_is_refused_and_left_alone(tmp_path: Path, make: Callable[[Path], None]) -> None:
     config = write(tmp_path, "Everything")
     make(tmp_path / "run")
     before = sorted(str(path) for path in tmp_path.rglob("*"))

@@ -45,17 +45,7 @@ def python(folder: Path, *words: str, **variables: str) -> tuple[str, str]:
 
 def test_verify_and_overrides_take_an_ordinary_loader(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    done = samestep(
-        "verify",
-        "train.py",
-        "name=other",
-        "--worlds",
-        "1,2",
-        "--steps",
-        "4",
-        "--json",
-        cwd=tmp_path,
-    )
+    done = samestep("verify", "train.py", "name=other", "--worlds", "1,2", "--steps", "4", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     worlds = json.loads(done.stdout)["worlds"]
     assert len({world["state_hash"] for world in worlds.values()}) == 1
@@ -69,10 +59,7 @@ def test_a_script_that_was_edited_is_a_new_run(tmp_path: Path) -> None:
     assert "The run is complete: 9 steps. Nothing to train" in err
     (tmp_path / "train.py").write_text(SCRIPT.replace("1e-3", "1e-2"))
     out, err = python(tmp_path)
-    assert (
-        "runs/mine is complete, and train.py has changed since: this is another run, runs/mine-2"
-        in err
-    )
+    assert "runs/mine is complete, and train.py has changed since: this is another run, runs/mine-2" in err
     assert out.startswith("epoch 0\n")
     assert not python(tmp_path)[0], "the edited one is complete now, too"
     kept = python(tmp_path, SAMESTEP_ARGS="resume.allow=[code]")
@@ -80,9 +67,7 @@ def test_a_script_that_was_edited_is_a_new_run(tmp_path: Path) -> None:
     assert "mine-2" not in kept[1]
 
 
-def test_other_arguments_are_another_run_and_overrides_come_by_the_environment(
-    tmp_path: Path,
-) -> None:
+def test_other_arguments_are_another_run_and_overrides_come_by_the_environment(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     python(tmp_path, "--lr", "1")
     _, err = python(tmp_path, "--lr", "2")
@@ -136,8 +121,7 @@ def test_verify_looks_at_an_average_that_the_loop_keeps_by_itself(tmp_path: Path
 def test_a_collective_of_one_rank_alone_is_named_within_seconds(tmp_path: Path) -> None:
     """Not after distributed.timeout, which is ten minutes."""
     once = SCRIPT.replace(
-        '    run.print(f"epoch {epoch}", *sys.argv[1:])\n',
-        "    if run.is_main:\n        run.reduce(1)\n",
+        '    run.print(f"epoch {epoch}", *sys.argv[1:])\n', "    if run.is_main:\n        run.reduce(1)\n"
     )
     assert once != SCRIPT
     (tmp_path / "train.py").write_text(once)
@@ -150,13 +134,9 @@ def test_a_collective_of_one_rank_alone_is_named_within_seconds(tmp_path: Path) 
 
 
 @pytest.mark.needs("mpirun")
-def test_a_script_that_leaves_its_batch_to_the_loader_is_verified_by_mpirun(
-    tmp_path: Path,
-) -> None:
+def test_a_script_that_leaves_its_batch_to_the_loader_is_verified_by_mpirun(tmp_path: Path) -> None:
     """Nobody has made the run's directory before its recorder, as a launcher of ours does."""
     (tmp_path / "train.py").write_text(SCRIPT)
-    done = samestep(
-        "verify", "train.py", "--worlds", "1,2@mpirun", "--steps", "2", "--json", cwd=tmp_path
-    )
+    done = samestep("verify", "train.py", "--worlds", "1,2@mpirun", "--steps", "2", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert set(json.loads(done.stdout)["worlds"]) == {"1", "2 mpirun"}

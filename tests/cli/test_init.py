@@ -26,9 +26,7 @@ def new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result
     """The command in this process: it starts no run."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(OWN_TASK)
-    return lambda *words, answers="": CliRunner().invoke(
-        app, ["init", *map(str, words)], input=answers
-    )
+    return lambda *words, answers="": CliRunner().invoke(app, ["init", *map(str, words)], input=answers)
 
 
 def test_a_folder_and_a_file_are_the_same(new: Callable[..., Result], tmp_path: Path) -> None:
@@ -40,9 +38,7 @@ def test_a_folder_and_a_file_are_the_same(new: Callable[..., Result], tmp_path: 
 
 
 def test_questions_are_asked_in_turn(new: Callable[..., Result], tmp_path: Path) -> None:
-    done = new(
-        "mine/config.yaml", "--ask", answers="first\n\n32\n4\n2\nsgd\n0.5\nfp64\nbf16\nslurm\n"
-    )
+    done = new("mine/config.yaml", "--ask", answers="first\n\n32\n4\n2\nsgd\n0.5\nfp64\nbf16\nslurm\n")
     assert done.exit_code == 0, done.output
     assert "Not fp64, but one of fp32, tf32, bf16, fp16, auto" in done.output
     config = load_config(tmp_path / "mine" / "config.yaml")
@@ -109,10 +105,7 @@ def test_an_end_of_answers_writes_nothing(new: Callable[..., Result], tmp_path: 
 
 
 def test_what_was_written_is_shown_and_trains(tmp_path: Path) -> None:
-    written = samestep(
-        "init", "mine/config.yaml", "--optimizer", "sgd", "--lr", "0.1",
-        "--epochs", "1", cwd=tmp_path,
-    )  # fmt: skip
+    written = samestep("init", "mine/config.yaml", "--optimizer", "sgd", "--lr", "0.1", "--epochs", "1", cwd=tmp_path)
     assert written.returncode == 0, written.stderr
     assert written.stdout.endswith("now: samestep train mine/config.yaml\n")
     shown = samestep("show", "mine/config.yaml", cwd=tmp_path)

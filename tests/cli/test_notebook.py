@@ -99,10 +99,7 @@ def notebook(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_a_run_in_a_notebook_is_the_same_run(tmp_path: Path) -> None:
     done = notebook(TRAIN, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert [line for line in done.stdout.splitlines() if line.endswith("ranks")] == [
-        "1 ranks",
-        "2 ranks",
-    ]
+    assert [line for line in done.stdout.splitlines() if line.endswith("ranks")] == ["1 ranks", "2 ranks"]
     assert done.stdout.endswith("the same\n")
     assert (tmp_path / "runs" / "two" / "checkpoints").is_dir()
 
@@ -129,19 +126,13 @@ def test_a_failing_rank_ends_all_and_raises(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "patched",
-    variations(
-        ["_initialized = True", "_is_in_bad_fork = lambda: True"], kept=["_initialized = True"]
-    ),
+    "patched", variations(["_initialized = True", "_is_in_bad_fork = lambda: True"], kept=["_initialized = True"])
 )
 def test_cuda_that_was_used_before_is_an_error(tmp_path: Path, patched: str) -> None:
     """By the process itself; or a query has left forks without CUDA."""
     if patched.startswith("_is_in"):
         patched = f"is_initialized = lambda: False\ntorch.cuda.{patched}"
-    done = notebook(
-        f"import torch, samestep\ntorch.cuda.{patched}\nsamestep.notebook_launcher(print, 2)",
-        tmp_path,
-    )
+    done = notebook(f"import torch, samestep\ntorch.cuda.{patched}\nsamestep.notebook_launcher(print, 2)", tmp_path)
     assert done.returncode == 1
     assert "LaunchError: this process has used CUDA already" in done.stderr
     assert "restart the notebook's kernel" in done.stderr
@@ -156,8 +147,7 @@ MEAN_NOTHING = {
 
 def test_calls_that_mean_nothing(tmp_path: Path) -> None:
     calls = "".join(
-        f"try: samestep.notebook_launcher({call})\nexcept Exception as error: print(error)\n"
-        for call in MEAN_NOTHING
+        f"try: samestep.notebook_launcher({call})\nexcept Exception as error: print(error)\n" for call in MEAN_NOTHING
     )
     done = notebook(f"import samestep\n{calls}", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -165,14 +155,11 @@ def test_calls_that_mean_nothing(tmp_path: Path) -> None:
         assert message in done.stdout
 
 
-@pytest.mark.parametrize(
-    "number", variations([signal.SIGINT, signal.SIGKILL], kept=[signal.SIGINT])
-)
+@pytest.mark.parametrize("number", variations([signal.SIGINT, signal.SIGKILL], kept=[signal.SIGINT]))
 def test_ranks_end_with_their_notebook(tmp_path: Path, number: signal.Signals) -> None:
     with popen(
-        [sys.executable, "-c", WAITS], cwd=tmp_path, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, cold=FORKS,
-    ) as process:  # fmt: skip
+        [sys.executable, "-c", WAITS], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cold=FORKS
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "waiting\n"
         children = children_of(process.pid)

@@ -49,9 +49,7 @@ def steps_logged(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("by", ["python", "launch"])
-def test_a_run_that_nobody_closes_is_whole_when_the_script_ends(
-    by: str, script: Path, tmp_path: Path
-) -> None:
+def test_a_run_that_nobody_closes_is_whole_when_the_script_ends(by: str, script: Path, tmp_path: Path) -> None:
     if by == "python":
         done = run([sys.executable, str(script), "well"], cwd=tmp_path, cold=COLD)
     else:

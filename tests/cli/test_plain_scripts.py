@@ -55,9 +55,7 @@ def folder(tmp_path: Path) -> Path:
     ids=["torchrun", "dashes", "module"],
 )
 def test_a_ddp_script_runs_as_with_torchrun(folder: Path, words: list[str]) -> None:
-    done = samestep(
-        "launch", *words, cwd=folder, cold="ranks in which nobody has imported torch yet"
-    )
+    done = samestep("launch", *words, cwd=folder, cold="ranks in which nobody has imported torch yet")
     assert done.returncode == 0, done.stderr
     ranks = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
     for rank, found in enumerate(ranks):

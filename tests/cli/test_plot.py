@@ -46,9 +46,7 @@ def plot(*words: str) -> tuple[int, str, str]:
 
 
 def test_two_runs_as_a_table_a_picture_and_a_page(folder: Path) -> None:
-    done = samestep(
-        "plot", "a/mine", "b/mine", "--picture", "out/c.png", "--report", "out/c.html", cwd=folder
-    )
+    done = samestep("plot", "a/mine", "b/mine", "--picture", "out/c.png", "--report", "out/c.html", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines() == ["Plot: out/c.png", "Page: out/c.html"]
     for text in ("a/mine", "b/mine", "loss", "val_loss", "lr", "samples_per_second"):
@@ -101,10 +99,8 @@ def test_lines_that_are_lost_are_counted_and_an_empty_run_is_named(folder: Path)
         (["a/mine", "--picture", "theirs.png"], "theirs.png exists already: --force replaces it"),
         (["a/mine", "--report", "theirs.html"], "is no page of samestep: --force replaces it, or name another file"),
     ],
-)  # fmt: skip
-def test_mistakes_are_named_and_nothing_is_written(
-    folder: Path, words: list[str], message: str
-) -> None:
+)
+def test_mistakes_are_named_and_nothing_is_written(folder: Path, words: list[str], message: str) -> None:
     for name in ("theirs.png", "theirs.html"):
         (folder / name).write_text("theirs")
     code, out, err = plot(*words)
@@ -122,9 +118,7 @@ def test_force_replaces(folder: Path) -> None:
     assert "samestep" in (folder / "c.html").read_text(encoding="utf-8")
 
 
-def test_without_matplotlib_there_is_the_table(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_matplotlib_there_is_the_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     code, out, err = plot("a/mine", "--picture", "c.png")
     assert code == 0
@@ -152,7 +146,5 @@ def test_torch_is_not_needed(folder: Path) -> None:
         "assert done.exit_code == 0, done.output\n"
         "assert 'torch' not in sys.modules\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

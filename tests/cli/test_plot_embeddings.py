@@ -25,9 +25,7 @@ def test_the_page_is_the_same_alone_and_on_two_ranks(tmp_path: Path) -> None:
         "page": "run/embeddings.html", "points": 12, "samples": 12, "maps": ["PCA", "t-SNE"],
         "missing": [], "errors": 1, "view": "embedding", "step": 3, "weights": "raw",
     }  # fmt: skip
-    two = torchrun(
-        "plot", "run", "--embeddings", "--maps", "pca,tsne", "--report", "two.html", cwd=tmp_path
-    )
+    two = torchrun("plot", "run", "--embeddings", "--maps", "pca,tsne", "--report", "two.html", cwd=tmp_path)
     assert two.returncode == 0, two.stderr
     assert two.stdout == "12 points, 1 of them errors, on PCA, t-SNE: two.html\n"
     assert without_date(tmp_path / "run" / "embeddings.html") == without_date(tmp_path / "two.html")

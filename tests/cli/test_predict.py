@@ -22,16 +22,10 @@ def test_digits_are_predicted_the_same_alone_and_on_two_ranks(tmp_path: Path) ->
     alone = samestep("predict", "runs/digits", "valid", "--output", "alone.csv", cwd=tmp_path)
     assert alone.returncode == 0, alone.stderr
     assert alone.stdout == "360 samples, step 23: alone.csv\n"
-    two = torchrun(
-        "predict", "runs/digits", "valid", "--output", "two.csv", "--json", cwd=tmp_path
-    )  # fmt: skip
+    two = torchrun("predict", "runs/digits", "valid", "--output", "two.csv", "--json", cwd=tmp_path)
     assert two.returncode == 0, two.stderr
     printed = json.loads(two.stdout)
-    assert (printed["world"], printed["samples"], printed["columns"]) == (
-        2,
-        360,
-        ["index", "output"],
-    )
+    assert (printed["world"], printed["samples"], printed["columns"]) == (2, 360, ["index", "output"])
     assert (tmp_path / "alone.csv").read_bytes() == (tmp_path / "two.csv").read_bytes()
     assert accuracy(tmp_path / "two.csv") == pytest.approx(evaluated(tmp_path / "runs/digits"))
 
@@ -47,9 +41,7 @@ def test_embeddings_are_the_same_alone_and_on_two_ranks(tmp_path: Path) -> None:
     assert (tmp_path / "one.npy").read_bytes() == (tmp_path / "two.npy").read_bytes()
     wrong = samestep("predict", "run", "valid", "--embeddings", "--output", "z.npy", cwd=tmp_path)
     assert wrong.returncode == 2
-    assert (
-        "there are the columns head, encoder: choose one, of embeddings by --view" in wrong.stderr
-    )
+    assert "there are the columns head, encoder: choose one, of embeddings by --view" in wrong.stderr
 
 
 def accuracy(path: Path) -> float:
@@ -57,9 +49,7 @@ def accuracy(path: Path) -> float:
     with path.open(newline="") as file:
         scores = [[float(cell) for cell in row[1:]] for row in list(csv.reader(file))[1:]]
     labels = load_digits().target[::5]
-    right = [
-        max(range(10), key=row.__getitem__) == y for row, y in zip(scores, labels, strict=True)
-    ]
+    right = [max(range(10), key=row.__getitem__) == y for row, y in zip(scores, labels, strict=True)]
     return sum(right) / len(right)
 
 
@@ -76,9 +66,7 @@ def evaluated(run: Path) -> float:
         ([".", "valid"], ". is not a run's directory"),
     ],
 )
-def test_mistakes_end_with_2_and_without_a_traceback(
-    arguments: list[str], message: str, tmp_path: Path
-) -> None:
+def test_mistakes_end_with_2_and_without_a_traceback(arguments: list[str], message: str, tmp_path: Path) -> None:
     finished_run(tmp_path / "run")
     done = samestep("predict", *arguments, "--output", "x.csv", cwd=tmp_path)
     assert done.returncode == 2

@@ -55,9 +55,7 @@ def facts(path: Path, cold: str, **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("options", [{}, {"start_new_session": True}], ids=["group", "session"])
-def test_a_process_is_what_it_would_be_without_the_server(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_a_process_is_what_it_would_be_without_the_server(tmp_path: Path, options: dict[str, Any]) -> None:
     path = script(tmp_path, FACTS)
     forked, cold = facts(path, "", **options), facts(path, COLD, **options)
     assert forked == cold
@@ -110,9 +108,7 @@ def test_it_can_be_signalled(tmp_path: Path, number: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_stand_in_hands_signals_and_its_own_end_on(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_stand_in_hands_signals_and_its_own_end_on(tmp_path: Path, number: signal.Signals) -> None:
     path = script(tmp_path, WAITS + "    # " + tmp_path.name)
     program = server().programs / "python"
     with subprocess.Popen([program, path], cwd=tmp_path, env=environment()) as process:

@@ -42,9 +42,7 @@ def line_in(output: str) -> list[str]:
     return shlex.split(found[1])
 
 
-def test_an_interrupted_launch_is_resumed_by_its_own_line(
-    tmp_path: Path, untouched: list[float]
-) -> None:
+def test_an_interrupted_launch_is_resumed_by_its_own_line(tmp_path: Path, untouched: list[float]) -> None:
     config, run = tmp_path / "slow.yaml", tmp_path / "runs" / "slow"
     config.write_text(
         "include: below.yaml\nplatforms: {local: above.yaml}\nsteps: 7\n"
@@ -86,9 +84,7 @@ def test_an_interrupted_script_is_resumed_with_its_arguments(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     resumed = losses(run)
     assert len(resumed) == 30
-    whole = samestep(
-        "train", "my train.py", "seed=3", "name=whole", "--", "--hurry", hurry, cwd=tmp_path
-    )
+    whole = samestep("train", "my train.py", "seed=3", "name=whole", "--", "--hurry", hurry, cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
     assert resumed == losses(tmp_path / "runs" / "whole")
     (tmp_path / "my train.py").write_text(SCRIPT + "# edited")
@@ -100,9 +96,7 @@ def test_an_interrupted_script_is_resumed_with_its_arguments(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["file", "dangling link", "user's files"])
-def test_a_run_directory_that_is_none_is_one_clear_error_under_a_launcher(
-    tmp_path: Path, kind: str
-) -> None:
+def test_a_run_directory_that_is_none_is_one_clear_error_under_a_launcher(tmp_path: Path, kind: str) -> None:
     config, path = tmp_path / "c.yaml", tmp_path / "run"
     config.write_text(f"task: {TASKS}:Slow\nglobal_batch: 32\nsteps: 2\nrun_dir: run\n")
     if kind == "file":
@@ -142,9 +136,7 @@ def test_a_referred_variable_reaches_the_ranks(tmp_path: Path) -> None:
     kept = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
     assert len(kept) > 5
     assert not [path for path in kept if b"S3CR3T" in path.read_bytes()]
-    unset = samestep(
-        "launch", config, "--nproc", "2", "launch.environment.COPY=${NOWHERE}", cwd=tmp_path
-    )
+    unset = samestep("launch", config, "--nproc", "2", "launch.environment.COPY=${NOWHERE}", cwd=tmp_path)
     assert unset.returncode == 2
     assert "launch.environment.COPY is ${NOWHERE}, and NOWHERE is not set here" in unset.stderr
     assert "Traceback" not in unset.stderr

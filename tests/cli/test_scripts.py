@@ -14,7 +14,7 @@ from tests.preloaded.client import ROOT, environment, shell_path
 
 SCRIPTS = sorted((ROOT / "scripts").glob("*.sh"))
 RECIPES = sorted((ROOT / "recipes").glob("*/scripts/*.sh"))
-ALL = [*SCRIPTS, *sorted((ROOT / "hpc").glob("*.sh")), *RECIPES, ROOT / "tests" / "cluster" / "install.sh"]  # fmt: skip
+ALL = [*SCRIPTS, *sorted((ROOT / "hpc").glob("*.sh")), *RECIPES, ROOT / "tests" / "cluster" / "install.sh"]
 
 
 def run(script: str, *arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:

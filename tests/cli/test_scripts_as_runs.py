@@ -23,9 +23,7 @@ def losses(run: Path) -> list[float]:
 def test_launch_starts_a_script_as_ranks_and_overrides_its_config(tmp_path: Path) -> None:
     alone = samestep("train", LOOP, "steps=4", "epochs=null", "--", "alone", cwd=tmp_path)
     assert alone.returncode == 0, alone.stderr
-    done = samestep(
-        "launch", LOOP, "steps=4", "epochs=null", "--nproc", "2", "--", "two", cwd=tmp_path
-    )
+    done = samestep("launch", LOOP, "steps=4", "epochs=null", "--nproc", "2", "--", "two", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "2 ranks drive 4+4 lanes; 4 steps" in done.stderr
     assert (tmp_path / "two" / "launch").is_dir(), "the launcher knows the script's run directory"
@@ -53,10 +51,7 @@ def test_a_failing_rank_of_a_script_is_shown_first(tmp_path: Path) -> None:
 
 
 def test_verify_runs_a_script_at_several_sizes_and_resumed(tmp_path: Path) -> None:
-    done = samestep(
-        "verify", LOOP, "--worlds", "1,2", "--steps", "4", "--resumed", "--json", "--", "run",
-        cwd=tmp_path,
-    )  # fmt: skip
+    done = samestep("verify", LOOP, "--worlds", "1,2", "--steps", "4", "--resumed", "--json", "--", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     worlds = json.loads(done.stdout)["worlds"]
     assert {label: world["steps"] for label, world in worlds.items()} == {"1": 4, "2": 4, "1→2": 4}
@@ -71,9 +66,7 @@ def test_a_script_leaves_the_global_batch_to_its_loader(tmp_path: Path) -> None:
     assert shown.returncode == 0, shown.stderr
     assert "8: 4 for each rank" in shown.stderr
     assert "that of the script's DataLoader" in shown.stderr
-    done = samestep(
-        "verify", PLAIN, "--worlds", "1,2", "--steps", "4", "--resumed", "--json", cwd=tmp_path
-    )
+    done = samestep("verify", PLAIN, "--worlds", "1,2", "--steps", "4", "--resumed", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     worlds = json.loads(done.stdout)["worlds"]
     assert {label: world["steps"] for label, world in worlds.items()} == {"1": 4, "2": 4, "1→2": 4}
@@ -94,9 +87,8 @@ def test_a_config_to_train_still_needs_a_batch(tmp_path: Path) -> None:
 
 def test_verify_finds_the_fault_of_a_script(tmp_path: Path) -> None:
     done = samestep(
-        "verify", LOOP, "--worlds", "1,2", "--steps", "2", "--json", "--", "run", "--rank-seeded",
-        cwd=tmp_path,
-    )  # fmt: skip
+        "verify", LOOP, "--worlds", "1,2", "--steps", "2", "--json", "--", "run", "--rank-seeded", cwd=tmp_path
+    )
     assert done.returncode == 4, done.stderr
     assert json.loads(done.stdout)["worlds"]["2"]["first_difference"]["step"] == 0
 

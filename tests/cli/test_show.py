@@ -25,9 +25,7 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_training_prints_its_result_and_it_is_read_again_without_a_rank(
-    config: Path, tmp_path: Path
-) -> None:
+def test_a_training_prints_its_result_and_it_is_read_again_without_a_rank(config: Path, tmp_path: Path) -> None:
     run = tmp_path / "runs" / "slow"
     half = samestep("train", config, "--stop-after", "2", "--json", cwd=tmp_path)
     assert half.returncode == 75, half.stderr
@@ -48,10 +46,7 @@ def test_a_killed_run_is_known_to_be_gone(config: Path, tmp_path: Path) -> None:
     with started("train", config, "steps=60", "params.seconds=600", cwd=tmp_path) as process:
         wait_for(lambda: (run / "result.json").exists())
         running = samestep("show", run, "--json", cwd=tmp_path)
-        assert (running.returncode, json.loads(running.stdout)["result"]["status"]) == (
-            75,
-            "running",
-        )
+        assert (running.returncode, json.loads(running.stdout)["result"]["status"]) == (75, "running")
         holder = int((run / "run.lock").read_text().split()[1])
         os.kill(holder, signal.SIGKILL)
         process.wait()
@@ -98,9 +93,7 @@ def test_every_number_has_its_unit(tmp_path: Path) -> None:
     assert found["times"]["time_compute"] == {"median": 0.5, "worst": 0.75}, "seconds, for scripts"
 
 
-def test_runs_are_listed_with_what_they_have_come_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_are_listed_with_what_they_have_come_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     none = CliRunner().invoke(app, ["runs"])
     assert (none.exit_code, "there is no folder runs" in none.output) == (2, True)

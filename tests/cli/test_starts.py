@@ -51,12 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=" ".join,
 )
 def test_what_only_looks_imports_no_torch(folder: Path, words: list[str]) -> None:
-    if expects_gpu(process_environment()) and words[-1] in (
-        "mine/config.yaml",
-        "--facts",
-        "check",
-        "--print",
-    ):
+    if expects_gpu(process_environment()) and words[-1] in ("mine/config.yaml", "--facts", "check", "--print"):
         pytest.skip("only torch can describe the GPUs of this machine")
     done = run([sys.executable, "-c", WATCHED.format(words=words)], cwd=folder, cold=COLD)
     assert done.stderr.endswith("imported: []\n"), done.stderr

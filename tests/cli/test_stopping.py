@@ -63,9 +63,7 @@ def checkpoints(run: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_to_one_process_saves_and_stops_it(
-    number: signal.Signals, config: Path, tmp_path: Path
-) -> None:
+def test_a_signal_to_one_process_saves_and_stops_it(number: signal.Signals, config: Path, tmp_path: Path) -> None:
     run = tmp_path / "runs" / "slow"
     with started("train", config, "checkpoint.every_steps=50", cwd=tmp_path) as process:
         wait_for(lambda: steps_done(run) >= 2)
@@ -89,8 +87,7 @@ def test_a_signal_to_the_launcher_saves_on_all_ranks_and_the_run_resumes(
     assert process.returncode == SAVED, output
     assert "SIGTERM on rank 0 stopped the run after step" in output
     assert not processes_of(config)
-    ended = samestep("launch", config, "--nproc", "3", "params.seconds=0.0",
-                     "resume.allow=[params]", cwd=tmp_path)  # fmt: skip
+    ended = samestep("launch", config, "--nproc", "3", "params.seconds=0.0", "resume.allow=[params]", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert "written" in ended.stderr
     assert "at world size 2; now 3" in ended.stderr
@@ -199,9 +196,7 @@ def is_served(port: int) -> bool:
     return any(row[1].endswith(f":{port:04X}") and row[3] == listening for row in rows)
 
 
-def test_a_node_is_lost_and_comes_back(
-    config: Path, tmp_path: Path, untouched: list[float]
-) -> None:
+def test_a_node_is_lost_and_comes_back(config: Path, tmp_path: Path, untouched: list[float]) -> None:
     """Two agents on this machine are two nodes; the second is powered off, then started again."""
     port = free_port()
     run = tmp_path / "runs" / "slow"

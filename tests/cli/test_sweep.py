@@ -207,9 +207,7 @@ def test_several_objectives_of_real_runs(tmp_path: Path) -> None:
     assert drawn.returncode == 0, drawn.stderr
     assert "size" in (tmp_path / "page.html").read_text()
     number = str(least["number"])
-    assert (
-        "--trial N takes one" in samestep("sweep", "best", "tiny", "--config", cwd=tmp_path).stderr
-    )
+    assert "--trial N takes one" in samestep("sweep", "best", "tiny", "--config", cwd=tmp_path).stderr
     exported = samestep("sweep", "best", "tiny", "--config", "--trial", number, cwd=tmp_path)
     (tmp_path / "best.yaml").write_text(exported.stdout)
     final = samestep("train", "best.yaml", "--json", cwd=tmp_path)
@@ -234,12 +232,8 @@ def test_the_fastest_is_found_by_measuring_the_models(tmp_path: Path) -> None:
     assert figures[0]["batch_size"] == 4, "of a lane"
 
 
-def test_what_only_the_task_knows_is_reported_at_once_before_anything_trains(
-    tmp_path: Path,
-) -> None:
-    path = write_sweep(
-        tmp_path, objective={"metric": "f1"}, folds={"k": 12, "stratify": "by_label"}
-    )
+def test_what_only_the_task_knows_is_reported_at_once_before_anything_trains(tmp_path: Path) -> None:
+    path = write_sweep(tmp_path, objective={"metric": "f1"}, folds={"k": 12, "stratify": "by_label"})
     done = samestep("sweep", "run", path, cwd=tmp_path)
     assert done.returncode == 2
     assert "tiny.yaml has 2 mistakes" in done.stderr

@@ -18,9 +18,7 @@ def test_it_measures_and_recommends(tmp_path: Path) -> None:
     write_starter(tmp_path / "mine")
     config, best = tmp_path / "mine" / "config.yaml", tmp_path / "best.yaml"
     before = sorted(tmp_path.rglob("*"))
-    done = samestep(
-        "tune", "all", config, *TINY, "--write", best, "--json", cwd=tmp_path, seconds=900
-    )
+    done = samestep("tune", "all", config, *TINY, "--write", best, "--json", cwd=tmp_path, seconds=900)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert {row["label"] for row in found["measured"]} >= {"as configured", "bf16", "1 worker"}

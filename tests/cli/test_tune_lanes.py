@@ -34,9 +34,7 @@ def left(folder: Path) -> list[str]:
 
 def test_it_shows_a_table_and_recommends(starter: Path, tmp_path: Path) -> None:
     before, page = left(tmp_path), tmp_path / "lanes.html"
-    done = samestep(
-        "tune", "lanes", starter, *QUICK, "--lanes", "1,8", "--report", page, cwd=tmp_path
-    )
+    done = samestep("tune", "lanes", starter, *QUICK, "--lanes", "1,8", "--report", page, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for words in ("1 lane ", "8 lanes", "global batch 64 on cpu", "Recommended: "):
         assert words in done.stdout
@@ -62,8 +60,8 @@ def test_json_has_the_usual_numbers_and_the_configs_own(starter: Path, tmp_path:
 def test_ranks_are_started_for_each_world(starter: Path, tmp_path: Path) -> None:
     before = left(tmp_path)
     done = samestep(
-        "tune", "lanes", starter, "lanes=1", *QUICK, "--lanes", "1,2,4", "--worlds", "1,2", "--json", cwd=tmp_path,
-    )  # fmt: skip
+        "tune", "lanes", starter, "lanes=1", *QUICK, "--lanes", "1,2,4", "--worlds", "1,2", "--json", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     measured = [(row["world"], row["lanes"]) for row in found["measured"]]

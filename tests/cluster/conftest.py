@@ -34,9 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _names_components(item: pytest.Item) -> bool:
     fixtures: tuple[str, ...] = getattr(item, "fixturenames", ())
-    return (
-        not {"slurm", "sshd"}.isdisjoint(fixtures) or item.get_closest_marker("needs") is not None
-    )
+    return not {"slurm", "sshd"}.isdisjoint(fixtures) or item.get_closest_marker("needs") is not None
 
 
 @pytest.fixture(scope="session")
@@ -87,9 +85,7 @@ def bare_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(autouse=True)
-def only_named_components(
-    whole_cluster: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def only_named_components(whole_cluster: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that names no component finds none: it must pass where none is installed.
 
     After `whole_cluster`, which repairs Slurm with its own programs when the test is over.

@@ -169,9 +169,7 @@ class Hosts(Opened):
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on a host to its end; raises TimeoutError, with what it printed."""
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process = self.start(
-            host, argv, env=env, cwd=cwd, light=light, start_new_session=True, **pipes
-        )
+        process = self.start(host, argv, env=env, cwd=cwd, light=light, start_new_session=True, **pipes)
         try:
             out, err = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
@@ -341,10 +339,7 @@ class Hosts(Opened):
     def _children_are_born_on(self, host: str) -> Iterator[None]:
         # A process cannot change its own process table, only that of its coming children. nsenter
         # would fork once more for this, and signals to our child would not reach the command.
-        with (
-            Path("/proc/self/ns/pid").open() as ours,
-            Path(f"/proc/{self._pid(host)}/ns/pid").open() as theirs,
-        ):
+        with Path("/proc/self/ns/pid").open() as ours, Path(f"/proc/{self._pid(host)}/ns/pid").open() as theirs:
             _set_namespace(theirs.fileno())
             try:
                 yield

@@ -85,9 +85,7 @@ class Training:
     def launch(self, run: str, *arguments: str | Path) -> list[str]:
         """`samestep launch` of a run in its own directory, which keeps its record."""
         folder = self.folder / run
-        return self.command(
-            "launch", f"run_dir={folder}", "--record", folder / "record", *arguments
-        )
+        return self.command("launch", f"run_dir={folder}", "--record", folder / "record", *arguments)
 
     def record(self, run: str) -> RunRecord:
         return RunRecord.read(self.folder / run / "record")
@@ -103,11 +101,7 @@ class Training:
 
 def is_same(one: RunRecord, other: RunRecord) -> bool:
     """Whether two runs are the same to the bit."""
-    return (
-        one.losses == other.losses
-        and one.state_hash == other.state_hash
-        and len(set(one.rank_hashes)) == 1
-    )
+    return one.losses == other.losses and one.state_hash == other.state_hash and len(set(one.rank_hashes)) == 1
 
 
 def wait_for(what: Callable[[], bool], seconds: float = PATIENCE) -> float:

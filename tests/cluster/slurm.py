@@ -101,9 +101,7 @@ class Slurm(Daemons):
         timeout: float = PATIENCE,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on ctl as a user of this Slurm; see `Hosts.run`."""
-        return self.hosts.run(
-            "ctl", argv, env={**self.env, **(env or {})}, cwd=cwd, timeout=timeout
-        )
+        return self.hosts.run("ctl", argv, env={**self.env, **(env or {})}, cwd=cwd, timeout=timeout)
 
     def submit(self, script: Path, *options: str) -> str:
         """Submit a script by sbatch, from its own folder; returns the job's id."""
@@ -157,9 +155,7 @@ class Slurm(Daemons):
 
     def _start_all(self) -> None:
         count = len(self.hosts.names)
-        text = _SLURM_CONF.format(
-            folder=self._folder, count=count, last=10 + count, first_job=self._first_job
-        )
+        text = _SLURM_CONF.format(folder=self._folder, count=count, last=10 + count, first_job=self._first_job)
         (self._folder / "slurm.conf").write_text(text)
         # A slurmctld that was killed may give an id again, and a slurmd refuses one it has seen.
         self._first_job += 1000

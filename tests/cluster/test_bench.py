@@ -30,9 +30,7 @@ def test_scaling_on_two_machines(via: str, sshd: Sshd, slurm: Slurm, tmp_path: P
         "scaling.json", *words,
     ]  # fmt: skip
     environment = {**training.environment, **slurm.env, **by_rsh(sshd.hosts)}
-    done = sshd.hosts.run(
-        "ctl", argv, cwd=tmp_path, timeout=PATIENCE, env=environment, light=via == "mpirun"
-    )
+    done = sshd.hosts.run("ctl", argv, cwd=tmp_path, timeout=PATIENCE, env=environment, light=via == "mpirun")
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "scaling.json").read_text())
     assert found["machine"]["hosts"] == ["n1", "n2"]

@@ -16,9 +16,7 @@ from tests.cluster.slurm import Slurm
 from tests.cluster.sshd import Sshd
 from tests.variations import variations
 
-PAGES = "".join(
-    (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("launch.md", "sweeps.md")
-)
+PAGES = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("launch.md", "sweeps.md"))
 
 
 def blocks(kind: str) -> list[str]:
@@ -41,19 +39,13 @@ def folder(tmp_path: Path, sshd: Sshd) -> Path:
 
 def environment(folder: Path) -> dict[str, str]:
     path = [folder / "bin", interpreter[0].parent, Path(sys.executable).parent, os.environ["PATH"]]
-    return {
-        "PATH": os.pathsep.join(map(str, path)),
-        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
-        "OMP_NUM_THREADS": "1",
-    }
+    return {"PATH": os.pathsep.join(map(str, path)), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.mark.requirement("004-TS-1", "004-7.1-2")
 @pytest.mark.parametrize("block", variations(blocks("cluster"), kept=blocks("cluster")[:3]))
 @pytest.mark.needs("mpirun")
-def test_a_command_runs_from_the_first_machine_as_written(
-    slurm: Slurm, folder: Path, block: str
-) -> None:
+def test_a_command_runs_from_the_first_machine_as_written(slurm: Slurm, folder: Path, block: str) -> None:
     done = slurm.hosts.run(
         "ctl", ["bash", "-euo", "pipefail", "-c", block],
         env={**environment(folder), **slurm.env, **by_rsh(slurm.hosts)},

@@ -59,12 +59,9 @@ def running(
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """Commands on hosts, from when their run has done two steps."""
     agents = [
-        hosts.start(
-            host, argv, env=env, cwd=training.folder,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )
+        hosts.start(host, argv, env=env, cwd=training.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         for host, argv in commands.items()
-    ]  # fmt: skip
+    ]
     try:
         wait_for(lambda: training.steps_of("run") >= 2 or any(a.poll() is not None for a in agents))
         yield agents
@@ -75,9 +72,7 @@ def running(
             agent.communicate()
 
 
-def test_on_one_machine_nothing_listens_but_to_itself(
-    hosts: Hosts, tmp_path: Path, untouched: RunRecord
-) -> None:
+def test_on_one_machine_nothing_listens_but_to_itself(hosts: Hosts, tmp_path: Path, untouched: RunRecord) -> None:
     training, marker = Training.slow(tmp_path), tmp_path / "pwned"
     before = listening(hosts, "n1")
     command = training.launch("run", "--nproc", "2")
@@ -99,9 +94,7 @@ def test_machines_listen_to_their_network_only_and_believe_nobody_without_the_se
 ) -> None:
     training, marker = Training.slow(tmp_path, epochs=400), tmp_path / "pwned"
     before = {host: listening(hosts, host) for host in ("n1", "n2")}
-    command = training.launch(
-        "run", "--nproc", "1", "--nodes", "1:2", "--rendezvous", "n1:29400"
-    )  # fmt: skip
+    command = training.launch("run", "--nproc", "1", "--nodes", "1:2", "--rendezvous", "n1:29400")
     with (
         hosts.second_interface("n1"),
         running(hosts, training, dict.fromkeys(("n1", "n2"), command), training.by_hand) as agents,
@@ -130,14 +123,11 @@ def test_a_machine_without_the_secret_is_refused_and_named(hosts: Hosts, tmp_pat
     training = Training.write(tmp_path, distributed={"timeout": 20.0})
 
     def command(node: int) -> list[str]:
-        return training.launch(
-            "run", "--nproc", "1", "--nodes", "2", "--node-rank", str(node), "--master-addr", "n1"
-        )  # fmt: skip
+        return training.launch("run", "--nproc", "1", "--nodes", "2", "--node-rank", str(node), "--master-addr", "n1")
 
     first = hosts.start(
-        "n1", command(0), env=training.by_hand, cwd=tmp_path,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        "n1", command(0), env=training.by_hand, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     port = 29500
     wait_for(lambda: (hosts.address("n1"), port) in listening(hosts, "n1"))
     attack(hosts, tmp_path / "pwned", "n1", [port])
@@ -165,17 +155,13 @@ def shown_by(folder: Path) -> list[str]:
 
 
 @pytest.mark.needs("mpirun")
-def test_the_secret_is_on_no_command_line_and_in_no_file(
-    slurm: Slurm, sshd: Sshd, tmp_path: Path
-) -> None:
+def test_the_secret_is_on_no_command_line_and_in_no_file(slurm: Slurm, sshd: Sshd, tmp_path: Path) -> None:
     hosts = slurm.hosts
     launches = {
         "ssh": lambda training: over_ssh(training, sshd),
         "mpirun": lambda training: training.launch("run", "--via", "mpirun", "--hosts", "n1:1,n2:1"),
-        "slurm": lambda training: training.launch(
-            "run", "--via", "slurm", "--nodes", "2", "--nproc", "1", "--follow"
-        ),
-    }  # fmt: skip
+        "slurm": lambda training: training.launch("run", "--via", "slurm", "--nodes", "2", "--nproc", "1", "--follow"),
+    }
     for name, launch in launches.items():
         folder = tmp_path / name
         folder.mkdir()

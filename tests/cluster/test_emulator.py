@@ -53,7 +53,7 @@ def test_a_script_tests_the_nodes(
     slurm: Slurm, tmp_path: Path, script_name: str, words: tuple[str, ...], shown: tuple[str, ...]
 ) -> None:
     path = os.pathsep.join([str(interpreter[0].parent), os.environ["PATH"]])
-    environment = {**Training.write(tmp_path).environment, "PATH": path, "LARGEST": "64KB", "ROUNDS": "3"}  # fmt: skip
+    environment = {**Training.write(tmp_path).environment, "PATH": path, "LARGEST": "64KB", "ROUNDS": "3"}
     done = slurm.run(
         ["sbatch", "--parsable", "--output=out.txt", "--cpus-per-task=1", str(ROOT / "hpc" / script_name), *words],
         env=environment, cwd=tmp_path,

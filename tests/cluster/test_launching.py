@@ -26,9 +26,7 @@ def run_on_ctl(
     hosts: Hosts, training: Training, argv: Sequence[str], env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     environment = {**training.environment, **by_rsh(hosts), **(env or {})}
-    return hosts.run(
-        "ctl", argv, env=environment, cwd=training.folder, light=True, timeout=PATIENCE
-    )  # fmt: skip
+    return hosts.run("ctl", argv, env=environment, cwd=training.folder, light=True, timeout=PATIENCE)
 
 
 def on_both(hosts: Hosts, training: Training, run: str, *options: str) -> list[tuple[int, str]]:
@@ -46,15 +44,7 @@ def on_both(hosts: Hosts, training: Training, run: str, *options: str) -> list[t
 
 
 @pytest.mark.requirement(
-    "000-G-2",
-    "000-P4-9",
-    "003-I-3",
-    "004-KR-4",
-    "004-KR-6",
-    "004-SM-5",
-    "004-5.2-3",
-    "004-AO-1",
-    "000-X-1",
+    "000-G-2", "000-P4-9", "003-I-3", "004-KR-4", "004-KR-6", "004-SM-5", "004-5.2-3", "004-AO-1", "000-X-1"
 )
 @pytest.mark.needs("mpirun")
 def test_one_machine_mpirun_on_two_hosts_and_slurm_on_two_nodes_are_one_run(
@@ -63,13 +53,9 @@ def test_one_machine_mpirun_on_two_hosts_and_slurm_on_two_nodes_are_one_run(
     assert verified(slurm, Training.write(tmp_path)) == {untouched.state_hash}
 
 
-@pytest.mark.variation(
-    "test_one_machine_mpirun_on_two_hosts_and_slurm_on_two_nodes_are_one_run, with another loss"
-)
+@pytest.mark.variation("test_one_machine_mpirun_on_two_hosts_and_slurm_on_two_nodes_are_one_run, with another loss")
 @pytest.mark.needs("mpirun")
-def test_a_loss_over_the_global_batch_is_one_run_under_mpirun_and_slurm(
-    slurm: Slurm, tmp_path: Path
-) -> None:
+def test_a_loss_over_the_global_batch_is_one_run_under_mpirun_and_slurm(slurm: Slurm, tmp_path: Path) -> None:
     training = Training.write(tmp_path, task=f"{CONTRASTIVE}:Shared", epochs=2)
     assert len(verified(slurm, training)) == 1
 
@@ -93,25 +79,17 @@ def test_machines_numbered_by_hand_whose_names_mean_loopback(
     hosts: Hosts, tmp_path: Path, untouched: RunRecord
 ) -> None:
     training = Training.write(tmp_path)
-    with (
-        hosts.alias("n1", "n1", "127.0.1.1"),
-        hosts.alias("n2", "n2", "127.0.1.1"),
-        hosts.second_interface("n2"),
-    ):
+    with hosts.alias("n1", "n1", "127.0.1.1"), hosts.alias("n2", "n2", "127.0.1.1"), hosts.second_interface("n2"):
         ended = on_both(hosts, training, "run", "--nproc", "2", "--master-addr", "n1")
     assert [code for code, _ in ended] == [0, 0], ended
     assert "4 processes on 2 machines" in ended[0][1]
-    shown = (
-        "GLOO_SOCKET_IFNAME=eth0 on {0}: the name {0} resolves to 127.0.1.1, not to 10.77.0.1{1}"
-    )
+    shown = "GLOO_SOCKET_IFNAME=eth0 on {0}: the name {0} resolves to 127.0.1.1, not to 10.77.0.1{1}"
     assert shown.format("n1", 1) in ended[0][1]
     assert shown.format("n2", 2) in ended[1][1]
     assert is_same(training.record("run"), untouched)
 
 
-def test_a_rank_that_fails_on_another_machine_is_shown_at_the_first_one(
-    hosts: Hosts, tmp_path: Path
-) -> None:
+def test_a_rank_that_fails_on_another_machine_is_shown_at_the_first_one(hosts: Hosts, tmp_path: Path) -> None:
     training = Training.write(tmp_path, task=f"{TASKS}:Broken")
     (code, output), _ = on_both(hosts, training, "run", "--nproc", "1", "--master-addr", "n1")
     assert code == 1
@@ -122,9 +100,7 @@ def test_a_rank_that_fails_on_another_machine_is_shown_at_the_first_one(
 @pytest.mark.needs("mpirun")
 def test_a_rank_that_fails_under_mpirun_is_shown_here(hosts: Hosts, tmp_path: Path) -> None:
     training = Training.write(tmp_path, task=f"{TASKS}:Broken")
-    done = run_on_ctl(
-        hosts, training, training.launch("run", "--via", "mpirun", "--hosts", "n1:1,n2:1")
-    )
+    done = run_on_ctl(hosts, training, training.launch("run", "--via", "mpirun", "--hosts", "n1:1,n2:1"))
     assert done.returncode == 1
     assert "samestep: rank 1 on n2 failed:" in done.stderr
     assert 'tasks.py", line' in done.stderr
@@ -142,12 +118,8 @@ def test_the_doctor_looks_between_the_ranks_of_a_step(slurm: Slurm, tmp_path: Pa
     assert found["all-reduce"]["severity"] == "ok"
 
 
-@pytest.mark.variation(
-    "test_two_steps_of_one_job_and_two_jobs_have_ports_of_their_own, with whole runs"
-)
-def test_two_jobs_at_once_on_the_same_nodes(
-    slurm: Slurm, tmp_path: Path, untouched: RunRecord
-) -> None:
+@pytest.mark.variation("test_two_steps_of_one_job_and_two_jobs_have_ports_of_their_own, with whole runs")
+def test_two_jobs_at_once_on_the_same_nodes(slurm: Slurm, tmp_path: Path, untouched: RunRecord) -> None:
     training = Training.write(tmp_path)
     jobs = []
     for run in ("one", "two"):
@@ -161,9 +133,7 @@ def test_two_jobs_at_once_on_the_same_nodes(
     assert is_same(training.record("two"), untouched)
 
 
-def test_a_run_has_one_job_at_a_time_which_can_be_looked_at_and_cancelled(
-    slurm: Slurm, tmp_path: Path
-) -> None:
+def test_a_run_has_one_job_at_a_time_which_can_be_looked_at_and_cancelled(slurm: Slurm, tmp_path: Path) -> None:
     training = Training.write(tmp_path, task=f"{TASKS}:Slow", params={"seconds": 0.1}, epochs=400)
     argv = training.launch("run", "--via", "slurm", "--nproc", "1")
     done = run_on_ctl(slurm.hosts, training, argv, slurm.env)
@@ -187,9 +157,7 @@ def test_a_run_has_one_job_at_a_time_which_can_be_looked_at_and_cancelled(
     assert list((tmp_path / "run" / "checkpoints").glob("step-*")), "it saved before it went"
 
 
-def test_a_job_that_fails_is_shown_with_host_rank_and_traceback(
-    slurm: Slurm, tmp_path: Path
-) -> None:
+def test_a_job_that_fails_is_shown_with_host_rank_and_traceback(slurm: Slurm, tmp_path: Path) -> None:
     training = Training.write(tmp_path, task=f"{TASKS}:Broken")
     argv = training.launch("run", "--via", "slurm", "--nodes", "2", "--nproc", "1", "--follow")
     done = run_on_ctl(slurm.hosts, training, argv, slurm.env)
@@ -215,9 +183,7 @@ def test_names_with_everything_in_them_reach_the_ranks_by_a_real_sbatch(
     assert not list(tmp_path.rglob("pwned"))
 
 
-def start_mpirun(
-    hosts: Hosts, training: Training, flavour: str, stdout: int
-) -> subprocess.Popen[str]:
+def start_mpirun(hosts: Hosts, training: Training, flavour: str, stdout: int) -> subprocess.Popen[str]:
     """A launch by OpenMPI from ctl on two hosts, or by MPICH's hydra on n1 alone."""
     options = ["--hosts", "n1,n2"] if flavour == "openmpi" else ["launch.mpirun=mpiexec.hydra"]
     return hosts.start(
@@ -250,9 +216,7 @@ def test_mpirun_forwards_a_signal_and_the_run_resumes_later(
 
 @pytest.mark.parametrize("flavour", variations(["openmpi", "hydra"], kept=["hydra"]))
 @pytest.mark.needs("mpirun", "mpiexec.hydra")
-def test_an_mpirun_whose_launcher_is_killed_ends_with_all_its_ranks(
-    hosts: Hosts, tmp_path: Path, flavour: str
-) -> None:
+def test_an_mpirun_whose_launcher_is_killed_ends_with_all_its_ranks(hosts: Hosts, tmp_path: Path, flavour: str) -> None:
     training = Training.slow(tmp_path)
     process = start_mpirun(hosts, training, flavour, stdout=subprocess.DEVNULL)
     wait_for(lambda: training.steps_of("run") >= 2)

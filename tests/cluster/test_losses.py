@@ -27,12 +27,8 @@ def pull_the_cable(hosts: Hosts) -> None:
 def test_a_lost_machine_is_left_out_and_the_run_is_the_same(
     hosts: Hosts, tmp_path: Path, untouched: RunRecord, lose: Callable[[Hosts], None]
 ) -> None:
-    training = Training.slow(
-        tmp_path, distributed={"timeout": 120.0, "lost_after": 6.0}, checkpoint={"every_steps": 1}
-    )
-    argv = training.launch(
-        "run", "--nproc", "1", "--nodes", "1:2", "--rendezvous", "n1:29400", "--max-restarts", "3"
-    )
+    training = Training.slow(tmp_path, distributed={"timeout": 120.0, "lost_after": 6.0}, checkpoint={"every_steps": 1})
+    argv = training.launch("run", "--nproc", "1", "--nodes", "1:2", "--rendezvous", "n1:29400", "--max-restarts", "3")
     log = tmp_path / "n1.log"
     with log.open("w") as file:
         agents = [
@@ -48,9 +44,7 @@ def test_a_lost_machine_is_left_out_and_the_run_is_the_same(
         took = wait_for(lambda: "now 1" in log.read_text())
         training.hurry()
         assert agents[0].wait(PATIENCE) == 0, log.read_text()
-    print(
-        f"{lose.__name__}: continued after {took:.1f} s, ended after {time.monotonic() - lost:.1f} s"
-    )
+    print(f"{lose.__name__}: continued after {took:.1f} s, ended after {time.monotonic() - lost:.1f} s")
     assert training.record("run").world == 1
     assert training.record("run").start > 0
     assert is_same(training.record("run"), untouched)

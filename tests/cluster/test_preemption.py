@@ -59,18 +59,11 @@ def preempt_with_grace(slurm: Slurm, job: str, folder: Path) -> None:
 
 
 @pytest.mark.requirement("000-P4-4")
-@pytest.mark.parametrize(
-    "stop", variations([requeue, preempt, preempt_with_grace, lose_a_node], kept=[requeue])
-)
+@pytest.mark.parametrize("stop", variations([requeue, preempt, preempt_with_grace, lose_a_node], kept=[requeue]))
 def test_a_restarted_job_ends_with_the_untouched_runs_bits(
-    slurm: Slurm,
-    tmp_path: Path,
-    untouched: RunRecord,
-    stop: Callable[[Slurm, str, Path], None],
+    slurm: Slurm, tmp_path: Path, untouched: RunRecord, stop: Callable[[Slurm, str, Path], None]
 ) -> None:
-    training = Training.slow(
-        tmp_path, loader={"workers": 1}, checkpoint={"every_steps": 1, "asynchronous": False}
-    )
+    training = Training.slow(tmp_path, loader={"workers": 1}, checkpoint={"every_steps": 1, "asynchronous": False})
     # Without its own --signal, a job in a partition with a grace time gets SIGTERM and time.
     grace = ["--partition", "grace", "launch.slurm.warn_seconds=null"]
     job = submitted(slurm, training, *(grace if stop is preempt_with_grace else []))
@@ -90,11 +83,7 @@ def test_a_restarted_job_ends_with_the_untouched_runs_bits(
 
 
 # What `--signal=USR1@120` and `--signal=B:USR1@120` do near the end of the job's time, now.
-WARNINGS = {
-    "srun": ["--signal=USR1"],
-    "torchrun": ["--signal=USR1"],
-    "mpirun": ["--batch", "--signal=USR1"],
-}
+WARNINGS = {"srun": ["--signal=USR1"], "torchrun": ["--signal=USR1"], "mpirun": ["--batch", "--signal=USR1"]}
 
 
 @pytest.mark.parametrize("style", variations(WARNINGS, kept=["srun"]))

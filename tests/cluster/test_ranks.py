@@ -54,9 +54,7 @@ def test_srun(slurm: Slurm) -> None:
     assert places(found) == TWO_BY_TWO
     facts = shared(found, "launcher", "world", "local_world", "nodes", "master", "cpus", "port")
     assert facts.pop("port") is not None
-    assert facts == {
-        "launcher": "slurm", "world": 4, "local_world": 2, "nodes": 2, "master": "n1", "cpus": 2,
-    }  # fmt: skip
+    assert facts == {"launcher": "slurm", "world": 4, "local_world": 2, "nodes": 2, "master": "n1", "cpus": 2}
     assert all(one["cpus_here"] == min(4, len(os.sched_getaffinity(0))) for one in found)
 
 
@@ -71,8 +69,7 @@ def test_srun_with_a_different_number_of_ranks_on_each_node(slurm: Slurm, tmp_pa
     hosts = tmp_path / "hosts"
     hosts.write_text("\n".join(["n1", "n1", "n2", "n2", "n3", "n3", "n4"]) + "\n")
     done = slurm.run(
-        ["srun", "-n7", "-N4", "--distribution=arbitrary", *WHOAMI],
-        env={**ENVIRONMENT, "SLURM_HOSTFILE": str(hosts)},
+        ["srun", "-n7", "-N4", "--distribution=arbitrary", *WHOAMI], env={**ENVIRONMENT, "SLURM_HOSTFILE": str(hosts)}
     )
     found = facts_in(done.stdout)
     assert [(one["host"], one["local_rank"], one["local_world"]) for one in found] == [
@@ -90,8 +87,7 @@ def test_two_steps_of_one_job_and_two_jobs_have_ports_of_their_own(slurm: Slurm)
 
 def batch(slurm: Slurm, tmp_path: Path, *lines: str) -> list[Facts]:
     script = tmp_path / "job.sh"
-    script.write_text("\n".join(["#!/bin/bash", f"export PYTHONPATH={ENVIRONMENT['PYTHONPATH']}",
-                                 *lines]) + "\n")  # fmt: skip
+    script.write_text("\n".join(["#!/bin/bash", f"export PYTHONPATH={ENVIRONMENT['PYTHONPATH']}", *lines]) + "\n")
     job = slurm.submit(script, "-N2", "--ntasks-per-node=2", "--output=out.txt")
     assert slurm.wait(job) == "COMPLETED", (tmp_path / "out.txt").read_text()
     return facts_in((tmp_path / "out.txt").read_text())
@@ -146,16 +142,12 @@ def test_mpi_over_two_hosts(hosts: Hosts, launcher: str, argv: list[str]) -> Non
     assert places(found) == TWO_BY_TWO
     facts = shared(found, "launcher", "world", "local_world", "nodes", "master", "port")
     assert facts.pop("port") is None or launcher == "openmpi"
-    assert facts == {
-        "launcher": launcher, "world": 4, "local_world": 2, "nodes": 2, "master": "n1",
-    }  # fmt: skip
+    assert facts == {"launcher": launcher, "world": 4, "local_world": 2, "nodes": 2, "master": "n1"}
 
 
 def test_tasks_of_an_array_have_ports_of_their_own(slurm: Slurm, tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
-    script.write_text(
-        f"#!/bin/bash\nexport PYTHONPATH={ENVIRONMENT['PYTHONPATH']}\nsrun {' '.join(WHOAMI)}\n"
-    )
+    script.write_text(f"#!/bin/bash\nexport PYTHONPATH={ENVIRONMENT['PYTHONPATH']}\nsrun {' '.join(WHOAMI)}\n")
     job = slurm.submit(script, "--array=0-1", "--ntasks=2", "--output=%a.txt")
     ports = set()
     for task in ("0", "1"):

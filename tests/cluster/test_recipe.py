@@ -14,9 +14,7 @@ from tests.cluster.test_launching import run_on_ctl
 from tests.recipes.small import COMMON, FIRST, SECOND, make_data
 
 
-@pytest.mark.variation(
-    "test_the_recipe_from_images_to_results, which verifies both stages on one machine"
-)
+@pytest.mark.variation("test_the_recipe_from_images_to_results, which verifies both stages on one machine")
 @pytest.mark.requirement("000-P3-6")
 @pytest.mark.needs("mpirun")
 def test_both_stages_are_one_run_under_mpirun_and_slurm(slurm: Slurm, tmp_path: Path) -> None:

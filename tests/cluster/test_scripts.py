@@ -40,12 +40,7 @@ from tests.cluster.slurm import Slurm
 )  # fmt: skip
 @pytest.mark.needs("mpirun")
 def test_a_script_trains_the_same_run(
-    slurm: Slurm,
-    tmp_path: Path,
-    untouched: RunRecord,
-    script: str,
-    options: list[str],
-    shown: str,
+    slurm: Slurm, tmp_path: Path, untouched: RunRecord, script: str, options: list[str], shown: str
 ) -> None:
     training = Training.write(tmp_path)
     path = os.pathsep.join([str(interpreter[0].parent), os.environ["PATH"]])
@@ -58,7 +53,7 @@ def test_a_script_trains_the_same_run(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     job = done.stdout.strip()
-    output = (tmp_path / "out.txt")  # fmt: skip
+    output = tmp_path / "out.txt"
     assert slurm.wait(job) == "COMPLETED", output.read_text()
     assert shown in output.read_text()
     assert is_same(training.record("run"), untouched)
@@ -66,9 +61,7 @@ def test_a_script_trains_the_same_run(
 
 def test_a_script_without_a_config_prints_its_usage(slurm: Slurm, tmp_path: Path) -> None:
     done = slurm.run(
-        ["sbatch", "--parsable", "--output=out.txt", "--cpus-per-task=1",
-         str(ROOT / "hpc" / "train.sh")],
-        cwd=tmp_path,
-    )  # fmt: skip
+        ["sbatch", "--parsable", "--output=out.txt", "--cpus-per-task=1", str(ROOT / "hpc" / "train.sh")], cwd=tmp_path
+    )
     assert slurm.wait(done.stdout.strip()) == "FAILED"
     assert "usage: sbatch hpc/train.sh CONFIG" in (tmp_path / "out.txt").read_text()

@@ -16,9 +16,7 @@ from tests.cluster.sshd import Sshd
 def over_ssh(training: Training, sshd: Sshd, run: str = "run") -> list[str]:
     # Over ssh no variable travels but those that the config names.
     variables = [f"launch.environment.{k}={v}" for k, v in training.environment.items()]
-    return training.launch(
-        run, "--via", "ssh", "--hosts", "n1:1,n2:1", f"launch.ssh=ssh -F {sshd.config}", *variables
-    )
+    return training.launch(run, "--via", "ssh", "--hosts", "n1:1,n2:1", f"launch.ssh=ssh -F {sshd.config}", *variables)
 
 
 def test_a_run_on_two_machines(sshd: Sshd, tmp_path: Path, untouched: RunRecord) -> None:
@@ -30,9 +28,7 @@ def test_a_run_on_two_machines(sshd: Sshd, tmp_path: Path, untouched: RunRecord)
     assert is_same(training.record("run"), untouched)
 
 
-def test_a_machine_that_lets_nobody_in_is_named_before_anything_starts(
-    sshd: Sshd, tmp_path: Path
-) -> None:
+def test_a_machine_that_lets_nobody_in_is_named_before_anything_starts(sshd: Sshd, tmp_path: Path) -> None:
     training = Training.write(tmp_path)
     with sshd.lock_out("n2"):
         done = sshd.hosts.run("ctl", over_ssh(training, sshd), cwd=tmp_path, timeout=PATIENCE)
@@ -43,9 +39,7 @@ def test_a_machine_that_lets_nobody_in_is_named_before_anything_starts(
     assert not (tmp_path / "run").exists()
 
 
-def test_when_one_machine_fails_all_end_and_its_traceback_is_here(
-    sshd: Sshd, tmp_path: Path
-) -> None:
+def test_when_one_machine_fails_all_end_and_its_traceback_is_here(sshd: Sshd, tmp_path: Path) -> None:
     training = Training.write(tmp_path, task=f"{TASKS}:Broken")
     done = sshd.hosts.run("ctl", over_ssh(training, sshd), cwd=tmp_path, timeout=PATIENCE)
     assert done.returncode == 1
@@ -59,9 +53,8 @@ def test_ctrl_c_saves_on_all_machines_and_the_run_resumes_later(
 ) -> None:
     training = Training.slow(tmp_path)
     process = sshd.hosts.start(
-        "ctl", over_ssh(training, sshd), cwd=tmp_path,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        "ctl", over_ssh(training, sshd), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     wait_for(lambda: training.steps_of("run") >= 2)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=PATIENCE)
@@ -78,9 +71,8 @@ def test_ctrl_c_saves_on_all_machines_and_the_run_resumes_later(
 def test_a_launcher_that_is_killed_leaves_nothing_behind(sshd: Sshd, tmp_path: Path) -> None:
     training = Training.slow(tmp_path)
     process = sshd.hosts.start(
-        "ctl", over_ssh(training, sshd), cwd=tmp_path,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        "ctl", over_ssh(training, sshd), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     wait_for(lambda: training.steps_of("run") >= 2)
     process.kill()
     process.wait()

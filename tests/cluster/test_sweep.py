@@ -70,9 +70,7 @@ def alone(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> list[dict[s
 
 def same_study(found: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
     keys = ("number", "state", "value", "params", "folds")
-    return [[trial[key] for key in keys] for trial in found] == [
-        [trial[key] for key in keys] for trial in other
-    ]
+    return [[trial[key] for key in keys] for trial in found] == [[trial[key] for key in keys] for trial in other]
 
 
 @contextmanager
@@ -171,9 +169,7 @@ def test_mpirun_on_two_hosts(hosts: Hosts, tmp_path: Path, alone: list[dict[str,
     assert "2 processes on 2 machines" in log
 
 
-def test_each_trial_has_a_host_of_its_own_over_ssh(
-    sshd: Sshd, tmp_path: Path, alone: list[dict[str, Any]]
-) -> None:
+def test_each_trial_has_a_host_of_its_own_over_ssh(sshd: Sshd, tmp_path: Path, alone: list[dict[str, Any]]) -> None:
     path = written(tmp_path, trials=2, parallel=2)
     base = tmp_path / "base.yaml"
     # Over ssh no variable travels but those that the config names.
@@ -191,9 +187,7 @@ def test_each_trial_has_a_host_of_its_own_over_ssh(
         assert f"[{host}] " in log
 
 
-def test_steps_of_an_allocation_side_by_side(
-    slurm: Slurm, tmp_path: Path, alone: list[dict[str, Any]]
-) -> None:
+def test_steps_of_an_allocation_side_by_side(slurm: Slurm, tmp_path: Path, alone: list[dict[str, Any]]) -> None:
     go, path = tmp_path / "go", written(tmp_path, parallel=2, ranks_per_trial=2, nodes_per_trial=2)
     base = tmp_path / "base.yaml"
     base.write_text(base.read_text() + f"params: {{wait: '{go}'}}\n")

@@ -77,10 +77,7 @@ class Everything(Images):
         logits = model(batch.x + 0.1 * noise)
         return {
             "class": (F.cross_entropy(logits, batch.y, reduction="sum"), batch.size),
-            "small": (
-                logits.square().sum() + batch.size * model[1].weight.square().sum(),
-                batch.size,
-            ),
+            "small": (logits.square().sum() + batch.size * model[1].weight.square().sum(), batch.size),
         }
 
 

@@ -52,11 +52,7 @@ class Views(Plain):
 
     def model(self) -> nn.Module:
         return nn.Sequential(
-            nn.Linear(FEATURES, 16),
-            nn.BatchNorm1d(16),
-            nn.ReLU(),
-            nn.Dropout(0.2),
-            nn.Linear(16, SIZE),
+            nn.Linear(FEATURES, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, SIZE)
         )
 
     def order(self, dataset: Any) -> Any:
@@ -130,10 +126,7 @@ class Shared(Views):
                 samestep.losses.nt_xent(embeddings),
             ]
         with mock.patch.object(row_blocks, "SHARED_FROM", 5):  # in a tail some lanes have no row
-            found += [
-                samestep.losses.clip(left, right, scale),
-                samestep.losses.siglip(left, right, scale, bias),
-            ]
+            found += [samestep.losses.clip(left, right, scale), samestep.losses.siglip(left, right, scale, bias)]
         return torch.stack(found).sum()
 
 
@@ -186,9 +179,7 @@ class Wrong(Plain):
 
     def embed(self, model: nn.Module, batch: samestep.LaneBatch) -> Any:
         made = model(batch.x)
-        return {"rows": made[1:], "texts": ["a"] * len(made), "detached": made.detach()}.get(
-            self.kind, made
-        )
+        return {"rows": made[1:], "texts": ["a"] * len(made), "detached": made.detach()}.get(self.kind, made)
 
     def batch_loss(self, embeddings: Any, batch: Any) -> Any:
         if self.kind == "labels":

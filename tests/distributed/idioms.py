@@ -92,8 +92,7 @@ def _count(net: Any, x: Tensor) -> None:
 
 Reassigned = _moving(lambda: torch.zeros(16), _assign)
 Bf16 = _moving(
-    lambda: torch.zeros(16, dtype=torch.bfloat16),
-    lambda net, x: net.m.mul_(0.9).add_(x.mean(0).bfloat16(), alpha=0.1),
+    lambda: torch.zeros(16, dtype=torch.bfloat16), lambda net, x: net.m.mul_(0.9).add_(x.mean(0).bfloat16(), alpha=0.1)
 )
 Counter = _moving(lambda: torch.zeros((), dtype=torch.int64), _count)
 
@@ -273,10 +272,7 @@ class Named(Idiom):
         assert batch.lanes == 8
         assert batch.device == out.device
         size = self.factor(batch) * out.square().sum()
-        return {
-            "fit": (F.cross_entropy(out, batch.y, reduction="sum"), len(batch)),
-            "size": (size, 5 * len(batch)),
-        }
+        return {"fit": (F.cross_entropy(out, batch.y, reduction="sum"), len(batch)), "size": (size, 5 * len(batch))}
 
     def factor(self, batch: LaneBatch) -> float:
         return batch.progress / (1 + batch.epoch)

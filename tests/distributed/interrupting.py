@@ -57,14 +57,7 @@ def train_and_end(config: dict[str, Any], record: str, at: int, rank: int, how: 
 
 
 def go_on(
-    folder: Path,
-    world: int,
-    task: str = "Everything",
-    *,
-    at: int = -1,
-    rank: int = 0,
-    how: str = "",
-    **values: Any,
+    folder: Path, world: int, task: str = "Everything", *, at: int = -1, rank: int = 0, how: str = "", **values: Any
 ) -> list[tuple[bool, Any]]:
     """Start the run of this folder, or let it go on, on `world` ranks; by rank what they said."""
     config = settings(task, folder, **values)

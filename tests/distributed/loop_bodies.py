@@ -36,7 +36,7 @@ def convolutions(run: samestep.Run) -> Found:
     """BatchNorm, dropout, clipping, a scheduler per epoch, accuracy on the training data."""
     model = nn.Sequential(
         nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Dropout(DROPS), nn.Linear(288, 10)
-    )  # fmt: skip
+    )
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     model, optimizer, scheduler, data = run.prepare(model, optimizer, scheduler, loader())
@@ -99,18 +99,13 @@ def adversaries(run: samestep.Run) -> Found:
     judge = nn.Sequential(nn.Linear(64, 32), nn.LeakyReLU(0.2), nn.Dropout(0.1), nn.Linear(32, 1))
     first = torch.optim.Adam(make.parameters(), 2e-3)
     second = torch.optim.Adam(judge.parameters(), 2e-3)
-    make, judge, first, second, data = run.prepare(
-        make, judge, first, second, loader(drop_last=True)
-    )
+    make, judge, first, second, data = run.prepare(make, judge, first, second, loader(drop_last=True))
     decide = nn.BCEWithLogitsLoss()
     seen = []
     for _ in run.epochs():
         for x, _ in data:
             size = x.size(0)
-            real, fake = (
-                torch.ones(size, 1, device=run.device),
-                torch.zeros(size, 1, device=run.device),
-            )
+            real, fake = (torch.ones(size, 1, device=run.device), torch.zeros(size, 1, device=run.device))
             second.zero_grad()
             made = make(torch.randn(size, 16, device=run.device))
             lost = decide(judge(x.flatten(1)), real) + decide(judge(made.detach()), fake)
@@ -345,9 +340,7 @@ def views(run: samestep.Run) -> Found:
     guess = nn.Linear(16, 16)
     target = copy.deepcopy(online).requires_grad_(False)
     optimizer = torch.optim.SGD([*online.parameters(), *guess.parameters()], 0.05, momentum=0.9)
-    online, guess, target, optimizer, data = run.prepare(
-        online, guess, target, optimizer, loader(drop_last=True)
-    )
+    online, guess, target, optimizer, data = run.prepare(online, guess, target, optimizer, loader(drop_last=True))
     seen = []
     for _ in run.epochs():
         for x, _ in data:
@@ -454,9 +447,7 @@ class Rollout(Dataset[Any]):
             logits, value = agent(self.place)
             chosen = torch.distributions.Categorical(logits=logits)
             action = chosen.sample() if DROPS else logits.argmax(1)
-            moved = 0.9 * self.place + 0.1 * (2 * action[:, None] - 1) * torch.tensor(
-                [1.0, -1, 1, -1]
-            )
+            moved = 0.9 * self.place + 0.1 * (2 * action[:, None] - 1) * torch.tensor([1.0, -1, 1, -1])
             reward = -moved.square().sum(1)
             rows.append((self.place, action, chosen.log_prob(action), reward - value, reward))
             self.place = moved
@@ -482,9 +473,7 @@ def policy(run: samestep.Run) -> Found:
     run.register("rollout", rollout)
     seen = []
     for epoch in run.epochs():
-        if (
-            epoch * len(data) >= run.start_step
-        ):  # an epoch that is resumed in its middle has its data
+        if epoch * len(data) >= run.start_step:  # an epoch that is resumed in its middle has its data
             rollout.fill(agent)
         for place, action, before, advantage, aim in data:
             logits, value = agent(place)

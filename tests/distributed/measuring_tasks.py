@@ -95,9 +95,7 @@ class Wrapped(Linear):
             "mergeable": Hits(),
         }
 
-    def evaluate(
-        self, model: nn.Module, batch: LaneBatch, metrics: Mapping[str, Any]
-    ) -> tuple[Tensor, int]:
+    def evaluate(self, model: nn.Module, batch: LaneBatch, metrics: Mapping[str, Any]) -> tuple[Tensor, int]:
         scores = model(batch.x).softmax(1)
         for metric in metrics.values():
             metric.update(scores, batch.y)

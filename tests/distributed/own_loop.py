@@ -21,12 +21,7 @@ def main() -> None:
     parser.add_argument("--fail-on", type=int)
     parser.add_argument("--rank-seeded", action="store_true")
     options = parser.parse_args()
-    config = {
-        "global_batch": 32,
-        "epochs": 2,
-        "run_dir": options.run_dir,
-        "distributed": {"threads_per_rank": 1},
-    }
+    config = {"global_batch": 32, "epochs": 2, "run_dir": options.run_dir, "distributed": {"threads_per_rank": 1}}
     with samestep.start(config) as run:
         model, head = Net(0.3), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
         optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], lr=3e-3)

@@ -68,9 +68,7 @@ class Net(nn.Module):
 class Everything(Task):
     """BatchNorm, dropout, augmentation, an uneven tail, metrics; clipping by the config."""
 
-    def __init__(
-        self, samples: int = SAMPLES, optimizer: str = "adamw", dropout: float = 0.3
-    ) -> None:
+    def __init__(self, samples: int = SAMPLES, optimizer: str = "adamw", dropout: float = 0.3) -> None:
         self.samples, self.kind, self.p = samples, optimizer, dropout
 
     def model(self) -> nn.Module:
@@ -110,9 +108,7 @@ class Everything(Task):
             "samples": SumMetric(),  # would be some times too large if ranks added it up again
         }
 
-    def evaluate(
-        self, model: nn.Module, batch: LaneBatch, metrics: Mapping[str, Metric]
-    ) -> tuple[Tensor, int]:
+    def evaluate(self, model: nn.Module, batch: LaneBatch, metrics: Mapping[str, Metric]) -> tuple[Tensor, int]:
         logits = model(batch.x)
         metrics["f1"].update(logits, batch.y)
         metrics["samples"].update(len(batch))
@@ -222,9 +218,7 @@ class Tokens(Task):
 
     def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, Tensor]:
         logits, targets = model(batch.data[:, :-1]), batch.data[:, 1:]
-        loss = F.cross_entropy(
-            logits.flatten(0, 1), targets.flatten(), ignore_index=0, reduction="sum"
-        )
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=0, reduction="sum")
         return loss, (targets != 0).sum()
 
 
@@ -429,9 +423,7 @@ class LostInEvaluation(Everything):
     def metrics(self) -> Mapping[str, Metric]:
         return {}
 
-    def evaluate(
-        self, model: nn.Module, batch: LaneBatch, metrics: Mapping[str, Metric]
-    ) -> tuple[Tensor, int]:
+    def evaluate(self, model: nn.Module, batch: LaneBatch, metrics: Mapping[str, Metric]) -> tuple[Tensor, int]:
         if rank() == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         return self.loss(model, batch)

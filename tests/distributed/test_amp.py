@@ -45,12 +45,7 @@ def _train(
 @pytest.mark.requirement("003-SC-1", "003-T1-3", "003-ACC-2", "002-C-9")
 @pytest.mark.parametrize(
     ("precision", "sizes", "overflow"),
-    [
-        ("fp32", EVEN, None),
-        ("bf16", UNEVEN, None),
-        ("fp16", UNEVEN, (2, 3)),
-        ("fp16", (5, 3, 0, 0), (1, 1)),
-    ],
+    [("fp32", EVEN, None), ("bf16", UNEVEN, None), ("fp16", UNEVEN, (2, 3)), ("fp16", (5, 3, 0, 0), (1, 1))],
     ids=["fp32", "bf16, uneven", "fp16, uneven, overflow", "fp16, ranks without samples"],
 )
 def test_any_number_of_ranks_is_the_same_training(
@@ -123,9 +118,7 @@ def _train_alone(steps: list[list[Batch | None]]) -> str:
 def test_ranks_of_uneven_speed_and_data_are_the_same_training() -> None:
     first, second = run_ranks(_train_uneven_ranks, 2)
     assert (first[1], second[1]) == (12, 4), "whole steps, as many as the longest data has"
-    short = [
-        [*lanes[:3], lanes[3] if n < 2 else None] for n, lanes in enumerate(lanes_of(4, UNEVEN))
-    ]
+    short = [[*lanes[:3], lanes[3] if n < 2 else None] for n, lanes in enumerate(lanes_of(4, UNEVEN))]
     assert {first[0], second[0]} == set(run_ranks(_train_alone, 1, short))
 
 

@@ -49,9 +49,7 @@ def test_the_same_at_any_size_with_both_policies(tmp_path: Path) -> None:
     assert len(written) == 1, "the checkpoints with the averages are the same, byte for byte"
     state = first.state
     assert not torch.equal(state["kept.ema.model.hidden.weight"], state["model.hidden.weight"])
-    assert not torch.equal(
-        state["kept.swa.model.norm.running_mean"], state["kept.ema.model.norm.running_mean"]
-    )
+    assert not torch.equal(state["kept.swa.model.norm.running_mean"], state["kept.ema.model.norm.running_mean"])
 
 
 @pytest.mark.parametrize("values", [BOTH, RANK0], ids=["per_rank", "rank0"])
@@ -110,9 +108,7 @@ def test_a_skipped_step_changes_no_average(tmp_path: Path) -> None:
 
 
 def test_a_phase_that_the_run_ends_before_says_so(tmp_path: Path) -> None:
-    values: dict[str, Any] = {
-        "epochs": 9, "best": {"min_delta": 100.0}, "early_stopping": {"patience": 1},
-    }  # fmt: skip
+    values: dict[str, Any] = {"epochs": 9, "best": {"min_delta": 100.0}, "early_stopping": {"patience": 1}}
     run = train(tmp_path, 1, swa={"start": 20}, **values)
     assert "swa averaged nothing" in (run.folder / "logs" / "rank-0.log").read_text()
     assert not read_training(newest(run.folder))["kept"]["swa"]["model"]
@@ -136,9 +132,7 @@ def _average(config: dict[str, Any], count: int, by: Any) -> Any:
 
 @pytest.mark.parametrize("task", variations(["Everything", "TwoOptimizers"], kept=["Everything"]))
 def test_a_mean_of_checkpoints_is_the_same_file_at_any_size(task: str, tmp_path: Path) -> None:
-    values: dict[str, Any] = {
-        "checkpoint": {"keep_last": 1, "keep_best": 3}, "epochs": 4, "evaluation": EACH_EPOCH,
-    }  # fmt: skip
+    values: dict[str, Any] = {"checkpoint": {"keep_last": 1, "keep_best": 3}, "epochs": 4, "evaluation": EACH_EPOCH}
     run = train(tmp_path, 1, task, **values)
     config = settings(task, run.folder, **values)
     found = list_checkpoints(run.folder / "checkpoints", checksums=False)

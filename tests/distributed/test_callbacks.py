@@ -74,8 +74,7 @@ def check_norms(run: Recorded) -> None:
     """The parts' norms make up the whole's."""
     whole = {row["step"]: row["grad_norm"] for row in rows_with(run, "loss")}
     found = [
-        {name: value for name, value in row.items() if name.startswith("grad_norm/")}
-        | {"": row["step"]}
+        {name: value for name, value in row.items() if name.startswith("grad_norm/")} | {"": row["step"]}
         for row in map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
         if any(name.startswith("grad_norm/") for name in row)
     ]
@@ -94,17 +93,13 @@ def test_what_is_no_listener_is_refused(tmp_path: Path, task: Path) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_time_limit_stops_all_ranks_at_one_step_and_the_run_resumes(
-    world: int, tmp_path: Path
-) -> None:
+def test_a_time_limit_stops_all_ranks_at_one_step_and_the_run_resumes(world: int, tmp_path: Path) -> None:
     untouched = train(tmp_path, world)
     folder, limit = tmp_path / "run", {"preemption": {"after_minutes": 1e-9}}
     for done in range(1, 6):
         for ok, said in go_on(folder, world, **limit):
             assert not ok
-            assert (
-                f"preemption.after_minutes stopped the run after step {done}: it is saved" in said
-            )
+            assert f"preemption.after_minutes stopped the run after step {done}: it is saved" in said
     assert all(ok for ok, _ in go_on(folder, world, **limit))
     ended = Recorded(folder)
     assert ended.record.steps == 6

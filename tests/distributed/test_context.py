@@ -117,9 +117,7 @@ def test_a_lost_peer_has_a_name() -> None:
 
 
 def _by_hand(rank: int, port: int) -> list[int]:
-    config = DistributedConfig(
-        rank=rank, world_size=2, master_addr="127.0.0.1", master_port=port, timeout=30
-    )
+    config = DistributedConfig(rank=rank, world_size=2, master_addr="127.0.0.1", master_port=port, timeout=30)
     with create_run_context(config, detect_hardware()) as context:
         return context.gather(context.rank)
 
@@ -154,9 +152,7 @@ def _take_turns(folder: str, per: Literal["node", "run"]) -> bool:
 
 
 @pytest.mark.parametrize("per", variations(["node", "run"], kept=["node"]))
-def test_one_rank_goes_first_however_long_it_takes(
-    tmp_path: Path, per: Literal["node", "run"]
-) -> None:
+def test_one_rank_goes_first_however_long_it_takes(tmp_path: Path, per: Literal["node", "run"]) -> None:
     assert run_ranks(_take_turns, 3, str(tmp_path), per) == [True, False, False]
 
 

@@ -28,10 +28,7 @@ def _loop(folder: str, kind: str, emulated: bool) -> tuple[str, list[Any]]:
 
     found: list[Any] = []
     held: list[Tensor] = []
-    with (
-        emulated_graphs() if emulated else nullcontext(),
-        samestep.start(**_keys(folder, epochs=4)) as run,
-    ):
+    with emulated_graphs() if emulated else nullcontext(), samestep.start(**_keys(folder, epochs=4)) as run:
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.2), nn.Linear(16, 10))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model, optimizer, data = run.prepare(model, optimizer, loader(drop_last=True))
@@ -51,9 +48,7 @@ def _loop(folder: str, kind: str, emulated: bool) -> tuple[str, list[Any]]:
                 if kind == "sometimes" and run.step % 3 == 0:
                     loss = loss + 0.1 * out.square().mean()
                 if kind == "draws by Python":
-                    found.append(
-                        torch.rand(2, generator=torch.Generator().manual_seed(run.step)).tolist()
-                    )
+                    found.append(torch.rand(2, generator=torch.Generator().manual_seed(run.step)).tolist())
                 loss.backward()
                 if kind == "holds":
                     held.append(out)

@@ -34,9 +34,7 @@ def pairs() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         yield TOKENS[start : start + 8] / 97, TOKENS[start + 8] % 4
 
 
-def _train(
-    folder: str, kind: str, stop: int | None = None, **changes: Any
-) -> tuple[str, list[str]]:
+def _train(folder: str, kind: str, stop: int | None = None, **changes: Any) -> tuple[str, list[str]]:
     import samestep
 
     seen: list[str] = []

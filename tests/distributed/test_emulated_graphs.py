@@ -22,10 +22,8 @@ CASES: dict[str, dict[str, Any]] = {
     "skipping": {"on_nonfinite": "skip", "clip": {"adaptive": 0.9}, **UNEVALUATED},
     "fp16": {"precision": "fp16", "loss_scale": {"interval": 3}, **UNEVALUATED},
     "two optimizers": {"task": "TwoOptimizers", **UNEVALUATED},
-    "named losses": {
-        "task": f"{IDIOMS}:NamedAlike", "loss_weights": {"fit": 1.0, "size": 0.5}, **UNEVALUATED,
-    },
-}  # fmt: skip
+    "named losses": {"task": f"{IDIOMS}:NamedAlike", "loss_weights": {"fit": 1.0, "size": 0.5}, **UNEVALUATED},
+}
 
 
 def _train(config: dict[str, Any], record: str, why_no_update: str | None) -> None:
@@ -35,10 +33,7 @@ def _train(config: dict[str, Any], record: str, why_no_update: str | None) -> No
     from tests.emulated_graphs import emulated_graphs
 
     loaded = load_config(config)
-    with (
-        emulated_graphs(why_no_update),
-        create_run_context(loaded, detect_hardware()) as context,
-    ):
+    with emulated_graphs(why_no_update), create_run_context(loaded, detect_hardware()) as context:
         train_once(loaded, context, Path(record))
 
 
@@ -65,9 +60,7 @@ def test_replayed_steps_are_one_run_with_eager_ones(case: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("case", variations(["everything", "fp16"], kept=["everything"]))
-def test_replayed_steps_whose_sums_have_owners_are_one_run_with_eager_ones(
-    case: str, tmp_path: Path
-) -> None:
+def test_replayed_steps_whose_sums_have_owners_are_one_run_with_eager_ones(case: str, tmp_path: Path) -> None:
     values = {"epochs": 5, **CASES[case]}
     owned = {"device": "cpu", "threads_per_rank": 1, "shard": "optimizer"}
     runs = [replayed(tmp_path, world, distributed=owned, **values) for world in (2, 4)]

@@ -98,9 +98,7 @@ def _drawing(folder: str, stop: int | None = None) -> tuple[str, list[float]]:
                 for step in run.steps(loader):
                     draws.append(torch.rand(()).item())
                     noise = draws[-1] + top
-                    step.train(
-                        lambda b, noise=noise: F.cross_entropy(model(b.x) + noise * b.x[:, :1], b.y)
-                    )
+                    step.train(lambda b, noise=noise: F.cross_entropy(model(b.x) + noise * b.x[:, :1], b.y))
     except Stopped:
         pass
     return _digest(model), draws
@@ -141,17 +139,9 @@ def _small_validation(folder: str, batches: int) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize(
     ("batches", "world", "shares"),
-    [
-        (4, 2, [2, 2]),
-        (4, 4, [1, 1, 1, 1]),
-        (2, 4, [1, 1, 0, 0]),
-        (6, 4, [2, 2, 1, 1]),
-        (12, 2, [8, 4]),
-    ],
+    [(4, 2, [2, 2]), (4, 4, [1, 1, 1, 1]), (2, 4, [1, 1, 0, 0]), (6, 4, [2, 2, 1, 1]), (12, 2, [8, 4])],
 )
-def test_small_validation_sets_are_shared_out(
-    tmp_path: Path, batches: int, world: int, shares: list[int]
-) -> None:
+def test_small_validation_sets_are_shared_out(tmp_path: Path, batches: int, world: int, shares: list[int]) -> None:
     [alone] = run_ranks(_small_validation, 1, str(tmp_path / "alone"), batches)
     found = run_ranks(_small_validation, world, str(tmp_path / "shared"), batches)
     assert [mine for mine, _, _ in found] == shares

@@ -50,9 +50,7 @@ def test_a_rank_that_sleeps_in_its_loader_is_named_with_its_stack(tmp_path: Path
     assert "time.sleep(10_000)" in said, "the line it sleeps in"
 
 
-@pytest.mark.variation(
-    "test_only_a_run_in_which_nothing_moves_is_ended: it holds the interpreter too, in one process"
-)
+@pytest.mark.variation("test_only_a_run_in_which_nothing_moves_is_ended: it holds the interpreter too, in one process")
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what a silent process does")
 def test_a_rank_that_holds_the_interpreter_is_described_as_that(tmp_path: Path) -> None:
     said = everything_said(tmp_path / "run", "HoldsInterpreter", 2, **QUICK)

@@ -25,10 +25,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def suspect(config: Path, fault: str, *options: str) -> dict[str, Any]:
-    done = samestep(
-        "verify", config, f"task={FAULTS}:{fault}", "--explain", "--json", *options,
-        cwd=config.parent,
-    )  # fmt: skip
+    done = samestep("verify", config, f"task={FAULTS}:{fault}", "--explain", "--json", *options, cwd=config.parent)
     assert done.returncode == 4, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)["suspect"]
     return found
@@ -67,9 +64,8 @@ def test_a_buffer_that_no_loss_shows_is_traced_from_a_checkpoint(config: Path) -
 
 def test_ranks_that_end_differently_are_named_with_the_tensor_and_the_step(config: Path) -> None:
     done = samestep(
-        "verify", config, f"task={FAULTS}:OptimizerNoise", "--worlds", "1,2", "--explain",
-        cwd=config.parent,
-    )  # fmt: skip
+        "verify", config, f"task={FAULTS}:OptimizerNoise", "--worlds", "1,2", "--explain", cwd=config.parent
+    )
     assert done.returncode == 4, done.stderr
     shown = " ".join(done.stdout.split())
     assert "first difference: step 0, model.conv.weight after the update" in shown
@@ -89,17 +85,10 @@ def test_what_a_resumed_run_forgets_is_named(config: Path) -> None:
 
 def test_a_broken_promise_offers_the_command_that_explains_it(config: Path) -> None:
     loop = ROOT / "tests" / "distributed" / "own_loop.py"
-    done = samestep(
-        "verify", loop, "--worlds", "1,2", "--steps", "1", "--", "run", "--rank-seeded",
-        cwd=config.parent,
-    )  # fmt: skip
+    done = samestep("verify", loop, "--worlds", "1,2", "--steps", "1", "--", "run", "--rank-seeded", cwd=config.parent)
     assert done.returncode == 4, done.stderr
-    assert (
-        f"samestep verify {loop} --worlds 1,2 --steps 1 --explain -- run --rank-seeded\n"
-        in done.stderr
-    )
+    assert f"samestep verify {loop} --worlds 1,2 --steps 1 --explain -- run --rank-seeded\n" in done.stderr
     explained = samestep(
-        "verify", loop, "--worlds", "1,2", "--steps", "1", "--explain", "--", "run", "--rank-seeded",
-        cwd=config.parent,
-    )  # fmt: skip
+        "verify", loop, "--worlds", "1,2", "--steps", "1", "--explain", "--", "run", "--rank-seeded", cwd=config.parent
+    )
     assert "step 0, lane 4, input of model" in " ".join(explained.stdout.split())

@@ -239,18 +239,10 @@ def test_weights_that_are_replaced_within_a_step(tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a layer of one's own": ("OwnForward", {}, "0 is a _Own with a forward pass of its own"),
-    "graphs": (
-        "Images",
-        {"speed": {"graph": True}},
-        "speed.graph: true, but batchnorm: global lets",
-    ),
+    "graphs": ("Images", {"speed": {"graph": True}}, "speed.graph: true, but batchnorm: global lets"),
     "a length": ("Counts", {}, "write batch.size, the number of samples in each lane"),
     "gradients of one lane": ("Gradients", {}, "torch.autograd.grad of one lane with batchnorm"),
-    "a second embedding": (
-        "Contrast",
-        {"contrastive": {"recompute": True}},
-        "contrastive.recompute: true",
-    ),
+    "a second embedding": ("Contrast", {"contrastive": {"recompute": True}}, "contrastive.recompute: true"),
 }
 
 

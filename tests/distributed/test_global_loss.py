@@ -76,9 +76,7 @@ def test_what_the_loss_leaves_in_its_buffers_stays(values: dict[str, Any], tmp_p
     ]  # fmt: skip
     names = [name for name in found[0] if name.endswith("norm.num_batches_tracked")]
     assert [int(found[0][name]) for name in names] == [6]
-    assert all(
-        found[0][name.replace("num_batches_tracked", "running_mean")].all() for name in names
-    )
+    assert all(found[0][name.replace("num_batches_tracked", "running_mean")].all() for name in names)
     for name in found[0]:
         if name.endswith((".rows", ".classes")):
             assert found[0][name].count_nonzero() > 30
@@ -87,10 +85,7 @@ def test_what_the_loss_leaves_in_its_buffers_stays(values: dict[str, Any], tmp_p
 
 def test_micro_batches_are_found_by_trial(tmp_path: Path) -> None:
     """Whole lanes fit, and the trial leaves no trace but the number that it found."""
-    whole, tried = (
-        contrast(tmp_path / str(split), 2, "Views", memory={"lane_split": split})
-        for split in (1, "auto")
-    )
+    whole, tried = (contrast(tmp_path / str(split), 2, "Views", memory={"lane_split": split}) for split in (1, "auto"))
     assert tried.record.losses == whole.record.losses
     for name, value in whole.state.items():
         assert torch.equal(tried.state[name], value), name
@@ -98,9 +93,7 @@ def test_micro_batches_are_found_by_trial(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("world", variations([1, 2], kept=[2]))
 @pytest.mark.parametrize("same", ["rounding", "samples"])
-def test_weaker_promises_give_one_loss_too_and_move_batchnorm_once(
-    same: str, world: int, tmp_path: Path
-) -> None:
+def test_weaker_promises_give_one_loss_too_and_move_batchnorm_once(same: str, world: int, tmp_path: Path) -> None:
     """Where DistributedDataParallel sums, and a rank has several lanes or one of them fused."""
     runs = [
         contrast(tmp_path / str(again), world, "Views", same=same, contrastive={"recompute": again})

@@ -45,11 +45,7 @@ def test_a_teacher_that_follows_in_forward_is_refused_by_name(world: int, tmp_pa
     ("name", "values", "message"),
     [
         ("SparseTable", {}, "parameter table got a sparse gradient"),
-        (
-            "Disproportionate",
-            {"loss_weights": {"fit": 1.0, "size": 1.0}},
-            "counts in one proportion",
-        ),
+        ("Disproportionate", {"loss_weights": {"fit": 1.0, "size": 1.0}}, "counts in one proportion"),
     ],
 )
 def test_what_one_rank_refuses_all_sizes_refuse(
@@ -96,9 +92,7 @@ def _sum(folder: str) -> list[list[float]]:
     values = {"global_batch": 6, "lanes": 6, "steps": 3, "run_dir": folder}
     distributed = {"threads_per_rank": 1, "device": "cpu"}
     model = torch.nn.Linear(2, 1)
-    data = torch.utils.data.TensorDataset(
-        torch.randn(10, 2, generator=torch.Generator().manual_seed(1))
-    )
+    data = torch.utils.data.TensorDataset(torch.randn(10, 2, generator=torch.Generator().manual_seed(1)))
     found = []
     with samestep.start({**values, "distributed": distributed}) as run:
         model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))

@@ -13,10 +13,7 @@ from tests.variations import variations
 
 TASKS: dict[str, dict[str, Any]] = {
     "everything": {"clip": {"norm": 0.5}},
-    "tokens with an uncalled layer": {
-        "task": "Tokens",
-        "distributed": {"find_unused_parameters": True},
-    },
+    "tokens with an uncalled layer": {"task": "Tokens", "distributed": {"find_unused_parameters": True}},
     "a tail that leaves ranks without samples": {"params": {"samples": 67}},
     "two optimizers and a loss with weights": {"task": "TwoOptimizers"},
     "iterable data": {"task": "Streamed", "params": {"noise": 0.0}},

@@ -103,10 +103,7 @@ def _start(folder: str, kind: str) -> str:
     ("kind", "words"),
     [
         ("batch", "StepError: the global batch is not known yet"),
-        (
-            "no loader",
-            "with the training DataLoader among its arguments first, or set global_batch",
-        ),
+        ("no loader", "with the training DataLoader among its arguments first, or set global_batch"),
         ("lanes", "PlanError: global_batch 32 cannot be cut into 5 equal lanes"),
         ("other loader", "TaskError: the DataLoader has batch_size=32, and global_batch is 16"),
         ("source", "9 steps"),

@@ -43,9 +43,7 @@ def _digest(model: nn.Module) -> str:
     return state.hexdigest()
 
 
-def _train(
-    folder: str, name: str, stop: int | None = None, **values: Any
-) -> tuple[str, list[float]]:
+def _train(folder: str, name: str, stop: int | None = None, **values: Any) -> tuple[str, list[float]]:
     try:
         with samestep.start(**_keys(folder, **values)) as run:
             if stop is not None:
@@ -60,17 +58,7 @@ def _train(
     "name",
     variations(
         list(BODIES),
-        kept=[
-            "convolutions",
-            "adversaries",
-            "sharpness",
-            "mixup",
-            "critic",
-            "views",
-            "refilled",
-            "policy",
-            "older",
-        ],
+        kept=["convolutions", "adversaries", "sharpness", "mixup", "critic", "views", "refilled", "policy", "older"],
     ),
 )
 def test_a_loop_is_one_run_at_any_size(tmp_path: Path, name: str) -> None:
@@ -107,9 +95,7 @@ class _Stream(IterableDataset[Any]):
 
 
 def _uneven_streams(folder: str, batchnorm: str) -> tuple[str, list[Any]]:
-    keys = _keys(
-        folder, lanes=4, batchnorm=batchnorm, loss_weights={"a": 1.0, "b": 0.5}, log_every=1
-    )
+    keys = _keys(folder, lanes=4, batchnorm=batchnorm, loss_weights={"a": 1.0, "b": 0.5}, log_every=1)
     with samestep.start(**keys, steps_per_epoch=6, drop_last=False) as run:
         model = nn.Sequential(_Marked(), nn.BatchNorm1d(3))
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -123,9 +109,7 @@ def _uneven_streams(folder: str, batchnorm: str) -> tuple[str, list[Any]]:
                 run.backward({"a": (each, y.size(0)), "b": (out.square().sum(), y.size(0))})
                 optimizer.step()
     lines = map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())
-    return _digest(model), [
-        [line[key] for key in ("loss", "loss/a", "loss/b")] for line in lines if "loss/a" in line
-    ]
+    return _digest(model), [[line[key] for key in ("loss", "loss/a", "loss/b")] for line in lines if "loss/a" in line]
 
 
 @pytest.mark.parametrize("batchnorm", ["lane", "global"])
@@ -374,9 +358,7 @@ def test_two_loaders_that_leave_a_rank_without_samples(tmp_path: Path) -> None:
         ("twice", "a second loader was read twice in one step"),
     ],
 )
-def test_a_second_loader_that_no_lane_could_share_is_refused(
-    tmp_path: Path, kind: str, words: str
-) -> None:
+def test_a_second_loader_that_no_lane_could_share_is_refused(tmp_path: Path, kind: str, words: str) -> None:
     with pytest.raises(StepError, match=re.escape(words)):
         _second(str(tmp_path), kind)
 
@@ -487,10 +469,7 @@ def test_a_body_may_evaluate_and_gather(tmp_path: Path) -> None:
     assert run_ranks(_evaluates, 4, str(tmp_path / "4")) == [expected] * 4
     gathered = [row for row in expected if isinstance(row, list) and len(row) == BATCH]
     assert len(gathered) == SAMPLES // BATCH
-    assert (
-        max(abs(value) for value in expected if isinstance(value, float) and abs(value) < 1e-3)
-        < 1e-6
-    )
+    assert max(abs(value) for value in expected if isinstance(value, float) and abs(value) < 1e-3) < 1e-6
 
 
 def _misuse(folder: str, kind: str) -> str:

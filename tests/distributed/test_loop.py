@@ -123,9 +123,7 @@ def test_metrics_are_those_of_the_whole_validation_set(tmp_path: Path) -> None:
         metrics["auroc"].update(logits.softmax(1), y)
     assert float(run.state["kept.training.metrics.samples"]) == len(valid)
     for name in ("f1", "auroc"):
-        assert float(run.state[f"kept.training.metrics.{name}"]) == pytest.approx(
-            float(metrics[name].compute())
-        )
+        assert float(run.state[f"kept.training.metrics.{name}"]) == pytest.approx(float(metrics[name].compute()))
 
 
 def test_early_stopping_stops_all_ranks_at_one_step(tmp_path: Path) -> None:
@@ -200,9 +198,7 @@ def test_a_hand_written_loop_is_the_same_run_as_the_task(tmp_path: Path) -> None
     ]
 
 
-def test_data_are_prepared_once_on_a_machine_and_draws_for_it_change_nothing(
-    tmp_path: Path,
-) -> None:
+def test_data_are_prepared_once_on_a_machine_and_draws_for_it_change_nothing(tmp_path: Path) -> None:
     runs = []
     for world in (1, 2, 4):
         data = tmp_path / f"data-{world}"

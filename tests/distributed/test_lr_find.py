@@ -38,9 +38,7 @@ def rows(found: RangeTestResult) -> list[dict[str, Any]]:
 
 
 @pytest.mark.requirement("000-P1-9")
-def test_the_curve_and_the_suggestions_are_the_same_on_any_number_of_ranks(
-    tmp_path: Path,
-) -> None:
+def test_the_curve_and_the_suggestions_are_the_same_on_any_number_of_ranks(tmp_path: Path) -> None:
     test = RangeTest(1e-5, 10.0, 60)
     one, two, four = (find(tmp_path, world, test, "TwoOptimizers") for world in (1, 2, 4))
     assert one.as_json() == two.as_json() == four.as_json()
@@ -52,9 +50,7 @@ def test_the_curve_and_the_suggestions_are_the_same_on_any_number_of_ranks(
     assert one.rate_now == 0.02, "the first group's, where the config names none"
 
 
-@pytest.mark.variation(
-    "test_a_loss_that_is_infinite_at_once_is_no_suggestion, after some steps and on ranks"
-)
+@pytest.mark.variation("test_a_loss_that_is_infinite_at_once_is_no_suggestion, after some steps and on ranks")
 def test_weights_that_explode_are_the_end_of_the_curve_and_not_a_failure(tmp_path: Path) -> None:
     test = RangeTest(1e-6, 1e30, 60, stop_factor=1e300)
     values = {"params": {"optimizer": "momentum"}, "on_nonfinite": "skip"}

@@ -52,9 +52,7 @@ def _rates(run: Recorded) -> list[Any]:
     return [row["lr"] for row in _rows(run.folder) if "lr" in row]
 
 
-@pytest.mark.parametrize(
-    "case", variations(CASES, kept=["warm-up in steps, decay by epochs, scaled rates"])
-)
+@pytest.mark.parametrize("case", variations(CASES, kept=["warm-up in steps, decay by epochs, scaled rates"]))
 def test_the_same_run_at_any_size_and_after_stops(case: str, tmp_path: Path) -> None:
     """Stopped in the middle of the warm-up on 4 ranks, after it on 1, ended on 2."""
     values = _values(case)
@@ -98,9 +96,7 @@ def _shares(case: str, run: Recorded) -> list[float]:
 def test_the_run_tells_what_was_chosen_and_scaled(tmp_path: Path) -> None:
     values = _values("warm-up in steps, decay by epochs, scaled rates")
     log = (train(tmp_path, 1, **values).folder / "logs" / "rank-0.log").read_text()
-    assert (
-        "Optimizers: AdamW (fused) of 8 tensor(s) in 4 group(s); SGD (fused) of 1 tensor(s)" in log
-    )
+    assert "Optimizers: AdamW (fused) of 8 tensor(s) in 4 group(s); SGD (fused) of 1 tensor(s)" in log
     assert "Learning rates are multiplied by 2 (lr_scaling linear: global batch 32" in log
     assert "Schedule: step, moving on with every epoch, after 4 steps of warm-up" in log
 
@@ -130,11 +126,7 @@ def test_an_own_loop_asks_for_a_scaled_rate(tmp_path: Path) -> None:
     ("task", "values", "words"),
     [
         ("Everything", {"optimizer": {}}, "Everything defines optimizers(): remove one of them"),
-        (
-            "Everything",
-            {"schedule": {"name": "cosine"}},
-            "Everything defines schedules(): remove one of them",
-        ),
+        ("Everything", {"schedule": {"name": "cosine"}}, "Everything defines schedules(): remove one of them"),
         ("Named", {}, "or the config must name one: optimizer: {name: adamw"),
         (
             "NamedStreamed",
@@ -148,9 +140,7 @@ def test_an_own_loop_asks_for_a_scaled_rate(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(
-    task: str, values: dict[str, Any], words: str, tmp_path: Path
-) -> None:
+def test_what_does_not_go_together_is_refused(task: str, values: dict[str, Any], words: str, tmp_path: Path) -> None:
     ((ok, said),) = go_on(tmp_path / "run", 1, task, **values)
     assert not ok
     assert words in said

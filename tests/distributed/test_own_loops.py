@@ -20,9 +20,7 @@ SAMPLES, BATCH, EPOCHS = 90, 32, 3
 
 
 def _net() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 4)
-    )
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 4))
 
 
 def _loader(**values: Any) -> DataLoader[Any]:
@@ -86,8 +84,7 @@ def _epoch(run: Any, form: str, model: nn.Module, optimizer: Any, loader: Any) -
 
 
 @pytest.mark.parametrize(
-    "form",
-    variations(["mean", "mean over", "function", "own clipping", "sum"], kept=["own clipping"]),
+    "form", variations(["mean", "mean over", "function", "own clipping", "sum"], kept=["own clipping"])
 )
 def test_a_loop_over_epochs_is_one_run_at_any_size(form: str, tmp_path: Path) -> None:
     found = {}
@@ -167,9 +164,7 @@ def _misuse(folder: str, kind: str) -> str:
         ("sum and mean", "a loss is a sum or a mean"),
     ],
 )
-def test_loops_that_would_train_something_else_are_refused(
-    kind: str, words: str, tmp_path: Path
-) -> None:
+def test_loops_that_would_train_something_else_are_refused(kind: str, words: str, tmp_path: Path) -> None:
     assert words in run_ranks(_misuse, 1, str(tmp_path / "run"), kind)[0]
 
 

@@ -61,9 +61,7 @@ def _train(folder: str, dies_after: int | None = None) -> tuple[str, float, list
 
 
 def _saved(folder: Path) -> list[int]:
-    return sorted(
-        int(path.name.removeprefix("step-")) for path in folder.glob("checkpoints/step-*")
-    )
+    return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("checkpoints/step-*"))
 
 
 def test_a_run_is_saved_when_its_loop_says_so_and_resumes_from_there(tmp_path: Path) -> None:

@@ -21,9 +21,7 @@ STEPS = 3
 
 def _scheduler(kind: str, optimizer: Any) -> Any:
     if kind == "plateau":
-        return lr.ReduceLROnPlateau(
-            optimizer, factor=0.5, patience=0, threshold=10.0, threshold_mode="abs"
-        )
+        return lr.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=10.0, threshold_mode="abs")
     if kind == "cosine":
         return lr.CosineAnnealingLR(optimizer, T_max=9)
     return lr.StepLR(optimizer, 1, gamma=0.5)
@@ -129,18 +127,10 @@ def _misuse(folder: str, kind: str) -> str:
     ("kind", "words"),
     [
         ("plateau", "ReduceLROnPlateau moves on with a value that your loop measures"),
-        (
-            "twice by steps",
-            "on with every step: remove the call, or give run.prepare the scheduler",
-        ),
-        (
-            "twice by epochs",
-            "StepLR.step() was called, but the run moves this scheduler on with every",
-        ),
+        ("twice by steps", "on with every step: remove the call, or give run.prepare the scheduler"),
+        ("twice by epochs", "StepLR.step() was called, but the run moves this scheduler on with every"),
         ("in a lane", "scheduler.step() was called in the middle of step 0"),
     ],
 )
-def test_schedulers_that_would_move_otherwise_than_meant_are_refused(
-    kind: str, words: str, tmp_path: Path
-) -> None:
+def test_schedulers_that_would_move_otherwise_than_meant_are_refused(kind: str, words: str, tmp_path: Path) -> None:
     assert words in run_ranks(_misuse, 1, str(tmp_path / "run"), kind)[0]

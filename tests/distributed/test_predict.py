@@ -15,9 +15,7 @@ from tests.predicting import finished_run
 from tests.ranks import answers_of_ranks, run_ranks
 
 
-def _predict(
-    run: str, folder: str, data: str, formats: list[str], overrides: list[str], **options: Any
-) -> Any:
+def _predict(run: str, folder: str, data: str, formats: list[str], overrides: list[str], **options: Any) -> Any:
     from samestep.distributed.context import create_run_context
     from samestep.distributed.hardware import detect_hardware
     from samestep.models.predict import Request, predict_once
@@ -27,14 +25,7 @@ def _predict(
     with create_run_context(config, detect_hardware(), needs_lanes=False) as context:
         return [
             predict_once(
-                Request(
-                    Path(run),
-                    data,
-                    Path(folder) / f"p.{kind}",
-                    batch=4,
-                    overrides=tuple(overrides),
-                    **options,
-                ),
+                Request(Path(run), data, Path(folder) / f"p.{kind}", batch=4, overrides=tuple(overrides), **options),
                 context,
             )
             for kind in formats

@@ -82,9 +82,7 @@ def _train(config: dict[str, Any], record: str, recorded: tuple[int, ...]) -> No
 @pytest.mark.parametrize(
     ("world", "recorded"), variations([(1, (0,)), (2, (1,)), (3, (0, 1, 2)), (4, (0, 2))], kept=[4])
 )
-def test_recorded_and_eager_ranks_are_one_run(
-    task: str, world: int, recorded: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_recorded_and_eager_ranks_are_one_run(task: str, world: int, recorded: tuple[int, ...], tmp_path: Path) -> None:
     values = {"clip": {"norm": 0.5}, "epochs": 3}
     folder = tmp_path / "recorded"
     config = settings(task, folder, **values)

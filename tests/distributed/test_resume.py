@@ -15,10 +15,7 @@ from tests.distributed.running import EACH_EPOCH, train
 from tests.variations import variations
 
 CASES: dict[str, dict[str, Any]] = {
-    "batchnorm, dropout, augmentation, tail, clipping, adam": {
-        "clip": {"norm": 0.5},
-        "evaluation": EACH_EPOCH,
-    },
+    "batchnorm, dropout, augmentation, tail, clipping, adam": {"clip": {"norm": 0.5}, "evaluation": EACH_EPOCH},
     "momentum": {"params": {"optimizer": "momentum"}},
     "two optimizers and a loss with weights": {"task": "TwoOptimizers"},
     "tied, frozen and uncalled parameters": {"task": "Tokens"},
@@ -29,10 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "hugging face iterable data": {"task": "HuggingFace"},
     "plain DDP sums": {"same": "rounding", "worlds": (2, 2, 2)},
 }
-IN_CI = (
-    "batchnorm, dropout, augmentation, tail, clipping, adam",
-    "iterable data in two workers",
-)
+IN_CI = ("batchnorm, dropout, augmentation, tail, clipping, adam", "iterable data in two workers")
 
 
 def losses(folder: Path) -> list[float]:
@@ -120,9 +114,7 @@ def test_the_start_line_says_from_what_and_at_which_size(tmp_path: Path) -> None
 @pytest.mark.requirement("003-R-3")
 @pytest.mark.parametrize("file", [MODEL, TRAINING, "manifest.json"])
 @pytest.mark.parametrize("damage", ["altered", "cut", "gone"])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
-    file: str, damage: str, tmp_path: Path
-) -> None:
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(file: str, damage: str, tmp_path: Path) -> None:
     values = {"checkpoint": {"every_steps": 1, "keep_last": 3}}
     folder = tmp_path / "run"
     go_on(folder, 1, at=3, how="SIGTERM", **values)

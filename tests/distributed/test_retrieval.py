@@ -24,9 +24,7 @@ NEAREST = [*RETRIEVAL_METRICS, "precision_at_3", "recall_at_4"]
 ALL = [*NEAREST, "nmi", "ami"]
 
 
-def judged(
-    folder: Path, world: int, distributed: dict[str, Any] | None = None, **evaluation: Any
-) -> Recorded:
+def judged(folder: Path, world: int, distributed: dict[str, Any] | None = None, **evaluation: Any) -> Recorded:
     return train(
         folder, world, f"{TASKS}:Judged", distributed=distributed or {},
         best={"metric": "precision_at_1", "mode": "max"},
@@ -86,10 +84,7 @@ def _average(folder: str) -> Any:
 
 
 def test_neighbours_among_the_queries_themselves(tmp_path: Path) -> None:
-    runs = [
-        judged(tmp_path, world, reference="valid", views=["encoder"], distance="euclidean")
-        for world in (1, 4)
-    ]
+    runs = [judged(tmp_path, world, reference="valid", views=["encoder"], distance="euclidean") for world in (1, 4)]
     assert measured(runs[0]) == measured(runs[1])
     averages = [*run_ranks(_average, 1, str(runs[0].folder))]
     averages += run_ranks(_average, 2, str(runs[1].folder))
@@ -129,9 +124,8 @@ def test_mistakes(kind: str, tmp_path: Path) -> None:
 
 def gathered(folder: Path, kind: str = "") -> dict[str, Any]:
     return settings(
-        f"{TASKS}:Gathered", folder, params={"kind": kind},
-        best={"metric": "spread"}, evaluation={"mode": "gather"},
-    )  # fmt: skip
+        f"{TASKS}:Gathered", folder, params={"kind": kind}, best={"metric": "spread"}, evaluation={"mode": "gather"}
+    )
 
 
 @pytest.mark.requirement("000-P3-3")
@@ -178,12 +172,8 @@ def _own_loop(folder: str, lanes: int) -> Any:
         lines: list[str] = []
         printed = mock.patch.object(run.context.log, "main", lines.append)
         with mock.patch.object(eval_rows, "_WORTH_A_LINE", 0), printed:
-            spoiled = run.retrieval(
-                queries, queries, lambda batch: batch.x / (0.0 if 1110 in batch.ids else 1.0)
-            )
-        assert lines[0].startswith(
-            "Retrieval of 1,111 queries among 1,111 references, embeddings of 6"
-        )
+            spoiled = run.retrieval(queries, queries, lambda batch: batch.x / (0.0 if 1110 in batch.ids else 1.0))
+        assert lines[0].startswith("Retrieval of 1,111 queries among 1,111 references, embeddings of 6")
         assert all(math.isnan(value) for value in spoiled.values()), "wherever that sample is"
         return [
             run.retrieval(
@@ -194,9 +184,7 @@ def _own_loop(folder: str, lanes: int) -> Any:
         ]  # fmt: skip
 
 
-@pytest.mark.variation(
-    "test_embeddings_kept_in_half_precision_are_the_same_at_any_size_too, in a loop"
-)
+@pytest.mark.variation("test_embeddings_kept_in_half_precision_are_the_same_at_any_size_too, in a loop")
 def test_a_loop_of_ones_own_has_the_same_bits_on_every_rank_at_any_size(tmp_path: Path) -> None:
     found = [
         values

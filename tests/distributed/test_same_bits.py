@@ -11,10 +11,7 @@ from tests.distributed.running import EACH_EPOCH, assert_same, train
 from tests.variations import variations
 
 CASES: dict[str, dict[str, Any]] = {
-    "batchnorm, dropout, augmentation, tail, clipping, adam": {
-        "clip": {"norm": 0.5},
-        "evaluation": EACH_EPOCH,
-    },
+    "batchnorm, dropout, augmentation, tail, clipping, adam": {"clip": {"norm": 0.5}, "evaluation": EACH_EPOCH},
     "momentum": {"params": {"optimizer": "momentum"}},
     "six lanes": {"global_batch": 30, "lanes": 6},
     "a tail that leaves ranks without samples": {"params": {"samples": 67}},
@@ -22,10 +19,7 @@ CASES: dict[str, dict[str, Any]] = {
     "bf16": {"precision": "bf16"},
     "tied, frozen and uncalled parameters, variable token counts": {"task": "Tokens"},
     "two optimizers and a loss with weights": {"task": "TwoOptimizers"},
-    "parameters used in some lanes only": {
-        "task": "Sometimes",
-        "distributed": {"find_unused_parameters": True},
-    },
+    "parameters used in some lanes only": {"task": "Sometimes", "distributed": {"find_unused_parameters": True}},
     "class-balanced order": {"task": "Balanced"},
     "iterable data": {"task": "Streamed"},
     "iterable data of known length": {"task": "Streamed", "steps_per_epoch": 2},
@@ -43,16 +37,7 @@ IN_CI = (
 
 
 @pytest.mark.requirement(
-    "000-V-1",
-    "002-C-4",
-    "002-C-8",
-    "002-K-5",
-    "004-5.2-4",
-    "004-SM-3",
-    "004-KR-2",
-    "000-G-4",
-    "002-C-7",
-    "000-X-1",
+    "000-V-1", "002-C-4", "002-C-8", "002-K-5", "004-5.2-4", "004-SM-3", "004-KR-2", "000-G-4", "002-C-7", "000-X-1"
 )
 @pytest.mark.parametrize("case", variations(CASES, kept=IN_CI))
 def test_one_two_and_four_ranks_are_one_run(case: str, tmp_path: Path) -> None:

@@ -37,11 +37,7 @@ class Block(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm, self.up, self.down = (
-            nn.BatchNorm1d(width),
-            nn.Linear(width, 48),
-            nn.Linear(48, width),
-        )
+        self.norm, self.up, self.down = (nn.BatchNorm1d(width), nn.Linear(width, 48), nn.Linear(48, width))
         self.shift = nn.Parameter(torch.zeros(width, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -75,12 +71,7 @@ def _tensors(seed: int, samples: int) -> TensorDataset:
 
 
 def _keys(folder: str, shard: str, **values: Any) -> dict[str, Any]:
-    section = {
-        "device": "cpu",
-        "threads_per_rank": 1,
-        "shard": shard,
-        **values.pop("distributed", {}),
-    }
+    section = {"device": "cpu", "threads_per_rank": 1, "shard": shard, **values.pop("distributed", {})}
     return {
         "epochs": 2, "lanes": 8, "seed": 1, "run_dir": folder, "clip": {"norm": 0.5}, "check_ranks_every": 1,
         "distributed": section, **values,
@@ -98,18 +89,14 @@ def _digest(run: samestep.Run, model: nn.Module, optimizer: torch.optim.Optimize
     return found.hexdigest()
 
 
-def _train(
-    folder: str, shard: str, stop: int | None = None, more: Any = None
-) -> tuple[str, list[float], float]:
+def _train(folder: str, shard: str, stop: int | None = None, more: Any = None) -> tuple[str, list[float], float]:
     """Train; returns a digest of rank 0's weights and states, what was measured, and this rank's share of weights."""
     values = dict(more or {})
     try:
         with samestep.start(**_keys(folder, shard, **values)) as run:
             if stop is not None:
                 run.pause_after(stop)
-            is_known = (
-                "global_batch" in values
-            )  # else the DataLoader's, of which the run knows later
+            is_known = "global_batch" in values  # else the DataLoader's, of which the run knows later
             with torch.device("meta" if is_known and run.start_step else "cpu"):
                 model = Net()
             optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
@@ -138,22 +125,15 @@ def _evaluated(run: samestep.Run, model: nn.Module) -> list[float]:
 CASES: dict[str, dict[str, Any]] = {
     "plainly": {},
     "bf16": {"precision": "bf16", "memory": {"checkpoint": ["blocks.*"]}},
-    "named blocks": {
-        "distributed": {"shard_blocks": ["blocks.1", "first"]},
-        "on_nonfinite": "skip",
-    },
+    "named blocks": {"distributed": {"shard_blocks": ["blocks.1", "first"]}, "on_nonfinite": "skip"},
     "compiled": {"speed": {"compile": "blocks"}, "memory": {"checkpoint": ["blocks.*"]}},
 }
 
 
-_COMPILER = pytest.mark.skipif(
-    shutil.which("g++") is None, reason="torch.compile needs a C++ compiler here"
-)
+_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler here")
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=_COMPILER if c == "compiled" else ()) for c in CASES]
-)
+@pytest.mark.parametrize("case", [pytest.param(c, marks=_COMPILER if c == "compiled" else ()) for c in CASES])
 def test_weights_by_blocks_are_the_same_run_at_any_size(tmp_path: Path, case: str) -> None:
     alone = {**CASES[case], "distributed": {}}
     [expected] = run_ranks(_train, 1, str(tmp_path / "1"), "none", None, alone)
@@ -167,12 +147,7 @@ def test_weights_by_blocks_are_the_same_run_at_any_size(tmp_path: Path, case: st
 def test_a_run_resumes_in_any_mode(tmp_path: Path) -> None:
     [expected] = run_ranks(_train, 1, str(tmp_path / "whole"), "none")
     folder, known = str(tmp_path / "parts"), {"global_batch": BATCH}
-    for world, shard, stop in (
-        (4, "weights", 3),
-        (1, "none", 5),
-        (3, "optimizer", 6),
-        (2, "none", 8),
-    ):
+    for world, shard, stop in ((4, "weights", 3), (1, "none", 5), (3, "optimizer", 6), (2, "none", 8)):
         run_ranks(_train, world, folder, shard, stop, known)
         _check_parts(tmp_path / "parts", stop, world, shard)
     answers = run_ranks(_train, 3, folder, "weights", None, known)
@@ -183,9 +158,7 @@ def test_a_task_builds_its_model_on_the_meta_device(tmp_path: Path) -> None:
     distributed = {"shard": "weights"}
     whole = train(tmp_path, 1, "OnMeta", epochs=4)
     folder = tmp_path / "parts"
-    said = go_on(
-        folder, 4, "OnMeta", at=5, rank=2, how="SIGTERM", epochs=4, distributed=distributed
-    )
+    said = go_on(folder, 4, "OnMeta", at=5, rank=2, how="SIGTERM", epochs=4, distributed=distributed)
     assert all(not ok and "Stopped" in text for ok, text in said), said
     ended = finish(folder, 3, "OnMeta", epochs=4, distributed=distributed)
     assert ended.record.state_hash == whole.record.state_hash
@@ -415,18 +388,14 @@ def test_a_step_may_run_the_model_twice(tmp_path: Path) -> None:
     assert run_ranks(_adversarial, 3, str(tmp_path / "3"), "weights")[0] == expected
 
 
-def _bytes_sent(
-    folder: str, shard: str, world: int, by_slices: bool = False
-) -> tuple[float, float, float]:
+def _bytes_sent(folder: str, shard: str, world: int, by_slices: bool = False) -> tuple[float, float, float]:
     """Return the bytes that this rank sends per step, those of all parameters, and of the last block."""
     sent = 0
     if by_slices:
         owned_bucket._LEAST_BYTES, owned_bucket._WORTH_SLICES = 0, 0.0
     by_group = exchange._by_group
 
-    def counting(
-        messages: Sequence[exchange.Message], tag: int, group: dist.ProcessGroup
-    ) -> exchange.Pending:
+    def counting(messages: Sequence[exchange.Message], tag: int, group: dist.ProcessGroup) -> exchange.Pending:
         nonlocal sent
         sent += sum(tensor.nbytes for call, tensor, _ in messages if call is dist.isend)
         return by_group(messages, tag, group)

@@ -137,9 +137,7 @@ def _by_slices(form: str, folder: str, shard: str, name: str) -> Any:
     return _loop_of(folder, shard, name) if form == "body" else _train(folder, shard, form)[:2]
 
 
-@pytest.mark.parametrize(
-    ("form", "name"), [("steps", ""), ("loop", ""), ("body", "adversaries"), ("body", "scaled")]
-)
+@pytest.mark.parametrize(("form", "name"), [("steps", ""), ("loop", ""), ("body", "adversaries"), ("body", "scaled")])
 def test_sums_by_slices_are_the_same_run(tmp_path: Path, form: str, name: str) -> None:
     [expected] = run_ranks(_by_slices, 1, form, str(tmp_path / "1"), "none", name)
     shards = ("optimizer", "weights") if form == "body" else ("optimizer",)
@@ -178,8 +176,7 @@ def _loop_of(folder: str, shard: str, name: str) -> tuple[str, list[float]]:
 
 
 @pytest.mark.parametrize(
-    "name",
-    variations(["adversaries", "convolutions", "scaled", "autoencoder"], kept=["adversaries"]),
+    "name", variations(["adversaries", "convolutions", "scaled", "autoencoder"], kept=["adversaries"])
 )
 def test_loops_of_ones_own_are_the_same_run(tmp_path: Path, name: str) -> None:
     """A GAN has weights that another optimizer's step leaves as they are, for a graph that is still to run back."""
@@ -305,9 +302,7 @@ class OwnAdamW(torch.optim.AdamW):
 def _prepared(folder: str, kind: str) -> None:
     with samestep.start(**_keys(folder, "optimizer")) as run:
         model = Net()
-        made: Any = (
-            Joint(model.parameters(), 0.1) if kind == "joint" else Lookahead(model.parameters())
-        )
+        made: Any = Joint(model.parameters(), 0.1) if kind == "joint" else Lookahead(model.parameters())
         run.prepare(model, made, _data())
 
 
@@ -318,9 +313,7 @@ def _prepared(folder: str, kind: str) -> None:
         ("wrapping", "Lookahead holds another optimizer (SGD)"),
     ],
 )
-def test_optimizers_that_owners_cannot_step_are_refused(
-    tmp_path: Path, kind: str, why: str
-) -> None:
+def test_optimizers_that_owners_cannot_step_are_refused(tmp_path: Path, kind: str, why: str) -> None:
     for ok, text in answers_of_ranks(_prepared, 2, str(tmp_path), kind, seconds=100):
         assert not ok
         assert TaskError.__name__ in text
@@ -344,11 +337,7 @@ def _others(folder: str, shard: str, kind: str, stop: int | None = None) -> str:
             }
             model, _, data = run.prepare(model, made[kind](), _data())
             for step in run.steps(data):
-                step.train(
-                    lambda batch: F.cross_entropy(
-                        model(batch.x) * free[1] + free[0].mean(), batch.y
-                    )
-                )
+                step.train(lambda batch: F.cross_entropy(model(batch.x) * free[1] + free[0].mean(), batch.y))
             found = hashlib.blake2b(digest_size=8)
             for tensor in (*free, *model.state_dict().values()):
                 found.update(tensor.detach().numpy().tobytes())
@@ -434,9 +423,7 @@ def _ends_in_a_save(folder: str, at: int, how: str) -> str:
 
 
 @pytest.mark.parametrize(("how", "saved"), [("killed", 2), ("raises", 4)])
-def test_a_run_that_ends_in_a_save_neither_hangs_nor_loses_it(
-    tmp_path: Path, how: str, saved: int
-) -> None:
+def test_a_run_that_ends_in_a_save_neither_hangs_nor_loses_it(tmp_path: Path, how: str, saved: int) -> None:
     """Rank 0 waits for parts that are still written, and not for a rank that is gone."""
     [whole] = run_ranks(_ends_in_a_save, 1, str(tmp_path / "whole"), -1, "")
     answers = answers_of_ranks(_ends_in_a_save, 2, str(tmp_path / "run"), 4, how, seconds=60)

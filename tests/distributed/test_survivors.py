@@ -55,9 +55,7 @@ def test_a_lost_rank_costs_one_step_and_no_bit(rank: int, tmp_path: Path) -> Non
     # In the tail of the second epoch: the first has ended with an evaluation, the best so far.
     go_on(folder, 4, at=5, rank=rank, how="kill -9", **WHOLE)
     assert saved_steps(folder) == [3, 5], said(folder)
-    assert "Lost a rank. The run is saved after step 5; started again, it resumes there" in said(
-        folder
-    )
+    assert "Lost a rank. The run is saved after step 5; started again, it resumes there" in said(folder)
     assert not list((folder / "checkpoints").glob("*.survivor*"))
     ended = finish(folder, 3, **WHOLE).record
     assert ended.start == 5, "the step that was lost is repeated, and no other"
@@ -106,15 +104,10 @@ FALLS_BACK: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", variations(FALLS_BACK, kept=["streams", "an evaluation"]))
-def test_what_one_rank_does_not_hold_is_not_saved_and_the_log_has_the_reason(
-    case: str, tmp_path: Path
-) -> None:
+def test_what_one_rank_does_not_hold_is_not_saved_and_the_log_has_the_reason(case: str, tmp_path: Path) -> None:
     values, reason = FALLS_BACK[case]
     go_on(tmp_path / "run", 2, at=2, how="" if case == "an evaluation" else "kill -9", **values)
-    assert (
-        f"Lost a rank. Started again, the run resumes from its last checkpoint: {reason}"
-        in said(tmp_path / "run")
-    )
+    assert f"Lost a rank. Started again, the run resumes from its last checkpoint: {reason}" in said(tmp_path / "run")
     assert saved_steps(tmp_path / "run") == []
 
 

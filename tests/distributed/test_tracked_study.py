@@ -50,9 +50,7 @@ def _run(folder: Path, trackers: dict[str, Any], overrides: Sequence[str]) -> No
     opened.close()
 
 
-def test_one_parent_and_a_child_for_each_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_parent_and_a_child_for_each_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb", reason="needs the extra wandb")
     pytest.importorskip("mlflow", reason="needs the extra mlflow")
     pytest.importorskip("sqlalchemy", reason="needs the extra mlflow")
@@ -102,9 +100,6 @@ def test_a_tracker_that_cannot_begin_is_reported_and_ends_nothing(tmp_path: Path
 
 
 def test_no_tracker_is_imported_that_the_config_does_not_name() -> None:
-    code = (
-        "import sys; from samestep.sweep import coordinator; "
-        "print({'torch', 'mlflow', 'wandb'} & set(sys.modules))"
-    )
+    code = "import sys; from samestep.sweep import coordinator; print({'torch', 'mlflow', 'wandb'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -122,9 +122,7 @@ def _track_a_figure(trackers: dict[str, Any], folder: str) -> list[str]:
 
 
 @pytest.mark.parametrize("library", variations(["wandb", "mlflow"], kept=["wandb"]))
-def test_libraries_take_figures_and_any_name(
-    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_libraries_take_figures_and_any_name(library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(library, reason=f"needs the extra {library}")
     pytest.importorskip("matplotlib", reason="makes a figure")
     monkeypatch.setenv("DO_NOT_TRACK", "true")
@@ -132,10 +130,7 @@ def test_libraries_take_figures_and_any_name(
     settings = {"wandb": {"mode": "offline"}, "mlflow": {"uri": f"sqlite:///{tmp_path / 'm.db'}"}}
     (warnings,) = run_ranks(_track_a_figure, 1, {library: settings[library]}, str(tmp_path))
     assert warnings == []
-    where = {
-        "wandb": "wandb/offline-run-*/files/media/images/*.png",
-        "mlflow": "mlruns/*/*/artifacts/images/*.png",
-    }
+    where = {"wandb": "wandb/offline-run-*/files/media/images/*.png", "mlflow": "mlruns/*/*/artifacts/images/*.png"}
     assert len(list(tmp_path.glob(where[library]))) == 1
 
 
@@ -167,11 +162,7 @@ def test_wandb_offline_is_one_run_over_a_stop(tmp_path: Path) -> None:
     assert any("val_loss" in row for row in rows)
     first = next(r.run for r in records(files[0]) if r.WhichOneof("record_type") == "run")
     config = {item.key: json.loads(item.value_json) for item in first.config.update}
-    assert (list(first.tags), config["global_batch"], config["same"]) == (
-        ["team=vision"],
-        32,
-        "bits",
-    )
+    assert (list(first.tags), config["global_batch"], config["same"]) == (["team=vision"], 32, "bits")
     assert ended.record.steps == 6
     assert "failed" not in (run / "logs" / "rank-0.log").read_text()
 

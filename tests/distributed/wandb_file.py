@@ -44,10 +44,7 @@ def records(path: Path) -> list[Any]:
 def history(path: Path) -> list[dict[str, Any]]:
     """The rows of one offline run."""
     return [
-        {
-            (item.key or "/".join(item.nested_key)): json.loads(item.value_json)
-            for item in r.history.item
-        }
+        {(item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in r.history.item}
         for r in records(path)
         if r.WhichOneof("record_type") == "history"
     ]

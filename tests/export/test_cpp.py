@@ -61,7 +61,7 @@ def script_recipe(folder: Path, x: Tensor) -> tuple[Path, dict[str, Tensor]]:
     networks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(networks)
     torch.manual_seed(0)
-    model = networks.Emulator({"sst": 0, "tair": 1, "hi": 0}, {"aice": 0, "vice": 0}, {"mask": "sea_ice"}, 8, 2)  # fmt: skip
+    model = networks.Emulator({"sst": 0, "tair": 1, "hi": 0}, {"aice": 0, "vice": 0}, {"mask": "sea_ice"}, 8, 2)
     for name, values in SCALES.items():
         getattr(model, name).copy_(torch.tensor(values))
     path = folder / "recipe.ts"
@@ -83,9 +83,8 @@ def test_cpp_gives_what_python_gives(tmp_path: Path) -> None:
 def infer(program: Path, file: Path, methods: str, x: Tensor) -> subprocess.CompletedProcess[str]:
     numbers = [str(value) for value in x.flatten().tolist()]
     return subprocess.run(
-        [program, file, "2x3", methods, *numbers],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        [program, file, "2x3", methods, *numbers], capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def assert_the_recipe_is_the_same(program: Path, x: Tensor, tmp_path: Path) -> None:

@@ -26,13 +26,7 @@ from samestep.cli import app
 from samestep.config import load_config
 from samestep.distributed.context import create_run_context
 from samestep.distributed.hardware import detect_hardware
-from samestep.errors import (
-    CheckpointError,
-    ExportDiffers,
-    ExportError,
-    MissingExtraError,
-    TaskError,
-)
+from samestep.errors import CheckpointError, ExportDiffers, ExportError, MissingExtraError, TaskError
 from samestep.models.export.export_run import config_hash, export_run
 from samestep.models.export.formats import FORMATS
 from samestep.models.trained_model import load_trained
@@ -99,11 +93,7 @@ def test_torchscript_runs_without_our_code_and_holds_its_metadata(run: Path) -> 
     module = loaded(done.path, inside)
     assert torch.equal(module(a_batch()), expected(run, a_batch()))
     metadata = json.loads(inside["samestep.json"])
-    assert (metadata["format"], metadata["how"], metadata["methods"]) == (
-        "torchscript",
-        "scripted",
-        {},
-    )
+    assert (metadata["format"], metadata["how"], metadata["methods"]) == ("torchscript", "scripted", {})
     assert done.facts["compared"]["exact"] is True
     assert done.notes == ()
 
@@ -128,9 +118,7 @@ def test_onnx_takes_batches_of_any_size(run: Path) -> None:
         (found,) = session.run(None, {"x": a_batch(size).numpy()})
         torch.testing.assert_close(torch.tensor(found), expected(run, a_batch(size)))
     metadata = json.loads(session.get_modelmeta().custom_metadata_map["samestep"])
-    assert metadata["outputs"] == [
-        {"name": "output", "shape": ["batch", CLASSES], "dtype": "float32"}
-    ]
+    assert metadata["outputs"] == [{"name": "output", "shape": ["batch", CLASSES], "dtype": "float32"}]
     assert 0 <= done.facts["compared"]["largest_difference"] < 1e-5
 
 
@@ -151,12 +139,8 @@ def test_several_arguments_and_results_keep_their_names(run: Path, form: str) ->
     if form == "onnx":
         pytest.importorskip("onnxruntime")
     done = export_run(run, form, overrides=around("Several"))
-    assert [(t["name"], t["shape"]) for t in done.facts["inputs"]] == [
-        ("left", ["batch", 2]), ("right", ["batch", 3])
-    ]  # fmt: skip
-    assert [(t["name"], t["dtype"]) for t in done.facts["outputs"]] == [
-        ("logits", "float32"), ("best", "int64")
-    ]  # fmt: skip
+    assert [(t["name"], t["shape"]) for t in done.facts["inputs"]] == [("left", ["batch", 2]), ("right", ["batch", 3])]
+    assert [(t["name"], t["dtype"]) for t in done.facts["outputs"]] == [("logits", "float32"), ("best", "int64")]
 
 
 def test_shared_tensors_are_under_all_their_names(run: Path) -> None:
@@ -187,9 +171,7 @@ def test_marked_methods_are_kept_and_compared(run: Path) -> None:
     assert not hasattr(module, "probabilities")
 
 
-def test_a_requested_method_is_kept_without_a_mark(
-    run: Path, command: Callable[..., Result]
-) -> None:
+def test_a_requested_method_is_kept_without_a_mark(run: Path, command: Callable[..., Result]) -> None:
     done = command(*around("Differentiated"), "--methods", "probabilities,jacobian", "--json")
     assert done.exit_code == 0, done.output
     module = loaded(json.loads(done.stdout)["path"])
@@ -204,15 +186,11 @@ def test_other_formats_note_that_they_leave_methods_out(run: Path) -> None:
     assert done.facts["methods"] == {}
 
 
-def test_what_cannot_be_scripted_is_traced_with_a_note(
-    run: Path, command: Callable[..., Result]
-) -> None:
+def test_what_cannot_be_scripted_is_traced_with_a_note(run: Path, command: Callable[..., Result]) -> None:
     done = command(*around("Unscriptable"))
     assert done.exit_code == 0, done.output
     assert "torchscript, traced" in done.output
-    assert "note: it could not be scripted (try blocks aren't supported), so it was traced" in (
-        done.output
-    )
+    assert "note: it could not be scripted (try blocks aren't supported), so it was traced" in (done.output)
     module = loaded(run / "export" / "small.ts")
     assert torch.equal(module(a_batch()), expected(run, a_batch()))
 
@@ -223,9 +201,7 @@ def test_a_method_that_cannot_be_kept_is_an_error(run: Path) -> None:
     assert not (run / "export").exists()
 
 
-def test_the_deprecation_of_torchscript_is_not_shown(
-    run: Path, recwarn: pytest.WarningsRecorder
-) -> None:
+def test_the_deprecation_of_torchscript_is_not_shown(run: Path, recwarn: pytest.WarningsRecorder) -> None:
     export_run(run, "torchscript")
     export_run(run, "torchscript", overrides=around("Unscriptable"))
     assert not [str(warning.message) for warning in recwarn]
@@ -283,9 +259,7 @@ def test_without_a_validation_set_it_is_compared_on_training_data(run: Path, dat
 # -- the metadata ---------------------------------------------------------------------------------
 
 
-def test_the_metadata_are_written_beside_the_file(
-    run: Path, command: Callable[..., Result]
-) -> None:
+def test_the_metadata_are_written_beside_the_file(run: Path, command: Callable[..., Result]) -> None:
     done = command("--output", run / "elsewhere" / "model.ts", "--json")
     assert done.exit_code == 0, done.output
     printed = json.loads(done.stdout)
@@ -356,10 +330,7 @@ def test_a_model_that_is_no_graph_is_refused(run: Path, form: str) -> None:
     [
         (lambda out: out * (1 + 1e-3), "forward on a batch of 4, output, at"),
         (lambda out: out * torch.nan, "the file gives nan"),
-        (
-            lambda out: out[:, :-1],
-            r"the file gives \[4, 2\] float32 and the model \[4, 3\] float32",
-        ),
+        (lambda out: out[:, :-1], r"the file gives \[4, 2\] float32 and the model \[4, 3\] float32"),
         (lambda out: out.double(), r"the file gives \[4, 3\] float64"),
         (lambda out: (out, out), "the file gives 2 tensors and the model 1"),
         (lambda out: "text", "the file fails in forward on a batch of 4"),
@@ -392,9 +363,7 @@ def test_rounding_is_allowed_and_reported(run: Path, monkeypatch: pytest.MonkeyP
     assert 0 < compared["largest_difference"] < 1e-5
 
 
-def test_a_file_that_cannot_be_loaded_is_detected(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_loaded_is_detected(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     form = FORMATS["pt2"]
 
     def load(path: Path, subject: Any) -> Any:
@@ -415,10 +384,7 @@ def test_a_file_that_cannot_be_loaded_is_detected(
     [
         (["--to", "coreml"], "--to is 'coreml': it takes torchscript, pt2, onnx, safetensors"),
         (["--to", "pt2", "--methods", "jacobian"], "pt2 keeps no methods: use --to torchscript"),
-        (
-            ["--methods", "jacobian"],
-            "--methods names jacobian, which Net does not have: it has none",
-        ),
+        (["--methods", "jacobian"], "--methods names jacobian, which Net does not have: it has none"),
         (
             ["--methods", "jac,normalise", *around("Differentiated")],
             "names jac, which Differentiated does not have: it has jacobian, normalise, probabilities",
@@ -466,9 +432,7 @@ def test_a_path_that_cannot_be_written_is_reported(run: Path, tmp_path: Path) ->
         export_run(run, "torchscript", output=tmp_path / "file" / "model.ts")
 
 
-def test_onnx_without_its_packages_names_the_extra(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_onnx_without_its_packages_names_the_extra(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(MissingExtraError, match=r"\.\[onnx\]"):
         export_run(run, "onnx")

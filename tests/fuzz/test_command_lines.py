@@ -17,20 +17,7 @@ from tests.fuzz.texts import GOOD, VALUES, overrides
 EXIT_CODES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 75}
 """As samestep/errors.py lists them, with doctor's 5 and 6 and tune lr's 8."""
 
-FILES = (
-    "good.yaml",
-    "bad.yaml",
-    "deep.yaml",
-    "missing.yaml",
-    "run",
-    "x" * 300,
-    "a\x00b",
-    "\udcff",
-    "",
-    ".",
-    "-",
-    "--",
-)
+FILES = ("good.yaml", "bad.yaml", "deep.yaml", "missing.yaml", "run", "x" * 300, "a\x00b", "\udcff", "", ".", "-", "--")
 NUMBERS = (
     "1",
     "2",
@@ -67,7 +54,7 @@ PLACES = (
     "\x00:1",
     "n1:1:2",
 )
-HOSTS = ("a:4,b:4", "a,b", "a:0", "a:²", "a:" + "9" * 30, "a,,b", "-x:1", "a:1,a:1", "[::1]:2", "a b", "\x00")  # fmt: skip
+HOSTS = ("a:4,b:4", "a,b", "a:0", "a:²", "a:" + "9" * 30, "a,,b", "-x:1", "a:1,a:1", "[::1]:2", "a b", "\x00")
 ODD = st.sampled_from(VALUES) | st.text(max_size=10)
 
 
@@ -92,7 +79,7 @@ options = st.one_of(
 )
 launches = st.tuples(files, overrides, st.lists(options, max_size=4)).map(
     lambda parts: ["launch", parts[0], *parts[1], *(w for pair in parts[2] for w in pair), "--print"]
-)  # fmt: skip
+)
 looks = st.tuples(
     st.sampled_from(
         [["check", "--facts"], ["show"], ["show", "--log"], ["runs"], ["plot"], ["stop"], ["--version"], ["sweep"], [],
@@ -127,9 +114,7 @@ def call(words: list[str]) -> Result:
 
 @cases(60)
 @given(launches | looks)
-@example(
-    ["launch", "good.yaml", "--nodes", "2", "--nproc", "1", "--rendezvous", "n1:99999", "--print"]
-)
+@example(["launch", "good.yaml", "--nodes", "2", "--nproc", "1", "--rendezvous", "n1:99999", "--print"])
 @example(["launch", "good.yaml", "--nproc", "9" * 30, "--print"])
 @example(["launch", "good.yaml", "--via", "ssh", "--hosts", "a:" + "9" * 30, "--print"])
 @example(

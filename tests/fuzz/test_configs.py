@@ -40,13 +40,7 @@ def write(folder: Path, text: str, name: str) -> Path:
 @given(documents, overrides, st.sampled_from(["c.yaml", "c.json"]), st.booleans(), st.data())
 @example(GOOD + "seed: 0x_\n", ["seed=0x"], "c.yaml", False, None)
 @example(GOOD, ["params.a=" + "9" * 5000], "c.yaml", False, None)
-@example(
-    GOOD + "params: {at: 2024-02-30}\n",
-    ["name=2001-12-14 21:59:43.10 -99:99"],
-    "c.yaml",
-    False,
-    None,
-)
+@example(GOOD + "params: {at: 2024-02-30}\n", ["name=2001-12-14 21:59:43.10 -99:99"], "c.yaml", False, None)
 @example(GOOD + "params: !!timestamp x\n", [], "c.yaml", False, None)
 @example(GOOD + "drop_last: !!bool x\n", ["epochs=!!int abc"], "c.yaml", False, None)
 @example(GOOD + "seed: !!float ''\n", ["seed=!!float x"], "c.yaml", False, None)
@@ -54,9 +48,7 @@ def write(folder: Path, text: str, name: str) -> Path:
 @example(GOOD, ["params" + ".a" * 2000 + "=1"], "c.yaml", False, None)
 @example(GOOD, [f"params.a={DEEP}", "params.b=&a [*a]"], "c.yaml", False, None)
 @example('{"": true}', ["=1"], "c.json", False, None)
-@example(
-    GOOD + 'name: "a\\0b"\nparams: {a: "\\ud800"}\n', ["run_dir=\ud800"], "c.yaml", False, None
-)
+@example(GOOD + 'name: "a\\0b"\nparams: {a: "\\ud800"}\n', ["run_dir=\ud800"], "c.yaml", False, None)
 @example(GOOD + "params: {a: !!binary '////', b: !!set {c}}\n", [], "c.yaml", False, None)
 @example(GOOD + BOMB, [], "c.yaml", False, None)
 @example(GOOD + MERGE_BOMB, [], "c.yaml", False, None)
@@ -66,9 +58,7 @@ def write(folder: Path, text: str, name: str) -> Path:
 @example("epochs: 1\nglobal_batch: 999999937\n", ["lanes=8"], "c.yaml", False, None)
 @example(GOOD + "include: [c.yaml, {a: 1}, '']\n", ["include=c.yaml"], "c.yaml", False, None)
 @example(GOOD + f"include: {'a' * 5000}\nplatforms: [1]\n", [], "c.yaml", False, None)
-@example(
-    GOOD + 'include: "\\ud800"\nplatforms: {1.5: x, local: "a\\0"}\n', [], "c.yaml", False, None
-)
+@example(GOOD + 'include: "\\ud800"\nplatforms: {1.5: x, local: "a\\0"}\n', [], "c.yaml", False, None)
 def test_any_text_is_a_config_or_a_config_error(
     tmp_path: Path, document: str, changes: list[str], name: str, bend: bool, data: Any
 ) -> None:

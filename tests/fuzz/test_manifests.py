@@ -35,16 +35,7 @@ from tests.unit.checkpoint.checkpoints import manifest, put
 CONFIG = load_config({"global_batch": 8, "epochs": 1})
 PLAN = {"global_batch": 8, "lanes": 8, "device": "cpu", "threads_per_rank": 1}
 DEEP = "[" * 100_000 + "]" * 100_000
-NAMES = (
-    "step-²",
-    "step-٣",
-    "step-",
-    "step--1",
-    "step-1_0",
-    "step-1e3",
-    "step-" + "9" * 200,
-    "step- 5",
-)
+NAMES = ("step-²", "step-٣", "step-", "step--1", "step-1_0", "step-1e3", "step-" + "9" * 200, "step- 5")
 
 strange: st.SearchStrategy[Any] = st.one_of(
     st.sampled_from([None, True, False, 0, -1, 1, 10**30, 10**200, 1e300, -1.5, float("nan"), float("inf"),
@@ -98,7 +89,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     state = {"model": {}, "shared": {}, "modules": [], "optimizers": [], "schedules": [], "kept": {}, "position": {"step": 4}}  # fmt: skip
     for step in (2, 4):
         saved = manifest(step, best=Best(2, "val_loss", 0.5), measured=step)
-        saved = type(saved)(**{**vars(saved), "config": CONFIG.model_dump(mode="json"), "plan": PLAN})  # fmt: skip
+        saved = type(saved)(**{**vars(saved), "config": CONFIG.model_dump(mode="json"), "plan": PLAN})
         put(run / "checkpoints", training=state, saved=saved)
     (run / "config.json").write_text(CONFIG.model_dump_json())
     (run / "started.json").write_text('["launch"]')
@@ -227,9 +218,7 @@ def test_a_manifest_with_other_types_is_refused(run: Path, where: Any, value: An
 @example("record.json", DEEP, [])
 @example("rank-0.jsonl", '{"step": "x"}', [])
 @example("config.json", DEEP, [])
-def test_any_text_in_any_file_of_a_run_is_read_or_refused(
-    run: Path, name: str, text: str, folders: list[str]
-) -> None:
+def test_any_text_in_any_file_of_a_run_is_read_or_refused(run: Path, name: str, text: str, folders: list[str]) -> None:
     path = newest(run) / MANIFEST if name == "manifest" else run / name
     original = path.read_bytes() if path.exists() else None
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
@@ -237,7 +226,7 @@ def test_any_text_in_any_file_of_a_run_is_read_or_refused(
         (run / "checkpoints" / folder).mkdir(exist_ok=True)
     try:
         use(run)
-        assert [found.step for found in list_checkpoints(run / "checkpoints", checksums=False)] == [2, 4]  # fmt: skip
+        assert [found.step for found in list_checkpoints(run / "checkpoints", checksums=False)] == [2, 4]
     finally:
         path.unlink(missing_ok=True)
         if original is not None:
@@ -246,9 +235,7 @@ def test_any_text_in_any_file_of_a_run_is_read_or_refused(
 
 @cases(50)
 @given(st.data(), strange, st.binary(max_size=64))
-def test_any_header_of_the_weights_is_read_or_refused(
-    run: Path, data: Any, value: Any, body: bytes
-) -> None:
+def test_any_header_of_the_weights_is_read_or_refused(run: Path, data: Any, value: Any, body: bytes) -> None:
     path = newest(run) / MODEL
     original = path.read_bytes()
     length = struct.unpack("<Q", original[:8])[0]

@@ -13,12 +13,10 @@ from samestep.config.reference import schema_keys
 KEYS = (*schema_keys(), *ALIASES, "optimizer", "schedule", "loader", "ema", "swa", "zzz", "")
 
 BOMB = "\n".join(
-    ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
-    + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
+    ["a0: &a0 [x, x, x, x, x, x, x, x, x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
 )
 MERGE_BOMB = "\n".join(
-    ["a0: &a0 {x: 1, y: 2}"]
-    + [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 10)]
+    ["a0: &a0 {x: 1, y: 2}"] + [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 10)]
 )
 
 VALUES = (
@@ -75,8 +73,7 @@ keys = st.one_of(
 )  # fmt: skip
 
 overrides = st.lists(
-    st.one_of(st.tuples(keys, values).map("=".join), st.text(max_size=20), st.sampled_from(VALUES)),
-    max_size=4,
+    st.one_of(st.tuples(keys, values).map("=".join), st.text(max_size=20), st.sampled_from(VALUES)), max_size=4
 )
 
 
@@ -107,7 +104,5 @@ def bent(document: str, data: Any) -> str:
     """A document with a piece cut out, doubled or replaced."""
     start = data.draw(st.integers(0, len(document)))
     end = data.draw(st.integers(start, min(len(document), start + 20)))
-    piece = data.draw(
-        st.one_of(st.just(""), st.just(document[start:end] * 2), st.sampled_from(VALUES))
-    )
+    piece = data.draw(st.one_of(st.just(""), st.just(document[start:end] * 2), st.sampled_from(VALUES)))
     return document[:start] + piece + document[end:]

@@ -13,10 +13,7 @@ from torch import nn
 from samestep.amp import AMPConfig, AMPTrainer, DistributedAMPTrainer
 from tests.amp_training import LANES, UNEVEN, digest, lanes_of, mean_loss, net, run_lanes
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 def trainer_of(precision: str, model: nn.Module | None = None, fused: bool = True) -> AMPTrainer:
@@ -31,15 +28,11 @@ def trainer_of(precision: str, model: nn.Module | None = None, fused: bool = Tru
     )
 
 
-@pytest.mark.parametrize(
-    ("precision", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)]
-)
+@pytest.mark.parametrize(("precision", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
 def test_it_learns_in_half_precision(precision: str, dtype: torch.dtype) -> None:
     seen: set[tuple[torch.dtype, str]] = set()
     model = net()
-    model.first.register_forward_hook(
-        lambda module, given, out: seen.add((out.dtype, out.device.type))
-    )
+    model.first.register_forward_hook(lambda module, given, out: seen.add((out.dtype, out.device.type)))
     with trainer_of(precision, model) as trainer:
         steps = lanes_of(1, UNEVEN) * 40
         losses = run_lanes(trainer, steps)

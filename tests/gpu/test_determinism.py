@@ -11,10 +11,7 @@ import torch
 from tests.distributed.running import _train, assert_same, settings, train
 from tests.ranks import answers_of_ranks, run_ranks
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 TASKS = Path(__file__).with_name("attention.py")
 SHARED = {"device": "cuda", "backend": "gloo"}
@@ -26,22 +23,15 @@ def of(name: str, **values: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_attention_has_the_same_bits_in_every_run_and_at_any_size(
-    precision: str, tmp_path: Path
-) -> None:
+def test_attention_has_the_same_bits_in_every_run_and_at_any_size(precision: str, tmp_path: Path) -> None:
     worlds = (1, 1, 2, 4)
     assert_same([train(tmp_path, w, **of("Attention", precision=precision)) for w in worlds])
 
 
 @pytest.mark.parametrize("lanes", [1, 8])
-def test_attention_is_captured_as_a_graph_with_the_bits_of_eager(
-    lanes: int, tmp_path: Path
-) -> None:
+def test_attention_is_captured_as_a_graph_with_the_bits_of_eager(lanes: int, tmp_path: Path) -> None:
     values = {"precision": "bf16", "lanes": lanes, "steps": 12}
-    runs = [
-        train(tmp_path, 1, **of("Attention", speed={"graph": graph}, **values))
-        for graph in (False, True, True)
-    ]
+    runs = [train(tmp_path, 1, **of("Attention", speed={"graph": graph}, **values)) for graph in (False, True, True)]
     assert_same(runs)
 
 

@@ -11,10 +11,7 @@ from tests.distributed.running import assert_same, train
 from tests.distributed.test_loader_loops import _train as train_body
 from tests.ranks import run_ranks
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 TASKS = Path(__file__).parents[1] / "distributed" / "batchnorm_tasks.py"
 
@@ -24,9 +21,7 @@ def test_it_is_one_run_at_any_size(task: str, tmp_path: Path) -> None:
     values = {"global_batch": 24, "batchnorm": "global"}
     shared = {"device": "cuda", "backend": "gloo"}
     name = f"{TASKS}:{task}"
-    several = [
-        train(tmp_path, world, name, lanes=4, distributed=shared, **values) for world in (1, 2, 4)
-    ]
+    several = [train(tmp_path, world, name, lanes=4, distributed=shared, **values) for world in (1, 2, 4)]
     assert_same(several)
     one = train(tmp_path, 1, name, lanes=1, distributed=shared, **values)
     assert several[0].record.losses == pytest.approx(one.record.losses, abs=1e-4)

@@ -14,10 +14,7 @@ import samestep
 from tests.distributed.running import assert_same, train
 from tests.ranks import run_ranks
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 TASKS = Path(__file__).parents[1] / "distributed" / "contrastive_tasks.py"
 SHARED = {"device": "cuda", "backend": "gloo"}
@@ -31,10 +28,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_the_same_at_any_size(case: str, tmp_path: Path) -> None:
     task, values = CASES[case]
-    runs = [
-        train(tmp_path, world, f"{TASKS}:{task}", distributed=SHARED, **values)
-        for world in (1, 2, 4)
-    ]
+    runs = [train(tmp_path, world, f"{TASKS}:{task}", distributed=SHARED, **values) for world in (1, 2, 4)]
     assert_same(runs)
 
 
@@ -58,16 +52,14 @@ def _peak(folder: str, batch: int, recompute: bool) -> int:
     }  # fmt: skip
     with samestep.start(config) as run:
         model = nn.Sequential(
-            nn.Linear(16, 8192), *(nn.Sequential(nn.GELU(), nn.LayerNorm(8192)) for _ in range(8)),
-            nn.Linear(8192, 32),
-        )  # fmt: skip
+            nn.Linear(16, 8192), *(nn.Sequential(nn.GELU(), nn.LayerNorm(8192)) for _ in range(8)), nn.Linear(8192, 32)
+        )
         model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-3, fused=True))
         x, y = torch.randn(batch, 16), torch.arange(batch) % 10
         for step in run.steps(TensorDataset(x, y)):
             torch.cuda.reset_peak_memory_stats()
             step.train_global(
-                lambda lane: model(lane.x),
-                lambda z, whole: samestep.losses.supcon(z, whole.y, rows_at_once=128),
+                lambda lane: model(lane.x), lambda z, whole: samestep.losses.supcon(z, whole.y, rows_at_once=128)
             )
         return torch.cuda.max_memory_allocated()
 

@@ -17,10 +17,7 @@ from tests.distributed.interrupting import finish, go_on
 from tests.distributed.running import Recorded, assert_same, settings, train
 from tests.ranks import run_ranks
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 SHARED = {"device": "cuda", "backend": "gloo"}
 CASES: dict[str, dict[str, Any]] = {
@@ -99,9 +96,7 @@ def _count_waits(config: dict[str, Any]) -> int:
         model = task.model()
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         model, optimizer = run.prepare(model, optimizer)
-        data = torch.utils.data.TensorDataset(
-            *(t.pin_memory() for t in (task.train_data().x, task.train_data().y))
-        )
+        data = torch.utils.data.TensorDataset(*(t.pin_memory() for t in (task.train_data().x, task.train_data().y)))
         steps = 0
         for _ in run.epochs():
             for _, (x, y) in run.enumerate(data):
@@ -116,11 +111,7 @@ def _count_waits(config: dict[str, Any]) -> int:
 
 def test_a_step_never_waits_for_the_device(tmp_path: Path) -> None:
     config = settings(
-        "Everything",
-        tmp_path / "run",
-        log_every=1000,
-        clip={"norm": 0.5},
-        distributed={"device": "cuda"},
+        "Everything", tmp_path / "run", log_every=1000, clip={"norm": 0.5}, distributed={"device": "cuda"}
     )
     assert run_ranks(_count_waits, 1, config) == [6]
 

@@ -16,10 +16,7 @@ from tests.distributed.running import assert_same, settings, train
 from tests.distributed.tasks import Everything
 from tests.ranks import run_ranks
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 SHARED = {"device": "cuda", "backend": "gloo"}
 FUSED = {"params": {"optimizer": "fused"}}
@@ -65,9 +62,7 @@ def test_any_number_of_lanes_side_by_side_gives_the_same_bits(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("task", ["Everything", "PaddedTokens"])
-def test_an_optimizer_that_cannot_be_captured_updates_after_captured_lanes(
-    task: str, tmp_path: Path
-) -> None:
+def test_an_optimizer_that_cannot_be_captured_updates_after_captured_lanes(task: str, tmp_path: Path) -> None:
     """As people's own AdamW(model.parameters()), and every default here."""
     values = {"distributed": SHARED, "epochs": 5, "clip": {"norm": 0.5}}
     eager = train(tmp_path, 1, task, speed={"graph": False}, **values)
@@ -81,17 +76,12 @@ def test_an_optimizer_that_cannot_be_captured_updates_after_captured_lanes(
 def test_an_overflow_in_one_lane_is_skipped_on_the_device(tmp_path: Path) -> None:
     values = {"task": "Overflowing", "params": {"optimizer": "fused"}, "precision": "fp16"}
     scale = {"init": 1024.0, "interval": 3}
-    runs = [
-        train(tmp_path, w, distributed=SHARED, loss_scale=scale, epochs=3, **values)
-        for w in (1, 2, 4)
-    ]
+    runs = [train(tmp_path, w, distributed=SHARED, loss_scale=scale, epochs=3, **values) for w in (1, 2, 4)]
     assert_same(runs)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_loss_that_is_no_number_is_skipped_by_fused_optimizers(
-    precision: str, tmp_path: Path
-) -> None:
+def test_a_loss_that_is_no_number_is_skipped_by_fused_optimizers(precision: str, tmp_path: Path) -> None:
     """Loss and gradients are bad at once, which must count once."""
     values: dict[str, Any] = {
         "task": "BadLoss", "params": {"step": 4, "optimizer": "fused"}, "on_nonfinite": "skip",
@@ -103,10 +93,7 @@ def test_a_loss_that_is_no_number_is_skipped_by_fused_optimizers(
 
 
 def test_a_graphed_run_goes_on_at_other_sizes(tmp_path: Path) -> None:
-    values = {
-        "checkpoint": {"every_steps": 2}, "epochs": 6, "distributed": SHARED,
-        "speed": {"graph": True}, **FUSED,
-    }  # fmt: skip
+    values = {"checkpoint": {"every_steps": 2}, "epochs": 6, "distributed": SHARED, "speed": {"graph": True}, **FUSED}
     untouched = train(tmp_path, 1, **values)
     folder = tmp_path / "run"
     go_on(folder, 2, at=7, rank=1, how="SIGTERM", **values)
@@ -158,9 +145,7 @@ def _in_turns(configs: list[dict[str, Any]], steps: int) -> list[list[float]]:
 
 def test_graphs_of_several_runs_in_one_process_do_not_disturb_each_other(tmp_path: Path) -> None:
     configs = [
-        settings(
-            "Everything", tmp_path / name, distributed=SHARED, speed={"graph": True}, epochs=20
-        )
+        settings("Everything", tmp_path / name, distributed=SHARED, speed={"graph": True}, epochs=20)
         for name in ("first", "second", "third", "alone")
     ]
     for config in configs:
@@ -231,9 +216,8 @@ def test_what_cannot_be_captured_is_refused_or_runs_eagerly(kind: str, tmp_path:
     device = {"device": "cuda"}
     for graph, expected in ((True, WORDS[kind]), ("auto", "18 steps")):
         config = settings(
-            "Everything", tmp_path / str(graph), distributed=device, epochs=6, lanes=1,
-            speed={"graph": graph},
-        )  # fmt: skip
+            "Everything", tmp_path / str(graph), distributed=device, epochs=6, lanes=1, speed={"graph": graph}
+        )
         assert expected in run_ranks(_refusals, 1, config, kind)[0]
 
 

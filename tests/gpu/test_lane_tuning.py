@@ -14,16 +14,11 @@ from samestep.tuning.timing import time_variants
 from samestep.tuning.variants import lane_variants
 from tests.distributed.running import settings
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 def test_every_width_is_measured_with_its_memory(tmp_path: Path) -> None:
-    given = load_config(
-        settings("Everything", tmp_path / "run", params={"optimizer": "fused"}, drop_last=True)
-    )
+    given = load_config(settings("Everything", tmp_path / "run", params={"optimizer": "fused"}, drop_last=True))
     with SingleProcessContext("cuda:0") as context:
         document = time_variants(given, context, lane_variants((1, 4), (1, 4), 1), 2, 3)
     found = [Timed.read(row) for row in document.rows]

@@ -15,10 +15,7 @@ from samestep.errors import Stopped
 from tests.distributed import loop_bodies
 from tests.ranks import run_ranks
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 REPLAYED = ("convolutions", "summed", "views", "diffusion")
 """Those whose random numbers, if any, are drawn on the device, with one optimizer and backward pass."""
@@ -41,9 +38,7 @@ def _train(folder: str, name: str, graph: Any, precision: str) -> tuple[str, lis
         return _digest(model), seen
 
 
-def _sharded(
-    folder: str, name: str, shard: str, precision: str, stop: int | None = None
-) -> tuple[str, list[float]]:
+def _sharded(folder: str, name: str, shard: str, precision: str, stop: int | None = None) -> tuple[str, list[float]]:
     distributed = {"device": "cuda", "backend": "gloo", "threads_per_rank": 1, "shard": shard}
     config: dict[str, Any] = {
         "epochs": 2, "lanes": 8, "seed": 1, "run_dir": folder, "precision": precision, "speed": {"graph": False},
@@ -78,9 +73,7 @@ def test_owners_that_share_a_gpu_run_a_loop(name: str, precision: str, tmp_path:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", REPLAYED)
-def test_a_replayed_body_has_the_bits_of_an_eager_one(
-    name: str, precision: str, tmp_path: Path
-) -> None:
+def test_a_replayed_body_has_the_bits_of_an_eager_one(name: str, precision: str, tmp_path: Path) -> None:
     [eager] = run_ranks(_train, 1, str(tmp_path / "eager"), name, False, precision)
     [replayed] = run_ranks(_train, 1, str(tmp_path / "auto"), name, "auto", precision)
     said = (tmp_path / "auto" / "logs" / "rank-0.log").read_text()
@@ -88,9 +81,7 @@ def test_a_replayed_body_has_the_bits_of_an_eager_one(
     assert "steps are replayed from here on" in said, said
 
 
-@pytest.mark.parametrize(
-    "name", ["adversaries", "sharpness", "critic", "mixup", "scaled", "autoencoder"]
-)
+@pytest.mark.parametrize("name", ["adversaries", "sharpness", "critic", "mixup", "scaled", "autoencoder"])
 def test_other_bodies_train_without_a_graph_or_in_part(name: str, tmp_path: Path) -> None:
     [eager] = run_ranks(_train, 1, str(tmp_path / "eager"), name, False, "fp32")
     assert run_ranks(_train, 1, str(tmp_path / "auto"), name, "auto", "fp32") == [eager]

@@ -13,10 +13,7 @@ from torch.utils.data import TensorDataset
 from samestep.errors import OutOfMemory
 from tests.ranks import run_ranks
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 WIDTH, LAYERS, STEPS = 1024, 12, 4
 
@@ -88,9 +85,7 @@ def _crowded(folder: str, memory: dict[str, Any]) -> str:
     }  # fmt: skip
     try:
         with samestep.start(config) as run:
-            model = nn.Sequential(
-                nn.Linear(64, 1 << 18), nn.GELU(), nn.Linear(1 << 18, 1, bias=False)
-            )
+            model = nn.Sequential(nn.Linear(64, 1 << 18), nn.GELU(), nn.Linear(1 << 18, 1, bias=False))
             optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, fused=True)
             model, optimizer = run.prepare(model, optimizer)
             data = TensorDataset(torch.randn(1024, 64), torch.randn(1024, 1))

@@ -13,10 +13,7 @@ from tests.distributed.test_sharded_weights import _train
 from tests.gpu.test_gpu import CASES, SHARED
 from tests.ranks import run_ranks
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 NCCL = {
     "device": "cuda", "backend": "nccl",
@@ -38,10 +35,7 @@ def test_ranks_over_nccl_are_the_same_run(shard: str, case: str, tmp_path: Path)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_compiled_blocks_over_nccl(precision: str, tmp_path: Path) -> None:
     """Blocks whose weights are freed after the forward pass, and come back for the compiled backward pass."""
-    values: dict[str, Any] = {
-        "precision": precision,
-        "speed": {"compile": "blocks", "graph": False},
-    }
+    values: dict[str, Any] = {"precision": precision, "speed": {"compile": "blocks", "graph": False}}
     [expected] = run_ranks(_train, 1, str(tmp_path / "1"), "none", None, _on_gpu(values, SHARED))
     for world in (2, 4):
         keys = _on_gpu(values, NCCL)

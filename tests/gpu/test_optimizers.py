@@ -12,10 +12,7 @@ from samestep.config.optim import OptimizerConfig
 from samestep.optim.optimizers import build_optimizers
 from tests.distributed.running import assert_same, train
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,7 @@ from tests.distributed.test_retrieval import ALL, judged, measured
 from tests.gpu.test_gpu import SHARED
 from tests.unit.retrieval.test_measures import points
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 @pytest.mark.requirement("000-P1-6")

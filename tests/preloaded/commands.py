@@ -44,9 +44,7 @@ def become(request: Request, descriptors: list[int]) -> None:
 def _take_files(files: dict[int, int]) -> None:
     """Have each file under its number, and no other that was open in the server."""
     out_of_the_way = max([2, *files]) + 1
-    moved = {
-        number: fcntl.fcntl(file, fcntl.F_DUPFD, out_of_the_way) for number, file in files.items()
-    }
+    moved = {number: fcntl.fcntl(file, fcntl.F_DUPFD, out_of_the_way) for number, file in files.items()}
     for number, file in moved.items():
         os.dup2(file, number)
     for path in Path("/proc/self/fd").iterdir():
@@ -94,9 +92,8 @@ def _open_stdout(unbuffered: bool) -> None:
     """As the interpreter does; of the other streams it is all the same to what they lead."""
     plain = open(1, "wb", buffering=0 if unbuffered else -1, closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = io.TextIOWrapper(
-        plain, sys.stdout.encoding, sys.stdout.errors,
-        line_buffering=os.isatty(1), write_through=unbuffered,
-    )  # fmt: skip
+        plain, sys.stdout.encoding, sys.stdout.errors, line_buffering=os.isatty(1), write_through=unbuffered
+    )
 
 
 def _code_of(error: BaseException) -> int:

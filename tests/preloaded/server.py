@@ -51,9 +51,7 @@ MODULES = (
 )
 """What commands import, with what the first optimizer and the first metric of a process import."""
 
-_FOR_THE_COMMAND = (
-    signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT,
-)  # fmt: skip
+_FOR_THE_COMMAND = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 
 
 def main() -> None:

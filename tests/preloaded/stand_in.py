@@ -20,9 +20,7 @@ from tests.preloaded.command_lines import is_known
 from tests.preloaded.requests import Request, ignored_signals, receive_number, send
 
 _MODULES = {"samestep": ["-m", "samestep"], "torchrun": ["-m", "torch.distributed.run"]}
-_PASSED_ON = {
-    signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT,
-}  # fmt: skip
+_PASSED_ON = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT}
 
 
 def main() -> None:

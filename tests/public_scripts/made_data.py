@@ -69,7 +69,5 @@ def _sentences(folder: Path, draw: numpy.random.RandomState) -> None:
     (folder / "bert/vocab.txt").write_text("\n".join(special + words))
     torch.manual_seed(0)
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = BertConfig(
-        vocab_size=50, intermediate_size=32, max_position_embeddings=32, num_labels=12, **shape
-    )
+    config = BertConfig(vocab_size=50, intermediate_size=32, max_position_embeddings=32, num_labels=12, **shape)
     BertForTokenClassification(config).save_pretrained(folder / "bert")

@@ -14,11 +14,7 @@ SOURCES = os.environ.get("SAMESTEP_PUBLIC_SCRIPTS")
 
 def test_edits_are_made_from_the_end() -> None:
     text = "import torch\nfor x in data:\n    loss.backward()\n"
-    edits = [
-        (13, 0, "import samestep\n"),
-        (22, 4, "run.prepare(data)"),
-        (32, 15, "run.backward(loss)"),
-    ]
+    edits = [(13, 0, "import samestep\n"), (22, 4, "run.prepare(data)"), (32, 15, "run.backward(loss)")]
     assert edited(text, edits) == (
         "import torch\nimport samestep\nfor x in run.prepare(data):\n    run.backward(loss)\n"
     )
@@ -39,9 +35,7 @@ def test_all_ten_are_stored_with_their_versions_and_none_of_their_code() -> None
         assert sum(map(len, added)) < 2500, "only what a port adds"
 
 
-@pytest.mark.skipif(
-    not SOURCES, reason="SAMESTEP_PUBLIC_SCRIPTS names no folder with clones of the repositories"
-)
+@pytest.mark.skipif(not SOURCES, reason="SAMESTEP_PUBLIC_SCRIPTS names no folder with clones of the repositories")
 @pytest.mark.parametrize("script", scripts(), ids=lambda script: script.name)
 def test_a_port_is_one_training_at_any_size(script: Script, tmp_path: Path) -> None:
     _, port = script.build(Path(SOURCES or ""), tmp_path)

@@ -86,9 +86,8 @@ def assert_one_process_trains_the_same_run(folder: Path) -> None:
 def assert_one_two_and_four_ranks_are_one_run(folder: Path) -> None:
     for config, words in ((FIRST, common(folder)), (SECOND, second(folder))):
         done = samestep(
-            "verify", config, *words, "run_dir=proof", "--worlds", "1,2,4", "--steps", "3", "--json",
-            cwd=folder,
-        )  # fmt: skip
+            "verify", config, *words, "run_dir=proof", "--worlds", "1,2,4", "--steps", "3", "--json", cwd=folder
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         assert len({w["state_hash"] for w in json.loads(done.stdout)["worlds"].values()}) == 1
 
@@ -100,10 +99,7 @@ def assert_judged_by_what_averaged_embeddings_find(folder: Path) -> None:
 
 
 def assert_the_second_stages_encoder_is_the_first_ones(folder: Path) -> None:
-    average, trained = (
-        load_file(folder / "first" / "average.safetensors"),
-        newest(folder / "second"),
-    )
+    average, trained = (load_file(folder / "first" / "average.safetensors"), newest(folder / "second"))
     encoder = [name for name in trained if name.startswith("encoder.")]
     assert any("running_mean" in name for name in encoder)
     assert all(torch.equal(trained[name], average[name]) for name in encoder)
@@ -131,10 +127,7 @@ def assert_exported_for_another_program(folder: Path) -> None:
     found = torch.load(folder / "host.pt", weights_only=True)
     assert found["config"] == {"img_size": 16}
     wrong = samestep(*words, "config", "--force", cwd=folder)
-    assert (wrong.returncode, wrong.stderr) == (
-        2,
-        "samestep: --extra is 'config': write KEY=VALUE, or KEY=@FILE\n",
-    )
+    assert (wrong.returncode, wrong.stderr) == (2, "samestep: --extra is 'config': write KEY=VALUE, or KEY=@FILE\n")
 
 
 def assert_a_wrong_first_stage_is_refused(folder: Path) -> None:

@@ -110,9 +110,7 @@ def test_a_timm_backbone_gives_its_features() -> None:
         make_encoder("timm:none", 0, pretrained=False)
 
 
-def test_albumentations_come_from_yaml_and_follow_torchs_generator(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_albumentations_come_from_yaml_and_follow_torchs_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", dict(os.environ))  # OpenCV changes it
     pytest.importorskip("albumentations", reason="albumentations is not installed")
     from augmentation import training_transform
@@ -120,7 +118,7 @@ def test_albumentations_come_from_yaml_and_follow_torchs_generator(
     entries = [
         {"RandomResizedCrop": {"size": [16, 16], "scale": [0.5, 1.0]}},
         {"OneOf": {"transforms": ["HorizontalFlip", {"MedianBlur": {"blur_limit": [3, 3]}}], "p": 0.5}},
-    ]  # fmt: skip
+    ]
     transform = training_transform(16, entries)
     image = Image.effect_noise((24, 24), 80).convert("RGB")
     torch.manual_seed(1)

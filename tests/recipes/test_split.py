@@ -37,9 +37,7 @@ def test_flat_takes_as_many_from_every_class_and_drops_small_ones() -> None:
     # 185 images, 18 for validation, 6 of each class: c keeps 19.
     assert counts(made.valid) == {"a": 6, "b": 6}
     assert counts(made.train) == {"a": 94, "b": 54}
-    assert made.notes == (
-        "dropped 'c': 19 images would be left to train on, fewer than --min-per-class 20",
-    )
+    assert made.notes == ("dropped 'c': 19 images would be left to train on, fewer than --min-per-class 20",)
 
 
 def test_fixed_takes_the_same_share_of_every_class() -> None:
@@ -91,10 +89,7 @@ def test_the_command_copies_and_replaces_only_if_asked(tmp_path: Path) -> None:
     assert script("split.py", *words, cwd=tmp_path).returncode == 0
     assert len(list((tmp_path / "data" / "train" / "a").iterdir())) == 8
     again = script("split.py", *words, cwd=tmp_path)
-    assert (again.returncode, again.stderr) == (
-        2,
-        "split: data holds a split already: --overwrite replaces it\n",
-    )
+    assert (again.returncode, again.stderr) == (2, "split: data holds a split already: --overwrite replaces it\n")
     assert script("split.py", *words, "--overwrite", "--seed", "3", cwd=tmp_path).returncode == 0
 
 

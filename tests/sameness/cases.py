@@ -9,19 +9,13 @@ from typing import Any
 from tests.sameness.case import FEW_WORLDS, Case
 
 MODELS = (
-    Case(
-        "convolutions",
-        "Convolutions with BatchNorm and dropout, validation with metrics",
-        "images:Convolutions",
-    ),
+    Case("convolutions", "Convolutions with BatchNorm and dropout, validation with metrics", "images:Convolutions"),
     Case("vit", "Vision transformer with drop-path and mixup", "images:VisionTransformer"),
     Case("unet", "U-Net with GroupNorm that removes noise", "images:UNet"),
     Case("lstm", "LSTM over packed sequences", "sequences:LSTM"),
     Case("rnn", "Recurrent network whose state is detached between pieces", "sequences:Detached"),
     Case(
-        "tied_lm",
-        "Language model with tied embeddings and masked tokens, counted in tokens",
-        "sequences:TiedLanguage",
+        "tied_lm", "Language model with tied embeddings and masked tokens, counted in tokens", "sequences:TiedLanguage"
     ),
     Case("hf_encoder", "Hugging Face encoder (BERT), masked words", "sequences:Encoder"),
     Case("hf_decoder", "Hugging Face decoder (GPT-2), next words", "sequences:Decoder"),
@@ -62,16 +56,10 @@ MODELS = (
     Case("weight_norm", "Weight norm", "unusual:WeightNorm"),
     Case("gradient_penalty", "Gradient penalty (second derivatives)", "unusual:GradientPenalty"),
     Case("complex", "Complex parameters", "unusual:ComplexParameters"),
-    Case(
-        "mixed_dtypes",
-        "Parameters in bfloat16, float32 and float64 in one model",
-        "unusual:MixedParameters",
-    ),
+    Case("mixed_dtypes", "Parameters in bfloat16, float32 and float64 in one model", "unusual:MixedParameters"),
 )
 
-_LANE_WEIGHTS = {
-    2: [3, 1], 3: [1, 4, 2], 4: [1, 3, 2, 2], 5: [4, 1, 1, 1, 1], 8: [1, 1, 1, 1, 1, 1, 1, 1],
-}  # fmt: skip
+_LANE_WEIGHTS = {2: [3, 1], 3: [1, 4, 2], 4: [1, 3, 2, 2], 5: [4, 1, 1, 1, 1], 8: [1, 1, 1, 1, 1, 1, 1, 1]}
 
 TRAINING = (
     Case(
@@ -86,12 +74,7 @@ TRAINING = (
         "images:VisionTransformer",
         {"memory": {"checkpoint": ["blocks.*"]}},
     ),
-    Case(
-        "micro_batches",
-        "Micro-batches (`memory.lane_split`)",
-        "images:Convolutions",
-        {"memory": {"lane_split": 2}},
-    ),
+    Case("micro_batches", "Micro-batches (`memory.lane_split`)", "images:Convolutions", {"memory": {"lane_split": 2}}),
     Case("clip_norm", "Clipping by the norm", "images:Convolutions", {"clip": {"norm": 0.05}}),
     Case(
         "clip_groups",
@@ -131,12 +114,7 @@ DATA = (
     Case("collate", "CutMix in the collate function", "reading:MixedInCollate"),
     Case("weighted", "Weighted order, with replacement", "reading:Weighted"),
     Case("grouped", "Grouped order", "reading:Grouped", worlds=FEW_WORLDS),
-    Case(
-        "tail",
-        "A tail that leaves most lanes without samples",
-        "reading:Augmented",
-        {"params": {"samples": 67}},
-    ),
+    Case("tail", "A tail that leaves most lanes without samples", "reading:Augmented", {"params": {"samples": 67}}),
     Case(
         "drop_last",
         "Without the tail (`drop_last`)",
@@ -144,25 +122,12 @@ DATA = (
         {"drop_last": True, "epochs": 3},
         worlds=FEW_WORLDS,
     ),
-    Case(
-        "tiny",
-        "Fewer samples than lanes",
-        "reading:Augmented",
-        {"params": {"samples": 5}, "epochs": 6},
-    ),
+    Case("tiny", "Fewer samples than lanes", "reading:Augmented", {"params": {"samples": 5}, "epochs": 6}),
     Case("streams", "Iterable data with lane streams", "reading:Streamed"),
     Case(
-        "stateful_streams",
-        "Lane streams that save their position",
-        "reading:StatefulStreamed",
-        {"steps_per_epoch": 3},
+        "stateful_streams", "Lane streams that save their position", "reading:StatefulStreamed", {"steps_per_epoch": 3}
     ),
-    Case(
-        "hf_stream",
-        "Hugging Face iterable dataset",
-        "reading:HuggingFaceStream",
-        worlds=FEW_WORLDS,
-    ),
+    Case("hf_stream", "Hugging Face iterable dataset", "reading:HuggingFaceStream", worlds=FEW_WORLDS),
 )
 
 _BUFFERS = {
@@ -195,32 +160,13 @@ STATE = (
         worlds=FEW_WORLDS,
     ),
     Case(
-        "tied_modules",
-        "Model and extra module with a parameter in common",
-        "followers:TiedModules",
-        worlds=FEW_WORLDS,
+        "tied_modules", "Model and extra module with a parameter in common", "followers:TiedModules", worlds=FEW_WORLDS
     ),
     Case("vq", "VQ codebook that follows by a moving average", "followers:VectorQuantised"),
-    Case(
-        "teacher",
-        "Momentum teacher that follows in `after_update`",
-        "followers:MomentumTeacher",
-    ),
-    Case(
-        "moco",
-        "MoCo: momentum teacher and a queue of keys",
-        "followers:MoCo",
-    ),
-    Case(
-        "teacher_in_forward",
-        "Momentum teacher that follows in forward",
-        "followers:TeacherInForward",
-    ),
-    Case(
-        "extra_module",
-        "Extra module with BatchNorm and dropout, in validation too",
-        "unusual:ExtraModule",
-    ),
+    Case("teacher", "Momentum teacher that follows in `after_update`", "followers:MomentumTeacher"),
+    Case("moco", "MoCo: momentum teacher and a queue of keys", "followers:MoCo"),
+    Case("teacher_in_forward", "Momentum teacher that follows in forward", "followers:TeacherInForward"),
+    Case("extra_module", "Extra module with BatchNorm and dropout, in validation too", "unusual:ExtraModule"),
     Case(
         "metric_wrappers",
         "Metrics around metrics",
@@ -228,11 +174,7 @@ STATE = (
         worlds=FEW_WORLDS,
         moves=("plain", "twice"),
     ),
-    Case(
-        "max_norm",
-        "Embedding with `max_norm`, which changes weights in forward",
-        "unusual:MaxNormEmbedding",
-    ),
+    Case("max_norm", "Embedding with `max_norm`, which changes weights in forward", "unusual:MaxNormEmbedding"),
     Case(
         "validation_draws",
         "Dropout in validation (Monte Carlo dropout)",
@@ -279,10 +221,7 @@ SCHEDULES = tuple(
         f"schedule_{name.lower()}",
         f"`schedule.name: {name}`",
         "unusual:Named",
-        {
-            "optimizer": {"name": "sgd", "lr": 1e-2, "args": {"momentum": 0.9}},
-            "schedule": {"name": name, **section},
-        },
+        {"optimizer": {"name": "sgd", "lr": 1e-2, "args": {"momentum": 0.9}}, "schedule": {"name": name, **section}},
         worlds=FEW_WORLDS,
         ways=("eager", "resumed"),
     )
@@ -297,27 +236,11 @@ REFUSED = (
         {"lanes": 4},
         ways=("eager", "workers", "launcher"),
     ),
-    Case(
-        "plain_iterable",
-        "Iterable data without lane streams",
-        "reading:WithoutLaneStreams",
-        worlds=FEW_WORLDS,
-    ),
+    Case("plain_iterable", "Iterable data without lane streams", "reading:WithoutLaneStreams", worlds=FEW_WORLDS),
     Case("sparse", "Sparse gradients", "unusual:SparseGradients", worlds=FEW_WORLDS),
     Case("lbfgs", "LBFGS made by the task", "unusual:LBFGSByTask", worlds=FEW_WORLDS),
-    Case(
-        "lbfgs_named",
-        "LBFGS by name",
-        "unusual:Named",
-        {"optimizer": {"name": "lbfgs"}},
-        worlds=FEW_WORLDS,
-    ),
-    Case(
-        "sync_batchnorm",
-        "SyncBatchNorm made by the task, on CPUs",
-        "unusual:SyncBatchNormByTask",
-        worlds=FEW_WORLDS,
-    ),
+    Case("lbfgs_named", "LBFGS by name", "unusual:Named", {"optimizer": {"name": "lbfgs"}}, worlds=FEW_WORLDS),
+    Case("sync_batchnorm", "SyncBatchNorm made by the task, on CPUs", "unusual:SyncBatchNormByTask", worlds=FEW_WORLDS),
 )
 
 MISTAKES = (
@@ -369,6 +292,4 @@ SECTIONS: Mapping[str, Sequence[Case]] = {
     "Refused": REFUSED,
     "Mistakes that verify finds": MISTAKES,
 }
-CASES = tuple(
-    replace(case, section=section) for section, cases in SECTIONS.items() for case in cases
-)
+CASES = tuple(replace(case, section=section) for section, cases in SECTIONS.items() for case in cases)

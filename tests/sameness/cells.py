@@ -12,16 +12,7 @@ from samestep.train.record import RunRecord, read_state
 from samestep.verify.result import compare_runs
 from tests.preloaded.client import ROOT
 from tests.sameness.case import Case
-from tests.sameness.ways import (
-    TRAINED,
-    Ended,
-    Way,
-    is_in_parts,
-    parts,
-    run_in_parts,
-    run_once,
-    steps_of,
-)
+from tests.sameness.ways import TRAINED, Ended, Way, is_in_parts, parts, run_in_parts, run_once, steps_of
 
 IDENTICAL, REFUSED, DIFFERENT = "identical", "refused", "DIFFERENT"
 FAILED, FOUND, NOT_FOUND = "FAILED", "found", "NOT FOUND"
@@ -89,10 +80,7 @@ def _without_expected(case: Case, cells: list[Cell]) -> list[Cell]:
     if all(cell.verdict == IDENTICAL for cell in cells):
         text = f"it is a mistake, and no run showed it: {case.mistake}"
         return [replace(cell, verdict=NOT_FOUND, reason=text) for cell in cells]
-    return [
-        replace(cell, verdict=FOUND, reason=case.mistake) if cell.verdict == DIFFERENT else cell
-        for cell in cells
-    ]
+    return [replace(cell, verdict=FOUND, reason=case.mistake) if cell.verdict == DIFFERENT else cell for cell in cells]
 
 
 class _Row:
@@ -118,9 +106,8 @@ class _Row:
             worlds = parts(self._plan.worlds_of(self._case, way), steps_of(reference) or 1)
             label, seconds = "→".join(map(str, worlds)), 0.0
             ended = run_in_parts(
-                self._case, way, worlds, steps_of(reference), self._folder / way.name,
-                self._plan.device,
-            )  # fmt: skip
+                self._case, way, worlds, steps_of(reference), self._folder / way.name, self._plan.device
+            )
         else:
             ended, seconds = self._run(way, world), 0.0
         verdict, reason = self._compare(reference, ended)

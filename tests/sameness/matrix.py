@@ -75,12 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_rows(plan: Plan, cases: Sequence[Case], jobs: int) -> list[Cell]:
     """Run rows at the same time, `jobs` at once; their cells in the order of the rows."""
     console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     progress = Progress(*columns, console=console, disable=not console.is_terminal)
     bar = progress.add_task("sameness", total=sum(map(plan.count, cases)))
 
@@ -137,9 +132,7 @@ def _chosen(option: str, names: str | None, known: dict[str, Any]) -> list[Any]:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", help="rows, such as vit,gan_joint; all unless given")
     parser.add_argument("--worlds", help=f"numbers of ranks, of {','.join(map(str, WORLDS))}")
     parser.add_argument("--ways", help=f"of {','.join(way.name for way in WAYS)}")

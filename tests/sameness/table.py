@@ -37,16 +37,12 @@ states, averages, metrics) is compared with those of the same training on one ra
 
 
 def page(
-    cases: Sequence[Case], ways: Sequence[Way], cells: Sequence[Cell], command: str,
-    device: str, seconds: float,
-) -> str:  # fmt: skip
+    cases: Sequence[Case], ways: Sequence[Way], cells: Sequence[Cell], command: str, device: str, seconds: float
+) -> str:
     """The whole page."""
     notes: dict[str, int] = {}
     sections = dict.fromkeys(case.section for case in cases)
-    tables = [
-        _section(section, [c for c in cases if c.section == section], ways, cells, notes)
-        for section in sections
-    ]
+    tables = [_section(section, [c for c in cases if c.section == section], ways, cells, notes) for section in sections]
     head = HEAD.format(
         command=command, date=date.today(), torch=torch.__version__,
         python=platform.python_version(), cells=len(cells), minutes=max(1.0, seconds / 60),
@@ -72,9 +68,8 @@ def summary(cells: Sequence[Cell]) -> str:
 
 
 def _section(
-    section: str, cases: Sequence[Case], ways: Sequence[Way], cells: Sequence[Cell],
-    notes: dict[str, int],
-) -> str:  # fmt: skip
+    section: str, cases: Sequence[Case], ways: Sequence[Way], cells: Sequence[Cell], notes: dict[str, int]
+) -> str:
     rows = []
     for case in cases:
         mine = [cell for cell in cells if cell.case == case.name]

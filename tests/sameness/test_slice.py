@@ -44,9 +44,7 @@ def test_a_row_is_one_run(name: str, ways: str, tmp_path: Path) -> None:
     assert [cell for cell in cells if cell.verdict != IDENTICAL] == []
 
 
-@pytest.mark.variation(
-    "test_train_is_a_rank_under_torchrun_and_the_legacy_launcher, with another model"
-)
+@pytest.mark.variation("test_train_is_a_rank_under_torchrun_and_the_legacy_launcher, with another model")
 def test_by_torchrun(tmp_path: Path) -> None:
     cells = run("gan_joint", "eager launcher", tmp_path, worlds=(1, 2))
     assert [(c.way, c.world, c.verdict) for c in cells[-2:]] == [

@@ -43,34 +43,15 @@ class Way:
 WAYS = (
     Way("eager", "forked ranks, plainly"),
     Way("resumed", "stopped after every part and resumed on another number of ranks"),
-    Way(
-        "sharded",
-        "distributed.shard: optimizer",
-        {"distributed": {"shard": "optimizer"}},
-        worlds=(2, 3, 5),
-    ),
-    Way(
-        "resharded",
-        "resumed with and without distributed.shard: optimizer in turn",
-        shards=("optimizer", "none"),
-    ),
-    Way(
-        "weights",
-        "distributed.shard: weights",
-        {"distributed": {"shard": "weights"}},
-        worlds=(2, 3, 5),
-    ),
+    Way("sharded", "distributed.shard: optimizer", {"distributed": {"shard": "optimizer"}}, worlds=(2, 3, 5)),
+    Way("resharded", "resumed with and without distributed.shard: optimizer in turn", shards=("optimizer", "none")),
+    Way("weights", "distributed.shard: weights", {"distributed": {"shard": "weights"}}, worlds=(2, 3, 5)),
     Way(
         "reweighted",
         "resumed with distributed.shard weights, none and optimizer in turn",
         shards=("weights", "none", "optimizer"),
     ),
-    Way(
-        "workers",
-        "with two loader processes for each rank",
-        {"loader": {"workers": 2}},
-        worlds=(1, 3),
-    ),
+    Way("workers", "with two loader processes for each rank", {"loader": {"workers": 2}}, worlds=(1, 3)),
     Way("launcher", "started by torchrun", worlds=(3,)),
     Way("bf16", "bf16 autocast", {"precision": "bf16"}, "bf16", only_on="cuda"),
     Way("fp16", "fp16 autocast with loss scaling", {"precision": "fp16"}, "fp16", only_on="cuda"),
@@ -94,9 +75,7 @@ def run_once(case: Case, way: Way, world: int, folder: Path, device: str) -> End
     return _ended(answers, folder)
 
 
-def run_in_parts(
-    case: Case, way: Way, worlds: Sequence[int], steps: int, folder: Path, device: str
-) -> Ended:
+def run_in_parts(case: Case, way: Way, worlds: Sequence[int], steps: int, folder: Path, device: str) -> Ended:
     """Train in as many parts as there are sizes, each resumed from the checkpoint of the last."""
     for part, world in enumerate(worlds, 1):
         here = way
@@ -152,9 +131,7 @@ def _by_torchrun(job: Job, world: int) -> list[Answer]:
     file.write_text(json.dumps(asdict(job)))
     script = ROOT / "tests" / "sameness" / "rank.py"
     launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-    done = processes.run(
-        [sys.executable, "-m", *launcher, str(script), str(file)], cwd=folder, seconds=SECONDS
-    )
+    done = processes.run([sys.executable, "-m", *launcher, str(script), str(file)], cwd=folder, seconds=SECONDS)
     files = [folder / f"answer-{rank}.json" for rank in range(world)]
     if not all(path.exists() for path in files):
         return [Answer("failed", done.stdout + done.stderr)]

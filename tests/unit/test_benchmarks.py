@@ -70,9 +70,7 @@ def test_peers_runs_and_writes_what_it_measured(tmp_path: Path) -> None:
     found = json.loads(answer.read_text(encoding="utf-8"))
     assert found["left_out"] == {"bare-graph": "needs a GPU"}
     rows = {row["contestant"]: row for row in found["results"]}
-    assert list(rows) == [
-        "hand-written", "hand-written, in a thread", "samestep", "samestep-default",
-    ]  # fmt: skip
+    assert list(rows) == ["hand-written", "hand-written, in a thread", "samestep", "samestep-default"]
     assert all(row["milliseconds"] > 0 and row["rounds"] == 2 for row in rows.values())
     reference = rows["hand-written"]
     assert reference["loss"] < reference["loss_before"] - 0.05
@@ -104,15 +102,10 @@ def test_step_parts_add_up_to_steps(tmp_path: Path) -> None:
 
 
 def test_a_contestant_that_trains_something_else_is_named(peers: Any) -> None:
-    contest = peers.open_contest(
-        peers.workload_of("mlp", quick=True), torch.device("cpu"), fused=True, dropout=0.0
-    )
+    contest = peers.open_contest(peers.workload_of("mlp", quick=True), torch.device("cpu"), fused=True, dropout=0.0)
     start = peers.reached_by(contest, contest.initial)
     fell_by = {"hand-written": 1.0, "fair": 0.995, "unfair": 0.98}
-    reached = {
-        name: peers.Reached(start.loss - fall, start.weights + fall)
-        for name, fall in fell_by.items()
-    }
+    reached = {name: peers.Reached(start.loss - fall, start.weights + fall) for name, fall in fell_by.items()}
     spent = dict.fromkeys(reached, torch.ones(2, 2, dtype=torch.float64))
     results = peers.results_of(contest, spent, reached, drops=False)
     assert [result.contestant for result in peers.disagreeing(results)] == ["unfair"]
@@ -157,17 +150,13 @@ def test_lanes_names_other_bits_and_missed_goals(lanes: Any) -> None:
     spent = {name: torch.full((2, 2), value).double() for name, value in seconds.items()}
     same = {name: lanes.Learned(start - 1, "a") for name in names}
     results = lanes.results_of(contest, spent, same, start)
-    assert {r.contestant: r.met for r in results if r.goal} == {
-        "default": True, "1-eager": False, "1-graph": True,
-    }  # fmt: skip
+    assert {r.contestant: r.met for r in results if r.goal} == {"default": True, "1-eager": False, "1-graph": True}
     assert lanes.is_sound(results)
 
     other = {**same, "8-graph-2": lanes.Learned(start - 1, "b")}
     results = lanes.results_of(contest, spent, other, start)
     assert not lanes.is_sound(results)
-    assert "8 lanes: not the same bits:[/] default a, 8-graph-2 b" in str(
-        lanes.notes_on(results, {})
-    )
+    assert "8 lanes: not the same bits:[/] default a, 8-graph-2 b" in str(lanes.notes_on(results, {}))
     unfair = {**same, "default": lanes.Learned(start - 0.9, "a")}
     results = lanes.results_of(contest, spent, unfair, start)
     assert not lanes.is_sound(results)
@@ -225,9 +214,7 @@ def test_a_loop_in_a_thread_goes_on_only_when_it_is_let(in_thread: Callable[...,
     assert made == [0, 1, 2, 3, 4]
 
 
-def test_what_goes_wrong_in_a_thread_is_raised_where_one_waits(
-    in_thread: Callable[..., Any],
-) -> None:
+def test_what_goes_wrong_in_a_thread_is_raised_where_one_waits(in_thread: Callable[..., Any]) -> None:
     def train(step_is_over: Callable[[], None]) -> None:
         step_is_over()
         raise ZeroDivisionError

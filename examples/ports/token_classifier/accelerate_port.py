@@ -18,14 +18,9 @@ def sentences(count, seed):
     rng = random.Random(seed)
     made = []
     for _ in range(count):
-        ids = [
-            rng.choice(NAMES if rng.random() < 0.2 else WORDS) for _ in range(rng.randint(4, 12))
-        ]
+        ids = [rng.choice(NAMES if rng.random() < 0.2 else WORDS) for _ in range(rng.randint(4, 12))]
         before = [0, *ids[:-1]]
-        labels = [
-            1 if word in NAMES else 2 if last in NAMES else 0
-            for word, last in zip(ids, before, strict=True)
-        ]
+        labels = [1 if word in NAMES else 2 if last in NAMES else 0 for word, last in zip(ids, before, strict=True)]
         made.append({"input_ids": ids, "labels": labels})
     return made
 
@@ -54,9 +49,7 @@ def main():
     accelerator = Accelerator()
 
     train_set, eval_set = sentences(96, seed=0), sentences(40, seed=1)
-    train_loader = DataLoader(
-        train_set, batch_size=args.batch_size, shuffle=True, collate_fn=collate
-    )
+    train_loader = DataLoader(train_set, batch_size=args.batch_size, shuffle=True, collate_fn=collate)
     eval_loader = DataLoader(eval_set, batch_size=args.batch_size, collate_fn=collate)
     config = BertConfig(
         vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
@@ -95,9 +88,7 @@ def main():
     if args.output:
         accelerator.wait_for_everyone()
         accelerator.unwrap_model(model).save_pretrained(
-            args.output,
-            is_main_process=accelerator.is_main_process,
-            save_function=accelerator.save,
+            args.output, is_main_process=accelerator.is_main_process, save_function=accelerator.save
         )
 
 

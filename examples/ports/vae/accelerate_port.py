@@ -53,9 +53,7 @@ def main():
     test_loader = DataLoader(test_set, batch_size=args.batch_size)
     model = VAE()
     optimizer = optim.Adam(model.parameters(), lr=args.lr)
-    model, optimizer, train_loader, test_loader = accelerator.prepare(
-        model, optimizer, train_loader, test_loader
-    )
+    model, optimizer, train_loader, test_loader = accelerator.prepare(model, optimizer, train_loader, test_loader)
 
     for epoch in range(args.epochs):
         model.train()
@@ -79,9 +77,7 @@ def main():
         accelerator.print(f"epoch {epoch}: test loss {test_loss / len(test_set):.4f}")
 
     if args.samples:
-        drawn = accelerator.unwrap_model(model).decode(
-            torch.randn(16, 4, device=accelerator.device)
-        )
+        drawn = accelerator.unwrap_model(model).decode(torch.randn(16, 4, device=accelerator.device))
         accelerator.save(drawn.cpu(), args.samples)
 
 

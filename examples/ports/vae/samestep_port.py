@@ -53,9 +53,7 @@ def main():
     test_loader = DataLoader(test_set, batch_size=args.batch_size)
     model = VAE().to(device)
     optimizer = optim.Adam(model.parameters(), lr=args.lr)
-    model, optimizer, train_loader, test_loader = run.prepare(
-        model, optimizer, train_loader, test_loader
-    )
+    model, optimizer, train_loader, test_loader = run.prepare(model, optimizer, train_loader, test_loader)
 
     for epoch in run.epochs():
         model.train()

@@ -28,7 +28,7 @@ def command(via: str, ranks: int, config: Path, overrides: Sequence[str]) -> lis
     if ranks == 1:
         return [python, str(SCRIPT), *words]
     if via == "torchrun":
-        return [python, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", str(SCRIPT), *words]  # fmt: skip
+        return [python, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", str(SCRIPT), *words]
     if via == "mpirun":
         as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         options = ["--oversubscribe", "--bind-to", "none", "-x", "PATH"]
@@ -45,9 +45,7 @@ def run(folder: Path, words: Sequence[str]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description="Compare decompositions on ranks with one process."
-    )
+    parser = argparse.ArgumentParser(description="Compare decompositions on ranks with one process.")
     parser.add_argument("folder", type=Path, help="where the runs go; new or empty")
     parser.add_argument("--experiment", default="tms_5-2", help="a folder of config/")
     parser.add_argument("--ranks", default="2", help="2, 4 or 2,4")
@@ -60,11 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not configs.is_dir() or set(ranks) - {2, 4} or set(via) - set(VIA):
         parser.error("there is no such experiment, number of ranks or launcher")
     if "mpirun" in via and shutil.which("mpirun") is None:
-        parser.error("there is no mpirun: install or load an MPI (module load openmpi), or give --via torchrun")  # fmt: skip
+        parser.error("there is no mpirun: install or load an MPI (module load openmpi), or give --via torchrun")
     if given.folder.exists() and any(given.folder.iterdir()):
         parser.error(f"{given.folder} is not empty: give another folder")
     given.folder.mkdir(parents=True, exist_ok=True)
-    run(given.folder, command("", 1, configs / "target.yaml", [f"steps={given.steps}", *given.overrides]))  # fmt: skip
+    run(given.folder, command("", 1, configs / "target.yaml", [f"steps={given.steps}", *given.overrides]))
     length = [f"steps={given.steps}", f"evaluation.every_steps={given.steps}", *given.overrides]
     run(given.folder, command("", 1, configs / CONFIGS[1], [*length, "run_dir=one"]))
     names = []

@@ -18,20 +18,12 @@ RECIPE = Path(__file__).resolve().parent.parent
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description="Train the emulator, in this process or as a rank."
-    )
+    parser = argparse.ArgumentParser(description="Train the emulator, in this process or as a rank.")
     parser.add_argument("--config", type=Path, default=RECIPE / "config.yaml")
-    parser.add_argument(
-        "--create-data", action="store_true", help="write made-up fields to ./data, and end"
-    )
+    parser.add_argument("--create-data", action="store_true", help="write made-up fields to ./data, and end")
     begin = parser.add_mutually_exclusive_group()
-    begin.add_argument(
-        "--restart-from-best", action="store_true", help="begin again at the run's best checkpoint"
-    )
-    begin.add_argument(
-        "--restart-from-checkpoint", metavar="PATH", help="begin at another checkpoint, or run"
-    )
+    begin.add_argument("--restart-from-best", action="store_true", help="begin again at the run's best checkpoint")
+    begin.add_argument("--restart-from-checkpoint", metavar="PATH", help="begin at another checkpoint, or run")
     parser.add_argument("--local-rank", "--local_rank", help="passed by older launchers")
     parser.add_argument("overrides", nargs="*", help="section.key=value")
     given, others = parser.parse_known_intermixed_args(arguments)

@@ -4,10 +4,4 @@ from samestep.amp.config import AMPConfig, detect_bf16_support, get_optimal_dtyp
 from samestep.amp.distributed import DistributedAMPTrainer
 from samestep.amp.trainer import AMPTrainer
 
-__all__ = [
-    "AMPConfig",
-    "AMPTrainer",
-    "DistributedAMPTrainer",
-    "detect_bf16_support",
-    "get_optimal_dtype",
-]
+__all__ = ["AMPConfig", "AMPTrainer", "DistributedAMPTrainer", "detect_bf16_support", "get_optimal_dtype"]

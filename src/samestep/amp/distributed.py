@@ -51,9 +51,7 @@ class DistributedAMPTrainer(AMPTrainer):
             section |= {"rank": rank, "world_size": world_size}
         self._section = self.config.for_run(max(1, world_size), section).distributed
         if device_ids is not None and len(device_ids) != 1:
-            raise LaunchError(
-                f"device_ids is {list(device_ids)}: name one GPU, the one of this process"
-            )
+            raise LaunchError(f"device_ids is {list(device_ids)}: name one GPU, the one of this process")
         self._device = None if device_ids is None else int(device_ids[0])
 
     def setup_distributed(self) -> None:

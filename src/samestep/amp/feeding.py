@@ -39,12 +39,7 @@ class FedSteps:
     """One batch is one lane; a step ends when every rank has had its accumulation of them."""
 
     def __init__(
-        self,
-        rules: AMPConfig,
-        context: RunContext,
-        precision: Precision,
-        objects: Sequence[Any],
-        accumulation: int,
+        self, rules: AMPConfig, context: RunContext, precision: Precision, objects: Sequence[Any], accumulation: int
     ) -> None:
         ends = list(accumulate(context.gather(accumulation)))
         by_rank = [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
@@ -139,14 +134,10 @@ class FedSteps:
         self._lanes = self._step.lanes()
         return self._step
 
-    def _backward(
-        self, step: LanePasses, given: LaneBatch, loss_of: Callable[[Any], Loss]
-    ) -> Tensor:
+    def _backward(self, step: LanePasses, given: LaneBatch, loss_of: Callable[[Any], Loss]) -> Tensor:
         with self._precision.forward():
             loss = loss_of(given.data)
-        loss_sum, count = (
-            loss if isinstance(loss, tuple) else (_as_sum(loss, len(given)), len(given))
-        )
+        loss_sum, count = loss if isinstance(loss, tuple) else (_as_sum(loss, len(given)), len(given))
         step.backward((loss_sum, count))
         return loss_sum.detach() / count
 
@@ -188,9 +179,7 @@ def samples_in(batch: Any) -> int:
     for tensor in tensors(batch):
         if tensor.dim() > 0:
             return len(tensor)
-    raise TaskError(
-        f"a batch of {type(batch).__name__} holds no tensor whose length is its number of samples"
-    )
+    raise TaskError(f"a batch of {type(batch).__name__} holds no tensor whose length is its number of samples")
 
 
 def _as_sum(mean: Any, samples: int) -> Tensor:

@@ -62,8 +62,7 @@ def read_on_all(path: Path, context: RunContext) -> dict[str, Any]:
     others = [rank for rank, (other, _) in enumerate(found) if other != found[0][0]]
     if others:
         raise CheckpointError(
-            f"{path} is not the same file on rank 0 and on rank {others[0]}: give all ranks one "
-            "file, or copies of it"
+            f"{path} is not the same file on rank 0 and on rank {others[0]}: give all ranks one file, or copies of it"
         )
     return state
 
@@ -75,20 +74,14 @@ def _read(path: Path) -> dict[str, Any]:
         raise
     except Exception as error:  # an unpickler fails on bad bytes in more ways than one can list
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise CheckpointError(
-            f"cannot be read without running code from it, which is never done: {reason}"
-        ) from None
+        raise CheckpointError(f"cannot be read without running code from it, which is never done: {reason}") from None
     if not isinstance(state, dict) or not {MODEL, TRAINER, METADATA} <= state.keys():
         raise CheckpointError("was not written by save_checkpoint")
     return state
 
 
 def put_back(
-    path: Path,
-    state: Mapping[str, Any],
-    model: nn.Module,
-    optimizer: Optimizer,
-    scheduler: LRScheduler | None,
+    path: Path, state: Mapping[str, Any], model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None
 ) -> None:
     """Put a checkpoint's state into these objects; what does not fit leaves the model as it was."""
     model_state = state[MODEL]

@@ -162,22 +162,12 @@ class AMPTrainer:
     # -- checkpoints -----------------------------------------------------------------------
 
     def save_checkpoint(
-        self,
-        path: str | Path,
-        *,
-        include_optimizer: bool = True,
-        metadata: Mapping[str, Any] | None = None,
+        self, path: str | Path, *, include_optimizer: bool = True, metadata: Mapping[str, Any] | None = None
     ) -> None:
         """Write everything that the training needs to resume, after a whole step."""
         self._save(path, 0, include_optimizer, metadata)
 
-    def _save(
-        self,
-        path: str | Path,
-        writer: int,
-        include_optimizer: bool,
-        metadata: Mapping[str, Any] | None,
-    ) -> None:
+    def _save(self, path: str | Path, writer: int, include_optimizer: bool, metadata: Mapping[str, Any] | None) -> None:
         steps = self._between_steps("save_checkpoint")
         steps.refuse_bad_weights()
         state: dict[str, Any] = {saved.MODEL: self.model.state_dict()}
@@ -251,9 +241,7 @@ class AMPTrainer:
         context = self._open()
         if self._fed is None:
             objects = [self.model, self.optimizer, *([self.scheduler] if self.scheduler else [])]
-            self._fed = FedSteps(
-                self.config, context, self._precision, objects, self.accumulation_steps
-            )
+            self._fed = FedSteps(self.config, context, self._precision, objects, self.accumulation_steps)
         return self._fed
 
     @contextmanager
@@ -276,10 +264,7 @@ class AMPTrainer:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         context, self._context = self._context, None
         self._why_over = self._why_over or "is closed"

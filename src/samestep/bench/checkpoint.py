@@ -50,11 +50,7 @@ def measure_checkpoint(config: Config, context: RunContext, plan: CheckpointPlan
     """
     # A captured step writes to the tensors that it was captured with, and a restore brings others.
     eager = config.speed.model_copy(update={"graph": False})
-    with (
-        trials(config, context) as opened,
-        opened.run(speed=eager) as run,
-        opened.steps(run) as steps,
-    ):
+    with trials(config, context) as opened, opened.run(speed=eager) as run, opened.steps(run) as steps:
         next(steps)  # optimizers keep nothing before it
         contest = SaveContest(run, steps, plan.folder / f"world-{context.world}")
         turns = contest.turns()

@@ -90,7 +90,6 @@ def present(document: Document) -> Presentation:
             )
         ],
         verdicts=[
-            verdict([row for row in rows if row["world"] == world])
-            for world in sorted({row["world"] for row in rows})
+            verdict([row for row in rows if row["world"] == world]) for world in sorted({row["world"] for row in rows})
         ],
     )

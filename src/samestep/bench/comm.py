@@ -56,18 +56,11 @@ def _tree_sum(collectives: TorchCollectives, tensor: Tensor) -> Call:
     return call
 
 
-_ALL: Mapping[str, Operation] = {
-    **OPERATIONS,
-    TREE_SUM: Operation(_tree_sum, OPERATIONS["all-reduce"].share),
-}
+_ALL: Mapping[str, Operation] = {**OPERATIONS, TREE_SUM: Operation(_tree_sum, OPERATIONS["all-reduce"].share)}
 
 
 def measure_comm(
-    context: RunContext,
-    operations: Sequence[str],
-    sizes: Sequence[int],
-    rounds: int,
-    longest: float = 1.0,
+    context: RunContext, operations: Sequence[str], sizes: Sequence[int], rounds: int, longest: float = 1.0
 ) -> Document:
     """Time every operation with every size, in turns; every rank calls this and gets the same.
 
@@ -83,9 +76,7 @@ def measure_comm(
     """
     collectives = context.collectives
     if not isinstance(collectives, TorchCollectives):
-        raise PlanError(
-            "there is one rank only, and nobody to send to: give --worlds 2,4, or start several ranks"
-        )
+        raise PlanError("there is one rank only, and nobody to send to: give --worlds 2,4, or start several ranks")
     rows: list[CommRow] = []
     trying = list(operations)
     with TurnProgress(len(sizes), context.log, context.is_main) as progress:
@@ -121,9 +112,7 @@ def _take_turns(
     return taken
 
 
-def _row(
-    collectives: TorchCollectives, operation: str, size: int, seconds: Sequence[float]
-) -> CommRow:
+def _row(collectives: TorchCollectives, operation: str, size: int, seconds: Sequence[float]) -> CommRow:
     spread, world = spread_of(seconds), collectives.world
     return CommRow(
         operation=operation,

@@ -68,9 +68,7 @@ class Seat:
         data, section = self.task.train_data(), self.config.loader
         sampler: Sampler[Any] | None = None
         if shards and self.context.world > 1:
-            sampler = DistributedSampler(
-                data, self.context.world, self.context.rank, drop_last=True
-            )
+            sampler = DistributedSampler(data, self.context.world, self.context.rank, drop_last=True)
         return DataLoader(
             data,
             batch_size=self.rank_batch,
@@ -150,9 +148,7 @@ def open_ddp(seat: Seat) -> Advance:
     return in_turns(_ddp_steps(seat, wrapped.train(), optimizers), seat.stack)
 
 
-def _ddp_steps(
-    seat: Seat, model: nn.Module, optimizers: Sequence[Optimizer]
-) -> Generator[None, None, None]:
+def _ddp_steps(seat: Seat, model: nn.Module, optimizers: Sequence[Optimizer]) -> Generator[None, None, None]:
     copies, precision = DeviceCopies(seat.context.device), seat.precision
     clip = clipper(seat.config, model)
     loader, losses = seat.loader(shards=True), 0.0

@@ -104,6 +104,4 @@ def refuse_other_result(path: Path) -> None:
     try:
         Document.read(path)
     except TextError:
-        raise PlanError(
-            f"{path} exists and is no result of samestep bench: give another name, or remove it"
-        ) from None
+        raise PlanError(f"{path} exists and is no result of samestep bench: give another name, or remove it") from None

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from samestep.bench import (
-    checkpoint_report,
-    comm_report,
-    loader_report,
-    memory_report,
-    scaling_report,
-)
+from samestep.bench import checkpoint_report, comm_report, loader_report, memory_report, scaling_report
 from samestep.bench.document import Document
 from samestep.bench.presentation import Presentation
 from samestep.errors import TextError
@@ -32,7 +26,5 @@ def present(document: Document) -> Presentation:
         TextError: if this samestep knows no measurement of this kind.
     """
     if document.kind not in _PRESENTED:
-        raise TextError(
-            f"a result of kind {document.kind!r} is not known here: there are {', '.join(_PRESENTED)}"
-        )
+        raise TextError(f"a result of kind {document.kind!r} is not known here: there are {', '.join(_PRESENTED)}")
     return _PRESENTED[document.kind](document)

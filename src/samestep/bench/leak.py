@@ -74,9 +74,7 @@ def _windows(held: Sequence[int]) -> list[tuple[float, Sequence[int]]]:
 def theil_sen(x: Sequence[float], y: Sequence[float]) -> Slope:
     """The median of the slopes between all pairs of points, with Sen's range for it."""
     count = len(x)
-    slopes = sorted(
-        (y[b] - y[a]) / (x[b] - x[a]) for a in range(count) for b in range(a + 1, count)
-    )
+    slopes = sorted((y[b] - y[a]) / (x[b] - x[a]) for a in range(count) for b in range(a + 1, count))
     if count < _FEWEST:
         return Slope(statistics.median(slopes or [0.0]), -math.inf, math.inf)
     reach = 1.96 * math.sqrt(count * (count - 1) * (2 * count + 5) / 18)

@@ -29,9 +29,7 @@ def open_accelerate(seat: Seat) -> Advance:
         dataloader_config=DataLoaderConfiguration(non_blocking=True),
     )
     if accelerator.num_processes != seat.context.world:
-        raise LeftOut(
-            f"it found {accelerator.num_processes} of {seat.context.world} ranks with this launcher"
-        )
+        raise LeftOut(f"it found {accelerator.num_processes} of {seat.context.world} ranks with this launcher")
     model = seat.task.model()
     optimizers = seat.optimizers(model)
     wrapped, loader, *prepared = accelerator.prepare(model, seat.loader(shards=False), *optimizers)
@@ -81,9 +79,7 @@ def open_lightning(seat: Seat) -> Advance:
         default_root_dir=str(seat.folder),
     )
     loader = seat.loader(shards=True)
-    return InThread(
-        lambda end_step: trainer.fit(_lightning_module(seat, end_step), loader), seat.stack
-    )
+    return InThread(lambda end_step: trainer.fit(_lightning_module(seat, end_step), loader), seat.stack)
 
 
 def _lightning_module(seat: Seat, end_step: Callable[[], None]) -> Any:

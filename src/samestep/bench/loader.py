@@ -173,15 +173,10 @@ def _take_turns(context: RunContext, readers: list[_Reader], rest: _Rest, rounds
                 progress.end()
 
 
-def _rows(
-    context: RunContext, readers: dict[tuple[int, int], _Reader], rest: _Rest
-) -> list[dict[str, Any]]:
+def _rows(context: RunContext, readers: dict[tuple[int, int], _Reader], rest: _Rest) -> list[dict[str, Any]]:
     others = spread_of(rest.seconds)
     spreads = {choice: spread_of(reader.seconds) for choice, reader in readers.items()}
-    ways = {
-        choice: Reading(*choice, data=spread.median, rest=others.median)
-        for choice, spread in spreads.items()
-    }
+    ways = {choice: Reading(*choice, data=spread.median, rest=others.median) for choice, spread in spreads.items()}
     best = recommended(list(ways.values()))
     return [
         {

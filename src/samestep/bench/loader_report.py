@@ -14,7 +14,7 @@ from samestep.words import counted
 
 Row = Mapping[str, Any]
 
-COLUMNS = ("ranks", "workers", "read ahead", "data of a step", "95 % range", "rest of a step", "times the rest", "")  # fmt: skip
+COLUMNS = ("ranks", "workers", "read ahead", "data of a step", "95 % range", "rest of a step", "times the rest", "")
 
 
 def reading_of(row: Row) -> Reading:
@@ -35,10 +35,7 @@ def cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
             f"{row['median'] / row['step_seconds']['median']:.2f}",
             ", ".join(
                 word
-                for word, holds in (
-                    ("bottleneck", row["bottleneck"]),
-                    ("recommended", row["recommended"]),
-                )
+                for word, holds in (("bottleneck", row["bottleneck"]), ("recommended", row["recommended"]))
                 if holds
             ),
         )
@@ -100,7 +97,7 @@ def present(document: Document) -> Presentation:
         panels=[_panel(world, found) for world, found in by_world(rows).items()],
         tables=[Table("Data of a step", COLUMNS, cells(rows), note)],
         verdicts=[verdict(found) for found in by_world(rows).values()],
-    )  # fmt: skip
+    )
 
 
 def _panel(world: int, rows: Sequence[Row]) -> Panel:
@@ -114,10 +111,7 @@ def _panel(world: int, rows: Sequence[Row]) -> Panel:
     ]  # fmt: skip
     ahead = sorted({row["prefetch"] for row in rows} - {0}) or [0]
     for number, prefetch in enumerate(ahead):
-        found = sorted(
-            (row for row in rows if row["prefetch"] in (0, prefetch)),
-            key=lambda row: row["workers"],
-        )
+        found = sorted((row for row in rows if row["prefetch"] in (0, prefetch)), key=lambda row: row["workers"])
         lines.append(
             Line(
                 name=f"{prefetch} read ahead", group=f"{prefetch} read ahead", mark="circle",
@@ -127,6 +121,5 @@ def _panel(world: int, rows: Sequence[Row]) -> Panel:
             )
         )  # fmt: skip
     return Panel(
-        title=f"data of a step, {counted(world, 'rank')}", lines=lines, x="workers", y="ms", xticks=workers,
-        zero=True,
-    )  # fmt: skip
+        title=f"data of a step, {counted(world, 'rank')}", lines=lines, x="workers", y="ms", xticks=workers, zero=True
+    )

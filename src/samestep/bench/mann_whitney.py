@@ -47,9 +47,7 @@ def _orders(first: int, second: int) -> list[int]:
 
     Row by row: the largest of all rounds is of the first set, and is above all of the second, or is not.
     """
-    table = {(0, few): [1] for few in range(second + 1)} | {
-        (few, 0): [1] for few in range(first + 1)
-    }
+    table = {(0, few): [1] for few in range(second + 1)} | {(few, 0): [1] for few in range(first + 1)}
     for many in range(1, first + 1):
         for few in range(1, second + 1):
             above, below = table[many - 1, few], table[many, few - 1]

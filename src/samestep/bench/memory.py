@@ -34,10 +34,7 @@ from samestep.words import counted
 _SMALL_OBJECT = 64
 """About what one of Python's own small objects takes: their allocator counts them, not their bytes."""
 
-_FIELDS = (
-    "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
-    "keepcost",
-)  # fmt: skip
+_FIELDS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
 
 
 class _MallocInfo(ctypes.Structure):
@@ -118,10 +115,7 @@ def measure_memory(config: Config, context: RunContext, plan: MemoryPlan) -> Doc
     lanes = possible_lanes(config, context.world, plan.lanes_per_rank)
     rows: list[dict[str, Any]] = []
     turns = len(lanes) + bool(plan.leak_steps)
-    with (
-        trials(config, context) as opened,
-        TurnProgress(turns, context.log, context.is_main) as progress,
-    ):
+    with trials(config, context) as opened, TurnProgress(turns, context.log, context.is_main) as progress:
         for count in lanes:
             progress.begin(f"{counted(count, 'lane')} a rank")
             rows += _part_rows(opened, count)
@@ -172,7 +166,7 @@ def _part_rows(opened: Trials, lanes_per_rank: int) -> list[dict[str, Any]]:
             ],
         }
         for part in PARTS
-    ]  # fmt: skip
+    ]
 
 
 def _measured(by_rank: Sequence[Sequence[int | None]]) -> dict[str, Any]:
@@ -192,10 +186,7 @@ def _read_parts(opened: Trials, lanes_per_rank: int) -> tuple[StepMemory, list[_
     # A graph holds its memory for as long as it lives, and a compiled step is not seen through.
     changes = {"graph": False} if device.type == "cuda" else {"graph": False, "compile": False}
     gc.collect()
-    with (
-        metered(device) as meter,
-        opened.run(lanes_per_rank, speed=speed.model_copy(update=changes)) as run,
-    ):
+    with metered(device) as meter, opened.run(lanes_per_rank, speed=speed.model_copy(update=changes)) as run:
         levels = Levels(meter, copies=device.type == "cuda")
         run.watch_lanes(levels)
         run.add_listener(levels)
@@ -221,9 +212,7 @@ def _on_device(batch: LaneBatch, device: torch.device) -> LaneBatch:
     return LaneBatch(batch.lane, move(batch.data, device), batch.ids, batch.moment)
 
 
-def _sorted_out(
-    run: Run, meter: Meter, found: StepLevels, whole_batch: bool, by_tree: bool
-) -> _Held:
+def _sorted_out(run: Run, meter: Meter, found: StepLevels, whole_batch: bool, by_tree: bool) -> _Held:
     """Whose the memory between two steps is; and what came and went in the step."""
     state = run.state
     weights = bytes_of([param for module in state.modules for param in module.parameters()])

@@ -107,11 +107,7 @@ class TensorMeter(TorchDispatchMode):
         return sum(self._sizes.get(storage, 0) for storage in storages)
 
     def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         for tensor in tensors((args, kwargs)):
             self._see(tensor, counts=False)

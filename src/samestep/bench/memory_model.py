@@ -181,10 +181,7 @@ class _ShapesOfWeights:
 
 
 def predict_exchange(
-    config: Config,
-    assignment: LaneAssignment,
-    params: Sequence[Tensor],
-    units: Sequence[Unit] = (),
+    config: Config, assignment: LaneAssignment, params: Sequence[Tensor], units: Sequence[Unit] = ()
 ) -> int:
     """What ranks hold to exchange gradients.
 
@@ -235,9 +232,7 @@ def _partial_sums(assignment: LaneAssignment) -> int:
 
 
 def predict_optimizers(
-    optimizers: Sequence[Optimizer],
-    device: torch.device,
-    owns: Callable[[Tensor], bool] = lambda param: True,
+    optimizers: Sequence[Optimizer], device: torch.device, owns: Callable[[Tensor], bool] = lambda param: True
 ) -> tuple[int | None, int]:
     """What optimizers keep of their parameters, and hold besides while they step.
 
@@ -265,9 +260,7 @@ def predict_optimizers(
     return kept, most
 
 
-def _on_meta(
-    optimizer: Optimizer, device: torch.device, owns: Callable[[Tensor], bool]
-) -> Optimizer:
+def _on_meta(optimizer: Optimizer, device: torch.device, owns: Callable[[Tensor], bool]) -> Optimizer:
     """The same optimizer of parameters that are only shapes, before its first step."""
     twin = copy.copy(optimizer)
     twin.state = defaultdict(dict)
@@ -277,9 +270,7 @@ def _on_meta(
     return twin
 
 
-def _meta_group(
-    group: dict[str, Any], device: torch.device, owns: Callable[[Tensor], bool]
-) -> dict[str, Any]:
+def _meta_group(group: dict[str, Any], device: torch.device, owns: Callable[[Tensor], bool]) -> dict[str, Any]:
     params = []
     for param in group["params"]:
         shape = nn.Parameter(torch.empty_like(param, device="meta"), param.requires_grad)

@@ -59,9 +59,7 @@ def _accumulation(parts: Sequence[Row]) -> list[str]:
     found = []
     totals = [row for row in parts if row["part"] == "total"]
     for world in sorted({row["world"] for row in totals}):
-        here = sorted(
-            (row for row in totals if row["world"] == world), key=lambda row: row["lanes_per_rank"]
-        )
+        here = sorted((row for row in totals if row["world"] == world), key=lambda row: row["lanes_per_rank"])
         first, last = here[0], here[-1]
         if first is not last:
             ratio = last["measured_bytes"] / first["measured_bytes"]
@@ -136,9 +134,7 @@ def _panels(parts: Sequence[Row]) -> list[Panel]:
 def _lines(parts: Sequence[Row]) -> list[Line]:
     found = []
     for number, name in enumerate(dict.fromkeys(row["part"] for row in parts)):
-        rows = sorted(
-            (row for row in parts if row["part"] == name), key=lambda row: row["lanes_per_rank"]
-        )
+        rows = sorted((row for row in parts if row["part"] == name), key=lambda row: row["lanes_per_rank"])
         for key, dash in (("measured_bytes", ""), ("predicted_bytes", "dash")):
             found.append(
                 Line(

@@ -82,9 +82,8 @@ class ResidualBlock(nn.Module):
     def __init__(self, inward: int, outward: int, stride: int) -> None:
         super().__init__()
         self.convolutions = nn.Sequential(
-            *normed_convolution(inward, outward, stride), nn.ReLU(),
-            *normed_convolution(outward, outward),
-        )  # fmt: skip
+            *normed_convolution(inward, outward, stride), nn.ReLU(), *normed_convolution(outward, outward)
+        )
         same = inward == outward and stride == 1
         around = () if same else normed_convolution(inward, outward, stride, kernel=1)
         self.around = nn.Sequential(*around)
@@ -93,9 +92,7 @@ class ResidualBlock(nn.Module):
         return F.relu(self.convolutions(hidden) + self.around(hidden))
 
 
-def normed_convolution(
-    inward: int, outward: int, stride: int = 1, kernel: int = 3
-) -> tuple[nn.Module, nn.Module]:
+def normed_convolution(inward: int, outward: int, stride: int = 1, kernel: int = 3) -> tuple[nn.Module, nn.Module]:
     convolution = nn.Conv2d(inward, outward, kernel, stride, padding=kernel // 2, bias=False)
     return convolution, nn.BatchNorm2d(outward)
 

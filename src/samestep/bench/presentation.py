@@ -74,10 +74,7 @@ def table_html(table: Table, tag: str = "h2", most: int | None = None) -> str:
 
     def line(words: Sequence[str], tag: str) -> str:
         marks = ["", *['class="number"'] * (len(table.columns) - 1)]
-        found = [
-            f"<{tag} {mark}>{html.escape(word)}</{tag}>"
-            for word, mark in zip(words, marks, strict=True)
-        ]
+        found = [f"<{tag} {mark}>{html.escape(word)}</{tag}>" for word, mark in zip(words, marks, strict=True)]
         return f"<tr>{''.join(found)}</tr>"
 
     lines = "\n".join(line(row, "td") for row in table.rows)

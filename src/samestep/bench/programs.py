@@ -56,9 +56,8 @@ def benchmark_weak_scaling(
         assert found[4]["efficiency"]["median"] > 0.9
     """
     request = ScalingRequest(
-        WEAK, None if config else workload, size, lanes, tuple(contestants), rounds, quick,
-        max(worlds, default=1),
-    )  # fmt: skip
+        WEAK, None if config else workload, size, lanes, tuple(contestants), rounds, quick, max(worlds, default=1)
+    )
     return _measure(request, config, worlds, overrides)
 
 
@@ -79,9 +78,8 @@ def benchmark_strong_scaling(
     Args and what is returned are those of `benchmark_weak_scaling`; `lanes` are those of all ranks.
     """
     request = ScalingRequest(
-        STRONG, None if config else workload, size, lanes, tuple(contestants), rounds, quick,
-        max(worlds, default=1),
-    )  # fmt: skip
+        STRONG, None if config else workload, size, lanes, tuple(contestants), rounds, quick, max(worlds, default=1)
+    )
     return _measure(request, config, worlds, overrides)
 
 
@@ -101,10 +99,7 @@ def threads_of_ranks(request: ScalingRequest, config: Config) -> list[str]:
 
 
 def _measure(
-    request: ScalingRequest,
-    config: str | Path | None,
-    worlds: Sequence[int],
-    overrides: Sequence[str],
+    request: ScalingRequest, config: str | Path | None, worlds: Sequence[int], overrides: Sequence[str]
 ) -> dict[int, dict[str, Any]]:
     file = None if config is None else Path(config)
     loaded = Config(name="bench", steps=1) if file is None else load_config(file, overrides)

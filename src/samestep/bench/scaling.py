@@ -21,15 +21,7 @@ from samestep.bench.contestants import LeftOut, Seat, open_ddp, open_samestep, r
 from samestep.bench.document import Document, machine_facts
 from samestep.bench.library_loops import open_accelerate, open_lightning
 from samestep.bench.scaling_figures import ratio_of
-from samestep.bench.scaling_plan import (
-    ACCELERATE,
-    DDP,
-    KIND,
-    LIGHTNING,
-    SAMESTEP,
-    Batches,
-    Part,
-)
+from samestep.bench.scaling_plan import ACCELERATE, DDP, KIND, LIGHTNING, SAMESTEP, Batches, Part
 from samestep.bench.statistics import spread_of
 from samestep.bench.step_phases import Cores, RankStep, phases_of, share_cores, slow_ranks
 from samestep.bench.turns import Advance
@@ -134,9 +126,7 @@ class Trial:
     """Steps whose phases are timed."""
 
 
-def measure_scaling(
-    config: Config, context: RunContext, task_of: Callable[[int], Task], trial: Trial
-) -> Document:
+def measure_scaling(config: Config, context: RunContext, task_of: Callable[[int], Task], trial: Trial) -> Document:
     """Time the steps of a task on these ranks; every rank calls this and gets the same.
 
     Args:
@@ -153,9 +143,7 @@ def measure_scaling(
     ):
         for mode in trial.modes:
             part = trial.batches.part(mode, context.world)
-            with TemporaryDirectory(
-                prefix="samestep-scaling-", ignore_cleanup_errors=True
-            ) as folder:
+            with TemporaryDirectory(prefix="samestep-scaling-", ignore_cleanup_errors=True) as folder:
                 found = _Measuring(config, context, trial, part, Path(folder))
                 rows += found.measure(task_of(part.global_batch), progress, check_stop)
             gc.collect()
@@ -166,14 +154,8 @@ def measure_scaling(
 class _Measuring:
     """One mode on this rank and the others."""
 
-    def __init__(
-        self, config: Config, context: RunContext, trial: Trial, part: Part, folder: Path
-    ) -> None:
-        changes = {
-            "global_batch": part.global_batch,
-            "lanes": part.lanes,
-            "batch_per_rank": None,
-        }
+    def __init__(self, config: Config, context: RunContext, trial: Trial, part: Part, folder: Path) -> None:
+        changes = {"global_batch": part.global_batch, "lanes": part.lanes, "batch_per_rank": None}
         self._config = config.model_copy(update=changes)
         self._context, self._trial, self._part, self._folder = context, trial, part, folder
         self._hardware = detect_hardware()
@@ -182,17 +164,13 @@ class _Measuring:
         self._samestep: dict[str, Any] = {}
         """What is known of samestep's own steps only."""
 
-    def measure(
-        self, task: Task, progress: TurnProgress, check_stop: Callable[[], None]
-    ) -> list[dict[str, Any]]:
+    def measure(self, task: Task, progress: TurnProgress, check_stop: Callable[[], None]) -> list[dict[str, Any]]:
         """Rows, one for each contestant."""
         with ExitStack() as stack:
             refuse_small_data(task, self._part.global_batch)
             for name in (*self._trial.contestants, self._control):
                 progress.begin(name)
-                self._open(name, Seat(
-                    task, self._config, self._context, self._own_context, self._folder / name, stack
-                ))  # fmt: skip
+                self._open(name, Seat(task, self._config, self._context, self._own_context, self._folder / name, stack))
                 progress.end()
                 check_stop()
             # Otherwise a collection of everything the libraries allocated falls into someone's turn.
@@ -236,9 +214,7 @@ class _Measuring:
     def _instrument(self, advance: Advance, run: Run, memory: int) -> None:
         """Time the phases of some steps, apart from those whose time counts."""
         context = self._context
-        taken = _timed_phases(
-            run.context.activity, context.device, advance, self._trial.instrumented
-        )
+        taken = _timed_phases(run.context.activity, context.device, advance, self._trial.instrumented)
         steps = list(zip(*context.gather(taken), strict=True))
         cpus = owned_cpus(process_environment()).value
         cores = Cores(socket.gethostname(), allowed_cpus(), cpus, context.threads)
@@ -253,11 +229,9 @@ class _Measuring:
             "slow_ranks": [{"rank": one.rank, **asdict(one.times)} for one in slow_ranks(steps)],
             "precision": run.setup.precision.kind,
             "shares_cores": context.device.type == "cpu" and share_cores([one for one, _ in ranks]),
-        }  # fmt: skip
+        }
 
-    def _take_turns(
-        self, progress: TurnProgress, check_stop: Callable[[], None]
-    ) -> dict[str, list[float]]:
+    def _take_turns(self, progress: TurnProgress, check_stop: Callable[[], None]) -> dict[str, list[float]]:
         """Seconds of a step in each round; who is first rotates."""
         names = list(self._turns)
         once = self._seconds(names[0], _FEWEST)
@@ -327,9 +301,7 @@ class _Measuring:
         return context
 
 
-def _timed_phases(
-    activity: Activity, device: torch.device, advance: Advance, steps: int
-) -> list[RankStep]:
+def _timed_phases(activity: Activity, device: torch.device, advance: Advance, steps: int) -> list[RankStep]:
     """Seconds of each phase of each step on this rank; waits for the device between phases."""
     every = activity.timed_every
     activity.timed_every = 1
@@ -342,9 +314,7 @@ def _timed_phases(
         advance(1)
         activity.enter(activity.phase)
         spent = {phase: activity.seconds[phase] - before[phase] for phase in before}
-        found.append(
-            RankStep(spent[DATA], spent[COMPUTE] + spent[READING], spent[EXCHANGE], spent[UPDATE])
-        )
+        found.append(RankStep(spent[DATA], spent[COMPUTE] + spent[READING], spent[EXCHANGE], spent[UPDATE]))
     activity.timed_every, activity.before_clock = every, None
     return found
 

@@ -84,9 +84,7 @@ def _phase_cells(row: Row) -> tuple[str, ...]:
 
 def _phase(found: Mapping[str, Any]) -> str:
     """A time with its range, in one unit."""
-    scale, unit = next(
-        ((scale, unit) for scale, unit in _UNITS if found["high"] * scale >= 1), _UNITS[-1]
-    )
+    scale, unit = next(((scale, unit) for scale, unit in _UNITS if found["high"] * scale >= 1), _UNITS[-1])
     median, low, high = (f"{scale * found[name]:.3g}" for name in ("median", "low", "high"))
     return f"{median} ({low} - {high}) {unit}"
 
@@ -99,9 +97,8 @@ def _panels(rows: Sequence[Row]) -> list[Panel]:
         lines = _lines(of_mode, lambda row: row["efficiency"] and row["efficiency"]["median"])
         if lines:
             ideal = Line(
-                name="ideal", group="ideal", x=[worlds[0], worlds[-1]], y=[1.0, 1.0],
-                color="#999999", dash="dash",
-            )  # fmt: skip
+                name="ideal", group="ideal", x=[worlds[0], worlds[-1]], y=[1.0, 1.0], color="#999999", dash="dash"
+            )
             found.append(Panel(
                 title=f"efficiency, {mode} scaling", lines=[ideal, *lines], x="ranks", y="", xlog=True,
                 xticks=worlds,

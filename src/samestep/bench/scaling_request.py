@@ -58,9 +58,7 @@ class ScalingRequest:
                 raise PlanError(f"{option} is {value!r}: there are {', '.join(known)}")
         unknown = [name for name in self.contestants if name not in CONTESTANTS]
         if unknown:
-            raise PlanError(
-                f"--contestants has {', '.join(unknown)}: there are {', '.join(CONTESTANTS)}"
-            )
+            raise PlanError(f"--contestants has {', '.join(unknown)}: there are {', '.join(CONTESTANTS)}")
         if self.workload is None and config.task is None:
             raise PlanError("the config names no task: set task: FILE.py:Class, or give --workload")
         # A lane's samples of a built-in task are not known without torch, and matter for nothing here.

@@ -40,7 +40,5 @@ def _bytes(option: str, text: str) -> int:
     found = _SIZE.fullmatch(text.strip())
     size = 0 if found is None else int(found[1]) * _UNITS[found[2].upper()]
     if not _LEAST <= size <= _MOST or size % 4:
-        raise PlanError(
-            f"{option} is {short(repr(text))}: give a size from 1KB to 4GB, such as 64KB or 1MB"
-        )
+        raise PlanError(f"{option} is {short(repr(text))}: give a size from 1KB to 4GB, such as 64KB or 1MB")
     return size

@@ -66,9 +66,7 @@ def fit_link(sizes: Sequence[float], seconds: Sequence[float]) -> Link | None:
     across = sum(w * (size - x) ** 2 for w, size in zip(weights, sizes, strict=True))
     if not across:
         return None
-    together = sum(
-        w * (size - x) * (took - y) for w, size, took in zip(weights, sizes, seconds, strict=True)
-    )
+    together = sum(w * (size - x) * (took - y) for w, size, took in zip(weights, sizes, seconds, strict=True))
     slope = together / across
     if slope <= 0:
         return None

@@ -89,10 +89,7 @@ def slow_ranks(steps: Sequence[Sequence[RankStep]]) -> list[SlowRank]:
     for rank in range(len(steps[0])):
         # The lower one of two in the middle: of two ranks, the faster one.
         times = spread_of(
-            [
-                ranks[rank].compute / statistics.median_low(one.compute for one in ranks)
-                for ranks in steps
-            ]
+            [ranks[rank].compute / statistics.median_low(one.compute for one in ranks) for ranks in steps]
         )
         if times.median >= _SLOW and times.low >= _SURELY:
             found.append(SlowRank(rank, times))

@@ -49,12 +49,7 @@ class Outcome:
 
 
 def words_of(
-    part: Part,
-    config: Path | None,
-    overrides: Sequence[str],
-    worlds: Sequence[int],
-    quick: bool,
-    folder: Path,
+    part: Part, config: Path | None, overrides: Sequence[str], worlds: Sequence[int], quick: bool, folder: Path
 ) -> list[str]:
     """A part's command line, after `samestep`.
 

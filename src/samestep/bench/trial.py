@@ -28,9 +28,7 @@ from samestep.train.trial import quiet_context, reading_once, refuse_small_data
 class Trials:
     """Opens runs of one task, one after the other."""
 
-    def __init__(
-        self, config: Config, context: RunContext, folder: Path, check_stop: Callable[[], None]
-    ) -> None:
+    def __init__(self, config: Config, context: RunContext, folder: Path, check_stop: Callable[[], None]) -> None:
         self.config, self.context = config, context
         self.task: Task = reading_once(load_task(config))
         self._folder, self._check_stop = folder, check_stop
@@ -80,9 +78,7 @@ class Trials:
         for step in steps:
             self._check_stop()
             yield step
-        raise PlanError(
-            "the training data ended before everything was measured: use data that can be read again"
-        )
+        raise PlanError("the training data ended before everything was measured: use data that can be read again")
 
 
 @contextmanager

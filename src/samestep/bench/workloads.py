@@ -78,11 +78,7 @@ def _mlp(size: int) -> Workload:
 
 
 def _conv(size: int) -> Workload:
-    stages, batch, side = (
-        ((16, 32), 16, 16),
-        ((64, 128, 256), 64, 32),
-        ((64, 128, 256, 512), 256, 32),
-    )[size]
+    stages, batch, side = (((16, 32), 16, 16), ((64, 128, 256), 64, 32), ((64, 128, 256, 512), 256, 32))[size]
 
     def images(samples: int) -> HostData:
         return HostData(torch.randn(samples, 3, side, side), torch.randint(_CLASSES, (samples,)))
@@ -91,11 +87,7 @@ def _conv(size: int) -> Workload:
 
 
 def _transformer(size: int) -> Workload:
-    sizes = (
-        GPTSize(2, 128, 4, 4, 32, 256),
-        GPTSize(12, 768, 12, 16, 512, 8192),
-        GPTSize(24, 1024, 16, 8, 1024, 32768),
-    )
+    sizes = (GPTSize(2, 128, 4, 4, 32, 256), GPTSize(12, 768, 12, 16, 512, 8192), GPTSize(24, 1024, 16, 8, 1024, 32768))
     found = sizes[size]
 
     def texts(samples: int) -> HostData:
@@ -105,11 +97,7 @@ def _transformer(size: int) -> Workload:
     return Workload(found.batch, 16 * found.tokens, lambda: GPT(found, 0.0), texts)
 
 
-_WORKLOADS: dict[str, Callable[[int], Workload]] = {
-    "mlp": _mlp,
-    "conv": _conv,
-    "transformer": _transformer,
-}
+_WORKLOADS: dict[str, Callable[[int], Workload]] = {"mlp": _mlp, "conv": _conv, "transformer": _transformer}
 
 
 class WorkloadTask(Task):

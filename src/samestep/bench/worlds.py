@@ -49,10 +49,7 @@ class BenchCommand:
 
 
 def measure_worlds(
-    command: BenchCommand,
-    worlds: Sequence[World],
-    report: Callable[[str], None],
-    machines: Machines | None = None,
+    command: BenchCommand, worlds: Sequence[World], report: Callable[[str], None], machines: Machines | None = None
 ) -> list[Document]:
     """Measure with each number of ranks, one after the other.
 

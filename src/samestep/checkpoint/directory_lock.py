@@ -64,9 +64,7 @@ class DirectoryLock:
         RunDirError: if another process, which the message names, holds it.
     """
 
-    def __init__(
-        self, folder: Path, name: str, what: str, advice: str, *, beats: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, name: str, what: str, advice: str, *, beats: bool = False) -> None:
         path = folder / name
         self._path, self._what = path, what
         self._thread: threading.Thread | None = None

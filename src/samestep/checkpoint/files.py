@@ -56,9 +56,7 @@ def refuse_existing(*paths: Path) -> None:
     """Refuse to replace files that a user has named; for commands that have a --force."""
     taken = [str(path) for path in paths if path.exists() or path.is_symlink()]
     if taken:
-        raise OutputError(
-            f"{', '.join(taken)} exists already: --force replaces it, or name another file"
-        )
+        raise OutputError(f"{', '.join(taken)} exists already: --force replaces it, or name another file")
 
 
 def partial_of(path: Path) -> Path:

@@ -26,16 +26,7 @@ from torch import Tensor
 
 from samestep.checkpoint.files import DigestedFile, Files
 from samestep.checkpoint.manifest import MANIFEST, MODEL, PARTIAL, TRAINING, Manifest
-from samestep.checkpoint.parts import (
-    WHOLE,
-    Part,
-    Patience,
-    Sums,
-    await_parts,
-    files_of,
-    merged,
-    write_receipt,
-)
+from samestep.checkpoint.parts import WHOLE, Part, Patience, Sums, await_parts, files_of, merged, write_receipt
 from samestep.errors import CheckpointError
 from samestep.parsing.limits import short
 
@@ -92,11 +83,7 @@ def write_files(
 
 
 def write_part(
-    files: Files,
-    partial: Path,
-    model: Mapping[str, Tensor],
-    training: Mapping[str, Any],
-    part: Part,
+    files: Files, partial: Path, model: Mapping[str, Tensor], training: Mapping[str, Any], part: Part
 ) -> None:
     """Write the part of another rank than 0, and a receipt for it."""
     try:
@@ -109,11 +96,7 @@ def write_part(
 
 
 def _write_states(
-    files: Files,
-    partial: Path,
-    model: Mapping[str, Tensor],
-    training: Mapping[str, Any],
-    part: Part,
+    files: Files, partial: Path, model: Mapping[str, Tensor], training: Mapping[str, Any], part: Part
 ) -> Sums:
     sums: Sums = {}
     if part.model_file is not None:
@@ -173,15 +156,9 @@ def write_safetensors(
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     for name, tensor in ordered:
         if tensor.dtype not in _TYPES:
-            raise CheckpointError(
-                f"{name} is of type {tensor.dtype}, which safetensors does not have"
-            )
+            raise CheckpointError(f"{name} is of type {tensor.dtype}, which safetensors does not have")
         start, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": _TYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, end],
-        }
+        header[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     file.write(struct.pack("<Q", len(text)))
@@ -239,9 +216,7 @@ def _read_state(path: Path, mmap: bool = False) -> dict[str, Any]:
             f"{path} cannot be read without running code from it, which is never done: {_why_unread(error)}"
         ) from None
     if not isinstance(state, dict):
-        raise CheckpointError(
-            f"{path} is not the state of a run: it holds a {type(state).__name__}"
-        )
+        raise CheckpointError(f"{path} is not the state of a run: it holds a {type(state).__name__}")
     for name, kind in _TRAINING_KINDS.items():
         if not isinstance(state.get(name, kind()), kind):
             found = type(state[name]).__name__

@@ -59,9 +59,7 @@ def list_checkpoints(folder: Path, *, checksums: bool) -> list[FoundCheckpoint]:
     return sorted(found, key=lambda item: item.step)
 
 
-def rank_by_metric(
-    found: Sequence[FoundCheckpoint], rule: Mapping[str, Any]
-) -> list[FoundCheckpoint]:
+def rank_by_metric(found: Sequence[FoundCheckpoint], rule: Mapping[str, Any]) -> list[FoundCheckpoint]:
     """Those whose own weights were evaluated, the best first.
 
     Args:
@@ -72,8 +70,7 @@ def rank_by_metric(
     values = [
         (sign * value, item.step, item)
         for item in found
-        if item.manifest is not None
-        and (value := item.manifest.value_of(rule.get("metric", "val_loss"))) is not None
+        if item.manifest is not None and (value := item.manifest.value_of(rule.get("metric", "val_loss"))) is not None
     ]
     return [item for _, _, item in sorted(values, key=lambda entry: entry[:2])]
 

@@ -90,8 +90,7 @@ class Manifest:
         number = document.pop("format", None)
         if number != FORMAT:
             raise CheckpointError(
-                f"it is of format {short(str(number))}, and this samestep reads {FORMAT}: "
-                "use the version that wrote it"
+                f"it is of format {short(str(number))}, and this samestep reads {FORMAT}: use the version that wrote it"
             )
         return cls(**_typed(document))
 
@@ -121,9 +120,7 @@ def _typed(document: dict[str, Any]) -> dict[str, Any]:
     for name, entry in files.items():
         sound = isinstance(entry, list) and [type(part) for part in entry] == [str, int]
         if not sound or PurePath(name).name != name:
-            raise CheckpointError(
-                f"{MANIFEST} is damaged: files has {short(repr(name))}: {entry!r:.80}"
-            )
+            raise CheckpointError(f"{MANIFEST} is damaged: files has {short(repr(name))}: {entry!r:.80}")
     _check_fields("versions.", document["versions"], dict.fromkeys(document["versions"], _TEXT))
     threads = document["plan"].get("threads_per_rank", 1)
     _check_fields("plan.", {"threads_per_rank": threads}, {"threads_per_rank": _COUNT})
@@ -132,10 +129,7 @@ def _typed(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_fields(
-    prefix: str,
-    found: Mapping[str, Any],
-    kinds: Mapping[str, tuple[type, ...]],
-    optional: Sequence[str] = (),
+    prefix: str, found: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]], optional: Sequence[str] = ()
 ) -> None:
     names = [*kinds, *(name for name in found if name not in kinds)]
     for name in names:
@@ -183,9 +177,7 @@ def verify_checkpoint(folder: Path, *, checksums: bool = True) -> Manifest:
             if not S_ISREG(found.st_mode):  # a pipe would never end
                 raise CheckpointError(f"{name} is no plain file")
             if found.st_size != size:
-                raise CheckpointError(
-                    f"{name} has {found.st_size} bytes and was written with {size}"
-                )
+                raise CheckpointError(f"{name} has {found.st_size} bytes and was written with {size}")
             if checksums and sha256_of(path) != digest:
                 raise CheckpointError(f"{name} is not what was written (checksum)")
         except OSError as error:

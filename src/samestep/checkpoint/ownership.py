@@ -52,9 +52,7 @@ def claim(folder: Path, *inside: str, purpose: Purpose = "run") -> Path:
 
 def _refuse_other_owner(folder: Path) -> None:
     """Refuse the directory of another user, who could put links and files of any kind into it."""
-    if (
-        not hasattr(os, "geteuid") or os.geteuid() == 0
-    ):  # root owns what it finds, in containers too
+    if not hasattr(os, "geteuid") or os.geteuid() == 0:  # root owns what it finds, in containers too
         return
     owner = folder.stat().st_uid
     if owner != os.geteuid():

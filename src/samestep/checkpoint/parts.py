@@ -91,11 +91,7 @@ class Patience:
         seconds: How long a run that ends waits for files that do not change.
     """
 
-    def __init__(
-        self,
-        is_gone: Callable[[int], bool] = _nobody,
-        seconds: float = _SECONDS_WITHOUT_A_CHANGE,
-    ) -> None:
+    def __init__(self, is_gone: Callable[[int], bool] = _nobody, seconds: float = _SECONDS_WITHOUT_A_CHANGE) -> None:
         self._is_gone, self._seconds = is_gone, seconds
         self.ending = threading.Event()
         """Set once the run ends by an error."""
@@ -111,9 +107,7 @@ class Patience:
         while other.receipt not in sizes:
             # First whether it has ended, then once more whether it has written: it may have done both.
             why = ""
-            if (
-                time.monotonic() - asked > _SECONDS_BETWEEN_QUESTIONS
-            ):  # which ask the store of the ranks
+            if time.monotonic() - asked > _SECONDS_BETWEEN_QUESTIONS:  # which ask the store of the ranks
                 why = self._why_not(other.number, changed)
                 asked = time.monotonic()
             before, sizes = sizes, _sizes(partial)
@@ -159,30 +153,18 @@ def files_of(folder: Path, file: str) -> list[Path]:
 
 
 def write_receipt(
-    files: Files,
-    partial: Path,
-    part: Part,
-    sums: Sums,
-    tensors: list[str],
-    error: Exception | None = None,
+    files: Files, partial: Path, part: Part, sums: Sums, tensors: list[str], error: Exception | None = None
 ) -> None:
     """Say that a part is on the disk, or why it is not."""
     why = "" if error is None else getattr(error, "strerror", None) or str(error) or repr(error)
-    said = {
-        "files": sums,
-        "tensors": tensors,
-        "error": why,
-        "is_disk": isinstance(error, OSError),
-    }
+    said = {"files": sums, "tensors": tensors, "error": why, "is_disk": isinstance(error, OSError)}
     path = partial / part.receipt
     with DigestedFile(files, path.with_name(path.name + PARTIAL)) as file:
         file.write(json.dumps(said).encode())
     files.replace(path.with_name(path.name + PARTIAL), path)
 
 
-def await_parts(
-    files: Files, partial: Path, part: Part, tensors: list[str], patience: Patience
-) -> Sums:
+def await_parts(files: Files, partial: Path, part: Part, tensors: list[str], patience: Patience) -> Sums:
     """Wait for the parts of all other ranks; write the index of the model's tensors if they are in parts.
 
     Args:

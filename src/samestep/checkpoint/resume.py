@@ -36,11 +36,7 @@ class ResumePoint:
 
 
 def find_resume_point(
-    config: Config,
-    folder: Path,
-    began_here: bool,
-    warn: Callable[[str], None],
-    branched_from: str | None = None,
+    config: Config, folder: Path, began_here: bool, warn: Callable[[str], None], branched_from: str | None = None
 ) -> ResumePoint | None:
     """The checkpoint to resume from; None for a run that starts from the beginning.
 
@@ -91,18 +87,14 @@ def _best_point(own: Path, warn: Callable[[str], None]) -> ResumePoint:
     best = None if newest is None else newest.manifest.best
     if newest is None or best is None:
         found = "holds no checkpoint" if newest is None else "was never evaluated"
-        raise CheckpointError(
-            f"resume.checkpoint is best, and the run in {own.parent} {found}: use auto"
-        )
+        raise CheckpointError(f"resume.checkpoint is best, and the run in {own.parent} {found}: use auto")
     if best.step == newest.manifest.step:
         return newest
     folder = own / folder_name(best.step)
     try:
         return ResumePoint(folder, verify_checkpoint(folder), branches=True)
     except CheckpointError as error:
-        raise CheckpointError(
-            f"resume.checkpoint is best, and {folder} cannot be used: {error}"
-        ) from None
+        raise CheckpointError(f"resume.checkpoint is best, and {folder} cannot be used: {error}") from None
 
 
 def _started_from(config: Mapping[str, Any]) -> Any:
@@ -149,9 +141,7 @@ def refuse_another_run(config: Config, plan: Mapping[str, Any], point: ResumePoi
     different += [
         f"{key} was {point.manifest.plan.get(key)}, is {plan[key]}"
         for key in PLANNED_KEYS
-        if key in plan
-        and key not in config.resume.allow
-        and point.manifest.plan.get(key) != plan[key]
+        if key in plan and key not in config.resume.allow and point.manifest.plan.get(key) != plan[key]
     ]
     if not different:
         return
@@ -164,9 +154,7 @@ def refuse_another_run(config: Config, plan: Mapping[str, Any], point: ResumePoi
     )
 
 
-def warn_of_other_bits(
-    plan: Mapping[str, Any], point: ResumePoint, report: Callable[[str], None]
-) -> None:
+def warn_of_other_bits(plan: Mapping[str, Any], point: ResumePoint, report: Callable[[str], None]) -> None:
     """Report what has changed about the machine, if the last bit can depend on it."""
     changed = [
         f"{key} was {point.manifest.plan[key]}, is {plan[key]}"

@@ -97,9 +97,7 @@ class RunState:
                 mistakes.append(f"{what}: {len(here)} here, {len(saved)} in the checkpoint")
         if mistakes:
             shown = [*mistakes[:_SHOWN], *(["..."] if len(mistakes) > _SHOWN else [])]
-            raise CheckpointError(
-                "the checkpoint does not fit this task's objects:\n  - " + "\n  - ".join(shown)
-            )
+            raise CheckpointError("the checkpoint does not fit this task's objects:\n  - " + "\n  - ".join(shown))
         state = self._model.state_dict()
         held = {name: value for name, value in tensors.items() if _has_memory(state[name])}
         self._model.load_state_dict({**held, **training["model"]}, strict=False)
@@ -120,10 +118,7 @@ Settings = list[list[dict[str, Any]]]
 def settings_of(optimizers: Sequence[Optimizer]) -> Settings:
     """What optimizers were made with, or have been given by a checkpoint."""
     return [
-        [
-            {name: group[name] for name in _CHOSEN if name in group}
-            for group in optimizer.param_groups
-        ]
+        [{name: group[name] for name in _CHOSEN if name in group} for group in optimizer.param_groups]
         for optimizer in optimizers
     ]
 
@@ -176,9 +171,7 @@ def _without_shared(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[s
     return found, shared
 
 
-def _shape_mistakes(
-    model: nn.Module, tensors: Mapping[str, Tensor], extra: Mapping[str, Any]
-) -> list[str]:
+def _shape_mistakes(model: nn.Module, tensors: Mapping[str, Tensor], extra: Mapping[str, Any]) -> list[str]:
     everything = model.state_dict()
     here = stored_once(everything)
     without_tensor = {k for k, v in everything.items() if not isinstance(v, Tensor)}
@@ -190,8 +183,7 @@ def _shape_mistakes(
         now, saved = here[name], tensors[name]
         if now.shape != saved.shape or now.dtype != saved.dtype:
             mistakes.append(
-                f"{name} is {tuple(now.shape)} {_type(now)}, in the checkpoint "
-                f"{tuple(saved.shape)} {_type(saved)}"
+                f"{name} is {tuple(now.shape)} {_type(now)}, in the checkpoint {tuple(saved.shape)} {_type(saved)}"
             )
     return mistakes
 
@@ -213,9 +205,7 @@ def _load(what: str, target: Stateful, state: dict[str, Any]) -> None:
         raise CheckpointError(f"the state of {what} does not fit this {kind}: {error}") from error
 
 
-def _owned(
-    optimizer: Optimizer, saved: dict[str, Any], owns: Callable[[Tensor], bool]
-) -> dict[str, Any]:
+def _owned(optimizer: Optimizer, saved: dict[str, Any], owns: Callable[[Tensor], bool]) -> dict[str, Any]:
     """Return a copy of the saved state without that of parameters that other ranks own: a device need not hold it.
 
     A copy, since tensors may still be in a file, and one by one: memory for both is not needed.
@@ -243,9 +233,7 @@ def _keep_types(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
                 optimizer.state[params[index]][key] = value.to(loaded.device)
 
 
-def complete_model_state(
-    tensors: Mapping[str, Tensor], training: Mapping[str, Any]
-) -> dict[str, Any]:
+def complete_model_state(tensors: Mapping[str, Tensor], training: Mapping[str, Any]) -> dict[str, Any]:
     """The model's state_dict out of a checkpoint: shared tensors under each of their names.
 
     Args:

@@ -10,12 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from samestep.checkpoint.files import DigestedFile, Files
-from samestep.checkpoint.format import (
-    read_model,
-    write_checkpoint,
-    write_part,
-    write_safetensors,
-)
+from samestep.checkpoint.format import read_model, write_checkpoint, write_part, write_safetensors
 from samestep.checkpoint.listing import FoundCheckpoint, list_checkpoints, rank_by_metric
 from samestep.checkpoint.manifest import MODEL, PARTIAL, SURVIVOR, Manifest, folder_name
 from samestep.checkpoint.parts import WHOLE, Part, Patience, files_of
@@ -59,28 +54,20 @@ class CheckpointStore:
             self._files.remove(partial)
             self._files.make_folder(partial)
         except OSError as error:
-            raise CheckpointError(
-                f"{partial} could not be made: {error.strerror or error}"
-            ) from error
+            raise CheckpointError(f"{partial} could not be made: {error.strerror or error}") from error
 
     def partial(self, step: int) -> Path:
         """Return where a checkpoint is until it is written."""
         return self._folder / (folder_name(step) + PARTIAL)
 
     def write(
-        self,
-        model: Mapping[str, Tensor],
-        training: Mapping[str, Any],
-        manifest: Manifest,
-        part: Part = WHOLE,
+        self, model: Mapping[str, Tensor], training: Mapping[str, Any], manifest: Manifest, part: Part = WHOLE
     ) -> None:
         """Start writing a checkpoint, or a part of it. The arguments must not change until `wait`."""
         self.wait()
         self._writing = folder_name(manifest.step)
         self._thread = threading.Thread(
-            target=self._write_in_thread,
-            args=(model, training, manifest, part),
-            name="samestep-save",
+            target=self._write_in_thread, args=(model, training, manifest, part), name="samestep-save"
         )
         self._thread.start()
 
@@ -98,10 +85,7 @@ class CheckpointStore:
                     "checkpoints it starts from the beginning"
                 ) from error
             folder = self._folder / self._writing
-            what, intact = (
-                f"checkpoint {folder} could not be written",
-                "The checkpoints before it are",
-            )
+            what, intact = (f"checkpoint {folder} could not be written", "The checkpoints before it are")
             if self._written:
                 what, intact = f"the files beside {folder} could not be cleaned up", "It is"
             raise CheckpointError(
@@ -124,11 +108,7 @@ class CheckpointStore:
             self._thread = None
 
     def _write_in_thread(
-        self,
-        model: Mapping[str, Tensor],
-        training: Mapping[str, Any],
-        manifest: Manifest,
-        part: Part,
+        self, model: Mapping[str, Tensor], training: Mapping[str, Any], manifest: Manifest, part: Part
     ) -> None:
         try:
             self.write_now(model, training, manifest, part)
@@ -136,11 +116,7 @@ class CheckpointStore:
             self._error = error  # `wait` raises it in the main thread
 
     def write_now(
-        self,
-        model: Mapping[str, Tensor],
-        training: Mapping[str, Any],
-        manifest: Manifest,
-        part: Part = WHOLE,
+        self, model: Mapping[str, Tensor], training: Mapping[str, Any], manifest: Manifest, part: Part = WHOLE
     ) -> None:
         """Write a checkpoint, export the best weights, and remove what is not kept; or write another rank's part."""
         self._written = False

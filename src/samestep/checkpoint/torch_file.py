@@ -21,12 +21,7 @@ KEYS = ("model_state_dict", "optimizer_state_dict", "epoch")
 
 
 def write_torch_file(
-    run: Path,
-    which: str,
-    to: Path,
-    force: bool = False,
-    weights: str = "raw",
-    extra: Mapping[str, Any] | None = None,
+    run: Path, which: str, to: Path, force: bool = False, weights: str = "raw", extra: Mapping[str, Any] | None = None
 ) -> Manifest:
     """Write a checkpoint as {"model_state_dict", "optimizer_state_dict", "epoch"}.
 
@@ -47,9 +42,7 @@ def write_torch_file(
     """
     taken = [key for key in KEYS if key in (extra or {})]
     if taken:
-        raise OutputError(
-            f"the file has {', '.join(taken)} already: choose other names for the extra keys"
-        )
+        raise OutputError(f"the file has {', '.join(taken)} already: choose other names for the extra keys")
     if not force:
         refuse_existing(to)
     folder = select_checkpoint(run, which).folder

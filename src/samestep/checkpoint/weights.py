@@ -17,9 +17,7 @@ WEIGHTS = ("raw", "ema", "swa", "average")
 AVERAGE_FILE = "average.safetensors"
 
 
-def model_state(
-    run: Path, folder: Path, weights: str, training: Mapping[str, Any]
-) -> dict[str, Any]:
+def model_state(run: Path, folder: Path, weights: str, training: Mapping[str, Any]) -> dict[str, Any]:
     """The state of the model with the chosen weights.
 
     Args:
@@ -35,9 +33,7 @@ def model_state(
     return complete_model_state(tensors, training)
 
 
-def _averaged(
-    run: Path, folder: Path, weights: str, training: Mapping[str, Any]
-) -> dict[str, Tensor]:
+def _averaged(run: Path, folder: Path, weights: str, training: Mapping[str, Any]) -> dict[str, Tensor]:
     if weights == "raw":
         return {}
     if weights not in WEIGHTS:
@@ -45,9 +41,7 @@ def _averaged(
     if weights == "average":
         path = run / AVERAGE_FILE
         if not path.is_file():
-            raise CheckpointError(
-                f"{run} holds no {AVERAGE_FILE}: samestep average {run} writes it"
-            )
+            raise CheckpointError(f"{run} holds no {AVERAGE_FILE}: samestep average {run} writes it")
         return read_tensors(path)
     require(training, "kept")
     averaged = training["kept"].get(weights)

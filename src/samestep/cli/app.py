@@ -21,12 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from samestep.cli.script_words import split_words
 from samestep.environment.launch import detect_launch
-from samestep.environment.variables import (
-    has_agent,
-    process_environment,
-    report_pipe,
-    take_ending_process,
-)
+from samestep.environment.variables import has_agent, process_environment, report_pipe, take_ending_process
 from samestep.errors import LaunchError, PeerLost, SamestepError, Stopped
 from samestep.parsing.files import unusable_path
 from samestep.parsing.limits import short, visible
@@ -35,9 +30,7 @@ from samestep.version import __version__
 if TYPE_CHECKING:
     from rich.text import Text
 
-TRAINING, STARTING, MODELS, RUNS = (
-    "Train", "Start and check", "Tune and use a model", "Look at runs",
-)  # fmt: skip
+TRAINING, STARTING, MODELS, RUNS = ("Train", "Start and check", "Tune and use a model", "Look at runs")
 """Where --help shows a command."""
 
 _ORDER = (
@@ -53,9 +46,7 @@ class _InOrder(TyperGroup):
         return sorted(self.commands, key=_ORDER.index)
 
 
-_BY_LAUNCH = (
-    "samestep launch starts the ranks of a training; verify, tune lanes and bench have --worlds"
-)
+_BY_LAUNCH = "samestep launch starts the ranks of a training; verify, tune lanes and bench have --worlds"
 _ELSEWHERE = {
     **dict.fromkeys(("--nproc", "--nodes", "--hosts", "--via"), _BY_LAUNCH),
     "--resume": "a run resumes by itself when it is started again with the same name",
@@ -122,12 +113,7 @@ def command_with(context: typer.Context, option: str) -> str:
     return shlex.join(["samestep", str(context.info_name), *ours, option, *tail])
 
 
-app = typer.Typer(
-    name="samestep",
-    cls=_InOrder,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(name="samestep", cls=_InOrder, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 class Via(str, Enum):
@@ -177,16 +163,10 @@ RunFile = Annotated[
         metavar="CONFIG|SCRIPT.py",
     ),
 ]
-ConfigFile = Annotated[
-    Path,
-    typer.Argument(callback=usable, help="The run's YAML or JSON file.", metavar="CONFIG"),
-]
-RunDirPath = Annotated[
-    Path, typer.Argument(callback=usable, help="A run's directory.", metavar="RUN")
-]
+ConfigFile = Annotated[Path, typer.Argument(callback=usable, help="The run's YAML or JSON file.", metavar="CONFIG")]
+RunDirPath = Annotated[Path, typer.Argument(callback=usable, help="A run's directory.", metavar="RUN")]
 Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(help="Config values, as section.key=value.", metavar="KEY=VALUE"),
+    list[str] | None, typer.Argument(help="Config values, as section.key=value.", metavar="KEY=VALUE")
 ]
 # torch.distributed.launch passes it before everything else, our own launch at the end.
 LocalRank = Annotated[int | None, typer.Option("--local-rank", "--local_rank", hidden=True)]
@@ -199,9 +179,7 @@ Ask = Annotated[Path | None, typer.Option(hidden=True)]
 # Seconds after which a run that nobody looks at ends, if nothing moves in it.
 HangTimeout = Annotated[float | None, typer.Option(min=0.1, hidden=True)]
 StartTimeout = Annotated[float | None, typer.Option(min=0.1, hidden=True)]
-Trust = Annotated[
-    bool, typer.Option("--trust", help="Run the code that RUN names, also if it may not be yours.")
-]
+Trust = Annotated[bool, typer.Option("--trust", help="Run the code that RUN names, also if it may not be yours.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -263,10 +241,7 @@ def _which_rank() -> str:
 
 
 def print_rows(
-    header: tuple[str, ...],
-    rows: Sequence[tuple[object, ...]],
-    err: bool = False,
-    best: Container[int] = (),
+    header: tuple[str, ...], rows: Sequence[tuple[object, ...]], err: bool = False, best: Container[int] = ()
 ) -> None:
     """Print a table, as wide as the terminal or as a wide one, with its best rows in bold."""
     from rich.console import Console
@@ -298,10 +273,7 @@ def root(
     context: typer.Context,
     local_rank: LocalRank = None,
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
-        ),
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Distributed PyTorch training that is the same run at any size."""

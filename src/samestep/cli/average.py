@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samestep.cli.app import (
-    MODELS,
-    AsJson,
-    LocalRank,
-    Overrides,
-    RunDirPath,
-    Trust,
-    app,
-    guarded,
-    print_rows,
-)
+from samestep.cli.app import MODELS, AsJson, LocalRank, Overrides, RunDirPath, Trust, app, guarded, print_rows
 from samestep.cli.ranks import as_rank
 from samestep.errors import LaunchError
 
@@ -68,9 +58,7 @@ def _show(made: Averaged, as_json: bool) -> None:
             json.dumps(
                 {
                     "metric": made.metric,
-                    "checkpoints": [
-                        {"step": step, "value": value} for step, value in made.checkpoints.items()
-                    ],
+                    "checkpoints": [{"step": step, "value": value} for step, value in made.checkpoints.items()],
                     "average": {"value": made.value, "metrics": made.values},
                     "path": str(made.path),
                 }

@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samestep.cli.app import (
-    STARTING,
-    AsJson,
-    LocalRank,
-    app,
-    guarded,
-    print_rows,
-    split_overrides,
-    usable_words,
-)
+from samestep.cli.app import STARTING, AsJson, LocalRank, app, guarded, print_rows, split_overrides, usable_words
 from samestep.environment.launch import detect_launch
 from samestep.environment.variables import exporting, process_environment, thread_variables
 from samestep.errors import LaunchError
@@ -45,19 +36,11 @@ Targets = Annotated[
 @app.command(rich_help_panel=STARTING)
 def check(
     targets: Targets = None,
-    facts: Annotated[
-        bool, typer.Option("--facts", help="Show what was detected here, and exit.")
-    ] = False,
-    rules: Annotated[
-        str, typer.Option(help="Of code: look for these alone, with commas between.")
-    ] = "",
+    facts: Annotated[bool, typer.Option("--facts", help="Show what was detected here, and exit.")] = False,
+    rules: Annotated[str, typer.Option(help="Of code: look for these alone, with commas between.")] = "",
     ignore: Annotated[str, typer.Option(help="Of code: leave these rules out.")] = "",
-    show_rules: Annotated[
-        bool, typer.Option("--list", help="Show the rules for code, and exit.")
-    ] = False,
-    report: Annotated[
-        Path | None, typer.Option("--report", help="Of code: also write an HTML page here.")
-    ] = None,
+    show_rules: Annotated[bool, typer.Option("--list", help="Show the rules for code, and exit.")] = False,
+    report: Annotated[Path | None, typer.Option("--report", help="Of code: also write an HTML page here.")] = None,
     as_json: AsJson = False,
     local_rank: LocalRank = None,
 ) -> None:
@@ -78,15 +61,11 @@ def check(
 
             chosen = chosen_rules(rules, ignore)
             if config is not None or overrides:
-                raise LaunchError(
-                    "a config and code are checked one after the other: name one of them"
-                )
+                raise LaunchError("a config and code are checked one after the other: name one of them")
             exit_code = _list(chosen) if show_rules else _check_code(code, chosen, report, as_json)
         else:
             if rules or ignore or report is not None:
-                raise LaunchError(
-                    "--rules, --ignore and --report are for code: name a folder or a file"
-                )
+                raise LaunchError("--rules, --ignore and --report are for code: name a folder or a file")
             found = _check_machine(config, overrides, as_json)
             exit_code = found.exit_code
             if found.alone and found.rank:
@@ -101,11 +80,7 @@ def _sort(targets: list[str]) -> tuple[Path | None, list[Path], list[str]]:
     configs = [path for path in paths if path.suffix in _CONFIGS and not path.is_dir()]
     if len(configs) > 1:
         raise LaunchError(f"{', '.join(map(str, configs))}: give one config")
-    return (
-        (configs[0] if configs else None),
-        [path for path in paths if path not in configs],
-        overrides,
-    )
+    return ((configs[0] if configs else None), [path for path in paths if path not in configs], overrides)
 
 
 def _print_facts(as_json: bool) -> None:

@@ -9,16 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from samestep.cli.app import (
-    TRAINING,
-    AsJson,
-    ConfigFile,
-    Overrides,
-    app,
-    guarded,
-    print_rows,
-    usable,
-)
+from samestep.cli.app import TRAINING, AsJson, ConfigFile, Overrides, app, guarded, print_rows, usable
 from samestep.distributed.deferred_signals import DeferredSignals
 
 
@@ -39,10 +30,7 @@ class Which(str, Enum):
 
 
 StratifyOption = Annotated[
-    Stratify,
-    typer.Option(
-        help="auto: by the task's groups, else by its labels if each has a sample for every fold."
-    ),
+    Stratify, typer.Option(help="auto: by the task's groups, else by its labels if each has a sample for every fold.")
 ]
 SeedOption = Annotated[int, typer.Option(min=0, help="Which samples are in a fold together.")]
 
@@ -51,27 +39,21 @@ SeedOption = Annotated[int, typer.Option(min=0, help="Which samples are in a fol
 def cv(
     config: ConfigFile,
     overrides: Overrides = None,
-    k: Annotated[
-        int | None, typer.Option("--folds", min=2, max=1000, help="How many; 5, or the file's.")
-    ] = None,
+    k: Annotated[int | None, typer.Option("--folds", min=2, max=1000, help="How many; 5, or the file's.")] = None,
     stratify: StratifyOption = Stratify.auto,
     seed: SeedOption = 0,
     file: Annotated[
-        Path | None,
-        typer.Option(callback=usable, help="The folds; written if missing, else used as they are."),
+        Path | None, typer.Option(callback=usable, help="The folds; written if missing, else used as they are.")
     ] = None,
     directory: Annotated[
-        Path | None,
-        typer.Option(callback=usable, help="Where the runs go; runs/NAME-cv if not given."),
+        Path | None, typer.Option(callback=usable, help="Where the runs go; runs/NAME-cv if not given.")
     ] = None,
     only_split: Annotated[
         bool, typer.Option("--only-split", help="Write the folds to --file, and train nothing.")
     ] = False,
     nproc: Annotated[int, typer.Option(min=1, help="Ranks of each run, on this machine.")] = 1,
     which: Annotated[Which, typer.Option(help="The evaluation that counts.")] = Which.best,
-    predict: Annotated[
-        bool, typer.Option(help="Also predict every sample by the model that has not seen it.")
-    ] = True,
+    predict: Annotated[bool, typer.Option(help="Also predict every sample by the model that has not seen it.")] = True,
     hang_timeout: Annotated[
         str, typer.Option(help="When a fold on one rank fails in which nothing moves; or none.")
     ] = "30m",
@@ -104,13 +86,7 @@ def cv(
 
 
 def _split(
-    config: Path,
-    overrides: list[str],
-    k: int,
-    stratify: Stratify,
-    seed: int,
-    file: Path | None,
-    as_json: bool,
+    config: Path, overrides: list[str], k: int, stratify: Stratify, seed: int, file: Path | None, as_json: bool
 ) -> None:
     """Write the folds of a config's training set."""
     from samestep.checkpoint.files import refuse_existing
@@ -135,8 +111,7 @@ def _show(found: dict[str, Any]) -> None:
     # Values of single classes, such as per_entity/NAME/f1, would leave no column for any.
     names = [name for name in found["mean"] if "/" not in name] or list(found["mean"])
     rows: list[tuple[Any, ...]] = [
-        (fold["fold"], fold["steps"], *(f"{fold['metrics'][name]:.4g}" for name in names))
-        for fold in found["folds"]
+        (fold["fold"], fold["steps"], *(f"{fold['metrics'][name]:.4g}" for name in names)) for fold in found["folds"]
     ]
     rows.append(("mean", "", *(f"{found['mean'][name]:.4g}" for name in names)))
     rows.append(("std", "", *(f"{found['std'][name]:.2g}" for name in names)))

@@ -44,9 +44,7 @@ def describe_config(file: Path, overrides: Sequence[str]) -> list[tuple[Any, ...
             found, reason = resolved[key]
             rows.append((key, found, _origin(key, launch, place), reason))
         elif key == "lanes" and value is None:
-            rows.append(
-                (key, config.lane_count(place.world.value), "default", _lane_size(config, place))
-            )
+            rows.append((key, config.lane_count(place.world.value), "default", _lane_size(config, place)))
         elif key == "run_dir" and value is None:
             rows.append((key, str(config.run_path), "default", "runs/<name>"))
         else:

@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from samestep.cli.app import (
-    MODELS,
-    AsJson,
-    Force,
-    Overrides,
-    RunDirPath,
-    Trust,
-    app,
-    guarded,
-    usable,
-)
+from samestep.cli.app import MODELS, AsJson, Force, Overrides, RunDirPath, Trust, app, guarded, usable
 from samestep.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -27,8 +17,7 @@ if TYPE_CHECKING:
 Extra = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="KEY=VALUE",
-        help="With pt: another key, as YAML, or @FILE for a file of it; may be repeated.",
+        metavar="KEY=VALUE", help="With pt: another key, as YAML, or @FILE for a file of it; may be repeated."
     ),
 ]
 
@@ -38,20 +27,14 @@ def export_command(
     run: RunDirPath,
     overrides: Overrides = None,
     to: Annotated[
-        str,
-        typer.Option(
-            help="torchscript, pt2, onnx, safetensors, or pt: a checkpoint by torch.save."
-        ),
+        str, typer.Option(help="torchscript, pt2, onnx, safetensors, or pt: a checkpoint by torch.save.")
     ] = "torchscript",
     which: Annotated[str, typer.Option(help="best, last, or the number of a step.")] = "best",
     weights: Annotated[str, typer.Option(help="raw, ema, swa or average.")] = "raw",
     output: Annotated[
-        Path | None,
-        typer.Option(callback=usable, help="The file to write; RUN/export/NAME.* if not given."),
+        Path | None, typer.Option(callback=usable, help="The file to write; RUN/export/NAME.* if not given.")
     ] = None,
-    methods: Annotated[
-        str, typer.Option(help="Methods that a torchscript file must have, as a,b.")
-    ] = "",
+    methods: Annotated[str, typer.Option(help="Methods that a torchscript file must have, as a,b.")] = "",
     device: Annotated[str, typer.Option(help="Where the exported model lives.")] = "cpu",
     extra: Extra = None,
     force: Force = False,
@@ -92,24 +75,14 @@ def export_command(
 
 
 def _write_checkpoint(
-    run: Path,
-    which: str,
-    weights: str,
-    output: Path | None,
-    extra: list[str],
-    force: bool,
-    as_json: bool,
+    run: Path, which: str, weights: str, output: Path | None, extra: list[str], force: bool, as_json: bool
 ) -> None:
     from samestep.checkpoint.torch_file import write_torch_file
 
     path = output or run / "export" / f"{run.resolve().name}.pt"
     manifest = write_torch_file(run, which, path, force, weights, dict(map(_extra_key, extra)))
     if as_json:
-        typer.echo(
-            json.dumps(
-                {"path": str(path), "format": "pt", "step": manifest.step, "weights": weights}
-            )
-        )
+        typer.echo(json.dumps({"path": str(path), "format": "pt", "step": manifest.step, "weights": weights}))
     else:
         typer.echo(f"wrote {path}: pt, step {manifest.step}, {weights} weights")
 
@@ -135,26 +108,21 @@ def _lines(done: Exported) -> list[str]:
     return [
         f"wrote {done.path}: {facts['format']}, {facts['how']}, step {facts['step']}, "
         f"{facts['weights']} weights, {facts['bytes'] / 1e6:.3g} MB",
-        *(f"  {name}({_kinds(each['inputs'])}) -> {_kinds(each['outputs'])}"
-          for name, each in methods.items()),
+        *(f"  {name}({_kinds(each['inputs'])}) -> {_kinds(each['outputs'])}" for name, each in methods.items()),
         f"  {_agreement(facts['compared'])}",
         *(f"  note: {note}" for note in done.notes),
-    ]  # fmt: skip
+    ]
 
 
 def _kinds(tensors: list[dict[str, Any]]) -> str:
     return ", ".join(
-        f"{tensor['name']} {tensor['dtype']}[{', '.join(map(str, tensor['shape']))}]"
-        for tensor in tensors
+        f"{tensor['name']} {tensor['dtype']}[{', '.join(map(str, tensor['shape']))}]" for tensor in tensors
     )
 
 
 def _agreement(compared: dict[str, Any]) -> str:
     *sizes, last = map(str, compared["batches"])
-    what = (
-        f"loaded again and compared with the model on {compared['data']} batches of "
-        f"{', '.join(sizes)} and {last}: "
-    )
+    what = f"loaded again and compared with the model on {compared['data']} batches of {', '.join(sizes)} and {last}: "
     if compared["exact"]:
         return what + "every value is equal"
     return what + f"the largest difference is {compared['largest_difference']:.3g}"

@@ -45,25 +45,16 @@ def init(
     template: Annotated[
         str, typer.Option(help="The kind of machine, of those that --list shows.", metavar="NAME")
     ] = "",
-    show_templates: Annotated[
-        bool, typer.Option("--list", help="Show the templates, and exit.")
-    ] = False,
-    ask: Annotated[
-        bool, typer.Option("--ask", help="Ask for what the options below leave open.")
-    ] = False,
+    show_templates: Annotated[bool, typer.Option("--list", help="Show the templates, and exit.")] = False,
+    ask: Annotated[bool, typer.Option("--ask", help="Ask for what the options below leave open.")] = False,
     name: Annotated[str | None, typer.Option(help="The run's name; its folder's if empty.")] = None,
     task: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE.py:Class", help="Your task; the starter's is written if not set."
-        ),
+        str | None, typer.Option(metavar="FILE.py:Class", help="Your task; the starter's is written if not set.")
     ] = None,
     global_batch: Annotated[int | None, typer.Option(help="Samples in one step.")] = None,
     lanes: Annotated[int | None, typer.Option(help="Equal parts of it.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
-    optimizer: Annotated[
-        str | None, typer.Option(help="A class of torch.optim, or task: the task makes it.")
-    ] = None,
+    optimizer: Annotated[str | None, typer.Option(help="A class of torch.optim, or task: the task makes it.")] = None,
     lr: Annotated[float | None, typer.Option(help="The learning rate.")] = None,
     precision: Annotated[Precision | None, typer.Option(help="The number format.")] = None,
     via: Annotated[Via | None, typer.Option(help="What starts its ranks.")] = None,
@@ -77,30 +68,21 @@ def init(
         from samestep.cli.starter.templates import TEMPLATES
 
         if show_templates:
-            rows = [
-                (one.name, one.machine, "\n".join(one.shown_commands("CONFIG")))
-                for one in TEMPLATES.values()
-            ]
+            rows = [(one.name, one.machine, "\n".join(one.shown_commands("CONFIG"))) for one in TEMPLATES.values()]
             return print_rows(("template", "for", "started by"), rows)
         if path is None:
             raise LaunchError("nowhere to write: give a folder, or --list")
         file = path if path.suffix in _CONFIGS else path / "config.yaml"
         given = {key: context.params[key] for key in _ANSWERS}
         if template and (ask or any(value is not None for value in given.values())):
-            raise LaunchError(
-                "a template has its own answers: leave out the others, and edit its config"
-            )
+            raise LaunchError("a template has its own answers: leave out the others, and edit its config")
         refuse_existing([file])  # before anything is asked
-    answers = (
-        None if template else _answers(given, file, ask)
-    )  # not guarded: Ctrl-C ends it as everywhere
+    answers = None if template else _answers(given, file, ask)  # not guarded: Ctrl-C ends it as everywhere
     with guarded():
         _write(file, template, answers)
 
 
-_ANSWERS = (
-    "name", "task", "global_batch", "lanes", "epochs", "optimizer", "lr", "precision", "via",
-)  # fmt: skip
+_ANSWERS = ("name", "task", "global_batch", "lanes", "epochs", "optimizer", "lr", "precision", "via")
 
 
 def _write(file: Path, template: str, answers: Answers | None) -> None:
@@ -142,12 +124,8 @@ def _answers(given: Mapping[str, Any], file: Path, asks: bool) -> Answers:
     name = ask("name", "The run's name", file.absolute().parent.name if asks else None)
     task = ask("task", f"Your task, as FILE.py:Class ({TASK}: one to start from is written)", TASK)
     sizes = {
-        "global_batch": ask(
-            "global_batch", "Samples in one step of the whole run", first.global_batch, int
-        ),
-        "lanes": ask(
-            "lanes", "Lanes, equal parts of it: the most ranks it can use", first.lanes, int
-        ),
+        "global_batch": ask("global_batch", "Samples in one step of the whole run", first.global_batch, int),
+        "lanes": ask("lanes", "Lanes, equal parts of it: the most ranks it can use", first.lanes, int),
         "epochs": ask("epochs", "Passes over the data", first.epochs, int),
     }
     own = task == TASK or makes_optimizers(task, file.parent)

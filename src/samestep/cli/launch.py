@@ -43,14 +43,9 @@ def _slurm_option(key: str, **more: Any) -> Any:
     return typer.Option(flag, help=f"launch.slurm.{key}", rich_help_panel="Slurm", **more)
 
 
-Module = Annotated[
-    bool, _option(MODULE_OPTION, help="A module instead of a script, as python -m starts it.")
-]
+Module = Annotated[bool, _option(MODULE_OPTION, help="A module instead of a script, as python -m starts it.")]
 Launcher = Annotated[Via | None, _option(help="What starts the ranks; distributed.launch_method.")]
-Nproc = Annotated[
-    str | None,
-    _option(help="Ranks: on each machine, or all of mpirun's. 2:4 leaves out lost ones."),
-]
+Nproc = Annotated[str | None, _option(help="Ranks: on each machine, or all of mpirun's. 2:4 leaves out lost ones.")]
 Nodes = Annotated[str | None, _option(help="Machines; 1:2 continues with those that are up.")]
 NodeRank = Annotated[int | None, _option(min=0, help="This machine's number, from 0.")]
 MasterAddr = Annotated[str, _option(metavar="HOST", help="Host of machine 0.")]
@@ -156,10 +151,7 @@ def _prepared(context: typer.Context) -> tuple[Launch, dict[str, str]]:
     from samestep.launch.run.prepare import Request, prepare, prepare_plain
 
     given = context.params
-    sizes = {
-        name: None if given[name] is None else Size.parse(given[name], f"--{name}")
-        for name in ("nproc", "nodes")
-    }
+    sizes = {name: None if given[name] is None else Size.parse(given[name], f"--{name}") for name in ("nproc", "nodes")}
     shown = bool(given["show"]) or given["write"] is not None
     named = {name: given[name] for name in _REQUESTED}
     request = Request(**sizes, **named, only_shown=shown)  # type: ignore[arg-type]
@@ -200,9 +192,7 @@ def _told_to_ranks(context: typer.Context, rank_command: RankCommand) -> dict[st
     if context.params["node_rank"] is not None or config.launch.slurm.array is not None:
         return {}
     overrides = tuple(context.params["overrides"] or ())
-    command = RecordedCommand(
-        "launch", str(file), str(Path.cwd()), overrides, options, rank_command.arguments
-    )
+    command = RecordedCommand("launch", str(file), str(Path.cwd()), overrides, options, rank_command.arguments)
     return command.without_secrets(config.launch.environment).variables()
 
 
@@ -222,9 +212,7 @@ def _report(line: str) -> None:
     typer.echo(f"samestep: {line}", err=True)
 
 
-def _rank_command(
-    context: typer.Context, config: Path, overrides: list[str], via: Via | None
-) -> RankCommand:
+def _rank_command(context: typer.Context, config: Path, overrides: list[str], via: Via | None) -> RankCommand:
     """What the ranks run, with the options applied; Slurm's override the launch section."""
     from samestep.launch.commands.rank_command import RankCommand
     from samestep.launch.commands.slurm import for_the_first_task
@@ -232,10 +220,7 @@ def _rank_command(
 
     params, arguments = context.params, script_arguments(context)
     given = _slurm_options(context)
-    options = [
-        f"launch.slurm.{key}={json.dumps(value, ensure_ascii=False)}"
-        for key, value in given.items()
-    ]
+    options = [f"launch.slurm.{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
     if via is not None:
         options.append(f"distributed.launch_method={via.value}")
     loaded = read_target(config, [*for_the_first_task(overrides), *options], arguments)
@@ -245,9 +230,7 @@ def _rank_command(
         shown = ", ".join("--" + key.replace("_", "-") for key in wrong)
         raise LaunchError(f"{shown} is for Slurm, but the launcher is {method}: add --via slurm")
     # How they are started is no option of the ranks.
-    observed = {
-        name: params[name] for name in ("record", "stop_after", "trace", "trace_from", "ask")
-    }
+    observed = {name: params[name] for name in ("record", "stop_after", "trace", "trace_from", "ask")}
     return RankCommand(
         loaded,
         config,

@@ -45,25 +45,14 @@ Targets = Annotated[
 
 
 Metrics = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME", help="Draw only this; may be repeated, takes * and ?."),
+    list[str] | None, typer.Option(metavar="NAME", help="Draw only this; may be repeated, takes * and ?.")
 ]
-PictureFile = Annotated[
-    Path | None, typer.Option(callback=usable, help="Write a picture: .png, .svg or .pdf.")
-]
+PictureFile = Annotated[Path | None, typer.Option(callback=usable, help="Write a picture: .png, .svg or .pdf.")]
 Page = Annotated[Path | None, typer.Option(callback=usable, help="Write an HTML page.")]
-Embeddings = Annotated[
-    bool, typer.Option("--embeddings", help="A run's embeddings on a page: PCA, t-SNE and UMAP.")
-]
-Data = Annotated[
-    str, _embedding_option("valid, train, or a name that the task's predict_data knows.")
-]
-Reference = Annotated[
-    str, _embedding_option("Where neighbours are sought: train, valid, a name, or none.")
-]
-View = Annotated[
-    str | None, _embedding_option("Which of the task's embeddings; the first if not given.")
-]
+Embeddings = Annotated[bool, typer.Option("--embeddings", help="A run's embeddings on a page: PCA, t-SNE and UMAP.")]
+Data = Annotated[str, _embedding_option("valid, train, or a name that the task's predict_data knows.")]
+Reference = Annotated[str, _embedding_option("Where neighbours are sought: train, valid, a name, or none.")]
+View = Annotated[str | None, _embedding_option("Which of the task's embeddings; the first if not given.")]
 Maps = Annotated[str, _embedding_option("Which maps.")]
 Points = Annotated[int, _embedding_option("Draw this many at most.", min=2, max=20000)]
 Which = Annotated[str, _embedding_option("best, last, or the number of a step.")]
@@ -88,8 +77,7 @@ def plot(
     trust: Annotated[
         bool,
         typer.Option(
-            "--trust",
-            help="Run the code, or use the database, that PATH names, also if it may not be yours.",
+            "--trust", help="Run the code, or use the database, that PATH names, also if it may not be yours."
         ),
     ] = False,
     force: Force = False,
@@ -112,9 +100,7 @@ def plot(
             raise PlanError("nothing to draw: give runs' directories, or a sweep")
         if embeddings:
             if len(paths) != 1 or metric or picture is not None:
-                raise PlanError(
-                    "--embeddings draws one run on a page: give its directory, and --report"
-                )
+                raise PlanError("--embeddings draws one run on a page: give its directory, and --report")
             return _plot_embeddings(context, paths[0], overrides)
         if overrides:
             raise PlanError(f"{overrides[0]}: values of a config are for --embeddings")
@@ -122,20 +108,13 @@ def plot(
         if folder is None:
             _plot_runs(paths, metric or [], picture, report, force, as_json)
         elif metric or as_json:
-            raise PlanError(
-                "--metric and --json are for runs; samestep show SWEEP --json has the trials"
-            )
+            raise PlanError("--metric and --json are for runs; samestep show SWEEP --json has the trials")
         else:
             _plot_sweep(folder, picture, report, force, trust)
 
 
 def _plot_runs(
-    runs: Sequence[Path],
-    metric: Sequence[str],
-    picture: Path | None,
-    report: Path | None,
-    force: bool,
-    as_json: bool,
+    runs: Sequence[Path], metric: Sequence[str], picture: Path | None, report: Path | None, force: bool, as_json: bool
 ) -> None:
     from samestep.report.curves.choice import choose
     from samestep.report.curves.history import read_histories
@@ -171,11 +150,7 @@ def _refuse_files(picture: Path | None, report: Path | None, force: bool) -> Non
 
 
 def _draw(
-    histories: Sequence[History],
-    metrics: Sequence[str],
-    picture: Path | None,
-    report: Path | None,
-    force: bool,
+    histories: Sequence[History], metrics: Sequence[str], picture: Path | None, report: Path | None, force: bool
 ) -> None:
     from samestep.report.curves.choice import MOST_PANELS
     from samestep.report.curves.page import write_html
@@ -198,9 +173,7 @@ def _draw(
         typer.echo(f"Page: {report}", err=True)
 
 
-def _plot_sweep(
-    folder: Path, picture: Path | None, report: Path | None, force: bool, trust: bool
-) -> None:
+def _plot_sweep(folder: Path, picture: Path | None, report: Path | None, force: bool, trust: bool) -> None:
     from samestep.sweep.plots import plots_of
     from samestep.sweep.reading import reload_sweep
 

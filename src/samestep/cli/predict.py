@@ -9,37 +9,17 @@ from typing import Annotated
 
 import typer
 
-from samestep.cli.app import (
-    MODELS,
-    AsJson,
-    Force,
-    LocalRank,
-    Overrides,
-    RunDirPath,
-    Trust,
-    app,
-    guarded,
-    usable,
-)
+from samestep.cli.app import MODELS, AsJson, Force, LocalRank, Overrides, RunDirPath, Trust, app, guarded, usable
 from samestep.cli.ranks import as_rank
 
 Data = Annotated[
-    str,
-    typer.Argument(
-        help="valid, train, or a name that the task's predict_data knows.", metavar="DATA"
-    ),
+    str, typer.Argument(help="valid, train, or a name that the task's predict_data knows.", metavar="DATA")
 ]
-Output = Annotated[
-    Path, typer.Option(callback=usable, help="The file: .csv, .jsonl, .parquet or .npy.")
-]
+Output = Annotated[Path, typer.Option(callback=usable, help="The file: .csv, .jsonl, .parquet or .npy.")]
 Which = Annotated[str, typer.Option(help="best, last, or the number of a step.")]
 Weights = Annotated[str, typer.Option(help="raw, ema, swa or average.")]
-FileFormat = Annotated[
-    str | None, typer.Option("--format", help="csv, jsonl, parquet or npy; else by the suffix.")
-]
-Batch = Annotated[
-    int | None, typer.Option(min=1, help="Samples in one forward pass; as in evaluation.")
-]
+FileFormat = Annotated[str | None, typer.Option("--format", help="csv, jsonl, parquet or npy; else by the suffix.")]
+Batch = Annotated[int | None, typer.Option(min=1, help="Samples in one forward pass; as in evaluation.")]
 
 
 @app.command(rich_help_panel=MODELS)
@@ -49,12 +29,8 @@ def predict(
     data: Data,
     output: Output,
     overrides: Overrides = None,
-    embeddings: Annotated[
-        bool, typer.Option("--embeddings", help="Write embeddings in place of predictions.")
-    ] = False,
-    view: Annotated[
-        str | None, typer.Option(help="Which of the task's embeddings; all unless given.")
-    ] = None,
+    embeddings: Annotated[bool, typer.Option("--embeddings", help="Write embeddings in place of predictions.")] = False,
+    view: Annotated[str | None, typer.Option(help="Which of the task's embeddings; all unless given.")] = None,
     which: Which = "best",
     weights: Weights = "raw",
     file_format: FileFormat = None,

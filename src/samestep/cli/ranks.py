@@ -12,13 +12,7 @@ import typer
 
 from samestep.cli.app import script_arguments
 from samestep.environment.launch import LaunchFacts, check_local_rank, detect_launch
-from samestep.environment.variables import (
-    exporting,
-    has_agent,
-    launcher_process,
-    process_environment,
-    thread_variables,
-)
+from samestep.environment.variables import exporting, has_agent, launcher_process, process_environment, thread_variables
 from samestep.launch.forkserver.forked import FORKED
 
 if TYPE_CHECKING:
@@ -67,9 +61,7 @@ def run_script_as_rank(
         run_script(script, script_arguments(command), request)
 
 
-def command_of_rank(
-    command: typer.Context, file: Path, overrides: Sequence[str]
-) -> RecordedCommand | None:
+def command_of_rank(command: typer.Context, file: Path, overrides: Sequence[str]) -> RecordedCommand | None:
     """What a person typed to start this process, or its launcher; None if another launcher did."""
     from samestep.launch.commands.recorded import RecordedCommand
 

@@ -44,8 +44,7 @@ def _words(run: Path, overrides: list[str], trust: bool) -> list[str]:
         os.chdir(command.folder)
     except OSError as error:
         raise LaunchError(
-            f"{run} was started in {command.folder}, which cannot be entered: "
-            f"{error.strerror or error}"
+            f"{run} was started in {command.folder}, which cannot be entered: {error.strerror or error}"
         ) from None
     return words
 
@@ -53,10 +52,7 @@ def _words(run: Path, overrides: list[str], trust: bool) -> list[str]:
 @app.command(rich_help_panel=TRAINING)
 def stop(
     path: Annotated[
-        str,
-        typer.Argument(
-            callback=usable_name, help="A run's directory, or a sweep.", metavar="RUN|SWEEP"
-        ),
+        str, typer.Argument(callback=usable_name, help="A run's directory, or a sweep.", metavar="RUN|SWEEP")
     ],
 ) -> None:
     """Stop a run's Slurm job, or a sweep wherever it runs; it saves first, and can be resumed.

@@ -19,9 +19,7 @@ class ScriptWords:
     """The script's own, untouched."""
 
 
-def split_words(
-    words: Sequence[str], options: Mapping[str, bool], takes_any: bool = False
-) -> ScriptWords | None:
+def split_words(words: Sequence[str], options: Mapping[str, bool], takes_any: bool = False) -> ScriptWords | None:
     """Take a command line for a script apart; None if it names none.
 
     Options before the script are ours and everything behind it is the script's, as torchrun has it.
@@ -50,9 +48,7 @@ def split_words(
     return ScriptWords(list(words[:end]), tuple(words[end:]))
 
 
-def _skip_options(
-    words: Sequence[str], at: int, options: Mapping[str, bool], overrides: bool = False
-) -> int:
+def _skip_options(words: Sequence[str], at: int, options: Mapping[str, bool], overrides: bool = False) -> int:
     """Where the first word is that is no option of ours, nor an override if these count."""
     while at < len(words):
         name, equals, _ = words[at].partition("=")

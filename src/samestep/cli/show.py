@@ -29,23 +29,14 @@ _DEPTH = 3
 @app.command(rich_help_panel=RUNS)
 def show(
     path: Annotated[
-        str,
-        typer.Argument(
-            callback=usable_name, help="A run's directory, a sweep, or a config.", metavar="PATH"
-        ),
+        str, typer.Argument(callback=usable_name, help="A run's directory, a sweep, or a config.", metavar="PATH")
     ],
     overrides: Overrides = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Read every byte of a run's checkpoints.")
-    ] = False,
-    log: Annotated[
-        bool, typer.Option("--log", help="Print what the run's newest Slurm job has written.")
-    ] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Read every byte of a run's checkpoints.")] = False,
+    log: Annotated[bool, typer.Option("--log", help="Print what the run's newest Slurm job has written.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="With --log: until it ends.")] = False,
     as_json: AsJson = False,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Connect to a database that a sweep of others names.")
-    ] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="Connect to a database that a sweep of others names.")] = False,
 ) -> None:
     """Show a run, a sweep or a config, also while it runs.
 
@@ -80,10 +71,7 @@ def _show_config(file: Path, overrides: list[str], as_json: bool) -> None:
 
     rows = describe_config(file, overrides)
     if as_json:
-        values = {
-            key: {"value": value, "origin": origin, "reason": reason}
-            for key, value, origin, reason in rows
-        }
+        values = {key: {"value": value, "origin": origin, "reason": reason} for key, value, origin, reason in rows}
         typer.echo(json.dumps(values))
     else:
         print_rows(("key", "value", "origin", "reason"), rows)
@@ -174,18 +162,14 @@ def _print_checkpoints(found: list[FoundCheckpoint], marks: dict[int, str], veri
         print_rows(header, rows, best=best)
 
 
-def _checkpoint_row(
-    item: FoundCheckpoint, marks: dict[int, str], verified: bool
-) -> tuple[Any, ...]:
+def _checkpoint_row(item: FoundCheckpoint, marks: dict[int, str], verified: bool) -> tuple[Any, ...]:
     size = f"{item.size / 1e6:.3g}"
     if item.manifest is None:
         return (item.step, "", "", "", size, "", "", f"NOT valid: {item.wrong}")
     manifest = item.manifest
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.saved_at))
     metrics = "  ".join(
-        f"{name} {value:.4g}"
-        for name, value in manifest.metrics.items()
-        if isinstance(value, (int, float))
+        f"{name} {value:.4g}" for name, value in manifest.metrics.items() if isinstance(value, (int, float))
     )
     state = "valid, every byte" if verified else "valid"
     mark = marks.get(item.step, "")
@@ -240,9 +224,7 @@ def _time_rows(summary: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 @app.command(rich_help_panel=RUNS)
 def runs(
-    folder: Annotated[
-        Path, typer.Argument(callback=usable, help="Where runs are.", metavar="FOLDER")
-    ] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(callback=usable, help="Where runs are.", metavar="FOLDER")] = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
     """List the runs of a folder, the newest last.
@@ -255,20 +237,11 @@ def runs(
         if not folder.is_dir():
             raise RunDirError(f"there is no folder {folder}: name the one that your runs are in")
         found: list[dict[str, Any]] = []
-        for run in sorted(
-            _run_folders(folder, RESULT), key=lambda run: (run / RESULT).stat().st_mtime
-        ):
+        for run in sorted(_run_folders(folder, RESULT), key=lambda run: (run / RESULT).stat().st_mtime):
             result = read_result(run)
             if result is not None:
                 written = (run / RESULT).stat().st_mtime
-                found.append(
-                    {
-                        "run": str(run),
-                        **result.as_json(),
-                        "status": _status(run, result),
-                        "written": written,
-                    }
-                )
+                found.append({"run": str(run), **result.as_json(), "status": _status(run, result), "written": written})
         if as_json:
             typer.echo(json.dumps(found))
         else:
@@ -290,12 +263,4 @@ def _run_row(one: dict[str, Any]) -> tuple[Any, ...]:
     best = one["best"] or {}
     shown = f"{best['metric']} {_text(best['value'])}, step {best['step']}" if best else ""
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one["written"]))
-    return (
-        one["run"],
-        one["status"],
-        one["steps"],
-        one["world"],
-        _text(one["loss"]),
-        shown,
-        written,
-    )
+    return (one["run"], one["status"], one["steps"], one["world"], _text(one["loss"]), shown, written)

@@ -11,17 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from samestep.cli.app import (
-    TRAINING,
-    AsJson,
-    ConfigFile,
-    Overrides,
-    Via,
-    app,
-    guarded,
-    print_rows,
-    usable_name,
-)
+from samestep.cli.app import TRAINING, AsJson, ConfigFile, Overrides, Via, app, guarded, print_rows, usable_name
 from samestep.cli.cv import SeedOption, Stratify, StratifyOption
 from samestep.distributed.deferred_signals import DeferredSignals
 from samestep.errors import RunDirError
@@ -43,17 +33,10 @@ SweepOrName = Annotated[
         metavar="SWEEP",
     ),
 ]
-Name = Annotated[
-    str, typer.Argument(callback=usable_name, help="A sweep's name or directory.", metavar="NAME")
-]
-TrustSweep = Annotated[
-    bool, typer.Option("--trust", help="Run the code that NAME names, also if it may not be yours.")
-]
+Name = Annotated[str, typer.Argument(callback=usable_name, help="A sweep's name or directory.", metavar="NAME")]
+TrustSweep = Annotated[bool, typer.Option("--trust", help="Run the code that NAME names, also if it may not be yours.")]
 TrustStorage = Annotated[
-    bool,
-    typer.Option(
-        "--trust", help="Connect to the database that NAME names, also if it may not be yours."
-    ),
+    bool, typer.Option("--trust", help="Connect to the database that NAME names, also if it may not be yours.")
 ]
 PreferFaster = Annotated[
     float | None,
@@ -66,18 +49,13 @@ PreferFaster = Annotated[
     ),
 ]
 TrialNumber = Annotated[
-    int | None,
-    typer.Option("--trial", min=0, metavar="N", help="Take this complete trial, not the best."),
+    int | None, typer.Option("--trial", min=0, metavar="N", help="Take this complete trial, not the best.")
 ]
 
 
-ViaOption = Annotated[
-    Via | None,
-    typer.Option("--via", help="What starts the ranks of each trial; the key via."),
-]
+ViaOption = Annotated[Via | None, typer.Option("--via", help="What starts the ranks of each trial; the key via.")]
 HostsOption = Annotated[
-    str | None,
-    typer.Option("--hosts", metavar="a:4,b:4", help="For mpirun and ssh; the key hosts."),
+    str | None, typer.Option("--hosts", metavar="a:4,b:4", help="For mpirun and ssh; the key hosts.")
 ]
 SweepOverrides = Annotated[
     list[str] | None, typer.Argument(help="Values of the sweep, as key=value.", metavar="KEY=VALUE")
@@ -144,9 +122,7 @@ def show_sweep(folder: Path, as_json: bool, trust: bool) -> None:
 
     loaded = reload_sweep(folder, trust)
     holder = coordinator_of(folder)
-    process = holder and {
-        "process": holder.text, "heartbeat_age": round(holder.age, 1), "alive": holder.is_alive,
-    }  # fmt: skip
+    process = holder and {"process": holder.text, "heartbeat_age": round(holder.age, 1), "alive": holder.is_alive}
     _show(loaded, trials_of(loaded), as_json, {"coordinator": process})
     if not as_json:
         typer.echo(_coordinator_words(holder, folder))
@@ -165,9 +141,7 @@ def best(
     name: Name,
     faster: PreferFaster = None,
     number: TrialNumber = None,
-    as_config: Annotated[
-        bool, typer.Option("--config", help="Print its config, for samestep train.")
-    ] = False,
+    as_config: Annotated[bool, typer.Option("--config", help="Print its config, for samestep train.")] = False,
     as_json: AsJson = False,
     trust: TrustStorage = False,
 ) -> None:
@@ -212,9 +186,7 @@ def _explain(choice: Choice, metric: str) -> None:
     typer.echo(choice.words(metric))
 
 
-def _chosen(
-    loaded: LoadedSweep, faster: float | None, number: int | None
-) -> tuple[TrialRecord, Choice | None]:
+def _chosen(loaded: LoadedSweep, faster: float | None, number: int | None) -> tuple[TrialRecord, Choice | None]:
     """Return the trial to take, and why if it may not be the best."""
     from samestep.sweep.reading import best_trial, complete_trial
     from samestep.sweep.selection import prefer_faster
@@ -266,9 +238,7 @@ def latency(
         from samestep.sweep.latency import write_latencies
         from samestep.train.run_dir import config_of
 
-        config = config_of(
-            runs[0], ["distributed.world_size=auto"]
-        )  # it may have been trained on more
+        config = config_of(runs[0], ["distributed.world_size=auto"])  # it may have been trained on more
         with as_rank(config, context, None, needs_lanes=False) as place:
             from samestep.models.latency import time_models
 
@@ -285,12 +255,7 @@ def warm(channel: int, task: Path, threads: int, padding: str) -> None:
     serve(socket.socket(fileno=channel), task, threads, lambda words: command(list(words)))
 
 
-def _show(
-    loaded: LoadedSweep,
-    trials: list[TrialRecord],
-    as_json: bool,
-    more: Mapping[str, Any] | None = None,
-) -> None:
+def _show(loaded: LoadedSweep, trials: list[TrialRecord], as_json: bool, more: Mapping[str, Any] | None = None) -> None:
     if as_json:
         sweep = loaded.sweep
         document: dict[str, Any] = {
@@ -302,9 +267,7 @@ def _show(
     else:
         best = _best_numbers(loaded, trials)
         rows = [_row(loaded, trial, trial.number in best) for trial in trials]
-        print_rows(
-            _header(loaded), rows, best=[at for at, one in enumerate(trials) if one.number in best]
-        )
+        print_rows(_header(loaded), rows, best=[at for at, one in enumerate(trials) if one.number in best])
 
 
 def _best_numbers(loaded: LoadedSweep, trials: list[TrialRecord]) -> set[int]:

@@ -52,9 +52,7 @@ class SweepTable:
         """A line above the table."""
         self._console.print(plain(text))
 
-    def show(
-        self, over: Mapping[int, TrialRecord], live: Mapping[int, LiveTrial], count: int
-    ) -> None:
+    def show(self, over: Mapping[int, TrialRecord], live: Mapping[int, LiveTrial], count: int) -> None:
         """Draw the trials as they are now, if they have changed or a moment has passed.
 
         Args:
@@ -69,13 +67,7 @@ class SweepTable:
         self._last, self._drawn = state, now
         self._live.update(self.table(over, live, count, now), refresh=True)
 
-    def table(
-        self,
-        over: Mapping[int, TrialRecord],
-        live: Mapping[int, LiveTrial],
-        count: int,
-        now: float,
-    ) -> Group:
+    def table(self, over: Mapping[int, TrialRecord], live: Mapping[int, LiveTrial], count: int, now: float) -> Group:
         """What is drawn: as many of the last trials as fit, and all that run."""
         from samestep.sweep.pareto import best_words
 
@@ -96,18 +88,14 @@ class SweepTable:
         record = trial.as_json()
         found = trial.objectives or (() if trial.value is None else (trial.value,))
         reason = str(record["reason"] or "").partition("\n")[0]
-        self._row(
-            table, trial.number, trial.state, found, trial.values, len(record["folds"]), reason
-        )
+        self._row(table, trial.number, trial.state, found, trial.values, len(record["folds"]), reason)
 
     def _add_live(self, table: Table, trial: LiveTrial, now: float) -> None:
         curve = trial.curves[trial.fold] if trial.fold < len(trial.curves) else []
         found = [curve[-1][1]] if curve else []  # it asks by the first objective only
         words = f"{now - trial.began:.0f} s"
         if curve:
-            words += (
-                f", {len(curve)} evaluation{'s' if len(curve) > 1 else ''}, step {curve[-1][0]}"
-            )
+            words += f", {len(curve)} evaluation{'s' if len(curve) > 1 else ''}, step {curve[-1][0]}"
         self._row(table, trial.number, "running", found, trial.values, trial.fold, words)
 
     def _row(

@@ -41,12 +41,8 @@ def train(
     context: typer.Context,
     config: RunFile,
     overrides: Overrides = None,
-    record: Annotated[
-        Path | None, typer.Option(help="Write the exact losses, samples and final state here.")
-    ] = None,
-    stop_after: Annotated[
-        int | None, typer.Option(min=1, help="Save and stop after this step; exits 75.")
-    ] = None,
+    record: Annotated[Path | None, typer.Option(help="Write the exact losses, samples and final state here.")] = None,
+    stop_after: Annotated[int | None, typer.Option(min=1, help="Save and stop after this step; exits 75.")] = None,
     trace: Trace = None,
     trace_from: TraceFrom = 0,
     ask: Ask = None,

@@ -34,30 +34,17 @@ _NOT_FOUND = (
     "memory, or on CUDA graphs or torch.compile, which were off"
 )
 
-Worlds = Annotated[
-    str, typer.Option(help="World sizes, compared with the first; 4@slurm names the launcher.")
-]
+Worlds = Annotated[str, typer.Option(help="World sizes, compared with the first; 4@slurm names the launcher.")]
 Shards = Annotated[
-    str,
-    typer.Option(
-        metavar="none,optimizer,weights", help="Values of distributed.shard to run each size with."
-    ),
+    str, typer.Option(metavar="none,optimizer,weights", help="Values of distributed.shard to run each size with.")
 ]
 ViaOption = Annotated[Via, typer.Option(help="What starts them.")]
 Nodes = Annotated[int, typer.Option(min=1, help="Machines of a Slurm job.")]
 Hosts = Annotated[str, typer.Option(metavar="a,b", help="Machines for mpirun and ssh.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Steps to run; by default the config's.")]
-Resumed = Annotated[
-    bool,
-    typer.Option("--resumed", help="Also stop the run at each size and resume it at the next."),
-]
-Explain = Annotated[
-    bool,
-    typer.Option("--explain", help="If runs differ, trace them and name the first such tensor."),
-]
-Against = Annotated[
-    Path | None, typer.Option(help="Also compare with this loss curve (.csv or .jsonl).")
-]
+Resumed = Annotated[bool, typer.Option("--resumed", help="Also stop the run at each size and resume it at the next.")]
+Explain = Annotated[bool, typer.Option("--explain", help="If runs differ, trace them and name the first such tensor.")]
+Against = Annotated[Path | None, typer.Option(help="Also compare with this loss curve (.csv or .jsonl).")]
 Rtol = Annotated[float, typer.Option(help="Tolerance for same: rounding and for --against.")]
 Report = Annotated[Path | None, typer.Option(help="Where the HTML report goes.")]
 

@@ -81,9 +81,7 @@ def apply_aliases(
         key = alias.key if alias else path
         if key in renamed:
             other = renamed_origins[key]
-            mistakes.append(
-                Mistake(path, f"{key} is already set ({other}): keep one of them", origins[path])
-            )
+            mistakes.append(Mistake(path, f"{key} is already set ({other}): keep one of them", origins[path]))
             continue
         renamed[key] = alias.convert(value) if alias else value
         renamed_origins[key] = f"{origins[path]} as {path}" if alias else origins[path]

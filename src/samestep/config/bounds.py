@@ -49,16 +49,10 @@ Fold = Annotated[int, Field(ge=0, lt=1_000, strict=True), Reason("each is a run 
 Folds = Annotated[int, Field(ge=2, le=1_000, strict=True), Reason("each is a run of its own")]
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True), Reason("torch takes 63 bits")]
 
-Seconds = Annotated[
-    float, Field(ge=0.1, le=31_536_000, allow_inf_nan=False), Reason("which is a year")
-]
-SecondsOfSilence = Annotated[
-    float, Field(ge=5, le=31_536_000, allow_inf_nan=False), Reason("which is a year")
-]
+Seconds = Annotated[float, Field(ge=0.1, le=31_536_000, allow_inf_nan=False), Reason("which is a year")]
+SecondsOfSilence = Annotated[float, Field(ge=5, le=31_536_000, allow_inf_nan=False), Reason("which is a year")]
 Minutes = Annotated[float, Field(gt=0, le=525_600, allow_inf_nan=False), Reason("which is a year")]
-SlurmSeconds = Annotated[
-    int, Field(ge=1, le=65_535, strict=True), Reason("sbatch --signal takes no more")
-]
+SlurmSeconds = Annotated[int, Field(ge=1, le=65_535, strict=True), Reason("sbatch --signal takes no more")]
 
 Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 From0 = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -66,9 +60,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Scale = Annotated[float, Field(gt=0, le=1e38), Reason("a float of 32 bits holds no more")]
 Factor = Annotated[float, Field(gt=1, le=1e6), Reason("the scale would leave its range at once")]
-LaneWeight = Annotated[
-    float, Field(ge=1e-6, le=1e6), Reason("a rank a million times slower has no lane")
-]
+LaneWeight = Annotated[float, Field(ge=1e-6, le=1e6), Reason("a rank a million times slower has no lane")]
 
 MOST_ENTRIES = 1_000
 """Of lists and mappings that a person writes."""

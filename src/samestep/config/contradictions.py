@@ -26,10 +26,7 @@ def contradictions(config: Config, wrong: Set[str] = frozenset()) -> list[Mistak
         ({"task"}, _task_mistakes),
         ({"same"}, _same_mistakes),
         (set(_SHARD_KEYS), _shard_mistakes),
-        (
-            {"batchnorm", "same", "memory.lane_split", "speed.compile", "contrastive.recompute"},
-            _batchnorm_mistakes,
-        ),
+        ({"batchnorm", "same", "memory.lane_split", "speed.compile", "contrastive.recompute"}, _batchnorm_mistakes),
         ({"contrastive.recompute", "memory.lane_split"}, _contrastive_mistakes),
         ({"speed.compile", "memory.checkpoint"}, _compile_mistakes),
         ({"early_stopping", "evaluation.every_epochs"}, _evaluation_mistakes),
@@ -78,9 +75,7 @@ def _length_mistakes(config: Config) -> list[Mistake]:
 
 def _task_mistakes(config: Config) -> list[Mistake]:
     if config.task is None:
-        message = (
-            "is for a task, and none is set: a custom training loop creates its own. Remove it"
-        )
+        message = "is for a task, and none is set: a custom training loop creates its own. Remove it"
         keys = ("optimizer", "schedule", "refit")
         return [Mistake(k, message) for k in keys if getattr(config, k)]
     if ":" in config.task:
@@ -136,19 +131,14 @@ def _resume_mistakes(config: Config) -> list[Mistake]:
     unknown = [key for key in config.resume.allow if key not in ALLOWED_KEYS]
     if not unknown:
         return []
-    message = (
-        f"{', '.join(unknown)} cannot be allowed to differ: it takes {', '.join(ALLOWED_KEYS)}"
-    )
+    message = f"{', '.join(unknown)} cannot be allowed to differ: it takes {', '.join(ALLOWED_KEYS)}"
     return [Mistake("resume.allow", message)]
 
 
 def _batch_mistakes(config: Config) -> list[Mistake]:
     if config.leaves_batch_open and config.task is not None:
         return [
-            Mistake(
-                "global_batch",
-                "set global_batch, or batch_per_rank for a run that depends on the number of ranks",
-            )
+            Mistake("global_batch", "set global_batch, or batch_per_rank for a run that depends on the number of ranks")
         ]
     if config.global_batch is not None and config.batch_per_rank is not None:
         return [
@@ -162,9 +152,7 @@ def _batch_mistakes(config: Config) -> list[Mistake]:
         if config.lanes is not None:
             return [
                 Mistake(
-                    "lanes",
-                    "with batch_per_rank the lanes follow from the ranks: remove "
-                    "lanes, or use global_batch",
+                    "lanes", "with batch_per_rank the lanes follow from the ranks: remove lanes, or use global_batch"
                 )
             ]
         return []
@@ -230,7 +218,9 @@ def _batchnorm_mistakes(config: Config) -> list[Mistake]:
 def _compile_mistakes(config: Config) -> list[Mistake]:
     if config.speed.compile is not True or not config.memory.checkpoint:
         return []
-    message = "true compiles the model with the modules that memory.checkpoint runs again, which torch cannot: set blocks"
+    message = (
+        "true compiles the model with the modules that memory.checkpoint runs again, which torch cannot: set blocks"
+    )
     return [Mistake("speed.compile", message)]
 
 
@@ -243,7 +233,9 @@ _SHARD_KEYS = (
 def _shard_mistakes(config: Config) -> list[Mistake]:
     section = config.distributed
     if section.shard != "none" and config.same != "bits":
-        message = f"same: {config.same} has DistributedDataParallel sum gradients, on every rank: set same: bits, or none"
+        message = (
+            f"same: {config.same} has DistributedDataParallel sum gradients, on every rank: set same: bits, or none"
+        )
         return [Mistake("distributed.shard", message)]
     if section.shard != "weights":
         if not section.shard_blocks or config.speed.compile == "blocks":
@@ -251,9 +243,7 @@ def _shard_mistakes(config: Config) -> list[Mistake]:
         message = "is for distributed.shard: weights and speed.compile: blocks: set one of them, or remove it"
         return [Mistake("distributed.shard_blocks", message)]
     ema_on_rank_0 = config.ema is not None and config.ema.policy == "rank0"
-    together = (
-        "all ranks run the lanes of a round at once, and gather the weights of each block for it"
-    )
+    together = "all ranks run the lanes of a round at once, and gather the weights of each block for it"
     refused = {
         "distributed.lane_weights": (
             section.lane_weights is not None, f"{together}: an uneven share would let them wait"
@@ -297,16 +287,14 @@ def _same_mistakes(config: Config) -> list[Mistake]:
         found.append(
             Mistake(
                 "distributed.sync_batchnorm",
-                f"same: {level} normalises each lane "
-                "over its own samples: set same: samples, or false",
+                f"same: {level} normalises each lane over its own samples: set same: samples, or false",
             )
         )
     if not section.broadcast_buffers and level != "samples":
         found.append(
             Mistake(
                 "distributed.broadcast_buffers",
-                f"same: {level} averages buffers "
-                "over the lanes: false is possible only with same: samples",
+                f"same: {level} averages buffers over the lanes: false is possible only with same: samples",
             )
         )
     if level == "bits":

@@ -67,9 +67,7 @@ def _one_cycle(
 
     def share(moved: int) -> float:
         at = min(float(moved), length - 1.0)
-        left, right = next(
-            (pair for pair in pairwise(points) if at <= pair[1][0]), (points[-2], points[-1])
-        )
+        left, right = next((pair for pair in pairwise(points) if at <= pair[1][0]), (points[-2], points[-1]))
         width = right[0] - left[0]
         gone = (at - left[0]) / width if width else 1.0
         if anneal_strategy == "linear":

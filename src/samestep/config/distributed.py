@@ -92,8 +92,7 @@ class DistributedConfig(BaseModel):
     master_port: Port | Auto = Field("auto", description="a free port on that host")
     timeout: Seconds = Field(600.0, description="seconds a collective may wait")
     lost_after: SecondsOfSilence = Field(
-        120.0,
-        description="seconds of silence after which a rank that others wait for is lost",
+        120.0, description="seconds of silence after which a rank that others wait for is lost"
     )
     on_init_failure: Literal["fail", "fallback"] = Field(
         "fail", description="fallback: rank 0 continues alone, the others exit 0"
@@ -125,21 +124,13 @@ class DistributedConfig(BaseModel):
         description="modules whose weights are gathered together (shard: weights), as patterns of names such as "
         "layers.*; the children of the largest ModuleList or Sequential unless given",
     )
-    find_unused_parameters: bool = Field(
-        False, description="some parameters are not used in every step or lane"
-    )
-    sync_batchnorm: bool = Field(
-        False, description="SyncBatchNorm over the ranks (same: samples, on GPUs)"
-    )
-    broadcast_buffers: bool = Field(
-        True, description="buffers become rank 0's after every step (same: samples)"
-    )
+    find_unused_parameters: bool = Field(False, description="some parameters are not used in every step or lane")
+    sync_batchnorm: bool = Field(False, description="SyncBatchNorm over the ranks (same: samples, on GPUs)")
+    broadcast_buffers: bool = Field(True, description="buffers become rank 0's after every step (same: samples)")
     gradient_as_bucket_view: bool = Field(
         True, description="DistributedDataParallel's option (same: rounding, samples)"
     )
-    static_graph: bool = Field(
-        False, description="DistributedDataParallel's option (same: rounding, samples)"
-    )
+    static_graph: bool = Field(False, description="DistributedDataParallel's option (same: rounding, samples)")
 
     @property
     def shares_gpus(self) -> bool:
@@ -174,10 +165,7 @@ class DistributedConfig(BaseModel):
                 )
         node, nodes = self.node_rank, self.num_nodes
         if node != "auto" and nodes != "auto" and node >= nodes:
-            add(
-                "node_rank",
-                f"node_rank {node} does not fit num_nodes {nodes}: nodes run from 0 to {nodes - 1}",
-            )
+            add("node_rank", f"node_rank {node} does not fit num_nodes {nodes}: nodes run from 0 to {nodes - 1}")
         if nodes != "auto" and self.world_size != "auto" and nodes > self.world_size:
             add("num_nodes", f"{nodes} nodes for world_size {self.world_size}: one rank a node")
         elif "auto" not in (self.world_size, self.num_nodes, self.num_gpus_per_node):
@@ -189,11 +177,7 @@ class DistributedConfig(BaseModel):
                     f"nodes x {self.num_gpus_per_node} ranks are {ranks}",
                 )
         if self.enabled is False and self.world_size not in ("auto", 1):
-            add(
-                "enabled",
-                f"false contradicts world_size {self.world_size}: "
-                "set enabled: true, or world_size: 1",
-            )
+            add("enabled", f"false contradicts world_size {self.world_size}: set enabled: true, or world_size: 1")
         if self.device == "cpu" and self.backend == "nccl":
             add("backend", "nccl needs GPUs but device is cpu: set backend: gloo or device: auto")
         if self.device_ids is not None:
@@ -204,14 +188,10 @@ class DistributedConfig(BaseModel):
         for name in self.network:
             if not name.startswith(_NETWORK):
                 add("network", f"{name} is none of {', '.join(p + '*' for p in _NETWORK)}")
-        if self.lane_weights is not None and self.world_size not in (
-            "auto",
-            len(self.lane_weights),
-        ):
+        if self.lane_weights is not None and self.world_size not in ("auto", len(self.lane_weights)):
             add(
                 "lane_weights",
-                f"{len(self.lane_weights)} weights for world_size "
-                f"{self.world_size}: give one weight per rank",
+                f"{len(self.lane_weights)} weights for world_size {self.world_size}: give one weight per rank",
             )
         return found
 
@@ -250,8 +230,7 @@ class DistributedConfig(BaseModel):
             for found in error.errors():
                 wrong.setdefault(str(found["loc"][0]), found["msg"])
             raise ConfigError(
-                "the environment",
-                [Mistake(_variable(name), message) for name, message in wrong.items()],
+                "the environment", [Mistake(_variable(name), message) for name, message in wrong.items()]
             ) from None
 
 

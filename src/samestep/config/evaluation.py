@@ -16,17 +16,13 @@ from samestep.errors import Mistake
 Distance = Literal["cosine", "euclidean"]
 RowType = Literal["float32", "float16"]
 
-RETRIEVAL_METRICS = (
-    "precision_at_1", "r_precision", "mean_average_precision_at_r", "mean_reciprocal_rank",
-)  # fmt: skip
+RETRIEVAL_METRICS = ("precision_at_1", "r_precision", "mean_average_precision_at_r", "mean_reciprocal_rank")
 """What retrieval measures unless told otherwise."""
 CLUSTERING_METRICS = ("nmi", "ami")
 _AT_K = re.compile(r"(precision|recall)_at_([1-9][0-9]{0,5})")
 
 ViewName = Annotated[
-    str,
-    Field(pattern=r"^[^/\s\x00-\x1f\x7f-\x9f]{1,100}$"),
-    Meaning("at most 100 characters without spaces and /"),
+    str, Field(pattern=r"^[^/\s\x00-\x1f\x7f-\x9f]{1,100}$"), Meaning("at most 100 characters without spaces and /")
 ]
 
 
@@ -61,13 +57,10 @@ class EvaluationConfig(Section):
     )
     every_epochs: Epochs | None = Field(1, description="evaluate after every n epochs")
     every_steps: Steps | None = Field(None, description="evaluate after every n steps")
-    batch: Samples | None = Field(
-        None, description="samples per lane batch; as in training if not set"
-    )
+    batch: Samples | None = Field(None, description="samples per lane batch; as in training if not set")
     reference: Line = Field(
         "train",
-        description="in which set neighbours are sought: train, valid, or a name that the task's "
-        "reference_data knows",
+        description="in which set neighbours are sought: train, valid, or a name that the task's reference_data knows",
     )
     views: tuple[ViewName, ...] | None = Field(
         None,
@@ -83,8 +76,7 @@ class EvaluationConfig(Section):
     )
     distance: Distance = Field("cosine", description="between embeddings")
     keep_in: RowType = Field(
-        "float32",
-        description="the type of embeddings in memory and between ranks; float16 halves both, and rounds",
+        "float32", description="the type of embeddings in memory and between ranks; float16 halves both, and rounds"
     )
 
     @property

@@ -35,9 +35,7 @@ class SlurmConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
 
-    style: Style = Field(
-        "srun", description="srun starts every rank, or an elastic agent on each node, or mpirun"
-    )
+    style: Style = Field("srun", description="srun starts every rank, or an elastic agent on each node, or mpirun")
     partition: Line | None = Field(None, description="sbatch --partition")
     time: Line | None = Field(None, description="sbatch --time, such as 12:00:00")
     account: Line | None = Field(None, description="sbatch --account")
@@ -46,18 +44,14 @@ class SlurmConfig(BaseModel):
     cpus_per_task: Cpus | None = Field(None, description="CPUs for each rank")
     gpus_per_node: Gpus | None = Field(None, description="GPUs, and so ranks, on each node")
     constraint: Line | None = Field(None, description="sbatch --constraint")
-    array: Line | None = Field(
-        None, description="sbatch --array; {array} in overrides is the task's number"
-    )
+    array: Line | None = Field(None, description="sbatch --array; {array} in overrides is the task's number")
     mail_user: Line | None = Field(None, description="sbatch --mail-user")
     mail_type: Line = Field("END,FAIL", description="sbatch --mail-type, with mail_user")
     warn_seconds: SlurmSeconds | None = Field(
         120, description="seconds before the time limit at which the run saves and is requeued"
     )
     requeue: bool = Field(True, description="let Slurm start the job again after a preemption")
-    extra: tuple[Line, ...] = Field(
-        (), max_length=MOST_ENTRIES, description="more sbatch options, such as --nice=100"
-    )
+    extra: tuple[Line, ...] = Field((), max_length=MOST_ENTRIES, description="more sbatch options, such as --nice=100")
 
 
 class LaunchConfig(BaseModel):
@@ -65,16 +59,10 @@ class LaunchConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
 
-    python: Line | None = Field(
-        None, description="the ranks' interpreter; the launcher's if not set"
-    )
-    modules: tuple[Line, ...] = Field(
-        (), max_length=MOST_ENTRIES, description="module load, in a job script"
-    )
+    python: Line | None = Field(None, description="the ranks' interpreter; the launcher's if not set")
+    modules: tuple[Line, ...] = Field((), max_length=MOST_ENTRIES, description="module load, in a job script")
     environment: dict[str, MaybeLine] = Field(
-        {},
-        max_length=MOST_ENTRIES,
-        description="variables that every rank gets; ${NAME}: the launcher's own",
+        {}, max_length=MOST_ENTRIES, description="variables that every rank gets; ${NAME}: the launcher's own"
     )
     before: tuple[Line, ...] = Field(
         (), max_length=MOST_ENTRIES, description="shell commands before the ranks, in a script"
@@ -119,8 +107,7 @@ class LaunchConfig(BaseModel):
         ]
         if missing:
             raise LaunchError(
-                "\n".join(missing)
-                + "\nSet it in the environment that launches the run, or give its "
+                "\n".join(missing) + "\nSet it in the environment that launches the run, or give its "
                 "value in the config: one that looks secret is not stored with the run"
             )
         given = {name: environ[s] for name, s in wanted.items() if s is not None and s in environ}
@@ -128,9 +115,7 @@ class LaunchConfig(BaseModel):
 
     def mistakes(self) -> list[Mistake]:
         """What is wrong in this section beyond its types."""
-        odd = [
-            name for name in self.environment if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII)
-        ]
+        odd = [name for name in self.environment if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII)]
         path = "launch.environment"
         found = [Mistake(path, f"{name!r} is not a variable's name") for name in odd]
         try:

@@ -151,14 +151,10 @@ class _Walk:
         names = given if isinstance(given, list) else [given]
         if all(isinstance(name, str) and name for name in names):
             return names
-        self._wrong(
-            INCLUDE, f"you set {_shown(given)}, but it takes a file or a list of files", layer
-        )
+        self._wrong(INCLUDE, f"you set {_shown(given)}, but it takes a file or a list of files", layer)
         return []
 
-    def _add_named(
-        self, key: str, text: str, layer: Layer, way: tuple[str, ...], platform: Fact[str] | None
-    ) -> None:
+    def _add_named(self, key: str, text: str, layer: Layer, way: tuple[str, ...], platform: Fact[str] | None) -> None:
         try:
             check_text(text)
             self.add(self._plain_name(layer.placed(text)), way, platform)

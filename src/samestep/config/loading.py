@@ -130,9 +130,7 @@ def _flatten_model(model: BaseModel, prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{name}", value
 
 
-def _validate(
-    values: dict[str, Any], origins: dict[str, str], mistakes: list[Mistake]
-) -> Config | None:
+def _validate(values: dict[str, Any], origins: dict[str, str], mistakes: list[Mistake]) -> Config | None:
     """The config, or None; adds the mistakes of single fields and, if possible, between them."""
     config: Config | None
     try:
@@ -153,11 +151,7 @@ def _validate(
 def _config_without(values: dict[str, Any], wrong: set[str]) -> Config | None:
     """The config without the wrong values, so that contradictions are reported as well."""
     sections = tuple(f"{path}." for path in wrong)
-    rest = {
-        path: value
-        for path, value in values.items()
-        if path not in wrong and not path.startswith(sections)
-    }
+    rest = {path: value for path, value in values.items() if path not in wrong and not path.startswith(sections)}
     try:
         return Config.model_validate(nest(rest))
     except ValidationError:

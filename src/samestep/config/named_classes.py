@@ -38,16 +38,10 @@ def leave_out(takes: Takes, names: Iterable[str]) -> Takes:
     return {name: parameter for name, parameter in takes.items() if name not in left_out}
 
 
-def argument_mistakes(
-    path: str, owner: str, takes: Takes, given: Mapping[str, Any]
-) -> list[Mistake]:
+def argument_mistakes(path: str, owner: str, takes: Takes, given: Mapping[str, Any]) -> list[Mistake]:
     """Arguments of a config that the owner does not take, and those that it cannot do without."""
     known = f"it takes {', '.join(takes)}" if takes else "it takes none"
-    wrong = [
-        Mistake(f"{path}.{name}", f"{owner} does not take it: {known}")
-        for name in given
-        if name not in takes
-    ]
+    wrong = [Mistake(f"{path}.{name}", f"{owner} does not take it: {known}") for name in given if name not in takes]
     missing = [
         Mistake(f"{path}.{name}", f"{owner} cannot do without it: set it ({known})")
         for name, parameter in takes.items()

@@ -75,16 +75,12 @@ class GroupConfig(Section):
     """Parameters with their own settings; the first group that matches a name applies."""
 
     match: tuple[str, ...] = Field(
-        min_length=1,
-        max_length=MOST_ENTRIES,
-        description="patterns of parameter names, such as head.*",
+        min_length=1, max_length=MOST_ENTRIES, description="patterns of parameter names, such as head.*"
     )
     name: str | None = Field(None, description="another optimizer for this group")
     lr: From0 | None = Field(None, description="learning rate of this group")
     weight_decay: From0 | None = Field(None, description="weight decay of this group")
-    args: dict[str, Any] = Field(
-        {}, max_length=MOST_ENTRIES, description="further arguments of the optimizer"
-    )
+    args: dict[str, Any] = Field({}, max_length=MOST_ENTRIES, description="further arguments of the optimizer")
 
 
 class OptimizerConfig(Section):
@@ -94,13 +90,9 @@ class OptimizerConfig(Section):
     lr: From0 = Field(1e-3, description="learning rate")
     weight_decay: From0 | None = Field(None, description="torch's default if not set")
     no_decay: tuple[str, ...] = Field(
-        ("bias", "norm"),
-        max_length=MOST_ENTRIES,
-        description="no weight decay for: bias, norm, or patterns of names",
+        ("bias", "norm"), max_length=MOST_ENTRIES, description="no weight decay for: bias, norm, or patterns of names"
     )
-    args: dict[str, Any] = Field(
-        {}, max_length=MOST_ENTRIES, description="further arguments of the optimizer"
-    )
+    args: dict[str, Any] = Field({}, max_length=MOST_ENTRIES, description="further arguments of the optimizer")
     groups: tuple[GroupConfig, ...] = Field(
         (), max_length=MOST_ENTRIES, description="parameters with their own settings"
     )
@@ -121,36 +113,26 @@ class ScheduleConfig(Section):
         0, description="steps, or a share of the run, in which the rate rises from near 0"
     )
     final: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.0,
-        description="share of the rate at the end (linear, cosine, warm_restarts), or at least "
-        "(plateau)",
+        0.0, description="share of the rate at the end (linear, cosine, warm_restarts), or at least (plateau)"
     )
     every: Literal["auto", "step", "epoch"] = Field(
         "auto",
-        description="when it advances; auto: epoch for step and most of torch's, else step; "
-        "plateau: every evaluation",
+        description="when it advances; auto: epoch for step and most of torch's, else step; plateau: every evaluation",
     )
-    args: dict[str, Any] = Field(
-        {}, max_length=MOST_ENTRIES, description="further arguments of the scheduler"
-    )
+    args: dict[str, Any] = Field({}, max_length=MOST_ENTRIES, description="further arguments of the scheduler")
 
 
 class EmaConfig(Section):
     """An exponential moving average of the weights, validated and saved beside them."""
 
     decay: Share = Field(0.999, description="share of the average that is kept in each update")
-    per: Literal["step", "epoch"] = Field(
-        "step", description="whether decay applies per step or per epoch"
-    )
+    per: Literal["step", "epoch"] = Field("step", description="whether decay applies per step or per epoch")
     every: Steps = Field(1, description="steps between two updates of the average")
     warmup: bool = Field(True, description="average less at first: (1 + n) / (10 + n) at most")
-    policy: Literal["per_rank", "rank0"] = Field(
-        "per_rank", description="every rank holds the average, or only rank 0"
-    )
+    policy: Literal["per_rank", "rank0"] = Field("per_rank", description="every rank holds the average, or only rank 0")
     buffers: Literal["average", "copy"] = Field(
         "average",
-        description="statistics of BatchNorm: averaged like the weights they were measured with, or the "
-        "model's own",
+        description="statistics of BatchNorm: averaged like the weights they were measured with, or the model's own",
     )
 
 
@@ -159,9 +141,7 @@ class SwaConfig(Section):
 
     start: Share | Steps = Field(0.75, description="share of the run, or step, at which it starts")
     every: Steps | Literal["epoch"] = Field("epoch", description="steps between two samples")
-    lr: From0 | None = Field(
-        None, description="constant rate in this phase; the schedule's if not set"
-    )
+    lr: From0 | None = Field(None, description="constant rate in this phase; the schedule's if not set")
     anneal: StepsFromZero = Field(0, description="steps from the schedule's rate to lr")
 
     def mistakes(self) -> list[Mistake]:
@@ -175,9 +155,7 @@ class MemoryConfig(Section):
     """How a lane fits into the device's memory."""
 
     checkpoint: tuple[str, ...] = Field(
-        (),
-        max_length=MOST_ENTRIES,
-        description="patterns of modules whose activations are recomputed in backward",
+        (), max_length=MOST_ENTRIES, description="patterns of modules whose activations are recomputed in backward"
     )
     lane_split: Samples | Auto = Field(
         1, description="micro-batches per lane; auto: as few as fit (changes BatchNorm and draws)"
@@ -191,9 +169,7 @@ class SpeedConfig(Section):
         False,
         description="torch.compile the model; blocks: each block of it, as distributed.shard_blocks names or finds them",
     )
-    graph: bool | Auto = Field(
-        "auto", description="replay steps as CUDA graphs; auto: on GPUs, where that is possible"
-    )
+    graph: bool | Auto = Field("auto", description="replay steps as CUDA graphs; auto: on GPUs, where that is possible")
     parallel_lanes: Lanes | Auto = Field(
         "auto", description="lanes side by side in a graph; auto: as many as memory allows, up to 8"
     )

@@ -46,10 +46,7 @@ def _find(path: str, name: str, known: NamedClasses, mistakes: list[Mistake]) ->
 
 
 def _entry_mistakes(
-    path: str,
-    kind: Named,
-    entry: OptimizerConfig | GroupConfig,
-    inherited: Mapping[str, Any],
+    path: str, kind: Named, entry: OptimizerConfig | GroupConfig, inherited: Mapping[str, Any]
 ) -> list[Mistake]:
     takes = leave_out(kind.takes, KEYS_OF_THEIR_OWN)
     found = argument_mistakes(f"{path}.args", kind.name, takes, {**inherited, **entry.args})

@@ -40,10 +40,7 @@ class References:
 
     def resolved(self) -> dict[str, Any]:
         """The params; what cannot be resolved is left as it is, and is one of the mistakes."""
-        return {
-            name: self._resolve(value, f"params.{name}", ())
-            for name, value in self.config.params.items()
-        }
+        return {name: self._resolve(value, f"params.{name}", ()) for name, value in self.config.params.items()}
 
     def _resolve(self, value: Any, path: str, way: tuple[str, ...]) -> Any:
         if isinstance(value, Mapping):
@@ -68,17 +65,13 @@ class References:
         if self.count > _MOST:
             if self.count > _MOST + 1:
                 return written  # which is said once
-            message = (
-                f"the params refer to each other more than {_MOST:,} times: name keys directly"
-            )
+            message = f"the params refer to each other more than {_MOST:,} times: name keys directly"
             return self._wrong(start, written, message)
         if key.startswith("params."):
             held, known = _inside(self.config.params, key.split(".")[1:])
             if not known:
                 near = ", ".join(f"params.{name}" for name in self.config.params)
-                return self._wrong(
-                    start, written, f"{written}: there is no {key}; there are {near}"
-                )
+                return self._wrong(start, written, f"{written}: there is no {key}; there are {near}")
             return self._resolve(held, key, (*way, path))
         if key.startswith("launch."):
             return self._wrong(start, written, f"{written}: what launch holds is not for tasks")
@@ -88,9 +81,7 @@ class References:
             return self._wrong(start, written, f"{written}: {key} {what}{more}")
         value = _value_at(self.config, key)
         if value is None and key not in self.origins:
-            return self._wrong(
-                start, written, f"{written}: {key} is not set: set it, or give the value here"
-            )
+            return self._wrong(start, written, f"{written}: {key} is not set: set it, or give the value here")
         return value
 
     def _wrong(self, path: str, written: str, message: str) -> str:
@@ -100,9 +91,7 @@ class References:
     def origin(self) -> str:
         """Where the params come from, with what they refer to."""
         own = self.origins.get("params", "default")
-        told = ", ".join(
-            f"{path.removeprefix('params.')} from {key}" for path, key in self.found.items()
-        )
+        told = ", ".join(f"{path.removeprefix('params.')} from {key}" for path, key in self.found.items())
         return f"{own}; {told}" if told else own
 
 

@@ -60,12 +60,9 @@ class LoaderConfig(Section):
 
     workers: Workers = Field(0, description="loader processes per rank")
     prefetch: Ahead = Field(2, description="lane batches each worker reads ahead")
-    pin_memory: bool | Auto = Field(
-        "auto", description="page-locked batches; auto: on GPUs, if they are large"
-    )
+    pin_memory: bool | Auto = Field("auto", description="page-locked batches; auto: on GPUs, if they are large")
     persistent_workers: bool = Field(
-        False,
-        description="keep loader processes over epochs; then changes of the dataset do not reach them",
+        False, description="keep loader processes over epochs; then changes of the dataset do not reach them"
     )
 
 
@@ -88,9 +85,7 @@ class CheckpointConfig(Section):
 
     enabled: bool = Field(True, description="false saves nothing, and a stopped run is lost")
     every_steps: Steps | None = Field(None, description="save after every n steps")
-    every_minutes: Minutes | None = Field(
-        15.0, description="save when this long has passed since the last save"
-    )
+    every_minutes: Minutes | None = Field(15.0, description="save when this long has passed since the last save")
     every_epochs: Epochs | Auto | None = Field(
         "auto",
         description="save after every n epochs; auto: after each, but where that has taken more than 5 % of the "
@@ -114,9 +109,7 @@ class ContrastiveConfig(Section):
 class FoldConfig(Section):
     """Cross-validation: train on the folds of the training set but one, and validate on that one."""
 
-    file: Line = Field(
-        description="the folds, as samestep cv --only-split writes them; relative to this config"
-    )
+    file: Line = Field(description="the folds, as samestep cv --only-split writes them; relative to this config")
     number: Fold = Field(description="the fold that validates, from 0")
 
 
@@ -135,8 +128,7 @@ class ResumeConfig(Section):
     """Which checkpoint the run resumes from."""
 
     checkpoint: str = Field(
-        "auto",
-        description="auto: the newest valid one in the run directory; best: its best; never; or a path",
+        "auto", description="auto: the newest valid one in the run directory; best: its best; never; or a path"
     )
     allow: tuple[str, ...] = Field(
         (),
@@ -158,12 +150,9 @@ class Config(Section):
     """One training run, immutable: what `load_config` returns. docs/config.md lists every key."""
 
     task: str | None = Field(
-        None,
-        description="FILE.py:Class, the path relative to this config; a custom loop needs none",
+        None, description="FILE.py:Class, the path relative to this config; a custom loop needs none"
     )
-    params: dict[str, Any] = Field(
-        {}, max_length=MOST_ENTRIES, description="keyword arguments for the task's class"
-    )
+    params: dict[str, Any] = Field({}, max_length=MOST_ENTRIES, description="keyword arguments for the task's class")
     name: FolderName = Field("run", description="the run's name; the config's folder if not set")
     run_dir: Line | None = Field(None, description="the run's directory; runs/<name> if not set")
     seed: Seed = Field(0, description="root of every draw")
@@ -173,19 +162,15 @@ class Config(Section):
         None, description="length of an epoch of iterable data; spares a collective per step"
     )
     global_batch: Samples | None = Field(
-        None,
-        description="samples in one step of the whole run; a custom loop can leave it to its DataLoader",
+        None, description="samples in one step of the whole run; a custom loop can leave it to its DataLoader"
     )
     batch_per_rank: Samples | None = Field(
         None, description="samples per rank: the run then depends on the number of ranks"
     )
-    accumulation: Lanes = Field(
-        1, description="micro-batches per rank and step, with batch_per_rank only"
-    )
+    accumulation: Lanes = Field(1, description="micro-batches per rank and step, with batch_per_rank only")
     lanes: Lanes | None = Field(None, description="equal parts of the global batch; 8 if not set")
     batchnorm: Literal["lane", "global"] = Field(
-        "lane",
-        description="what BatchNorm normalises over: each lane, or the global batch",
+        "lane", description="what BatchNorm normalises over: each lane, or the global batch"
     )
     same: Same = Field("bits", description="what stays the same at another number of ranks")
     drop_last: bool = Field(False, description="leave out an epoch's incomplete last batch")
@@ -200,13 +185,9 @@ class Config(Section):
     on_nonfinite: Literal["stop", "skip"] = Field(
         "stop", description="a NaN or infinite loss ends the run, or its step changes nothing"
     )
-    check_ranks_every: Steps | None = Field(
-        None, description="compare weights and states over the ranks every n steps"
-    )
+    check_ranks_every: Steps | None = Field(None, description="compare weights and states over the ranks every n steps")
     loss_weights: dict[str, Finite] | None = Field(
-        None,
-        max_length=MOST_ENTRIES,
-        description="weights of losses with names, if the task returns several",
+        None, max_length=MOST_ENTRIES, description="weights of losses with names, if the task returns several"
     )
     log_every: Steps = Field(10, description="steps between two readings of the losses")
     loss_scale: LossScaleConfig = LossScaleConfig()
@@ -215,9 +196,7 @@ class Config(Section):
     lr_scaling: Literal["none", "sqrt", "linear"] = Field(
         "none", description="how learning rates follow global_batch, against base_batch"
     )
-    base_batch: Samples | None = Field(
-        None, description="the global batch that the learning rates were chosen for"
-    )
+    base_batch: Samples | None = Field(None, description="the global batch that the learning rates were chosen for")
     schedule: ScheduleConfig | None = None
     ema: EmaConfig | None = None
     swa: SwaConfig | None = None
@@ -227,9 +206,7 @@ class Config(Section):
     loader: LoaderConfig = LoaderConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     fold: FoldConfig | None = None
-    refit: bool = Field(
-        False, description="the final training: on the validation set too, and nothing is evaluated"
-    )
+    refit: bool = Field(False, description="the final training: on the validation set too, and nothing is evaluated")
     best: BestConfig = BestConfig()
     early_stopping: EarlyStoppingConfig | None = None
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -277,7 +254,6 @@ class Config(Section):
             return BatchPlan(self.batch_per_rank * lane_count, lane_count)
         if self.global_batch is None:
             raise PlanError(
-                "global_batch is not set, and no DataLoader has been seen that it could be taken from: "
-                "set global_batch"
+                "global_batch is not set, and no DataLoader has been seen that it could be taken from: set global_batch"
             )
         return BatchPlan(self.global_batch, lane_count)

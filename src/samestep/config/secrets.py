@@ -61,9 +61,7 @@ def is_secret(name: str, value: str) -> bool:
     By whole words: TOKENIZERS_PARALLELISM is none.
     """
     words = [word for word in re.split(r"[_\d]+", name.upper()) if word]
-    named = words != ["PWD"] and any(
-        word in _SECRET_WORDS or word.endswith(_SECRET_ENDINGS) for word in words
-    )
+    named = words != ["PWD"] and any(word in _SECRET_WORDS or word.endswith(_SECRET_ENDINGS) for word in words)
     named = named or (len(words) > 1 and words[-1] == "API")  # WANDB_API, but no API_URL
     return named or _URL_WITH_PASSWORD.search(value) is not None
 

@@ -17,13 +17,7 @@ from samestep.errors import ConfigError, Mistake, TextError
 from samestep.parsing.limits import DEEPEST, check_shape, check_text, check_values, short
 from samestep.parsing.plain_yaml import parse_yaml
 
-_FREE_FORM = (
-    "params",
-    "distributed.network",
-    "launch.environment",
-    "optimizer.args",
-    "schedule.args",
-)
+_FREE_FORM = ("params", "distributed.network", "launch.environment", "optimizer.args", "schedule.args")
 """Keys whose inner names are not ours."""
 _PATHS = ("task", "fold.file")
 """Keys whose values are relative to the file that sets them."""
@@ -89,9 +83,7 @@ class FlatValues:
         joined = {
             key: _joined(self.values[key], value)
             for key, value in upper.values.items()
-            if key in _FREE_FORM
-            and isinstance(value, dict)
-            and isinstance(self.values.get(key), dict)
+            if key in _FREE_FORM and isinstance(value, dict) and isinstance(self.values.get(key), dict)
         }
         for key in joined:
             self._note_parts(key, upper, lines)

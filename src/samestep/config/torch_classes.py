@@ -51,9 +51,7 @@ def _classes(tree: ast.Module) -> dict[str, ast.ClassDef]:
     return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
-def _named(
-    wanted: Mapping[str, ast.ClassDef], known: Mapping[str, ast.ClassDef], base: str
-) -> NamedClasses:
+def _named(wanted: Mapping[str, ast.ClassDef], known: Mapping[str, ast.ClassDef], base: str) -> NamedClasses:
     found = {}
     for name in sorted(wanted, key=str.lower):
         family = _family(name, known)
@@ -85,7 +83,7 @@ def _takes(constructor: ast.FunctionDef) -> dict[str, inspect.Parameter]:
     found = constructor.args
     plain = [arg.arg for arg in found.args]
     optional = set(plain[len(plain) - len(found.defaults) :])
-    optional |= {arg.arg for arg, default in zip(found.kwonlyargs, found.kw_defaults, strict=True) if default}  # fmt: skip
+    optional |= {arg.arg for arg, default in zip(found.kwonlyargs, found.kw_defaults, strict=True) if default}
     kind, empty = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
     return {
         name: inspect.Parameter(name, kind, default=... if name in optional else empty)

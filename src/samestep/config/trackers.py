@@ -21,40 +21,26 @@ class WandbConfig(Section):
     project: Line | None = Field(None, description="W&B's project; the run's name if not set")
     entity: Line | None = Field(None, description="the user or team that it belongs to")
     group: Line | None = Field(None, description="runs that W&B shows together")
-    job_type: Line | None = Field(
-        None, description="what W&B calls the kind of run; a sweep sets sweep, trial or fold"
-    )
+    job_type: Line | None = Field(None, description="what W&B calls the kind of run; a sweep sets sweep, trial or fold")
     mode: Literal["online", "offline"] | None = Field(
         None, description="offline writes files for `wandb sync`; WANDB_MODE if not set"
     )
-    args: dict[str, Any] = Field(
-        {}, max_length=MOST_ENTRIES, description="further arguments of wandb.init"
-    )
+    args: dict[str, Any] = Field({}, max_length=MOST_ENTRIES, description="further arguments of wandb.init")
 
 
 class MlflowConfig(Section):
     """A run of MLflow."""
 
-    uri: Line | None = Field(
-        None, description="such as sqlite:///mlflow.db; MLFLOW_TRACKING_URI, or that, if not set"
-    )
-    experiment: Line | None = Field(
-        None, description="MLflow's experiment; the run's name if not set"
-    )
-    parent: Line | None = Field(
-        None, description="the id of the run that this one belongs to; a sweep sets it"
-    )
+    uri: Line | None = Field(None, description="such as sqlite:///mlflow.db; MLFLOW_TRACKING_URI, or that, if not set")
+    experiment: Line | None = Field(None, description="MLflow's experiment; the run's name if not set")
+    parent: Line | None = Field(None, description="the id of the run that this one belongs to; a sweep sets it")
 
 
 class TrackerClassConfig(Section):
     """A tracker of the user's own."""
 
-    name: Line = Field(
-        description="module:Class or FILE.py:Class, the path relative to this config"
-    )
-    args: dict[str, Any] = Field(
-        {}, max_length=MOST_ENTRIES, description="keyword arguments for the class"
-    )
+    name: Line = Field(description="module:Class or FILE.py:Class, the path relative to this config")
+    args: dict[str, Any] = Field({}, max_length=MOST_ENTRIES, description="keyword arguments for the class")
 
     @property
     def is_file(self) -> bool:
@@ -90,9 +76,7 @@ class TrackersConfig(Section):
             if PurePosixPath(pattern).is_absolute() or ".." in PurePosixPath(pattern).parts
         ]
         found += [
-            Mistake(
-                "trackers.classes", f"{entry.name!r} names no class: module:Class or FILE.py:Class"
-            )
+            Mistake("trackers.classes", f"{entry.name!r} names no class: module:Class or FILE.py:Class")
             for entry in self.classes
             if not entry.name.rpartition(":")[0] or not entry.name.rpartition(":")[2].isidentifier()
         ]

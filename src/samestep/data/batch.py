@@ -70,9 +70,7 @@ class LaneBatch:
             TaskError: The length of the run is not known: it trains for epochs of iterable data.
         """
         if self.moment.total_steps is None:
-            raise TaskError(
-                "batch.progress needs the number of steps: set steps, or steps_per_epoch, in the config"
-            )
+            raise TaskError("batch.progress needs the number of steps: set steps, or steps_per_epoch, in the config")
         return self.moment.step / self.moment.total_steps
 
     @property

@@ -43,9 +43,7 @@ class drawn:  # noqa: N801 - reads as a verb where it is used
     def __init__(self, get_batch: GetBatch, steps_per_epoch: int | None = None) -> None:
         _refuse_other_parameters(get_batch)
         if steps_per_epoch is not None and steps_per_epoch < 1:
-            raise TaskError(
-                f"samestep.drawn got steps_per_epoch={steps_per_epoch}: an epoch has some"
-            )
+            raise TaskError(f"samestep.drawn got steps_per_epoch={steps_per_epoch}: an epoch has some")
         self.get_batch, self.steps_per_epoch = get_batch, steps_per_epoch
 
 

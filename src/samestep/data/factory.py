@@ -17,12 +17,7 @@ from samestep.run_setup import RunSetup
 
 
 def open_source(
-    setup: RunSetup,
-    dataset: Any,
-    order: Order | None = None,
-    collate: Collate | None = None,
-    *,
-    digest: bool = False,
+    setup: RunSetup, dataset: Any, order: Order | None = None, collate: Collate | None = None, *, digest: bool = False
 ) -> Source:
     """The steps of a dataset.
 
@@ -35,9 +30,7 @@ def open_source(
     """
     if isinstance(dataset, drawn):
         if order is not None or collate is not None:
-            raise TaskError(
-                "samestep.drawn makes whole batches: it takes no order or collate function"
-            )
+            raise TaskError("samestep.drawn makes whole batches: it takes no order or collate function")
         return drawn_source(setup, dataset)
     if not is_map_style(dataset):
         return StreamSource(setup, dataset, collate, digest=digest)

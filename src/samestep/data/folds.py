@@ -58,9 +58,7 @@ class Folds:
             found = cls(samples, tuple(tuple(fold) for fold in valid), made)
             whole = sorted(i for fold in found.valid for i in fold) == list(range(samples))
         except (KeyError, TypeError):
-            raise TaskError(
-                f"the folds {path} are not what samestep cv --only-split writes"
-            ) from None
+            raise TaskError(f"the folds {path} are not what samestep cv --only-split writes") from None
         if not whole or len(found.valid) < 2 or not all(found.valid):
             raise TaskError(
                 f"the folds {path} are not whole: every sample must be in exactly one of at least two "
@@ -156,8 +154,7 @@ def refuse_rare(counts: Mapping[Any, int], k: int) -> None:
         shown = ", ".join(f"{label} has {count}" for count, label in rare[:_SHOWN])
         more = f" and {len(rare) - _SHOWN} more" if len(rare) > _SHOWN else ""
         raise PlanError(
-            f"{k} folds by label need {k} samples of each, and {shown}{more}: set fewer folds, or "
-            "stratify: none"
+            f"{k} folds by label need {k} samples of each, and {shown}{more}: set fewer folds, or stratify: none"
         )
 
 

@@ -230,9 +230,7 @@ class StreamSource(Source):
 
     samples = None
 
-    def __init__(
-        self, setup: RunSetup, dataset: Any, collate: Collate | None = None, *, digest: bool = False
-    ) -> None:
+    def __init__(self, setup: RunSetup, dataset: Any, collate: Collate | None = None, *, digest: bool = False) -> None:
         config = setup.config
         self.steps_per_epoch = config.steps_per_epoch
         self._setup, self._units = setup, setup.assignment.my_units
@@ -274,22 +272,11 @@ class StreamSource(Source):
             return _StepPortions(mine, filled, ragged=None)
         # One small collective a step: the price of data that does not know its length.
         states = self._setup.context.gather((bool(filled), all(p.full for _, p in mine)))
-        continues = (
-            all(full for _, full in states)
-            if self._setup.config.drop_last
-            else any(s for s, _ in states)
-        )
+        continues = all(full for _, full in states) if self._setup.config.drop_last else any(s for s, _ in states)
         ragged = not all(some for some, _ in states)
         return _StepPortions(mine, filled, ragged) if continues else None
 
-    def _step_data(
-        self,
-        here: _StepPortions,
-        epoch: int,
-        epoch_step: int,
-        index: int,
-        ends_epoch: bool,
-    ) -> StepData:
+    def _step_data(self, here: _StepPortions, epoch: int, epoch_step: int, index: int, ends_epoch: bool) -> StepData:
         batches = iter(LaneBatch(unit, portion.data, portion.ids) for unit, portion in here.filled)
         read: Callable[[], LaneBatch] = lambda: next(batches)  # noqa: E731
         units = tuple(unit for unit, _ in here.filled)
@@ -299,9 +286,8 @@ class StreamSource(Source):
     def _data_loader(self, start: Position) -> DataLoader[_Portion]:
         setup, loader = self._setup, self._setup.config.loader
         reader = _PortionReader(
-            self._streams, setup.batch, setup.assignment, setup.config.seed, start, self._collate,
-            self._digest,
-        )  # fmt: skip
+            self._streams, setup.batch, setup.assignment, setup.config.seed, start, self._collate, self._digest
+        )
         # The loader polls its workers in turn: only a divisor of the units keeps each unit's
         # stream with one worker.
         units = len(self._units)

@@ -74,9 +74,7 @@ def evaluation_parts(loader: DataLoader[Any], setup: RunSetup) -> LoaderParts:
     """
     batch_size_of(loader)
     if loader.drop_last:
-        raise TaskError(
-            "the DataLoader has drop_last=True: an evaluation takes every sample once. Remove it"
-        )
+        raise TaskError("the DataLoader has drop_last=True: an evaluation takes every sample once. Remove it")
     kind = type(loader.sampler)
     whole = kind in (SequentialSampler, DistributedSampler) or (
         isinstance(loader.sampler, RandomSampler)
@@ -94,10 +92,7 @@ def evaluation_parts(loader: DataLoader[Any], setup: RunSetup) -> LoaderParts:
 
 
 def _read_options(loader: DataLoader[Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "workers": loader.num_workers,
-        "pin_memory": loader.pin_memory or "auto",
-    }
+    found: dict[str, Any] = {"workers": loader.num_workers, "pin_memory": loader.pin_memory or "auto"}
     if loader.num_workers and loader.prefetch_factor is not None:
         found["prefetch"] = loader.prefetch_factor
     if loader.num_workers:
@@ -139,9 +134,7 @@ def _refuse_other_batch(loader: DataLoader[Any], setup: RunSetup) -> None:
     if size == whole:
         return
     world = setup.context.world
-    per_rank = f" If {size} was meant for each of {world} ranks, that is {size * world} in all:" * (
-        world > 1
-    )
+    per_rank = f" If {size} was meant for each of {world} ranks, that is {size * world} in all:" * (world > 1)
     raise TaskError(
         f"the DataLoader has batch_size={size}, and global_batch is {whole}. In samestep a DataLoader's "
         f"batch is the global batch, whatever the number of ranks.{per_rank} set both to one number. Where "
@@ -185,13 +178,9 @@ def _random(sampler: Any, samples: int) -> Order:
 
 def _weighted(sampler: Any) -> Order:
     if not sampler.replacement:
-        raise TaskError(
-            "the DataLoader's WeightedRandomSampler draws without replacement: set replacement=True"
-        )
+        raise TaskError("the DataLoader's WeightedRandomSampler draws without replacement: set replacement=True")
     # Read in every epoch: a loop may have changed them.
-    return lambda seed, epoch: orders.weighted(sampler.weights.tolist(), sampler.num_samples)(
-        seed, epoch
-    )
+    return lambda seed, epoch: orders.weighted(sampler.weights.tolist(), sampler.num_samples)(seed, epoch)
 
 
 def _subset(sampler: Any) -> Order:

@@ -12,15 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    Sampler,
-    Subset,
-    TensorDataset,
-    default_collate,
-)
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subset, TensorDataset, default_collate
 
 from samestep.data.batch import Collate, LaneBatch, Position, Source, StepData
 from samestep.data.device import pins_above, pins_memory
@@ -48,9 +40,7 @@ class _LaneReader(Dataset[Any]):
         self._fetch_many = getattr(dataset, "__getitems__", None)
 
     def __getitem__(self, request: LaneRequest) -> Any:
-        rows = (
-            _rows_of(self._dataset, request.indices) if self._collate is default_collate else None
-        )
+        rows = _rows_of(self._dataset, request.indices) if self._collate is default_collate else None
         if rows is not None:
             return rows
         reseed(request.seed)
@@ -85,12 +75,7 @@ class MapSource(Source):
     """Steps of a dataset that has a length and can be indexed."""
 
     def __init__(
-        self,
-        setup: RunSetup,
-        dataset: Any,
-        order: Order,
-        plan: EpochPlan,
-        collate: Collate | None = None,
+        self, setup: RunSetup, dataset: Any, order: Order, plan: EpochPlan, collate: Collate | None = None
     ) -> None:
         self.plan = plan
         self.samples, self.steps_per_epoch = plan.samples, plan.steps
@@ -112,10 +97,7 @@ class MapSource(Source):
         """This rank's units, and what each takes of the rank's part of a global batch."""
         size, first = self.plan.batch.lane_batch, self._span.start
         by_unit = [(unit, self._assignment.lanes_of(unit)) for unit in self._my_units]
-        return [
-            (unit, slice((lanes.start - first) * size, (lanes.stop - first) * size))
-            for unit, lanes in by_unit
-        ]
+        return [(unit, slice((lanes.start - first) * size, (lanes.stop - first) * size)) for unit, lanes in by_unit]
 
     def steps(self, start: Position, stop: int | None) -> Iterator[StepData]:
         step, read = start.step, self._reads(start.step, stop)
@@ -247,8 +229,4 @@ def as_it_is(batch: Any) -> Any:
 
 def is_map_style(dataset: Any) -> bool:
     """Whether a dataset can be indexed and has a length."""
-    return (
-        not isinstance(dataset, IterableDataset)
-        and isinstance(dataset, Sized)
-        and hasattr(dataset, "__getitem__")
-    )
+    return not isinstance(dataset, IterableDataset) and isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")

@@ -28,11 +28,7 @@ def _without_empty_lanes(setup: RunSetup, samples: int) -> RunSetup:
         return setup
     assignment = setup.assignment
     by_rank = tuple(deal_fewer(lanes, assignment.by_rank))
-    return replace(
-        setup,
-        planned=BatchPlan(size * lanes, lanes),
-        assignment=replace(assignment, by_rank=by_rank),
-    )
+    return replace(setup, planned=BatchPlan(size * lanes, lanes), assignment=replace(assignment, by_rank=by_rank))
 
 
 class SequentialSource(MapSource):
@@ -74,9 +70,7 @@ class SequentialSource(MapSource):
         for data in self.steps(Position(), self.plan.steps):
             yield self._round(data, enter_stream, copies)
 
-    def _round(
-        self, data: StepData, enter_stream: Callable[[int], None], copies: DeviceCopies
-    ) -> Iterator[LaneBatch]:
+    def _round(self, data: StepData, enter_stream: Callable[[int], None], copies: DeviceCopies) -> Iterator[LaneBatch]:
         for unit in self._setup.passes(data.units, data.samples):
             batch = data.read()
             enter_stream(self._number(unit, data.epoch_step))

@@ -87,11 +87,7 @@ class TorchCollectives(Collectives):
     """Over the default process group."""
 
     def __init__(
-        self,
-        device: torch.device,
-        activity: Activity,
-        signer: Signer | None = None,
-        timeout: timedelta | None = None,
+        self, device: torch.device, activity: Activity, signer: Signer | None = None, timeout: timedelta | None = None
     ) -> None:
         super().__init__(activity)
         self._timeout = timeout

@@ -18,12 +18,7 @@ import torch.distributed.nn.functional
 
 from samestep.config import Config, DistributedConfig
 from samestep.config.schema import Same
-from samestep.distributed.collectives import (
-    Collectives,
-    SoloCollectives,
-    TorchCollectives,
-    group_is_open,
-)
+from samestep.distributed.collectives import Collectives, SoloCollectives, TorchCollectives, group_is_open
 from samestep.distributed.health.activity import Activity
 from samestep.distributed.health.failure_report import report_end
 from samestep.distributed.health.heartbeat import Heartbeat
@@ -71,9 +66,7 @@ class RunContext(ABC):
         log: Lines for the terminal and for this rank's log file.
     """
 
-    def __init__(
-        self, collectives: Collectives, device: torch.device, local_rank: int, threads: int
-    ) -> None:
+    def __init__(self, collectives: Collectives, device: torch.device, local_rank: int, threads: int) -> None:
         self.collectives = collectives
         self.activity = collectives.activity
         self.device = device
@@ -197,9 +190,7 @@ class SingleProcessContext(RunContext):
     """A world of one: every lane is driven here and nothing is exchanged."""
 
     def __init__(self, device: torch.device | str = "cpu", threads: int | None = None) -> None:
-        super().__init__(
-            SoloCollectives(Activity()), torch.device(device), 0, threads or torch.get_num_threads()
-        )
+        super().__init__(SoloCollectives(Activity()), torch.device(device), 0, threads or torch.get_num_threads())
 
     def notify(self, event: str) -> None:
         del event  # nobody waits for it
@@ -332,11 +323,7 @@ def create_run_context(
 
 
 def _join_open_group(
-    section: DistributedConfig,
-    hardware: Hardware,
-    launch: LaunchFacts,
-    device: torch.device | None,
-    same: Same,
+    section: DistributedConfig, hardware: Hardware, launch: LaunchFacts, device: torch.device | None, same: Same
 ) -> RunContext:
     world, rank = dist.get_world_size(), dist.get_rank()
     at = f"this process is rank {rank} of {world} of the open process group"
@@ -361,9 +348,7 @@ def _open_group(section: DistributedConfig, place: Placement) -> RunContext:
         return _without_group(section, place, error)
     device, threads = torch.device(place.device.value), joined.threads
     signer = signer_of(process_environment(), f"objects of {joined.name}")
-    context = DDPContext(
-        device, place.local_rank.value, threads.value, section, True, joined.hosts, signer
-    )
+    context = DDPContext(device, place.local_rank.value, threads.value, section, True, joined.hosts, signer)
     context.log.main(
         f"Distributed training initialized: {place.backend.value} backend, "
         f"{place.world.value} processes on {counted(len(set(joined.hosts)), 'machine')}, {joined.cores} threads in all"

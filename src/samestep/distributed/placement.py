@@ -90,9 +90,7 @@ def share_of_a_rank(cpus: Fact[int], given: Fact[int] | None, local_world: int) 
     if given is not None:
         return given if given.value <= cpus.value else cpus
     share = max(1, cpus.value // local_world)
-    return Fact(
-        share, f"{cpus.value} CPUs over {counted(local_world, 'rank')} here ({cpus.reason})"
-    )
+    return Fact(share, f"{cpus.value} CPUs over {counted(local_world, 'rank')} here ({cpus.reason})")
 
 
 def decide_placement(
@@ -103,9 +101,7 @@ def decide_placement(
 
 
 class _Decision:
-    def __init__(
-        self, config: DistributedConfig, hardware: Hardware, launch: LaunchFacts, same: Same
-    ) -> None:
+    def __init__(self, config: DistributedConfig, hardware: Hardware, launch: LaunchFacts, same: Same) -> None:
         self.config, self.hardware, self.launch, self.same = config, hardware, launch, same
         self.mistakes: list[str] = []
 
@@ -146,9 +142,7 @@ class _Decision:
             self.launch.cpus_per_rank,
             self._thread_limit(local_world.value),
             shares_cpus=chosen is None,
-            one_machine=self.launch.external
-            and nodes.value == 1
-            and not self.launch.local_world_is_guessed,
+            one_machine=self.launch.external and nodes.value == 1 and not self.launch.local_world_is_guessed,
         )
 
     def _place_by_hand(self) -> tuple[Fact[int], ...]:
@@ -156,9 +150,7 @@ class _Decision:
         world = 1 if config.world_size == "auto" else config.world_size
         rank = 0 if config.rank == "auto" else config.rank
         nodes = 1 if config.num_nodes == "auto" else config.num_nodes
-        here = (
-            -(-world // nodes) if config.num_gpus_per_node == "auto" else config.num_gpus_per_node
-        )
+        here = -(-world // nodes) if config.num_gpus_per_node == "auto" else config.num_gpus_per_node
         node = rank // here if config.node_rank == "auto" else config.node_rank
         numbers = (world, rank, rank % here, here, nodes, node)
         return tuple(Fact(number, why) for number in numbers)
@@ -189,9 +181,7 @@ class _Decision:
     def _device(self, local_rank: int, local_world: int) -> Fact[str]:
         wanted, hardware = self.config.device, self.hardware
         if wanted == "cuda" and not hardware.cuda_available:
-            self.mistakes.append(
-                f"distributed.device is cuda but {hardware.cuda.reason}: set device: cpu or auto"
-            )
+            self.mistakes.append(f"distributed.device is cuda but {hardware.cuda.reason}: set device: cpu or auto")
         if wanted == "cpu" or not hardware.cuda_available:
             return Fact("cpu", "set in the config" if wanted == "cpu" else hardware.cuda.reason)
         ids = self.config.device_ids
@@ -225,9 +215,7 @@ class _Decision:
             return Fact("gloo", "set in the config" if wanted == "gloo" else "ranks run on CPUs")
         if "nccl" not in hardware.backends:
             if wanted == "nccl":
-                self.mistakes.append(
-                    "distributed.backend is nccl but this torch is built without it: set gloo"
-                )
+                self.mistakes.append("distributed.backend is nccl but this torch is built without it: set gloo")
             return Fact("gloo", "this torch is built without nccl")
         # Slurm and MPI may show each rank only its own GPU: ranks compare once they have met.
         masked = self.launch.launcher not in ("none", "environment", "torchrun")
@@ -246,9 +234,7 @@ class _Decision:
         address: Fact[str | None] = Fact(
             launch.master_addr, launch.reasons.get("master_addr", "one process needs none")
         )
-        port: Fact[int | None] = Fact(
-            launch.master_port, launch.reasons.get("master_port", "one process needs none")
-        )
+        port: Fact[int | None] = Fact(launch.master_port, launch.reasons.get("master_port", "one process needs none"))
         if config.master_addr != "auto":
             address = Fact(config.master_addr, "set in the config")
         if config.master_port != "auto":

@@ -33,9 +33,7 @@ class Reduced:
     """Bytes that every rank sends, and receives, in a second."""
 
 
-def try_all_reduce(
-    collectives: Collectives, device: torch.device, sizes: Sequence[int] = SIZES
-) -> list[Reduced]:
+def try_all_reduce(collectives: Collectives, device: torch.device, sizes: Sequence[int] = SIZES) -> list[Reduced]:
     """All-reduce every size a few times; skips sizes that a slow network leaves no time for.
 
     All ranks decide the same, by the slowest rank's time.
@@ -62,9 +60,7 @@ def try_all_reduce(
     return found
 
 
-def _whole_numbers(
-    count: int, rank: int, world: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def _whole_numbers(count: int, rank: int, world: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """What a rank brings and what all must get: sums that floats hold exactly in any order."""
     pattern = torch.arange(count, device=device).remainder_(251).add_(1).float()
     shares = [rank % 16 + 1 for rank in range(world)]

@@ -157,9 +157,7 @@ def _introduction(place: Placement) -> Introduction:
     )
 
 
-def _choose_interface(
-    place: Placement, mine: Introduction, ranks: Sequence[Introduction], log: RankLog
-) -> None:
+def _choose_interface(place: Placement, mine: Introduction, ranks: Sequence[Introduction], log: RankLog) -> None:
     environ = process_environment()
     for backend in dict.fromkeys((place.backend.value, "gloo")):  # which serves nccl's ranks, too
         if f"{backend.upper()}_SOCKET_IFNAME" in environ:

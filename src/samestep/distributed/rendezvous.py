@@ -94,9 +94,7 @@ def introduce(
         if time.monotonic() > deadline:
             raise InitError(f"not all {what}s arrived within {seconds:g} s")
         if mine.rank != 0:
-            patience.report(
-                f"waiting until all {what}s have arrived; {what} 0 reports which are missing"
-            )
+            patience.report(f"waiting until all {what}s have arrived; {what} 0 reports which are missing")
 
 
 def _introduction(one: dict[str, Any]) -> Introduction:
@@ -187,9 +185,7 @@ def _all_agree(store: Any, name: str, rank: int, world: int) -> bool:
     return True
 
 
-def _wait_for_all(
-    ours: _Documents, world: int, deadline: float, patience: Patience
-) -> list[dict[str, Any]]:
+def _wait_for_all(ours: _Documents, world: int, deadline: float, patience: Patience) -> list[dict[str, Any]]:
     pause: float = 0.002
     found: dict[int, dict[str, Any] | None] = dict.fromkeys(range(world))
     while True:

@@ -33,9 +33,7 @@ _SECONDS_TO_REPORT = 15.0
 """After that long, a rank reports what it is waiting for, and again after twice as long."""
 
 
-def serve_store(
-    address: str, ports: Sequence[int], name: str, seconds: float, signer: Signer | None = None
-) -> Any:
+def serve_store(address: str, ports: Sequence[int], name: str, seconds: float, signer: Signer | None = None) -> Any:
     """Rank 0's part: a store at the first of the ports that is free, at this address only."""
     taken = ""
     for port in ports:
@@ -142,11 +140,7 @@ def connect(address: str, port: int, seconds: float) -> Any:
         try:
             outcome.append(
                 dist.TCPStore(  # type: ignore[attr-defined]
-                    address,
-                    port,
-                    is_master=False,
-                    wait_for_workers=False,
-                    timeout=timedelta(seconds=seconds),
+                    address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=seconds)
                 )
             )
         except (RuntimeError, ValueError) as error:

@@ -46,11 +46,7 @@ class Chosen:
 
 
 def choose_interface(
-    mine: Introduction,
-    ranks: Ranks,
-    backend: str,
-    interfaces: Sequence[Interface],
-    named_address: str | None,
+    mine: Introduction, ranks: Ranks, backend: str, interfaces: Sequence[Interface], named_address: str | None
 ) -> Chosen | None:
     """The interface between the machines, where the backend would take another.
 
@@ -86,9 +82,7 @@ def _loopback(backend: str, interfaces: Sequence[Interface]) -> Chosen | None:
     return Chosen(variable, exactly + interface.name, "all ranks are on this machine")
 
 
-def _address_between(
-    mine: Introduction, ranks: Ranks, interfaces: Sequence[Interface]
-) -> str | None:
+def _address_between(mine: Introduction, ranks: Ranks, interfaces: Sequence[Interface]) -> str | None:
     """This machine's address in the network between the machines."""
     away = [rank for rank in ranks if rank.host != mine.host]
     if not away:

@@ -48,12 +48,7 @@ def _describe(groups: dict[str, list[RankReport]]) -> str:
 
 
 def _same(
-    check: str,
-    reports: Reports,
-    value: Callable[[RankReport], str],
-    severity: Severity,
-    why: str,
-    advice: str,
+    check: str, reports: Reports, value: Callable[[RankReport], str], severity: Severity, why: str, advice: str
 ) -> Finding:
     groups = _groups(reports, value)
     if len(groups) == 1:
@@ -82,9 +77,7 @@ def same_versions(reports: Reports) -> list[Finding]:
         )
         if finding.severity != "ok":
             different.append(finding)
-    return different or [
-        ok("same versions", "python, torch and samestep are the same on all ranks")
-    ]
+    return different or [ok("same versions", "python, torch and samestep are the same on all ranks")]
 
 
 def same_processors(reports: Reports) -> Finding:
@@ -136,8 +129,7 @@ def same_config(reports: Reports) -> Finding:
         reports,
         lambda report: f"config {report.config or 'none'}",
         "error",
-        "seed, batch and lanes decide what a rank computes: with another config it is a rank of "
-        "another run",
+        "seed, batch and lanes decide what a rank computes: with another config it is a rank of another run",
         "start all ranks with the same config file and overrides",
     )
 
@@ -154,8 +146,7 @@ def own_gpus(reports: Reports) -> Finding:
         return ok(check, "every rank has its own GPU")
     nccl = any(report.load.backend == "nccl" for report in on_gpu)
     places = "; ".join(
-        f"ranks {spans([member.place.rank for member in members])} on {members[0].place.host}"
-        for members in shared
+        f"ranks {spans([member.place.rank for member in members])} on {members[0].place.host}" for members in shared
     )
     return Finding(
         check,
@@ -199,8 +190,7 @@ def _idle(members: Reports, cpus: int) -> Finding:
     return Finding(
         "cpus",
         "note",
-        f"every rank is bound to its own {counted(cpus, 'CPU')}, but uses "
-        f"{counted(threads, 'thread')}",
+        f"every rank is bound to its own {counted(cpus, 'CPU')}, but uses {counted(threads, 'thread')}",
         "most of its CPUs stay idle: with same: bits on CPUs a rank computes with one thread, unless "
         "another number is set",
         "start a rank for each CPU, up to the number of lanes, which changes no bit; or set "

@@ -16,23 +16,11 @@ from samestep.doctor.agreement import check_agreement
 from samestep.doctor.facts import Load, Machine, RankReport, inspect_machine, load_of, space_of
 from samestep.doctor.findings import Examination, Finding, Place, at, merge, ok
 from samestep.doctor.machine import check_cpus, check_disk, check_machine
-from samestep.doctor.network import (
-    check_names,
-    check_network,
-    check_rendezvous,
-    try_rendezvous,
-)
+from samestep.doctor.network import check_names, check_network, check_rendezvous, try_rendezvous
 from samestep.environment.interfaces import resolve
 from samestep.environment.launch import LaunchFacts, detect_launch
 from samestep.environment.variables import agent_serves_store, process_environment
-from samestep.errors import (
-    CollectiveMismatch,
-    InitError,
-    LaunchError,
-    PeerLost,
-    RankHung,
-    SamestepError,
-)
+from samestep.errors import CollectiveMismatch, InitError, LaunchError, PeerLost, RankHung, SamestepError
 from samestep.words import counted
 
 _SECONDS = 30.0
@@ -50,11 +38,7 @@ Show = Callable[[Examination], None]
 
 
 def examine(
-    config: Config | None,
-    folder: Path | None,
-    *,
-    machine: Machine | None = None,
-    show: Show = lambda examination: None,
+    config: Config | None, folder: Path | None, *, machine: Machine | None = None, show: Show = lambda examination: None
 ) -> Examination:
     """Everything that would go wrong with a run started like this process.
 
@@ -120,11 +104,7 @@ def _same(config: Config | None) -> Same:
 
 
 def _look_here(
-    machine: Machine,
-    config: Config | None,
-    folder: Path,
-    launch: LaunchFacts | None,
-    place: Placement | None,
+    machine: Machine, config: Config | None, folder: Path, launch: LaunchFacts | None, place: Placement | None
 ) -> RankReport:
     """What this rank finds without the others."""
     load = load_of(place, config)
@@ -142,13 +122,7 @@ def _look_here(
         findings += [*check_plan(config, load), *check_fit(config, load, machine)]
         compared = digest(config)
     rank = 0 if place is None else place.rank.value
-    return RankReport(
-        Place(rank, machine.host),
-        machine,
-        load,
-        compared,
-        tuple(findings),
-    )
+    return RankReport(Place(rank, machine.host), machine, load, compared, tuple(findings))
 
 
 def check_launch(launch: LaunchFacts | None, machine: Machine) -> list[Finding]:
@@ -187,9 +161,7 @@ def _refusal(folder: Path) -> str:
     return ""
 
 
-def _meet(
-    place: Placement, environ: Mapping[str, str], seconds: float
-) -> tuple[list[Finding], bool]:
+def _meet(place: Placement, environ: Mapping[str, str], seconds: float) -> tuple[list[Finding], bool]:
     """What this rank finds at the rendezvous, and whether the group can be opened there."""
     address, port = place.master_addr.value, place.master_port.value
     # With several ports of the job to choose from, opening the group finds the right one.
@@ -201,11 +173,7 @@ def _meet(
 
 
 def _together(
-    context: RunContext,
-    report: RankReport,
-    met: list[Finding],
-    master: str | None,
-    folder: Path,
+    context: RunContext, report: RankReport, met: list[Finding], master: str | None, folder: Path
 ) -> Examination:
     """What all ranks found, and what they find between them: the same on every rank."""
     from samestep.doctor.ranks import try_ranks
@@ -218,16 +186,12 @@ def _together(
     return _examination(gathered, [*compared, *try_ranks(context, places, folder)])
 
 
-def _examination(
-    gathered: Sequence[tuple[RankReport, tuple[Finding, ...]]], between: Sequence[Finding]
-) -> Examination:
+def _examination(gathered: Sequence[tuple[RankReport, tuple[Finding, ...]]], between: Sequence[Finding]) -> Examination:
     """What ranks found by themselves, how they agree, and what was found between them."""
     reports = [report for report, _ in gathered]
     places = [report.place for report in reports]
     found = [
-        finding
-        for report, met in gathered
-        for finding in at(map(_disproved, (*report.findings, *met)), [report.place])
+        finding for report, met in gathered for finding in at(map(_disproved, (*report.findings, *met)), [report.place])
     ]
     found += at(check_agreement(reports), places)
     found += at(between, places)
@@ -244,9 +208,7 @@ def _is_rank(environ: Mapping[str, str]) -> bool:
 def _disproved(finding: Finding) -> Finding:
     """What could keep the process group from opening is at most a note once it is open."""
     if finding.check in _GROUP_CHECKS and finding.severity == "error":
-        return replace(
-            finding, severity="note", why=f"this time ranks could connect; but {finding.why}"
-        )
+        return replace(finding, severity="note", why=f"this time ranks could connect; but {finding.why}")
     return finding
 
 
@@ -261,9 +223,7 @@ def _compare_names(context: RunContext, places: list[Place], master: str | None)
     return check_names(places, resolved)
 
 
-def _alone(
-    report: RankReport, launch: LaunchFacts | None, wrong: list[Finding], show: Show
-) -> Examination:
+def _alone(report: RankReport, launch: LaunchFacts | None, wrong: list[Finding], show: Show) -> Examination:
     """What this rank found by itself, since it cannot reach the others."""
     rank, world = (None, 1) if launch is None else (launch.rank, launch.world)
     found = [*wrong, *report.findings, _cpus_of_this_rank(report)]
@@ -276,9 +236,7 @@ def _alone(
 def _cpus_of_this_rank(report: RankReport) -> Finding:
     load: Load = report.load
     ranks, machine = load.ranks_here, report.machine
-    return check_cpus(
-        len(machine.cpus), machine.cpu_quota, ranks, ranks * load.threads, ranks * load.workers
-    )
+    return check_cpus(len(machine.cpus), machine.cpu_quota, ranks, ranks * load.threads, ranks * load.workers)
 
 
 def _only_one() -> Finding:

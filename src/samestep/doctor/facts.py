@@ -136,11 +136,7 @@ def inspect_machine(environ: Mapping[str, str], *, quick: bool = False) -> Machi
     hardware, version, kernels, gpus = _seen_by_torch(environ, quick)
     return Machine(
         hardware=hardware,
-        versions={
-            "python": platform.python_version(),
-            "torch": version,
-            "samestep": __version__,
-        },
+        versions={"python": platform.python_version(), "torch": version, "samestep": __version__},
         processor=f"{platform.machine()} {kernels}".rstrip(),
         cpus=allowed_cpus(),
         numa=_numa(),
@@ -156,9 +152,7 @@ def inspect_machine(environ: Mapping[str, str], *, quick: bool = False) -> Machi
     )
 
 
-def _seen_by_torch(
-    environ: Mapping[str, str], quick: bool
-) -> tuple[Hardware, str, str, tuple[str, ...]]:
+def _seen_by_torch(environ: Mapping[str, str], quick: bool) -> tuple[Hardware, str, str, tuple[str, ...]]:
     """The hardware, torch's version, the instructions that it chose, the GPUs."""
     build = installed_torch() if quick and "torch" not in sys.modules else None
     found = None if build is None else hardware_without_torch(environ)

@@ -11,13 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from samestep.bench.memory_model import (
-    bytes_of,
-    gradient_sets,
-    predict_exchange,
-    predict_gathered,
-    predict_optimizers,
-)
+from samestep.bench.memory_model import bytes_of, gradient_sets, predict_exchange, predict_gathered, predict_optimizers
 from samestep.config import Config
 from samestep.doctor.facts import Load, Machine
 from samestep.doctor.findings import Finding, ok
@@ -74,11 +68,7 @@ class _Model:
         sharded = shard != "none" and world > 1
         owns = owners.is_mine if sharded else (lambda param: True)
         assignment = LaneAssignment(tuple(by_rank), largest, fused=config.same == "samples")
-        units = (
-            cut_units(self.modules[0], named, section.shard_blocks)
-            if sharded and shard == "weights"
-            else ()
-        )
+        units = cut_units(self.modules[0], named, section.shard_blocks) if sharded and shard == "weights" else ()
         states, update = predict_optimizers(self.optimizers, self.device, owns)
         if states is None:
             return None
@@ -130,9 +120,7 @@ def _advice(model: _Model, config: Config, world: int, available: int) -> str:
             held = model.held(config, ranks, shard)
             if held is not None and held <= available:
                 on = "" if ranks == world else f" on {ranks} ranks"
-                return (
-                    f"set distributed.shard: {shard}{on}, which takes {format_bytes(held)} per rank"
-                )
+                return f"set distributed.shard: {shard}{on}, which takes {format_bytes(held)} per rank"
     return "no distributed.shard makes it fit: use a smaller model, more lanes and ranks, or GPUs with more memory"
 
 

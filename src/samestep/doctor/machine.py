@@ -167,8 +167,7 @@ def check_cpus(cpus: int, quota: float | None, ranks: int, threads: int, workers
             "warning",
             f"{counted(ranks, 'rank')} on {have}",
             "ranks take turns, and every exchange waits for the one whose turn is last",
-            f"start at most {max(1, int(usable))} here, or request more CPUs (sbatch "
-            "--cpus-per-task, docker --cpus)",
+            f"start at most {max(1, int(usable))} here, or request more CPUs (sbatch --cpus-per-task, docker --cpus)",
         )
     if threads > usable:
         return Finding(
@@ -234,10 +233,8 @@ def check_memory(memory: Space | None, load: Load) -> Finding:
         return Finding(
             check,
             "warning",
-            f"{format_bytes(memory.free)} free of {format_bytes(memory.total)} for "
-            f"{counted(load.ranks_here, 'rank')}",
-            "a rank takes half a gigabyte before it has a model; the kernel silently kills what "
-            "does not fit",
+            f"{format_bytes(memory.free)} free of {format_bytes(memory.total)} for {counted(load.ranks_here, 'rank')}",
+            "a rank takes half a gigabyte before it has a model; the kernel silently kills what does not fit",
             "start fewer ranks here, or request more memory (sbatch --mem, docker --memory)",
         )
     return ok(check, f"{format_bytes(memory.total)} for {counted(load.ranks_here, 'rank')}")

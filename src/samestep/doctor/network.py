@@ -89,8 +89,7 @@ def check_rendezvous(rendezvous: Rendezvous, load: Load) -> Finding:
             "error",
             f"the name {rendezvous.address} cannot be resolved on this machine",
             "this rank does not find rank 0, and all wait until the timeout",
-            "set MASTER_ADDR to an address that every machine reaches, or add the name to "
-            "/etc/hosts",
+            "set MASTER_ADDR to an address that every machine reaches, or add the name to /etc/hosts",
         )
     # Rank 0's own machine may well call itself 127.0.1.1: its store listens where others come from.
     local = rendezvous.address == "localhost" or rendezvous.addresses == (rendezvous.address,)
@@ -107,8 +106,7 @@ def check_rendezvous(rendezvous: Rendezvous, load: Load) -> Finding:
             check,
             "error",
             f"port {rendezvous.port} cannot be listened at: {rendezvous.failure}",
-            "rank 0 waits for the others there; something else already uses it, often a run that "
-            "did not end",
+            "rank 0 waits for the others there; something else already uses it, often a run that did not end",
             "set MASTER_PORT to another port, or end what `ss -ltnp` shows there",
         )
     if rendezvous.failure:
@@ -198,17 +196,13 @@ def _matches(named: str, there: Sequence[str], exact: bool) -> bool:
     return any(name.startswith(part) for part in wanted for name in there)
 
 
-def check_names(
-    places: Sequence[Place], resolved: Sequence[Mapping[str, tuple[str, ...]]]
-) -> list[Finding]:
+def check_names(places: Sequence[Place], resolved: Sequence[Mapping[str, tuple[str, ...]]]) -> list[Finding]:
     """Whether every name means the same machine to every rank; `resolved` is by rank."""
     found = []
     for name in sorted({name for names in resolved for name in names}):
         # A machine may resolve its own name to anything, often 127.0.1.1.
         others = [
-            (place, names.get(name, ()))
-            for place, names in zip(places, resolved, strict=True)
-            if place.host != name
+            (place, names.get(name, ())) for place, names in zip(places, resolved, strict=True) if place.host != name
         ]
         known = [set(addresses) for _, addresses in others if addresses]
         common = set.intersection(*known) if known else set()

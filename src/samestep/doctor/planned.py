@@ -166,6 +166,4 @@ def _of_mistakes(check: str, name: str, mistakes: Sequence[Mistake]) -> Finding:
     if not mistakes:
         return ok(check, name)
     found = "; ".join(map(str, mistakes))
-    return Finding(
-        check, "error", found, "training refuses to start", f"change the {check} section"
-    )
+    return Finding(check, "error", found, "training refuses to start", f"change the {check} section")

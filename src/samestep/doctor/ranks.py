@@ -77,20 +77,15 @@ def check_clocks(rounds: Sequence[Sequence[Clock]], places: Places) -> Finding:
     times = [now for now, _ in best]
     skew = max(times) - min(times)
     if skew - doubt <= _SKEW_ALLOWED:
-        return ok(
-            check,
-            f"within {format_seconds(skew)}, measured by an exchange of {format_seconds(doubt)}",
-        )
+        return ok(check, f"within {format_seconds(skew)}, measured by an exchange of {format_seconds(doubt)}")
     middle = sorted(times)[len(times) // 2]
     odd = tuple(r for r, now in enumerate(times) if abs(now - middle) > _SKEW_ALLOWED)
     hosts = tuple(sorted({places[rank].host for rank in odd}))
     return Finding(
         check,
         "warning",
-        f"{skew:.1f} s apart, by up to {max(abs(t - middle) for t in times):.1f} s on "
-        f"ranks {spans(odd)}",
-        "logs of different ranks cannot be put in one order, and shared file systems mistake new "
-        "files for old ones",
+        f"{skew:.1f} s apart, by up to {max(abs(t - middle) for t in times):.1f} s on ranks {spans(odd)}",
+        "logs of different ranks cannot be put in one order, and shared file systems mistake new files for old ones",
         "run chrony or ntpd on these machines",
         ranks=odd,
         hosts=hosts,
@@ -118,9 +113,7 @@ def share_folder(context: RunContext, places: Places, folder: Path) -> list[Find
     left = context.broadcast(left)
     found = [check_sharing(where, waits, places, refusal)]
     if left:
-        found.append(
-            Finding("shared folder", "note", left, "the check should leave nothing", "remove it")
-        )
+        found.append(Finding("shared folder", "note", left, "the check should leave nothing", "remove it"))
     return found
 
 
@@ -163,9 +156,7 @@ def _remove(folder: Path, name: str, made: Sequence[Path]) -> str:
     return ""
 
 
-def check_sharing(
-    folder: str, waits: Sequence[float | None], places: Places, refusal: str
-) -> Finding:
+def check_sharing(folder: str, waits: Sequence[float | None], places: Places, refusal: str) -> Finding:
     """Whether every rank saw rank 0's file; `waits` are the seconds it took, by rank."""
     check = "shared folder"
     if refusal:
@@ -186,16 +177,13 @@ def check_sharing(
             "error",
             f"rank 0's file in {folder} was not seen by ranks {spans(blind)} on "
             f"{', '.join(hosts)} within {_SECONDS_TO_SEE_A_FILE:g} s",
-            "a run that resumes from a checkpoint needs it on every rank: these ranks would not "
-            "find it",
+            "a run that resumes from a checkpoint needs it on every rank: these ranks would not find it",
             "set run_dir to a folder on a file system that all machines share, by the same path",
             ranks=blind,
             hosts=hosts,
         )
     slowest = max(waited for waited in waits if waited is not None)
-    return ok(
-        check, f"all ranks see what rank 0 writes to {folder}, after {format_seconds(slowest)}"
-    )
+    return ok(check, f"all ranks see what rank 0 writes to {folder}, after {format_seconds(slowest)}")
 
 
 def check_all_reduce(results: Sequence[Reduced], places: Places) -> list[Finding]:
@@ -226,12 +214,9 @@ def check_all_reduce(results: Sequence[Reduced], places: Places) -> list[Finding
             Finding(
                 "all-reduce",
                 "note",
-                f"{format_bytes(largest.bus_bytes)}/s between machines at "
-                f"{format_bytes(largest.size)}",
-                "that is what a 1 Gbit network gives: gradients of 100 million parameters take "
-                "seconds a step",
-                "if there is a faster network, choose its interface with GLOO_SOCKET_IFNAME or "
-                "NCCL_SOCKET_IFNAME",
+                f"{format_bytes(largest.bus_bytes)}/s between machines at {format_bytes(largest.size)}",
+                "that is what a 1 Gbit network gives: gradients of 100 million parameters take seconds a step",
+                "if there is a faster network, choose its interface with GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME",
             )
         )
     return found

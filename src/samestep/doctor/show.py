@@ -9,12 +9,7 @@ from collections import Counter
 from samestep.doctor.findings import SEVERITIES, Examination, Finding, Severity
 from samestep.words import counted
 
-_STYLES: dict[Severity, str] = {
-    "ok": "green",
-    "note": "cyan",
-    "warning": "yellow",
-    "error": "bold red",
-}
+_STYLES: dict[Severity, str] = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
 
 
 def print_examination(examination: Examination, as_json: bool = False) -> None:

@@ -19,9 +19,7 @@ class Limits:
     """Bytes."""
 
 
-def read_limits(
-    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
-) -> Limits:
+def read_limits(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> Limits:
     """The tightest limits of this process's groups and of all groups around them."""
     cpus, memory = [], []
     for folder in _groups(root, read_text(membership) or ""):

@@ -15,7 +15,4 @@ def interpreter_words(module: str = "samestep") -> tuple[str, ...]:
     if sys.version_info >= (3, 11):
         return ("-P", "-m", module)
     program = "from runpy import run_module as run; run"  # Python 3.10 has no -P
-    return (
-        "-c",
-        f"import sys; del sys.path[0]; {program}({module!r}, run_name='__main__', alter_sys=True)",
-    )
+    return ("-c", f"import sys; del sys.path[0]; {program}({module!r}, run_name='__main__', alter_sys=True)")

@@ -169,8 +169,7 @@ class _Reader:
         world = self._must("world", source.world)
         if not 0 <= rank < world:
             raise LaunchError(
-                f"{source.rank}={rank} does not fit a world of {world} ranks: "
-                f"ranks run from 0 to {world - 1}"
+                f"{source.rank}={rank} does not fit a world of {world} ranks: ranks run from 0 to {world - 1}"
             )
         nodes = self._may("nodes", source.nodes, 0, "ranks over ranks per node")
         local_world = self._local_world(world, nodes)
@@ -180,12 +179,8 @@ class _Reader:
                 "at what was exported before the launch"
             )
         nodes = nodes or -(-world // local_world)
-        local_rank = self._may(
-            "local_rank", source.local_rank, rank % local_world, "rank modulo ranks per node"
-        )
-        node_rank = self._may(
-            "node_rank", source.node_rank, rank // local_world, "rank over ranks per node"
-        )
+        local_rank = self._may("local_rank", source.local_rank, rank % local_world, "rank modulo ranks per node")
+        node_rank = self._may("node_rank", source.node_rank, rank // local_world, "rank over ranks per node")
         if not 0 <= local_rank < local_world <= world:
             raise LaunchError(
                 f"local rank {local_rank} ({self.reasons['local_rank']}) does not fit {local_world} "
@@ -252,9 +247,7 @@ class _Reader:
             )
         return number
 
-    def _master(
-        self, world: int, local_world: int, job: str | None
-    ) -> tuple[str | None, tuple[int, ...]]:
+    def _master(self, world: int, local_world: int, job: str | None) -> tuple[str | None, tuple[int, ...]]:
         address = self.environ.get("MASTER_ADDR")
         nodelist = self._nodelist()
         if address is not None:

@@ -30,9 +30,7 @@ def _expand(part: str) -> list[str]:
         first, _, last = span.partition("-")
         low, high = whole_number(first), whole_number(last or first)
         if low is None or high is None or high - low >= _MOST_HOSTS:
-            raise LaunchError(
-                f"the Slurm node list has {short(repr(part))}, which is no range of hosts"
-            )
+            raise LaunchError(f"the Slurm node list has {short(repr(part))}, which is no range of hosts")
         numbers += (str(number).zfill(len(first)) for number in range(low, high + 1))
     return [f"{before}{number}{tail}" for number in numbers for tail in _expand(after)]
 

@@ -28,9 +28,7 @@ class BatchPlan:
 
     def __post_init__(self) -> None:
         if self.lane_count < 1 or self.global_batch < 1:
-            raise PlanError(
-                f"global_batch {self.global_batch} and lanes {self.lane_count} must both be at least 1"
-            )
+            raise PlanError(f"global_batch {self.global_batch} and lanes {self.lane_count} must both be at least 1")
         if self.lane_count > self.global_batch:
             raise PlanError(
                 f"lanes is {self.lane_count} but global_batch is {self.global_batch}: a lane needs at "

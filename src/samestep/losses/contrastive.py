@@ -64,9 +64,7 @@ def supcon(
     return factor * total / valid.clamp(min=1)
 
 
-def nt_xent(
-    embeddings: Tensor, temperature: float = 0.5, rows_at_once: int | None = None
-) -> Tensor:
+def nt_xent(embeddings: Tensor, temperature: float = 0.5, rows_at_once: int | None = None) -> Tensor:
     """SimCLR's loss: the views of one sample attract each other, all others repel.
 
     Args:
@@ -85,9 +83,7 @@ def nt_xent(
     return supcon(embeddings, itself, temperature, rows_at_once=rows_at_once)
 
 
-def clip(
-    left: Tensor, right: Tensor, scale: Tensor | float, rows_at_once: int | None = None
-) -> Tensor:
+def clip(left: Tensor, right: Tensor, scale: Tensor | float, rows_at_once: int | None = None) -> Tensor:
     """CLIP's loss: each left embedding finds its right one among all, and the other way round.
 
     Args:
@@ -99,9 +95,7 @@ def clip(
     left, right = _pairs(left, right)
     targets = torch.arange(len(left), device=left.device)
 
-    def piece(
-        at: slice, left: Tensor, right: Tensor, scale: Tensor | float
-    ) -> tuple[Tensor, Tensor]:
+    def piece(at: slice, left: Tensor, right: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor]:
         there = F.cross_entropy(left[at] @ right.T * scale, targets[at], reduction="sum")
         back = F.cross_entropy(right[at] @ left.T * scale, targets[at], reduction="sum")
         return there + back, (targets[at] >= 0).sum()
@@ -111,11 +105,7 @@ def clip(
 
 
 def siglip(
-    left: Tensor,
-    right: Tensor,
-    scale: Tensor | float,
-    bias: Tensor | float,
-    rows_at_once: int | None = None,
+    left: Tensor, right: Tensor, scale: Tensor | float, bias: Tensor | float, rows_at_once: int | None = None
 ) -> Tensor:
     """SigLIP's loss: for each pair of a left and a right embedding, whether they belong together.
 
@@ -140,9 +130,7 @@ def siglip(
     return total / count
 
 
-def _by_pieces(
-    piece: Piece, anchors: int, at_once: int | None, *tensors: Tensor | float
-) -> tuple[Tensor, Tensor]:
+def _by_pieces(piece: Piece, anchors: int, at_once: int | None, *tensors: Tensor | float) -> tuple[Tensor, Tensor]:
     """The sums of what `piece` returns for some anchors at a time."""
     if at_once is not None:
         _check("rows_at_once", at_once)

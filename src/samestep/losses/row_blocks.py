@@ -77,12 +77,7 @@ class _AnchorSum(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        piece: Piece,
-        anchors: int,
-        at_once: int | None,
-        shared: SharedRows | None,
-        *tensors: Tensor | float,
+        ctx: Any, piece: Piece, anchors: int, at_once: int | None, shared: SharedRows | None, *tensors: Tensor | float
     ) -> tuple[Tensor, Tensor]:
         ctx.wanted = ctx.needs_input_grad[4:]
         blocks, mine = (1, range(1)) if shared is None else (shared.blocks, shared.mine)
@@ -110,9 +105,7 @@ class _AnchorSum(torch.autograd.Function):
 _anchor_sum: Callable[..., tuple[Tensor, Tensor]] = _AnchorSum.apply
 
 
-def _block_sum(
-    piece: Piece, rows: range, at_once: int, tensors: tuple[Tensor | float, ...], wanted: Any
-) -> Tensor:
+def _block_sum(piece: Piece, rows: range, at_once: int, tensors: tuple[Tensor | float, ...], wanted: Any) -> Tensor:
     """What some anchors contribute, how many of them count, and their gradients: one vector."""
     trained = _trained(tensors, wanted)
     leaves = [tensor.detach().requires_grad_() for tensor in trained]

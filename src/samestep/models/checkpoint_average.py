@@ -104,10 +104,7 @@ def _choose(run: Path, config: Config, count: int, by: By) -> list[FoundCheckpoi
     usable = [found for found in listed if not found.wrong]
     rule = config.best
     if by == "best":
-        found, which = (
-            rank_by_metric(usable, rule.model_dump())[:count],
-            f"whose {rule.metric} is known",
-        )
+        found, which = (rank_by_metric(usable, rule.model_dump())[:count], f"whose {rule.metric} is known")
         key = "checkpoint.keep_best"
     else:
         found, which, key = usable[-count:], "that can be used", "checkpoint.keep_last"
@@ -128,9 +125,7 @@ def _choose(run: Path, config: Config, count: int, by: By) -> list[FoundCheckpoi
 class _RebuiltRun:
     """The run's model and data, created as the run creates them."""
 
-    def __init__(
-        self, config: Config, context: RunContext, chosen: Sequence[FoundCheckpoint]
-    ) -> None:
+    def __init__(self, config: Config, context: RunContext, chosen: Sequence[FoundCheckpoint]) -> None:
         self._setup = RunSetup.create(config, context)
         self._step = chosen[-1].step - 1
         self._task: Task = load_task(config)
@@ -159,26 +154,19 @@ class _RebuiltRun:
     def measure_batchnorm(self) -> bool:
         """Estimate BatchNorm's statistics; False if the model has none."""
         task, data = self._task, self._train_data
-        return measure_batchnorm(
-            self._setup, self._modules, task.forward_pass, data, task.order(data), task.collate
-        )
+        return measure_batchnorm(self._setup, self._modules, task.forward_pass, data, task.order(data), task.collate)
 
     def evaluate(self) -> Values:
         """The values of the model on the validation set, if there is one."""
         if self._valid_data is None:
             return {}
-        evaluation = TaskEvaluation(
-            self._setup, self._task, self._train_data, self._valid_data, self._step
-        )
+        evaluation = TaskEvaluation(self._setup, self._task, self._train_data, self._valid_data, self._step)
         return evaluation.measure(self._modules, Moment(self._step))
 
 
 def _write(averaged: Averaged, model: dict[str, Tensor]) -> None:
     """Write the mean under a temporary name, and rename it once it is on the disk."""
-    metadata = {
-        "steps": json.dumps(list(averaged.checkpoints)),
-        "metrics": json.dumps(averaged.values),
-    }
+    metadata = {"steps": json.dumps(list(averaged.checkpoints)), "metrics": json.dumps(averaged.values)}
     files, partial = Files(), averaged.path.with_name(averaged.path.name + PARTIAL)
     tensors = Snapshot().take(model)
     try:
@@ -189,6 +177,4 @@ def _write(averaged: Averaged, model: dict[str, Tensor]) -> None:
         files.replace(partial, averaged.path)
         files.sync(averaged.path.parent)
     except OSError as error:
-        raise CheckpointError(
-            f"{averaged.path} could not be written: {error.strerror or error}"
-        ) from error
+        raise CheckpointError(f"{averaged.path} could not be written: {error.strerror or error}") from error

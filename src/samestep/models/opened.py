@@ -83,6 +83,4 @@ def dataset_of(task: Task, data: str) -> Any:
 def refuse_without_embeddings(task: Task) -> None:
     """Refuse a task that does not say what its embeddings are."""
     if not task.has_embeddings:
-        raise TaskError(
-            f"{type(task).__name__} has no embeddings: define eval_embed(self, model, batch)"
-        )
+        raise TaskError(f"{type(task).__name__} has no embeddings: define eval_embed(self, model, batch)")

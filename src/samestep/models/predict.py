@@ -92,23 +92,17 @@ def predict_once(request: Request, context: RunContext) -> Predicted:
     kind = format_of(request.output, request.format)
     # Chosen once for all ranks: a run that is still training saves and removes checkpoints.
     step = context.broadcast(_choose_step(request) if context.is_main else 0)
-    opened = open_trained(
-        request.run, step, context, request.weights, request.batch, request.overrides, request.trust
-    )
+    opened = open_trained(request.run, step, context, request.weights, request.batch, request.overrides, request.trust)
     if request.kind == "embeddings":
         refuse_without_embeddings(opened.task)
     dataset = dataset_of(opened.task, request.data)
     prediction = _Prediction(opened.setup, opened.trained, dataset, request)
     doing = "Embedding" if request.kind == "embeddings" else "Predicting"
-    context.log.main(
-        f"{doing} {len(dataset)} samples with the {request.weights} weights of step {step}"
-    )
+    context.log.main(f"{doing} {len(dataset)} samples with the {request.weights} weights of step {step}")
     with new_table(request.output, kind) if context.is_main else nullcontext() as table:
         prediction.run(table)
         columns = () if table is None else table.names
-    predicted = Predicted(
-        str(request.output), kind, len(dataset), columns, step, request.weights, context.world
-    )
+    predicted = Predicted(str(request.output), kind, len(dataset), columns, step, request.weights, context.world)
     return context.broadcast(predicted)  # no rank succeeds before the file is complete
 
 
@@ -196,9 +190,7 @@ def _column(name: str, value: Any) -> Column:
         value = (value.float() if half else value).cpu().numpy()
     if isinstance(value, np.ndarray):
         if value.ndim == 0:
-            raise TaskError(
-                f"predict() returned one number as column {name!r}: return one per sample"
-            )
+            raise TaskError(f"predict() returned one number as column {name!r}: return one per sample")
         if value.dtype.kind == "f" and value.dtype.itemsize < 4:
             return value.astype(np.float32)
         known = value.dtype.kind in "biuf" and value.dtype.itemsize <= 8
@@ -223,6 +215,5 @@ def _plain(name: str, value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TaskError(
-        f"predict() returned a {type(value).__name__} in column {name!r}: return numbers, text, or "
-        "lists of them"
+        f"predict() returned a {type(value).__name__} in column {name!r}: return numbers, text, or lists of them"
     )

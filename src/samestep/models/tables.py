@@ -152,8 +152,7 @@ class ParquetTable(Table):
         except (self._arrow.ArrowInvalid, self._arrow.ArrowTypeError, OverflowError) as error:
             before = "" if wanted is None else f" of {wanted}, as in the rows before"
             raise TaskError(
-                f"column {name!r} is not of one type{before}: {error}. Parquet needs that; "
-                ".jsonl does not"
+                f"column {name!r} is not of one type{before}: {error}. Parquet needs that; .jsonl does not"
             ) from None
         if wanted is not None and array.type != wanted:
             raise TaskError(

@@ -108,11 +108,7 @@ class _Group:
     takes longer than the kernels where all are of one.
     """
 
-    def __init__(
-        self,
-        params: Sequence[Parameter],
-        norm: Callable[[Sequence[Parameter]], Tensor] | None,
-    ) -> None:
+    def __init__(self, params: Sequence[Parameter], norm: Callable[[Sequence[Parameter]], Tensor] | None) -> None:
         self.params = list(params)
         self._norm = norm
         self._of_one_kind = len({(param.dtype, param.device) for param in self.params}) == 1

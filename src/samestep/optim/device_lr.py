@@ -12,10 +12,7 @@ from torch.optim import Optimizer
 
 def takes_rate_from_device(optimizer: Optimizer) -> bool:
     """Whether the optimizer reads its rates on the device: fused and capturable ones do."""
-    return all(
-        bool(group.get("fused")) or bool(group.get("capturable"))
-        for group in optimizer.param_groups
-    )
+    return all(bool(group.get("fused")) or bool(group.get("capturable")) for group in optimizer.param_groups)
 
 
 class DeviceRates:
@@ -31,9 +28,7 @@ class DeviceRates:
             able = [optimizer for optimizer in optimizers if takes_rate_from_device(optimizer)]
             self._groups = [group for optimizer in able for group in optimizer.param_groups]
         self._known: list[float] = [float(group["lr"]) for group in self._groups]
-        self._tensors: list[Tensor] = [
-            torch.tensor(rate, dtype=torch.float32, device=device) for rate in self._known
-        ]
+        self._tensors: list[Tensor] = [torch.tensor(rate, dtype=torch.float32, device=device) for rate in self._known]
         self._numbers: list[float] = []
         """What the groups had before the tensors were put there."""
 

@@ -32,9 +32,7 @@ def refuse_joint_updates(optimizers: Sequence[Optimizer]) -> None:
 
 
 def _why_joint(optimizer: Optimizer) -> str:
-    inner = [
-        type(held).__name__ for held in vars(optimizer).values() if isinstance(held, Optimizer)
-    ]
+    inner = [type(held).__name__ for held in vars(optimizer).values() if isinstance(held, Optimizer)]
     if inner:
         return f"holds another optimizer ({inner[0]}), whose states are its own"
     if type(optimizer).__module__.startswith("torch.optim."):

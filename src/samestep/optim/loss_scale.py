@@ -108,9 +108,7 @@ class LossScale(CheckedScaling):
         rules, overflow = self._rules, self.found
         if rules.hysteresis > 1:
             overflow = self._counting_down(overflow)
-        torch._amp_update_scale_(
-            self.scale, self._good, overflow, rules.growth, rules.backoff, rules.interval
-        )
+        torch._amp_update_scale_(self.scale, self._good, overflow, rules.growth, rules.backoff, rules.interval)
         self.scale.clamp_(rules.min, rules.max)
         if isinstance(count, Tensor):
             self._counted.copy_(torch.maximum(self._counted, _power_of_two_tensor(count)))
@@ -121,21 +119,14 @@ class LossScale(CheckedScaling):
     def _counting_down(self, overflow: Tensor) -> Tensor:
         """1 only for the overflow that is one too many; every overflow restarts the growth."""
         bad = overflow > 0
-        self._good.masked_fill_(
-            bad, -1
-        )  # which torch counts up to 0 if there is no overflow for it
+        self._good.masked_fill_(bad, -1)  # which torch counts up to 0 if there is no overflow for it
         left = torch.where(bad, self._left - 1, float(self._rules.hysteresis))
         shrinks = left <= 0
         self._left.copy_(torch.where(shrinks, float(self._rules.hysteresis), left))
         return shrinks.to(overflow.dtype)
 
     def _tensors(self) -> dict[str, Tensor]:
-        return {
-            "scale": self.scale,
-            "good steps": self._good,
-            "overflows left": self._left,
-            "counted": self._counted,
-        }
+        return {"scale": self.scale, "good steps": self._good, "overflows left": self._left, "counted": self._counted}
 
     def state_dict(self) -> dict[str, Any]:
         return dict(self._tensors())

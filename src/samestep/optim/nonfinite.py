@@ -28,9 +28,7 @@ class FiniteGuard:
     skip, the update decides on the device, and a skipped step leaves the buffers as they were.
     """
 
-    def __init__(
-        self, context: RunContext, modules: Sequence[nn.Module], remembered: int, scaling: Scaling
-    ) -> None:
+    def __init__(self, context: RunContext, modules: Sequence[nn.Module], remembered: int, scaling: Scaling) -> None:
         """Args:
         context: This process's place in the run.
         modules: Whose buffers a skipped step leaves as they were.
@@ -91,9 +89,7 @@ class FiniteGuard:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._in_a_row = state["skipped in a row"]
 
-    def refuse_bad_weights(
-        self, step: int, params: Sequence[Parameter], is_sharded: bool = False
-    ) -> None:
+    def refuse_bad_weights(self, step: int, params: Sequence[Parameter], is_sharded: bool = False) -> None:
         """Before a save: a finite loss can leave weights that are not.
 
         Args:

@@ -57,9 +57,7 @@ class OptimizerCalls:
             self._is_ours = False
 
     def answer(
-        self,
-        instead: Callable[[Optimizer], None],
-        around: Callable[[], AbstractContextManager[None]] = nullcontext,
+        self, instead: Callable[[Optimizer], None], around: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> None:
         """From now on, let the loop's own calls of `step` do this instead.
 

@@ -25,9 +25,7 @@ _NORM = re.compile(r"Norm(?![a-z])")
 """In the name of a class that normalises: BatchNorm2d, LayerNorm, LlamaRMSNorm."""
 
 
-def build_optimizers(
-    section: OptimizerConfig, modules: Sequence[nn.Module], device: torch.device
-) -> list[Optimizer]:
+def build_optimizers(section: OptimizerConfig, modules: Sequence[nn.Module], device: torch.device) -> list[Optimizer]:
     """The optimizers that a config names, over the parameters of a model and of extra modules.
 
     Names of parameters are the model's own; those of the first extra module begin with
@@ -95,17 +93,12 @@ def _rules(section: OptimizerConfig) -> tuple[list[_Rule], list[Mistake]]:
     for path, entry in _entries(section):
         name = section.name if entry.name is None else entry.name
         inherited = section.args if name.lower() == section.name.lower() else {}
-        if (
-            not any(found.startswith(_parts_of(path)) for found in wrong)
-            and name.lower() in classes
-        ):
+        if not any(found.startswith(_parts_of(path)) for found in wrong) and name.lower() in classes:
             rules.append(_rule(path, classes[name.lower()], entry, section, inherited))
     return rules, mistakes + [mistake for rule in rules for mistake in _value_mistakes(rule)]
 
 
-def _entries(
-    section: OptimizerConfig,
-) -> Iterator[tuple[str, OptimizerConfig | GroupConfig]]:
+def _entries(section: OptimizerConfig) -> Iterator[tuple[str, OptimizerConfig | GroupConfig]]:
     yield "optimizer", section
     for number, group in enumerate(section.groups):
         yield f"optimizer.groups[{number}]", group
@@ -218,18 +211,12 @@ _Part = list[tuple[_Rule, float | None, list[_Named]]]
 """Parameter groups of one optimizer: their rule, their weight decay, their parameters."""
 
 
-def _parts(
-    section: OptimizerConfig, rules: Sequence[_Rule], named: Sequence[_Named]
-) -> list[tuple[_Rule, _Part]]:
+def _parts(section: OptimizerConfig, rules: Sequence[_Rule], named: Sequence[_Named]) -> list[tuple[_Rule, _Part]]:
     """Parameter groups, put together where class and arguments are the same."""
     main, *of_groups = rules
     owners: dict[str, list[_Named]] = {rule.path: [] for rule in rules}
     for entry in named:
-        chosen = (
-            rule
-            for rule, group in zip(of_groups, section.groups, strict=True)
-            if entry.matches(group.match)
-        )
+        chosen = (rule for rule, group in zip(of_groups, section.groups, strict=True) if entry.matches(group.match))
         owners[next(chosen, main).path].append(entry)
     found: list[tuple[_Rule, _Part]] = []
     for rule in rules:
@@ -254,9 +241,7 @@ def _by_decay(rule: _Rule, named: Sequence[_Named], no_decay: Sequence[str]) -> 
 # -- in which form -------------------------------------------------------------------------
 
 
-def _form(
-    rule: _Rule, implementation: str, part: _Part, device: torch.device
-) -> dict[str, bool] | Mistake:
+def _form(rule: _Rule, implementation: str, part: _Part, device: torch.device) -> dict[str, bool] | Mistake:
     """The arguments that choose the form, or why there is no such form."""
     takes, name = rule.takes, rule.kind.__name__
     off = {flag: False for flag in ("fused", "foreach") if flag in takes}

@@ -212,18 +212,11 @@ def _schedules_of(
     if inner is None:
         return [Schedule(rise)]
     # The rise last: what waits for its end must not move on in the step that ends it.
-    return [
-        Schedule(Warmed(inner, rise, waits=kind.every == "step"), kind.every),
-        Schedule(rise),
-    ]
+    return [Schedule(Warmed(inner, rise, waits=kind.every == "step"), kind.every), Schedule(rise)]
 
 
 def _scheduler(
-    optimizer: Optimizer,
-    section: ScheduleConfig,
-    kind: ScheduleKind,
-    length: int | None,
-    mode: Literal["min", "max"],
+    optimizer: Optimizer, section: ScheduleConfig, kind: ScheduleKind, length: int | None, mode: Literal["min", "max"]
 ) -> LRScheduler | None:
     args: Mapping[str, Any] = with_tuples(section.args)
     try:

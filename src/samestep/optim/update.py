@@ -110,9 +110,7 @@ class Update:
         self._before_change(step)
         return rates
 
-    def change(
-        self, stats: LocalStats, rates: tuple[float, ...], chosen: Sequence[Optimizer] = ()
-    ) -> Updated:
+    def change(self, stats: LocalStats, rates: tuple[float, ...], chosen: Sequence[Optimizer] = ()) -> Updated:
         """Change the weights by the gradients in `.grad`, if they are finite.
 
         Nothing but kernels for the device, unless it `waits`: it can be captured.
@@ -130,17 +128,13 @@ class Update:
         scaling.update(stats.count())
         return Updated(rates, norms, skipped, scale)
 
-    def end(
-        self, step: int, stats: LocalStats, updated: Updated, chosen: Sequence[Optimizer] = ()
-    ) -> None:
+    def end(self, step: int, stats: LocalStats, updated: Updated, chosen: Sequence[Optimizer] = ()) -> None:
         """After the weights have changed: let everything else follow, now or when it is known."""
         optimizers = chosen or self._optimizers
         if updated.skipped is None:
             self._follow(step, optimizers)
             return
-        self._undecided = self._begin_to_read(
-            step, stats, optimizers, updated.skipped, updated.scale
-        )
+        self._undecided = self._begin_to_read(step, stats, optimizers, updated.skipped, updated.scale)
         if not self._decided_on_device:
             self.sync_update()
 
@@ -194,18 +188,11 @@ class Update:
         self._after_update(step)
 
     def _begin_to_read(
-        self,
-        step: int,
-        stats: LocalStats,
-        optimizers: Sequence[Optimizer],
-        skipped: Tensor,
-        scale: Tensor | None,
+        self, step: int, stats: LocalStats, optimizers: Sequence[Optimizer], skipped: Tensor, scale: Tensor | None
     ) -> _Undecided:
         if not self._decided_on_device:
             return _Undecided(step, stats, optimizers, skipped, None, scale)
-        found = torch.empty(skipped.shape, device="cpu", pin_memory=True).copy_(
-            skipped, non_blocking=True
-        )
+        found = torch.empty(skipped.shape, device="cpu", pin_memory=True).copy_(skipped, non_blocking=True)
         copied = torch.cuda.Event()
         copied.record()
         return _Undecided(step, stats, optimizers, found, copied, scale)

@@ -38,9 +38,7 @@ class WeightAverage(ABC):
     and the mean of a mask's infinities is not a number.
     """
 
-    def __init__(
-        self, model: nn.Module, settle: Callable[[], None] = lambda: None, statistics: bool = True
-    ) -> None:
+    def __init__(self, model: nn.Module, settle: Callable[[], None] = lambda: None, statistics: bool = True) -> None:
         """Args:
         model: Whose weights are averaged.
         settle: Called before the weights are swapped. Where a GPU decides whether a step counts, an
@@ -134,8 +132,7 @@ class WeightAverage(ABC):
         for name, tensor in self._live.items():
             groups.setdefault((tensor.device, tensor.dtype), []).append(name)
         self._groups = [
-            ([self._average[name] for name in names], [self._live[name] for name in names])
-            for names in groups.values()
+            ([self._average[name] for name in names], [self._live[name] for name in names]) for names in groups.values()
         ]
 
     def _mix(self, mix: Mix) -> None:
@@ -365,9 +362,7 @@ def _first_step(rule: SwaConfig, total: int | None) -> int:
     return round(rule.start * total)
 
 
-def _refuse_no_sample(
-    rule: SwaConfig, start: int, total: int | None, steps_per_epoch: int | None
-) -> None:
+def _refuse_no_sample(rule: SwaConfig, start: int, total: int | None, steps_per_epoch: int | None) -> None:
     if total is None:
         return
     if rule.every == "epoch":

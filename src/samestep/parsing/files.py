@@ -47,10 +47,7 @@ def open_regular(path: Path) -> io.BufferedReader:
 
 def read_lines(path: Path) -> Iterator[str]:
     """The lines of a UTF-8 file one by one; bytes that are no text become the character U+FFFD."""
-    with (
-        _reading(),
-        io.TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace") as file,
-    ):
+    with _reading(), io.TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace") as file:
         while line := file.readline(LONGEST_LINE):
             yield line
 

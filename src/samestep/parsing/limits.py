@@ -67,8 +67,7 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
-        for char in text
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode() for char in text
     )
 
 

@@ -81,17 +81,13 @@ PlainLoader.yaml_constructors = {
 }
 PlainLoader.yaml_implicit_resolvers = {
     first: [
-        (tag, pattern)
-        for tag, pattern in found
-        if tag.removeprefix(_TAG) not in ("int", "float", "timestamp", "value")
+        (tag, pattern) for tag, pattern in found if tag.removeprefix(_TAG) not in ("int", "float", "timestamp", "value")
     ]
     for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 PlainLoader.add_implicit_resolver(
     f"{_TAG}int",
-    re.compile(
-        r"^[-+]?(?:0b_*[01][01_]*|0o_*[0-7][0-7_]*|0x_*[0-9a-fA-F][0-9a-fA-F_]*|0|[1-9][0-9_]*)$"
-    ),
+    re.compile(r"^[-+]?(?:0b_*[01][01_]*|0o_*[0-7][0-7_]*|0x_*[0-9a-fA-F][0-9a-fA-F_]*|0|[1-9][0-9_]*)$"),
     list("-+0123456789"),
 )
 PlainLoader.add_implicit_resolver(

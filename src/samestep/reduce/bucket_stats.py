@@ -14,14 +14,7 @@ from ctypes import c_float
 import torch
 from torch import Tensor
 
-from samestep.reduce.stats import (
-    LaneStats,
-    LocalStats,
-    RankFlags,
-    ReadFlags,
-    RowStats,
-    stack_stats,
-)
+from samestep.reduce.stats import LaneStats, LocalStats, RankFlags, ReadFlags, RowStats, stack_stats
 
 PIECES = 3
 """Numbers of a bucket's type that hold one float64: 24 + 24 + 5 bits are 53."""
@@ -164,9 +157,7 @@ class HostBucketStats(BucketStats):
     def arrive(self) -> None:
         pieces = self._memory.tolist()
         columns = (pieces[number::PIECES] for number in range(PIECES))
-        self._stats.arrive(
-            [high + middle + low for high, middle, low in zip(*columns, strict=True)]
-        )
+        self._stats.arrive([high + middle + low for high, middle, low in zip(*columns, strict=True)])
 
     def _write_lanes(self, lanes: Sequence[LaneStats]) -> None:
         self._memory[self._my_lanes] = _cut_pairs(lanes, self._narrow)
@@ -175,9 +166,7 @@ class HostBucketStats(BucketStats):
         self._memory[self._my_flags] = _cut_pairs([flags], self._narrow)
 
 
-def _cut_pairs(
-    rows: Sequence[LaneStats | RankFlags], narrow: Callable[[float], float]
-) -> list[float]:
+def _cut_pairs(rows: Sequence[LaneStats | RankFlags], narrow: Callable[[float], float]) -> list[float]:
     return [piece for row in rows for value in row.pair for piece in _cut(float(value), narrow)]
 
 

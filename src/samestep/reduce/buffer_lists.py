@@ -32,11 +32,7 @@ class _Entry(NamedTuple):
 class BufferLists:
     """Gathers what lanes left in some buffers, in lane order, on every rank."""
 
-    def __init__(
-        self,
-        listed: Sequence[tuple[BufferSlot, BufferSlot | None]],
-        collectives: Collectives,
-    ) -> None:
+    def __init__(self, listed: Sequence[tuple[BufferSlot, BufferSlot | None]], collectives: Collectives) -> None:
         self._listed = [
             _Listed(slot, _tensor(slot), pointer, None if pointer is None else _tensor(pointer))
             for slot, pointer in listed
@@ -56,8 +52,7 @@ class BufferLists:
         self._bases = [item.own.clone() for item in self._listed]
         # Read on the host, as the code that writes into a queue does, too.
         self._starts = [
-            -1 if item.own_pointer is None else int(item.own_pointer) % _length(item)
-            for item in self._listed
+            -1 if item.own_pointer is None else int(item.own_pointer) % _length(item) for item in self._listed
         ]
 
     def leave_lane(self, lane: int) -> None:
@@ -74,9 +69,7 @@ class BufferLists:
                 self._refuse_other_changes(item, now, self._bases[number], places)
             self._mine.append(_Entry(lane, number, values.detach().cpu().clone()))
 
-    def _refuse_other_changes(
-        self, item: _Listed, now: Tensor, base: Tensor, places: Tensor
-    ) -> None:
+    def _refuse_other_changes(self, item: _Listed, now: Tensor, base: Tensor, places: Tensor) -> None:
         rest = now.index_copy(_dim(item), places, base.index_select(_dim(item), places))
         if not torch.equal(rest, base):
             raise TaskError(

@@ -25,9 +25,7 @@ _LOW = (1 << _HALF) - 1
 class _Kind:
     """The buffers of one kind of numbers, side by side in flat memory of one type."""
 
-    def __init__(
-        self, places: Sequence[int], pairs: Sequence[tuple[BufferSlot, Tensor]], wide: torch.dtype
-    ) -> None:
+    def __init__(self, places: Sequence[int], pairs: Sequence[tuple[BufferSlot, Tensor]], wide: torch.dtype) -> None:
         """Args:
         places: Which of all buffers are of this kind.
         pairs: All buffers.
@@ -43,10 +41,7 @@ class _Kind:
         like = self.tensors[0] if self.tensors else torch.empty(0)
         self.base = torch.zeros(self.numel, dtype=wide, device=like.device)
         self.now = torch.zeros_like(self.base)
-        self.views = [
-            _shaped(part, tensor)
-            for part, tensor in zip(self.now.split(sizes), self.tensors, strict=True)
-        ]
+        self.views = [_shaped(part, tensor) for part, tensor in zip(self.now.split(sizes), self.tensors, strict=True)]
         summed = [slot.join == "sum" for slot in self.slots]
         self.is_summed = None
         """Where lanes are added up and not averaged; None if nowhere."""
@@ -255,9 +250,7 @@ def _add_in_place(left: Tensor | None, right: Tensor | None) -> Tensor | None:
 
 
 def _kind(
-    pairs: Sequence[tuple[BufferSlot, Tensor]],
-    belongs: Callable[[Tensor], bool],
-    wide: torch.dtype = torch.float64,
+    pairs: Sequence[tuple[BufferSlot, Tensor]], belongs: Callable[[Tensor], bool], wide: torch.dtype = torch.float64
 ) -> _Kind:
     return _Kind([at for at, (_, tensor) in enumerate(pairs) if belongs(tensor)], pairs, wide)
 

@@ -16,14 +16,7 @@ from torch import Tensor, nn
 from samestep.distributed.collectives import Collectives
 from samestep.errors import TaskError
 from samestep.reduce.buffer_lists import BufferLists
-from samestep.reduce.buffer_slots import (
-    DECLARATION,
-    BufferSlot,
-    Concatenate,
-    current,
-    empty_slots,
-    find_slots,
-)
+from samestep.reduce.buffer_slots import DECLARATION, BufferSlot, Concatenate, current, empty_slots, find_slots
 from samestep.reduce.buffer_sums import BufferSums
 
 _LARGE = 1 << 14
@@ -308,9 +301,7 @@ class LaneBuffers:
         self._settled = True
         if self._sums is None:
             return
-        large = [
-            (slot, own) for slot, own in self._summed if own.numel() >= _LARGE and not slot.declared
-        ]
+        large = [(slot, own) for slot, own in self._summed if own.numel() >= _LARGE and not slot.declared]
         if not large:
             return
         bases = {id(tensor): base for tensor, base in zip(self._tensors, self._base, strict=True)}
@@ -353,13 +344,9 @@ def _lists(
 ) -> tuple[BufferLists, list[BufferSlot]]:
     """What takes whole values of lanes, and the pointers of its queues."""
     pointers = {
-        id(slot): slot.sibling(slot.join.pointer, slots)
-        for slot in slots
-        if isinstance(slot.join, Concatenate)
+        id(slot): slot.sibling(slot.join.pointer, slots) for slot in slots if isinstance(slot.join, Concatenate)
     }
     listed = [
-        (slot, pointers.get(id(slot)))
-        for slot in slots
-        if slot.join == "last" or isinstance(slot.join, Concatenate)
+        (slot, pointers.get(id(slot))) for slot in slots if slot.join == "last" or isinstance(slot.join, Concatenate)
     ]
     return BufferLists(listed, collectives), list(pointers.values())

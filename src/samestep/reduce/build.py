@@ -70,9 +70,7 @@ def build_reduction(
     if not isinstance(collectives, TorchCollectives):
         gradients = _single_process_sum(config, params, assignment[0], scaling)
     elif config.same == "bits":
-        gradients, sharding = _tree_sum(
-            config, collectives, device, modules, params, assignment, scaling
-        )
+        gradients, sharding = _tree_sum(config, collectives, device, modules, params, assignment, scaling)
     else:
         wrapped = _wrapped(config, device, model)
         shared = config.same == "samples" and config.distributed.broadcast_buffers
@@ -114,12 +112,7 @@ def _tree_sum(
     return sums, Sharding(sums, collectives, weights)
 
 
-def _single_process_sum(
-    config: Config,
-    params: NamedParameters,
-    my_units: range,
-    scaling: Scaling,
-) -> GradientSum:
+def _single_process_sum(config: Config, params: NamedParameters, my_units: range, scaling: Scaling) -> GradientSum:
     # In micro-batches, the lane's count is known only with the last of them.
     if len(my_units) == 1 and config.memory.lane_split == 1:
         return OneLaneSum(params, scaling)

@@ -20,9 +20,7 @@ from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import LaneStats, LocalStats, RankFlags, gather_stats, inverse
 
 
-def wrap(
-    model: nn.Module, options: DistributedConfig, device: torch.device
-) -> DistributedDataParallel:
+def wrap(model: nn.Module, options: DistributedConfig, device: torch.device) -> DistributedDataParallel:
     """The model in DistributedDataParallel, with the config's options."""
     with warnings.catch_warnings():
         # torch 2.13 announces another default for broadcast_buffers; ours is meant.
@@ -30,9 +28,7 @@ def wrap(
         return _wrap(model, options, device)
 
 
-def _wrap(
-    model: nn.Module, options: DistributedConfig, device: torch.device
-) -> DistributedDataParallel:
+def _wrap(model: nn.Module, options: DistributedConfig, device: torch.device) -> DistributedDataParallel:
     return DistributedDataParallel(
         model,
         device_ids=[device] if device.type == "cuda" else None,
@@ -82,9 +78,7 @@ class DDPSum(GradientSum):
     def share(self, lanes: Sequence[LaneStats], flags: RankFlags) -> LocalStats:
         return gather_stats(self._collectives, lanes, flags, self._assignment)
 
-    def backward(
-        self, loss: Tensor, count: Tensor | float, lane: int, last: bool, retain: bool = False
-    ) -> None:
+    def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool, retain: bool = False) -> None:
         with self._collectives.activity.waiting("gradients in backward", COMPUTE):
             loss.backward(self.scaling.start, retain_graph=retain)
 
@@ -107,10 +101,7 @@ def _all_reduce(params: Sequence[Parameter]) -> None:
     for param in params:
         by_dtype.setdefault(param.dtype, []).append(param)
     for group in by_dtype.values():
-        pieces = [
-            torch.zeros_like(param).flatten() if param.grad is None else param.grad.flatten()
-            for param in group
-        ]
+        pieces = [torch.zeros_like(param).flatten() if param.grad is None else param.grad.flatten() for param in group]
         used = torch.tensor([param.grad is not None for param in group]).to(pieces[0])
         flat = torch.cat([*pieces, used])
         dist.all_reduce(flat)

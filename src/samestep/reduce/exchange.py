@@ -80,11 +80,7 @@ def create_exchange(blocks: Blocks, collectives: Collectives, numel: int, like: 
 
 def additions(rows: Tensor, held: Sequence[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:
     """Return what is added to what, for row 0 to be the sum of all rows in the tree's order."""
-    return [
-        (part[left], part[right])
-        for part in rows.split(_ADD_AT_ONCE, dim=1)
-        for left, right in merge_order(held)
-    ]
+    return [(part[left], part[right]) for part in rows.split(_ADD_AT_ONCE, dim=1) for left, right in merge_order(held)]
 
 
 class _LocalSum(Exchange):
@@ -138,11 +134,7 @@ class _SliceSum(Exchange):
         self._sum, self._place = self._incoming[0], slices[0][rank]
         others = [(rank + distance) % world for distance in range(1, world)]
         self._scatter = [
-            *receive(
-                (peer, self._incoming[first[peer] + i])
-                for peer in others
-                for i in range(len(blocks[peer]))
-            ),
+            *receive((peer, self._incoming[first[peer] + i]) for peer in others for i in range(len(blocks[peer]))),
             *send((peer, parts[peer]) for peer in others for parts in slices),
         ]
         self._gather = [
@@ -174,9 +166,7 @@ def receive(parts: Iterable[tuple[int, Tensor]]) -> list[Message]:
     return [(dist.irecv, tensor, peer) for peer, tensor in parts]
 
 
-def start_exchange(
-    messages: Sequence[Message], tag: int = 0, group: dist.ProcessGroup | None = None
-) -> Pending:
+def start_exchange(messages: Sequence[Message], tag: int = 0, group: dist.ProcessGroup | None = None) -> Pending:
     """Start to send and receive.
 
     Args:
@@ -196,10 +186,9 @@ def start_exchange(
 
 def _by_group(messages: Sequence[Message], tag: int, group: dist.ProcessGroup) -> Pending:
     """The same without the checks of each message, which take a fifth of a short exchange's time."""
-    return Pending([
-        (group.send if call is dist.isend else group.recv)([tensor], peer, tag)
-        for call, tensor, peer in messages
-    ])  # fmt: skip
+    return Pending(
+        [(group.send if call is dist.isend else group.recv)([tensor], peer, tag) for call, tensor, peer in messages]
+    )
 
 
 def _started(work: dist.Work | None) -> dist.Work:

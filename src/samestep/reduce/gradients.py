@@ -89,9 +89,7 @@ class GradientSum(ABC):
         return self.scaling.start
 
     @abstractmethod
-    def backward(
-        self, loss: Tensor, count: Tensor | float, lane: int, last: bool, retain: bool = False
-    ) -> None:
+    def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool, retain: bool = False) -> None:
         """Backpropagate one lane's summed loss and take the gradients; `retain` keeps its graph."""
 
     def take(self, lane: int) -> None:
@@ -212,9 +210,7 @@ class OneLaneSum(GradientSum):
     def share(self, lanes: Sequence[LaneStats], flags: RankFlags) -> LocalStats:
         return LocalStats(lanes, flags)
 
-    def backward(
-        self, loss: Tensor, count: Tensor | float, lane: int, last: bool, retain: bool = False
-    ) -> None:
+    def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool, retain: bool = False) -> None:
         loss.backward(self.start(loss, count), retain_graph=retain)
 
     def share_recorded(self, lanes: RecordedSums, flags: RankFlags) -> LocalStats:
@@ -247,11 +243,7 @@ class LaneSum(GradientSum):
     is_local = reads_recorded = True
 
     def __init__(
-        self,
-        params: Sequence[tuple[str, Parameter]],
-        lanes: range,
-        find_unused: bool,
-        scaling: Scaling,
+        self, params: Sequence[tuple[str, Parameter]], lanes: range, find_unused: bool, scaling: Scaling
     ) -> None:
         super().__init__(scaling)
         names = [name for name, _ in params]
@@ -264,9 +256,7 @@ class LaneSum(GradientSum):
     def share(self, lanes: Sequence[LaneStats], flags: RankFlags) -> LocalStats:
         return LocalStats(lanes, flags)
 
-    def backward(
-        self, loss: Tensor, count: Tensor | float, lane: int, last: bool, retain: bool = False
-    ) -> None:
+    def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool, retain: bool = False) -> None:
         loss.backward(self.scaling.start, retain_graph=retain)
         self.take(lane)
 

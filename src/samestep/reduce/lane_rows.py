@@ -25,9 +25,7 @@ class RowKind(NamedTuple):
 class LaneRows:
     """Gathers what lanes have computed for their samples. Every rank makes the same calls."""
 
-    def __init__(
-        self, assignment: Sequence[range], collectives: Collectives, device: torch.device
-    ) -> None:
+    def __init__(self, assignment: Sequence[range], collectives: Collectives, device: torch.device) -> None:
         """Args:
         assignment: The lanes of every rank.
         collectives: How this rank talks to the others.
@@ -52,11 +50,7 @@ class LaneRows:
         for place, lane in enumerate(held):
             own[place] = mine.get(lane, 0)
         every = self._all_gather(own, "numbers of samples").view(-1, most).tolist()
-        return [
-            count
-            for row, lanes in zip(every, self._assignment, strict=True)
-            for count in row[: len(lanes)]
-        ]
+        return [count for row, lanes in zip(every, self._assignment, strict=True) for count in row[: len(lanes)]]
 
     def gather(self, name: str, samples: Sequence[int], mine: Mapping[int, Any]) -> Any:
         """The rows of all lanes, in their order, the same on every rank; they carry no gradient.
@@ -134,9 +128,7 @@ class LaneRows:
                 )
             known = self._kinds[name] = every.pop()
         if found - {known}:
-            raise StepError(
-                f"{name} had rows of the kind {_listed({known})} and now {_listed(found - {known})}"
-            )
+            raise StepError(f"{name} had rows of the kind {_listed({known})} and now {_listed(found - {known})}")
         return known
 
     def _all_gather(self, piece: Tensor, name: str) -> Tensor:
@@ -167,6 +159,4 @@ def _kind_of(name: str, rows: Tensor, samples: int) -> RowKind:
 
 
 def _listed(kinds: set[RowKind]) -> str:
-    return ", ".join(
-        sorted(f"{k.per_sample} x {k.shape} {str(k.dtype).removeprefix('torch.')}" for k in kinds)
-    )
+    return ", ".join(sorted(f"{k.per_sample} x {k.shape} {str(k.dtype).removeprefix('torch.')}" for k in kinds))

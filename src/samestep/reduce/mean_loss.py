@@ -33,9 +33,7 @@ def _add_up(values: Sequence[Tensor | float]) -> Tensor | float:
         return sum_of_lanes([float(value) for value in values])
     device = tensors[0].device
     scalars = (
-        value
-        if isinstance(value, Tensor)
-        else torch.full((), value, dtype=torch.float64, device=device)
+        value if isinstance(value, Tensor) else torch.full((), value, dtype=torch.float64, device=device)
         for value in values
     )
     return sum_of_rows(torch.stack(tuple(scalars)).double())

@@ -11,15 +11,7 @@ from torch.nn import Parameter
 
 from samestep.distributed.collectives import TorchCollectives
 from samestep.lanes.tree import aligned_blocks
-from samestep.reduce.exchange import (
-    NOTHING,
-    Message,
-    Pending,
-    additions,
-    receive,
-    send,
-    start_exchange,
-)
+from samestep.reduce.exchange import NOTHING, Message, Pending, additions, receive, send, start_exchange
 from samestep.reduce.gradients import Grads
 from samestep.reduce.owners import Owners
 from samestep.reduce.scaling import Scaling
@@ -38,11 +30,7 @@ class OwnedBucket(Bucket):
     """Parameters of one dtype, laid out owner by owner."""
 
     def __init__(
-        self,
-        named: Named,
-        assignment: Sequence[range],
-        collectives: TorchCollectives,
-        owners: Owners,
+        self, named: Named, assignment: Sequence[range], collectives: TorchCollectives, owners: Owners
     ) -> None:
         super().__init__(named, assignment[collectives.rank])
         self.rank, self._world, self._collectives = collectives.rank, collectives.world, collectives
@@ -117,19 +105,12 @@ class OwnedBucket(Bucket):
         self._gather: list[Message] = []
         if own:
             self._gather += receive(
-                (peer, arriving[starts[peer] + at])
-                for peer in others
-                for at in range(len(self.blocks[peer]))
+                (peer, arriving[starts[peer] + at]) for peer in others for at in range(len(self.blocks[peer]))
             )
         self._gather += send(
-            (peer, row[self.added[peer]])
-            for peer in others
-            for row in self._sent
-            if _length(self.added[peer])
+            (peer, row[self.added[peer]]) for peer in others for row in self._sent if _length(self.added[peer])
         )
-        self._spread = receive(
-            (peer, self._sent[0][self.parts[peer]]) for peer in others if _length(self.parts[peer])
-        )
+        self._spread = receive((peer, self._sent[0][self.parts[peer]]) for peer in others if _length(self.parts[peer]))
         mine = self._sent[0][self.parts[self.rank]]
         if mine.numel():
             self._spread += send((peer, mine) for peer in others)
@@ -227,20 +208,13 @@ class OwnedBucket(Bucket):
     def allocate_others(self) -> None:
         """Allocate the gradients of the step that other ranks own."""
         assert self.used is not None, "agreed on in the first step"
-        for param, stride, mine, used in zip(
-            self.params, self._strides, self._mine, self.used, strict=True
-        ):
+        for param, stride, mine, used in zip(self.params, self._strides, self._mine, self.used, strict=True):
             if used and not mine:
-                param.grad = torch.empty_strided(
-                    param.shape, stride, dtype=param.dtype, device=param.device
-                )
+                param.grad = torch.empty_strided(param.shape, stride, dtype=param.dtype, device=param.device)
 
     def begin_spread(self, value: Callable[[Parameter], Tensor | None]) -> None:
         """Send a value of each own parameter to all ranks."""
-        own = [
-            value(param) if mine else None
-            for param, mine in zip(self.params, self._mine, strict=True)
-        ]
+        own = [value(param) if mine else None for param, mine in zip(self.params, self._mine, strict=True)]
         self._write(self._views[0], own)
         self._put_on_wire()
         self._pending = start_exchange(self._spread)
@@ -305,6 +279,4 @@ def _overlap(one: slice, other: slice) -> slice:
 
 def _within(part: slice, whole: slice) -> slice:
     """Return where a part is, counted from the beginning of the whole."""
-    return (
-        slice(part.start - whole.start, part.stop - whole.start) if _length(part) else slice(0, 0)
-    )
+    return slice(part.start - whole.start, part.stop - whole.start) if _length(part) else slice(0, 0)

@@ -206,10 +206,7 @@ def _held(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _described(state: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: _Shape.of(value) if isinstance(value, Tensor) else value
-        for name, value in state.items()
-    }
+    return {name: _Shape.of(value) if isinstance(value, Tensor) else value for name, value in state.items()}
 
 
 def params_of(optimizer: Optimizer) -> list[Parameter]:

@@ -64,9 +64,7 @@ class OwnedSum(TreeSum):
         """Whether every rank gets all sums in `.grad`, for a loop or a listener that reads them."""
         super().__init__(params, assignment, collectives, find_unused, scaling)
         self._places = {
-            id(param): (bucket, place)
-            for bucket in self._buckets
-            for place, param in enumerate(bucket.params)
+            id(param): (bucket, place) for bucket in self._buckets for place, param in enumerate(bucket.params)
         }
 
     def _cut(self, params: Named) -> list[Named]:

@@ -50,9 +50,7 @@ class Owners:
         self.load = [0] * world
         """Bytes of the parameters of each rank."""
         self._of: dict[int, int] = {}
-        self._strides = {
-            id(param): torch.empty_like(param, device="meta").stride() for param in params
-        }
+        self._strides = {id(param): torch.empty_like(param, device="meta").stride() for param in params}
         # The largest first, each to the rank with the least: none has more than the mean and one parameter.
         for at in sorted(range(len(params)), key=lambda at: (-params[at].nbytes, at)):
             owner = min(range(world), key=lambda rank: (self.load[rank], rank))

@@ -53,10 +53,7 @@ class RoundSum(OwnedSum):
         most = bucket_bytes([param for _, param in params])
         buckets: list[Named] = []
         last = len(self._weights.units) - 1
-        for number in (
-            *reversed(range(last)),
-            last,
-        ):  # what is in no block gets its last gradient last
+        for number in (*reversed(range(last)), last):  # what is in no block gets its last gradient last
             cut = cut_buckets(list(reversed(self._weights.units[number].params)), most)
             before = len(buckets)
             buckets += cut
@@ -99,9 +96,7 @@ class RoundSum(OwnedSum):
         self._weights.begin_pass(self._kind, self._busy)
         return nullcontext()
 
-    def backward(
-        self, loss: Tensor, count: Tensor | float, lane: int, last: bool, retain: bool = False
-    ) -> None:
+    def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool, retain: bool = False) -> None:
         if self.in_body:
             self._weights.begin_pass(self._kind, self._busy)
         super().backward(loss, count, lane, True, retain)
@@ -117,9 +112,7 @@ class RoundSum(OwnedSum):
 
     def _send(self) -> None:
         number = self._sent
-        self._weights.announce_bucket(
-            number
-        )  # first: a rank without a lane receives it only after this command
+        self._weights.announce_bucket(number)  # first: a rank without a lane receives it only after this command
         self._exchange_bucket(number)
         if number in self._ends:
             self._weights.close(self._ends[number])

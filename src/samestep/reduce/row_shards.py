@@ -62,9 +62,7 @@ class RowExchange:
         self.collectives = collectives
         self._is_alone = not isinstance(collectives, TorchCollectives)
         self._wire = (
-            collectives.wire(collectives.device)
-            if isinstance(collectives, TorchCollectives)
-            else torch.device("cpu")
+            collectives.wire(collectives.device) if isinstance(collectives, TorchCollectives) else torch.device("cpu")
         )
 
     def settle(self, plan: ShardPlan, ids: Sequence[int], rows: Tensor) -> Tensor:

@@ -38,11 +38,7 @@ class Scaling:
     def apply(self, grads: Sequence[Tensor | None], factor: Tensor | float) -> None:
         """Multiply the summed gradients, in place."""
         # A complex product with a real factor can turn -0.0 into 0.0: part by part it cannot.
-        present = [
-            torch.view_as_real(grad) if grad.is_complex() else grad
-            for grad in grads
-            if grad is not None
-        ]
+        present = [torch.view_as_real(grad) if grad.is_complex() else grad for grad in grads if grad is not None]
         if present:
             torch._foreach_mul_(present, factor)
 

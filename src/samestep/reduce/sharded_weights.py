@@ -44,11 +44,7 @@ class ShardedWeights:
     """The weights of a run's trained parameters, gathered unit by unit."""
 
     def __init__(
-        self,
-        units: Sequence[Unit],
-        owners: Owners,
-        collectives: TorchCollectives,
-        device: torch.device,
+        self, units: Sequence[Unit], owners: Owners, collectives: TorchCollectives, device: torch.device
     ) -> None:
         """Args:
         units: Blocks, then what is in none of them.
@@ -61,8 +57,7 @@ class ShardedWeights:
         # nccl has no tags, and one queue per group. Commands are read by the host.
         collectives.open_groups({"weights": "nccl", "gradients": "nccl", "commands": "gloo"})
         self._held = [
-            UnitWeights(unit, owners, collectives, device, _WEIGHTS + number)
-            for number, unit in enumerate(units)
+            UnitWeights(unit, owners, collectives, device, _WEIGHTS + number) for number, unit in enumerate(units)
         ]
         self._root = len(units) - 1
         self._busy: Sequence[int] | None = None
@@ -135,9 +130,7 @@ class ShardedWeights:
             self.close(number)
         self._orders[self._kind], self._busy = self._opened, None
 
-    def follow(
-        self, kind: str, busy: Sequence[int], on_bucket: Callable[[int], None] = lambda number: None
-    ) -> None:
+    def follow(self, kind: str, busy: Sequence[int], on_bucket: Callable[[int], None] = lambda number: None) -> None:
         """Take part in a pass of other ranks: send this rank's weights to them.
 
         Args:
@@ -173,9 +166,7 @@ class ShardedWeights:
         assert busy is not None, "told inside of a pass"
         if busy[0] != self.owners.rank:
             return
-        others = [
-            r for r in range(self.owners.world) if r not in busy or (everyone and r != busy[0])
-        ]
+        others = [r for r in range(self.owners.world) if r not in busy or (everyone and r != busy[0])]
         if others:
             command = torch.tensor([what, number])
             messages = send((rank, command) for rank in others)
@@ -227,9 +218,7 @@ class ShardedWeights:
                     "tensor was found, so its backward pass would not be noticed. Return tensors, in containers or a "
                     "dataclass, or name a module around it in distributed.shard_blocks"
                 )
-            self._went_back.discard(
-                number
-            )  # an earlier pass within this one, as for a gradient penalty
+            self._went_back.discard(number)  # an earlier pass within this one, as for a gradient penalty
             for tensor in found:
                 if tensor.requires_grad:
                     tensor.register_hook(lambda grad: self._before_backward(number))

@@ -23,12 +23,7 @@ from samestep.reduce.sharded_weights import ShardedWeights
 class Sharding:
     """Clipping and optimizer steps of a run with `distributed.shard`."""
 
-    def __init__(
-        self,
-        sums: OwnedSum,
-        collectives: TorchCollectives,
-        weights: ShardedWeights | None = None,
-    ) -> None:
+    def __init__(self, sums: OwnedSum, collectives: TorchCollectives, weights: ShardedWeights | None = None) -> None:
         """Args:
         sums: Leaves each parameter's summed gradient with its owner.
         collectives: How this rank talks to the others.
@@ -56,9 +51,7 @@ class Sharding:
             TaskError: Weights are sharded as well.
         """
         if is_trace and self.weights is not None:
-            raise TaskError(
-                "distributed.shard: weights: a trace reads all weights in every lane: set shard: optimizer"
-            )
+            raise TaskError("distributed.shard: weights: a trace reads all weights in every lane: set shard: optimizer")
         self.sums.shares = True
 
     def with_all_weights(self, function: Callable[[int], None]) -> Callable[[int], None]:
@@ -87,9 +80,7 @@ class Sharding:
                 valid.
         """
         changed = self._changed(optimizers)
-        theirs = [
-            p for p in self.owners.params if p.grad is not None and not self.owners.is_mine(p)
-        ]
+        theirs = [p for p in self.owners.params if p.grad is not None and not self.owners.is_mine(p)]
         grads = [param.grad for param in theirs]
         for param in theirs:
             param.grad = None
@@ -105,8 +96,7 @@ class Sharding:
             id(param)
             for optimizer in optimizers
             for param in params_of(optimizer)
-            if self.owners.has(param)
-            and (self._has_gradient(param) or not _needs_gradients(optimizer))
+            if self.owners.has(param) and (self._has_gradient(param) or not _needs_gradients(optimizer))
         }
 
     def _has_gradient(self, param: Parameter) -> bool:

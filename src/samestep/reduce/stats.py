@@ -166,12 +166,7 @@ class GatheredStats(RowStats):
     """The stats of all lanes, on their way from all ranks by a collective of their own."""
 
     def __init__(
-        self,
-        everyone: Tensor,
-        mine: Tensor,
-        work: dist.Work,
-        assignment: Sequence[range],
-        activity: Activity,
+        self, everyone: Tensor, mine: Tensor, work: dist.Work, assignment: Sequence[range], activity: Activity
     ) -> None:
         rows = everyone.view(len(assignment), -1, 2)
         self._rows, self._flag_rows = rows[:, :-1], rows[:, -1]
@@ -221,11 +216,7 @@ class ReplayedStats(LocalStats):
     """The stats of all lanes in a step that was replayed as a CUDA graph."""
 
     def __init__(
-        self,
-        numbers: Callable[[], list[Tensor | float]],
-        lane_numbers: int,
-        recorded: LocalStats,
-        flags: RankFlags,
+        self, numbers: Callable[[], list[Tensor | float]], lane_numbers: int, recorded: LocalStats, flags: RankFlags
     ) -> None:
         """Args:
         numbers: What the step measured, in memory of its own; the lanes' numbers last.
@@ -258,10 +249,7 @@ class ReplayedStats(LocalStats):
 
 
 def gather_stats(
-    collectives: TorchCollectives,
-    lanes: Sequence[LaneStats],
-    flags: RankFlags,
-    assignment: Sequence[range],
+    collectives: TorchCollectives, lanes: Sequence[LaneStats], flags: RankFlags, assignment: Sequence[range]
 ) -> GatheredStats:
     """Start sending this rank's lanes' losses and its flags to all ranks; does not wait."""
     most = max(map(len, assignment))
@@ -287,9 +275,7 @@ def read_numbers(values: Sequence[Tensor | float | None]) -> list[float]:
     return begin_reading(values)[0]()
 
 
-def begin_reading(
-    values: Sequence[Tensor | float | None],
-) -> tuple[Callable[[], list[float]], bool]:
+def begin_reading(values: Sequence[Tensor | float | None]) -> tuple[Callable[[], list[float]], bool]:
     """Start copying values to the host; returns what waits for them, and whether it would wait.
 
     A tensor counts for as many numbers as it has elements.

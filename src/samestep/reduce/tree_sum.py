@@ -30,7 +30,9 @@ ALIGN = 16
 Named = Sequence[tuple[str, Parameter]]
 """Parameters by name."""
 
-_IN_PIECES = "a parameter got its gradient in several pieces in one lane: checkpoint activations with use_reentrant=False"
+_IN_PIECES = (
+    "a parameter got its gradient in several pieces in one lane: checkpoint activations with use_reentrant=False"
+)
 
 
 class TreeSum(GradientSum):
@@ -69,10 +71,7 @@ class TreeSum(GradientSum):
 
     def _make_buckets(self, chunks: Sequence[Named]) -> Sequence[Bucket]:
         carrier = next((chunk for chunk in chunks if chunk[0][1].dtype in _WIDE), None)
-        return [
-            _SharedBucket(chunk, self._assignment, self._collectives, chunk is carrier)
-            for chunk in chunks
-        ]
+        return [_SharedBucket(chunk, self._assignment, self._collectives, chunk is carrier) for chunk in chunks]
 
     def _hook(self, bucket: Bucket, place: int) -> Callable[[Tensor], None]:
         def ready(_: Tensor) -> None:
@@ -96,9 +95,7 @@ class TreeSum(GradientSum):
             return gather_stats(self._collectives, lanes, flags, self._assignment)
         return self._bucket_stats.attach(lanes, flags)
 
-    def backward(
-        self, loss: Tensor, count: Tensor | float, lane: int, last: bool, retain: bool = False
-    ) -> None:
+    def backward(self, loss: Tensor, count: Tensor | float, lane: int, last: bool, retain: bool = False) -> None:
         if not last:
             loss.backward(self.scaling.start, retain_graph=retain)
             self.take(lane)
@@ -125,10 +122,7 @@ class TreeSum(GradientSum):
     def _by_bucket(self, lanes: RecordedSums) -> list[list[Grads]]:
         """Return what each block of lanes adds up to, of each bucket's parameters."""
         by_block = [dict(zip(map(id, self._params), grads, strict=True)) for grads in lanes.blocks]
-        return [
-            [[block[id(param)] for param in bucket.params] for block in by_block]
-            for bucket in self._buckets
-        ]
+        return [[[block[id(param)] for param in bucket.params] for block in by_block] for bucket in self._buckets]
 
     def share_recorded(self, lanes: RecordedSums, flags: RankFlags) -> LocalStats:
         self._last_lane, self._sent = None, 0
@@ -250,11 +244,7 @@ class _SharedBucket(Bucket):
     """Side by side in one exchanged buffer, whose sum every rank gets."""
 
     def __init__(
-        self,
-        named: Named,
-        assignment: Sequence[range],
-        collectives: TorchCollectives,
-        has_stats: bool,
+        self, named: Named, assignment: Sequence[range], collectives: TorchCollectives, has_stats: bool
     ) -> None:
         super().__init__(named, assignment[collectives.rank])
         params, offsets = self.params, [0]
@@ -271,8 +261,7 @@ class _SharedBucket(Bucket):
             places, rank = self._exchange.total[first:last], collectives.rank
             self.bucket_stats = create_bucket_stats(places, assignment[rank], lanes, rank)
         self._views = [
-            [view_of(row, at, param) for at, param in zip(offsets, params, strict=False)]
-            for row in self._exchange.rows
+            [view_of(row, at, param) for at, param in zip(offsets, params, strict=False)] for row in self._exchange.rows
         ]
 
     def record(self, blocks: Sequence[Grads]) -> None:
@@ -322,9 +311,7 @@ class _SharedBucket(Bucket):
             param.grad = view if used else None
 
 
-def view_of(
-    row: Tensor, offset: int, param: Parameter, stride: tuple[int, ...] | None = None
-) -> Tensor:
+def view_of(row: Tensor, offset: int, param: Parameter, stride: tuple[int, ...] | None = None) -> Tensor:
     """Return the parameter's place in the row, in the parameter's own memory layout, or with these strides."""
     if param.is_complex():
         place = row[offset : offset + 2 * param.numel()].view(param.dtype)
@@ -333,9 +320,7 @@ def view_of(
     if stride is None and param.is_contiguous():
         return place.view(param.shape)
     return place.as_strided(
-        param.shape,
-        stride or torch.empty_like(param, device="meta").stride(),
-        place.storage_offset(),
+        param.shape, stride or torch.empty_like(param, device="meta").stride(), place.storage_offset()
     )
 
 
@@ -353,17 +338,12 @@ def largest_bucket(params: Sequence[Tensor], most: int = BUCKET_BYTES) -> int:
 T = TypeVar("T", bound=Tensor)
 
 
-def cut_buckets(
-    params: Sequence[tuple[str, T]], most: int = BUCKET_BYTES
-) -> Iterator[list[tuple[str, T]]]:
+def cut_buckets(params: Sequence[tuple[str, T]], most: int = BUCKET_BYTES) -> Iterator[list[tuple[str, T]]]:
     """Cut the parameters into buckets of one dtype and bounded size."""
     chunk: list[tuple[str, T]] = []
     size, limit = 0, FIRST_BUCKET_BYTES
     for name, param in params:
-        other = bool(chunk) and (param.dtype, param.device) != (
-            chunk[0][1].dtype,
-            chunk[0][1].device,
-        )
+        other = bool(chunk) and (param.dtype, param.device) != (chunk[0][1].dtype, chunk[0][1].device)
         if chunk and (other or size >= limit):
             yield chunk
             chunk, size, limit = [], 0, most

@@ -21,18 +21,12 @@ class UnitWeights:
     """The weights of one unit, side by side for each owner."""
 
     def __init__(
-        self,
-        unit: Unit,
-        owners: Owners,
-        collectives: TorchCollectives,
-        device: torch.device,
-        tag: int,
+        self, unit: Unit, owners: Owners, collectives: TorchCollectives, device: torch.device, tag: int
     ) -> None:
         self._rank, self._tag = owners.rank, tag
         self._collectives, self._wire = collectives, collectives.wire(device)
         self._by_owner = [
-            [param for _, param in unit.params if owners.of(param) == owner]
-            for owner in range(owners.world)
+            [param for _, param in unit.params if owners.of(param) == owner] for owner in range(owners.world)
         ]
         self._flats: list[Tensor] = []
         self._others: list[tuple[Parameter, Tensor, Tensor]] = []

@@ -110,11 +110,7 @@ def _matching(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]
                 "inside of them"
             )
     found = [name for name in modules if any(fnmatchcase(name, p) for p in patterns)]
-    return {
-        name: modules[name]
-        for name in found
-        if not any(name.startswith(f"{outer}.") for outer in found)
-    }
+    return {name: modules[name] for name in found if not any(name.startswith(f"{outer}.") for outer in found)}
 
 
 def _found(model: nn.Module) -> dict[str, nn.Module]:

@@ -31,13 +31,7 @@ footer { font-size: .85rem; color: #4a5663 } footer table { width: auto } footer
 """
 
 
-def write_page(
-    path: Path,
-    title: str,
-    body: str,
-    facts: Mapping[str, str] | None = None,
-    force: bool = False,
-) -> None:
+def write_page(path: Path, title: str, body: str, facts: Mapping[str, str] | None = None, force: bool = False) -> None:
     """Write a page; one that we have written before is replaced.
 
     Args:

@@ -96,10 +96,7 @@ def _draw(axes: Any, panel: Panel, entries: dict[str, Any]) -> None:
     ):
         if ticks is not None:
             # In plain numbers: a logarithmic axis would name powers of ten only.
-            put(
-                list(ticks),
-                [f"{tick:g}" for tick in ticks] if labels is None else list(map(_literal, labels)),
-            )
+            put(list(ticks), [f"{tick:g}" for tick in ticks] if labels is None else list(map(_literal, labels)))
             put([], minor=True)
     if panel.xrange is not None:
         axes.set_xlim(*panel.xrange)
@@ -124,7 +121,7 @@ def _bars(axes: Any, line: Line) -> Any:
     if line.low is not None and line.high is not None:
         ends = zip(tops, _gaps(line.low), _gaps(line.high), strict=True)
         # Of two figures that round differently one may lie beyond the other's end by a bit.
-        whiskers = list(zip(*((max(0.0, y - low), max(0.0, high - y)) for y, low, high in ends), strict=True))  # fmt: skip
+        whiskers = list(zip(*((max(0.0, y - low), max(0.0, high - y)) for y, low, high in ends), strict=True))
     return axes.bar(
         list(line.x), [top - begin for top, begin in zip(tops, base, strict=True)], line.bar,
         bottom=base, color=line.color, alpha=line.opacity, yerr=whiskers, capsize=3,
@@ -137,10 +134,7 @@ def _line(axes: Any, line: Line) -> Any:
         return _bars(axes, line)
     gaps = _gaps(line.y)
     if line.low is not None and line.high is not None:
-        axes.fill_between(
-            list(line.x), _gaps(line.low), _gaps(line.high), color=line.color, alpha=0.18,
-            linewidth=0,
-        )  # fmt: skip
+        axes.fill_between(list(line.x), _gaps(line.low), _gaps(line.high), color=line.color, alpha=0.18, linewidth=0)
     marker = _MARKS[line.mark] or ("o" if len(gaps) == 1 else None)
     (drawn,) = axes.plot(
         list(line.x), gaps, color=line.color, alpha=line.opacity, linewidth=line.width,

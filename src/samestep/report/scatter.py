@@ -54,10 +54,7 @@ def scatter(points: Points, maps: Sequence[Map], height: int = 560) -> str:
         pictures = [base64.b64encode(one).decode("ascii") for one in points.pictures]
     data = {
         "height": height,
-        "maps": [
-            {"name": one.name, "note": one.note, "x": _short(one.x), "y": _short(one.y)}
-            for one in maps
-        ],
+        "maps": [{"name": one.name, "note": one.note, "x": _short(one.x), "y": _short(one.y)} for one in maps],
         "groups": list(points.groups),
         "names": list(points.names),
         "colors": [color_of(number) for number in range(len(points.names))],

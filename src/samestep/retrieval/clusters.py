@@ -34,9 +34,7 @@ class KMeans:
         """
         self._exchange, self._shared = exchange, shared
         self._random = np.random.RandomState(derive(seed, "k-means") & 0xFFFFFFFF)
-        every = exchange.collectives.gather(
-            float(shared.rows.abs().max()) if len(shared.rows) else 0.0
-        )
+        every = exchange.collectives.gather(float(shared.rows.abs().max()) if len(shared.rows) else 0.0)
         # A power of two, so that dividing by it loses no bit.
         scale = 2.0 ** np.ceil(np.log2(max(every) or 1.0))
         self._whole = (shared.rows.double() / scale * _FRACTION).round().long()
@@ -93,9 +91,7 @@ class KMeans:
         before = sum(totals[: collectives.rank])
         mine: Tensor | None = None
         if before <= target < before + totals[collectives.rank]:
-            mine = self._rows[
-                int(torch.searchsorted(weights.cumsum(0), target - before, right=True))
-            ]
+            mine = self._rows[int(torch.searchsorted(weights.cumsum(0), target - before, right=True))]
         elif not sum(totals) and len(self._rows):  # fewer different rows than clusters
             mine = self._rows[0]
         return next(row for row in collectives.gather(mine) if row is not None)

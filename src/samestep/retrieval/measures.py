@@ -8,26 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from samestep.config.evaluation import (
-    CLUSTERING_METRICS,
-    RETRIEVAL_METRICS,
-    Distance,
-    unknown_metrics,
-)
+from samestep.config.evaluation import CLUSTERING_METRICS, RETRIEVAL_METRICS, Distance, unknown_metrics
 from samestep.distributed.collectives import SoloCollectives
 from samestep.distributed.health.activity import Activity
 from samestep.errors import TaskError
 from samestep.reduce.row_shards import RowExchange, ShardPlan
 from samestep.retrieval.clusters import KMeans
 from samestep.retrieval.scores import NeighbourScores
-from samestep.retrieval.search import (
-    GROUP_BYTES,
-    QUERY_BLOCK,
-    REFERENCE_BLOCK,
-    Search,
-    SharedRows,
-    prepared,
-)
+from samestep.retrieval.search import GROUP_BYTES, QUERY_BLOCK, REFERENCE_BLOCK, Search, SharedRows, prepared
 
 
 def normalized_mutual_information(left: Tensor, right: Tensor) -> float:
@@ -142,14 +130,11 @@ def measure(
     shared = [_alone(queries, labels, QUERY_BLOCK, "queries")]
     if references is not None:
         if reference_labels is None:
-            raise TaskError(
-                "retrieval got references without reference_labels: give a class for each"
-            )
+            raise TaskError("retrieval got references without reference_labels: give a class for each")
         shared.append(_alone(references, reference_labels, REFERENCE_BLOCK, "references"))
     return measure_shared(
-        exchange, shared[0], shared[1] if len(shared) > 1 else None, metrics, distance,
-        queries.device, seed,
-    )  # fmt: skip
+        exchange, shared[0], shared[1] if len(shared) > 1 else None, metrics, distance, queries.device, seed
+    )
 
 
 def _alone(rows: Tensor, labels: Tensor, block: int, what: str) -> SharedRows:
@@ -173,9 +158,7 @@ def refuse_odd_rows(rows: object, what: str) -> None:
         found = type(rows).__name__
         if isinstance(rows, Tensor):
             found = f"{str(rows.dtype).removeprefix('torch.')} {tuple(rows.shape)}"
-        raise TaskError(
-            f"embeddings have a row of floats for each sample, (samples, size), and {what} is {found}"
-        )
+        raise TaskError(f"embeddings have a row of floats for each sample, (samples, size), and {what} is {found}")
 
 
 def checked_labels(labels: object, samples: int, what: str) -> Tensor:
@@ -235,14 +218,9 @@ def measure_shared(
     return {name: found[name] for name in metrics}
 
 
-def _clustering(
-    exchange: RowExchange, queries: SharedRows, distance: Distance, seed: int
-) -> dict[str, float]:
+def _clustering(exchange: RowExchange, queries: SharedRows, distance: Distance, seed: int) -> dict[str, float]:
     """How well clusters of the queries, as many as classes, agree with the classes."""
-    rows = [
-        prepared(part, QUERY_BLOCK, distance)[: len(part)].float()
-        for part in queries.rows.split(QUERY_BLOCK)
-    ]
+    rows = [prepared(part, QUERY_BLOCK, distance)[: len(part)].float() for part in queries.rows.split(QUERY_BLOCK)]
     shared = SharedRows(queries.plan, torch.cat(rows) if rows else queries.rows, queries.labels)
     clusters = KMeans(exchange, shared, seed).clusters(len(queries.labels.unique()))
     return {
@@ -251,9 +229,7 @@ def _clustering(
     }
 
 
-def memory_needed(
-    queries: int, references: int, sizes: Sequence[int], world: int, item: int = 4
-) -> int:
+def memory_needed(queries: int, references: int, sizes: Sequence[int], world: int, item: int = 4) -> int:
     """About how many bytes of a rank's memory a retrieval takes.
 
     Args:

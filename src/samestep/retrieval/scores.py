@@ -56,8 +56,7 @@ class NeighbourScores:
         by_block = {number: row for rows in gather(sums) for number, row in rows.items()}
         count = int((self._totals > 0).sum())
         return {
-            name: math.fsum(by_block[number][name] for number in sorted(by_block)) / count
-            for name in self._metrics
+            name: math.fsum(by_block[number][name] for number in sorted(by_block)) / count for name in self._metrics
         }
 
     def _k(self) -> int:

@@ -150,10 +150,7 @@ class Search:
             found = [_FirstMatch(self._device) for _ in group]
             for number, block in self._reference_blocks():
                 for query, first in zip(group, found, strict=True):
-                    distances, same = (
-                        self.distances(query, block, number),
-                        self._same(query, number),
-                    )
+                    distances, same = (self.distances(query, block, number), self._same(query, number))
                     first.seek(distances.masked_fill_(~same, torch.inf), self._ids(number))
             for number, block in self._reference_blocks():
                 for query, first in zip(group, found, strict=True):
@@ -230,10 +227,7 @@ class Search:
     def _groups(self, numbers: Sequence[int], at_once: int) -> Iterator[list[QueryBlock]]:
         """This rank's blocks among these; as many groups on each rank, for which references pass by."""
         plan, rank = self._queries.plan, self.exchange.collectives.rank
-        by_rank = [
-            [number for number in numbers if number in plan.blocks_of(other)]
-            for other in range(plan.world)
-        ]
+        by_rank = [[number for number in numbers if number in plan.blocks_of(other)] for other in range(plan.world)]
         passes = -(-max(map(len, by_rank)) // at_once)
         for start in range(0, passes * at_once, at_once):
             yield [self._query_block(number) for number in by_rank[rank][start : start + at_once]]

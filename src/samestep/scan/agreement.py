@@ -15,9 +15,7 @@ _MAIN = re.compile(
 )
 _OF_ALL = frozenset({"reduce", "gather", "evaluate", "retrieval", "evaluate_whole", "save"})
 """Methods of a run that every rank calls."""
-_COLLECTIVES = re.compile(
-    r"^torch\.distributed\.(all_|barrier|broadcast|reduce|gather|scatter|monitored_barrier)"
-)
+_COLLECTIVES = re.compile(r"^torch\.distributed\.(all_|barrier|broadcast|reduce|gather|scatter|monitored_barrier)")
 _MEASURED = re.compile(r"loss|acc|correct|score|metric|error|f1|iou|dice|right", re.IGNORECASE)
 _JOINED = re.compile(r"reduce|gather|evaluate|sync|mean_over|retrieval")
 _WRAPPERS = frozenset({"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP"})

@@ -42,11 +42,7 @@ def _first_gpus(code: Code) -> Iterator[ast.AST]:
         if call.args and isinstance(constant(call.args[0]), int):
             yield call
     for call in code.called("torch.device"):
-        if (
-            len(call.args) == 2
-            and constant(call.args[0]) == "cuda"
-            and constant(call.args[1]) is not None
-        ):
+        if len(call.args) == 2 and constant(call.args[0]) == "cuda" and constant(call.args[1]) is not None:
             yield call
     for node in code.variables_set("CUDA_VISIBLE_DEVICES"):
         if not names_a_rank(node.value):
@@ -123,9 +119,7 @@ def _is_local(code: Code, node: ast.AST) -> bool:
     return any(
         isinstance(line, ast.Assign)
         and name in map(code.name, line.targets)
-        and any(
-            re.search("local|device_count", word, re.IGNORECASE) for word in words_of(line.value)
-        )
+        and any(re.search("local|device_count", word, re.IGNORECASE) for word in words_of(line.value))
         for line in code.nodes
     )
 

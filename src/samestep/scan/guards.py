@@ -35,9 +35,7 @@ def where_a_gpu_is(source: Source, node: ast.AST) -> bool:
     return caught or _guarded(source, node, _GPU, frozenset())
 
 
-def _guarded(
-    source: Source, node: ast.AST, asks: re.Pattern[str], seen: frozenset[Function]
-) -> bool:
+def _guarded(source: Source, node: ast.AST, asks: re.Pattern[str], seen: frozenset[Function]) -> bool:
     if any(_asks(test, asks) for test in _tests_before(source, node)):
         return True
     function = source.function_of(node)
@@ -114,11 +112,7 @@ def _over_steps(code: Source, over: ast.expr) -> bool:
         name = code.name(over.func)
         if name.endswith((".steps", ".enumerate")):
             return True
-        return (
-            name in ("enumerate", "tqdm", "tqdm.tqdm")
-            and bool(over.args)
-            and _over_steps(code, over.args[0])
-        )
+        return name in ("enumerate", "tqdm", "tqdm.tqdm") and bool(over.args) and _over_steps(code, over.args[0])
     return isinstance(over, ast.Name) and over.id in _prepared_names(code)
 
 
@@ -129,9 +123,7 @@ def _prepared_names(code: Source) -> set[str]:
         if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)):
             continue
         if code.name(node.value.func).endswith(".prepare"):
-            names = [
-                n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)
-            ]
+            names = [n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)]
             found |= {name for name in names if not name.startswith(_MEASURED)}
     return found
 

@@ -11,9 +11,7 @@ from samestep.scan.rule import Rule
 from samestep.scan.source import constant, keyword
 from samestep.scan.training import Code
 
-LOADER = re.compile(
-    r"^torch\.utils\.data\.(dataloader\.)?DataLoader$|^torch_geometric\..*DataLoader$"
-)
+LOADER = re.compile(r"^torch\.utils\.data\.(dataloader\.)?DataLoader$|^torch_geometric\..*DataLoader$")
 _SAMPLER = re.compile(r"(^|\.)DistributedSampler$")
 _RANDOM_SAMPLER = re.compile(r"^torch\.utils\.data\.(sampler\.)?(\w*Random)Sampler$")
 _EVALUATION = re.compile(r"(^|[._])(test|val|valid|validation|eval|dev)", re.IGNORECASE)
@@ -65,9 +63,7 @@ def _is_never_set(code: Code, node: ast.AST) -> bool:
         for line in ast.walk(code.scope_of(node))
         if isinstance(line, ast.Assign) and name in map(code.name, line.targets)
     ]
-    return all(
-        isinstance(value, ast.Constant) and value.value is None for value in set_to
-    ) and bool(set_to)
+    return all(isinstance(value, ast.Constant) and value.value is None for value in set_to) and bool(set_to)
 
 
 def _argument(call: ast.Call, name: str, place: int) -> ast.expr | None:
@@ -93,9 +89,7 @@ def _same_order_each_epoch(code: Code) -> Iterator[ast.AST]:
 def _padded(code: Code) -> Iterator[ast.AST]:
     # Some evaluate what the sampler leaves out by a loader of its own.
     for rest in code.called("torch.utils.data.Subset"):
-        if any(
-            isinstance(part, ast.Attribute) and "sampler" in part.attr for part in ast.walk(rest)
-        ):
+        if any(isinstance(part, ast.Attribute) and "sampler" in part.attr for part in ast.walk(rest)):
             return
     for call in _samplers(code):
         if constant(_argument(call, "shuffle", 3)) is False:
@@ -104,9 +98,7 @@ def _padded(code: Code) -> Iterator[ast.AST]:
 
 def _unseeded_splits(code: Code) -> Iterator[ast.AST]:
     seeds = {code.name(call.func) for call in code.calls}
-    for call in code.called(
-        "torch.utils.data.random_split", "torch.utils.data.dataset.random_split"
-    ):
+    for call in code.called("torch.utils.data.random_split", "torch.utils.data.dataset.random_split"):
         if _argument(call, "generator", 2) is None and "torch.manual_seed" not in seeds:
             yield call
     if not code.uses_torch:
@@ -127,11 +119,7 @@ def _downloads(code: Code) -> Iterator[ast.AST]:
 
 def _unsorted_files(code: Code) -> Iterator[ast.AST]:
     """In classes that are datasets: there the order of files is the number of a sample."""
-    datasets = [
-        c
-        for c in code.classes
-        if any(getattr(inner, "name", "") == "__getitem__" for inner in c.body)
-    ]
+    datasets = [c for c in code.classes if any(getattr(inner, "name", "") == "__getitem__" for inner in c.body)]
     for node in (inner for dataset in datasets for inner in ast.walk(dataset)):
         if not isinstance(node, ast.Call) or not _lists_files(code, node):
             continue
@@ -170,9 +158,7 @@ def _is_sorted(code: Code, node: ast.AST) -> bool:
         return False
     targets = {code.name(target) for target in line.targets}
     scope = code.scope_of(node)
-    return any(
-        isinstance(call, ast.Call) and _sorts(code, call, targets) for call in ast.walk(scope)
-    )
+    return any(isinstance(call, ast.Call) and _sorts(code, call, targets) for call in ast.walk(scope))
 
 
 def _sorts(code: Code, call: ast.Call, targets: set[str]) -> bool:

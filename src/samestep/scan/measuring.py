@@ -11,15 +11,11 @@ from samestep.scan.rule import Rule
 from samestep.scan.source import words_of
 from samestep.scan.training import Code, is_loader, over_batches
 
-_MEASURE = re.compile(
-    r"loss|acc|correct|score|metric|error|total|running|sum|f1|psnr|iou|dice", re.IGNORECASE
-)
+_MEASURE = re.compile(r"loss|acc|correct|score|metric|error|total|running|sum|f1|psnr|iou|dice", re.IGNORECASE)
 _BATCH_LOSS = re.compile(
     r"(SupCon|NT_?Xent|Info_?NCE|ClipLoss|CLIPLoss|BarlowTwins|VICReg|MultipleNegativesRanking)(Loss|Criterion)?$"
 )
-_MEANS = frozenset(
-    {"numpy.mean", "statistics.mean", "statistics.fmean", "numpy.average", "numpy.nanmean"}
-)
+_MEANS = frozenset({"numpy.mean", "statistics.mean", "statistics.fmean", "numpy.average", "numpy.nanmean"})
 _REDUCES = re.compile(r"reduce|gather|sync")
 
 
@@ -70,9 +66,7 @@ def _adds_steps(code: Code, node: ast.AST) -> bool:
     """Whether it was added up once a step, of losses of the whole global batch."""
     names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
     return any(
-        isinstance(line, ast.AugAssign)
-        and code.name(line.target) in names
-        and once_a_step(code, line)
+        isinstance(line, ast.AugAssign) and code.name(line.target) in names and once_a_step(code, line)
         for line in ast.walk(code.scope_of(node))
     )
 

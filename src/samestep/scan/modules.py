@@ -75,22 +75,14 @@ def _targets(node: ast.AST) -> list[ast.expr]:
         found = [node.target]
     else:
         return []
-    return [
-        part
-        for target in found
-        for part in (target.elts if isinstance(target, ast.Tuple) else [target])
-    ]
+    return [part for target in found for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
 
 
 def _own_attribute(node: ast.AST) -> str:
     """`x` of `self.x` and `self.x[...]`."""
     while isinstance(node, ast.Subscript):
         node = node.value
-    if (
-        isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "self"
-    ):
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
         return node.attr
     return ""
 
@@ -110,11 +102,7 @@ def _carries_over(code: Code, forward: Function, node: ast.AST, name: str) -> bo
     """Whether a pass sees what the one before it has left: it is read before it is set."""
     if isinstance(node, ast.AugAssign):
         return True
-    if (
-        isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.Constant)
-        and node.value.value is None
-    ):
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.value.value is None:
         return False  # forgets what was there
     if any(isinstance(o, ast.If) and _reads(o.test, name) for o in code.around(node)):
         return False  # a cache that is filled when it is needed
@@ -123,9 +111,7 @@ def _carries_over(code: Code, forward: Function, node: ast.AST, name: str) -> bo
     return any(
         (read.lineno, read.col_offset) < end or read in inside
         for read in ast.walk(forward)
-        if isinstance(read, ast.Attribute)
-        and isinstance(read.ctx, ast.Load)
-        and _own_attribute(read) == name
+        if isinstance(read, ast.Attribute) and isinstance(read.ctx, ast.Load) and _own_attribute(read) == name
         if not _is_stored_into(code, read)
     )
 

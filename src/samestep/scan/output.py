@@ -20,9 +20,7 @@ _TRACKERS = frozenset(
     {"wandb.init", "wandb.log", "mlflow.start_run", "mlflow.log_metric", "mlflow.log_metrics", "mlflow.log_params",
      "torch.utils.tensorboard.SummaryWriter", "torch.utils.tensorboard.writer.SummaryWriter", "tensorboardX.SummaryWriter"}
 )  # fmt: skip
-_BARS = frozenset(
-    {"tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.notebook.tqdm", "tqdm.trange", "tqdm.auto.trange"}
-)
+_BARS = frozenset({"tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.notebook.tqdm", "tqdm.trange", "tqdm.auto.trange"})
 
 
 def _saves(code: Code) -> Iterator[ast.AST]:

@@ -37,7 +37,7 @@ def _is_handed_on(code: Code, use: ast.Name) -> bool:
         return code.name(outer.func).rpartition(".")[2] not in _READERS
     return isinstance(
         outer, (ast.Assign, ast.Return, ast.Yield, ast.Tuple, ast.List, ast.Dict, ast.Starred, ast.keyword)
-    )  # fmt: skip
+    )
 
 
 def _is_looped_over(code: Code, use: ast.Name) -> bool:

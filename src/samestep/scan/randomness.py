@@ -14,9 +14,7 @@ _SEEDS = (
     "numpy.random.seed", "random.seed", "accelerate.utils.set_seed", "transformers.set_seed",
     "transformers.trainer_utils.set_seed", "pytorch_lightning.seed_everything", "lightning.seed_everything",
 )  # fmt: skip
-_IN_A_LANE = frozenset(
-    {"forward", "loss", "training_step", "__getitem__", "collate_fn", "batch_loss"}
-)
+_IN_A_LANE = frozenset({"forward", "loss", "training_step", "__getitem__", "collate_fn", "batch_loss"})
 
 
 def _global(code: Code) -> Iterator[ast.AST]:
@@ -35,9 +33,7 @@ def _global(code: Code) -> Iterator[ast.AST]:
 def _by_rank(code: Code) -> Iterator[ast.AST]:
     offsets = _names_from_ranks(code)
     for call in _seeds(code):
-        words = {
-            node.id for arg in call.args for node in ast.walk(arg) if isinstance(node, ast.Name)
-        }
+        words = {node.id for arg in call.args for node in ast.walk(arg) if isinstance(node, ast.Name)}
         if any(names_a_rank(argument) for argument in call.args) or words & offsets:
             yield call
 

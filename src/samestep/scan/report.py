@@ -66,8 +66,7 @@ def write_report(found: Scan, title: str, path: Path) -> None:
     head = "".join(f"<th>{html.escape(column)}</th>" for column in COLUMNS)
     parts = "\n".join(_section(RULES[name], found.findings) for name in found.by_rule)
     skipped = "".join(
-        f"<li><code>{html.escape(file)}</code> {html.escape(why)}</li>"
-        for file, why in found.skipped.items()
+        f"<li><code>{html.escape(file)}</code> {html.escape(why)}</li>" for file, why in found.skipped.items()
     )
     unread = f"<h2>Not read</h2><ul>{skipped}</ul>" if skipped else ""
     body = f"""<h1>{html.escape(title)}: what is different on several ranks</h1>

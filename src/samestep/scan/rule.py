@@ -50,22 +50,9 @@ class Finding:
     instead: str
 
     @classmethod
-    def of(
-        cls, rule: Rule, *, file: str, line: int, column: int, cell: int | None, code: str
-    ) -> Finding:
+    def of(cls, rule: Rule, *, file: str, line: int, column: int, cell: int | None, code: str) -> Finding:
         """A place where a rule applies."""
-        return cls(
-            rule.name,
-            rule.effect,
-            file,
-            line,
-            column,
-            cell,
-            code,
-            rule.title,
-            rule.why,
-            rule.instead,
-        )
+        return cls(rule.name, rule.effect, file, line, column, cell, code, rule.title, rule.why, rule.instead)
 
     @property
     def place(self) -> str:

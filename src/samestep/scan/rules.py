@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from samestep.errors import PlanError
-from samestep.scan import (
-    agreement,
-    devices,
-    loading,
-    measuring,
-    modules,
-    output,
-    ported,
-    randomness,
-)
+from samestep.scan import agreement, devices, loading, measuring, modules, output, ported, randomness
 from samestep.scan.rule import Rule
 
 _FAMILIES = (devices, loading, randomness, output, measuring, modules, agreement, ported)
@@ -34,9 +25,7 @@ def chosen_rules(wanted: str, ignored: str) -> list[Rule]:
     unknown = [name for name in (*only, *without) if name not in RULES]
     if unknown:
         raise PlanError(f"there is no rule {', '.join(unknown)}: there are {', '.join(RULES)}")
-    found = [
-        rule for rule in RULES.values() if rule.name in (only or RULES) and rule.name not in without
-    ]
+    found = [rule for rule in RULES.values() if rule.name in (only or RULES) and rule.name not in without]
     if not found:
         raise PlanError("no rule is left to look for: --ignore has all of them")
     return found

@@ -153,9 +153,7 @@ def _apply(rule: Rule, code: Code, file: _File, found: Scan) -> None:
         cell, place = file.places[line - 1]
         shown = short(code.lines[line - 1].strip(), _SHOWN)
         found.findings.append(
-            Finding.of(
-                rule, file=str(file.path), line=place, column=column + 1, cell=cell, code=shown
-            )
+            Finding.of(rule, file=str(file.path), line=place, column=column + 1, cell=cell, code=shown)
         )
 
 

@@ -9,9 +9,7 @@ from functools import cached_property
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
-DRIVERS = frozenset(
-    {"samestep", "accelerate", "lightning", "pytorch_lightning", "lightning_fabric", "deepspeed"}
-)
+DRIVERS = frozenset({"samestep", "accelerate", "lightning", "pytorch_lightning", "lightning_fabric", "deepspeed"})
 """Libraries that deal out data and prints to ranks by themselves."""
 
 
@@ -127,10 +125,7 @@ class Source:
         for node in self.nodes:
             if isinstance(node, ast.Assign):
                 places = [t for t in node.targets if isinstance(t, ast.Subscript)]
-                if any(
-                    self.name(t.value) == "os.environ" and constant(t.slice) in names
-                    for t in places
-                ):
+                if any(self.name(t.value) == "os.environ" and constant(t.slice) in names for t in places):
                     yield node
 
     def around(self, node: ast.AST) -> Iterator[ast.AST]:

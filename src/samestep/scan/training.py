@@ -35,11 +35,7 @@ class Code(Source):
         """Functions that hold a backward pass, or call one that does."""
         found = {f for call in self._backwards if (f := self.function_of(call))}
         while (
-            more := {
-                outer
-                for call in self.calls
-                if self._targets(call) & found and (outer := self.function_of(call))
-            }
+            more := {outer for call in self.calls if self._targets(call) & found and (outer := self.function_of(call))}
             - found
         ):
             found |= more
@@ -67,9 +63,7 @@ class Code(Source):
                 found.add(function)
                 waiting += [c for c in ast.walk(function) if isinstance(c, ast.Call)]
         uncalled = {f for f in self._trainers if not self.calls_by_last_name.get(f.name)}
-        return found | {
-            f for f in uncalled if not any(inner in self.loops for inner in ast.walk(f))
-        }
+        return found | {f for f in uncalled if not any(inner in self.loops for inner in ast.walk(f))}
 
     def repeats(self, node: ast.AST) -> bool:
         """Whether a line runs again and again while the training does."""
@@ -96,8 +90,7 @@ class Code(Source):
     def _is_innermost(self, loop: ast.AST) -> bool:
         """Whether it is the loop over batches: the backward pass is in it, and in none further inside."""
         return any(
-            next(o for o in self.around(call) if isinstance(o, (ast.For, ast.While, ast.Module)))
-            is loop
+            next(o for o in self.around(call) if isinstance(o, (ast.For, ast.While, ast.Module))) is loop
             for call in self._backwards
         )
 
@@ -147,8 +140,4 @@ def _is_now_and_then(test: ast.AST) -> bool:
 def _is_definition(call: ast.Call) -> bool:
     """`super().backward(...)` of an autograd function is no training."""
     value = call.func.value if isinstance(call.func, ast.Attribute) else None
-    return (
-        isinstance(value, ast.Call)
-        and isinstance(value.func, ast.Name)
-        and value.func.id == "super"
-    )
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "super"

@@ -40,9 +40,7 @@ def checkpoint_activations(model: nn.Module, patterns: Sequence[str]) -> list[st
     return chosen
 
 
-def _computed_again(
-    module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
+def _computed_again(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a module; what its backward pass needs is computed a second time."""
     scope = scope_of_body.get()
     # The RNG is put back for the second pass, so that dropout drops the same.
@@ -60,16 +58,12 @@ def _both_passes(
 
 
 @contextmanager
-def _second_pass(
-    module: nn.Module, in_body: Callable[[], AbstractContextManager[None]]
-) -> Iterator[None]:
+def _second_pass(module: nn.Module, in_body: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
     with in_body(), keep_buffers([module]):  # else BatchNorm's statistics would move twice
         yield
 
 
-def _of_lanes(
-    forward: Callable[..., Any], again: Callable[..., Any], args: Any, kwargs: Any
-) -> Any:
+def _of_lanes(forward: Callable[..., Any], again: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call a module whose lanes run together: what is kept for its second pass are ordinary tensors."""
     returned: list[Any] = []
 

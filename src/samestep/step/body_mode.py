@@ -8,11 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
-from samestep.step.lane_tensor import (
-    LaneTensor,
-    call_per_lane,
-    lanes_of,
-)
+from samestep.step.lane_tensor import LaneTensor, call_per_lane, lanes_of
 from samestep.step.torch_functions import RANDOM, changes_first
 
 _FACTORIES = frozenset(("rand", "randn", "randint", "randperm", "normal"))

@@ -37,9 +37,7 @@ class BodyWeights:
     A call runs all lanes of a rank, one after the other. A rank with fewer lanes than others follows them.
     """
 
-    def __init__(
-        self, weights: ShardedWeights, units: Sequence[range], samples: Sequence[int] | None
-    ) -> None:
+    def __init__(self, weights: ShardedWeights, units: Sequence[range], samples: Sequence[int] | None) -> None:
         """Args:
         weights: The run's.
         units: The lanes of each rank.
@@ -56,9 +54,7 @@ class BodyWeights:
         self._weights = weights
         # A rank without samples runs the body, too, for nothing.
         counts = [max(1, sum(samples[lane] > 0 for lane in lanes)) for lanes in units]
-        self._busy = [
-            [rank for rank, count in enumerate(counts) if count > at] for at in range(max(counts))
-        ]
+        self._busy = [[rank for rank, count in enumerate(counts) if count > at] for at in range(max(counts))]
         self._calls = self._lanes = 0
 
     @contextmanager

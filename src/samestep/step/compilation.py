@@ -44,9 +44,7 @@ def compile_model(model: nn.Module, config: Config) -> None:
         _compile(part)
 
 
-def _refuse_checkpoints_inside(
-    model: nn.Module, blocks: Iterable[str], patterns: Sequence[str]
-) -> None:
+def _refuse_checkpoints_inside(model: nn.Module, blocks: Iterable[str], patterns: Sequence[str]) -> None:
     blocks, chosen = list(blocks), list[str]()
     for name, _ in model.named_modules():
         is_named = bool(name) and any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -32,12 +32,7 @@ from samestep.step.body_trace import (
 )
 from samestep.step.graph_nodes import reached_from
 from samestep.step.lane_passes import LanePasses
-from samestep.step.lane_tensor import (
-    LaneSize,
-    LaneTensor,
-    LaneValue,
-    lane_tensor,
-)
+from samestep.step.lane_tensor import LaneSize, LaneTensor, LaneValue, lane_tensor
 from samestep.step.loss_terms import LossValue
 from samestep.step.step_engine import LossFunction
 from samestep.step.torch_functions import changes_first
@@ -48,7 +43,7 @@ _CHANGES = 5
 """Times that a body may do something else before its operations are no longer put off."""
 _METADATA = frozenset(
     ("size", "__get__", "dim", "ndimension", "numel", "nelement", "is_floating_point", "is_complex", "element_size")
-)  # fmt: skip
+)
 """Functions whose result follows from shapes and types."""
 
 
@@ -290,9 +285,7 @@ def lanes_differ(data: Any) -> bool:
 
 
 def _alike(operation: Operation, function: Any, given: Any, state: State) -> bool:
-    return operation.state == state and is_same(
-        (operation.function, operation.args), (function, given)
-    )
+    return operation.state == state and is_same((operation.function, operation.args), (function, given))
 
 
 def _why_apart(losses: Sequence[LaneTensor], alive: Sequence[LaneTensor]) -> str:

@@ -93,9 +93,7 @@ class Prepared:
         return found | wrapped_optimizers(self.optimizers)
 
 
-def prepare(
-    setup: RunSetup, objects: Sequence[Any], restore: Restore, is_resumed: bool = False
-) -> Prepared:
+def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore, is_resumed: bool = False) -> Prepared:
     """Take modules, optimizers and schedules into a run.
 
     Args:
@@ -155,18 +153,14 @@ def prepare(
     )
 
 
-def _give_memory(
-    setup: RunSetup, modules: Sequence[nn.Module], owns: Owns, is_resumed: bool
-) -> bool:
+def _give_memory(setup: RunSetup, modules: Sequence[nn.Module], owns: Owns, is_resumed: bool) -> bool:
     """Move modules to the rank's device; return whether the model was on the meta device."""
     context = setup.context
     is_spread = setup.config.distributed.shard == "weights" and context.world > 1
     for module in modules[1:]:
         if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
             kind = type(module).__name__
-            raise TaskError(
-                f"{kind} is on the meta device, where only the model may be: build it on the CPU"
-            )
+            raise TaskError(f"{kind} is on the meta device, where only the model may be: build it on the CPU")
     was_on_meta = give_memory(modules[0], owns if is_spread else lambda param: True, is_resumed)
     if not is_spread:
         for module in modules:
@@ -191,9 +185,7 @@ def _owns(setup: RunSetup, params: Sequence[Parameter]) -> Owns:
     return Owners(params, context.rank, context.world).is_mine if is_sharded else lambda param: True
 
 
-def _owned_states(
-    setup: RunSetup, sharding: Sharding | None, optimizers: Sequence[Optimizer]
-) -> OwnedStates | None:
+def _owned_states(setup: RunSetup, sharding: Sharding | None, optimizers: Sequence[Optimizer]) -> OwnedStates | None:
     if sharding is None:
         return None
     refuse_joint_updates(optimizers)
@@ -272,9 +264,7 @@ def build_engine(
         update=update,
         runner=prepared.runner,
         terms=_checked(prepared.terms, setup),
-        forward_check=ForwardCheck(
-            prepared.modules, setup.config.check_ranks_every, setup.context.log.main
-        ),
+        forward_check=ForwardCheck(prepared.modules, setup.config.check_ranks_every, setup.context.log.main),
         step_log=step_log,
         optimizers=prepared.optimizers,
         params=[param for param in prepared.params if is_held(param)],
@@ -290,9 +280,7 @@ def build_engine(
     )
 
 
-def _update(
-    setup: RunSetup, prepared: Prepared, draws: bool, after_update: Callable[[int], None]
-) -> Update:
+def _update(setup: RunSetup, prepared: Prepared, draws: bool, after_update: Callable[[int], None]) -> Update:
     sharding, ours = prepared.reduction.sharding, prepared.calls.ours
     return Update(
         prepared.optimizers,
@@ -327,9 +315,7 @@ def _may_draw(prepared: Prepared) -> bool:
     return any(not prepared.calls.is_own(hook) for hooks in every for hook in hooks.values())
 
 
-def _uses_graphs(
-    setup: RunSetup, optimizers: Sequence[Optimizer], batchnorm: GlobalBatchNorm | None
-) -> bool:
+def _uses_graphs(setup: RunSetup, optimizers: Sequence[Optimizer], batchnorm: GlobalBatchNorm | None) -> bool:
     requested = setup.config.speed.graph
     if not requested:
         return False
@@ -351,10 +337,7 @@ def _scaling(setup: RunSetup) -> Scaling:
 
 
 def _clipping(
-    rules: ClipConfig,
-    optimizers: Sequence[Optimizer],
-    device: torch.device,
-    sharding: Sharding | None,
+    rules: ClipConfig, optimizers: Sequence[Optimizer], device: torch.device, sharding: Sharding | None
 ) -> Clipping:
     """The config's clipping, and the `clip_norm` of groups that have one of their own."""
     common: list[list[Parameter]] = []
@@ -363,9 +346,7 @@ def _clipping(
         params = [param for param in group["params"] if param.requires_grad]
         limit = group.get(_CLIP_NORM, _AS_CONFIGURED)
         if limit is not None and limit is not _AS_CONFIGURED and not limit > 0:
-            raise TaskError(
-                f"a parameter group has clip_norm {limit}: give a number above 0, or None"
-            )
+            raise TaskError(f"a parameter group has clip_norm {limit}: give a number above 0, or None")
         if params and limit is _AS_CONFIGURED:
             common.append(params)
         elif params:

@@ -24,9 +24,7 @@ class HiddenState:
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._modules = [
-            (f"{prefix}." if prefix else "", part)
-            for module in modules
-            for prefix, part in module.named_modules()
+            (f"{prefix}." if prefix else "", part) for module in modules for prefix, part in module.named_modules()
         ]
         self._before = self._values()
 
@@ -70,10 +68,7 @@ class ForwardCheck:
     """Compares parameters before and after lanes' forward passes, in some steps."""
 
     def __init__(
-        self,
-        modules: Sequence[nn.Module],
-        every: int | None,
-        warn: Callable[[str], None] = lambda line: None,
+        self, modules: Sequence[nn.Module], every: int | None, warn: Callable[[str], None] = lambda line: None
     ) -> None:
         """Args:
         modules: All of the run's.

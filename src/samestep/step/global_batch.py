@@ -60,9 +60,7 @@ class GlobalBatch:
     What it is asked for is gathered from all ranks; what it is not asked for stays where it is.
     """
 
-    def __init__(
-        self, rows: LaneRows, samples: Sequence[int], mine: Sequence[LaneBatch], moment: Moment
-    ) -> None:
+    def __init__(self, rows: LaneRows, samples: Sequence[int], mine: Sequence[LaneBatch], moment: Moment) -> None:
         self._rows, self._samples, self._mine = rows, samples, mine
         self._moment = moment
 

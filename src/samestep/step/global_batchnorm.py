@@ -31,12 +31,7 @@ _NAME = "BatchNorm over the global batch"
 class GlobalBatchNorm:
     """Where the BatchNorm layers of all lanes meet. Every rank runs the same layers in the same order."""
 
-    def __init__(
-        self,
-        modules: Sequence[nn.Module],
-        assignment: Sequence[range],
-        collectives: Collectives,
-    ) -> None:
+    def __init__(self, modules: Sequence[nn.Module], assignment: Sequence[range], collectives: Collectives) -> None:
         """Args:
         modules: All of the run's; their BatchNorm layers get another forward pass.
         assignment: The lanes of each rank.
@@ -47,11 +42,7 @@ class GlobalBatchNorm:
         """
         self._collectives, self._mine = collectives, assignment[collectives.rank]
         self._most = max(map(len, assignment))
-        self._places = [
-            rank * self._most + at
-            for rank, lanes in enumerate(assignment)
-            for at in range(len(lanes))
-        ]
+        self._places = [rank * self._most + at for rank, lanes in enumerate(assignment) for at in range(len(lanes))]
         """Where among the gathered rows those of each lane are."""
         self._sent: dict[int, tuple[Tensor, Tensor]] = {}
         """By size, what was last handed to a collective: else its thread might be the one to free it."""
@@ -90,9 +81,7 @@ class GlobalBatchNorm:
         with scope.paused():
             return lane_tensor(x.lanes, self._normalised(layer, x, leaves))
 
-    def _normalised(
-        self, layer: _BatchNorm, x: LaneTensor, leaves: LaneLeaves
-    ) -> tuple[Tensor, ...]:
+    def _normalised(self, layer: _BatchNorm, x: LaneTensor, leaves: LaneLeaves) -> tuple[Tensor, ...]:
         for value in x.per_lane:
             layer._check_input_dim(value)
         with torch.no_grad():
@@ -229,10 +218,7 @@ class _Normalise(torch.autograd.Function):
         ctx.ranks, ctx.lanes = ranks, lanes
         tensors = tuple(_dense(tensor) for tensor in tensors)
         ctx.save_for_backward(mean, inverse, count, *tensors)
-        return tuple(
-            _scaled(x, mean, inverse, weight, bias)
-            for x, weight, bias in _by_lane(tensors, len(lanes))
-        )
+        return tuple(_scaled(x, mean, inverse, weight, bias) for x, weight, bias in _by_lane(tensors, len(lanes)))
 
     @staticmethod
     @once_differentiable
@@ -266,9 +252,7 @@ def _by_lane(tensors: Sequence[Any], lanes: int) -> Iterator[tuple[Tensor, Any, 
 # -- one lane: on a GPU by the kernels of torch's SyncBatchNorm, elsewhere by these formulas ---------------
 
 
-def _scaled(
-    x: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor | None, bias: Tensor | None
-) -> Tensor:
+def _scaled(x: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """Return a normalised lane, by weight and bias."""
     if x.is_cuda:
         return torch.batch_norm_elemt(x, weight, bias, mean, inverse, 0.0)  # eps is in the inverse
@@ -288,21 +272,13 @@ def _sums(grad: Tensor, x: Tensor, mean: Tensor, inverse: Tensor) -> tuple[Tenso
 
 
 def _moved(
-    grad: Tensor,
-    x: Tensor,
-    mean: Tensor,
-    inverse: Tensor,
-    weight: Tensor | None,
-    sums: Tensor,
-    count: Tensor,
+    grad: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor | None, sums: Tensor, count: Tensor
 ) -> Tensor:
     """Return the gradients of what was normalised, by the sums of all lanes."""
     total, by_normal = sums.view(2, -1)
     if x.is_cuda:
         parts = total.contiguous(), by_normal / inverse
-        return torch.batch_norm_backward_elemt(
-            grad, x, mean, inverse, weight, *parts, count.to(torch.int32)
-        )
+        return torch.batch_norm_backward_elemt(grad, x, mean, inverse, weight, *parts, count.to(torch.int32))
     scale = inverse if weight is None else inverse * weight.to(inverse)
     shift, slope = (total / count).to(mean), (by_normal / count).to(mean)
     moved = grad.to(mean) - _shaped(shift, x) - _normal(x, mean, inverse) * _shaped(slope, x)

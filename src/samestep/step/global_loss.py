@@ -50,11 +50,7 @@ class GlobalSteps:
     """Runs the steps of a run whose loss is over the whole global batch."""
 
     def __init__(
-        self,
-        setup: RunSetup,
-        modules: Sequence[nn.Module],
-        params: Sequence[Parameter],
-        runner: LaneRunner,
+        self, setup: RunSetup, modules: Sequence[nn.Module], params: Sequence[Parameter], runner: LaneRunner
     ) -> None:
         """Args:
         setup: The run's.
@@ -97,9 +93,7 @@ class GlobalSteps:
         self._loss_buffers.put()
         passes.update()
 
-    def _run_together(
-        self, passes: LanePasses, runner: LanesTogether, embed: Embed, loss: BatchLoss
-    ) -> None:
+    def _run_together(self, passes: LanePasses, runner: LanesTogether, embed: Embed, loss: BatchLoss) -> None:
         """Run a step whose lanes pass each layer together: all of them keep their activations."""
         body, embedded = runner.forward(passes, embed)
         assert body.leaves is not None, "lanes that run together have one graph"
@@ -110,8 +104,7 @@ class GlobalSteps:
         for lane in units:
             passes.combined(lane, None)
         losses = [
-            whole.surrogate(lane, rows[lane], own=partial(body.leaves.of, at=at))
-            for at, lane in enumerate(units)
+            whole.surrogate(lane, rows[lane], own=partial(body.leaves.of, at=at)) for at, lane in enumerate(units)
         ]
         stats = [whole.stats(lane) for lane in units]
         passes.backward_together(losses or tensors(pick(embedded, 0)), stats, body.leaves)
@@ -171,9 +164,7 @@ class GlobalSteps:
         with passes.forward_scope(), self._setup.precision.forward():
             return joined([embed(piece) for piece in self._cut(passes, batch)])
 
-    def _backward_again(
-        self, passes: LanePasses, batch: LaneBatch, embed: Embed, whole: _WholeLoss
-    ) -> None:
+    def _backward_again(self, passes: LanePasses, batch: LaneBatch, embed: Embed, whole: _WholeLoss) -> None:
         """Embed a lane a second time, and backpropagate it."""
         passes.enter_stream()
         pieces, begin = self._cut(passes, batch), 0
@@ -206,9 +197,7 @@ class GlobalSteps:
 
         return float(psutil.virtual_memory().available) / context.world
 
-    def _loss_of(
-        self, passes: LanePasses, embedded: Mapping[int, Any], loss: BatchLoss
-    ) -> _WholeLoss:
+    def _loss_of(self, passes: LanePasses, embedded: Mapping[int, Any], loss: BatchLoss) -> _WholeLoss:
         batches = [passes.batches.on_device(batch) for batch in passes.batches.read_all()]
         samples = passes.data.samples
         if samples is None:
@@ -225,11 +214,7 @@ class _WholeLoss:
     """The loss of all lanes, and what each contributes to the step's gradients."""
 
     def __init__(
-        self,
-        rows: Any,
-        samples: Sequence[int],
-        loss: Callable[[Any], LossValue],
-        params: Sequence[Parameter],
+        self, rows: Any, samples: Sequence[int], loss: Callable[[Any], LossValue], params: Sequence[Parameter]
     ) -> None:
         self._samples, self._total = samples, sum(samples)
         self._first = next(lane for lane, count in enumerate(samples) if count)
@@ -265,11 +250,7 @@ class _WholeLoss:
         passes.backward_lane(self.surrogate(lane, rows, begin), self.stats(lane))
 
     def surrogate(
-        self,
-        lane: int,
-        rows: Any,
-        begin: int = 0,
-        own: Callable[[Tensor], Tensor] = lambda param: param,
+        self, lane: int, rows: Any, begin: int = 0, own: Callable[[Tensor], Tensor] = lambda param: param
     ) -> Tensor:
         """Return what has the gradients of a lane's rows, from `begin` on, and of the loss's own parameters."""
         surrogate = self.part(lane, rows, begin, self._samples[lane] - begin)

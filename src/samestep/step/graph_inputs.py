@@ -29,8 +29,7 @@ class _Column:
         self._staging: list[Tensor] = []
         if first.device.type == "cpu" and first.nbytes <= _STAGED and lanes > 1:
             self._staging = [
-                torch.empty(self.block.shape, dtype=first.dtype, device="cpu", pin_memory=True)
-                for _ in range(_AHEAD)
+                torch.empty(self.block.shape, dtype=first.dtype, device="cpu", pin_memory=True) for _ in range(_AHEAD)
             ]
 
     def fill(self, tensors: list[Tensor], turn: int) -> None:
@@ -60,9 +59,7 @@ class GraphInputs:
         for at, group, column in self._columns:
             for number, place in zip(group, column.places, strict=True):
                 places[number][at] = place
-        self.data = [
-            _with_leaves(batch.data, found) for batch, found in zip(batches, places, strict=True)
-        ]
+        self.data = [_with_leaves(batch.data, found) for batch, found in zip(batches, places, strict=True)]
         """Each lane's data, with its tensors in this memory."""
         self._copied = [torch.cuda.Event() for _ in range(_AHEAD)]
         self._turn = 0

@@ -26,12 +26,7 @@ from samestep.reduce.buffer_slots import keep_buffers
 from samestep.step.capture import capture, fresh_stream
 from samestep.step.host_values import HostValues, loss_code
 from samestep.step.lane_passes import LanePasses
-from samestep.step.recorded_step import (
-    RecordedLanes,
-    RecordedStep,
-    host_generators,
-    refuse_other_numbers,
-)
+from samestep.step.recorded_step import RecordedLanes, RecordedStep, host_generators, refuse_other_numbers
 from samestep.step.step_engine import LossFunction, StepEngine
 from samestep.step.whole_lanes import WholeLanes
 
@@ -51,9 +46,7 @@ _SHARE = 0.5
 """Of the free memory that lanes side by side may take by themselves."""
 
 
-def why_no_graph(
-    config: Config, device: torch.device, optimizers: Sequence[Optimizer]
-) -> str | None:
+def why_no_graph(config: Config, device: torch.device, optimizers: Sequence[Optimizer]) -> str | None:
     """What keeps this run from CUDA graphs; None if nothing does."""
     if device.type != "cuda":
         return f"this rank runs on {device}"
@@ -84,13 +77,7 @@ def why_no_update(optimizers: Sequence[Optimizer]) -> str | None:
 class GraphedSteps(WholeLanes):
     """Runs steps eagerly at first, and then by replay."""
 
-    def __init__(
-        self,
-        context: RunContext,
-        precision: Precision,
-        modules: Sequence[nn.Module],
-        config: Config,
-    ) -> None:
+    def __init__(self, context: RunContext, precision: Precision, modules: Sequence[nn.Module], config: Config) -> None:
         super().__init__(precision)
         self._strict = config.speed.graph is True
         self.needs_function = "speed.graph: true" if self._strict else ""
@@ -182,11 +169,7 @@ class GraphedSteps(WholeLanes):
     # -- capture ---------------------------------------------------------------------------
 
     def _record(
-        self,
-        shape: Any,
-        passes: LanePasses,
-        loss: LossFunction,
-        lands: Callable[[StepEngine], bool],
+        self, shape: Any, passes: LanePasses, loss: LossFunction, lands: Callable[[StepEngine], bool]
     ) -> RecordedStep | None:
         """The step of batches of this shape, if it is time for one and there can be one."""
         if shape in self._refused:
@@ -207,11 +190,7 @@ class GraphedSteps(WholeLanes):
         return self._steps.get(shape)
 
     def _try_to_capture(
-        self,
-        shape: Any,
-        passes: LanePasses,
-        loss: LossFunction,
-        lands: Callable[[StepEngine], bool],
+        self, shape: Any, passes: LanePasses, loss: LossFunction, lands: Callable[[StepEngine], bool]
     ) -> None:
         while True:
             spare = self._generator.clone_state()
@@ -328,9 +307,7 @@ class GraphedSteps(WholeLanes):
     def refuse(self, what: str, why: str, error: Exception | None = None) -> None:
         """Tell once why something is not captured; if it must be, raise that."""
         if self._strict:
-            raise GraphError(
-                f"speed.graph: true, but {why}. speed.graph: auto then trains without"
-            ) from error
+            raise GraphError(f"speed.graph: true, but {why}. speed.graph: auto then trains without") from error
         self.say(f"{what} runs without a graph: {why}")
 
     def say(self, line: str) -> None:

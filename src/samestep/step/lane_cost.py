@@ -68,9 +68,7 @@ class LaneCost:
             return
         self._say(name, took, lanes)
 
-    def _times(
-        self, module: nn.Module, data: Any, lanes: int, counts: Sequence[int]
-    ) -> dict[int, float]:
+    def _times(self, module: nn.Module, data: Any, lanes: int, counts: Sequence[int]) -> dict[int, float]:
         params = [param for param in module.parameters() if param.requires_grad]
         rows = {count: _grouped(data, lanes, count) for count in counts}
         took: dict[int, float] = {}
@@ -124,17 +122,10 @@ def _grouped(data: Any, lanes: int, count: int) -> list[Any]:
     """The arguments with lanes put together into so many batches."""
     size = lanes // count
     starts = range(0, lanes, size)
-    shapes = [
-        {value.shape[1:] for value in leaf.per_lane}
-        for leaf in lanes_of(data)
-        if isinstance(leaf, LaneTensor)
-    ]
+    shapes = [{value.shape[1:] for value in leaf.per_lane} for leaf in lanes_of(data) if isinstance(leaf, LaneTensor)]
     # Padded to other lengths, they cannot be put together: the first stands for all.
     one = any(len(found) > 1 for found in shapes)
-    return [
-        _together(data, [pick(data, 0 if one else at) for at in range(start, start + size)])
-        for start in starts
-    ]
+    return [_together(data, [pick(data, 0 if one else at) for at in range(start, start + size)]) for start in starts]
 
 
 def _together(data: Any, group: Sequence[Any]) -> Any:
@@ -143,8 +134,6 @@ def _together(data: Any, group: Sequence[Any]) -> Any:
     def one(leaf: Any) -> Any:
         row = next(rows)
         is_of_lanes = isinstance(leaf, LaneTensor)
-        return (
-            torch.cat([part for part in row if isinstance(part, Tensor)]) if is_of_lanes else leaf
-        )
+        return torch.cat([part for part in row if isinstance(part, Tensor)]) if is_of_lanes else leaf
 
     return map_leaves(one, data)

@@ -73,6 +73,4 @@ class LaneLeaves:
             else:
                 shared.grad = grad if shared.grad is None else shared.grad + grad
         if behind:
-            torch.autograd.backward(
-                [shared for shared, _ in behind], [grad for _, grad in behind], retain_graph=True
-            )
+            torch.autograd.backward([shared for shared, _ in behind], [grad for _, grad in behind], retain_graph=True)

@@ -209,11 +209,7 @@ class LanePasses:
         self._open = None
 
     def backward_together(
-        self,
-        losses: Sequence[Tensor],
-        stats: Sequence[LaneStats],
-        leaves: LaneLeaves,
-        retain: bool = False,
+        self, losses: Sequence[Tensor], stats: Sequence[LaneStats], leaves: LaneLeaves, retain: bool = False
     ) -> None:
         """Backpropagate all lanes at once, whose graphs meet.
 

@@ -107,9 +107,7 @@ class LaneTensor(Tensor):
         return f"LaneTensor({len(self.lanes)} lane{'s' * (len(self.lanes) > 1)}, each {shape})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise StepError(
-            f"{self!r} cannot be saved or sent: save what run.sum, run.mean or run.gather returns"
-        )
+        raise StepError(f"{self!r} cannot be saved or sent: save what run.sum, run.mean or run.gather returns")
 
     def __deepcopy__(self, memo: Any) -> LaneTensor:
         return lane_tensor(self.lanes, tuple(value.clone() for value in self.per_lane))
@@ -318,9 +316,7 @@ def each_lane(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) ->
     """Call any function once per lane of its arguments, on ordinary tensors."""
     found = lanes_of((args, dict(kwargs)))
     if not found:
-        raise StepError(
-            "each_lane got no value of lanes: give it what the loader yields, or what follows from it"
-        )
+        raise StepError("each_lane got no value of lanes: give it what the loader yields, or what follows from it")
     scope = _required_scope("each_lane").whole_lanes()
     return run_per_lane(func, args, kwargs, found[0].lanes, scope)
 
@@ -392,9 +388,7 @@ def _with_missing(func: Any, args: Any, found: Sequence[OfLanes]) -> Any:
         )
     left, right = ({**dict(zip(side.lanes, side.per_lane, strict=True))} for side in sides)
     total = {
-        lane: left[lane] + right[lane]
-        if lane in left and lane in right
-        else {**left, **right}[lane]
+        lane: left[lane] + right[lane] if lane in left and lane in right else {**left, **right}[lane]
         for lane in sorted({*left, *right} - {NO_LANE}) or [NO_LANE]
     }
     return lane_tensor(tuple(total), list(total.values()))

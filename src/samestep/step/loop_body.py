@@ -38,11 +38,7 @@ class LoopBody:
     """One step: what its lanes share while the body runs."""
 
     def __init__(
-        self,
-        passes: LanePasses,
-        calls: ModuleCalls,
-        known: KnownBodies | None = None,
-        cost: LaneCost | None = None,
+        self, passes: LanePasses, calls: ModuleCalls, known: KnownBodies | None = None, cost: LaneCost | None = None
     ) -> None:
         """Args:
         passes: The step as the engine runs it.
@@ -62,9 +58,7 @@ class LoopBody:
             self._deferred = DeferredBody(known, passes.batches.read_all(), device, self.apart)
         self._draws = BodyDraws(self._engine.setup.rng, passes.data.index)
         weights, units = self._engine.setup.gathered.weights, self._engine.setup.assignment.units
-        self._weights = (
-            None if weights is None else BodyWeights(weights, units, passes.data.samples)
-        )
+        self._weights = None if weights is None else BodyWeights(weights, units, passes.data.samples)
         self._mode = BodyMode(self, None if self._weights is None else self._weights.refuse_absent)
         self._entered = ExitStack()
         self._shares_graph = False
@@ -148,9 +142,7 @@ class LoopBody:
                 "torch.autograd.grad of one lane with batchnorm: global, where lanes have one graph: use batchnorm: "
                 "lane, or a layer without the statistics of other samples"
             )
-        return self._take(
-            func, args, kwargs, lambda a, k: run_per_lane(func, a, k, lanes, self._operation(draws))
-        )
+        return self._take(func, args, kwargs, lambda a, k: run_per_lane(func, a, k, lanes, self._operation(draws)))
 
     def _take(self, function: Any, args: Any, kwargs: Any, run: Run) -> Any:
         if self._deferred is None:
@@ -187,12 +179,7 @@ class LoopBody:
 
         first = _get_sequence_nr()
         call = nullcontext() if self._weights is None else self._weights.call()
-        with (
-            self.paused(),
-            call,
-            engine.setup.precision.forward(),
-            self._draws.whole_lanes() as draw,
-        ):
+        with self.paused(), call, engine.setup.precision.forward(), self._draws.whole_lanes() as draw:
             try:
                 yield enter
             except BaseException:
@@ -210,9 +197,7 @@ class LoopBody:
             return func(*args, **kwargs)
         return self.run_operation(func, args, kwargs, self.lanes, draws=True)
 
-    def _call_module(
-        self, module: nn.Module, own: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
-    ) -> Any:
+    def _call_module(self, module: nn.Module, own: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
         if self.leaves is not None:
             return own(*args, **kwargs)  # layer by layer
         lanes = lanes_of((args, kwargs))[0].lanes
@@ -271,12 +256,7 @@ class LoopBody:
     # -- backward and update ---------------------------------------------------------------
 
     def backward(
-        self,
-        loss: LossValue,
-        *,
-        retain_graph: bool | None = None,
-        reduction: Reduction = "mean",
-        **others: Any,
+        self, loss: LossValue, *, retain_graph: bool | None = None, reduction: Reduction = "mean", **others: Any
     ) -> Callable[[], Tensor]:
         """Backpropagate the loss of every lane; add the mean over the global batch to `.grad`.
 

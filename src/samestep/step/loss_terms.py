@@ -49,13 +49,9 @@ class OneLoss:
             return value * samples, samples
         if isinstance(value, Mapping):
             names = ", ".join(f"{name}: 1.0" for name in value)
-            raise TaskError(
-                f"the loss has names: set their weights in the config, as loss_weights: {{{names}}}"
-            )
+            raise TaskError(f"the loss has names: set their weights in the config, as loss_weights: {{{names}}}")
         if not isinstance(value, tuple):
-            raise StepError(
-                f"the loss is a {type(value).__name__}: give the tensor itself, to be backpropagated"
-            )
+            raise StepError(f"the loss is a {type(value).__name__}: give the tensor itself, to be backpropagated")
         return value
 
     def begin_step(self) -> None:
@@ -80,9 +76,7 @@ class NamedLosses(nn.Module):
 
     buffer_joins = {"sums": "sum"}  # noqa: RUF012 (as modules declare it)
 
-    def __init__(
-        self, weights: Mapping[str, float], device: torch.device, collectives: Collectives
-    ) -> None:
+    def __init__(self, weights: Mapping[str, float], device: torch.device, collectives: Collectives) -> None:
         """Args:
         weights: By name. The count of the first is the step's.
         device: Where the losses are computed.
@@ -114,9 +108,7 @@ class NamedLosses(nn.Module):
             total = total + part
         return total, count
 
-    def _scaled(
-        self, name: str, loss: Tensor, count: Tensor | float, whole: Tensor | float
-    ) -> Tensor:
+    def _scaled(self, name: str, loss: Tensor, count: Tensor | float, whole: Tensor | float) -> Tensor:
         """A loss times its weight, for a division by `whole` in place of its own count."""
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             raise StepError(f"loss {name} must be a sum over the lane's samples: reduction='sum'")
@@ -180,9 +172,7 @@ def check_loss(loss_sum: Tensor, count: Tensor | float) -> None:
 
 
 def loss_value(
-    loss: Tensor | Mapping[str, Term],
-    count: Tensor | float | None,
-    mean_over: Tensor | float | None,
+    loss: Tensor | Mapping[str, Term], count: Tensor | float | None, mean_over: Tensor | float | None
 ) -> LossValue:
     """Return what a loop's `backward` got as the engine takes it; see `Run.backward`."""
     if isinstance(loss, Mapping) or (count is None and mean_over is None):
@@ -208,6 +198,4 @@ def refuse_other_lanes(found: Sequence[Lanes], lanes: Lanes) -> None:
             "yields. A term that is the same for all lanes is added to the loss of the batch"
         )
     if any(those != lanes for those in found):
-        raise StepError(
-            "run.backward got a loss with lanes of another step: backpropagate it in its own step"
-        )
+        raise StepError("run.backward got a loss with lanes of another step: backpropagate it in its own step")

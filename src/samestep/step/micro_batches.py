@@ -27,12 +27,7 @@ class MicroBatches(WholeLanes):
 
     needs_function = "memory.lane_split"
 
-    def __init__(
-        self,
-        setup: RunSetup,
-        modules: Sequence[nn.Module],
-        params: Sequence[nn.Parameter],
-    ) -> None:
+    def __init__(self, setup: RunSetup, modules: Sequence[nn.Module], params: Sequence[nn.Parameter]) -> None:
         """Args:
         setup: The run's setup; `memory.lane_split` is the number of pieces, or `auto`.
         modules: Whose buffers a trial must not change.
@@ -139,8 +134,7 @@ class MicroBatches(WholeLanes):
         saved = state["pieces"]
         if self.pieces is not None and self._size(self.pieces) != self._size(saved):
             raise CheckpointError(
-                f"memory.lane_split was {saved}, is {self.pieces}: other micro-batches make another "
-                "run. Set it back"
+                f"memory.lane_split was {saved}, is {self.pieces}: other micro-batches make another run. Set it back"
             )
         self.pieces = saved
 
@@ -162,11 +156,7 @@ def cut_batch(batch: LaneBatch, size: int) -> list[LaneBatch]:
 
 
 def out_of_memory(
-    error: torch.OutOfMemoryError,
-    device: torch.device,
-    lane_batch: int,
-    where: str,
-    could_shard: str = "",
+    error: torch.OutOfMemoryError, device: torch.device, lane_batch: int, where: str, could_shard: str = ""
 ) -> OutOfMemory:
     """Return the error as what to do about it.
 

@@ -24,14 +24,7 @@ from samestep.lanes.rng import MODEL, derive, seed_at
 from samestep.optim.update import Updated
 from samestep.reduce.gradients import Grads, RecordedSums
 from samestep.reduce.numbers_ring import NumbersRing
-from samestep.reduce.stats import (
-    EMPTY,
-    NO_FLAGS,
-    LaneStats,
-    LocalStats,
-    RankFlags,
-    ReplayedStats,
-)
+from samestep.reduce.stats import EMPTY, NO_FLAGS, LaneStats, LocalStats, RankFlags, ReplayedStats
 from samestep.step.capture import capture, drawing_from, has_drawn
 from samestep.step.graph_inputs import GraphInputs
 from samestep.step.host_values import HostValues
@@ -48,9 +41,7 @@ _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 3e-2}
 class RecordedLanes:
     """The forward and backward passes of a rank's lanes, and their sums, on batches at fixed places."""
 
-    def __init__(
-        self, engine: StepEngine, batches: Sequence[LaneBatch], loss: LossFunction, moment: Moment
-    ) -> None:
+    def __init__(self, engine: StepEngine, batches: Sequence[LaneBatch], loss: LossFunction, moment: Moment) -> None:
         """Args:
         engine: The run's.
         batches: Of one step, as they were read.
@@ -277,9 +268,7 @@ class RecordedStep:
         self._numbers.write(numbers)
         self._grads = [param.grad for param in engine.params]
 
-    def _measured(
-        self, rates: tuple[float, ...], flags: RankFlags
-    ) -> tuple[ReplayedStats, Updated]:
+    def _measured(self, rates: tuple[float, ...], flags: RankFlags) -> tuple[ReplayedStats, Updated]:
         """What the replay measured, in memory that the next ones leave alone."""
         numbers = self._numbers.next_row()
         updated = replace(self._updated, rates=rates, numbers=numbers)
@@ -309,9 +298,7 @@ class RecordedStep:
                 group["capturable"] = flag
 
 
-def refuse_other_numbers(
-    lanes: RecordedLanes, eager: Sequence[Tensor | None], again: Callable[[], None]
-) -> None:
+def refuse_other_numbers(lanes: RecordedLanes, eager: Sequence[Tensor | None], again: Callable[[], None]) -> None:
     """Raise if a replay gave other numbers than an eager run.
 
     Args:

@@ -13,9 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from samestep.errors import TaskError
 
 
-def sorted_by_kind(
-    objects: Sequence[Any],
-) -> tuple[list[nn.Module], list[Optimizer], list[LRScheduler]]:
+def sorted_by_kind(objects: Sequence[Any]) -> tuple[list[nn.Module], list[Optimizer], list[LRScheduler]]:
     """Return modules, optimizers and schedulers, each in their order.
 
     Raises:
@@ -34,9 +32,7 @@ def sorted_by_kind(
     if not modules or not optimizers:
         missing = "the model" if not modules else "its optimizer"
         given = ", ".join(type(item).__name__ for item in objects) or "nothing to train"
-        raise TaskError(
-            f"run.prepare got {given}, and not {missing}: give it both, with the DataLoaders, in one call"
-        )
+        raise TaskError(f"run.prepare got {given}, and not {missing}: give it both, with the DataLoaders, in one call")
     return modules, optimizers, schedules
 
 

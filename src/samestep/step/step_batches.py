@@ -62,9 +62,7 @@ class StepBatches:
 
         All ranks call this.
         """
-        found = batch_of_another(
-            self._engine.setup.context, self._data, lambda: self.read_all()[0].data
-        )
+        found = batch_of_another(self._engine.setup.context, self._data, lambda: self.read_all()[0].data)
         return None if self._data.units else self._engine.copies.to_device(found)
 
     def release(self) -> None:
@@ -89,9 +87,7 @@ def batch_of_another(context: RunContext, data: StepData, first: Callable[[], An
     if not data.ragged:
         return None
     source = have.index(True)
-    return context.broadcast(
-        map_leaves(_on_host, first() if context.rank == source else None), source
-    )
+    return context.broadcast(map_leaves(_on_host, first() if context.rank == source else None), source)
 
 
 def _on_host(leaf: Any) -> Any:

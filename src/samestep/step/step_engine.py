@@ -43,12 +43,7 @@ class LaneRunner(Protocol):
 class GlobalRunner(Protocol):
     """How a step whose loss is over the whole global batch is run."""
 
-    def run(
-        self,
-        passes: Any,
-        embed: Callable[[LaneBatch], Any],
-        loss: Callable[[Any, Any], LossValue],
-    ) -> None:
+    def run(self, passes: Any, embed: Callable[[LaneBatch], Any], loss: Callable[[Any, Any], LossValue]) -> None:
         """Run the whole step."""
 
 

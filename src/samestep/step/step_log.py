@@ -86,9 +86,7 @@ class StepLog:
     the next, or by `flush`.
     """
 
-    def __init__(
-        self, every: int, write: Callable[[Sequence[StepRecord]], None], activity: Activity
-    ) -> None:
+    def __init__(self, every: int, write: Callable[[Sequence[StepRecord]], None], activity: Activity) -> None:
         self._every = min(every, KEPT_STEPS // 2)
         self._write = write
         self._activity = activity
@@ -96,14 +94,7 @@ class StepLog:
         self._reading: _Reading | None = None
         self._since = time.perf_counter()
 
-    def add(
-        self,
-        step: int,
-        epoch: int,
-        stats: LocalStats,
-        updated: Updated,
-        terms: TermSums | None = None,
-    ) -> None:
+    def add(self, step: int, epoch: int, stats: LocalStats, updated: Updated, terms: TermSums | None = None) -> None:
         self._pending.append(_Pending(step, epoch, stats, updated, terms))
         if len(self._pending) >= self._every:
             self._write_requested()
@@ -141,10 +132,7 @@ class StepLog:
         with self._activity.during(READING):
             numbers = iter(reading.numbers())
         rows = [[next(numbers) for _ in range(count)] for count in reading.counts]
-        records = [
-            _record(entry, row, reading.seconds)
-            for entry, row in zip(reading.entries, rows, strict=True)
-        ]
+        records = [_record(entry, row, reading.seconds) for entry, row in zip(reading.entries, rows, strict=True)]
         self._write(records)
 
 
@@ -154,9 +142,7 @@ def _measured(entry: _Pending) -> Sequence[Tensor | float | None]:
     return step_numbers(entry.updated, entry.terms, entry.stats)
 
 
-def step_numbers(
-    updated: Updated, terms: TermSums | None, stats: LocalStats
-) -> list[Tensor | float | None]:
+def step_numbers(updated: Updated, terms: TermSums | None, stats: LocalStats) -> list[Tensor | float | None]:
     """The numbers of a step: skipped, scale, norms, named losses, and the lanes' losses and counts."""
     skipped = 0.0 if updated.skipped is None else updated.skipped
     norms = () if updated.norms is None else (updated.norms,)

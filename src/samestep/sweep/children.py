@@ -134,13 +134,7 @@ class Children:
             self._reaper.close()
             self._events.close()
 
-    def start(
-        self,
-        name: str,
-        words: Sequence[str],
-        output: Path,
-        variables: Mapping[str, str] | None = None,
-    ) -> Child:
+    def start(self, name: str, words: Sequence[str], output: Path, variables: Mapping[str, str] | None = None) -> Child:
         """Start a command of ours.
 
         Args:
@@ -150,9 +144,7 @@ class Children:
             variables: Of its environment, besides this process's.
         """
         # By itself too: this process may be killed before the reaper knows of it.
-        environ = {
-            **process_environment(), **(variables or {}), **ending_variables(), **self._events.variables,
-        }  # fmt: skip
+        environ = {**process_environment(), **(variables or {}), **ending_variables(), **self._events.variables}
         with output.open("ab") as file:
             process = self._fork(words, environ, file) or _started(name, words, environ, file)
         self._reaper.watch(process.pid)
@@ -176,9 +168,7 @@ class Children:
             self._server = None
             report(f"runs are processes that start cold: {why}")
 
-    def _fork(
-        self, words: Sequence[str], environ: Mapping[str, str], output: IO[bytes]
-    ) -> ForkedProcess | None:
+    def _fork(self, words: Sequence[str], environ: Mapping[str, str], output: IO[bytes]) -> ForkedProcess | None:
         if self._server is None:
             return None
         try:
@@ -263,9 +253,7 @@ class Children:
             self.pause()
 
 
-def _started(
-    name: str, words: Sequence[str], environ: Mapping[str, str], output: IO[bytes]
-) -> subprocess.Popen[bytes]:
+def _started(name: str, words: Sequence[str], environ: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             [sys.executable, *interpreter_words(), *words],

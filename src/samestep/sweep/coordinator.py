@@ -13,13 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from samestep.checkpoint.questions import (
-    Answer,
-    Question,
-    read_answer,
-    read_question,
-    write_answer,
-)
+from samestep.checkpoint.questions import Answer, Question, read_answer, read_question, write_answer
 from samestep.environment.variables import process_environment
 from samestep.errors import CheckpointError, RunDirError, Stopped, TaskError, UserError
 from samestep.sweep.children import Child, Children
@@ -32,16 +26,7 @@ from samestep.sweep.pareto import best_words, results_of
 from samestep.sweep.run_spec import RunSpec, why_failed
 from samestep.sweep.schema import SweepConfig, seconds_of
 from samestep.sweep.storage import CURVES, FOLDS, PRUNED, Storage, TrialRecord, refuse_other_storage
-from samestep.sweep.study_folder import (
-    STOP,
-    SWEEP,
-    is_full_disk,
-    locked,
-    same_study,
-    shape_of,
-    signed,
-    write_document,
-)
+from samestep.sweep.study_folder import STOP, SWEEP, is_full_disk, locked, same_study, shape_of, signed, write_document
 from samestep.sweep.tracked_study import TrackedStudy, tracked_study
 from samestep.sweep.trial import LiveTrial, further_of, objective_of
 from samestep.sweep.via import Places, share_out
@@ -70,11 +55,7 @@ def run_sweep(loaded: LoadedSweep, report: Report, watch: Watch | None = None) -
     sweep = loaded.sweep
     folder = sweep.path
     packing = share_out(sweep, loaded.base, trial_count(sweep), process_environment())
-    with (
-        locked(folder, "sweep", report) as lock,
-        Children() as children,
-        ExitStack() as stack,
-    ):
+    with locked(folder, "sweep", report) as lock, Children() as children, ExitStack() as stack:
         refuse_other_storage(sweep, folder)
         database = open_database(sweep.storage, folder)
         stack.callback(database.close)
@@ -93,9 +74,7 @@ def run_sweep(loaded: LoadedSweep, report: Report, watch: Watch | None = None) -
             report(line)
         children.fork_from(forks, report)
         storage = Storage(sweep, folder, database)
-        coordinator = Coordinator(
-            loaded, folder, storage, children, packing, report, watch, lock.refuse_lost
-        )
+        coordinator = Coordinator(loaded, folder, storage, children, packing, report, watch, lock.refuse_lost)
         shown = sweep.model_dump(mode="json")
         with database.naming_errors(folder), tracked_study(coordinator.study, shown):
             return coordinator.run()
@@ -172,9 +151,7 @@ class Coordinator:
             return None
         if number >= self._count or len(self._live) >= self._packing.parallel:
             return None
-        waits = self._sweep.deterministic and min(self._live, default=number) < self._round_of(
-            number
-        )
+        waits = self._sweep.deterministic and min(self._live, default=number) < self._round_of(number)
         return None if waits else number
 
     def _round_of(self, number: int) -> int:
@@ -190,9 +167,7 @@ class Coordinator:
         values, notes = draw(self._sweep, number, self._known(number))
         begun = self._storage.begin(values, notes)
         assert begun == number, "one process writes"
-        shown = "  ".join(
-            f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in values.items()
-        )
+        shown = "  ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in values.items())
         self._report(f"trial {number}: {shown}")
         self._live[number] = LiveTrial(number, values)
         self._start_waiting()

@@ -150,9 +150,7 @@ def _tracked(spec: RunSpec, study: TrackedStudy, name: str) -> RunSpec:
     return replace(spec, overrides=(*spec.overrides, *shown))
 
 
-def _make_folds(
-    request: CvRequest, path: Path, children: Children, folder: Path, report: Report
-) -> None:
+def _make_folds(request: CvRequest, path: Path, children: Children, folder: Path, report: Report) -> None:
     """In a process of its own: the training set is loaded for it, and not kept."""
     if is_file(path):
         report(f"the folds are those of {path}")
@@ -160,14 +158,7 @@ def _make_folds(
     if request.k is None:
         raise PlanError(f"there is no {path}: say how many folds with --folds")
     words = ["cv", str(request.config), *request.overrides, "--only-split", "--file", str(path)]
-    words += [
-        "--folds",
-        str(request.k),
-        "--stratify",
-        request.stratify,
-        "--seed",
-        str(request.seed),
-    ]
+    words += ["--folds", str(request.k), "--stratify", request.stratify, "--seed", str(request.seed)]
     output = folder / "folds.txt"
     output.unlink(missing_ok=True)
     child = children.start("the split", words, output)
@@ -181,9 +172,7 @@ def _make_folds(
     report(child.last_words())
 
 
-def _train(
-    specs: Sequence[RunSpec], children: Children, folder: Path, report: Report
-) -> dict[str, str]:
+def _train(specs: Sequence[RunSpec], children: Children, folder: Path, report: Report) -> dict[str, str]:
     """One after the other; why some of them failed, by name."""
     failed: dict[str, str] = {}
     for spec in specs:
@@ -204,9 +193,7 @@ def _train(
     return failed
 
 
-def _predict(
-    specs: Sequence[RunSpec], folds: Folds, children: Children, folder: Path, report: Report
-) -> str | None:
+def _predict(specs: Sequence[RunSpec], folds: Folds, children: Children, folder: Path, report: Report) -> str | None:
     """Every sample's prediction by the model that was not trained on it, in one file."""
     for spec in specs:
         target = spec.folder / "predictions.jsonl"
@@ -232,11 +219,7 @@ def _predict(
 
 
 def _summary(
-    config: Config,
-    request: CvRequest,
-    specs: Sequence[RunSpec],
-    folder: Path,
-    predictions: str | None,
+    config: Config, request: CvRequest, specs: Sequence[RunSpec], folder: Path, predictions: str | None
 ) -> dict[str, Any]:
     results = []
     for number, spec in enumerate(specs):
@@ -244,15 +227,7 @@ def _summary(
         assert found is not None, "every fold is done"
         metrics = metrics_of(found, request.which)
         results.append(
-            FoldResult(
-                number,
-                found.status,
-                found.reason,
-                found.steps,
-                found.seconds,
-                metrics,
-                str(spec.folder),
-            )
+            FoldResult(number, found.status, found.reason, found.steps, found.seconds, metrics, str(spec.folder))
         )
     mean, std = mean_and_std([result.metrics for result in results])
     summary = {
@@ -268,15 +243,9 @@ def _summary(
     return summary
 
 
-def mean_and_std(
-    metrics: Sequence[Mapping[str, Any]],
-) -> tuple[dict[str, float], dict[str, float]]:
+def mean_and_std(metrics: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], dict[str, float]]:
     """Of every number that all folds have; the standard deviation is that of a sample (k - 1)."""
-    names = [
-        name
-        for name in metrics[0]
-        if all(isinstance(fold.get(name), (int, float)) for fold in metrics)
-    ]
+    names = [name for name in metrics[0] if all(isinstance(fold.get(name), (int, float)) for fold in metrics)]
     values = {name: [float(fold[name]) for fold in metrics] for name in names}
     mean = {name: math.fsum(numbers) / len(numbers) for name, numbers in values.items()}
     return mean, {name: _deviation(numbers, mean[name]) for name, numbers in values.items()}

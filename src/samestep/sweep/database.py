@@ -25,11 +25,7 @@ FILES = {"sqlite": "study.db", "journal": "study.journal"}
 """What `storage` names without a URL: files in the sweep's directory."""
 _BACKENDS = ("postgresql", "mysql", "mariadb", "sqlite")
 _EXAMPLE = "postgresql://user:${PASSWORD}@host/name"
-_PACKAGES = {
-    "psycopg2": "psycopg2-binary",
-    "psycopg": "'psycopg[binary]'",
-    "MySQLdb": "mysqlclient",
-}
+_PACKAGES = {"psycopg2": "psycopg2-binary", "psycopg": "'psycopg[binary]'", "MySQLdb": "mysqlclient"}
 """What a driver's module is installed by, where that has another name."""
 _OPTIONS = frozenset({
     "application_name", "charset", "connect_timeout", "password", "ssl_ca", "ssl_cert", "ssl_key", "sslcert", "sslkey", "sslmode",
@@ -75,9 +71,7 @@ class Database:
         try:
             yield
         except (SQLAlchemyError, import_optuna().exceptions.StorageInternalError) as error:
-            raise StorageError(
-                f"{self.name} cannot be used any more: {_reason(error, self.secret)}. {again}"
-            ) from None
+            raise StorageError(f"{self.name} cannot be used any more: {_reason(error, self.secret)}. {again}") from None
         except OSError as error:
             where = f" ({error.filename})" if error.filename else ""
             raise RunDirError(
@@ -222,9 +216,7 @@ def _with_variables(url: URL, environ: Mapping[str, str]) -> URL:
             return None
         return re.sub(r"\$\{(\w+)\}", lambda found: _variable(found[1], environ), part)
 
-    query = {
-        key: filled(value) if isinstance(value, str) else value for key, value in url.query.items()
-    }
+    query = {key: filled(value) if isinstance(value, str) else value for key, value in url.query.items()}
     return url.set(
         username=filled(url.username),
         password=filled(url.password),
@@ -236,9 +228,7 @@ def _with_variables(url: URL, environ: Mapping[str, str]) -> URL:
 
 def _variable(name: str, environ: Mapping[str, str]) -> str:
     if not environ.get(name):
-        raise TextError(
-            f"the variable {name} is not set here: it holds what ${{{name}}} stands for"
-        )
+        raise TextError(f"the variable {name} is not set here: it holds what ${{{name}}} stands for")
     return environ[name]
 
 

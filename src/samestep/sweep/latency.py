@@ -43,11 +43,7 @@ class Latency:
     """Samples of the batch."""
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "one_sample": asdict(self.one),
-            "batch": asdict(self.batch),
-            "batch_size": self.size,
-        }
+        return {"one_sample": asdict(self.one), "batch": asdict(self.batch), "batch_size": self.size}
 
 
 def measure_latencies(runs: Mapping[int, Path], batch: int) -> dict[int, Latency]:
@@ -64,9 +60,7 @@ def measure_latencies(runs: Mapping[int, Path], batch: int) -> dict[int, Latency
     with tempfile.TemporaryDirectory() as place, Children() as children:
         result, output = Path(place) / "latency.json", Path(place) / "output.txt"
         words = ["latency", *map(str, runs.values()), "--batch", str(batch)]
-        child = children.start(
-            "the measurement of latencies", [*words, "--result", str(result)], output
-        )
+        child = children.start("the measurement of latencies", [*words, "--result", str(result)], output)
         children.wait(child)
         children.refuse_stopped()
         if child.code != 0:

@@ -77,9 +77,7 @@ def read_sweep_file(path: Path) -> SweepFile:
 
 def _lay(whole: SweepFile, layer: Layer) -> None:
     values, mistakes = with_objectives(layer.values)
-    whole.mistakes += [
-        Mistake(m.path, m.message, m.origin or layer.lines.get(m.path, "")) for m in mistakes
-    ]
+    whole.mistakes += [Mistake(m.path, m.message, m.origin or layer.lines.get(m.path, "")) for m in mistakes]
     if isinstance(values.get("base"), str):
         values["base"] = layer.placed(values["base"])
     for key, value in values.items():
@@ -101,17 +99,7 @@ def with_objectives(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Mis
     return {**values, "objective": given[0], "further_objectives": given[1:]}, mistakes
 
 
-_OURS = (
-    "name",
-    "run_dir",
-    "resume",
-    "fold",
-    "refit",
-    "best.metric",
-    "best.mode",
-    "preemption",
-    "checkpoint.enabled",
-)
+_OURS = ("name", "run_dir", "resume", "fold", "refit", "best.metric", "best.mode", "preemption", "checkpoint.enabled")
 """Keys that a sweep sets itself for each of its runs."""
 _FREE = ("params.", "optimizer.args.", "schedule.args.")
 
@@ -128,11 +116,7 @@ class LoadedSweep:
 
 
 def load_sweep(
-    source: Path | Mapping[str, Any],
-    overrides: Sequence[str] = (),
-    folder: Path | None = None,
-    *,
-    runs: bool = True,
+    source: Path | Mapping[str, Any], overrides: Sequence[str] = (), folder: Path | None = None, *, runs: bool = True
 ) -> LoadedSweep:
     """Load and check a sweep.
 
@@ -152,9 +136,7 @@ def load_sweep(
         read = SweepFile.of_mapping(source)
     else:
         name, read = str(source), read_sweep_file(source)
-        read.values.setdefault(
-            "name", source.resolve().parent.name if source.stem == "sweep" else source.stem
-        )
+        read.values.setdefault("name", source.resolve().parent.name if source.stem == "sweep" else source.stem)
         folder = source.resolve().parent if folder is None else folder
     values, lines = read.values, read.lines
     mistakes = [*read.mistakes, *_apply(values, overrides)]
@@ -270,9 +252,7 @@ def _load_base(sweep: SweepConfig) -> tuple[Config | None, list[Mistake]]:
         wrong.append(Mistake("base", f"{sweep.base} measures nothing, by refit: leave that out"))
     rule = config.evaluation
     if rule.every_epochs is None and rule.every_steps is None:
-        wrong.append(
-            Mistake("base", f"{sweep.base} evaluates nothing: set evaluation.every_epochs")
-        )
+        wrong.append(Mistake("base", f"{sweep.base} evaluates nothing: set evaluation.every_epochs"))
     return config, wrong
 
 
@@ -287,9 +267,7 @@ def _space_mistakes(sweep: SweepConfig, base: Config) -> Iterator[Mistake]:
     known = {*schema_keys(), *ALIASES}
     for key, domain in sweep.domains.items():
         if any(key == ours or key.startswith(f"{ours}.") for ours in _OURS):
-            yield Mistake(
-                f"space.{key}", "is what the sweep sets itself for each trial: leave it out"
-            )
+            yield Mistake(f"space.{key}", "is what the sweep sets itself for each trial: leave it out")
         elif key not in known and not key.startswith(_FREE):
             yield Mistake(f"space.{key}", f"is not a key of a config{suggest_key(key)}")
         else:

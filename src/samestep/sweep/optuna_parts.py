@@ -58,9 +58,7 @@ def part_mistakes(sweep: SweepConfig) -> list[Mistake]:
         name, given = getattr(sweep, key), getattr(sweep, f"{key}_args")
         if name not in known and not is_module_class(name):
             choices = ", ".join(known)
-            mistakes.append(
-                Mistake(key, f"you set {name!r}, but it takes {choices}, or module:Class")
-            )
+            mistakes.append(Mistake(key, f"you set {name!r}, but it takes {choices}, or module:Class"))
             continue
         if name == "grid":
             mistakes += [Mistake(f"sampler_args.{a}", "a grid takes no arguments") for a in given]
@@ -89,9 +87,7 @@ def part_mistakes(sweep: SweepConfig) -> list[Mistake]:
             and n not in (*given, *_OURS)
         ]
     if sweep.pruner == "hyperband" and sweep.folds is not None:
-        mistakes.append(
-            Mistake("pruner", "hyperband counts evaluations, which folds repeat: use median")
-        )
+        mistakes.append(Mistake("pruner", "hyperband counts evaluations, which folds repeat: use median"))
     return mistakes + _objective_mistakes(sweep)
 
 
@@ -147,13 +143,9 @@ def distributions(space: Mapping[str, Domain]) -> dict[str, Any]:
             found[key] = optuna.distributions.CategoricalDistribution(choices)
         elif domain.is_whole:
             step = int(domain.step or 1)
-            found[key] = optuna.distributions.IntDistribution(
-                int(domain.low), int(domain.high), domain.is_log, step
-            )
+            found[key] = optuna.distributions.IntDistribution(int(domain.low), int(domain.high), domain.is_log, step)
         else:
-            found[key] = optuna.distributions.FloatDistribution(
-                domain.low, domain.high, domain.is_log, domain.step
-            )
+            found[key] = optuna.distributions.FloatDistribution(domain.low, domain.high, domain.is_log, domain.step)
     return found
 
 
@@ -178,9 +170,7 @@ def draw(sweep: SweepConfig, number: int, known: Known) -> tuple[dict[str, Any],
         points = itertools.product(*(domain.grid() or () for domain in space.values()))
         point = next(itertools.islice(points, number, None))
         return dict(zip(space, point, strict=True)), {}
-    sampler = _make(
-        "sampler", sweep.sampler, {**sweep.sampler_args, "seed": seed_of(sweep, number)}
-    )
+    sampler = _make("sampler", sweep.sampler, {**sweep.sampler_args, "seed": seed_of(sweep, number)})
     study = _study(sweep, number, known, sampler=sampler)
     params = study.ask(distributions(space)).params
     notes = study.get_trials(deepcopy=False)[-1].system_attrs
@@ -188,11 +178,7 @@ def draw(sweep: SweepConfig, number: int, known: Known) -> tuple[dict[str, Any],
 
 
 def decide(
-    sweep: SweepConfig,
-    number: int,
-    values: Mapping[str, Any],
-    reported: Sequence[tuple[int, float]],
-    known: Known,
+    sweep: SweepConfig, number: int, values: Mapping[str, Any], reported: Sequence[tuple[int, float]], known: Known
 ) -> tuple[bool, dict[str, Any]]:
     """Whether a trial is pruned after its last report, and what the pruner notes about it.
 

@@ -77,9 +77,7 @@ def pack(sweep: SweepConfig, base: Config, trials: int, environ: Mapping[str, st
     return Packing(parallel, ranks, threads.value, shared, summary)
 
 
-def rank_threads(
-    base: Config, cpus: Fact[int], ranks: int, environ: Mapping[str, str]
-) -> Fact[int]:
+def rank_threads(base: Config, cpus: Fact[int], ranks: int, environ: Mapping[str, str]) -> Fact[int]:
     """The threads of each rank of a run, as the run itself will choose them."""
     section = base.distributed
     on_cpu = section.device == "cpu" or not expects_gpu(environ)
@@ -110,6 +108,5 @@ def _summary(parallel: int, ranks: int, threads: Fact[int], cpus: Fact[int], gpu
     fix = max(1, cpus.value // (parallel * ranks))
     return (
         f"{line}: {needed} threads on {cpus.value} CPUs ({cpus.reason}), so that they wait for each other. Set "
-        f"distributed.threads_per_rank: {fix} in the base"
-        + ("" if parallel == 1 else ", or a lower parallel")
+        f"distributed.threads_per_rank: {fix} in the base" + ("" if parallel == 1 else ", or a lower parallel")
     )

@@ -18,10 +18,7 @@ _LONGEST_LABEL = 18
 
 
 def sweep_panels(
-    sweep: SweepConfig,
-    trials: Sequence[TrialRecord],
-    important: Mapping[str, float],
-    costs: Mapping[int, float],
+    sweep: SweepConfig, trials: Sequence[TrialRecord], important: Mapping[str, float], costs: Mapping[int, float]
 ) -> list[Panel]:
     """The panels of a sweep, without those that have nothing to show.
 
@@ -76,10 +73,7 @@ def by_state(trials: Sequence[TrialRecord]) -> Iterator[tuple[str, list[TrialRec
 
 
 def points(
-    sweep: SweepConfig,
-    trials: Sequence[TrialRecord],
-    places: Mapping[int, float],
-    heights: Mapping[int, float | None],
+    sweep: SweepConfig, trials: Sequence[TrialRecord], places: Mapping[int, float], heights: Mapping[int, float | None]
 ) -> list[Line]:
     """A mark for each trial, in the color of its state, and a star for the best."""
     lines = []
@@ -172,9 +166,7 @@ def _curves(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> Panel | None:
                 )
             )  # fmt: skip
     title, metric = "Learning curves", sweep.objective.metric
-    panel = Panel(
-        title=title, x="step", y=metric, alone=True, nearest=True, lines=lines, height=300
-    )
+    panel = Panel(title=title, x="step", y=metric, alone=True, nearest=True, lines=lines, height=300)
     return panel if lines else None
 
 
@@ -225,11 +217,7 @@ def _parallel(sweep: SweepConfig, measured: Sequence[TrialRecord]) -> Panel | No
                 text=[described(sweep, trial)] * len(axes),
             )
         )  # fmt: skip
-    notes = [
-        {"x": at, "y": place, "text": text}
-        for at, axis in enumerate(axes)
-        for place, text in axis.notes
-    ]
+    notes = [{"x": at, "y": place, "text": text} for at, axis in enumerate(axes) for place, text in axis.notes]
     return Panel(
         title="Parallel coordinates", x="", alone=True, full=True, nearest=True, lines=lines,
         xticks=list(range(len(axes))), xlabels=[axis.name for axis in axes], yticks=[], notes=notes,
@@ -277,9 +265,7 @@ def _folds(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> Panel | None:
     return panel if lines else None
 
 
-def _pareto(
-    sweep: SweepConfig, trials: Sequence[TrialRecord], costs: Mapping[int, float]
-) -> Panel | None:
+def _pareto(sweep: SweepConfig, trials: Sequence[TrialRecord], costs: Mapping[int, float]) -> Panel | None:
     known = [trial for trial in trials if trial.number in costs and trial.value is not None]
     if not known:
         return None
@@ -304,8 +290,7 @@ def _slices(sweep: SweepConfig, measured: Sequence[TrialRecord]) -> Iterator[Pan
     for key, domain in sweep.domains.items() if measured else ():
         choices = list(domain.choices)
         places: dict[int, float] = {
-            trial.number: choices.index(trial.values[key]) if choices else trial.values[key]
-            for trial in measured
+            trial.number: choices.index(trial.values[key]) if choices else trial.values[key] for trial in measured
         }
         yield Panel(
             title=f"Slice: {key}", x=key, y=sweep.objective.metric, alone=True, nearest=True,

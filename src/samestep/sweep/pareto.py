@@ -25,10 +25,7 @@ def front(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> list[TrialRecord
     }
 
     def is_beaten(own: list[float]) -> bool:
-        return any(
-            other != own and all(a <= b for a, b in zip(other, own, strict=True))
-            for other in costs.values()
-        )
+        return any(other != own and all(a <= b for a, b in zip(other, own, strict=True)) for other in costs.values())
 
     return [t for t in trials if t.number in costs and not is_beaten(costs[t.number])]
 

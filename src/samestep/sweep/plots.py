@@ -26,9 +26,7 @@ FEWEST = 4
 """Complete trials below which an estimate says nothing."""
 
 
-def importances(
-    sweep: SweepConfig, trials: Sequence[TrialRecord]
-) -> tuple[dict[str, float], str | None]:
+def importances(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> tuple[dict[str, float], str | None]:
     """The importance of each key, the greatest first, and why there is none, if there is none.
 
     Args:
@@ -53,9 +51,7 @@ def importances(
         evaluator = optuna.importance.PedAnovaImportanceEvaluator()
         study.add_trials(
             optuna.trial.create_trial(
-                params=trial.frozen.params,
-                distributions=trial.frozen.distributions,
-                value=trial.value,
+                params=trial.frozen.params, distributions=trial.frozen.distributions, value=trial.value
             )
             for trial in done
         )
@@ -89,14 +85,11 @@ def pareto_panels(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> Iterator
             )  # fmt: skip
             marks.insert(0, line)
         yield Panel(
-            title="Pareto front", x=sweep.objective.metric, y=metric, alone=True, nearest=True,
-            lines=marks, height=300,
-        )  # fmt: skip
+            title="Pareto front", x=sweep.objective.metric, y=metric, alone=True, nearest=True, lines=marks, height=300
+        )
 
 
-def _marks(
-    sweep: SweepConfig, trials: Sequence[TrialRecord], at: int, group: str, color: str
-) -> Line:
+def _marks(sweep: SweepConfig, trials: Sequence[TrialRecord], at: int, group: str, color: str) -> Line:
     return Line(
         name=group, group=group, color=color, joined=False, mark="circle",
         x=[trial.objectives[0] for trial in trials], y=[trial.objectives[at] for trial in trials],
@@ -184,9 +177,7 @@ def _table(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> str:
         values = [*measured, *(trial.values.get(key) for key in keys)]
         folds = " ".join(f"{value:.4g}" for value in trial.kept.get(FOLDS, []))
         reason = str(trial.kept.get(REASON) or "").partition("\n")[0]
-        texts = [
-            "" if v is None else f"{v:.6g}" if isinstance(v, float) else str(v) for v in values
-        ]
+        texts = ["" if v is None else f"{v:.6g}" if isinstance(v, float) else str(v) for v in values]
         rows.append([str(trial.number), trial.state, *texts, reason or folds])
 
     def cells(tag: str, texts: Sequence[str]) -> str:

@@ -18,11 +18,7 @@ from samestep.errors import TextError
 from samestep.sweep.space import Space
 
 _DURATION = r"^[0-9]{1,9}(\.[0-9]{1,3})?\s*[smhd]$"
-Duration = Annotated[
-    str,
-    Field(pattern=_DURATION),
-    Meaning("a number with s, m, h or d, such as 8h"),
-]
+Duration = Annotated[str, Field(pattern=_DURATION), Meaning("a number with s, m, h or d, such as 8h")]
 MOST_OBJECTIVES = 8
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -52,9 +48,7 @@ class ObjectiveConfig(Section):
 
     metric: str = Field(description="a value that the evaluation reports")
     mode: Literal["min", "max"] = Field("min", description="whether lower or higher is better")
-    value: Literal["best", "last"] = Field(
-        "best", description="of the trial's best evaluation, or of its last one"
-    )
+    value: Literal["best", "last"] = Field("best", description="of the trial's best evaluation, or of its last one")
 
 
 class FurtherObjectiveConfig(Section):
@@ -68,9 +62,7 @@ class SweepFoldsConfig(Section):
     """Every trial is cross-validated: a run for each fold, and their mean is its value."""
 
     k: Folds = Field(description="how many folds")
-    stratify: Literal["auto", "by_label", "by_group", "none"] = Field(
-        "auto", description="what the folds have alike"
-    )
+    stratify: Literal["auto", "by_label", "by_group", "none"] = Field("auto", description="what the folds have alike")
     seed: Seed = Field(0, description="which samples are in a fold together")
     file: Line | None = Field(
         None, description="the folds, used as they are if the file is there; else in the directory"
@@ -92,19 +84,13 @@ class SweepConfig(Section):
     further_objectives: tuple[FurtherObjectiveConfig, ...] = Field(
         (), max_length=MOST_OBJECTIVES - 1, description="objective: [...] is short for both"
     )
-    sampler: str = Field(
-        "tpe", description="tpe, random, grid, cmaes, nsga2, or module:Class of Optuna's kind"
-    )
+    sampler: str = Field("tpe", description="tpe, random, grid, cmaes, nsga2, or module:Class of Optuna's kind")
     sampler_args: dict[str, Any] = Field({}, max_length=MOST_ENTRIES)
-    pruner: str = Field(
-        "none", description="none, median, percentile, hyperband, patient, or module:Class"
-    )
+    pruner: str = Field("none", description="none, median, percentile, hyperband, patient, or module:Class")
     pruner_args: dict[str, Any] = Field({}, max_length=MOST_ENTRIES)
     trials: Times = Field(20, description="how many")
     timeout: Duration | None = Field(None, description="start no trial after this long")
-    trial_timeout: Duration | None = Field(
-        None, description="a run of a trial fails after this long"
-    )
+    trial_timeout: Duration | None = Field(None, description="a run of a trial fails after this long")
     hang_timeout: Duration | None = Field(
         "30m", description="a run on one rank fails if nothing moves in it for this long"
     )
@@ -120,12 +106,10 @@ class SweepConfig(Section):
         "auto", description="trials side by side; auto: as many as fit"
     )
     via: Literal["torchrun", "mpirun", "ssh", "slurm", "srun"] | None = Field(
-        None,
-        description="what starts the ranks of each trial; processes on this machine if not set",
+        None, description="what starts the ranks of each trial; processes on this machine if not set"
     )
     hosts: Line | None = Field(
-        None,
-        description="machines and their ranks for mpirun and ssh, which trials share out: a:4,b:4",
+        None, description="machines and their ranks for mpirun and ssh, which trials share out: a:4,b:4"
     )
     nodes_per_trial: Nodes | Auto = Field(
         "auto", description="with slurm and srun: the base's distributed.num_nodes, or 1"
@@ -133,13 +117,9 @@ class SweepConfig(Section):
     warm: Literal["auto", False] = Field(
         "auto", description="whether runs are forked from a process that has torch imported"
     )
-    deterministic: bool = Field(
-        True, description="the same trials at any parallelism: draws see whole rounds only"
-    )
+    deterministic: bool = Field(True, description="the same trials at any parallelism: draws see whole rounds only")
     round: Times = Field(4, description="trials in a round, with deterministic")
-    retries: Fold = Field(
-        0, description="times that a failed run is resumed before its trial fails"
-    )
+    retries: Fold = Field(0, description="times that a failed run is resumed before its trial fails")
 
     _folder: Path = PrivateAttr(default=Path())
     _space: Space = PrivateAttr(default_factory=dict)

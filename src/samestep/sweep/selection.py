@@ -46,8 +46,7 @@ class Choice:
         if self.not_measured:
             return {**found, "not_measured": self.not_measured}
         candidates = [
-            {"number": t.number, "value": t.value, **self.latencies[t.number].as_json()}
-            for t in self.candidates
+            {"number": t.number, "value": t.value, **self.latencies[t.number].as_json()} for t in self.candidates
         ]
         return {**found, "candidates": candidates}
 
@@ -88,9 +87,7 @@ def prefer_faster(loaded: LoadedSweep, margin: float) -> Choice:
     near = [
         trial
         for trial in trials_of(loaded)
-        if trial.state == "complete"
-        and trial.value is not None
-        and abs(trial.value - best.value) <= allowed
+        if trial.state == "complete" and trial.value is not None and abs(trial.value - best.value) <= allowed
     ]
     try:
         return _by_latency(loaded, near, best, margin)
@@ -112,9 +109,7 @@ def prefer_faster(loaded: LoadedSweep, margin: float) -> Choice:
     )
 
 
-def _by_latency(
-    loaded: LoadedSweep, near: Sequence[TrialRecord], best: TrialRecord, margin: float
-) -> Choice:
+def _by_latency(loaded: LoadedSweep, near: Sequence[TrialRecord], best: TrialRecord, margin: float) -> Choice:
     base = loaded.base
     size = base.evaluation.batch or base.batch_plan(1).lane_batch
     # The folds of a trial have the same model.
@@ -128,9 +123,7 @@ def _by_latency(
     return Choice(chosen, best, margin, LATENCY, cost, best_cost, near, found)
 
 
-def _least(
-    near: Sequence[TrialRecord], best: TrialRecord, costs: Mapping[int, float]
-) -> TrialRecord:
+def _least(near: Sequence[TrialRecord], best: TrialRecord, costs: Mapping[int, float]) -> TrialRecord:
     """Of equal ones the better, and of those the first."""
     value = best.value or 0.0
     order = [(costs[t.number], abs((t.value or 0.0) - value), t.number, t) for t in near]

@@ -137,9 +137,7 @@ def _range(kind: str, bounds: Any, step: Any) -> Domain:
     if low > high:
         raise TextError(f"{kind} is {bounds!r}: the bounds are the wrong way round")
     if low == high:
-        raise TextError(
-            f"{kind} is {bounds!r}: there is one value only, which belongs into the base"
-        )
+        raise TextError(f"{kind} is {bounds!r}: there is one value only, which belongs into the base")
     if kind.startswith("log") and low <= 0:
         raise TextError(f"{kind} is {bounds!r}: a logarithm needs bounds above 0")
     if step is not None and (

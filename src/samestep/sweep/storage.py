@@ -78,9 +78,7 @@ class Storage:
         StorageError: if it cannot be opened, or its study is another sweep's.
     """
 
-    def __init__(
-        self, sweep: SweepConfig, folder: Path, database: Database | None = None, write: bool = True
-    ) -> None:
+    def __init__(self, sweep: SweepConfig, folder: Path, database: Database | None = None, write: bool = True) -> None:
         self._optuna, self._sweep = import_optuna(), sweep
         if database is None:
             database = open_database(sweep.storage, folder, write=write)
@@ -103,10 +101,7 @@ class Storage:
     def _opened(self, folder: Path) -> Any:
         number = _study_number(self._sweep, folder, self._database)
         study = self._optuna.create_study(
-            storage=self._storage,
-            study_name=self._sweep.name,
-            directions=self._sweep.directions,
-            load_if_exists=True,
+            storage=self._storage, study_name=self._sweep.name, directions=self._sweep.directions, load_if_exists=True
         )
         if not self._database.is_shared:
             return study
@@ -217,9 +212,7 @@ def _read_place(folder: Path) -> dict[str, Any]:
     except TextError as error:
         raise StorageError(f"{path} {error}: where the trials are cannot be read") from None
     if not isinstance(found, dict):
-        raise StorageError(
-            f"{path} is not what a sweep writes: where the trials are cannot be read"
-        )
+        raise StorageError(f"{path} is not what a sweep writes: where the trials are cannot be read")
     return found
 
 
@@ -237,9 +230,5 @@ def _study_number(sweep: SweepConfig, folder: Path, database: Database) -> str:
 def best_of(sweep: SweepConfig, trials: list[TrialRecord]) -> TrialRecord | None:
     """The best of those that are complete by the first objective, the first of several; None if there is none."""
     sign = sweep.signs[0]
-    done = [
-        (sign * t.value, t.number, t)
-        for t in trials
-        if t.state == "complete" and t.value is not None
-    ]
+    done = [(sign * t.value, t.number, t) for t in trials if t.state == "complete" and t.value is not None]
     return min(done, key=lambda entry: entry[:2])[2] if done else None

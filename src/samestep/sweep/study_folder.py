@@ -22,9 +22,7 @@ from samestep.errors import RunDirError, TextError
 from samestep.parsing.files import is_file
 from samestep.parsing.json_text import parse_json, read_json
 
-_COMPARED = (
-    *SHAPING_KEYS, *PLANNED_KEYS, "batch_per_rank", "accumulation", "early_stopping", "evaluation", "best",
-)  # fmt: skip
+_COMPARED = (*SHAPING_KEYS, *PLANNED_KEYS, "batch_per_rank", "accumulation", "early_stopping", "evaluation", "best")
 """Keys of a config that shape what its runs come to."""
 SWEEP = "sweep.json"
 """The file in a sweep's directory that holds its definition."""
@@ -41,9 +39,7 @@ def shape_of(config: Config) -> dict[str, Any]:
 
 
 @contextmanager
-def locked(
-    folder: Path, purpose: Literal["cv", "sweep"], report: Callable[[str], None]
-) -> Iterator[DirectoryLock]:
+def locked(folder: Path, purpose: Literal["cv", "sweep"], report: Callable[[str], None]) -> Iterator[DirectoryLock]:
     """A directory of ours, for this process alone.
 
     Args:

@@ -42,12 +42,7 @@ class TrackedStudy:
     """
 
     def __init__(
-        self,
-        name: str,
-        kind: Literal["sweep", "cv"],
-        trackers: TrackersConfig,
-        folder: Path,
-        report: Report,
+        self, name: str, kind: Literal["sweep", "cv"], trackers: TrackersConfig, folder: Path, report: Report
     ) -> None:
         self._name, self._tags, self._folder, self._report = name, trackers.tags, folder, report
         self._ids = TrackerIds(folder / TRACKER_IDS)
@@ -86,8 +81,7 @@ class TrackedStudy:
         if self._wandb is not None:
             chosen = _grouped(self._wandb, self._name, kind)
             found += [
-                override(f"trackers.wandb.{key}", getattr(chosen, key))
-                for key in ("project", "group", "job_type")
+                override(f"trackers.wandb.{key}", getattr(chosen, key)) for key in ("project", "group", "job_type")
             ]
         if self._mlflow is not None:
             experiment = _in_one_experiment(self._mlflow, self._name).experiment

@@ -82,9 +82,7 @@ def share_out(sweep: SweepConfig, base: Config, trials: int, environ: Mapping[st
     # Slurm places them: as many as may know nothing of each other.
     fits = len(_hosted(sweep, base, ranks)) if sweep.hosts else sweep.round
     parallel = min(fits, sweep.round, trials) if sweep.parallel == "auto" else sweep.parallel
-    summary = (
-        f"{counted(parallel, 'trial')} side by side, {counted(ranks, 'rank')} each, by {sweep.via}"
-    )
+    summary = f"{counted(parallel, 'trial')} side by side, {counted(ranks, 'rank')} each, by {sweep.via}"
     return Packing(parallel, ranks, threads=1, summary=summary)
 
 

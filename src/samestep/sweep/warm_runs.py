@@ -29,9 +29,7 @@ def warm_server(
         server = None
         task = look_at_task(config)
         if wanted and sys.platform != "linux":
-            report(
-                f"runs are processes that start cold: a fork is safe on Linux, not on {sys.platform}"
-            )
+            report(f"runs are processes that start cold: a fork is safe on Linux, not on {sys.platform}")
         elif wanted and task is not None:
             server = WarmServer(task.path.resolve(), threads, output)
             stack.callback(server.close)

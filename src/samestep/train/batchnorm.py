@@ -60,9 +60,7 @@ def measure_batchnorm(
     batches = first_epoch(source, setup, _STATISTICS)
     with _only_statistics(modules, layers), torch.no_grad():
         mine = _sums_by_lane(model, forward, layers, batches, setup.precision)
-    gathered = setup.context.gather(
-        [(lane, [t.cpu() for t in sums]) for lane, sums in mine.items()]
-    )
+    gathered = setup.context.gather([(lane, [t.cpu() for t in sums]) for lane, sums in mine.items()])
     by_lane = sorted((entry for rank in gathered for entry in rank), key=lambda entry: entry[0])
     _put(layers, [sums for _, sums in by_lane])
     return True
@@ -102,11 +100,7 @@ def _only_statistics(modules: Sequence[nn.Module], layers: list[_BatchNorm]) -> 
 
 
 def _sums_by_lane(
-    model: nn.Module,
-    forward: Forward,
-    layers: list[_BatchNorm],
-    batches: Iterable[LaneBatch],
-    precision: Precision,
+    model: nn.Module, forward: Forward, layers: list[_BatchNorm], batches: Iterable[LaneBatch], precision: Precision
 ) -> dict[int, Sums]:
     sums: dict[int, Sums] = {}
     for batch in batches:

@@ -30,19 +30,14 @@ class FlopsUtilization(RunListener):
 
     draws = False
 
-    def __init__(
-        self, run: Run, flops_per_sample: float, peak_per_rank: float | None = None
-    ) -> None:
+    def __init__(self, run: Run, flops_per_sample: float, peak_per_rank: float | None = None) -> None:
         """Args:
         run: The run.
         flops_per_sample: Of the forward and the backward pass.
         peak_per_rank: What a device can do in a second in the run's precision; without it there
             is no `mfu`.
         """
-        for name, value in (
-            ("flops_per_sample", flops_per_sample),
-            ("peak_per_rank", peak_per_rank),
-        ):
+        for name, value in (("flops_per_sample", flops_per_sample), ("peak_per_rank", peak_per_rank)):
             if value is not None and not value > 0:
                 raise TaskError(f"FlopsUtilization: {name} is {value}: give a number above 0")
         self._run = run

@@ -38,9 +38,7 @@ def name_for(config: Config, report: Callable[[str], None]) -> str:
         reason = _why_another(path, now)
         if not reason:
             if why:
-                report(
-                    f"{why}: this is another run, {path}. resume.allow=[{CODE}] keeps to the earlier one"
-                )
+                report(f"{why}: this is another run, {path}. resume.allow=[{CODE}] keeps to the earlier one")
             return name
         why = why or reason
     raise AssertionError("there is always another number")

@@ -36,15 +36,11 @@ def evaluation_setup(setup: RunSetup, batch: int | None = None) -> RunSetup:
         none = range(lane_count, lane_count)
         by_rank = (range(lane_count), *[none] * (setup.context.world - 1))
     return replace(
-        setup,
-        planned=BatchPlan(size * lane_count, lane_count),
-        assignment=LaneAssignment(by_rank, setup.context.rank),
+        setup, planned=BatchPlan(size * lane_count, lane_count), assignment=LaneAssignment(by_rank, setup.context.rank)
     )
 
 
-def enter_evaluation(
-    setup: RunSetup, moment: Moment, stream: str = _EVALUATION
-) -> Callable[[int], None]:
+def enter_evaluation(setup: RunSetup, moment: Moment, stream: str = _EVALUATION) -> Callable[[int], None]:
     """What gives a batch random numbers of its own, called with its number.
 
     Args:
@@ -86,9 +82,7 @@ class LoopShare:
     is_over: bool = False
     """Whether the loop has come to its end."""
 
-    def loop(
-        self, setup: RunSetup, modules: Sequence[nn.Module], data: Any, collate: Collate | None
-    ) -> Iterator[Any]:
+    def loop(self, setup: RunSetup, modules: Sequence[nn.Module], data: Any, collate: Collate | None) -> Iterator[Any]:
         """The batches, on the device; the loop's body computes as an evaluation does.
 
         Args:
@@ -105,9 +99,7 @@ class LoopShare:
         source = SequentialSource(dealt, data, "validation data", collate)
         return self._batches(dealt, modules, source)
 
-    def _batches(
-        self, setup: RunSetup, modules: Sequence[nn.Module], source: SequentialSource
-    ) -> Iterator[Any]:
+    def _batches(self, setup: RunSetup, modules: Sequence[nn.Module], source: SequentialSource) -> Iterator[Any]:
         buffers = BufferSnapshot(modules)
         try:
             with evaluating(modules), torch.no_grad():

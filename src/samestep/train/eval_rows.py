@@ -15,13 +15,7 @@ from samestep.data.batch import Collate, LaneBatch, Moment
 from samestep.data.sequential import SequentialSource
 from samestep.errors import TaskError
 from samestep.reduce.row_shards import RowExchange, ShardPlan
-from samestep.retrieval.measures import (
-    checked_labels,
-    measure_shared,
-    memory_needed,
-    refuse_odd_rows,
-    refuse_unknown,
-)
+from samestep.retrieval.measures import checked_labels, measure_shared, memory_needed, refuse_odd_rows, refuse_unknown
 from samestep.retrieval.search import QUERY_BLOCK, REFERENCE_BLOCK, SharedRows
 from samestep.run_setup import RunSetup
 from samestep.train.eval_batches import evaluation_batches, evaluation_setup
@@ -113,9 +107,7 @@ class RetrievalEvaluator:
         named = {"validation data": queries, "reference data": others}
         # Opened first: an empty set is refused before the other one is embedded.
         sources = {
-            what: SequentialSource(self._setup, data, what, collate)
-            for what, data in named.items()
-            if data is not None
+            what: SequentialSource(self._setup, data, what, collate) for what, data in named.items() if data is not None
         }
         counts = [source.plan.samples for source in sources.values()]
         embedded = [
@@ -129,9 +121,7 @@ class RetrievalEvaluator:
         for number, view in enumerate(request.views or sizes):
             shared = [
                 self._share(part, view, (sizes[view], request.keep_in), block, known)
-                for part, block, known in zip(
-                    embedded, (QUERY_BLOCK, REFERENCE_BLOCK), every_label, strict=False
-                )
+                for part, block, known in zip(embedded, (QUERY_BLOCK, REFERENCE_BLOCK), every_label, strict=False)
             ]
             values = measure_shared(
                 self._exchange, shared[0], shared[1] if len(shared) > 1 else None, request.metrics,
@@ -189,8 +179,7 @@ class RetrievalEvaluator:
         other = next((sizes for sizes in every if sizes != every[0]), None)
         if other is not None:
             raise TaskError(
-                f"embeddings must have the same views and sizes for all samples: they have {every[0]} "
-                f"and {other}"
+                f"embeddings must have the same views and sizes for all samples: they have {every[0]} and {other}"
             )
         return every[0]
 
@@ -201,9 +190,7 @@ class RetrievalEvaluator:
             every[ids] = labels
         return every
 
-    def _share(
-        self, part: _Embedded, view: str, kind: tuple[int, RowType], block: int, labels: Tensor
-    ) -> SharedRows:
+    def _share(self, part: _Embedded, view: str, kind: tuple[int, RowType], block: int, labels: Tensor) -> SharedRows:
         plan = ShardPlan(part.samples, block, self._setup.context.world)
         # Taken out: rows are held once only while they go to other ranks.
         mine = part.rows.pop(view, [])
@@ -239,18 +226,12 @@ def views_of(given: Any, wanted: Sequence[str] | None, samples: int) -> dict[str
     if unknown:
         raise TaskError(
             f"there is no view {', '.join(unknown)}: eval_embed returns {', '.join(map(str, named))}"
-            + (
-                ""
-                if isinstance(given, Mapping)
-                else ", as a tensor is called; return several by name"
-            )
+            + ("" if isinstance(given, Mapping) else ", as a tensor is called; return several by name")
         )
     found = {}
     for name in wanted or named:
         refuse_odd_rows(named[name], f"the view {name} of eval_embed")
         if len(named[name]) != samples:
-            raise TaskError(
-                f"the view {name} has {len(named[name])} rows for {samples} samples: return one for each"
-            )
+            raise TaskError(f"the view {name} has {len(named[name])} rows for {samples} samples: return one for each")
         found[name] = named[name].detach().float().cpu()
     return found

@@ -33,12 +33,7 @@ class Evaluator:
         self._modules, self._setup = modules, evaluation_setup(setup)
 
     def run(
-        self,
-        dataset: Any,
-        measure: Measure,
-        metrics: Mapping[str, Any],
-        collate: Collate | None,
-        moment: Moment,
+        self, dataset: Any, measure: Measure, metrics: Mapping[str, Any], collate: Collate | None, moment: Moment
     ) -> Values:
         """The dataset's loss and metrics; the same numbers on every rank and any world.
 

@@ -50,9 +50,7 @@ def plain_labels(labels: Any, samples: int, what: str) -> list[Any]:
     two_dimensional = getattr(labels, "ndim", 1) == 2
     values = labels.tolist() if hasattr(labels, "tolist") else list(labels)
     if len(values) != samples:
-        raise TaskError(
-            f"{what} returned {len(values)} entries for {samples} samples: return one for each"
-        )
+        raise TaskError(f"{what} returned {len(values)} entries for {samples} samples: return one for each")
     if two_dimensional:
         return [[at for at, present in enumerate(row) if present] for row in values]
     return [value.item() if hasattr(value, "item") else value for value in values]
@@ -69,9 +67,7 @@ def with_fold(task: T, fold: FoldConfig, folder: Path) -> T:
     path = folder / fold.file
     folds = Folds.read(path)
     if fold.number >= len(folds.valid):
-        raise TaskError(
-            f"fold.number is {fold.number}, and {path} has the folds 0 to {len(folds.valid) - 1}"
-        )
+        raise TaskError(f"fold.number is {fold.number}, and {path} has the folds 0 to {len(folds.valid) - 1}")
     # On the object, as functions that loader processes can be sent.
     part = partial(_part, task, path, folds.samples)
     train = partial(part, "train_data", folds.train(fold.number))
@@ -97,9 +93,7 @@ def joined_data(train: Any, valid: Any) -> Any:
         TaskError: if there is no second one, or one has no length and index.
     """
     if valid is None:
-        raise TaskError(
-            "refit trains on the validation set too, and valid_data returned None: leave out refit"
-        )
+        raise TaskError("refit trains on the validation set too, and valid_data returned None: leave out refit")
     for name, dataset in (("train_data", train), ("valid_data", valid)):
         if not is_map_style(dataset):
             raise TaskError(

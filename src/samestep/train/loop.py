@@ -43,14 +43,10 @@ class BestSoFar:
         value = values.get(self.rule.metric)
         if not isinstance(value, (int, float)):
             known = ", ".join(k for k, v in values.items() if isinstance(v, (int, float)))
-            raise TaskError(
-                f"best.metric is {self.rule.metric!r}, but the evaluation reports {known or 'nothing'}"
-            )
+            raise TaskError(f"best.metric is {self.rule.metric!r}, but the evaluation reports {known or 'nothing'}")
         none_yet = self.value is None or math.isnan(self.value)
         gain = 0.0 if self.value is None else float(value) - self.value
-        better = (
-            gain > self.rule.min_delta if self.rule.mode == "max" else -gain > self.rule.min_delta
-        )
+        better = gain > self.rule.min_delta if self.rule.mode == "max" else -gain > self.rule.min_delta
         if self.value is None or better or (none_yet and not math.isnan(value)):
             self.value, self.step, self.waited = float(value), step, 0
             return True
@@ -100,9 +96,7 @@ class Training(RunListener):
         self._collate = None if isinstance(self._train_data, drawn) else task.collate
         self._source = run.source(self._train_data, self._order, self._collate)
         self._total = run.total_steps(self._source)
-        self._schedules = choose_schedules(
-            run, task, self._optimizers, self._source, self._evaluates
-        )
+        self._schedules = choose_schedules(run, task, self._optimizers, self._source, self._evaluates)
         per_step = [schedule for schedule in self._schedules if schedule.every == "step"]
         self.model = run.prepare(*modules, *self._optimizers, *per_step)[0]
         self._best = BestSoFar(run.config.best)
@@ -115,9 +109,7 @@ class Training(RunListener):
         self.averages = TrainingAverages(run, self._optimizers, self._source, self._total)
         self._evaluation = None
         if valid_data is not None:
-            self._evaluation = TaskEvaluation(
-                run.setup, task, self._train_data, valid_data, run.start_step
-            )
+            self._evaluation = TaskEvaluation(run.setup, task, self._train_data, valid_data, run.start_step)
 
     def _add_listeners(self) -> None:
         """Before the data is opened: a listener may need the ids of its samples."""
@@ -132,9 +124,7 @@ class Training(RunListener):
     def train(self) -> Outcome:
         """Train to the end."""
         run = self._run
-        progress = TrainingProgress(
-            self._total, run.batch.global_batch, run.context.log, run.context.is_main
-        )
+        progress = TrainingProgress(self._total, run.batch.global_batch, run.context.log, run.context.is_main)
         run.add_listener(progress)
         with progress:
             for _ in self.steps():
@@ -169,9 +159,7 @@ class Training(RunListener):
             self.averages.end_step(step)
             values = self._evaluate(step) if self._evaluation_is_due(step) else {}
             if patience is not None and self._best.waited >= patience.patience:
-                self.outcome.stopped = (
-                    f"no better {self._best.rule.metric} for {self._best.waited} evaluations"
-                )
+                self.outcome.stopped = f"no better {self._best.rule.metric} for {self._best.waited} evaluations"
                 run.context.log.main(f"Stopping early: {self.outcome.stopped}")
                 run.stop(self.outcome.stopped)
             if run.is_last_step(self._total):
@@ -242,9 +230,7 @@ class Training(RunListener):
         """Finish the averages with the run's last step, before it is saved."""
         task, run = self._task, self._run
         values = self.averages.finish(
-            lambda: run.measure_batchnorm(
-                self._train_data, task.forward_pass, self._order, self._collate
-            ),
+            lambda: run.measure_batchnorm(self._train_data, task.forward_pass, self._order, self._collate),
             lambda prefix: self._measure(step, prefix),
         )
         if values:

@@ -49,9 +49,7 @@ def split_dataset(task: Task, dataset: Any, request: SplitRequest) -> tuple[Fold
     how, k, seed, name = request.stratify, request.k, request.seed, type(task).__name__
     if how == "by_group" or (how == "auto" and groups is not None):
         if groups is None:
-            raise TaskError(
-                f"stratify is by_group, and {name} knows no groups: define fold_groups(self, dataset)"
-            )
+            raise TaskError(f"stratify is by_group, and {name} knows no groups: define fold_groups(self, dataset)")
         return split_by_group(groups, k, seed), "by group"
     if how == "by_label":
         if labels is None:

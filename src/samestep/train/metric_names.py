@@ -60,8 +60,7 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, (int, float)):
         return value
     raise TaskError(
-        f"metric {name} computes a {type(value).__name__}: it must give numbers, tensors, or "
-        "lists or mappings of them"
+        f"metric {name} computes a {type(value).__name__}: it must give numbers, tensors, or lists or mappings of them"
     )
 
 

@@ -128,9 +128,7 @@ class NestedStates:
                 reasons |= set(_take_inferred(metric, states))
                 reasons |= set(_take_values(metric, states))
         if reasons:
-            raise TaskError(
-                f"metric {self._name} cannot be merged over lanes: {'; '.join(sorted(reasons))}"
-            )
+            raise TaskError(f"metric {self._name} cannot be merged over lanes: {'; '.join(sorted(reasons))}")
         return merged
 
 
@@ -252,9 +250,7 @@ def _take_values(metric: Metric, states: Sequence[MetricState]) -> Iterator[str]
             joined = [i for v in values for i in (v if isinstance(v, list) else [v])]
             is_list = isinstance(metric._defaults[key], list)
             setattr(metric, key, joined if is_list else dim_zero_cat(joined))
-        elif len(values) == 1 or (
-            reduction is dim_zero_mean and all(torch.equal(v, values[0]) for v in values)
-        ):
+        elif len(values) == 1 or (reduction is dim_zero_mean and all(torch.equal(v, values[0]) for v in values)):
             setattr(metric, key, values[0])
         elif reduction is dim_zero_mean:
             yield f"{kind} has the mean of lanes of other sizes in {key}: keep a sum and a count"

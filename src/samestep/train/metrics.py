@@ -135,9 +135,7 @@ class LaneMetrics:
         """Add what a batch's loss was, with its count; one or several by name."""
         named = value if isinstance(value, Mapping) else {"": value}
         for name, pair in named.items():
-            at = self._losses.setdefault(
-                name, torch.zeros(2, dtype=torch.float64, device=self._device)
-            )
+            at = self._losses.setdefault(name, torch.zeros(2, dtype=torch.float64, device=self._device))
             for place, number in enumerate(pair):
                 at[place] += torch.as_tensor(number).detach()
 
@@ -150,9 +148,7 @@ class LaneMetrics:
 
 
 def merge_lanes(
-    mergers: Mapping[str, MetricMerger],
-    lanes: Sequence[LaneState],
-    weights: Mapping[str, float] | None = None,
+    mergers: Mapping[str, MetricMerger], lanes: Sequence[LaneState], weights: Mapping[str, float] | None = None
 ) -> dict[str, float | list[float]]:
     """The values over all lanes: `val_loss` and every metric, by name.
 
@@ -167,9 +163,7 @@ def merge_lanes(
     return flatten(found)
 
 
-def _mean_losses(
-    lanes: Sequence[Mapping[str, tuple[float, float]]], weights: Mapping[str, float]
-) -> dict[str, float]:
+def _mean_losses(lanes: Sequence[Mapping[str, tuple[float, float]]], weights: Mapping[str, float]) -> dict[str, float]:
     """`val_loss`, and `val_loss/NAME` for each loss that has a name."""
     means: dict[str, float] = {}
     for name in dict.fromkeys(name for lane in lanes for name in lane):

@@ -51,9 +51,7 @@ class Opened:
         with naming_errors(run_dir.path):
             began_here = is_same_launch(environ, run_dir.started_by())
             warn = self._context.log.warn
-            point = find_resume_point(
-                config, run_dir.path, began_here, warn, run_dir.branched_from()
-            )
+            point = find_resume_point(config, run_dir.path, began_here, warn, run_dir.branched_from())
             if point is not None:
                 planned = {"global_batch": batch.global_batch, "lanes": batch.lane_count}
                 refuse_another_run(config, planned, point)
@@ -105,9 +103,7 @@ class Opened:
         if self._aside is not None:
             run_dir.bring_back(self._aside)
 
-    def _make_ready(
-        self, run_dir: RunDir, point: ResumePoint | None, launch: Sequence[str]
-    ) -> ResumePoint | None:
+    def _make_ready(self, run_dir: RunDir, point: ResumePoint | None, launch: Sequence[str]) -> ResumePoint | None:
         """Keep what is resumed; set aside what an earlier run left."""
         if point is not None and not point.branches:
             run_dir.forget_after(point.manifest.step)
@@ -194,9 +190,7 @@ def _keep_threads(config: Config, context: RunContext, point: ResumePoint) -> No
     if config.distributed.threads_per_rank != "auto" or not decided_anew or not saved or saved == 1:
         return
     context.use_threads(saved)
-    context.log.main(
-        f"{saved} threads per rank, as before: another number would change its last bits"
-    )
+    context.log.main(f"{saved} threads per rank, as before: another number would change its last bits")
 
 
 def _log_resume(context: RunContext, point: ResumePoint) -> None:

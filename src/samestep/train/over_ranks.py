@@ -44,9 +44,7 @@ def gather_lane_rows(context: RunContext, parts: Sequence[Tensor]) -> Tensor:
     return gather_rows(context, rows, places)
 
 
-def gather_rows(
-    context: RunContext, rows: Tensor | Sequence[Tensor], places: Sequence[int] | None
-) -> Tensor:
+def gather_rows(context: RunContext, rows: Tensor | Sequence[Tensor], places: Sequence[int] | None) -> Tensor:
     """The rows of all ranks, in the order of their samples.
 
     Args:
@@ -104,9 +102,7 @@ def reduce_values(
     parts = sorted((part for rank, _, _ in by_rank for part in rank), key=lambda part: part[0])
     kinds = set().union(*(kinds for _, kinds, _ in by_rank))
     if len(kinds) != 1:
-        raise StepError(
-            f"run.reduce needs values of one kind on all ranks, not {sorted(map(str, kinds))}"
-        )
+        raise StepError(f"run.reduce needs values of one kind on all ranks, not {sorted(map(str, kinds))}")
     if single and share is None and op == "sum" and context.world > 1:
         _warn_of_equal(context, [tensor for _, tensor in parts])
     joined = _joined([tensor for _, tensor in parts], op)
@@ -159,17 +155,11 @@ _NUMBER: tuple[None, tuple[int, ...]] = (None, ())
 
 
 def _kinds(mine: Sequence[Value]) -> set[tuple[torch.dtype | None, tuple[int, ...]]]:
-    return {
-        (value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else _NUMBER
-        for value in mine
-    }
+    return {(value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else _NUMBER for value in mine}
 
 
 def _joined(values: Sequence[Tensor], op: Op) -> Tensor:
-    join: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-        "max": torch.maximum,
-        "min": torch.minimum,
-    }
+    join: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"max": torch.maximum, "min": torch.minimum}
     add = join.get(op, torch.add)
     total = values[0]
     for value in values[1:]:

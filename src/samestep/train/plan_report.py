@@ -88,11 +88,7 @@ def _remarks(config: Config, precision: Precision, shard: str) -> list[str]:
     """What was decided here, and what changes nothing."""
     shares = [f"Shard: {shard}"] if shard else []
     if config.distributed.shard == "weights" and shard and precision.kind in ("bf16", "fp16"):
-        unless = (
-            ""
-            if config.memory.checkpoint
-            else ", and until the backward pass unless memory.checkpoint names them"
-        )
+        unless = "" if config.memory.checkpoint else ", and until the backward pass unless memory.checkpoint names them"
         shares.append(f"Shard: a pass keeps {precision.kind} copies of its blocks' weights{unless}")
     decided = [f"precision {precision.kind}: {precision.reason}"] * (config.precision == "auto")
     return [*config.platform_notes, *decided, *shares, *without_effect(config, precision)]

@@ -9,12 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from samestep.distributed.logging import RankLog
 from samestep.step.step import Step

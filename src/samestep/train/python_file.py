@@ -24,9 +24,7 @@ def import_file(path: Path, key: str, *, again: bool = True) -> Any:
     name = path.stem
     known = sys.modules.get(name)
     if known is not None and not hasattr(known, _MARK):
-        raise TaskError(
-            f"{key}: {path} has the name of a module that is already imported ({name}): rename it"
-        )
+        raise TaskError(f"{key}: {path} has the name of a module that is already imported ({name}): rename it")
     if known is not None and not again and known.__file__ == str(path):
         return known
     spec = importlib.util.spec_from_file_location(name, path)

@@ -84,9 +84,7 @@ def _checksums(tensors: Sequence[Tensor]) -> list[int]:
         by_device.setdefault(value.device, []).append(place)
     numbers = [0] * len(sums)
     for places in by_device.values():
-        for place, number in zip(
-            places, torch.stack([sums[p] for p in places]).tolist(), strict=True
-        ):
+        for place, number in zip(places, torch.stack([sums[p] for p in places]).tolist(), strict=True):
             numbers[place] = number
     return numbers
 
@@ -111,6 +109,5 @@ def _differences(gathered: Sequence[Mapping[str, int]]) -> list[str]:
                 groups.setdefault(value, []).append(rank)
             largest = max(groups.values(), key=len)
             others = [rank for rank in range(len(gathered)) if rank not in largest]
-            lines.append(f"{name} on {listed('rank', others)} is not what it is on "
-                         f"{listed('rank', largest)}")  # fmt: skip
+            lines.append(f"{name} on {listed('rank', others)} is not what it is on {listed('rank', largest)}")
     return lines

@@ -32,9 +32,7 @@ def job_name(environ: Mapping[str, str]) -> str | None:
     return environ.get("SLURM_JOB_ID")
 
 
-def requeue(
-    config: PreemptionConfig, signal: str, environ: Mapping[str, str], report: Callable[[str], None]
-) -> None:
+def requeue(config: PreemptionConfig, signal: str, environ: Mapping[str, str], report: Callable[[str], None]) -> None:
     """Requeue the job if that is due, and report it.
 
     Slurm ends a job as soon as it requeues it: this process may be gone before scontrol returns,
@@ -81,9 +79,7 @@ def _sigterm_blocked() -> Iterator[None]:
 
 
 def _scontrol(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["scontrol", *arguments], capture_output=True, text=True, timeout=_SECONDS, check=False
-    )
+    return subprocess.run(["scontrol", *arguments], capture_output=True, text=True, timeout=_SECONDS, check=False)
 
 
 def _has_grace(job: str) -> bool:

@@ -126,9 +126,7 @@ class Run(RunMeasures):
         """Let an object look into the steps' lanes. Call it before `run.steps`, on every rank."""
         self._watch = watch
 
-    def source(
-        self, dataset: Any, order: Order | None = None, collate: Collate | None = None
-    ) -> Source:
+    def source(self, dataset: Any, order: Order | None = None, collate: Collate | None = None) -> Source:
         """The steps' data, for `run.steps`.
 
         Args:
@@ -148,12 +146,7 @@ class Run(RunMeasures):
         return open_source(setup, dataset, order, collate, digest=digest)
 
     def steps(
-        self,
-        dataset: Any,
-        order: Order | None = None,
-        collate: Collate | None = None,
-        *,
-        draws_between: bool = True,
+        self, dataset: Any, order: Order | None = None, collate: Collate | None = None, *, draws_between: bool = True
     ) -> Iterator[Step]:
         """The run's steps over a dataset, or those of an epoch inside `run.epochs()`.
 
@@ -207,9 +200,7 @@ class Run(RunMeasures):
                 optimizer.step()
         """
         if self._prepared is None:
-            raise StepError(
-                "the loop over the data came before run.prepare: prepare the model first"
-            )
+            raise StepError("the loop over the data came before run.prepare: prepare the model first")
         if is_bar_over_loader(dataset):
             yield from ((self._passes_of("run.enumerate").data.epoch_step, x) for x in dataset)
             return
@@ -350,9 +341,7 @@ class Run(RunMeasures):
         self._parts.log.flush()
         self._parts.saver.wait()
 
-    def _train(
-        self, engine: StepEngine, source: Source, plan: Mapping[str, Any], total: int | None
-    ) -> Iterator[Step]:
+    def _train(self, engine: StepEngine, source: Source, plan: Mapping[str, Any], total: int | None) -> Iterator[Step]:
         activity = self.context.activity
         for data in source.steps(self._parts.saver.position, total):
             activity.begin_step(data.index)

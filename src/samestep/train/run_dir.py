@@ -75,10 +75,7 @@ class RunDir:
         self.path = claim(path)
         _refuse_links(path)
         self._lock = DirectoryLock(
-            path,
-            _LOCK,
-            f"run directory {path}",
-            "Wait for that run to end, or set another name or run_dir",
+            path, _LOCK, f"run directory {path}", "Wait for that run to end, or set another name or run_dir"
         )
 
     def set_aside(self) -> Path | None:

@@ -30,9 +30,7 @@ def shown_error() -> BaseException | None:
     return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
 
-def close_at_exit(
-    close: Callable[[Any, BaseException | None, Any], None], earlier: BaseException | None
-) -> None:
+def close_at_exit(close: Callable[[Any, BaseException | None, Any], None], earlier: BaseException | None) -> None:
     """Close a run that is still open in a process that ends.
 
     An error that the interpreter has shown is the run's; one that closing raises makes the process fail.

@@ -44,9 +44,7 @@ class RunParts:
     All of them write or compare the config, so they are opened when it is complete.
     """
 
-    def __init__(
-        self, setup: RunSetup, listeners: Listeners, passes: Callable[[], LanePasses | None]
-    ) -> None:
+    def __init__(self, setup: RunSetup, listeners: Listeners, passes: Callable[[], LanePasses | None]) -> None:
         """Args:
         setup: The run's setup, its global batch known.
         listeners: What follows the run.
@@ -57,9 +55,7 @@ class RunParts:
             self.opened = open_run(setup)
             opening.callback(self.opened.close)
             saver = self.saver = Saver(config, context, config.run_path, self.opened.point)
-            trackers = open_trackers(
-                config, config.run_path, context.is_main, saver.position.step, saver.rows
-            )
+            trackers = open_trackers(config, config.run_path, context.is_main, saver.position.step, saver.rows)
             opening.pop_all()
         log = self.log = RunLog(setup, trackers, listeners)
         self.survivors = Survivors(setup, saver, log, passes)
@@ -172,9 +168,7 @@ class RunFiles(RunPlace):
     def close_at_exit(self) -> None:
         """Close the run when the process ends, for scripts that do not open it with `with`."""
         # Unlike atexit's, these are called in processes that multiprocessing forked, too.
-        self._at_exit = Finalize(
-            None, partial(close_at_exit, self.__exit__, shown_error()), exitpriority=0
-        )
+        self._at_exit = Finalize(None, partial(close_at_exit, self.__exit__, shown_error()), exitpriority=0)
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if self._is_over:
@@ -185,11 +179,7 @@ class RunFiles(RunPlace):
         parts = self._opened_parts
         found = error
         if parts is not None:
-            last = (
-                self._end_left_steps,
-                parts.log.flush,
-                self._notify_end,
-            )
+            last = (self._end_left_steps, parts.log.flush, self._notify_end)
             found = end_with(error, *last)
             parts.survivors.report(found)
         step = None if self._passes is None else self._passes.data.index

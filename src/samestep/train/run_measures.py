@@ -81,10 +81,7 @@ class RunMeasures(RunFiles):
         )
 
     def evaluate_by(
-        self,
-        measure: Callable[[Sequence[nn.Module], Moment], Mapping[str, Any]],
-        step: int = 0,
-        prefix: str = "",
+        self, measure: Callable[[Sequence[nn.Module], Moment], Mapping[str, Any]], step: int = 0, prefix: str = ""
     ) -> Values:
         """What all evaluations have in common: listeners get the values, and random numbers go on as before.
 
@@ -293,9 +290,7 @@ class RunMeasures(RunFiles):
         total = self._sum_over_lanes("run.mean", value, weighted)
         return (total[:-1] / total[-1]).view(pick(value, 0).shape)
 
-    def _sum_over_lanes(
-        self, caller: str, value: Tensor, own: Callable[[int, Tensor], Tensor]
-    ) -> Tensor:
+    def _sum_over_lanes(self, caller: str, value: Tensor, own: Callable[[int, Tensor], Tensor]) -> Tensor:
         if not isinstance(value, LaneTensor):
             raise StepError(
                 f"{caller} got a {type(value).__name__} that is no value of lanes: it takes what follows from the "
@@ -367,11 +362,7 @@ class RunMeasures(RunFiles):
         return replace(self._passes.moment, step=step)
 
     def measure_batchnorm(
-        self,
-        dataset: Any,
-        forward: Forward,
-        order: Order | None = None,
-        collate: Collate | None = None,
+        self, dataset: Any, forward: Forward, order: Order | None = None, collate: Collate | None = None
     ) -> bool:
         """Measure the statistics of the model's BatchNorm again, over the training set.
 

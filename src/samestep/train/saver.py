@@ -38,26 +38,19 @@ _FREE_SECONDS, _SHARE = 5.0, 0.05
 class Saver:
     """Saves a run by the rules of `checkpoint:`, and brings back what was saved."""
 
-    def __init__(
-        self, config: Config, context: RunContext, folder: Path, point: ResumePoint | None
-    ) -> None:
+    def __init__(self, config: Config, context: RunContext, folder: Path, point: ResumePoint | None) -> None:
         self._config, self._rules, self._context = config, config.checkpoint, context
         self._writes = context.is_main
         self.folder = folder / "checkpoints"
         self._activity = context.activity
         self._point = point
         self._store = CheckpointStore(
-            self.folder,
-            self._rules.keep_last,
-            keep_best=self._rules.keep_best,
-            patience=Patience(context.is_gone),
+            self.folder, self._rules.keep_last, keep_best=self._rules.keep_best, patience=Patience(context.is_gone)
         )
         self._snapshot = Snapshot()
         self._kept: dict[str, Stateful] = {}
         loaded = {} if point is None else read_training(point.folder)
-        self.position = (
-            _position(point, loaded.get("position")) if point is not None else Position()
-        )
+        self.position = _position(point, loaded.get("position")) if point is not None else Position()
         """Where the run resumes."""
         resumes = point is not None and not point.branches
         self.rows: list[dict[str, Any]] = _rows(loaded.get("rows", [])) if resumes else []
@@ -85,11 +78,7 @@ class Saver:
     # -- what there is to save -------------------------------------------------------------
 
     def prepare(
-        self,
-        modules: Any,
-        optimizers: Any,
-        schedules: Any,
-        owns: Callable[[Tensor], bool] = lambda param: True,
+        self, modules: Any, optimizers: Any, schedules: Any, owns: Callable[[Tensor], bool] = lambda param: True
     ) -> None:
         """Take the run's objects; puts the checkpoint's state into them if there is one.
 
@@ -118,22 +107,17 @@ class Saver:
         """Take one more object whose state belongs to the run; brings its state back."""
         if not isinstance(item, Stateful):
             raise StepError(
-                f"run.register({name!r}) got a {type(item).__name__}: it needs state_dict() and "
-                "load_state_dict()"
+                f"run.register({name!r}) got a {type(item).__name__}: it needs state_dict() and load_state_dict()"
             )
         if name in self._kept:
-            raise StepError(
-                f"run.register was called twice for {name!r}: give each a different name"
-            )
+            raise StepError(f"run.register was called twice for {name!r}: give each a different name")
         self._kept[name] = item
         if self.owned_states is not None and isinstance(item, WeightAverage):
             self.owned_states.keep(item)
         if self._point is not None:
             if name not in self._kept_before:
                 known = ", ".join(self._kept_before) or "nothing"
-                raise CheckpointError(
-                    f"{self._point.shown} has no state of {name!r}; it keeps {known}"
-                )
+                raise CheckpointError(f"{self._point.shown} has no state of {name!r}; it keeps {known}")
             item.load_state_dict(self._kept_before.pop(name))
 
     def keep_if_used(self, name: str, item: Stateful) -> None:
@@ -209,9 +193,7 @@ class Saver:
         """Return whether the run is to be saved after so many steps, and epochs if one has ended. Every rank calls this."""
         rules = self._rules
         by_steps = rules.every_steps and steps % rules.every_steps == 0
-        by_epochs = (
-            isinstance(rules.every_epochs, int) and ends_epoch and epochs % rules.every_epochs == 0
-        )
+        by_epochs = isinstance(rules.every_epochs, int) and ends_epoch and epochs % rules.every_epochs == 0
         if rules.enabled and (self._requested or by_steps or by_epochs):
             return True
         by_cost = rules.enabled and ends_epoch and rules.every_epochs == "auto"
@@ -276,11 +258,7 @@ class Saver:
         return part
 
     def take(
-        self,
-        after: Position,
-        plan: Mapping[str, Any],
-        ended: str | None,
-        more: Mapping[str, Any] | None = None,
+        self, after: Position, plan: Mapping[str, Any], ended: str | None, more: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any], Manifest]:
         """A copy of the run after a step, or of this rank's part: the model, the rest, and what they are."""
         if self.owned_states is None:
@@ -353,9 +331,7 @@ def _as_json(name: str, value: Any) -> Any:
         check_text(name)
         return parse_json(json.dumps(value))
     except TextError as error:
-        raise StepError(
-            f"run.save: {name!a} {error}: a checkpoint could not be read again"
-        ) from None
+        raise StepError(f"run.save: {name!a} {error}: a checkpoint could not be read again") from None
     except (TypeError, ValueError):
         raise StepError(
             f"run.save: {name} is a {type(value).__name__}, not a number, text or list of them: give "
@@ -365,8 +341,4 @@ def _as_json(name: str, value: Any) -> Any:
 
 def versions() -> dict[str, str]:
     """The versions that this process runs on, for the files it writes."""
-    return {
-        "samestep": __version__,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-    }
+    return {"samestep": __version__, "torch": str(torch.__version__), "python": platform.python_version()}

@@ -120,9 +120,7 @@ class SecondLoader:
             try:
                 plan = BatchPlan(size, setup.batch.lane_count)
             except PlanError as error:
-                raise StepError(
-                    f"the batch of a second loader, {size}, is cut into lanes, too: {error}"
-                ) from None
+                raise StepError(f"the batch of a second loader, {size}, is cut into lanes, too: {error}") from None
             own = replace(setup, config=setup.config.model_copy(update=changes), planned=plan)
             parts = parts_of(loader, own)
             self._source = open_source(parts.setup, parts.dataset, parts.order, parts.collate)

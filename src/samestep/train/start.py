@@ -26,9 +26,7 @@ def _modules_of(frame: FrameType) -> list[nn.Module]:
 
 
 def start(
-    config: Config | str | Path | Mapping[str, Any] | None = None,
-    overrides: Sequence[str] = (),
-    **keys: Any,
+    config: Config | str | Path | Mapping[str, Any] | None = None, overrides: Sequence[str] = (), **keys: Any
 ) -> Run:
     """Open a run on this process: a single process, or a rank of whatever launched it.
 
@@ -54,17 +52,14 @@ def start(
     """
     if config is not None and keys:
         raise ConfigError(
-            "samestep.start",
-            [Mistake(name, "give a config or keywords, not both: use overrides") for name in keys],
+            "samestep.start", [Mistake(name, "give a config or keywords, not both: use overrides") for name in keys]
         )
     if not isinstance(config, Config):
         config = load_config(keys if config is None else config, overrides)
     try:
         from_environment = script_overrides(process_environment())
     except TextError as error:
-        raise ConfigError(
-            "samestep.start", [Mistake(OVERRIDES, str(error), "environment")]
-        ) from None
+        raise ConfigError("samestep.start", [Mistake(OVERRIDES, str(error), "environment")]) from None
     if from_environment:
         config = override_config(config, from_environment)
     request = requested()

@@ -57,9 +57,7 @@ def parameter_names(modules: Sequence[nn.Module]) -> dict[int, str]:
     }
 
 
-def optimizer_tensors(
-    modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]
-) -> dict[str, Tensor]:
+def optimizer_tensors(modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
     """What optimizers hold: their states and rates, and parameters that no module has."""
     names = parameter_names(modules)
     found: dict[str, Tensor] = {}
@@ -73,9 +71,7 @@ def optimizer_tensors(
                 position += 1
                 if id(param) not in names:
                     found[f"optimizer{number}.{name}"] = param
-                found.update(
-                    leaf_tensors(f"optimizer{number}.{name}", optimizer.state.get(param, {}))
-                )
+                found.update(leaf_tensors(f"optimizer{number}.{name}", optimizer.state.get(param, {})))
     return found
 
 

@@ -35,12 +35,7 @@ class StepEnd:
     """Decides at the end of each step what happens next; the same on every rank."""
 
     def __init__(
-        self,
-        setup: RunSetup,
-        saver: Saver,
-        log: RunLog,
-        listeners: RunListener,
-        survivors: Survivors,
+        self, setup: RunSetup, saver: Saver, log: RunLog, listeners: RunListener, survivors: Survivors
     ) -> None:
         self._config, self._context = setup.config, setup.context
         self._survivors = survivors
@@ -109,9 +104,7 @@ class StepEnd:
         ends = data.ends_epoch and epochs is not None and data.epoch + 1 >= epochs
         return "done" if ends or data.index + 1 == total else self._stop_reason
 
-    def end(
-        self, passes: LanePasses, source: Source, plan: Mapping[str, Any], total: int | None
-    ) -> bool:
+    def end(self, passes: LanePasses, source: Source, plan: Mapping[str, Any], total: int | None) -> bool:
         """Do what is due after a step; whether it was the run's last one."""
         data, done = passes.data, passes.data.index + 1
         self._last = passes, source, plan
@@ -124,9 +117,7 @@ class StepEnd:
         if every is not None and done % every == 0:
             skip_buffers = self._config.same == "samples"
             has_owners = self._config.distributed.shard != "none"
-            refuse_different_ranks(
-                self._context, data.index, *self._watched, skip_buffers, has_owners
-            )
+            refuse_different_ranks(self._context, data.index, *self._watched, skip_buffers, has_owners)
         stops = ended is not None or action.signal is not None or done == self._pause_after
         if stops or action.save or self._saver.is_due(done, data.epoch + 1, data.ends_epoch):
             self._log.flush()  # a step that was not finite ends the run here, and is not saved

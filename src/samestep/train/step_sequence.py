@@ -91,9 +91,7 @@ class StepSequence:
             self._steps, self._data = begin(), data
             self._advance()
         elif data is not self._data:
-            raise StepError(
-                "run.steps got other data than in the epoch before: a run has one dataset"
-            )
+            raise StepError("run.steps got other data than in the epoch before: a run has one dataset")
         while self._next is not None:
             step = self._next
             yield step

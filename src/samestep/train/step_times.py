@@ -9,15 +9,7 @@ from typing import Any
 
 import torch
 
-from samestep.distributed.health.activity import (
-    COMPUTE,
-    DATA,
-    EXCHANGE,
-    READING,
-    SAVE,
-    UPDATE,
-    Activity,
-)
+from samestep.distributed.health.activity import COMPUTE, DATA, EXCHANGE, READING, SAVE, UPDATE, Activity
 from samestep.reduce.stats import RankFlags
 
 _COLUMNS = {

@@ -54,13 +54,7 @@ class _Boundary:
 class Survivors:
     """Saves the boundary that this rank holds when it has lost another one."""
 
-    def __init__(
-        self,
-        setup: RunSetup,
-        saver: Saver,
-        log: RunLog,
-        passes: Callable[[], LanePasses | None],
-    ) -> None:
+    def __init__(self, setup: RunSetup, saver: Saver, log: RunLog, passes: Callable[[], LanePasses | None]) -> None:
         """Args:
         setup: The run's setup.
         saver: Knows what belongs into a checkpoint.
@@ -116,13 +110,9 @@ class Survivors:
             except Exception as error:
                 why_not = f"saving step {step} failed: {getattr(error, 'strerror', None) or error}"
             if why_not:
-                log.warn(
-                    f"Lost a rank. Started again, the run resumes from its last checkpoint: {why_not}"
-                )
+                log.warn(f"Lost a rank. Started again, the run resumes from its last checkpoint: {why_not}")
             else:
-                log.everyone(
-                    f"Lost a rank. The run is saved after step {step}; started again, it resumes there"
-                )
+                log.everyone(f"Lost a rank. The run is saved after step {step}; started again, it resumes there")
 
     def _why_not(self) -> str:
         """Why this rank does not hold the run's whole state."""

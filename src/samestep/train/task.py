@@ -152,9 +152,7 @@ class Task(RunHooks, TrainedUses):
             "one: optimizer: {name: adamw, lr: 0.001}"
         )
 
-    def schedules(
-        self, optimizers: Sequence[Optimizer], steps: int | None
-    ) -> Schedule | Sequence[Schedule]:
+    def schedules(self, optimizers: Sequence[Optimizer], steps: int | None) -> Schedule | Sequence[Schedule]:
         """Learning-rate schedules.
 
         Args:
@@ -186,9 +184,7 @@ class Task(RunHooks, TrainedUses):
             model: The prepared model, in training mode.
             batch: One lane's samples.
         """
-        raise TaskError(
-            f"{type(self).__name__} defines batch_loss: it must define embed(self, model, batch) too"
-        )
+        raise TaskError(f"{type(self).__name__} defines batch_loss: it must define embed(self, model, batch) too")
 
     def batch_loss(self, embeddings: Any, batch: GlobalBatch) -> Loss:
         """In place of `loss`: a loss over the whole global batch, such as a contrast of all samples.

@@ -21,9 +21,7 @@ from samestep.train.whole_set import WholeSetEvaluator
 class TaskEvaluation:
     """Evaluates a task's model. What cannot be measured is refused here, and not after an epoch."""
 
-    def __init__(
-        self, setup: RunSetup, task: Task, train_data: Any, valid_data: Any, step: int
-    ) -> None:
+    def __init__(self, setup: RunSetup, task: Task, train_data: Any, valid_data: Any, step: int) -> None:
         """Args:
         setup: The run's setup.
         task: The task.
@@ -35,15 +33,12 @@ class TaskEvaluation:
         self._references: Any = None
         rule = setup.config.evaluation
         if rule.mode == "retrieval":
-            self._request = RetrievalRequest(
-                rule.retrieval_metrics, rule.views, rule.distance, rule.keep_in
-            )
+            self._request = RetrievalRequest(rule.retrieval_metrics, rule.views, rule.distance, rule.keep_in)
             self._references = self._reference_data(train_data)
         elif rule.mode == "gather":
             if type(task).evaluate_whole is Task.evaluate_whole:
                 raise TaskError(
-                    f"evaluation.mode is gather: {type(task).__name__} must define "
-                    "evaluate_whole(self, outputs)"
+                    f"evaluation.mode is gather: {type(task).__name__} must define evaluate_whole(self, outputs)"
                 )
         else:
             mergers_of(make_metrics(task.metrics, setup.rng, step))
@@ -67,9 +62,7 @@ class TaskEvaluation:
                 self._valid_data, task.eval_outputs, task.evaluate_whole, task.collate
             )
         metrics = make_metrics(task.metrics, setup.rng, moment.step)
-        return Evaluator(setup, modules).run(
-            self._valid_data, task.evaluate, metrics, task.collate, moment
-        )
+        return Evaluator(setup, modules).run(self._valid_data, task.evaluate, metrics, task.collate, moment)
 
     def _reference_data(self, train_data: Any) -> Any:
         """Where neighbours are sought."""

@@ -68,8 +68,7 @@ def _scale_rates(optimizers: Sequence[Optimizer], factor: float) -> None:
 def _refuse_both(task: Task, method: str, section: str) -> None:
     if getattr(getattr(task, method), "__func__", None) is not getattr(Task, method):
         raise TaskError(
-            f"the config has a section {section}, and {type(task).__name__} defines {method}(): "
-            "remove one of them"
+            f"the config has a section {section}, and {type(task).__name__} defines {method}(): remove one of them"
         )
 
 
@@ -87,7 +86,5 @@ def _as_list(value: Any, kind: type, what: str) -> list[Any]:
     items = [value] if isinstance(value, kind) else list(value or ())
     for item in items:
         if not isinstance(item, kind):
-            raise TaskError(
-                f"{what}() gave a {type(item).__name__}: it must give {kind.__name__} objects"
-            )
+            raise TaskError(f"{what}() gave a {type(item).__name__}: it must give {kind.__name__} objects")
     return items

@@ -37,9 +37,7 @@ def read_times(run: Path) -> dict[str, Any]:
         values = [row[column] for row in rows if isinstance(row.get(column), (int, float))]
         if values:
             summary[column] = {"median": median(values), "worst": worst(values)}
-    slowest = Counter(
-        row["slowest_rank"] for row in rows if isinstance(row.get("slowest_rank"), int)
-    )
+    slowest = Counter(row["slowest_rank"] for row in rows if isinstance(row.get("slowest_rank"), int))
     if slowest:
         summary["slowest_rank"] = slowest.most_common(1)[0][0]
     return summary

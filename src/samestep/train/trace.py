@@ -28,14 +28,7 @@ from samestep.step.lane_tensor import LaneTensor
 from samestep.step.step import Step
 from samestep.train.listeners import RunListener
 from samestep.train.run import Run
-from samestep.train.state_tensors import (
-    dense,
-    digest_of,
-    named_modules,
-    parameter_names,
-    state_tensors,
-    text_tensor,
-)
+from samestep.train.state_tensors import dense, digest_of, named_modules, parameter_names, state_tensors, text_tensor
 
 BEFORE, LANE, SUM, AFTER = 0, 1, 2, 3
 """The parts of a step, in order: its state before it, its lanes, their sum, the update."""
@@ -76,9 +69,7 @@ class Entry:
 
 def read_trace(folder: Path) -> list[list[Entry]]:
     """The entries of every rank, in the order in which they were written."""
-    found = {
-        path: whole_number(path.stem.partition("-")[2]) for path in folder.glob("rank-*.jsonl")
-    }
+    found = {path: whole_number(path.stem.partition("-")[2]) for path in folder.glob("rank-*.jsonl")}
     ranks = sorted((rank, path) for path, rank in found.items() if rank is not None)
     return [list(_read_entries(path)) for _, path in ranks]
 
@@ -247,9 +238,7 @@ class Tracer(RunListener):
         few = flat[:: max(1, -(-len(flat) // _SAMPLED))].contiguous()
         elements = base64.b64encode(few.view(torch.uint8).numpy().tobytes()).decode()
         dtype = str(tensor.dtype).removeprefix("torch.")
-        self._entries.append(
-            Entry(step, part, lane, order, kind, name, call, digest_of(whole), dtype, elements)
-        )
+        self._entries.append(Entry(step, part, lane, order, kind, name, call, digest_of(whole), dtype, elements))
 
     def _write(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -184,11 +184,7 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def open_trackers(
-    config: Config,
-    folder: Path,
-    is_main: bool,
-    start: int = 0,
-    rows: Sequence[dict[str, Any]] = (),
+    config: Config, folder: Path, is_main: bool, start: int = 0, rows: Sequence[dict[str, Any]] = ()
 ) -> Trackers:
     """The config's trackers on rank 0; none on the others.
 

@@ -20,16 +20,12 @@ class TrainingAverages(RunListener):
 
     draws = reads_weights = False
 
-    def __init__(
-        self, run: Run, optimizers: Sequence[Optimizer], source: Source, total: int | None
-    ) -> None:
+    def __init__(self, run: Run, optimizers: Sequence[Optimizer], source: Source, total: int | None) -> None:
         config, epoch = run.config, source.steps_per_epoch
         self._log = run.context.log
         self._ema = self._swa = None
         if config.ema is not None:
-            self._ema = Ema(
-                run.model, config.ema, epoch, run.context.collectives, settle=run.sync_update
-            )
+            self._ema = Ema(run.model, config.ema, epoch, run.context.collectives, settle=run.sync_update)
         if config.swa is not None:
             self._swa = Swa(run.model, config.swa, optimizers, total, epoch)
         named: dict[str, WeightAverage | None] = {"ema": self._ema, "swa": self._swa}
@@ -60,9 +56,7 @@ class TrainingAverages(RunListener):
         with self._ema.swapped():
             return measure("ema_")
 
-    def finish(
-        self, measure_batchnorm: Callable[[], bool], measure: Callable[[str], Values]
-    ) -> Values:
+    def finish(self, measure_batchnorm: Callable[[], bool], measure: Callable[[str], Values]) -> Values:
         """With the run's last step: the mean gets its own BatchNorm statistics, and is measured."""
         if self._swa is None:
             return {}

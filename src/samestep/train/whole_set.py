@@ -34,11 +34,7 @@ class WholeSetEvaluator:
         self._setup, self._modules, self._moment = evaluation_setup(setup), modules, moment
 
     def run(
-        self,
-        dataset: Any,
-        outputs: Outputs,
-        compute: Callable[[Any], Mapping[str, Any]],
-        collate: Collate | None,
+        self, dataset: Any, outputs: Outputs, compute: Callable[[Any], Mapping[str, Any]], collate: Collate | None
     ) -> dict[str, float | list[float]]:
         """What `compute` returns on rank 0, on every rank.
 
@@ -90,7 +86,5 @@ def _joined(parts: Sequence[Any]) -> Any:
 
 def _mapping(values: Any) -> Mapping[str, Any]:
     if not isinstance(values, Mapping) or not values:
-        raise TaskError(
-            f"evaluate_whole must return values by name, such as {{'auc': 0.9}}, and returned {values!r}"
-        )
+        raise TaskError(f"evaluate_whole must return values by name, such as {{'auc': 0.9}}, and returned {values!r}")
     return values

@@ -53,9 +53,7 @@ def best_layout(tried: Sequence[tuple[Layout, Timed]]) -> tuple[Layout, Timed]:
     return next((layout, timed) for layout, timed in in_order if timed is best)
 
 
-def advise_layout(
-    tried: Sequence[tuple[Layout, Timed]], configured: object, same: str
-) -> tuple[Layout, Advice]:
+def advise_layout(tried: Sequence[tuple[Layout, Timed]], configured: object, same: str) -> tuple[Layout, Advice]:
     """Ranks and the threads of each.
 
     Args:
@@ -112,7 +110,7 @@ def advise_workers(found: Mapping[int, Timed], configured: int) -> Advice:
         gain = format_ratio(speedup(best, least))
         says = f"{count}: {best.shown} a step, {gain} as fast as with {min(found)}: data is a bottleneck"
     else:
-        says = f"{count}: {best.shown} a step; more workers ({', '.join(map(str, sorted(found)[1:]))}) are not faster"  # fmt: skip
+        says = f"{count}: {best.shown} a step; more workers ({', '.join(map(str, sorted(found)[1:]))}) are not faster"
     overrides = {} if count == configured else {"loader.workers": count}
     return Advice("loader workers", says, overrides)
 
@@ -157,9 +155,7 @@ def advise_graph(base: Timed, without: Timed | None, why_not: str) -> Advice:
     return Advice(topic, f"as configured: {base.shown} a step, {gain} as fast as without graphs")
 
 
-def advise_shard(
-    shard: str, failed: Mapping[str, str], peak: int | None, memory: int | None
-) -> Advice:
+def advise_shard(shard: str, failed: Mapping[str, str], peak: int | None, memory: int | None) -> Advice:
     """Whether ranks share out optimizer states, or weights as well: the first way that fits.
 
     Args:
@@ -188,9 +184,7 @@ def advise_batch(found: Sequence[Timed], memory: int | None) -> Advice:
         return _not_measured("global batch", base.failed)
     measured = [one for one in larger if not one.failed]
     parts = [f"{base.global_batch} has {base.rate.median:.4g} samples a second on one rank"]
-    parts += [
-        f"{one.global_batch} has {format_ratio(speedup(one, base))} as many" for one in measured
-    ]
+    parts += [f"{one.global_batch} has {format_ratio(speedup(one, base))} as many" for one in measured]
     parts += [f"{one.label} does not fit: {one.failed}" for one in larger if one.failed]
     most = largest_batch([base, *measured], memory)
     if most is not None:
@@ -243,11 +237,7 @@ def conditions(tried: Sequence[tuple[Layout, Timed]], known: Surroundings) -> li
     large = None
     if known.peak_bytes is not None and known.memory_bytes is not None:
         large = known.peak_bytes > known.memory_bytes / 2
-    held = (
-        "not known"
-        if known.peak_bytes is None
-        else f"a rank holds {format_bytes(known.peak_bytes)}"
-    )
+    held = "not known" if known.peak_bytes is None else f"a rank holds {format_bytes(known.peak_bytes)}"
     devices = f"{known.cpus} core(s), {known.gpus} GPU(s) here; other machines are not looked for"
     threads, ranks = "threads", "ranks"
     same_code = "the code is the same on any number of ranks, so this does not decide"
@@ -260,7 +250,7 @@ def conditions(tried: Sequence[tuple[Layout, Timed]], known: Surroundings) -> li
         Condition(ranks, "several machines or GPUs", known.gpus > 1, devices),
         Condition(ranks, "computation dominates communication", _not(costs), costs_why),
         Condition(ranks, "a very large model or very much data", large, held),
-    ]  # fmt: skip
+    ]
 
 
 def _not(value: bool | None) -> bool | None:

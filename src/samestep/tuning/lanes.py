@@ -16,16 +16,7 @@ from samestep.report.format import format_bytes, format_seconds
 from samestep.tuning.timed import Timed, is_faster
 from samestep.words import counted
 
-_COLUMNS = (
-    "choice",
-    "ranks",
-    "samples per lane",
-    "a step",
-    "95 % range",
-    "relative",
-    "GPU memory",
-    "note",
-)
+_COLUMNS = ("choice", "ranks", "samples per lane", "a step", "95 % range", "relative", "GPU memory", "note")
 
 
 @dataclass(frozen=True)
@@ -92,9 +83,7 @@ class LaneCosts:
         equal = [label for label in good if choices[label][0].lanes == most] or list(choices)
         label = min(equal, key=costs.__getitem__)
         lanes = choices[label][0].lanes
-        return Recommendation(
-            label, lanes, costs[label], self._why(lanes, costs[label], bool(good))
-        )
+        return Recommendation(label, lanes, costs[label], self._why(lanes, costs[label], bool(good)))
 
     def _everywhere(self) -> dict[str, list[Timed]]:
         """Return the choices that run at all numbers of ranks, in the order of these."""
@@ -109,10 +98,7 @@ class LaneCosts:
             allows = "but the run can use one rank only: the table shows what more lanes cost"
         where = f" on {self._shown_worlds}" if len(self._worlds) > 1 else ""
         if is_good:
-            return (
-                f"no other choice is {WORTH:g} times as fast{where} ({cost:.2f} of the fastest), "
-                f"{allows}"
-            )
+            return f"no other choice is {WORTH:g} times as fast{where} ({cost:.2f} of the fastest), {allows}"
         return f"no choice is among the fastest on each of {self._shown_worlds}, and this one comes nearest ({cost:.2f}), {allows}"
 
     @property
@@ -145,9 +131,7 @@ class LaneCosts:
             title=title,
             heading=f"global batch {batch} on {device}; medians of {counted(rounds, 'round')}",
             panels=[self._panel()],
-            tables=[
-                Table("What lanes cost", _COLUMNS, [self._cells(one) for one in self.measured])
-            ],
+            tables=[Table("What lanes cost", _COLUMNS, [self._cells(one) for one in self.measured])],
             verdicts=[self.conclusion, *self._remarks()],
         )
 

@@ -41,22 +41,17 @@ class RangeTest:
     def __post_init__(self) -> None:
         if not (0 < self.min < self.max and math.isfinite(self.max)):
             raise RangeTestError(
-                f"the rates go from --from {self.min:g} to --to {self.max:g}: give a --from above 0 "
-                "and a larger --to"
+                f"the rates go from --from {self.min:g} to --to {self.max:g}: give a --from above 0 and a larger --to"
             )
         if self.steps < LEAST_STEPS:
-            raise RangeTestError(
-                f"--steps is {self.steps}: a range test needs at least {LEAST_STEPS}"
-            )
+            raise RangeTestError(f"--steps is {self.steps}: a range test needs at least {LEAST_STEPS}")
         if not 0 < self.smooth <= 1:
             raise RangeTestError(
                 f"--smooth is {self.smooth:g}: it takes the weight of the newest loss, above 0 and at "
                 "most 1, where 1 does not smooth"
             )
         if not (self.stop_factor > 1 and math.isfinite(self.stop_factor)):
-            raise RangeTestError(
-                f"--stop-factor is {self.stop_factor:g}: it takes a number above 1, such as 4"
-            )
+            raise RangeTestError(f"--stop-factor is {self.stop_factor:g}: it takes a number above 1, such as 4")
 
     def rate(self, step: int) -> float:
         """The rate of a step: it grows by the same factor each time, from `min` to `max`."""
@@ -107,10 +102,7 @@ def suggest(curve: Curve) -> dict[str, float]:
     """The suggested rate by rule. Only for a curve for which `what_is_wrong` returns None."""
     found = _falling_part(curve)
     smoothed = [curve.smoothed[step] for step in found]
-    steps = {
-        "steepest": found[_steepest(smoothed)],
-        "valley": found[_middle_of_longest_fall(smoothed)],
-    }
+    steps = {"steepest": found[_steepest(smoothed)], "valley": found[_middle_of_longest_fall(smoothed)]}
     return {rule: rounded(curve.test.rate(step)) for rule, step in steps.items()}
 
 

@@ -73,11 +73,7 @@ class RangeTestResult:
 
 
 def find_lr(
-    config: Config,
-    context: RunContext,
-    test: RangeTest,
-    key: str | None = None,
-    target: Target | None = None,
+    config: Config, context: RunContext, test: RangeTest, key: str | None = None, target: Target | None = None
 ) -> RangeTestResult:
     """Run a range test; every rank calls this and gets the same result.
 
@@ -175,9 +171,7 @@ class _CurveListener(RunListener):
         self._curve.add(record.loss)
 
 
-def _measure(
-    run: Run, task: Task, model: nn.Module, source: Any, rates: GroupRates, curve: Curve
-) -> None:
+def _measure(run: Run, task: Task, model: nn.Module, source: Any, rates: GroupRates, curve: Curve) -> None:
     test, context = curve.test, run.context
     progress = TrainingProgress(test.steps, run.batch.global_batch, context.log, context.is_main)
     run.add_listener(progress)
@@ -196,9 +190,7 @@ def _measure(
             curve.stop("the loss or the weights are NaN or infinite")
 
 
-def base_rate(
-    config: Config, task: Task, key: str | None, optimizers: Sequence[Optimizer]
-) -> float:
+def base_rate(config: Config, task: Task, key: str | None, optimizers: Sequence[Optimizer]) -> float:
     """The present rate of the key; the first group's if that cannot be determined."""
     value = None if key is None else _value_at(config, task, key)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -233,9 +225,7 @@ def _refuse_unwritable(target: Target, key: str | None, task: Task) -> None:
         load_config(target.file, [*target.overrides, f"{key}=0.001"])
     except ConfigError as error:
         reasons = "; ".join(f"{mistake.path} {mistake.message}" for mistake in error.mistakes)
-        raise RangeTestError(
-            f"--key is {key}, but {target.file} cannot hold it: {reasons}"
-        ) from None
+        raise RangeTestError(f"--key is {key}, but {target.file} cannot hold it: {reasons}") from None
     inside = key.rpartition(".")[0]
     holder = _value_at(load_config(target.file, target.overrides), task, inside)
     if inside.startswith("params.") and not isinstance(holder, (dict, type(None))):
@@ -243,8 +233,7 @@ def _refuse_unwritable(target: Target, key: str | None, task: Task) -> None:
     first, _, name = key.partition(".")
     if first == "params" and not _takes(task, name.partition(".")[0]):
         raise RangeTestError(
-            f"--key is {key}, but {type(task).__name__} takes no {name}: give the name of one of "
-            "its arguments"
+            f"--key is {key}, but {type(task).__name__} takes no {name}: give the name of one of its arguments"
         )
 
 

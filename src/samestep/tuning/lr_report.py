@@ -31,9 +31,7 @@ def write_png(found: RangeTestResult, title: str, path: Path) -> None:
     write_panels(title, [_panel(found)], path, force=True)
 
 
-def write_html(
-    found: RangeTestResult, title: str, path: Path, facts: Mapping[str, str] | None = None
-) -> None:
+def write_html(found: RangeTestResult, title: str, path: Path, facts: Mapping[str, str] | None = None) -> None:
     """Write a page with the suggestions, or why there are none, and an interactive curve.
 
     Args:
@@ -67,10 +65,8 @@ def _panel(found: RangeTestResult) -> Panel:
     x, limits = list(found.rates), _loss_limits(found)
     lines = [
         Line(name="loss", group="loss", x=x, y=found.losses, color=_RAW, width=1, opacity=0.6),
-        Line(
-            name="smoothed loss", group="smoothed loss", x=x, y=found.smoothed, color=_SMOOTHED, width=3
-        ),
-    ]  # fmt: skip
+        Line(name="smoothed loss", group="smoothed loss", x=x, y=found.smoothed, color=_SMOOTHED, width=3),
+    ]
     if _includes_rate_now(found):
         name = f"now {found.rate_now:.3g}"
         lines.append(_upright(name, found.rate_now, limits, _NOW, "dot"))
@@ -78,24 +74,16 @@ def _panel(found: RangeTestResult) -> Panel:
         name, color = f"{rule} {rate:.3g}", _MARKS[rule]
         lines.append(_upright(name, rate, limits, color, "dash"))
         lines.append(
-            Line(
-                name=rule, group=name, x=[rate], y=[_loss_at(found, rate)], color=color,
-                joined=False, mark="circle",
-            )
-        )  # fmt: skip
+            Line(name=rule, group=name, x=[rate], y=[_loss_at(found, rate)], color=color, joined=False, mark="circle")
+        )
     return Panel(
         title="loss over learning rate", lines=lines, x=_rate_title(found), y="loss", xlog=True,
         yrange=limits, height=460, full=True,
     )  # fmt: skip
 
 
-def _upright(
-    name: str, rate: float, limits: tuple[float, float], color: str, dash: Literal["dash", "dot"]
-) -> Line:
-    return Line(
-        name=name, group=name, x=[rate, rate], y=limits, color=color, width=1.2, dash=dash,
-        hover=False,
-    )  # fmt: skip
+def _upright(name: str, rate: float, limits: tuple[float, float], color: str, dash: Literal["dash", "dot"]) -> Line:
+    return Line(name=name, group=name, x=[rate, rate], y=limits, color=color, width=1.2, dash=dash, hover=False)
 
 
 def _rate_title(found: RangeTestResult) -> str:

@@ -102,11 +102,7 @@ class Advised:
 
 
 def tune_lanes(
-    request: Request,
-    wanted: Sequence[int],
-    widths: Sequence[int],
-    worlds: Sequence[World],
-    machines: Machines,
+    request: Request, wanted: Sequence[int], widths: Sequence[int], worlds: Sequence[World], machines: Machines
 ) -> tuple[LaneCosts, Document]:
     """Measure what lanes cost at each number of ranks.
 
@@ -175,12 +171,7 @@ def _tune_all(request: Request, hardware: Hardware, report: Callable[[str], None
         tried,
         list(timed.values()),
         conditions(tried, known),
-        [
-            first,
-            shard,
-            *_decided(config, layout, others, timed),
-            advise_batch(sizes, _device(machine)),
-        ],
+        [first, shard, *_decided(config, layout, others, timed), advise_batch(sizes, _device(machine))],
     )
 
 
@@ -212,9 +203,7 @@ def _first_that_fits(
         if any(not timed.failed for _, timed in tried):
             return asked, tried, unfit
         unfit[shard] = tried[-1][1].failed if tried else "there is one rank"
-    raise PlanError(
-        "no step could be measured: " + "; ".join(f"{shard}: {why}" for shard, why in unfit.items())
-    )
+    raise PlanError("no step could be measured: " + "; ".join(f"{shard}: {why}" for shard, why in unfit.items()))
 
 
 def _base_step(request: Request, way: Layout) -> Timed:
@@ -227,25 +216,19 @@ def _base_step(request: Request, way: Layout) -> Timed:
         return Timed(BASE, way.ranks, failed=line)
 
 
-def _decided(
-    config: Config, layout: Layout, tried: Sequence[Variant], timed: Mapping[str, Timed]
-) -> list[Advice]:
+def _decided(config: Config, layout: Layout, tried: Sequence[Variant], timed: Mapping[str, Timed]) -> list[Advice]:
     base = timed[BASE]
 
     def by(key: str) -> dict[str, Timed]:
         """What was measured with other values of a key."""
-        return {
-            one.overrides[0].partition("=")[2]: timed[one.label] for one in tried if one.has(key)
-        }
+        return {one.overrides[0].partition("=")[2]: timed[one.label] for one in tried if one.has(key)}
 
     own = config.lane_count(layout.ranks)
     lanes = sorted([base, *by("lanes").values()], key=lambda one: one.lanes)
     workers = {config.loader.workers: base} | {int(n): t for n, t in by("loader.workers").items()}
     (name, other), *_ = by("precision").items()
     graphless = by("speed.graph").get("false")
-    why_no_graph = (
-        "speed.graph is false" if config.speed.graph is False else "they need a GPU, and ranks are on CPUs"
-    )  # fmt: skip
+    why_no_graph = "speed.graph is false" if config.speed.graph is False else "they need a GPU, and ranks are on CPUs"
     return [
         advise_lanes(lanes, own, lanes_fixed(config, layout.ranks)),
         advise_workers(workers, config.loader.workers),
@@ -261,11 +244,7 @@ def _on_layout(request: Request, layout: Layout, tried: Sequence[Variant]) -> Do
 
 
 def _measured(
-    request: Request,
-    overrides: Sequence[str],
-    tried: Sequence[Variant],
-    world: World,
-    machines: Machines,
+    request: Request, overrides: Sequence[str], tried: Sequence[Variant], world: World, machines: Machines
 ) -> Document:
     options = ["--variants", as_text(tried), "--rounds", str(request.rounds)]
     if request.steps is not None:
@@ -273,9 +252,7 @@ def _measured(
     if request.config.distributed.lane_weights is not None:
         overrides = [*overrides, "distributed.lane_weights=null"]  # of one number of ranks
     config = override_config(request.config, overrides)
-    command = BenchCommand(
-        COMMAND, config, request.file, (*request.overrides, *overrides), tuple(options)
-    )
+    command = BenchCommand(COMMAND, config, request.file, (*request.overrides, *overrides), tuple(options))
     return measure_worlds(command, [world], request.report, machines)[0]
 
 
@@ -289,9 +266,7 @@ def _surroundings(machine: Mapping[str, Any], cpus: int, gpus: int, base: Timed)
     samples, each = machine.get("samples"), machine.get("sample_bytes")
     data = samples * each if isinstance(samples, int) and isinstance(each, int) else None
     memory = machine.get("memory_bytes")
-    return Surroundings(
-        cpus, gpus, data, memory if isinstance(memory, int) else None, base.peak_bytes
-    )
+    return Surroundings(cpus, gpus, data, memory if isinstance(memory, int) else None, base.peak_bytes)
 
 
 def _device(machine: Mapping[str, Any]) -> int | None:

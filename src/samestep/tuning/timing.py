@@ -98,9 +98,7 @@ def _refuse_widths(config: Config, context: RunContext, tried: Sequence[Variant]
     elif config.speed.graph is False:
         why = "speed.graph is false"
     if why:
-        raise PlanError(
-            f"--parallel is about lanes side by side in CUDA graphs, but {why}: leave it out"
-        )
+        raise PlanError(f"--parallel is about lanes side by side in CUDA graphs, but {why}: leave it out")
 
 
 def _configs_of(
@@ -131,12 +129,7 @@ class _Turns:
     """Takes turns on this rank, and keeps what they took."""
 
     def __init__(
-        self,
-        config: Config,
-        context: RunContext,
-        folder: Path,
-        steps: int | None,
-        check_stop: Callable[[], None],
+        self, config: Config, context: RunContext, folder: Path, steps: int | None, check_stop: Callable[[], None]
     ) -> None:
         self._context, self._folder, self._steps = context, folder, steps
         self._check_stop = check_stop

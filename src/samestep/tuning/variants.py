@@ -120,9 +120,7 @@ def batches(config: Config, quick: bool) -> list[Variant]:
     return [Variant(f"global batch {n}", (f"global_batch={n}",)) for n in larger]
 
 
-def lanes_to_compare(
-    config: Config, wanted: Sequence[int] = (), worlds: Sequence[int] = (1,)
-) -> tuple[int, ...]:
+def lanes_to_compare(config: Config, wanted: Sequence[int] = (), worlds: Sequence[int] = (1,)) -> tuple[int, ...]:
     """Return the numbers of lanes that cut this config's global batch and give some world a lane per rank.
 
     Args:

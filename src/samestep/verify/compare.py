@@ -105,9 +105,7 @@ def furthest_tensor(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> 
             continue
         if a.shape != b.shape or a.dtype != b.dtype:
             return Difference("state", tensor=f"{name} (shape or type)")
-        found = Difference(
-            "state", tensor=name, ulp=ulp_distance(a, b), relative=relative_distance(a, b)
-        )
+        found = Difference("state", tensor=name, ulp=ulp_distance(a, b), relative=relative_distance(a, b))
         if worst is None or (found.ulp or 0) > (worst.ulp or 0):
             worst = found
     return worst
@@ -122,16 +120,11 @@ def model_distance(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> f
     names = sorted(name for name in left if name.startswith(MODULES))
     if names != sorted(name for name in right if name.startswith(MODULES)):
         return math.inf
-    flat = [
-        torch.cat([_real(state[name]).to(torch.float64).flatten() for name in names])
-        for state in (left, right)
-    ]
+    flat = [torch.cat([_real(state[name]).to(torch.float64).flatten() for name in names]) for state in (left, right)]
     return relative_distance(*flat)
 
 
-def first_loss_difference(
-    left: Sequence[float], right: Sequence[float], rtol: float = 0.0
-) -> Difference | None:
+def first_loss_difference(left: Sequence[float], right: Sequence[float], rtol: float = 0.0) -> Difference | None:
     """The first step whose losses differ by more than `rtol`, relative to the first curve."""
     for step, (a, b) in enumerate(zip(left, right, strict=False)):
         if a == b or (math.isnan(a) and math.isnan(b)):
@@ -178,9 +171,7 @@ def file_difference(left: Saved, right: Saved) -> str:
 def first_sample_difference(left: RunRecord, right: RunRecord) -> Difference | None:
     """The first step that did not consume the same samples."""
     start = max(left.start, right.start)
-    pairs = zip(
-        left.samples[start - left.start :], right.samples[start - right.start :], strict=False
-    )
+    pairs = zip(left.samples[start - left.start :], right.samples[start - right.start :], strict=False)
     for step, (a, b) in enumerate(pairs, start):
         if a != b:
             return Difference("samples", step)

@@ -26,9 +26,7 @@ def ends_of_parts(total: int, parts: int) -> list[int]:
     return [total * part // parts for part in range(1, parts + 1)]
 
 
-def explain(
-    runner: Runner, result: Verification, worlds: Sequence[World], folder: Path
-) -> Suspect | None:
+def explain(runner: Runner, result: Verification, worlds: Sequence[World], folder: Path) -> Suspect | None:
     """The first tensor that differs in the first run that broke the promise; None if none does.
 
     A step's loss differs by what happened in it, or by the update before it: the runs begin with
@@ -89,9 +87,7 @@ class _Passes:
         if step == 0:
             return None
         run = self.folder / "before"
-        self.runner.report(
-            f"explaining: running on {counted(self.first.label, 'rank')} up to step {step}"
-        )
+        self.runner.report(f"explaining: running on {counted(self.first.label, 'rank')} up to step {step}")
         self.runner.run(self.runner.launch(self.first, run, stop_after=step, saves=True))
         return run
 
@@ -100,8 +96,7 @@ class _Passes:
         resume = self.checkpoint(begin)
         sizes = list(dict.fromkeys((self.first, other)))
         traces = [
-            read_trace(self.trace(world, f"world-{number}", begin, last, resume))
-            for number, world in enumerate(sizes)
+            read_trace(self.trace(world, f"world-{number}", begin, last, resume)) for number, world in enumerate(sizes)
         ]
         labels = f"{counted(self.first.label, 'rank')}", f"{counted(other.label, 'rank')}"
         return find_suspect(labels, traces[0], traces[-1])
@@ -109,11 +104,7 @@ class _Passes:
     def trace(self, world: World, name: str, begin: int, last: int, resume: Path | None) -> Path:
         """Run some steps, traced; returns the folder of the trace."""
         run = self.folder / name
-        self.runner.report(
-            f"explaining: tracing steps {begin} to {last} on {counted(world.label, 'rank')}"
-        )
-        launch = self.runner.launch(
-            world, run, stop_after=last + 1, saves=True, resume=resume, trace_from=begin
-        )
+        self.runner.report(f"explaining: tracing steps {begin} to {last} on {counted(world.label, 'rank')}")
+        launch = self.runner.launch(world, run, stop_after=last + 1, saves=True, resume=resume, trace_from=begin)
         self.runner.run(launch)
         return run / "trace"

@@ -28,9 +28,7 @@ def verdict(result: Verification) -> str:
     return "kept" if result.kept else "NOT kept"
 
 
-def write_report(
-    result: Verification, title: str, path: Path, facts: Mapping[str, str] | None = None
-) -> None:
+def write_report(result: Verification, title: str, path: Path, facts: Mapping[str, str] | None = None) -> None:
     """Write a page with the verdict, a table, the loss curves and their difference per step.
 
     Args:
@@ -43,9 +41,7 @@ def write_report(
     against = ""
     if result.against:
         words = "agrees" if result.against_difference is None else str(result.against_difference)
-        against = (
-            f"<p>Against the given curve ({len(result.against)} steps): {html.escape(words)}.</p>"
-        )
+        against = f"<p>Against the given curve ({len(result.against)} steps): {html.escape(words)}.</p>"
     suspect = "" if result.suspect is None else f"<p>{html.escape(str(result.suspect))}</p>"
     body = f"""<h1>{html.escape(title)}: the promise was
 <span class="{"kept" if result.kept else "broken"}">{verdict(result)}</span></h1>
@@ -84,9 +80,7 @@ def _figure(result: Verification) -> str:
         gaps.append(Line(name=name, group=name, x=range(len(apart)), y=apart, color=color))
     if result.against:
         name, steps = "given curve", range(len(result.against))
-        losses.append(
-            Line(name=name, group=name, x=steps, y=result.against, color="#000000", dash="dot")
-        )
+        losses.append(Line(name=name, group=name, x=steps, y=result.against, color="#000000", dash="dot"))
     difference = "difference from the first run, relative to its loss"
     return chart(
         [

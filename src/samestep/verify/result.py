@@ -86,10 +86,7 @@ class Verification:
             "suspect": None if self.suspect is None else asdict(self.suspect),
         }
         if self.against:
-            document["against"] = {
-                "steps": len(self.against),
-                "first_difference": _as_json(self.against_difference),
-            }
+            document["against"] = {"steps": len(self.against), "first_difference": _as_json(self.against_difference)}
         return document
 
 
@@ -97,9 +94,7 @@ def _as_json(difference: Difference | None) -> dict[str, Any] | None:
     return None if difference is None else asdict(difference)
 
 
-def compare_runs(
-    same: str, records: Mapping[str, Path], curve: Sequence[float], rtol: float
-) -> Verification:
+def compare_runs(same: str, records: Mapping[str, Path], curve: Sequence[float], rtol: float) -> Verification:
     """Compare the records of runs with the first of them.
 
     Args:
@@ -109,13 +104,10 @@ def compare_runs(
         rtol: how far `rounding` and the curve may be off, relative.
     """
     runs = {
-        label: _Recorded(RunRecord.read(path), read_state(path), Saved.read(path))
-        for label, path in records.items()
+        label: _Recorded(RunRecord.read(path), read_state(path), Saved.read(path)) for label, path in records.items()
     }
     first = next(iter(runs.values()))
-    worlds = tuple(
-        _compare_with_first(same, first, run, rtol, label) for label, run in runs.items()
-    )
+    worlds = tuple(_compare_with_first(same, first, run, rtol, label) for label, run in runs.items())
     length = min(len(curve), first.record.steps)
     losses = first.record.losses[:length]
     against_difference = first_loss_difference(curve[:length], losses, rtol)
@@ -130,9 +122,7 @@ class _Recorded(NamedTuple):
     saved: Saved
 
 
-def _compare_with_first(
-    same: str, first: _Recorded, run: _Recorded, rtol: float, label: str
-) -> WorldResult:
+def _compare_with_first(same: str, first: _Recorded, run: _Recorded, rtol: float, label: str) -> WorldResult:
     record = run.record
     notes = [thread_difference(first.record, record), file_difference(first.saved, run.saved)]
     note = "; ".join(filter(None, notes))

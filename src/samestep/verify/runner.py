@@ -78,9 +78,7 @@ class Runner:
         weights = self.rank_command.config.distributed.lane_weights
         if weights is None or len(weights) == world.ranks:
             return []
-        self.report(
-            f"lane_weights are for {len(weights)} ranks: {counted(world.ranks, 'rank')} share lanes evenly"
-        )
+        self.report(f"lane_weights are for {len(weights)} ranks: {counted(world.ranks, 'rank')} share lanes evenly")
         return ["distributed.lane_weights=null"]
 
     def run(self, launch: Launch) -> None:

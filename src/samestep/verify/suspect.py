@@ -21,8 +21,7 @@ _REASONS = {
     "keeps something between calls, such as a counter or a cache",
     "loss": "the same outputs gave another loss: look at the code of the loss",
     "buffer": "the forward pass changes it by something else than the lane's batch",
-    "gradient": "the same loss gave another gradient: an operation whose backward pass is not "
-    "deterministic, or a hook",
+    "gradient": "the same loss gave another gradient: an operation whose backward pass is not deterministic, or a hook",
 }
 _REASONS_OF_SUMS = {
     "gradient": "each lane's gradient is the same, their sum is not: something else adds them up",
@@ -80,11 +79,7 @@ def find_suspect(labels: tuple[str, str], first: Trace, second: Trace) -> Suspec
                 found = (
                     _between_ranks(labels[0], first, step, part)
                     or _between_ranks(labels[1], second, step, part)
-                    or _compared(
-                        f"{labels[0]} and {labels[1]}",
-                        _of(first[0], step, part),
-                        _of(second[0], step, part),
-                    )
+                    or _compared(f"{labels[0]} and {labels[1]}", _of(first[0], step, part), _of(second[0], step, part))
                 )
             if found is not None:
                 return found
@@ -128,9 +123,7 @@ def _of(entries: Sequence[Entry], step: int, part: int) -> dict[Key, Entry]:
     return {entry.key: entry for entry in entries if (entry.step, entry.part) == (step, part)}
 
 
-def _compared(
-    between: str, left: Mapping[Key, Entry], right: Mapping[Key, Entry]
-) -> Suspect | None:
+def _compared(between: str, left: Mapping[Key, Entry], right: Mapping[Key, Entry]) -> Suspect | None:
     for entry in _in_order(left, right):
         pair = left.get(entry.key), right.get(entry.key)
         if pair[0] is None or pair[1] is None:
@@ -156,9 +149,8 @@ def _suspect(entry: Entry, between: str, other: Entry | None = None, only: bool 
             ulp, relative = (distance, relative_distance(a, b)) if distance else (None, None)
     tensor = _in_words(entry) + (", which only one of them computes" if only else "")
     return Suspect(
-        entry.step, entry.lane, tensor, entry.kind, entry.name, entry.order, between,
-        _reason(entry), ulp, relative,
-    )  # fmt: skip
+        entry.step, entry.lane, tensor, entry.kind, entry.name, entry.order, between, _reason(entry), ulp, relative
+    )
 
 
 def _in_words(entry: Entry) -> str:

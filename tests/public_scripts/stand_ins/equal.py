@@ -66,9 +66,7 @@ def _fixed_randn_like(x: Tensor, **options: Any) -> Tensor:
     return torch.sin(at + 0.3 + x * 0)
 
 
-def _fixed_randint(
-    *args: Any, low: Any = None, high: Any = None, size: Any = None, **options: Any
-) -> Tensor:
+def _fixed_randint(*args: Any, low: Any = None, high: Any = None, size: Any = None, **options: Any) -> Tensor:
     if size is None:
         args, size = args[:-1], args[-1]
     if high is None:
@@ -94,9 +92,7 @@ class _Made(Dataset[Any]):
         return ((x, x.flip(-1)) if self._has_two_views else x), index % 10
 
 
-def _made(
-    size: int, shape: tuple[int, int, int], has_two_views: bool = False
-) -> Callable[..., _Made]:
+def _made(size: int, shape: tuple[int, int, int], has_two_views: bool = False) -> Callable[..., _Made]:
     return lambda *args, **options: _Made(size, shape, has_two_views)
 
 

@@ -18,12 +18,8 @@ pytestmark = pytest.mark.usefixtures("decomposition_recipe")
 EXPERIMENTS = ("tms_5-2", "tms_40-10", "residual_mlp", "language")
 
 
-@pytest.mark.requirement(
-    "004-2.1-1", "004-AO-3", "004-6.2-1", "004-5.2-4", "004-2.2-6", "004-SM-3", "004-4.2-2"
-)
-def test_the_recipe_from_targets_to_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.requirement("004-2.1-1", "004-AO-3", "004-6.2-1", "004-5.2-4", "004-2.2-6", "004-SM-3", "004-4.2-2")
+def test_the_recipe_from_targets_to_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One test, for all of it is about the same trainings."""
     import run as recipe
 
@@ -34,15 +30,12 @@ def test_the_recipe_from_targets_to_results(
 
     monkeypatch.setattr(subprocess, "run", forked)
     folder = tmp_path / "whole"
-    assert (
-        recipe.main([str(folder), "--experiments", "tms_5-2,language", "--ranks", "1", *COMMON])
-        == 0
-    )
+    assert recipe.main([str(folder), "--experiments", "tms_5-2,language", "--ranks", "1", *COMMON]) == 0
     results = json.loads((folder / "results.json").read_text())
     assert results["same"]
     assert results["compared"] == {"language-two": [], "language-four": []}
     assert list(results["hashes"]["tms_5-2"]) == ["1", "2", "4"]
-    assert {"l0/linear1", "mse/stochastic", "identity_error/linear2"} <= results["figures"]["tms_5-2"].keys()  # fmt: skip
+    assert {"l0/linear1", "mse/stochastic", "identity_error/linear2"} <= results["figures"]["tms_5-2"].keys()
     assert {"l0/embedding", "kl/rounded", "ce/target"} <= results["figures"]["language"].keys()
     page = (folder / "results.html").read_text(encoding="utf-8")
     assert page.count("data:image/png;base64,") == 2 + 4 + 6
@@ -69,7 +62,7 @@ def test_a_batch_of_8_on_3_ranks_is_that_of_one(tmp_path: Path) -> None:
 
     sizes = {"features": 6, "embedded": 12, "neurons": 4, "layers": 1, "probability": 0.3}
     torch.save(experiment_of("residual_mlp", sizes).network().state_dict(), tmp_path / "target.pt")
-    words = (*COMMON, "global_batch=8", "lanes=8", "params.target=target.pt", f"params.sizes={json.dumps(sizes)}")  # fmt: skip
+    words = (*COMMON, "global_batch=8", "lanes=8", "params.target=target.pt", f"params.sizes={json.dumps(sizes)}")
     done = samestep(
         "verify", CONFIG / "residual_mlp" / "single.yaml", "--worlds", "1,3", "--steps", "2", "--json", *words, cwd=tmp_path
     )  # fmt: skip
@@ -104,7 +97,7 @@ def test_the_script_compares_mpirun_with_one_process(
 @pytest.mark.requirement("004-4.2-1")
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_configs_of_ranks_differ_in_nothing_but_the_ranks(name: str) -> None:
-    single, *others = (load_config(CONFIG / name / f"{size}.yaml") for size in ("single", "two", "four"))  # fmt: skip
+    single, *others = (load_config(CONFIG / name / f"{size}.yaml") for size in ("single", "two", "four"))
     assert [one.distributed.world_size for one in (single, *others)] == ["auto", 2, 4]
     plain = single.model_dump(exclude={"name", "distributed"})
     for one in others:

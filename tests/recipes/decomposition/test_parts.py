@@ -49,9 +49,7 @@ def test_gelu_is_torchs() -> None:
 
     x = torch.linspace(-6, 6, 101)
     torch.testing.assert_close(gelu(x), F.gelu(x))
-    torch.testing.assert_close(
-        gradient_of(gelu, x, torch.ones(101)), gradient_of(F.gelu, x, torch.ones(101))
-    )
+    torch.testing.assert_close(gradient_of(gelu, x, torch.ones(101)), gradient_of(F.gelu, x, torch.ones(101)))
 
 
 def test_importance_networks_of_each_kind() -> None:
@@ -70,7 +68,7 @@ def test_importance_networks_of_each_kind() -> None:
     for kind in ("mlp", "vector_mlp", "shared_mlp"):
         assert importance_of(kind, 4, 5, 6, is_embedding=False)(x, strengths).shape == (2, 3, 5)
     words = torch.zeros(2, 3, dtype=torch.long)
-    assert importance_of("shared_mlp", 9, 5, 6, is_embedding=True)(words, strengths).shape == (2, 3, 5)  # fmt: skip
+    assert importance_of("shared_mlp", 9, 5, 6, is_embedding=True)(words, strengths).shape == (2, 3, 5)
     with pytest.raises(TaskError, match=r"params\.importance is 'deep': give mlp, vector_mlp, sha"):
         importance_of("deep", 4, 5, 6, is_embedding=False)
 
@@ -169,7 +167,7 @@ def test_powers_and_weights_follow_the_run(tmp_path: Path) -> None:
         torch.manual_seed(0)
         task = Decomposition(
             "tms", str(tmp_path / "target.pt"), {"linear1": 4}, {"minimality": 1.0}, warm_up_steps=2, **choices
-        )  # fmt: skip
+        )
         batch = LaneBatch(0, (x,), (0, 1, 2), Moment(step, total_steps=8))
         (loss, count), *_ = task.loss(task.model(), batch).values()
         assert count == 3

@@ -35,7 +35,7 @@ def run_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def forked(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
         # So wide that every Jacobian counts as still; and one evaluation sooner than the run ends by itself.
-        wide = ("tolerance: 0.02, patience: 3, least_evaluations: 5", "tolerance: 9, patience: 3, least_evaluations: 4")  # fmt: skip
+        wide = ("tolerance: 0.02, patience: 3, least_evaluations: 5", "tolerance: 9, patience: 3, least_evaluations: 4")
         command = [word.replace(*wide) for word in command]
         done = run(command, cwd=options["cwd"])
         assert done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
@@ -51,7 +51,7 @@ def assert_one_two_and_four_ranks_are_one_run_of_shares(folder: Path) -> None:
     held = {
         world: [rank["patterns"] for rank in json.loads((run_dir / "files" / "memory.json").read_text())]
         for world, run_dir in worlds.items()
-    }  # fmt: skip
+    }
     assert {world: len(ranks) for world, ranks in held.items()} == {1: 1, 2: 2, 4: 4}
     (whole,) = held[1]
     assert whole > 160
@@ -59,8 +59,7 @@ def assert_one_two_and_four_ranks_are_one_run_of_shares(folder: Path) -> None:
         assert sum(ranks) == whole, "each pattern is on one rank"
         assert max(ranks) <= whole / world + 8
     measured = [
-        [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-        for path in worlds.values()
+        [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()] for path in worlds.values()
     ]
     evaluations = [[row for row in rows if "val_loss" in row] for rows in measured]
     assert len(evaluations[0]) >= 2
@@ -87,7 +86,7 @@ def assert_a_run_ends_with_its_jacobian(run_dir: Path) -> None:
 
 def assert_the_page_shows_everything(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    for heading in ("Training", "The Jacobian", "Predictions and Jacobians beside the truth", "Ranks", "C++"):  # fmt: skip
+    for heading in ("Training", "The Jacobian", "Predictions and Jacobians beside the truth", "Ranks", "C++"):
         assert f"<h2>{heading}</h2>" in text
     assert "All are one run, to the bit." in text
     assert "It ended after" in text
@@ -95,14 +94,7 @@ def assert_the_page_shows_everything(page: Path) -> None:
 
 def assert_a_run_begins_again_at_its_best(folder: Path) -> None:
     """On two ranks of torchrun, then alone. Where the highest loss counts as the best, it is not the last."""
-    words = (
-        "--config",
-        CONFIG,
-        *COMMON,
-        "name=again",
-        "params.jacobian_samples=0",
-        "best.mode=max",
-    )
+    words = ("--config", CONFIG, *COMMON, "name=again", "params.jacobian_samples=0", "best.mode=max")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     first = run([*torchrun, *map(str, (RECIPE / "scripts" / "train.py", *words))], cwd=folder)
     assert first.returncode == 0, first.stderr
@@ -122,8 +114,6 @@ def test_words_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     wrong = script("scripts/train.py", "--config", CONFIG, "params.loss=l3", cwd=tmp_path)
     assert wrong.returncode == 2
     assert "params.loss is 'l3': give mse, mae, huber" in wrong.stderr
-    both = script(
-        "scripts/train.py", "--restart-from-best", "--restart-from-checkpoint", "x", cwd=tmp_path
-    )
+    both = script("scripts/train.py", "--restart-from-best", "--restart-from-checkpoint", "x", cwd=tmp_path)
     assert both.returncode == 2
     assert "not allowed with argument" in both.stderr

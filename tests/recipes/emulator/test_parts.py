@@ -45,9 +45,7 @@ def test_cells_without_a_meaning_do_not_count(fields: Any) -> None:
     assert np.array_equal(thin.read(1), thin.read(1))
 
 
-def test_moments_of_shares_are_those_of_all_with_a_floor_for_what_does_not_vary(
-    fields: Any,
-) -> None:
+def test_moments_of_shares_are_those_of_all_with_a_floor_for_what_does_not_vary(fields: Any) -> None:
     from patterns import Patterns
 
     class Rank:
@@ -160,7 +158,7 @@ def test_the_jacobian_is_that_of_predict_in_physical_units() -> None:
 def test_jacobian_metrics_by_hand_and_merged() -> None:
     from jacobians import JacobianMetrics
 
-    first, second = torch.tensor([[[3.0, 0.0], [0.0, 4.0]]]), torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])  # fmt: skip
+    first, second = torch.tensor([[[3.0, 0.0], [0.0, 4.0]]]), torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
     one, other = JacobianMetrics(["a", "b"]), JacobianMetrics(["a", "b"])
     one.update(first)
     other.update(second)

@@ -20,9 +20,7 @@ WORDS = ("--ranks", "2", "--train", "48", "--valid", "19", "--epochs", "2")
 
 @pytest.mark.requirement("001-G-1", "001-T-3", "001-S6-1")
 @pytest.mark.usefixtures("token_recipe")
-def test_the_recipe_from_documents_to_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_recipe_from_documents_to_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One test, for all of it is about the same trainings."""
     folder = tmp_path / "whole"
     run_recipe(folder, monkeypatch)
@@ -61,9 +59,8 @@ def newest(run_dir: Path) -> dict[str, torch.Tensor]:
 
 def assert_one_two_and_four_ranks_are_one_run(folder: Path) -> None:
     proof = samestep(
-        "verify", TRAIN, *COMMON, "run_dir=proof", "--worlds", "1,2,4", "--steps", "2", "--json",
-        cwd=folder,
-    )  # fmt: skip
+        "verify", TRAIN, *COMMON, "run_dir=proof", "--worlds", "1,2,4", "--steps", "2", "--json", cwd=folder
+    )
     assert proof.returncode == 0, proof.stdout + proof.stderr
     assert len({w["state_hash"] for w in json.loads(proof.stdout)["worlds"].values()}) == 1
 
@@ -119,19 +116,14 @@ def assert_transformers_loads_the_folder(folder: Path) -> None:
     model = again.model()
     assert all(torch.equal(tensor, trained[name]) for name, tensor in model.state_dict().items())
     longer = Entities(data="none", checkpoint=str(folder / "model"), max_length=129)
-    with pytest.raises(
-        TaskError, match=r"params\.max_length is 129, and .* reads 128 tokens at most"
-    ):
+    with pytest.raises(TaskError, match=r"params\.max_length is 129, and .* reads 128 tokens at most"):
         longer.model()
     assert 0.2 in {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}
 
 
 def assert_predictions_are_spans_of_characters(folder: Path) -> None:
     rows = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
-    texts = [
-        json.loads(line)["text"]
-        for line in (folder / "data" / "valid.jsonl").read_text().splitlines()
-    ]
+    texts = [json.loads(line)["text"] for line in (folder / "data" / "valid.jsonl").read_text().splitlines()]
     assert [row["document"] for row in rows] == list(range(19))
     for row, text in zip(rows, texts, strict=True):
         for start, end, _ in row["entities"]:
@@ -144,7 +136,7 @@ def assert_the_page_shows_everything(page: Path) -> None:
         assert f"<h2>{heading}</h2>" in text
     assert "entities-int8.onnx" in text
     assert "tokens get the same label from both" in text
-    plain, small = (page.parent / "runs/entities/export/entities.onnx", page.parent / "entities-int8.onnx")  # fmt: skip
+    plain, small = (page.parent / "runs/entities/export/entities.onnx", page.parent / "entities-int8.onnx")
     assert small.stat().st_size < plain.stat().st_size
 
 

@@ -14,9 +14,7 @@ from nbclient import NotebookClient
 from tests.preloaded.client import POSSIBLE, environment, server
 from tests.recipes.token_classification.small import COMMON, RECIPE
 
-LOCAL, COLAB = (
-    RECIPE / "notebooks" / f"01_orchestrate_training_{kind}.ipynb" for kind in ("local", "colab")
-)
+LOCAL, COLAB = (RECIPE / "notebooks" / f"01_orchestrate_training_{kind}.ipynb" for kind in ("local", "colab"))
 OWN = {"title", "about-install", "install", "parameters", "setup"}
 """Cells in which the two differ."""
 
@@ -65,9 +63,7 @@ def _choice(word: str) -> str:
     "test_the_colab_notebook_is_the_local_one_but_for_its_install, and of what the cells do test_the_recipe_from_documents_to_results"
 )
 @pytest.mark.requirement("001-S3-1", "001-S3-2")
-def test_the_local_notebook_trains_searches_and_exports(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_local_notebook_trains_searches_and_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "entities"
     printed = executed(LOCAL, set(cells(LOCAL)), folder, monkeypatch)
     assert "GPUs:" in printed

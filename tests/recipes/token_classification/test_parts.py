@@ -50,9 +50,7 @@ def test_all_mistakes_of_a_file_are_listed_with_their_lines(tmp_path: Path) -> N
     assert f"{path} has 8 mistakes" in message
     assert "line 2: has the annotation [10, 13, 'SKIL']" in message
     assert "did you mean SKILL?" in message
-    assert (
-        "line 3: has the annotation [1, 4, 'NAME'], and its text the characters 0 to 3" in message
-    )
+    assert "line 3: has the annotation [1, 4, 'NAME'], and its text the characters 0 to 3" in message
     assert "line 4: " in message
     assert "line 5: has annotations that overlap, [0, 7, 'NAME'] and [4, 7, 'SKILL']" in message
     assert "line 6: has the annotation [3, 5, 'NAME'], which holds blanks only" in message
@@ -64,9 +62,7 @@ def test_what_is_not_there_is_named_with_what_makes_it(tmp_path: Path, data: Pat
     from documents import TYPES, read_documents
     from task import Entities
 
-    with pytest.raises(
-        TaskError, match=r"there is no folder none, which params\.data names: made_up"
-    ):
+    with pytest.raises(TaskError, match=r"there is no folder none, which params\.data names: made_up"):
         Entities(data="none").prepare_data()
     with pytest.raises(TaskError, match=r"valid\.jsonl cannot be read: No such file"):
         read_documents(tmp_path / "valid.jsonl", TYPES)
@@ -74,17 +70,13 @@ def test_what_is_not_there_is_named_with_what_makes_it(tmp_path: Path, data: Pat
     with pytest.raises(TaskError, match=r"there is no tokenizer in .*: wordpiece\.py"):
         Entities(data=str(tmp_path)).train_data()
     missing = str(tmp_path / "no-model")
-    with pytest.raises(
-        TaskError, match=r"params\.checkpoint: '.*no-model' cannot be loaded; give a folder"
-    ):
+    with pytest.raises(TaskError, match=r"params\.checkpoint: '.*no-model' cannot be loaded; give a folder"):
         Entities(data=str(data), checkpoint=missing).prepare_data()
     with pytest.raises(TaskError, match="give each type of entity once"):
         Entities(types=["A", "A"])
 
 
-def test_transformers_is_imported_late_and_its_extra_named(
-    monkeypatch: pytest.MonkeyPatch, data: Path
-) -> None:
+def test_transformers_is_imported_late_and_its_extra_named(monkeypatch: pytest.MonkeyPatch, data: Path) -> None:
     from task import Entities
 
     monkeypatch.setitem(sys.modules, "transformers", None)
@@ -113,9 +105,7 @@ class Characters:
     def num_special_tokens_to_add(self) -> int:
         return 2
 
-    def __call__(
-        self, text: str, add_special_tokens: bool = True, **options: Any
-    ) -> dict[str, Any]:
+    def __call__(self, text: str, add_special_tokens: bool = True, **options: Any) -> dict[str, Any]:
         starts = [n for n, c in enumerate(text) if n == 0 or c == " " or text[n - 1] == "-"]
         offsets = list(zip(starts, [*starts[1:], len(text)], strict=True))
         ends = [(0, 0)] if add_special_tokens else []
@@ -138,15 +128,13 @@ def encoded(text: str, *spans: Any, max_length: int = 50) -> list[list[str]]:
 
 
 def test_tags_begin_and_continue_and_special_tokens_have_none() -> None:
-    assert encoded(
-        "Ada Lor knows SQL Go", (0, 7, "NAME"), (14, 17, "SKILL"), (18, 20, "SKILL")
-    ) == [["-", "B-NAME", "I-NAME", "O", "B-SKILL", "B-SKILL", "-"]]
+    assert encoded("Ada Lor knows SQL Go", (0, 7, "NAME"), (14, 17, "SKILL"), (18, 20, "SKILL")) == [
+        ["-", "B-NAME", "I-NAME", "O", "B-SKILL", "B-SKILL", "-"]
+    ]
 
 
 def test_an_entity_that_would_be_lost_is_refused() -> None:
-    with pytest.raises(
-        TaskError, match=r"the entity 'QL', \[5, 7, 'SKILL'\].* has no token of its own"
-    ):
+    with pytest.raises(TaskError, match=r"the entity 'QL', \[5, 7, 'SKILL'\].* has no token of its own"):
         encoded("Ada SQL", (4, 5, "SKILL"), (5, 7, "SKILL"))
 
 
@@ -179,9 +167,7 @@ def test_a_tokenizer_without_offsets_is_refused_and_not_taken_for_no_entities() 
         Encoder(SimpleNamespace(is_fast=False), ["O"], 10)
 
 
-def test_the_trained_tokenizer_covers_entities_and_is_the_same_again(
-    data: Path, tmp_path: Path
-) -> None:
+def test_the_trained_tokenizer_covers_entities_and_is_the_same_again(data: Path, tmp_path: Path) -> None:
     from documents import TYPES, read_documents
     from task import Entities
     from wordpiece import train_tokenizer
@@ -192,14 +178,10 @@ def test_the_trained_tokenizer_covers_entities_and_is_the_same_again(
     for path in (data / "tokenizer").iterdir():
         assert path.read_bytes() == (again / path.name).read_bytes()
     task = Entities(data=str(data))
-    for one, sample in zip(
-        read_documents(data / "valid.jsonl", TYPES), task.valid_data(), strict=True
-    ):
+    for one, sample in zip(read_documents(data / "valid.jsonl", TYPES), task.valid_data(), strict=True):
         kept = [place for place, label in enumerate(sample.labels) if label >= 0]
         assert len(kept) == len(sample.labels) - 2
-        found = task._annotations(
-            torch.tensor(sample.labels), torch.tensor(sample.labels), sample.offsets
-        )
+        found = task._annotations(torch.tensor(sample.labels), torch.tensor(sample.labels), sample.offsets)
         assert found == [list(span) for span in one.spans]
 
 
@@ -224,9 +206,7 @@ def spans_by_definition(tags: list[str]) -> set[tuple[int, int, str]]:
 def test_entities_of_tags_are_those_of_the_definition() -> None:
     from tags import entities_of, labels_of
 
-    assert entities_of(["B-A", "I-A", "B-A", "I-B", "O", "I-A"]) == [
-        (0, 2, "A"), (2, 3, "A"), (3, 4, "B"), (5, 6, "A"),
-    ]  # fmt: skip
+    assert entities_of(["B-A", "I-A", "B-A", "I-B", "O", "I-A"]) == [(0, 2, "A"), (2, 3, "A"), (3, 4, "B"), (5, 6, "A")]
     rng = random.Random(0)
     for _ in range(500):
         tags = random_tags(rng, labels_of(["A", "B"]))
@@ -266,16 +246,13 @@ def test_metrics_are_those_of_the_whole_set_however_it_is_dealt_out() -> None:
         right, guessed, real = map(len, its)
         assert found["AB"] == pytest.approx(
             {"precision": right / guessed, "recall": right / real, "f1": 2 * right / (guessed + real), "support": real}
-        )  # fmt: skip
+        )
         assert found["UNUSED"] == {"precision": 0, "recall": 0, "f1": 0, "support": 0}
 
 
 def test_dropout_reaches_the_model(data: Path) -> None:
     from task import Entities
 
-    for task, wanted in (
-        (Entities(data=str(data), dropout=0.3), 0.3),
-        (Entities(data=str(data)), 0.1),
-    ):
+    for task, wanted in ((Entities(data=str(data), dropout=0.3), 0.3), (Entities(data=str(data)), 0.1)):
         rates = {m.p for m in task.model().modules() if isinstance(m, torch.nn.Dropout)}
         assert rates == {0.0, wanted}

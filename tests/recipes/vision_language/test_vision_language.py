@@ -36,9 +36,7 @@ def _train(words: list[str]) -> int:
 
 
 @pytest.mark.requirement("003-ACC-1")
-def test_the_recipe_from_pictures_to_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_recipe_from_pictures_to_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One test, for all of it is about the same trainings."""
     import run as recipe
 
@@ -107,9 +105,7 @@ def test_captions_say_what_is_drawn_and_a_tenth_is_held_out() -> None:
         inside = picture[half[row == "bottom"], half[column == "right"]].astype(float)
         assert inside.std() > 2 * picture[half[row == "top"], half[column == "left"]].std()
         brightest = inside.reshape(-1, 3)[inside.sum(-1).argmax()]
-        nearest = min(
-            COLOURS, key=lambda name: np.abs(_direction(COLOURS[name]) - _direction(brightest)).sum()
-        )  # fmt: skip
+        nearest = min(COLOURS, key=lambda name: np.abs(_direction(COLOURS[name]) - _direction(brightest)).sum())
         assert nearest == colour
 
 

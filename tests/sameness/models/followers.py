@@ -44,9 +44,7 @@ class MovingMean(nn.Module):
 
     def follow(self, x: Tensor) -> None:
         now = x.mean(0)
-        self.seen += (
-            (x.double().abs().sum() * 1e6).round().long() if self.kind == "int64" else len(x)
-        )
+        self.seen += (x.double().abs().sum() * 1e6).round().long() if self.kind == "int64" else len(x)
         if self.kind in ("reassigned", "attribute"):
             self.mean = 0.9 * self.mean + 0.1 * now
         elif self.kind == "complex":

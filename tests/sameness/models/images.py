@@ -43,9 +43,7 @@ class Convolutions(Pictures):
 
         return {"f1": MulticlassF1Score(CLASSES), "auroc": MulticlassAUROC(CLASSES)}
 
-    def evaluate(
-        self, model: nn.Module, batch: LaneBatch, metrics: Mapping[str, Any]
-    ) -> tuple[Tensor, Any]:
+    def evaluate(self, model: nn.Module, batch: LaneBatch, metrics: Mapping[str, Any]) -> tuple[Tensor, Any]:
         logits = model(batch.x)
         for metric in metrics.values():
             metric.update(logits.float().softmax(1), batch.y)
@@ -87,9 +85,7 @@ class Block(nn.Module):
         super().__init__()
         self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attention = nn.MultiheadAttention(width, 2, dropout=0.1, batch_first=True)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
-        )
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
         self.drop = DropPath(0.2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -129,9 +125,7 @@ class VisionTransformer(Pictures):
 
 
 def _convolutions(inside: int, outside: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(inside, outside, 3, padding=1), nn.GroupNorm(2, outside), nn.SiLU()
-    )
+    return nn.Sequential(nn.Conv2d(inside, outside, 3, padding=1), nn.GroupNorm(2, outside), nn.SiLU())
 
 
 class UNetModel(nn.Module):

@@ -25,9 +25,7 @@ class PackedLSTM(nn.Module):
 
     def forward(self, words: Tensor) -> Tensor:
         lengths = (words != 0).sum(1).cpu()
-        packed = pack_padded_sequence(
-            self.embed(words), lengths, batch_first=True, enforce_sorted=False
-        )
+        packed = pack_padded_sequence(self.embed(words), lengths, batch_first=True, enforce_sorted=False)
         out, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True)
         return self.last(out.sum(1))
 
@@ -67,9 +65,7 @@ class Detached(Classify):
     def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, Any]:
         series, state = batch.x, None
         total = series.new_zeros(())
-        for piece, target in zip(
-            series[:, :-1].split(6, 1), series[:, 1:].split(6, 1), strict=True
-        ):
+        for piece, target in zip(series[:, :-1].split(6, 1), series[:, 1:].split(6, 1), strict=True):
             out, state = model["rnn"](piece, state)
             state = state.detach()
             total = total + F.mse_loss(model["last"](out), target, reduction="sum")
@@ -159,9 +155,8 @@ class Decoder(Sentences):
         from transformers import GPT2Config, GPT2LMHeadModel
 
         config = GPT2Config(
-            vocab_size=WORDS, n_embd=16, n_layer=2, n_head=2, n_positions=16,
-            bos_token_id=0, eos_token_id=0,
-        )  # fmt: skip
+            vocab_size=WORDS, n_embd=16, n_layer=2, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=0
+        )
         return GPT2LMHeadModel(config)
 
     def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, Any]:

@@ -22,9 +22,7 @@ class Networks(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.generator = nn.Sequential(
-            nn.Linear(NOISE, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, FEATURES)
-        )
+        self.generator = nn.Sequential(nn.Linear(NOISE, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, FEATURES))
         self.discriminator = nn.Sequential(
             nn.Linear(FEATURES, 16), nn.LeakyReLU(0.2), nn.Dropout(0.2), nn.Linear(16, 1)
         )

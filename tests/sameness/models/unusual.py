@@ -198,9 +198,7 @@ class WrappedMetrics(Classify):
 
         return {"plain": plain(), "extremes": MinMaxMetric(plain()), "twice": 2 * plain()}
 
-    def evaluate(
-        self, model: nn.Module, batch: LaneBatch, metrics: Mapping[str, Any]
-    ) -> tuple[Tensor, Any]:
+    def evaluate(self, model: nn.Module, batch: LaneBatch, metrics: Mapping[str, Any]) -> tuple[Tensor, Any]:
         for metric in metrics.values():
             metric.update(model(batch.x), batch.y)
         return self.loss(model, batch)
@@ -216,9 +214,7 @@ class SparseGradients(Classify):
     """An embedding whose gradient is sparse."""
 
     def model(self) -> nn.Module:
-        return nn.Sequential(
-            nn.Embedding(40, 8, sparse=True), nn.Flatten(), nn.Linear(2 * 8, CLASSES)
-        )
+        return nn.Sequential(nn.Embedding(40, 8, sparse=True), nn.Flatten(), nn.Linear(2 * 8, CLASSES))
 
     def train_data(self) -> Any:
         return TensorDataset(*numbered_points())

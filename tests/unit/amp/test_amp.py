@@ -14,13 +14,7 @@ import torch
 import torch._dynamo  # the first optimizer does it, and it sets a variable of the environment
 from torch import Tensor, nn
 
-from samestep.amp import (
-    AMPConfig,
-    AMPTrainer,
-    DistributedAMPTrainer,
-    detect_bf16_support,
-    get_optimal_dtype,
-)
+from samestep.amp import AMPConfig, AMPTrainer, DistributedAMPTrainer, detect_bf16_support, get_optimal_dtype
 from samestep.errors import CheckpointError, SamestepError, StepError, TaskError, UserError
 from tests.amp_training import (
     LANES,
@@ -72,12 +66,9 @@ def test_a_config_is_a_frozen_dataclass_with_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "dtype"),
-    [("fp16", torch.float16), ("bf16", torch.bfloat16), ("fp32", torch.float32)],
+    ("precision", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16), ("fp32", torch.float32)]
 )
-def test_the_precision_is_what_was_asked_for_on_a_cpu_too(
-    precision: str, dtype: torch.dtype
-) -> None:
+def test_the_precision_is_what_was_asked_for_on_a_cpu_too(precision: str, dtype: torch.dtype) -> None:
     seen: list[torch.dtype] = []
     model = net()
     model.first.register_forward_hook(lambda module, given, out: seen.append(out.dtype))
@@ -99,9 +90,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> No
         monkeypatch.setattr(torch.cuda, name, lambda *a, answer=answer, **k: answer)
 
 
-def test_bf16_that_the_gpu_has_not_is_a_runtime_error_that_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_bf16_that_the_gpu_has_not_is_a_runtime_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_gpu(monkeypatch, (7, 5))
     with pytest.raises(RuntimeError, match=r"bf16.*7\.5") as caught:
         AMPConfig.force_bf16()
@@ -230,9 +219,7 @@ def test_a_loss_may_come_as_a_sum_and_a_count() -> None:
 
     (expected,) = torch.autograd.grad(torch.cat([squares(*b) for b in batches]).mean(), model.bias)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    with AMPTrainer(
-        model, AMPConfig.auto(), loss_fn=loss, optimizer=optimizer, accumulation_steps=2
-    ) as trainer:
+    with AMPTrainer(model, AMPConfig.auto(), loss_fn=loss, optimizer=optimizer, accumulation_steps=2) as trainer:
         for x, y, real in batches:
             said = trainer.training_step((x, (y, real)))
             assert said == pytest.approx(squares(x, y, real).mean().item())
@@ -262,9 +249,8 @@ def test_a_schedule_does_not_move_on_with_a_skipped_step() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     with AMPTrainer(
-        model, AMPConfig.force_fp16(initial_scale=1024.0), loss_fn=mean_loss,
-        optimizer=optimizer, scheduler=schedule,
-    ) as trainer:  # fmt: skip
+        model, AMPConfig.force_fp16(initial_scale=1024.0), loss_fn=mean_loss, optimizer=optimizer, scheduler=schedule
+    ) as trainer:
         rates = []
         for batch in (a_batch(1), overflowing(), a_batch(2)):
             trainer.training_step(batch)
@@ -288,10 +274,7 @@ def test_a_batch_or_loss_of_another_form_is_refused(batch: Any, wrong: str) -> N
         def forward(self, x: Tensor, *_: Any) -> Tensor:
             return super().forward(x)
 
-    with (
-        AMPTrainer(Two(6, 2), AMPConfig.auto(), loss_fn=loss) as trainer,
-        pytest.raises(TaskError, match=wrong),
-    ):
+    with AMPTrainer(Two(6, 2), AMPConfig.auto(), loss_fn=loss) as trainer, pytest.raises(TaskError, match=wrong):
         trainer.training_step(batch)
 
 
@@ -350,9 +333,7 @@ def test_the_first_scale_is_of_the_mean_loss_whatever_the_batch() -> None:
 
 
 def test_an_overflow_skips_the_step_and_shrinks_the_scale() -> None:
-    with AMPTrainer(
-        net(), AMPConfig.force_fp16(initial_scale=1024.0), loss_fn=mean_loss
-    ) as trainer:
+    with AMPTrainer(net(), AMPConfig.force_fp16(initial_scale=1024.0), loss_fn=mean_loss) as trainer:
         trainer.training_step(a_batch(1))
         before = digest(trainer)
         assert math.isfinite(trainer.training_step(overflowing()))
@@ -388,9 +369,7 @@ def test_gradients_are_clipped_after_they_are_unscaled(precision: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     before = [param.detach().clone() for param in model.parameters()]
     mean_loss(model(x), y).backward()
-    whole = float(
-        nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-    )
+    whole = float(nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
     with AMPTrainer(model, config, optimizer=optimizer, loss_fn=mean_loss) as trainer:
         assert trainer.last_clipping_stats is None
         trainer.training_step((x, y))
@@ -547,10 +526,7 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
 
 
 def test_another_model_is_not_wrapped() -> None:
-    with (
-        DistributedAMPTrainer(net(), AMPConfig.auto()) as trainer,
-        pytest.raises(UserError, match="another model"),
-    ):
+    with DistributedAMPTrainer(net(), AMPConfig.auto()) as trainer, pytest.raises(UserError, match="another model"):
         trainer.wrap_model(net())
 
 

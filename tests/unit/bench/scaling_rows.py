@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def row_of(
-    mode: str, world: int, median: float, spread: float = 0.0, contestant: str = "samestep"
-) -> dict[str, Any]:
+def row_of(mode: str, world: int, median: float, spread: float = 0.0, contestant: str = "samestep") -> dict[str, Any]:
     return {
         "mode": mode, "workload": "mlp-small", "contestant": contestant, "precision": "fp32", "world": world,
         "backend": "gloo", "lanes": world if mode == "weak" else 8, "global_batch": 8 * world,

@@ -29,9 +29,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         (json.dumps({**WHOLE.as_json(), "rows": None}), "is incomplete"),
     ],
 )
-def test_other_files_are_no_results_and_are_not_replaced(
-    text: str, message: str, tmp_path: Path
-) -> None:
+def test_other_files_are_no_results_and_are_not_replaced(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text(text)
     with pytest.raises(TextError, match=message):

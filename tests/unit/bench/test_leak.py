@@ -69,9 +69,7 @@ def test_resident_memory_may_grow_by_what_allocators_keep() -> None:
 
 
 @pytest.mark.skipif(in_use() is None, reason="only glibc 2.33 or later tells what is in use")
-@pytest.mark.parametrize(
-    "make", [lambda: bytes(8 * MB), lambda: [object() for _ in range(1 << 17)]]
-)
+@pytest.mark.parametrize("make", [lambda: bytes(8 * MB), lambda: [object() for _ in range(1 << 17)]])
 def test_what_is_in_use_follows_what_is_kept(make: Callable[[], object]) -> None:
     before = in_use() or 0
     kept = make()

@@ -12,13 +12,7 @@ from samestep.bench.document import Document
 from samestep.bench.memory import _measured, possible_lanes
 from samestep.bench.memory_levels import StepLevels
 from samestep.bench.memory_meter import TensorMeter
-from samestep.bench.memory_model import (
-    StepMemory,
-    gradient_sets,
-    line_through,
-    predict_exchange,
-    predict_optimizers,
-)
+from samestep.bench.memory_model import StepMemory, gradient_sets, line_through, predict_exchange, predict_optimizers
 from samestep.bench.memory_report import present, verdicts
 from samestep.config import Config, load_config
 from samestep.errors import PlanError
@@ -138,9 +132,7 @@ LEAK = {
 def test_verdicts_name_what_lanes_cost_and_who_leaks() -> None:
     found = verdicts([EIGHT, ONE], [{"world": 2, "leak": LEAK}])
     assert found[0].startswith("On 2 ranks, 8 lanes a rank hold 1.50x what 1 hold")
-    assert found[1].startswith(
-        "LEAK: rank 1 of 2 on node-b (memory: host) grows by 64 KB with every step"
-    )
+    assert found[1].startswith("LEAK: rank 1 of 2 on node-b (memory: host) grows by 64 KB with every step")
     fine = verdicts([ONE], [{"world": 2, "leak": {**LEAK, "leaks": False}}])
     assert fine == ["No rank's memory grows with the steps, over 200 steps."]
 

@@ -42,14 +42,8 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         document("comm", [comm("broadcast", 2, 1024 * 4**power, 1e-4) for power in range(3)]),
         document("memory", [memory("weights", 1 << 20, 1 << 20), leak(0.0, -5.0, 5.0, False)]),
-        document(
-            "checkpoint",
-            [{"action": "save", "world": 1, "backend": "gloo", "bytes": 9, **timed(0.1)}],
-        ),
-        document(
-            "loader",
-            [{"workers": 2, "prefetch": 2, "world": 1, "backend": "gloo", **timed(0.1)}],
-        ),
+        document("checkpoint", [{"action": "save", "world": 1, "backend": "gloo", "bytes": 9, **timed(0.1)}]),
+        document("loader", [{"workers": 2, "prefetch": 2, "world": 1, "backend": "gloo", **timed(0.1)}]),
     ]
     folder = tmp_path / "results"
     folder.mkdir()
@@ -69,9 +63,7 @@ def test_a_page_tables_and_a_picture(results: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
     assert [target["state"] for target in found["targets"]].count("pass") == 3
-    assert found["machines"][0]["rows"] == {
-        "scaling": 3, "comm": 3, "memory": 2, "loader": 1, "checkpoint": 1,
-    }  # fmt: skip
+    assert found["machines"][0]["rows"] == {"scaling": 3, "comm": 3, "memory": 2, "loader": 1, "checkpoint": 1}
     text = page.read_text(encoding="utf-8")
     assert EVIL not in text
     for words in ("Targets", "Scaling efficiency", "Where the time", "Memory", "All of loader"):
@@ -99,10 +91,8 @@ def test_one_csv_has_all_rows(results: Path, tmp_path: Path) -> None:
     assert {row["kind"] for row in rows} == {"scaling", "comm", "memory", "loader", "checkpoint"}
 
 
-@pytest.mark.parametrize(("option", "name"), [("--report", "a.html"), ("--csv", "a.csv"), ("--picture", "a.png")])  # fmt: skip
-def test_other_files_are_kept_unless_forced(
-    option: str, name: str, results: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("option", "name"), [("--report", "a.html"), ("--csv", "a.csv"), ("--picture", "a.png")])
+def test_other_files_are_kept_unless_forced(option: str, name: str, results: Path, tmp_path: Path) -> None:
     theirs = tmp_path / name
     theirs.write_text("theirs")
     done = report(results, option, theirs)
@@ -142,10 +132,7 @@ def test_a_kind_that_nobody_knows_is_refused(tmp_path: Path) -> None:
 
 
 def test_curves_have_the_ideal_the_target_and_bands() -> None:
-    rows = [
-        scaling(1, 1.0),
-        scaling(2, 0.6, efficiency=figure(0.83, 0.8, 0.86)),
-    ]
+    rows = [scaling(1, 1.0), scaling(2, 0.6, efficiency=figure(0.83, 0.8, 0.86))]
     (panel,) = efficiency_panels([machine("scaling", rows)])
     ours, ideal, target = panel.lines
     assert list(ours.y) == [100.0, 83.0]

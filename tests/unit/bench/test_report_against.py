@@ -82,9 +82,7 @@ def test_only_what_both_have_is_compared() -> None:
     now = placed([comm("broadcast", 2, 1024, 1e-3), comm("all-gather", 2, 1024, 1e-3)], "comm")
     found = compare(now, before)
     assert [change.what for change in found.changes] == ["comm: broadcast, 1 KB, 2 ranks, gloo"]
-    assert found.cautions[-1] == (
-        "1 figure(s) are only in the earlier results, 1 only in the later ones"
-    )
+    assert found.cautions[-1] == ("1 figure(s) are only in the earlier results, 1 only in the later ones")
 
 
 def test_memory_is_compared_by_its_range() -> None:

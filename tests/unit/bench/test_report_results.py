@@ -55,9 +55,7 @@ def test_what_holds_no_results_is_refused(tmp_path: Path) -> None:
         ({"world": 1, "leak": {"leaks": "no"}}, "has leak"),
     ],
 )
-def test_a_row_that_says_nothing_is_refused_with_its_field(
-    row: Any, message: str, tmp_path: Path
-) -> None:
+def test_a_row_that_says_nothing_is_refused_with_its_field(row: Any, message: str, tmp_path: Path) -> None:
     path = tmp_path / "odd.json"
     path.write_text(json.dumps(document("scaling", [scaling(1, 1.0)]).as_json() | {"rows": [row]}))
     with pytest.raises(TextError, match=f"row 1 of kind 'scaling' {message}"):
@@ -94,11 +92,7 @@ def test_weak_scaling_compares_times_of_as_many_samples_per_rank() -> None:
 
 
 def test_a_documents_own_efficiencies_are_kept_and_predictions_get_one() -> None:
-    rows = [
-        scaling(1, 1.0),
-        scaling(2, 0.6, efficiency=figure(0.84)),
-        scaling(8, 0.25, predicted=True),
-    ]
+    rows = [scaling(1, 1.0), scaling(2, 0.6, efficiency=figure(0.84)), scaling(8, 0.25, predicted=True)]
     (machine,) = machines_of([placed("all.json", rows)])
     found = machine.rows("scaling")
     assert found[1]["efficiency"] == figure(0.84)

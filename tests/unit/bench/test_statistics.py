@@ -44,8 +44,7 @@ def test_a_large_message_does_not_decide_the_latency() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "seconds"),
-    [([1024.0], [1e-3]), ([1e3, 1e6], [2e-3, 1e-3]), ([1e3] * 2, [1e-3, 2e-3])],
+    ("sizes", "seconds"), [([1024.0], [1e-3]), ([1e3, 1e6], [2e-3, 1e-3]), ([1e3] * 2, [1e-3, 2e-3])]
 )
 def test_times_that_do_not_grow_have_no_line(sizes: list[float], seconds: list[float]) -> None:
     assert fit_link(sizes, seconds) is None

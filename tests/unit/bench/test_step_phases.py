@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from samestep.bench.step_phases import (
-    Cores,
-    RankStep,
-    phases_of,
-    share_cores,
-    slow_ranks,
-    split_step,
-)
+from samestep.bench.step_phases import Cores, RankStep, phases_of, share_cores, slow_ranks, split_step
 
 
 @pytest.mark.requirement("003-T5-4")
 def test_who_is_early_waits_and_the_rest_is_the_exchange() -> None:
     """Ranks are ready after 4 and 7 seconds; both leave the exchange after 9."""
     early, late = RankStep(1.0, 3.0, 5.0, 0.5), RankStep(1.0, 6.0, 2.0, 0.5)
-    assert split_step([early, late]) == {
-        "data": 1.0, "compute": 4.5, "exchange": 2.0, "update": 0.5, "wait": 1.5,
-    }  # fmt: skip
+    assert split_step([early, late]) == {"data": 1.0, "compute": 4.5, "exchange": 2.0, "update": 0.5, "wait": 1.5}
 
 
 def test_nobody_waits_longer_than_the_exchange_took() -> None:
@@ -40,9 +31,7 @@ def test_phases_have_a_spread_over_steps() -> None:
 
 
 def test_a_slow_rank_is_compared_with_the_median_one() -> None:
-    steps = [
-        [RankStep(0.0, seconds, 0.0, 0.0) for seconds in (1.0, 1.1, 1.8, 1.0)] for _ in range(5)
-    ]
+    steps = [[RankStep(0.0, seconds, 0.0, 0.0) for seconds in (1.0, 1.1, 1.8, 1.0)] for _ in range(5)]
     found = slow_ranks(steps)
     assert [one.rank for one in found] == [2]
     assert found[0].times.median == pytest.approx(1.8)
@@ -54,10 +43,7 @@ def test_of_two_ranks_the_slow_one_is_compared_with_the_other() -> None:
 
 
 def test_a_rank_that_is_slow_now_and_then_is_not_named() -> None:
-    steps = [
-        [RankStep(0.0, 1.0, 0.0, 0.0), RankStep(0.0, seconds, 0.0, 0.0)]
-        for seconds in (1.0, 1.5, 1.5)
-    ]
+    steps = [[RankStep(0.0, 1.0, 0.0, 0.0), RankStep(0.0, seconds, 0.0, 0.0)] for seconds in (1.0, 1.5, 1.5)]
     assert slow_ranks(steps) == []
 
 
@@ -72,7 +58,5 @@ def test_a_rank_that_is_slow_now_and_then_is_not_named() -> None:
         ([Cores("a", (0,), 1, 1), Cores("b", (0,), 1, 1)], False),  # on two machines
     ],
 )
-def test_ranks_share_cores_if_they_have_more_threads_than_there_are(
-    ranks: list[Cores], shared: bool
-) -> None:
+def test_ranks_share_cores_if_they_have_more_threads_than_there_are(ranks: list[Cores], shared: bool) -> None:
     assert share_cores(ranks) is shared

@@ -26,12 +26,7 @@ def test_each_part_is_a_command_with_its_own_file() -> None:
 
 
 def test_what_cannot_be_measured_with_one_rank_is_left_out() -> None:
-    assert [part.name for part in chosen_parts([], [1])] == [
-        "scaling",
-        "memory",
-        "loader",
-        "checkpoint",
-    ]
+    assert [part.name for part in chosen_parts([], [1])] == ["scaling", "memory", "loader", "checkpoint"]
     assert [part.name for part in chosen_parts(["memory"], [1, 2])] == ["memory"]
     with pytest.raises(PlanError, match="--only has disk: there are comm, scaling"):
         chosen_parts(["disk"], [1])

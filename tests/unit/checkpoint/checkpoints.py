@@ -46,9 +46,7 @@ def put(
     saved = saved or manifest()
     path = folder / folder_name(saved.step)
     model = {"weight": torch.arange(6.0).view(2, 3)} if model is None else model
-    training = (
-        {"optimizers": [], "position": {"step": saved.step}} if training is None else training
-    )
+    training = {"optimizers": [], "position": {"step": saved.step}} if training is None else training
     folder.mkdir(parents=True, exist_ok=True)
     write_checkpoint(Files(), path, model, training, saved)
     return path
@@ -59,11 +57,7 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 def same_bits(left: Tensor, right: Tensor) -> bool:
-    return (
-        left.dtype == right.dtype
-        and left.shape == right.shape
-        and torch.equal(bits(left), bits(right))
-    )
+    return left.dtype == right.dtype and left.shape == right.shape and torch.equal(bits(left), bits(right))
 
 
 class Tied(nn.Module):
@@ -146,9 +140,7 @@ DAMAGE: list[tuple[Callable[[Path], None], str]] = [
 
 
 DAMAGED = pytest.mark.parametrize(
-    ("damage", "words"),
-    DAMAGE,
-    ids=[words.split(" ")[0] + str(n) for n, (_, words) in enumerate(DAMAGE)],
+    ("damage", "words"), DAMAGE, ids=[words.split(" ")[0] + str(n) for n, (_, words) in enumerate(DAMAGE)]
 )
 
 

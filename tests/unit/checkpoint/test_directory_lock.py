@@ -50,9 +50,7 @@ def test_a_process_elsewhere_is_refused_while_its_heartbeat_is_fresh(tmp_path: P
     left_behind(tmp_path, ELSEWHERE, 20)
     with pytest.raises(RunDirError) as error:
         lock(tmp_path)
-    assert "process 1 on elsewhere since 2026-01-01 00:00:00, whose last heartbeat was 2" in str(
-        error.value
-    )
+    assert "process 1 on elsewhere since 2026-01-01 00:00:00, whose last heartbeat was 2" in str(error.value)
     assert "it can be taken over" in str(error.value)
     left_behind(tmp_path, ELSEWHERE, SECONDS_TO_LIVE + 20)
     held = lock(tmp_path)
@@ -85,9 +83,7 @@ def test_without_locks_of_the_file_system_heartbeats_count_here_too(
     lock(tmp_path).release()
 
 
-def test_a_heart_beats_until_another_process_has_taken_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_heart_beats_until_another_process_has_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory_lock, "SECONDS_BETWEEN_BEATS", 0.01)
     path = tmp_path / "x.lock"
     held = lock(tmp_path)

@@ -19,22 +19,9 @@ from torch import Tensor, nn
 
 from samestep.checkpoint.files import Files, sha256_of
 from samestep.checkpoint.format import put_in_place, read_model, read_training, write_files
-from samestep.checkpoint.manifest import (
-    MANIFEST,
-    MODEL,
-    TRAINING,
-    Best,
-    Manifest,
-    _digest,
-    verify_checkpoint,
-)
+from samestep.checkpoint.manifest import MANIFEST, MODEL, TRAINING, Best, Manifest, _digest, verify_checkpoint
 from samestep.errors import CheckpointError
-from tests.unit.checkpoint.checkpoints import (
-    DAMAGED,
-    manifest,
-    put,
-    same_bits,
-)
+from tests.unit.checkpoint.checkpoints import DAMAGED, manifest, put, same_bits
 
 TYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
@@ -53,18 +40,9 @@ def of_type(dtype: torch.dtype, *shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "dtype",
-    [
-        *TYPES,
-        pytest.param(torch.uint16),
-        pytest.param(torch.uint32),
-        pytest.param(torch.uint64),
-    ],
-    ids=str,
+    "dtype", [*TYPES, pytest.param(torch.uint16), pytest.param(torch.uint32), pytest.param(torch.uint64)], ids=str
 )
-def test_a_tensor_of_any_type_and_shape_comes_back_to_the_bit(
-    tmp_path: Path, dtype: torch.dtype
-) -> None:
+def test_a_tensor_of_any_type_and_shape_comes_back_to_the_bit(tmp_path: Path, dtype: torch.dtype) -> None:
     torch.manual_seed(3)
     model = {
         "vector": of_type(dtype, 7),
@@ -171,9 +149,7 @@ def rewritten(folder: Path, **changes: Any) -> None:
 def reseal(folder: Path) -> None:
     """The manifest with right checksums for whatever the files hold now."""
     names = (MODEL, TRAINING)
-    rewritten(
-        folder, files={n: [sha256_of(folder / n), (folder / n).stat().st_size] for n in names}
-    )
+    rewritten(folder, files={n: [sha256_of(folder / n), (folder / n).stat().st_size] for n in names})
 
 
 def test_another_format_is_refused_with_its_number(tmp_path: Path) -> None:
@@ -191,9 +167,7 @@ def test_a_manifest_with_other_keys_is_refused(tmp_path: Path) -> None:
 
 
 @DAMAGED
-def test_damage_is_detected_and_named(
-    tmp_path: Path, damage: Callable[[Path], None], words: str
-) -> None:
+def test_damage_is_detected_and_named(tmp_path: Path, damage: Callable[[Path], None], words: str) -> None:
     folder = put(tmp_path)
     damage(folder)
     with pytest.raises(CheckpointError, match=words):
@@ -224,14 +198,8 @@ def poisons(touched: Path) -> dict[str, tuple[Callable[[Path], object], Callable
 
     return {
         "zip": (lambda path: torch.save(command, path), careless),
-        "beside good keys": (
-            lambda path: torch.save({**good, "kept": {"x": code}}, path),
-            careless,
-        ),
-        "old format": (
-            lambda path: torch.save(code, path, _use_new_zipfile_serialization=False),
-            careless,
-        ),
+        "beside good keys": (lambda path: torch.save({**good, "kept": {"x": code}}, path), careless),
+        "old format": (lambda path: torch.save(code, path, _use_new_zipfile_serialization=False), careless),
         "plain pickle": (lambda path: path.write_bytes(pickle.dumps(command)), very_careless),
         "text pickle": (lambda path: path.write_bytes(pickle.dumps(code, 0)), very_careless),
     }
@@ -263,11 +231,8 @@ def test_a_whole_object_instead_of_its_state_is_refused(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")
 @pytest.mark.parametrize(
     "content",
-    [
-        b"garbage", b"\0" * 100, b"PK\x03\x04" + b"x" * 50, pickle.dumps({"a": 1}),
-        b"", b"\x80\x02", b"\x80\x02.",
-    ],
-)  # fmt: skip
+    [b"garbage", b"\0" * 100, b"PK\x03\x04" + b"x" * 50, pickle.dumps({"a": 1}), b"", b"\x80\x02", b"\x80\x02."],
+)
 def test_an_invalid_training_file_is_refused(tmp_path: Path, content: bytes) -> None:
     folder = put(tmp_path)
     (folder / TRAINING).write_bytes(content)

@@ -11,12 +11,7 @@ from torch import nn
 from samestep.checkpoint.listing import list_checkpoints, newest_valid, select_checkpoint
 from samestep.checkpoint.manifest import MODEL, folder_name
 from samestep.errors import CheckpointError
-from tests.unit.checkpoint.checkpoints import (
-    DAMAGED,
-    manifest,
-    put,
-    run_with,
-)
+from tests.unit.checkpoint.checkpoints import DAMAGED, manifest, put, run_with
 
 MANY = 100_000_000
 
@@ -48,11 +43,7 @@ def test_checkpoints_none_of_which_is_valid_are_an_error_that_names_all(tmp_path
     warnings: list[str] = []
     with pytest.raises(CheckpointError, match=r"none of the 2 .* resume=never"):
         newest_valid(tmp_path, warnings.append)
-    assert [folder_name(4) in warnings[0], folder_name(2) in warnings[1], len(warnings)] == [
-        True,
-        True,
-        2,
-    ]
+    assert [folder_name(4) in warnings[0], folder_name(2) in warnings[1], len(warnings)] == [True, True, 2]
     assert newest_valid(tmp_path / "not there", warnings.append) is None
 
 
@@ -62,9 +53,7 @@ def test_only_directories_of_ours_are_listed(tmp_path: Path) -> None:
     for name in ("step-best", "step-", "epoch-00000001", "step-0000002x"):
         (tmp_path / name).mkdir()
     (tmp_path / folder_name(8)).write_text("a file")
-    assert [item.folder.name for item in list_checkpoints(tmp_path, checksums=True)] == [
-        folder_name(4)
-    ]
+    assert [item.folder.name for item in list_checkpoints(tmp_path, checksums=True)] == [folder_name(4)]
 
 
 def test_a_hundred_million_steps_come_after_fewer(tmp_path: Path) -> None:

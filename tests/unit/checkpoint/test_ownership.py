@@ -54,9 +54,7 @@ def test_a_directory_is_ours_once_its_marker_is_there(tmp_path: Path) -> None:
 def test_a_directory_with_other_files_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     before = theirs(tmp_path)
     for refused in (lambda: claim(tmp_path), lambda: RunDir(tmp_path)):
-        with pytest.raises(
-            RunDirError, match=r"holds files \(config.json, .*\) and is not a run's"
-        ):
+        with pytest.raises(RunDirError, match=r"holds files \(config.json, .*\) and is not a run's"):
             refused()
     assert content(tmp_path) == before
 
@@ -147,10 +145,8 @@ def test_a_disk_that_refuses_is_named_with_its_reason(
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["", ".", "..", "../up", "a/b", "a\\b", "-rf", "~", "~root", ".hidden", "a\nb", "a\x9bb",
-     "x" * 101],
-)  # fmt: skip
+    "name", ["", ".", "..", "../up", "a/b", "a\\b", "-rf", "~", "~root", ".hidden", "a\nb", "a\x9bb", "x" * 101]
+)
 def test_a_name_is_one_plain_path_component(name: str) -> None:
     with pytest.raises(ConfigError, match="a plain folder name of at most 100 characters"):
         load_config({**GOOD, "name": name})
@@ -167,9 +163,7 @@ def test_names_that_are_plain(name: str) -> None:
     assert load_config({**GOOD, "name": name}).run_path == Path("runs") / name
 
 
-def test_verify_and_lr_find_leave_a_users_directory_alone(
-    tmp_path: Path, two_ranks: TwoRanks
-) -> None:
+def test_verify_and_lr_find_leave_a_users_directory_alone(tmp_path: Path, two_ranks: TwoRanks) -> None:
     before = theirs(tmp_path) | {f"verify/{n}": t for n, t in theirs(tmp_path / "verify").items()}
     config = load_config({**GOOD, "run_dir": str(tmp_path)})
     with pytest.raises(RunDirError, match="is not a run's directory"):
@@ -209,9 +203,7 @@ def test_a_private_file_is_nobody_elses(tmp_path: Path) -> None:
     assert json.dumps(sorted(p.name for p in tmp_path.iterdir())) == '["job.sh", "link"]'
 
 
-def test_no_command_replaces_a_file_that_a_user_has_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_command_replaces_a_file_that_a_user_has_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = finished_run(Path("run"))
     mine = Path("mine.pt")
@@ -264,9 +256,7 @@ def test_a_starter_is_not_written_through_a_link(tmp_path: Path) -> None:
 
 def test_a_record_is_not_put_among_a_users_files(tmp_path: Path, two_ranks: TwoRanks) -> None:
     before = theirs(tmp_path)
-    run: Any = SimpleNamespace(
-        context=two_ranks, add_listener=lambda _: None, run_dir=tmp_path / "run"
-    )
+    run: Any = SimpleNamespace(context=two_ranks, add_listener=lambda _: None, run_dir=tmp_path / "run")
     with pytest.raises(RunDirError, match="is not a directory of samestep record"):
         Recorder(run, tmp_path)
     assert content(tmp_path) == before

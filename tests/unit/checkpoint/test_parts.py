@@ -35,19 +35,10 @@ def _training(rank: int) -> dict[str, Any]:
     state = {rank: {"exp_avg": torch.full((3,), rank + 0.5), "step": torch.tensor(7.0)}}
     if rank == 0:
         groups = [{"params": list(range(WORLD)), "lr": 0.1}]
-        rest = {
-            "model": {},
-            "shared": {},
-            "schedules": [],
-            "kept": {"ema": {"model": {}, "updates": 2}},
-        }
+        rest = {"model": {}, "shared": {}, "schedules": [], "kept": {"ema": {"model": {}, "updates": 2}}}
         return {"optimizers": [{"state": state, "param_groups": groups}], "modules": [{}], **rest}
     kept = {"ema": {"model": {f"layer{rank}.weight": torch.ones(1)}}}
-    return {
-        "optimizers": [{"state": state}],
-        "modules": [{f"head{rank}": torch.ones(1)}],
-        "kept": kept,
-    }
+    return {"optimizers": [{"state": state}], "modules": [{f"head{rank}": torch.ones(1)}], "kept": kept}
 
 
 def _stores(
@@ -55,9 +46,7 @@ def _stores(
 ) -> list[CheckpointStore]:
     folder.mkdir(exist_ok=True)
     return [
-        CheckpointStore(
-            folder / "checkpoints", 2, (files or {}).get(rank), patience=patience or Patience()
-        )
+        CheckpointStore(folder / "checkpoints", 2, (files or {}).get(rank), patience=patience or Patience())
         for rank in range(WORLD)
     ]
 
@@ -95,9 +84,7 @@ def test_all_parts_are_one_checkpoint(tmp_path: Path, splits: bool) -> None:
     if splits:
         index = json.loads((found.folder / "model.safetensors.index.json").read_text())
         assert index["weight_map"]["layer1.weight"] == "model-00002-of-00003.safetensors"
-        assert load_file(found.folder / "model-00002-of-00003.safetensors").keys() == {
-            "layer1.weight"
-        }
+        assert load_file(found.folder / "model-00002-of-00003.safetensors").keys() == {"layer1.weight"}
 
 
 def test_there_is_no_checkpoint_before_the_last_part(tmp_path: Path) -> None:
@@ -146,8 +133,7 @@ class _Fails(Files):
 
 
 @pytest.mark.parametrize(
-    ("error", "shown"),
-    [(OSError(28, os.strerror(28)), CheckpointError), (MemoryError("no memory"), MemoryError)],
+    ("error", "shown"), [(OSError(28, os.strerror(28)), CheckpointError), (MemoryError("no memory"), MemoryError)]
 )
 def test_a_part_that_cannot_be_written_is_an_error_of_both(
     tmp_path: Path, error: Exception, shown: type[Exception]
@@ -172,9 +158,7 @@ class _Slow(Files):
 
 
 @pytest.mark.parametrize("slow", [0, 1])
-def test_a_run_that_ends_by_an_error_waits_for_parts_that_are_still_written(
-    tmp_path: Path, slow: int
-) -> None:
+def test_a_run_that_ends_by_an_error_waits_for_parts_that_are_still_written(tmp_path: Path, slow: int) -> None:
     stores = _stores(tmp_path, {slow: _Slow()}, Patience(seconds=1))
     _begin(stores, STEP, range(WORLD))
     stores[0].finish(ending=True)
@@ -185,9 +169,7 @@ def test_a_run_that_ends_by_an_error_waits_for_parts_that_are_still_written(
     assert found.step == STEP
 
 
-def test_a_run_that_ends_by_an_error_does_not_wait_for_ranks_that_write_nothing(
-    tmp_path: Path,
-) -> None:
+def test_a_run_that_ends_by_an_error_does_not_wait_for_ranks_that_write_nothing(tmp_path: Path) -> None:
     stores = _stores(tmp_path, patience=Patience(seconds=0.2))
     _begin(stores, STEP, range(WORLD - 1))
     stores[0].finish(ending=True)
@@ -261,6 +243,4 @@ class _Dies(Files):
 def test_states_are_merged_by_key_and_by_place() -> None:
     whole = {"a": [{"x": 1}, {"y": 2}], "b": 3, "c": {"d": 4}}
     part = {"a": [{"z": 5}, {"y": 6}], "b": 7, "c": {"e": 8}, "f": 9}
-    assert merged(whole, part) == {
-        "a": [{"x": 1, "z": 5}, {"y": 2}], "b": 3, "c": {"d": 4, "e": 8}, "f": 9,
-    }  # fmt: skip
+    assert merged(whole, part) == {"a": [{"x": 1, "z": 5}, {"y": 2}], "b": 3, "c": {"d": 4, "e": 8}, "f": 9}

@@ -9,19 +9,10 @@ import pytest
 import torch
 
 from samestep.checkpoint.manifest import MODEL, TRAINING, Best, folder_name
-from samestep.checkpoint.resume import (
-    ResumePoint,
-    find_resume_point,
-    refuse_another_run,
-    warn_of_other_bits,
-)
+from samestep.checkpoint.resume import ResumePoint, find_resume_point, refuse_another_run, warn_of_other_bits
 from samestep.config import Config, load_config
 from samestep.errors import CheckpointError
-from tests.unit.checkpoint.checkpoints import (
-    flipped,
-    manifest,
-    put,
-)
+from tests.unit.checkpoint.checkpoints import flipped, manifest, put
 
 GOOD = {"task": "task.py:Good", "epochs": 3, "global_batch": 8, "params": {"width": 4}}
 
@@ -57,9 +48,7 @@ DIFFERENCES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("override", "plan", "words"), DIFFERENCES, ids=[d[2] for d in DIFFERENCES]
-)
+@pytest.mark.parametrize(("override", "plan", "words"), DIFFERENCES, ids=[d[2] for d in DIFFERENCES])
 def test_a_config_of_another_run_is_refused_unless_allowed(
     override: str | None, plan: dict[str, int], words: str
 ) -> None:
@@ -205,18 +194,12 @@ def test_a_path_without_a_valid_checkpoint_is_refused(tmp_path: Path) -> None:
     flipped(TRAINING)(damaged)
     warnings: list[str] = []
     with pytest.raises(CheckpointError, match=r"none of the 1 checkpoint\(s\) in .* can be used"):
-        find_resume_point(
-            config(f"resume.checkpoint={tmp_path}"), tmp_path / "mine", False, warnings.append
-        )
+        find_resume_point(config(f"resume.checkpoint={tmp_path}"), tmp_path / "mine", False, warnings.append)
     assert len(warnings) == 1
     with pytest.raises(CheckpointError, match=r"is not a valid checkpoint: .*\(checksum\)"):
-        find_resume_point(
-            config(f"resume.checkpoint={damaged}"), tmp_path / "mine", False, warnings.append
-        )
+        find_resume_point(config(f"resume.checkpoint={damaged}"), tmp_path / "mine", False, warnings.append)
     with pytest.raises(CheckpointError, match=r"it has no manifest\.json"):
-        find_resume_point(
-            config("resume.checkpoint=nowhere"), tmp_path / "mine", False, warnings.append
-        )
+        find_resume_point(config("resume.checkpoint=nowhere"), tmp_path / "mine", False, warnings.append)
 
 
 def test_a_run_resumes_from_a_path_though_its_own_checkpoints_are_damaged(tmp_path: Path) -> None:

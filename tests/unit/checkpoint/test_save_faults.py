@@ -65,13 +65,7 @@ class FaultyFiles(Files):
     """The calls that were completed."""
     dead: bool = False
 
-    def call(
-        self,
-        what: str,
-        path: Path,
-        act: Callable[[], T],
-        halfway: Callable[[], object] = lambda: None,
-    ) -> T:
+    def call(self, what: str, path: Path, act: Callable[[], T], halfway: Callable[[], object] = lambda: None) -> T:
         if self.dead:
             raise Crash
         self.calls.append((what, path.name))
@@ -128,9 +122,7 @@ class FaultyFiles(Files):
         def half_a_copy() -> None:
             target.write_bytes(source.read_bytes()[: source.stat().st_size // 2])
 
-        self.call(
-            "copy", target, lambda: super(FaultyFiles, self).copy(source, target), half_a_copy
-        )
+        self.call("copy", target, lambda: super(FaultyFiles, self).copy(source, target), half_a_copy)
 
     def remove(self, path: Path) -> None:
         def half_a_removal() -> None:
@@ -152,10 +144,7 @@ class FaultyRaw(io.FileIO):
         half = whole[: len(whole) // 2]
         given = half if self._files.cuts() and len(half) else whole
         return self._files.call(
-            "write",
-            self._path,
-            lambda: super(FaultyRaw, self).write(given),
-            lambda: super(FaultyRaw, self).write(half),
+            "write", self._path, lambda: super(FaultyRaw, self).write(given), lambda: super(FaultyRaw, self).write(half)
         )
 
     def close(self) -> None:
@@ -293,9 +282,7 @@ def faults(
     save(folder, 6, best, counter)
     shutil.rmtree(folder)
     names = {what for what, _ in counter.calls}
-    assert names == {
-        "make_folder", "open_new", "write", "close", "sync", "replace", "remove", "copy"
-    }  # fmt: skip
+    assert names == {"make_folder", "open_new", "write", "close", "sync", "replace", "remove", "copy"}
     for number, call in enumerate(counter.calls, 1):
         if which(call) and (kind != "short write" or call[0] == "write"):
             yield FaultyFiles(Plan(number, kind))
@@ -309,9 +296,7 @@ KINDS = ["short write", "ENOSPC", "EIO", "crash before", "crash midway", "crash 
     [(kind, False) for kind in KINDS] + [(kind, True) for kind in KINDS if kind != "EIO"],
     ids=lambda value: value if isinstance(value, str) else ("untidy" if value else "tidy"),
 )
-def test_a_fault_at_any_call_leaves_a_valid_checkpoint(
-    history: Path, kind: str, untidy: bool
-) -> None:
+def test_a_fault_at_any_call_leaves_a_valid_checkpoint(history: Path, kind: str, untidy: bool) -> None:
     for files in faults(history, kind, untidy, best=6):
         folder = again(history, untidy=untidy)
         error = try_to_save(folder, files, best=6)
@@ -390,10 +375,7 @@ def complaints(history: Path, kind: str, inside: bool) -> list[str]:
         written = target.exists() and intact and "cleaned up" in str(error)
         shutil.rmtree(folder)
         text = str(error)
-        expected = [
-            f"checkpoint {target} could not be written",
-            "The checkpoints before it are intact",
-        ]
+        expected = [f"checkpoint {target} could not be written", "The checkpoints before it are intact"]
         if written:  # what failed came after it
             expected = [f"the files beside {target} could not be cleaned up", "It is intact"]
         parts = [*expected, os.strerror(getattr(errno, kind))]
@@ -437,9 +419,7 @@ def test_an_error_behind_the_training_surfaces_once(tmp_path: Path, raised_by: s
 
 
 @pytest.mark.parametrize("error", [KeyError("name"), MemoryError(), CheckpointError("a reason")])
-def test_an_error_that_is_not_the_disks_is_raised_unchanged(
-    tmp_path: Path, error: BaseException
-) -> None:
+def test_an_error_that_is_not_the_disks_is_raised_unchanged(tmp_path: Path, error: BaseException) -> None:
     store = CheckpointStore(tmp_path / "checkpoints", keep_last=2, files=Failing(error))
     store.write(weights(2), training(2), manifest(2))
     with pytest.raises(type(error)) as caught:
@@ -461,17 +441,12 @@ def test_the_write_is_behind_the_caller_and_one_at_a_time(tmp_path: Path) -> Non
 
     store = CheckpointStore(tmp_path / "checkpoints", keep_last=2, files=Slow())
     store.write(weights(2), training(2), manifest(2))
-    assert not list_checkpoints(
-        tmp_path / "checkpoints", checksums=False
-    )  # and we are here, while it is written
+    assert not list_checkpoints(tmp_path / "checkpoints", checksums=False)  # and we are here, while it is written
     may_continue.set()
     store.write(weights(4), training(4), manifest(4))
     store.wait()
     assert most == [1]
-    assert [item.step for item in list_checkpoints(tmp_path / "checkpoints", checksums=True)] == [
-        2,
-        4,
-    ]
+    assert [item.step for item in list_checkpoints(tmp_path / "checkpoints", checksums=True)] == [2, 4]
 
 
 # -- a cut of the power ---------------------------------------------------------------------------
@@ -504,9 +479,7 @@ def test_nothing_older_is_removed_before_the_new_one_is_on_the_disk(history: Pat
     assert named < safe < min(doomed, exported)
 
 
-def test_a_disk_without_hard_links_gets_a_copy(
-    history: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_without_hard_links_gets_a_copy(history: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(source: Path, target: Path) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 

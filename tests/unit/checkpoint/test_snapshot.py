@@ -19,10 +19,7 @@ from torch.optim import lr_scheduler as lr
 from samestep.checkpoint.format import read_training
 from samestep.checkpoint.snapshot import Snapshot
 from samestep.errors import CheckpointError
-from tests.unit.checkpoint.checkpoints import (
-    put,
-    same_bits,
-)
+from tests.unit.checkpoint.checkpoints import put, same_bits
 
 
 def through(tmp_path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,9 +113,7 @@ def test_a_schedule_with_a_lambda_in_its_state_is_refused_by_path() -> None:
 
     optimizer = SGD(nn.Linear(1, 1).parameters(), lr=0.1)
     state = {"training": {"schedules": [Own(optimizer).state_dict()]}}
-    with pytest.raises(
-        CheckpointError, match=r"^training\.schedules\.0\.shape is a function, which"
-    ):
+    with pytest.raises(CheckpointError, match=r"^training\.schedules\.0\.shape is a function, which"):
         Snapshot().take(state)
 
 
@@ -147,13 +142,7 @@ def test_a_tensor_that_changed_its_layout_is_copied_in_the_new_one() -> None:
     assert snapshot.take({"a": images})["a"].stride() == images.stride()
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "list", "dict", "tensor", "counter",
-        pytest.param("set"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("path", ["list", "dict", "tensor", "counter", pytest.param("set")])
 def test_a_snapshot_does_not_see_later_changes(path: str) -> None:
     state: dict[str, Any] = {
         "list": [1], "dict": {"a": 1}, "tensor": torch.zeros(2), "counter": Counter(a=1),
@@ -190,9 +179,7 @@ def test_names_with_dots_do_not_share_a_buffer() -> None:
         torch.Generator(),
         pytest.param(np.arange(3)),
         pytest.param(np.arange(1)),
-        pytest.param(
-            defaultdict(int, a=1),
-        ),
+        pytest.param(defaultdict(int, a=1)),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -18,15 +18,7 @@ from samestep.checkpoint.manifest import MODEL
 from samestep.checkpoint.snapshot import Snapshot
 from samestep.checkpoint.state import RunState
 from samestep.errors import CheckpointError
-from tests.unit.checkpoint.checkpoints import (
-    Extra,
-    Tied,
-    put,
-    same_bits,
-    small_model,
-    state_of,
-    train,
-)
+from tests.unit.checkpoint.checkpoints import Extra, Tied, put, same_bits, small_model, state_of, train
 
 
 def test_tied_weights_are_written_once_and_load_into_both(tmp_path: Path) -> None:
@@ -61,13 +53,9 @@ SCHEDULES: dict[str, Callable[[Optimizer], lr.LRScheduler]] = {
     "MultiStepLR": lambda o: lr.MultiStepLR(o, [2, 2, 6, 6], gamma=0.5),
     "OneCycleLR": lambda o: lr.OneCycleLR(o, max_lr=0.3, total_steps=20),
     "ReduceLROnPlateau": lambda o: lr.ReduceLROnPlateau(o, patience=1),
-    "SequentialLR": lambda o: lr.SequentialLR(
-        o, [lr.LinearLR(o, 0.1, total_iters=3), lr.CosineAnnealingLR(o, 9)], [3]
-    ),
+    "SequentialLR": lambda o: lr.SequentialLR(o, [lr.LinearLR(o, 0.1, total_iters=3), lr.CosineAnnealingLR(o, 9)], [3]),
     "LambdaLR": lambda o: lr.LambdaLR(o, lambda step: 0.9**step),
-    "ChainedScheduler": lambda o: lr.ChainedScheduler(
-        [lr.ConstantLR(o, 0.5, total_iters=4), lr.ExponentialLR(o, 0.9)]
-    ),
+    "ChainedScheduler": lambda o: lr.ChainedScheduler([lr.ConstantLR(o, 0.5, total_iters=4), lr.ExponentialLR(o, 0.9)]),
     "CosineAnnealingWarmRestarts": lambda o: lr.CosineAnnealingWarmRestarts(o, 3, 2),
     "CyclicLR": lambda o: lr.CyclicLR(o, 0.01, 0.2, step_size_up=3, mode="exp_range", gamma=0.9),
 }
@@ -107,17 +95,13 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "AdamW amsgrad": lambda m: AdamW(m.parameters(), lr=0.05, amsgrad=True),
     "SGD": lambda m: SGD(m.parameters(), lr=0.05),
     "SGD momentum": lambda m: SGD(m.parameters(), lr=0.05, momentum=0.9, nesterov=True),
-    "groups": lambda m: AdamW(
-        [{"params": [p], "lr": 0.1 / (n + 1)} for n, p in enumerate(m.parameters())]
-    ),
+    "groups": lambda m: AdamW([{"params": [p], "lr": 0.1 / (n + 1)} for n, p in enumerate(m.parameters())]),
 }
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_a_resumed_training_is_the_same_to_the_bit(
-    tmp_path: Path, kind: str, dtype: torch.dtype
-) -> None:
+def test_a_resumed_training_is_the_same_to_the_bit(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
     torch.manual_seed(7)
     model = small_model(dtype)
     optimizer = OPTIMIZERS[kind](model)
@@ -131,9 +115,7 @@ def test_a_resumed_training_is_the_same_to_the_bit(
     again = OPTIMIZERS[kind](other)
     state_of(other, again).load(read_model(folder), read_training(folder))
     train(other, again, range(3, 6))
-    for (name, left), right in zip(
-        model.state_dict().items(), other.state_dict().values(), strict=True
-    ):
+    for (name, left), right in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
         assert same_bits(left, right), name
 
 

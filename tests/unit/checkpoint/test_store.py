@@ -12,9 +12,7 @@ from samestep.checkpoint.listing import list_checkpoints
 from samestep.checkpoint.manifest import MODEL, Best, folder_name
 from samestep.checkpoint.store import CheckpointStore
 from samestep.errors import CheckpointError
-from tests.unit.checkpoint.checkpoints import (
-    manifest,
-)
+from tests.unit.checkpoint.checkpoints import manifest
 
 
 def store_at(folder: Path, keep_last: int) -> CheckpointStore:

@@ -13,15 +13,7 @@ from torch.optim import SGD, Adam
 from samestep.checkpoint.manifest import MODEL, folder_name
 from samestep.checkpoint.torch_file import write_torch_file
 from samestep.errors import CheckpointError, OutputError
-from tests.unit.checkpoint.checkpoints import (
-    Extra,
-    Tied,
-    flipped,
-    run_with,
-    same_bits,
-    small_model,
-    train,
-)
+from tests.unit.checkpoint.checkpoints import Extra, Tied, flipped, run_with, same_bits, small_model, train
 
 
 @pytest.mark.requirement("000-P2-12", "000-V-2")
@@ -53,9 +45,7 @@ def test_several_optimizers_are_written_as_a_list(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", [Tied(), Extra("saved")], ids=["tied weights", "extra state"])
-def test_the_file_loads_strictly_into_the_model_it_came_from(
-    tmp_path: Path, model: nn.Module
-) -> None:
+def test_the_file_loads_strictly_into_the_model_it_came_from(tmp_path: Path, model: nn.Module) -> None:
     run = run_with(tmp_path, SGD(model.parameters(), lr=0.1), model=model)
     write_torch_file(run, "last", tmp_path / "model.pt")
     found = torch.load(tmp_path / "model.pt", weights_only=True)

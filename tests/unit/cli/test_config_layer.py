@@ -14,9 +14,7 @@ from samestep.errors import OutputError
 def test_a_layer_includes_the_config_and_is_one(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     below = tmp_path / "deep" / "config.yaml"
-    below.write_text(
-        "task: task.py:MyTask\nglobal_batch: 64\nepochs: 1\nlanes: 8\nparams: {lr: 1, width: 3}\n"
-    )
+    below.write_text("task: task.py:MyTask\nglobal_batch: 64\nepochs: 1\nlanes: 8\nparams: {lr: 1, width: 3}\n")
     path = tmp_path / "best.yaml"
     settings = [
         Setting("lanes", 4, ["lanes: 4: the\nmost", "another run"]),

@@ -42,8 +42,7 @@ def test_words_are_ours_or_the_scripts(words: str, ours: str, arguments: str) ->
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["config.yaml --nproc 2", "--nproc out.py config.yaml", "--wrong plain.py", "-- plain.py", ""],
+    "words", ["config.yaml --nproc 2", "--nproc out.py config.yaml", "--wrong plain.py", "-- plain.py", ""]
 )
 def test_a_command_line_without_a_script(words: str) -> None:
     assert split_words(words.split(), OPTIONS, takes_any=True) is None

@@ -44,15 +44,7 @@ def lines_of(path, value):
 
 
 @pytest.mark.requirement(
-    "000-K-3",
-    "000-K-4",
-    "000-K-5",
-    "001-D-2",
-    "001-S1-4",
-    "004-4.1-1",
-    "004-4.1-3",
-    "001-S1-5",
-    "004-4.1-4",
+    "000-K-3", "000-K-4", "000-K-5", "001-D-2", "001-S1-4", "004-4.1-1", "004-4.1-3", "001-S1-5", "004-4.1-4"
 )
 @pytest.mark.parametrize("alias", ALIASES)
 def test_another_projects_name_is_accepted_and_reported(write, alias):
@@ -90,9 +82,7 @@ def test_an_empty_section_sets_nothing(section):
 
 
 def test_a_value_in_the_place_of_a_section_leaves_the_rest_of_it(write):
-    path = write(
-        "task: t.py:T\nepochs: 1\nglobal_batch: 8\ndistributed: {backend: gloo, timeout: 9}\n"
-    )
+    path = write("task: t.py:T\nepochs: 1\nglobal_batch: 8\ndistributed: {backend: gloo, timeout: 9}\n")
     found = rows(read_config(path, ["distributed=true"]))
     assert found["distributed.enabled"] == (True, "override as distributed")
     assert found["distributed.timeout"] == (9.0, "line 4")

@@ -43,9 +43,7 @@ def has(limits: list[Any], *names: str) -> bool:
 
 
 def is_finite(limits: list[Any]) -> bool:
-    return has(limits, "le", "lt") or any(
-        getattr(limit, "allow_inf_nan", None) is False for limit in limits
-    )
+    return has(limits, "le", "lt") or any(getattr(limit, "allow_inf_nan", None) is False for limit in limits)
 
 
 def test_every_count_every_list_and_every_number_of_the_schema_has_limits() -> None:
@@ -63,9 +61,7 @@ def test_every_count_every_list_and_every_number_of_the_schema_has_limits() -> N
             assert has(limits, "max_length"), path
 
 
-@pytest.mark.parametrize(
-    "key", [key for key in schema_keys() if "whole number" in accepted_values(key)]
-)
+@pytest.mark.parametrize("key", [key for key in schema_keys() if "whole number" in accepted_values(key)])
 def test_a_count_far_beyond_is_refused_with_the_limit_and_its_reason(key):
     value = "[99999999999999999999]" if "list of" in accepted_values(key) else 10**20 - 1
     message = mistakes(GOOD, ["task=t.py:T", f"{key}={value}"])[key]

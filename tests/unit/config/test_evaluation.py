@@ -38,7 +38,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "lower": ({}, {"metric": "head/r_precision"}, "best.mode: higher is better for r_precision"),
     "sharded": ({"mode": "sharded", "views": ["a"]}, {}, "is for mode: retrieval, and the mode is sharded"),
     "gather": ({"mode": "gather", "metrics": ["nmi"]}, {}, "is for mode: retrieval, and the mode is gather"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", MISTAKES)

@@ -87,9 +87,7 @@ def test_paths_are_relative_to_the_file_that_sets_them(folder: Path) -> None:
 
 
 @pytest.mark.requirement("001-D-1", "001-S5-2", "001-N-2", "001-T-5")
-def test_the_platform_adds_its_file_and_the_plan_says_so(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_platform_adds_its_file_and_the_plan_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = load_config(folder / "train.yaml")
     assert here.distributed.world_size == "auto"
     [note] = here.platform_notes
@@ -124,8 +122,7 @@ def test_all_mistakes_of_all_files_are_reported_at_once(folder: Path) -> None:
     found = wrong(folder / "train.yaml")
     assert [line for line in found if line.startswith(("include", "platforms"))] == [
         "include (train.yaml line 1): missing.yaml cannot be read: No such file or directory",
-        "include (train.yaml line 1): parts/list.yaml holds no keys: a config is a mapping such as "
-        "'global_batch: 256'",
+        "include (train.yaml line 1): parts/list.yaml holds no keys: a config is a mapping such as 'global_batch: 256'",
         "platforms.kagle (train.yaml line 2): is not a platform: did you mean kaggle?",
         "platforms.colab (train.yaml line 2): env/gone.yaml is not there",
         "platforms.kaggle (train.yaml line 2): you set 3, but it takes a file",
@@ -158,9 +155,7 @@ def test_files_that_lead_back_to_themselves(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_text("include: link.yaml\n")
     (tmp_path / "link.yaml").symlink_to(tmp_path / "a.yaml")
     [found] = wrong(tmp_path / "a.yaml")
-    assert found == (
-        "include (b.yaml line 1): link.yaml includes itself: a.yaml -> b.yaml -> link.yaml"
-    )
+    assert found == ("include (b.yaml line 1): link.yaml includes itself: a.yaml -> b.yaml -> link.yaml")
 
 
 def test_files_that_include_each_other_twice_are_not_read_for_ever(tmp_path: Path) -> None:

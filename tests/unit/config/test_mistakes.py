@@ -63,9 +63,7 @@ def task(named, params=None, name="task.py", text=TASK_FILE):
 
 
 def launch(nproc, *overrides):
-    return lambda folder: torchrun_command(
-        RankCommand(load_config(GOOD, overrides), Path("run.yaml")), nproc
-    )
+    return lambda folder: torchrun_command(RankCommand(load_config(GOOD, overrides), Path("run.yaml")), nproc)
 
 
 def started(environ):
@@ -317,10 +315,7 @@ def _imports_kept(monkeypatch):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "fragments"),
-    [pytest.param(*row, id=name) for name, *row in MISTAKES],
-)
+@pytest.mark.parametrize(("make", "error", "fragments"), [pytest.param(*row, id=name) for name, *row in MISTAKES])
 def test_a_mistake_says_what_to_do(tmp_path, make, error, fragments):
     with pytest.raises(UserError) as caught:
         make(tmp_path)
@@ -336,9 +331,7 @@ def test_what_the_mistakes_vary_is_itself_right(tmp_path):
     loaded = read_config(tmp_path / "run.yaml", ["params.width=2"]).config
     assert type(load_task(loaded)).__name__ == "Good"
     assert torchrun_command(RankCommand(loaded, tmp_path / "run.yaml"), 8).nproc == 8
-    assert parse_worlds("1, 2@mpirun,4", "slurm") == [
-        World(1, "slurm"), World(2, "mpirun"), World(4, "slurm"),
-    ]  # fmt: skip
+    assert parse_worlds("1, 2@mpirun,4", "slurm") == [World(1, "slurm"), World(2, "mpirun"), World(4, "slurm")]
     assert with_shards([World(1), World(2)], "") == [World(1), World(2)]
     sharded = with_shards([World(1), World(2)], "none,optimizer")
     assert [world.label for world in sharded] == ["1", "2", "2 optimizer"]

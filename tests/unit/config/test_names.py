@@ -46,7 +46,7 @@ def test_what_torch_does_not_have_is_a_mistake_of_the_config(
         ("schedule", {"name": "CosineAnnealingLR", "args": {"T_max": 3}}),
         ("schedule", {"name": "plateau", "args": {"patience": 2}}),
     ],
-)  # fmt: skip
+)
 def test_what_it_has_is_not(section: str, values: dict[str, Any]) -> None:
     load_config({**GOOD, section: values})
 
@@ -78,7 +78,7 @@ def check(folder: Path, source: str | bytes | None, name: str = "task.py:T") -> 
         (b"\x00", "is not Python"),
         (b"\xff\xfe", "is not Python"),
     ],
-)  # fmt: skip
+)
 def test_a_task_that_is_not_there_is_a_mistake(tmp_path, source, message):
     assert message in check(tmp_path, source)
 

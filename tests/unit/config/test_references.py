@@ -32,17 +32,13 @@ def test_a_reference_is_the_value_with_its_type_after_overrides() -> None:
     }  # fmt: skip
     found = params(given, "epochs=7", optimizer={"name": "adamw", "lr": 0.1})
     workers = load_config(GOOD).loader.workers
-    assert found == {
-        "total": 7, "rate": 0.1, "inside": [{"seed": 0}], "also": 7, "same": "bits", "workers": workers,
-    }  # fmt: skip
+    assert found == {"total": 7, "rate": 0.1, "inside": [{"seed": 0}], "also": 7, "same": "bits", "workers": workers}
     assert params({}, "params.total=${epochs}") == {"total": 3}
     assert params({"total": "${epochs}"}, "params.total=5") == {"total": 5}
     assert params({"batch": "${global_batch_size}"}) == {"batch": 8}, "by its other name"
 
 
-@pytest.mark.parametrize(
-    "text", ["${HOME}", "${epochs}.pt", "x${epochs}", "$epochs", "${}", "${1}"]
-)
+@pytest.mark.parametrize("text", ["${HOME}", "${epochs}.pt", "x${epochs}", "$epochs", "${}", "${1}"])
 def test_other_texts_are_the_tasks_own(text: str) -> None:
     assert params({"path": text}) == {"path": text}
 

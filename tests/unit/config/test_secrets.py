@@ -38,9 +38,7 @@ def test_names_that_look_secret(name: str) -> None:
     assert is_secret(name, "x")
 
 
-@pytest.mark.parametrize(
-    "name", ["TOKENIZERS_PARALLELISM", "HF_HOME", "PWD", "MONKEY", "NCCL_DEBUG", "AUTHOR"]
-)
+@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "HF_HOME", "PWD", "MONKEY", "NCCL_DEBUG", "AUTHOR"])
 def test_names_that_do_not(name: str) -> None:
     assert not is_secret(name, "/data/it's here")
     assert is_secret(name, "postgres://me:word@host/db"), "a URL with a password is one"
@@ -79,9 +77,7 @@ def test_a_secret_survives_overrides_but_not_storage() -> None:
 
 def test_a_reference_is_looked_up_where_the_run_is_launched() -> None:
     config = config_with(A="${B}", C="${D}", E="x${F}y")
-    assert config.launch.variables({"B": "1", "D": "2", "F": "3"}) == {
-        "A": "1", "C": "2", "E": "x${F}y",
-    }  # fmt: skip
+    assert config.launch.variables({"B": "1", "D": "2", "F": "3"}) == {"A": "1", "C": "2", "E": "x${F}y"}
     with pytest.raises(LaunchError) as caught:
         config.launch.variables({})
     assert "launch.environment.A is ${B}, and B is not set here" in str(caught.value)
@@ -112,14 +108,10 @@ def test_no_script_and_no_command_line_holds_a_secret(override: str) -> None:
     assert again.model_dump() == command.config.model_dump()
 
 
-def test_what_a_command_prints_and_writes_is_for_its_owner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_command_prints_and_writes_is_for_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     environment = f"{{HF_TOKEN: {SECRET}, HF_HOME: /data}}"
-    Path("run.yaml").write_text(
-        f"task: t.py:T\nepochs: 1\nglobal_batch: 8\nlaunch: {{environment: {environment}}}\n"
-    )
+    Path("run.yaml").write_text(f"task: t.py:T\nepochs: 1\nglobal_batch: 8\nlaunch: {{environment: {environment}}}\n")
     run = CliRunner().invoke
     shown = run(app, ["show", "run.yaml"])
     assert shown.exit_code == 0, shown.output

@@ -83,9 +83,7 @@ def test_an_override_that_is_not_yaml_is_refused():
 
 def test_the_insides_of_free_form_keys_can_be_overridden_one_by_one():
     source = {**GOOD, "distributed": {"network": {"NCCL_DEBUG": "INFO"}}}
-    config = load_config(
-        source, ["distributed.network.NCCL_IB_DISABLE=1", "launch.environment.OMP_PROC_BIND=close"]
-    )
+    config = load_config(source, ["distributed.network.NCCL_IB_DISABLE=1", "launch.environment.OMP_PROC_BIND=close"])
     assert config.distributed.network == {"NCCL_DEBUG": "INFO", "NCCL_IB_DISABLE": "1"}
     assert config.launch.environment == {"OMP_PROC_BIND": "close"}
 

@@ -49,10 +49,7 @@ def contents(
     source: Source, stop: int | None = None, start: Position | None = None
 ) -> list[list[tuple[int, Any, Any]]]:
     """By step, each batch as (lane, data as lists, ids)."""
-    return [
-        [(batch.lane, plain(batch.data), batch.ids) for batch in step]
-        for _, step in batches(source, stop, start)
-    ]
+    return [[(batch.lane, plain(batch.data), batch.ids) for batch in step] for _, step in batches(source, stop, start)]
 
 
 def plain(data: Any) -> Any:

@@ -22,9 +22,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
         (False, CUDA, False),
     ],
 )
-def test_memory_is_page_locked_for_gpus_unless_set(
-    setting: Any, device: torch.device, pins: bool
-) -> None:
+def test_memory_is_page_locked_for_gpus_unless_set(setting: Any, device: torch.device, pins: bool) -> None:
     assert pins_memory(LoaderConfig(pin_memory=setting), device) is pins
 
 

@@ -32,10 +32,7 @@ def read(dataset: Any, **values: Any) -> list[tuple[int, int, float]]:
     """Each batch of the first epoch: its lane, its size, and a number drawn then."""
     setup = setup_of(**values)
     source = open_source(setup, dataset, collate=list)
-    return [
-        (batch.lane, len(batch), torch.rand(()).item())
-        for batch in first_epoch(source, setup, "measuring")
-    ]
+    return [(batch.lane, len(batch), torch.rand(()).item()) for batch in first_epoch(source, setup, "measuring")]
 
 
 def test_the_first_epoch_ends_with_the_data() -> None:

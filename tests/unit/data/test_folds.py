@@ -76,8 +76,7 @@ def test_a_file_gives_the_same_folds_again(tmp_path: Path) -> None:
 
 
 def test_files_of_splits_are_read_too(tmp_path: Path) -> None:
-    splits = [{"train_indices": [2, 3], "val_indices": [0, 1]},
-              {"train_indices": [0, 1], "val_indices": [2, 3]}]  # fmt: skip
+    splits = [{"train_indices": [2, 3], "val_indices": [0, 1]}, {"train_indices": [0, 1], "val_indices": [2, 3]}]
     (tmp_path / "s.json").write_text(json.dumps({"splits": splits, "n_folds": 2}))
     assert Folds.read(tmp_path / "s.json").valid == ((0, 1), (2, 3))
 

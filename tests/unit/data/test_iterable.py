@@ -29,24 +29,15 @@ def texts(dataset: Any, stop: int | None, **values: Any) -> list[list[list[str]]
 
 def test_each_lane_reads_its_own_stream_again_in_every_epoch() -> None:
     found = texts(Letters(2, 2), 3, lanes=2, global_batch=2)
-    assert found == [
-        [["0.0.0"], ["0.1.0"]],
-        [["0.0.1"], ["0.1.1"]],
-        [["1.0.0"], ["1.1.0"]],
-    ]
+    assert found == [[["0.0.0"], ["0.1.0"]], [["0.0.1"], ["0.1.1"]], [["1.0.0"], ["1.1.0"]]]
 
 
 def test_uneven_streams_end_lane_by_lane() -> None:
     source = open_source(setup_of(lanes=2), Letters(5, 2), collate=list)
     found = [
-        (data.units, data.ends_epoch, data.ragged, [len(batch) for batch in step])
-        for data, step in batches(source, 3)
+        (data.units, data.ends_epoch, data.ragged, [len(batch) for batch in step]) for data, step in batches(source, 3)
     ]
-    assert found == [
-        ((0, 1), False, False, [2, 2]),
-        ((0,), False, False, [2]),
-        ((0,), True, False, [1]),
-    ]
+    assert found == [((0, 1), False, False, [2, 2]), ((0,), False, False, [2]), ((0,), True, False, [1])]
 
 
 def test_drop_last_ends_an_epoch_with_the_last_full_step() -> None:
@@ -90,11 +81,7 @@ def test_a_rank_without_samples_takes_part_while_others_have_some(two_ranks: Two
 
 
 def test_a_rank_that_has_ended_makes_a_step_ragged(two_ranks: TwoRanks) -> None:
-    assert ranked(two_ranks, (False, False)) == [
-        (1, True, False),
-        (1, True, True),
-        (1, True, False),
-    ]
+    assert ranked(two_ranks, (False, False)) == [(1, True, False), (1, True, True), (1, True, False)]
 
 
 def test_with_drop_last_an_epoch_ends_with_the_first_rank(two_ranks: TwoRanks) -> None:

@@ -61,10 +61,7 @@ def test_an_epoch_is_cut_into_steps_lanes_and_a_tail() -> None:
 
 
 def test_steps_know_their_epoch() -> None:
-    found = [
-        (data.index, data.epoch, data.epoch_step, data.ends_epoch)
-        for data, _ in batches(numbers(5), 4)
-    ]
+    found = [(data.index, data.epoch, data.epoch_step, data.ends_epoch) for data, _ in batches(numbers(5), 4)]
     assert found == [(0, 0, 0, False), (1, 0, 1, True), (2, 1, 0, False), (3, 1, 1, True)]
 
 
@@ -80,23 +77,15 @@ def test_steps_from_any_position_are_those_of_the_whole_run(start: int) -> None:
     assert contents(source, 6, Position(start)) == contents(source, 6)[start:]
 
 
-@pytest.mark.requirement(
-    "000-P2-2", "002-K-3", "004-2.3-2", "001-D-7", "001-S2-5", "004-2.1-3", "004-2.3-1"
-)
+@pytest.mark.requirement("000-P2-2", "002-K-3", "004-2.3-2", "001-D-7", "001-S2-5", "004-2.1-3", "004-2.3-1")
 def test_a_rank_reads_its_own_lanes_only() -> None:
     assert ids(numbers(8, rank=0, world=2), 1) == [[(0, (0,)), (1, (1,))]]
     assert ids(numbers(8, rank=1, world=2), 1) == [[(2, (2,)), (3, (3,))]]
 
 
 def test_a_tail_that_leaves_a_rank_without_samples_is_ragged_on_all_ranks() -> None:
-    by_rank = [
-        [(data.units, data.ragged) for data, _ in batches(numbers(6, rank, 2), 2)]
-        for rank in range(2)
-    ]
-    assert by_rank == [
-        [((0, 1), False), ((0, 1), True)],
-        [((2, 3), False), ((), True)],
-    ]
+    by_rank = [[(data.units, data.ragged) for data, _ in batches(numbers(6, rank, 2), 2)] for rank in range(2)]
+    assert by_rank == [[((0, 1), False), ((0, 1), True)], [((2, 3), False), ((), True)]]
 
 
 def test_fused_lanes_are_one_batch_of_the_rank() -> None:

@@ -7,15 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samestep.data.orders import (
-    by_lane,
-    class_balanced,
-    grouped,
-    lane_part,
-    sequential,
-    shuffled,
-    weighted,
-)
+from samestep.data.orders import by_lane, class_balanced, grouped, lane_part, sequential, shuffled, weighted
 from samestep.errors import TaskError
 
 seeds = st.integers(0, 2**63 - 1)

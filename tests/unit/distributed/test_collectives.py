@@ -34,8 +34,7 @@ def test_tensors_are_sent_from_where_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("available", "initialized", "expected"),
-    [(True, True, True), (True, False, False), (False, True, False)],
+    ("available", "initialized", "expected"), [(True, True, True), (True, False, False), (False, True, False)]
 )
 def test_a_group_is_open_only_if_torch_can_have_one(
     monkeypatch: pytest.MonkeyPatch, available: bool, initialized: bool, expected: bool

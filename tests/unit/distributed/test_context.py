@@ -111,10 +111,7 @@ def test_the_log_gets_a_file_until_the_context_is_closed(tmp_path: Path) -> None
         found.log_to(tmp_path, append=True)
         found.log.main("of the second")
     text = (tmp_path / "rank-0.log").read_text()
-    assert [line.split(" ", 2)[2] for line in text.splitlines()] == [
-        "of the first",
-        "of the second",
-    ]
+    assert [line.split(" ", 2)[2] for line in text.splitlines()] == ["of the first", "of the second"]
 
 
 class Explaining(SingleProcessContext):
@@ -190,16 +187,12 @@ def two_of(rank: int, policy: str, monkeypatch: pytest.MonkeyPatch) -> RunContex
     return create_run_context(section, detect_hardware({}), detect_launch(environ))
 
 
-def test_a_group_that_does_not_open_is_an_error_with_its_address(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_group_that_does_not_open_is_an_error_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InitError, match=r"rank 1 of 2 .*head:29500.*nobody answers.*fallback"):
         two_of(1, "fail", monkeypatch)
 
 
-def test_with_fallback_rank_0_trains_alone_and_the_others_end_well(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_with_fallback_rank_0_trains_alone_and_the_others_end_well(monkeypatch: pytest.MonkeyPatch) -> None:
     with two_of(0, "fallback", monkeypatch) as found:
         assert (type(found), found.world) == (SingleProcessContext, 1)
     with pytest.raises(SystemExit) as caught:

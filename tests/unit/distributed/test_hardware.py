@@ -22,9 +22,7 @@ def test_hardware_lists_the_gpus_that_torch_sees(monkeypatch: pytest.MonkeyPatch
     assert hardware.platform.value == "colab"
 
 
-@pytest.mark.parametrize(
-    ("built_for", "reason"), [(None, "is built without CUDA"), ("12.8", "but sees no GPU")]
-)
+@pytest.mark.parametrize(("built_for", "reason"), [(None, "is built without CUDA"), ("12.8", "but sees no GPU")])
 def test_hardware_reports_why_there_is_no_gpu(
     monkeypatch: pytest.MonkeyPatch, built_for: str | None, reason: str
 ) -> None:
@@ -35,9 +33,7 @@ def test_hardware_reports_why_there_is_no_gpu(
     assert reason in hardware.cuda.reason
 
 
-def test_hardware_lists_the_backends_that_torch_was_built_with(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_hardware_lists_the_backends_that_torch_was_built_with(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
     assert detect_hardware({}).backends == ("gloo",)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
@@ -51,9 +47,7 @@ def test_by_default_the_environment_is_this_processs(monkeypatch: pytest.MonkeyP
 
 
 def test_a_gpu_is_known_by_its_uuid_or_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="GPU-7")
-    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="GPU-7"))
     assert gpu_id(0) == "GPU-7"
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace())
     assert gpu_id(3) == "number 3"

@@ -27,9 +27,7 @@ def root() -> Iterator[logging.Logger]:
 
 def lines_of(folder: Path, rank: int = 0) -> list[str]:
     """The lines of a rank's file, without their times."""
-    return [
-        line.split(" ", 2)[2] for line in (folder / f"rank-{rank}.log").read_text().splitlines()
-    ]
+    return [line.split(" ", 2)[2] for line in (folder / f"rank-{rank}.log").read_text().splitlines()]
 
 
 def test_caplog_gets_every_line_with_level_rank_and_place(
@@ -69,9 +67,7 @@ def test_a_line_of_the_run_is_shown_by_rank_0_only_and_in_every_file(
     assert caplog.messages == ["[Rank 0] Plan"]
 
 
-def test_two_runs_in_one_process_write_their_own_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_runs_in_one_process_write_their_own_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with SingleProcessContext() as first, SingleProcessContext() as second:
         first.log_to(tmp_path / "first", append=False)
         second.log_to(tmp_path / "second", append=False)
@@ -119,9 +115,7 @@ def test_the_level_of_the_logger_holds_for_terminal_and_file(
     assert capsys.readouterr().err == "it is slow\n"
 
 
-def test_a_closed_log_keeps_no_file_and_leaves_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_closed_log_keeps_no_file_and_leaves_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     handlers = list(logging.getLogger("samestep").handlers)
     log = RankLog(0, 1)
     log.to_file(tmp_path)
@@ -138,9 +132,7 @@ def test_a_closed_log_keeps_no_file_and_leaves_the_terminal(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
-def test_a_full_disk_costs_lines_and_prints_no_traceback(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_costs_lines_and_prints_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rank-0.log").symlink_to("/dev/full")
     log = RankLog(0, 1)
     log.to_file(tmp_path, append=True)

@@ -128,9 +128,7 @@ def test_ranks_share_a_gpu_under_nccl_where_the_network_section_says_so():
 
 def test_two_ranks_share_one_gpu_under_gloo():
     devices = {
-        decide_placement(
-            DistributedConfig(backend="gloo"), machine(gpus=1), launched(rank, 2)
-        ).device.value
+        decide_placement(DistributedConfig(backend="gloo"), machine(gpus=1), launched(rank, 2)).device.value
         for rank in (0, 1)
     }
     assert devices == {"cuda:0"}
@@ -160,10 +158,7 @@ def test_a_device_id_that_is_not_there_is_refused():
         ({"rank": 0, "world_size": 4}, "distributed.rank is 0 but 3 according to torchrun"),
         ({"num_nodes": 4}, "distributed.num_nodes is 4 but 2 according to torchrun"),
         ({"node_rank": 0}, "distributed.node_rank is 0 but 1 according to torchrun"),
-        (
-            {"num_gpus_per_node": 4},
-            "distributed.num_gpus_per_node is 4 but 2 according to torchrun",
-        ),
+        ({"num_gpus_per_node": 4}, "distributed.num_gpus_per_node is 4 but 2 according to torchrun"),
     ],
 )
 def test_a_section_that_contradicts_its_launcher_is_refused(section, contradiction):
@@ -173,9 +168,7 @@ def test_a_section_that_contradicts_its_launcher_is_refused(section, contradicti
 
 
 def test_a_section_that_agrees_with_its_launcher_is_taken():
-    section = DistributedConfig(
-        world_size=4, rank=3, num_nodes=2, node_rank=1, num_gpus_per_node=2, enabled=True
-    )
+    section = DistributedConfig(world_size=4, rank=3, num_nodes=2, node_rank=1, num_gpus_per_node=2, enabled=True)
     placed = decide_placement(section, machine(), launched(3, 4, local_world=2))
     assert (placed.rank.value, placed.world.value) == (3, 4)
 
@@ -200,9 +193,7 @@ def test_enabled_false_runs_alone():
     assert decide_placement(DistributedConfig(enabled=False), machine(), ALONE).world.value == 1
 
 
-@pytest.mark.parametrize(
-    ("cpus", "ranks_here", "threads"), [(8, 1, 8), (8, 2, 4), (8, 3, 2), (2, 4, 1)]
-)
+@pytest.mark.parametrize(("cpus", "ranks_here", "threads"), [(8, 1, 8), (8, 2, 4), (8, 3, 2), (2, 4, 1)])
 def test_the_ranks_of_a_machine_share_its_cpus(cpus, ranks_here, threads):
     launch = launched(0, 2 * ranks_here, local_world=ranks_here)
     placed = decide_placement(DistributedConfig(), machine(cpus=cpus), launch, same="rounding")
@@ -236,16 +227,12 @@ def test_threads_that_the_environment_requests_are_taken(same):
 @pytest.mark.requirement("002-M2-4")
 def test_threads_per_rank_is_taken_as_set():
     section = DistributedConfig(threads_per_rank=3)
-    assert decide_placement(section, machine(), launched(0, 2)).threads == Fact(
-        3, "set in the config"
-    )
+    assert decide_placement(section, machine(), launched(0, 2)).threads == Fact(3, "set in the config")
 
 
 @pytest.mark.requirement("003-T2-2", "003-T2-9", "000-P4-1")
 def test_ranks_can_be_placed_by_hand():
-    section = DistributedConfig(
-        rank=5, world_size=8, num_nodes=2, master_addr="head", master_port=4000
-    )
+    section = DistributedConfig(rank=5, world_size=8, num_nodes=2, master_addr="head", master_port=4000)
     placed = decide_placement(section, machine(gpus=4), ALONE)
     assert (placed.rank.value, placed.world.value) == (5, 8)
     assert (placed.local_rank.value, placed.local_world.value) == (1, 4)

@@ -16,10 +16,7 @@ from tests.unit.distributed.test_placement import launched, machine
 
 def two_ranks() -> list[Introduction]:
     """On one machine of eight CPUs: four each."""
-    return [
-        Introduction(rank, rank, "n1", tuple(range(8)), gpu=None, address=None, master=())
-        for rank in range(2)
-    ]
+    return [Introduction(rank, rank, "n1", tuple(range(8)), gpu=None, address=None, master=()) for rank in range(2)]
 
 
 def placed(**changes: object) -> Placement:

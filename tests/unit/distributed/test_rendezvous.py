@@ -14,11 +14,7 @@ import pytest
 
 from samestep.distributed import rendezvous, tcp_store
 from samestep.distributed.health.store import PatientStore
-from samestep.distributed.rendezvous import (
-    Gathering,
-    Introduction,
-    introduce,
-)
+from samestep.distributed.rendezvous import Gathering, Introduction, introduce
 from samestep.distributed.tcp_store import join_store, listen, serve_store
 from samestep.distributed.topology import Chosen, choose_interface, ranks_on_one_gpu, share_of_cpus
 from samestep.environment.interfaces import Interface, address_towards, list_interfaces
@@ -82,9 +78,7 @@ def test_without_a_free_port_the_message_names_the_fix() -> None:
     assert "set another MASTER_PORT" in str(caught.value)
 
 
-def test_something_that_is_no_store_is_named_and_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_something_that_is_no_store_is_named_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp_store, "_SECONDS_TO_ANSWER", 0.3)
     with listening() as taken, pytest.raises(InitError) as caught:
         join_store("127.0.0.1", [taken], "job", 60)
@@ -92,9 +86,7 @@ def test_something_that_is_no_store_is_named_and_not_waited_for(
 
 
 @pytest.mark.requirement("002-X-2")
-def test_a_rank_reports_what_it_waits_for_and_then_gives_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_rank_reports_what_it_waits_for_and_then_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp_store, "_SECONDS_TO_REPORT", 0.1)
     [port] = free_ports(1)
     reported: list[str] = []
@@ -106,9 +98,7 @@ def test_a_rank_reports_what_it_waits_for_and_then_gives_up(
 
 
 def rank(number: int, host: str = "a", **facts: object) -> Introduction:
-    known = {
-        "local_rank": 0, "cpus": (0, 1), "gpu": None, "address": None, "master": (), **facts,
-    }  # fmt: skip
+    known = {"local_rank": 0, "cpus": (0, 1), "gpu": None, "address": None, "master": (), **facts}
     return Introduction(number, host=host, **known)  # type: ignore[arg-type]
 
 
@@ -143,9 +133,7 @@ def wait_for_list(store: Any, host: str, ranks: int) -> None:
         time.sleep(0.01)
 
 
-def test_restarted_ranks_ignore_the_introductions_of_the_ranks_before_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_restarted_ranks_ignore_the_introductions_of_the_ranks_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun keeps its store when it restarts ranks.
 
     Here each of the second ones comes only after rank 0 has listed its predecessor in its place.
@@ -217,9 +205,7 @@ def test_a_refused_rank_that_claims_anything_is_harmless() -> None:
 
 
 @pytest.mark.parametrize(("server", "client"), [(OURS, THEIRS), (OURS, None), (None, OURS)])
-def test_a_rank_0_with_another_secret_is_not_joined(
-    server: Signer | None, client: Signer | None
-) -> None:
+def test_a_rank_0_with_another_secret_is_not_joined(server: Signer | None, client: Signer | None) -> None:
     ports = free_ports(1)
     store = serve_store("127.0.0.1", ports, "job", 5, server)
     with pytest.raises(NotAuthentic, match="SAMESTEP_SECRET"):
@@ -301,9 +287,7 @@ def test_ranks_that_share_a_gpu_are_named() -> None:
     assert shared == "ranks 0, 1 on a have one GPU (x)"
 
 
-LO, ETH0, ETH1 = Interface("lo", "127.0.0.1"), Interface("eth0", "10.0.0.1"), Interface(
-    "eth1", "10.9.0.1"
-)  # fmt: skip
+LO, ETH0, ETH1 = Interface("lo", "127.0.0.1"), Interface("eth0", "10.0.0.1"), Interface("eth1", "10.9.0.1")
 
 
 def test_gloo_is_left_alone_where_its_own_choice_is_right() -> None:

@@ -13,13 +13,7 @@ from typing import Any
 
 import pytest
 
-from samestep.distributed.signals import (
-    STOPPING,
-    TIME_LIMIT,
-    AgreedAction,
-    StopSignals,
-    stopping_at_once,
-)
+from samestep.distributed.signals import STOPPING, TIME_LIMIT, AgreedAction, StopSignals, stopping_at_once
 from samestep.errors import Stopped
 
 

@@ -42,20 +42,8 @@ from samestep.doctor.network import (
     check_rendezvous,
     try_rendezvous,
 )
-from samestep.doctor.planned import (
-    check_lane_cost,
-    check_lanes,
-    check_optim,
-    check_plan,
-    check_task,
-    digest,
-)
-from samestep.doctor.ranks import (
-    check_all_reduce,
-    check_clocks,
-    check_order,
-    check_sharing,
-)
+from samestep.doctor.planned import check_lane_cost, check_lanes, check_optim, check_plan, check_task, digest
+from samestep.doctor.ranks import check_all_reduce, check_clocks, check_order, check_sharing
 from samestep.doctor.show import print_examination, summary
 from samestep.environment.fact import Fact
 from samestep.environment.hardware import Hardware
@@ -104,10 +92,7 @@ def with_variables(machine: Machine, **variables: str) -> Machine:
 
 
 def reports(*machines: Machine, load: Load = LOAD, config: str | None = None) -> list[RankReport]:
-    return [
-        RankReport(Place(rank, machine.host), machine, load, config, ())
-        for rank, machine in enumerate(machines)
-    ]
+    return [RankReport(Place(rank, machine.host), machine, load, config, ()) for rank, machine in enumerate(machines)]
 
 
 def named(findings: list[Finding], check: str) -> Finding:
@@ -187,9 +172,7 @@ def test_an_examination_is_printed_for_people(capsys: pytest.CaptureFixture[str]
     assert out.rstrip().endswith("1 error, 1 warning, 1 ok")
 
 
-def test_a_rank_that_stayed_alone_prints_its_number_and_only_what_is_wrong(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_rank_that_stayed_alone_prints_its_number_and_only_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     findings = (ok("launcher", "by hand"), Finding("master", "error", "gone", "no run", "fix it"))
     print_examination(Examination(findings, world=4, rank=3, alone=True))
     out = capsys.readouterr().out
@@ -206,11 +189,8 @@ def test_json_is_one_line_with_everything(capsys: pytest.CaptureFixture[str]) ->
     document = json.loads(capsys.readouterr().out)
     assert (document["worst"], document["exit_code"], document["world"]) == ("warning", 5, 2)
     assert document["findings"] == [
-        {
-            "check": "cpus", "severity": "warning", "what": "w", "why": "y", "advice": "a",
-            "ranks": [1], "hosts": ["n1"],
-        }
-    ]  # fmt: skip
+        {"check": "cpus", "severity": "warning", "what": "w", "why": "y", "advice": "a", "ranks": [1], "hosts": ["n1"]}
+    ]
     assert summary(examination) == "1 warning"
 
 
@@ -219,9 +199,7 @@ def test_json_is_one_line_with_everything(capsys: pytest.CaptureFixture[str]) ->
 
 def test_gpus_that_torch_cannot_use_are_reported() -> None:
     hidden_by_build = replace(MACHINE, nvidia_devices=4)
-    assert is_reported(
-        check_gpus(hidden_by_build, LOAD), "warning", "4 GPUs under /dev", "without CUDA"
-    )
+    assert is_reported(check_gpus(hidden_by_build, LOAD), "warning", "4 GPUs under /dev", "without CUDA")
     blind = replace(CPU_ONLY, cuda=Fact(False, "torch is built with CUDA but sees no GPU"))
     machine = replace(MACHINE, hardware=blind, nvidia_devices=1)
     assert is_reported(check_gpus(machine, LOAD), "warning", "1 GPU under /dev", "sees no GPU")
@@ -335,16 +313,10 @@ def test_an_interface_that_is_not_there_is_an_error() -> None:
     finding = check_interfaces(with_variables(MACHINE, GLOO_SOCKET_IFNAME="ib0"), LOAD)
     assert is_reported(finding, "error", "GLOO_SOCKET_IFNAME=ib0", "lo, eth0")
     nccl = replace(LOAD, backend="nccl")
-    assert is_reported(
-        check_interfaces(with_variables(MACHINE, NCCL_SOCKET_IFNAME="ib"), nccl), "error"
-    )
+    assert is_reported(check_interfaces(with_variables(MACHINE, NCCL_SOCKET_IFNAME="ib"), nccl), "error")
     for fine in ("eth", "=eth0", "^docker", "ib,eth"):
-        assert is_reported(
-            check_interfaces(with_variables(MACHINE, NCCL_SOCKET_IFNAME=fine), nccl), "ok", fine
-        )
-    assert is_reported(
-        check_interfaces(with_variables(MACHINE, NCCL_SOCKET_IFNAME="=eth"), nccl), "error"
-    )
+        assert is_reported(check_interfaces(with_variables(MACHINE, NCCL_SOCKET_IFNAME=fine), nccl), "ok", fine)
+    assert is_reported(check_interfaces(with_variables(MACHINE, NCCL_SOCKET_IFNAME="=eth"), nccl), "error")
 
 
 def test_several_interfaces_and_none_chosen_is_noted_on_several_machines() -> None:
@@ -354,31 +326,23 @@ def test_several_interfaces_and_none_chosen_is_noted_on_several_machines() -> No
     assert is_reported(finding, "note", "eth0 (10.0.0.1), ib0 (10.1.0.1), and none is chosen")
     assert "docker0" not in finding.what
     assert is_reported(check_interfaces(machine, LOAD), "ok")
-    assert is_reported(
-        check_interfaces(with_variables(machine, GLOO_SOCKET_IFNAME="ib0"), TWO_NODES), "ok"
-    )
+    assert is_reported(check_interfaces(with_variables(machine, GLOO_SOCKET_IFNAME="ib0"), TWO_NODES), "ok")
 
 
 def test_where_ranks_meet_must_be_found() -> None:
-    assert is_reported(
-        check_rendezvous(Rendezvous("gone", 29500, (), "nothing"), LOAD), "error", "gone"
-    )
+    assert is_reported(check_rendezvous(Rendezvous("gone", 29500, (), "nothing"), LOAD), "error", "gone")
     local = Rendezvous("localhost", 29500, ("127.0.0.1",), "bind")
     assert is_reported(check_rendezvous(local, TWO_NODES), "error", "localhost is 127.0.0.1 here")
     assert is_reported(check_rendezvous(local, LOAD), "ok", "the port is free")
     # Debian's name for itself: right on rank 0's machine, wrong on every other.
     own = Rendezvous("n1", 29500, ("127.0.1.1",), "bind")
     assert is_reported(check_rendezvous(own, TWO_NODES), "ok")
-    assert is_reported(
-        check_rendezvous(own, replace(TWO_NODES, node=1)), "error", "n1 is 127.0.1.1"
-    )
+    assert is_reported(check_rendezvous(own, replace(TWO_NODES, node=1)), "error", "n1 is 127.0.1.1")
     busy = replace(own, failure="Address already in use")
     assert is_reported(check_rendezvous(busy, LOAD), "error", "port 29500", "already in use")
     assert not busy.possible
     silent = replace(own, tried="join", failure="timed out")
-    assert is_reported(
-        check_rendezvous(silent, LOAD), "error", "n1:29500 cannot be joined: timed out"
-    )
+    assert is_reported(check_rendezvous(silent, LOAD), "error", "n1:29500 cannot be joined: timed out")
 
 
 @pytest.fixture
@@ -398,9 +362,7 @@ def test_a_port_is_tried_as_the_rank_will_use_it(listener: socket.socket) -> Non
     nobody = try_rendezvous("127.0.0.1", port, rank=1, served=False, seconds=1)
     assert (nobody.tried, nobody.failure) == ("join", "Connection refused")
     assert not nobody.possible
-    assert not try_rendezvous(
-        "no.such.host.invalid", port, rank=1, served=False, seconds=1
-    ).possible
+    assert not try_rendezvous("no.such.host.invalid", port, rank=1, served=False, seconds=1).possible
 
 
 def test_a_stranger_at_the_port_does_not_hold_a_rank_for_ever(listener: socket.socket) -> None:
@@ -435,9 +397,7 @@ def test_ranks_that_agree_are_fine() -> None:
     assert {f.check for f in findings} == expected | {"shared gpus", "same config"}
 
 
-@pytest.mark.parametrize(
-    ("name", "severity"), [("torch", "error"), ("samestep", "error"), ("python", "warning")]
-)
+@pytest.mark.parametrize(("name", "severity"), [("torch", "error"), ("samestep", "error"), ("python", "warning")])
 def test_another_version_is_named_with_its_rank(name: str, severity: str) -> None:
     odd = replace(MACHINE, versions={**MACHINE.versions, name: "9.9"})
     finding = named(check_agreement(reports(MACHINE, MACHINE, odd)), "same versions")
@@ -480,9 +440,7 @@ def test_bound_ranks_are_judged_by_the_cpus_of_all() -> None:
     (note,) = [f for f in idle if f.check == "cpus" and f.severity == "note"]
     assert is_reported(note, "note", "bound to its own 4 CPUs, but uses 2 threads")
     both = reports(MACHINE, MACHINE, MACHINE)
-    assert is_reported(
-        named(check_agreement(both), "cpus"), "warning", "12 threads in all on 8 CPUs"
-    )
+    assert is_reported(named(check_agreement(both), "cpus"), "warning", "12 threads in all on 8 CPUs")
 
 
 def test_a_rank_out_of_step_is_named() -> None:
@@ -511,9 +469,7 @@ def test_a_folder_that_ranks_do_not_share_is_named_with_them() -> None:
     finding = check_sharing("runs", [0.0, None, None], places, "")
     assert is_reported(finding, "error", "ranks 1-2 on n2")
     assert finding.ranks == (1, 2)
-    assert is_reported(
-        check_sharing("runs", [None] * 3, places, "No space left"), "error", "rank 0"
-    )
+    assert is_reported(check_sharing("runs", [None] * 3, places, "No space left"), "error", "rank 0")
 
 
 @pytest.mark.requirement("002-X-4")
@@ -536,8 +492,7 @@ def test_wrong_sums_and_slow_networks_are_reported() -> None:
 def configured(folder: Path, **changes: object) -> Config:
     (folder / "config.yaml").write_text("global_batch: 32\nlanes: 8\nsteps: 5\n")
     return load_config(
-        folder / "config.yaml",
-        [f"{k}={json.dumps(v) if isinstance(v, dict) else v}" for k, v in changes.items()],
+        folder / "config.yaml", [f"{k}={json.dumps(v) if isinstance(v, dict) else v}" for k, v in changes.items()]
     )
 
 
@@ -560,14 +515,9 @@ def test_lanes_without_graphs_are_a_warning_on_a_gpu(tmp_path: Path) -> None:
 
     assert is_reported(found(), "ok", "4 lanes a rank, in CUDA graphs")
     eager = found(**{"speed.graph": "false"})
-    assert is_reported(
-        eager, "warning", "4 lanes a rank, without CUDA graphs: speed.graph is false"
-    )
+    assert is_reported(eager, "warning", "4 lanes a rank, without CUDA graphs: speed.graph is false")
     assert "samestep tune lanes CONFIG" in eager.advice
-    for changes, why in (
-        ({"same": "rounding"}, "same: rounding"),
-        ({"memory.lane_split": 2}, "memory.lane_split"),
-    ):
+    for changes, why in (({"same": "rounding"}, "same: rounding"), ({"memory.lane_split": 2}, "memory.lane_split")):
         assert is_reported(found(**changes), "warning", why)
     # Its update runs eagerly, once a step; its lanes are graphs.
     assert is_reported(found(task="t.py:T", optimizer={"implementation": "plain"}), "ok")
@@ -602,9 +552,7 @@ def test_what_torch_refuses_is_reported(tmp_path: Path) -> None:
         return check_optim(configured(tmp_path, task="t.py:T", **changes))
 
     assert found() == []
-    sound = found(
-        optimizer={"name": "adamw"}, schedule={"name": "steplr", "args": {"step_size": 2}}
-    )
+    sound = found(optimizer={"name": "adamw"}, schedule={"name": "steplr", "args": {"step_size": 2}})
     assert [finding.severity for finding in sound] == ["ok", "ok"]
     [finding] = found(optimizer={"name": "sgd", "args": {"momentum": -1}})
     assert is_reported(finding, "error", "SGD refuses", "Invalid momentum")
@@ -618,10 +566,7 @@ def test_what_torch_refuses_is_reported(tmp_path: Path) -> None:
 
 def test_the_digest_is_of_the_run_not_of_the_rank(tmp_path: Path) -> None:
     config = configured(tmp_path)
-    by_hand = [
-        configured(tmp_path, **{"distributed.rank": rank, "distributed.world_size": 2})
-        for rank in (0, 1)
-    ]
+    by_hand = [configured(tmp_path, **{"distributed.rank": rank, "distributed.world_size": 2}) for rank in (0, 1)]
     assert digest(by_hand[0]) == digest(by_hand[1])
     assert digest(config) != digest(configured(tmp_path, seed=1))
 
@@ -646,9 +591,7 @@ def test_one_process_is_examined_and_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 
-def test_a_launch_that_contradicts_itself_is_a_finding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launch_that_contradicts_itself_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setenv("RANK", "0")
         examination = examine(None, tmp_path, machine=MACHINE)

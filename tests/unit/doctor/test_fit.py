@@ -68,9 +68,7 @@ def test_a_model_that_fits_is_told_its_size(tmp_path: Path) -> None:
         (2, 0.1, "no distributed.shard makes it fit"),
     ],
 )
-def test_the_first_mode_that_fits_is_named(
-    tmp_path: Path, ranks: int, times: float, advice: str
-) -> None:
+def test_the_first_mode_that_fits_is_named(tmp_path: Path, ranks: int, times: float, advice: str) -> None:
     found = _found(_config(tmp_path), ranks, times * P)
     assert is_reported(found, "error", "distributed.shard: none")
     assert found.advice.startswith(advice), found.advice

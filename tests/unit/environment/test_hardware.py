@@ -9,13 +9,7 @@ import pytest
 from samestep.environment import hardware
 from samestep.environment.cgroups import Limits
 from samestep.environment.fact import Fact
-from samestep.environment.hardware import (
-    Hardware,
-    allowed_cpus,
-    cpu_limit,
-    detect_platform,
-    owned_cpus,
-)
+from samestep.environment.hardware import Hardware, allowed_cpus, cpu_limit, detect_platform, owned_cpus
 
 
 @pytest.mark.requirement("001-S5-1")
@@ -58,11 +52,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | None]:
     ],
 )
 def test_the_tightest_limit_counts_and_is_named(
-    limits: dict[str, float | None],
-    quota: float | None,
-    environ: dict[str, str],
-    cpus: int,
-    reason: str,
+    limits: dict[str, float | None], quota: float | None, environ: dict[str, str], cpus: int, reason: str
 ) -> None:
     limits["cpus"] = quota
     found = owned_cpus(environ)

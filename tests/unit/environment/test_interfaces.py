@@ -25,9 +25,7 @@ def entry(address: str, family: socket.AddressFamily = socket.AF_INET) -> Simple
     return SimpleNamespace(family=family, address=address)
 
 
-def test_each_interface_is_listed_once_with_its_first_ipv4_address(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_interface_is_listed_once_with_its_first_ipv4_address(monkeypatch: pytest.MonkeyPatch) -> None:
     addresses = {
         "eth0": [entry("fd00::2", socket.AF_INET6), entry("10.0.0.1"), entry("10.0.0.2")],
         "eth0:1": [entry("10.9.0.1")],  # an alias: a second address, not another interface
@@ -51,17 +49,12 @@ def test_the_loopback_interface_of_this_machine_is_found() -> None:
 
 def test_only_interfaces_with_an_address_that_are_not_virtual_lead_outward() -> None:
     eth0 = Interface("eth0", "10.0.0.1")
-    others = [
-        Interface("lo", "127.0.0.1"),
-        Interface("docker0", "172.17.0.1"),
-        Interface("ib0", None),
-    ]
+    others = [Interface("lo", "127.0.0.1"), Interface("docker0", "172.17.0.1"), Interface("ib0", None)]
     assert outward([*others, eth0]) == [eth0]
 
 
 @pytest.mark.parametrize(
-    ("address", "expected"),
-    [("127.0.1.1", True), ("::1", True), ("10.0.0.1", False), ("fe80::1%eth0", False)],
+    ("address", "expected"), [("127.0.1.1", True), ("::1", True), ("10.0.0.1", False), ("fe80::1%eth0", False)]
 )
 def test_loopback_addresses_are_recognised(address: str, expected: bool) -> None:
     assert is_loopback(address) is expected
@@ -77,9 +70,7 @@ def test_an_address_resolves_to_itself_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "no such host", "a" * 300])
-def test_a_name_that_means_nothing_resolves_to_nothing(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_name_that_means_nothing_resolves_to_nothing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def fail(host: str, *options: Any, **more: Any) -> Any:
         if len(host) > 63:
             raise UnicodeError("label too long")
@@ -89,9 +80,7 @@ def test_a_name_that_means_nothing_resolves_to_nothing(
     assert resolve(name) == ()
 
 
-def test_a_name_server_that_does_not_answer_is_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_name_server_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     answer, threads = threading.Event(), []
 
     def hang(host: str, *options: Any, **more: Any) -> Any:
@@ -108,9 +97,7 @@ def test_a_name_server_that_does_not_answer_is_not_waited_for(
 
 def test_the_way_to_this_machine_is_its_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
     assert address_towards("127.0.0.1") == "127.0.0.1"
-    monkeypatch.setattr(
-        socket, "getaddrinfo", lambda *given, **more: [(0, 0, 0, "", ("127.0.0.1", 0))] * 2
-    )
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **more: [(0, 0, 0, "", ("127.0.0.1", 0))] * 2)
     assert address_towards("head") == "127.0.0.1"
     monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **more: [])
     assert address_towards("nowhere") is None

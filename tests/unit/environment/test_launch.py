@@ -55,15 +55,7 @@ ONLY_PMIX = {"slurm_srun_pmix_rank0", "slurm_srun_pmix_rank3"}
 
 
 @pytest.mark.requirement(
-    "000-P1-2",
-    "003-U-2",
-    "004-1.1-2",
-    "004-5.1-2",
-    "004-I-1",
-    "004-I-2",
-    "004-I-3",
-    "004-1.1-1",
-    "004-AO-1",
+    "000-P1-2", "003-U-2", "004-1.1-2", "004-5.1-2", "004-I-1", "004-I-2", "004-I-3", "004-1.1-1", "004-AO-1"
 )
 @pytest.mark.parametrize(("name", "expected"), PLACES.items(), ids=PLACES)
 def test_a_recorded_environment_gives_the_rank_its_place(name, expected):

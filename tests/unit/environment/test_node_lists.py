@@ -52,9 +52,7 @@ def test_a_node_list_without_hosts_requests_a_master_address() -> None:
         expand_hosts("")
 
 
-@pytest.mark.parametrize(
-    ("text", "counts"), [("4", [4]), ("1,2", [1, 2]), ("1(x2),3(x1)", [1, 1, 3]), ("", [])]
-)
+@pytest.mark.parametrize(("text", "counts"), [("4", [4]), ("1,2", [1, 2]), ("1(x2),3(x1)", [1, 1, 3]), ("", [])])
 def test_counts_are_repeated_by_their_number_of_nodes(text: str, counts: list[int]) -> None:
     assert expand_counts(text) == counts
 

@@ -73,9 +73,7 @@ def test_a_script_makes_another_secret_each_time() -> None:
     assert printed[0] != printed[1]
 
 
-def test_a_secret_is_taken_from_the_first_line_of_the_input(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_secret_is_taken_from_the_first_line_of_the_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECRET, "")
     reading, writing = os.pipe()
     os.write(writing, b"abc\nrest")

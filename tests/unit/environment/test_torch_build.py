@@ -20,9 +20,7 @@ def test_the_installed_torch_is_what_its_files_say() -> None:
 
 
 @pytest.mark.parametrize("text", ["this is no Python", "__version__ = None", "cuda = '12.4'"])
-def test_files_that_say_something_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
+def test_files_that_say_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "version.py").write_text(text)
     spec = type("Spec", (), {"submodule_search_locations": [str(tmp_path / "torch")]})

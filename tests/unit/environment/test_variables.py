@@ -34,17 +34,13 @@ def test_exported_variables_are_those_of_the_process(monkeypatch: pytest.MonkeyP
     assert os.environ["SAMESTEP_TEST"] == "after"
 
 
-def test_exporting_ends_with_its_block_also_after_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_exporting_ends_with_its_block_also_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAMESTEP_TEST", "before")
     script = "import os; print(os.environ['SAMESTEP_TEST'], os.environ['SAMESTEP_NEW'])"
 
     def start() -> str:
         with exporting({"SAMESTEP_TEST": "inside", "SAMESTEP_NEW": "too"}):
-            done = subprocess.run(
-                [sys.executable, "-S", "-c", script], capture_output=True, text=True, check=True
-            )
+            done = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, check=True)
             raise KeyError(done.stdout)
 
     with pytest.raises(KeyError, match="inside too"):
@@ -59,11 +55,7 @@ def test_a_new_process_is_given_its_number_of_threads() -> None:
 
 @pytest.mark.parametrize(
     ("environ", "serves"),
-    [
-        ({}, False),
-        ({"TORCHELASTIC_USE_AGENT_STORE": "False"}, False),
-        ({"TORCHELASTIC_USE_AGENT_STORE": "True"}, True),
-    ],
+    [({}, False), ({"TORCHELASTIC_USE_AGENT_STORE": "False"}, False), ({"TORCHELASTIC_USE_AGENT_STORE": "True"}, True)],
 )
 def test_an_agent_may_serve_the_store(environ: dict[str, str], serves: bool) -> None:
     assert agent_serves_store(environ) is serves
@@ -98,7 +90,7 @@ MPIRUN_IN_JOB = {"SAMESTEP_LAUNCH_ID": "mpirun-n1-77", "SLURM_JOB_ID": "5"}
         ({"SLURM_JOB_ID": "5"}, True),
         ({}, False),
     ],
-)  # fmt: skip
+)
 def test_an_mpirun_resumes_when_its_slurm_job_is_requeued(now: dict[str, str], same: bool) -> None:
     assert is_same_launch(now, launch_names(MPIRUN_IN_JOB)) is same
 

@@ -72,8 +72,7 @@ def test_the_tail_leaves_at_most_one_lane_partly_filled(lanes, lane_batch, sampl
 
 
 @pytest.mark.parametrize(
-    ("drop_last", "places"),
-    [(False, [(0, 0), (0, 1), (0, 2), (1, 0)]), (True, [(0, 0), (0, 1), (1, 0), (1, 1)])],
+    ("drop_last", "places"), [(False, [(0, 0), (0, 1), (0, 2), (1, 0)]), (True, [(0, 0), (0, 1), (1, 0), (1, 1)])]
 )
 def test_a_step_of_the_run_is_located_in_its_epoch(drop_last, places):
     plan = EpochPlan(10, BatchPlan(4, 2), drop_last)

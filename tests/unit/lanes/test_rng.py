@@ -9,17 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from samestep.lanes.rng import (
-    BETWEEN,
-    DATA,
-    INIT,
-    MODEL,
-    RngStreams,
-    derive,
-    order_rng,
-    reseed,
-    seed_at,
-)
+from samestep.lanes.rng import BETWEEN, DATA, INIT, MODEL, RngStreams, derive, order_rng, reseed, seed_at
 
 CPU = torch.device("cpu")
 
@@ -35,9 +25,7 @@ def test_the_streams_of_existing_runs_do_not_change() -> None:
 
 
 def test_roots_differ_by_seed_and_by_every_part_of_the_key() -> None:
-    keys: list[tuple[str | int, ...]] = [
-        (name, lane) for name in (MODEL, DATA, BETWEEN, INIT) for lane in range(8)
-    ]
+    keys: list[tuple[str | int, ...]] = [(name, lane) for name in (MODEL, DATA, BETWEEN, INIT) for lane in range(8)]
     roots = {derive(seed, *key) for seed in range(4) for key in [(), *keys]}
     assert len(roots) == 4 * 33
     assert all(0 <= root < 2**64 for root in roots)

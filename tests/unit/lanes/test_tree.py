@@ -114,7 +114,5 @@ def test_whole_blocks_merge_like_the_lanes_in_them() -> None:
         ([(0, 2), (2, 1), (3, 1), (4, 1)], [(1, 2), (0, 1), (0, 3)]),
     ],
 )
-def test_additions_end_in_the_first_slot(
-    blocks: list[tuple[int, int]], additions: list[tuple[int, int]]
-) -> None:
+def test_additions_end_in_the_first_slot(blocks: list[tuple[int, int]], additions: list[tuple[int, int]]) -> None:
     assert merge_order(blocks) == additions

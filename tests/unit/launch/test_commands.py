@@ -120,12 +120,8 @@ SCRIPTS: dict[str, Callable[[], str]] = {
     "torchrun_one_machine": lambda: here(everywhere()),
     "torchrun_restarts": lambda: here(everywhere(), max_restarts=2),
     "torch_distributed_launch": lambda: here(everywhere(launch_method="torch.distributed.launch")),
-    "torchrun_numbered_nodes": lambda: here(
-        everywhere(), nodes=Size(2, 2), node_rank=1, rendezvous="n0:29500"
-    ),
-    "torchrun_elastic_nodes": lambda: here(
-        everywhere(), nodes=Size(1, 2), rendezvous="n0:29500", max_restarts=3
-    ),
+    "torchrun_numbered_nodes": lambda: here(everywhere(), nodes=Size(2, 2), node_rank=1, rendezvous="n0:29500"),
+    "torchrun_elastic_nodes": lambda: here(everywhere(), nodes=Size(1, 2), rendezvous="n0:29500", max_restarts=3),
     "mpirun_openmpi_here": lambda: by_mpi("openmpi", "", as_root=True),
     "mpirun_openmpi_hosts": lambda: by_mpi("openmpi", "a:2,b:2"),
     "mpirun_hydra_here": lambda: by_mpi("hydra", ""),
@@ -137,11 +133,13 @@ SCRIPTS: dict[str, Callable[[], str]] = {
     "srun_in_an_allocation": lambda: by_step(ALLOCATION),
     "ssh": lambda: ssh_commands(everywhere(), parse_hosts("a:4,b:2", None), "job").script(),
     "ssh_surrounded": lambda: ssh_commands(
-        everywhere({"ssh": "ssh -p 2222", "modules": ["cuda"], "environment": {"A": "it's"},
-                    "before": ["ulimit -n 4096"]}),
-        parse_hosts("a,b", None), "job",
+        everywhere(
+            {"ssh": "ssh -p 2222", "modules": ["cuda"], "environment": {"A": "it's"}, "before": ["ulimit -n 4096"]}
+        ),
+        parse_hosts("a,b", None),
+        "job",
     ).script(),
-}  # fmt: skip
+}
 
 
 @pytest.mark.requirement("004-3.1-2", "003-T3-7", "004-SL-1")
@@ -172,9 +170,8 @@ def test_shellcheck_has_no_doubt_about_any_script(tmp_path: Path) -> None:
     for path in paths:
         path.write_text(SCRIPTS[path.stem]())
     done = subprocess.run(
-        ["shellcheck", "--severity=warning", "--norc", *map(str, paths)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        ["shellcheck", "--severity=warning", "--norc", *map(str, paths)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout
 
 
@@ -234,15 +231,11 @@ def test_variables_of_the_config_are_set_for_mpirun_and_only_named_on_its_comman
 
 
 @pytest.mark.parametrize("world", [4, 9])
-def test_openmpi_may_oversubscribe_cpus_only_where_it_does_not_know_the_hosts(
-    world: int,
-) -> None:
+def test_openmpi_may_oversubscribe_cpus_only_where_it_does_not_know_the_hosts(world: int) -> None:
     def argv(hosts: str) -> tuple[str, ...]:
         found = parse_hosts(hosts, world) if hosts else ()
         rank_command = everywhere()
-        return mpirun_command(
-            rank_command, "openmpi", world, found, "j", {}, cpus=4, as_root=False
-        ).argv
+        return mpirun_command(rank_command, "openmpi", world, found, "j", {}, cpus=4, as_root=False).argv
 
     assert ("--oversubscribe" in argv("")) == (world > 4)
     assert "--oversubscribe" not in argv(f"a:{world}")
@@ -252,8 +245,7 @@ def test_openmpi_may_oversubscribe_cpus_only_where_it_does_not_know_the_hosts(
 
 
 @pytest.mark.parametrize(
-    ("text", "size"),
-    [("1", Size(1, 1)), ("4", Size(4, 4)), ("2:4", Size(2, 4)), ("3:3", Size(3, 3))],
+    ("text", "size"), [("1", Size(1, 1)), ("4", Size(4, 4)), ("2:4", Size(2, 4)), ("3:3", Size(3, 3))]
 )
 def test_a_size_is_read(text: str, size: Size) -> None:
     assert Size.parse(text, "--nproc") == size
@@ -274,7 +266,7 @@ def test_a_size_is_read(text: str, size: Size) -> None:
         ("[fe80::1]:4,[fe80::2]:4", None, [Host("fe80::1", 4), Host("fe80::2", 4)]),
         ("fe80::ab,fe80::cd", 4, [Host("fe80::ab", 2), Host("fe80::cd", 2)]),
     ],
-)  # fmt: skip
+)
 def test_hosts_are_read(text: str, nproc: int | None, hosts: list[Host]) -> None:
     assert list(parse_hosts(text, nproc)) == hosts
 
@@ -348,9 +340,7 @@ MPI_REFUSES = {
     "nodes": 2, "node_rank": 1, "master_addr": "n0", "master_port": 1, "rendezvous": "n0:1",
     "max_restarts": 1,
 }  # fmt: skip
-SLURM_REFUSES = {
-    "node_rank": 1, "master_addr": "n0", "master_port": 1, "rendezvous": "n0:1", "hosts": "a:1",
-}  # fmt: skip
+SLURM_REFUSES = {"node_rank": 1, "master_addr": "n0", "master_port": 1, "rendezvous": "n0:1", "hosts": "a:1"}
 SSH_REFUSES = {k: v for k, v in MPI_REFUSES.items() if k != "master_port"}
 
 
@@ -504,10 +494,7 @@ def no_job(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "fragments"),
-    [pytest.param(*row, id=name) for name, *row in MISTAKES],
-)
+@pytest.mark.parametrize(("make", "error", "fragments"), [pytest.param(*row, id=name) for name, *row in MISTAKES])
 def test_a_mistake_names_the_fix(
     tmp_path: Path, make: Callable[[Path], object], error: type, fragments: list[str]
 ) -> None:
@@ -556,9 +543,7 @@ def test_a_launcher_is_chosen_by_the_config_or_the_option(tmp_path: Path) -> Non
     assert by_mpi.command.argv[:3] == (str(path), "-np", "2")
 
 
-def test_agents_in_a_slurm_job_meet_on_its_first_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_agents_in_a_slurm_job_meet_on_its_first_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[3-4]")
     launch = requested("torchrun", nproc=2, nodes="1:2")(tmp_path)
@@ -604,12 +589,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("arguments", "fragments"), [pytest.param(*row, id=name) for name, *row in CLI_MISTAKES]
-)
-def test_a_mistake_on_the_command_line_names_the_fix(
-    folder: Path, arguments: list[str], fragments: list[str]
-) -> None:
+@pytest.mark.parametrize(("arguments", "fragments"), [pytest.param(*row, id=name) for name, *row in CLI_MISTAKES])
+def test_a_mistake_on_the_command_line_names_the_fix(folder: Path, arguments: list[str], fragments: list[str]) -> None:
     done = CliRunner().invoke(app, ["launch", "run.yaml", *arguments, "--print"])
     assert done.exit_code == 2, done.output
     for fragment in fragments:
@@ -655,8 +636,7 @@ def test_an_mpirun_is_recognized_by_its_version(version: str, flavour: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "flavour"),
-    [("mpirun.openmpi", "openmpi"), ("mpiexec.hydra", "hydra"), ("mpirun.mpich", "hydra")],
+    ("name", "flavour"), [("mpirun.openmpi", "openmpi"), ("mpiexec.hydra", "hydra"), ("mpirun.mpich", "hydra")]
 )
 def test_the_mpirun_of_this_machine_is_known(name: str, flavour: str) -> None:
     if shutil.which(name) is None:
@@ -664,9 +644,7 @@ def test_the_mpirun_of_this_machine_is_known(name: str, flavour: str) -> None:
     assert find_flavour(name) == flavour
 
 
-def test_an_mpirun_that_hangs_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_mpirun_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("samestep.launch.run.mpirun._SECONDS_TO_ANSWER", 0.2)
     with pytest.raises(LaunchError, match="--version does not answer"):
         find_flavour(str(program(tmp_path / "mpirun", "exec sleep 20")))
@@ -729,12 +707,9 @@ def test_a_plan_that_cannot_be_dealt_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("threads", "lanes", "ranks"),
-    [(16, 8, 8), (8, 8, 4), (7, 8, 2), (4, 8, 2), (12, 6, 6), (64, 8, 8), (6, 3, 3)],
+    ("threads", "lanes", "ranks"), [(16, 8, 8), (8, 8, 4), (7, 8, 2), (4, 8, 2), (12, 6, 6), (64, 8, 8), (6, 3, 3)]
 )
-def test_more_processes_are_offered_where_they_share_lanes_and_threads(
-    threads: int, lanes: int, ranks: int
-) -> None:
+def test_more_processes_are_offered_where_they_share_lanes_and_threads(threads: int, lanes: int, ranks: int) -> None:
     loaded = config(f"lanes={lanes}", f"global_batch={lanes}", "same=rounding")
     hint = more_processes_may_help(loaded, 1, threads, threads, on_gpu=False)
     assert f"One process computes with {threads} threads" in hint
@@ -743,12 +718,9 @@ def test_more_processes_are_offered_where_they_share_lanes_and_threads(
 
 @pytest.mark.parametrize(
     ("world", "threads", "on_gpu", "lanes"),
-    [(2, 16, False, 8), (1, 16, True, 8), (1, 3, False, 8), (1, 1, False, 8), (1, 16, False, 1),
-     (1, 8, False, 7)],
-)  # fmt: skip
-def test_more_processes_are_not_offered_in_vain(
-    world: int, threads: int, on_gpu: bool, lanes: int
-) -> None:
+    [(2, 16, False, 8), (1, 16, True, 8), (1, 3, False, 8), (1, 1, False, 8), (1, 16, False, 1), (1, 8, False, 7)],
+)
+def test_more_processes_are_not_offered_in_vain(world: int, threads: int, on_gpu: bool, lanes: int) -> None:
     loaded = config(f"lanes={lanes}", f"global_batch={lanes}", "same=rounding")
     assert more_processes_may_help(loaded, world, threads, threads, on_gpu) == ""
 
@@ -797,9 +769,7 @@ def test_torch_is_really_missing_there(login_node: Path) -> None:
         (["--nproc", "2"], ["torch.distributed.run --standalone --nproc-per-node=2"]),
     ],
 )
-def test_a_login_node_shows_what_would_be_started(
-    login_node: Path, arguments: list[str], fragments: list[str]
-) -> None:
+def test_a_login_node_shows_what_would_be_started(login_node: Path, arguments: list[str], fragments: list[str]) -> None:
     done = without_torch(login_node, "launch", "run.yaml", *arguments, "--print")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("#!/bin/bash\n"), "the plan is beside the script"
@@ -838,9 +808,7 @@ def test_a_login_node_checks_a_config(login_node: Path) -> None:
 def test_a_login_node_knows_the_state_of_a_job(login_node: Path) -> None:
     folder = login_node / "runs" / "run" / "slurm"
     folder.mkdir(parents=True)
-    (folder / "jobs.jsonl").write_text(
-        '{"job": "12", "when": 1.0, "script": "s", "array": false}\n'
-    )
+    (folder / "jobs.jsonl").write_text('{"job": "12", "when": 1.0, "script": "s", "array": false}\n')
     done = without_torch(login_node, "show", "runs/run")
     assert done.returncode == 75, done.stderr
     assert "RUNNING" in done.stdout

@@ -58,9 +58,7 @@ LINES = WORDS.filter(lambda text: text != "" and not has_control_characters(text
 NAMES = WORDS.map(lambda text: "x" + text.replace("/", "|")) | st.just("-rf") | st.just("--help")
 """All that a folder's name can be; the first letter keeps it from being a dot or nothing."""
 RUN_NAMES = NAMES.map(
-    lambda text: "".join(c for c in text if c != "\\" and unicodedata.category(c) != "Cc").lstrip(
-        "-"
-    )
+    lambda text: "".join(c for c in text if c != "\\" and unicodedata.category(c) != "Cc").lstrip("-")
 )
 VALUES = LINES.filter(lambda text: referred(text) is None)
 ENVIRONMENTS = st.dictionaries(st.sampled_from(["_a", "B7", "LONG_NAME"]), VALUES, max_size=2)
@@ -148,12 +146,7 @@ class Shell:
                 "global_batch": 8,
                 "name": case.name,
                 "distributed": {"threads_per_rank": 2},
-                "launch": {
-                    "python": self.python,
-                    "environment": case.environment,
-                    "modules": case.modules,
-                    **launch,
-                },
+                "launch": {"python": self.python, "environment": case.environment, "modules": case.modules, **launch},
             }
         )
         return RankCommand(config, Path(case.config_file), case.overrides, folder=folder)
@@ -170,9 +163,8 @@ class Shell:
             path = f"{self.root / 'bin'}:{os.environ['PATH']}"
             home = {"PATH": path, "SEEN": seen, "HOME": str(self.root), **variables}
             done = subprocess.run(
-                ["bash", str(file)], env=home, cwd=self.root, capture_output=True, timeout=30,
-                check=False,
-            )  # fmt: skip
+                ["bash", str(file)], env=home, cwd=self.root, capture_output=True, timeout=30, check=False
+            )
             assert done.returncode == 0, done.stderr.decode()
             assert done.stderr == b""
             assert self._files() == before, "something in the script was run"
@@ -249,9 +241,7 @@ def test_mpirun_gets_what_was_meant(shell: Shell, case: Case) -> None:
     [call] = loads_modules(shell.run(launch.script()), case)
     everything_arrived(call, case, rank_command)
     assert call.program == "mpirun"
-    assert call.arguments == [
-        "-n", "2", "-bind-to", "none", "-genvall", shell.python, *ranks(case),
-    ]  # fmt: skip
+    assert call.arguments == ["-n", "2", "-bind-to", "none", "-genvall", shell.python, *ranks(case)]
 
 
 def slurm(rank_command: RankCommand, case: Case, **more: Any) -> str | None:
@@ -311,9 +301,7 @@ def test_a_slurm_job_starts_the_mpirun_that_was_meant(shell: Shell, case: Case) 
 @few
 @given(CASES, WORDS, WORDS)
 @example(SLURM_WORST, "'", "$(touch pwned)")
-def test_a_task_of_an_array_gets_its_number(
-    shell: Shell, case: Case, before: str, after: str
-) -> None:
+def test_a_task_of_an_array_gets_its_number(shell: Shell, case: Case, before: str, after: str) -> None:
     case = Case(**{**vars(case), "overrides": (*case.overrides, f"{before}{{array}}{after}")})
     script = slurm(shell.rank_command(case, slurm={"array": "0-9"}), case)
     if script is not None:
@@ -324,13 +312,7 @@ def test_a_task_of_an_array_gets_its_number(
         assert own.startswith("run_dir=")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "plain", "two words", "[x]", "'q'", "{y}", "& all", "* all", "ü",
-        "exp #3", "a: b",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("name", ["plain", "two words", "[x]", "'q'", "{y}", "& all", "* all", "ü", "exp #3", "a: b"])
 def test_a_task_of_an_array_gets_a_directory_of_its_own(shell: Shell, name: str) -> None:
     case = Case(**{**vars(HARMLESS), "name": name})
     rank_command = shell.rank_command(case, slurm={"array": "0-9"})
@@ -398,19 +380,11 @@ def test_the_script_over_ssh_fails_when_an_agent_does(shell: Shell, tmp_path: Pa
     launch = ssh_commands(shell.rank_command(HARMLESS), parse_hosts("a:2,b:2", None), "job")
     script.write_text(launch.script())
     path = f"{tmp_path}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", str(script)], env={"PATH": path}, cwd=tmp_path, timeout=20, check=False
-    )
+    done = subprocess.run(["bash", str(script)], env={"PATH": path}, cwd=tmp_path, timeout=20, check=False)
     assert done.returncode != 0
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        "false || true", "if true; then true; fi", "true  # why",
-        "sleep 0 &",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("before", ["false || true", "if true; then true; fi", "true  # why", "sleep 0 &"])
 def test_commands_before_the_ranks_are_lines_of_their_own(shell: Shell, before: str) -> None:
     rank_command = shell.rank_command(HARMLESS, before=[before, "export SEEN_BEFORE=yes"])
     for script in (
@@ -487,18 +461,11 @@ OPTIONS = ("partition", "time", "account", "qos", "mem", "constraint", "mail_use
 
 
 @settings(few, max_examples=60)
-@given(
-    RUN_NAMES,
-    NAMES,
-    st.fixed_dictionaries(dict.fromkeys(OPTIONS, LINES)),
-    st.lists(LINES, max_size=2),
-)
+@given(RUN_NAMES, NAMES, st.fixed_dictionaries(dict.fromkeys(OPTIONS, LINES)), st.lists(LINES, max_size=2))
 def test_sbatch_reads_the_options_that_were_meant(
     name: str, folder: str, options: dict[str, str], extra: list[str]
 ) -> None:
-    rank_command = in_folder(
-        {"name": name, "launch": {"slurm": {**options, "extra": extra}}}, folder
-    )
+    rank_command = in_folder({"name": name, "launch": {"slurm": {**options, "extra": extra}}}, folder)
     job = slurm_job(rank_command, None, 2)
     if has_control_characters(f"{name}{folder}"):
         with pytest.raises(LaunchError, match="must be one line"):
@@ -543,13 +510,7 @@ def test_control_characters_in_the_launch_section_are_refused(key: str, text: st
     assert f"launch.{key}" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "a-b", "1a", "", "a b", "a=b", "$(x)", "a\n", "漢",
-        "Aü", "A٣",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("name", ["a-b", "1a", "", "a b", "a=b", "$(x)", "a\n", "漢", "Aü", "A٣"])
 def test_a_variable_that_no_shell_can_set_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=r"launch\.environment.*is not a variable's name"):
         tiny({"launch": {"environment": {name: "x"}}})

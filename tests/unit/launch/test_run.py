@@ -30,15 +30,7 @@ from samestep.launch.run import slurm as slurm_jobs
 from samestep.launch.run.launches import MpirunLaunch, SlurmLaunch
 from samestep.launch.run.mpirun import run_mpirun
 from samestep.launch.run.signal_forwarder import SignalForwarder
-from samestep.launch.run.slurm import (
-    Submitted,
-    follow_job,
-    jobs_of,
-    logs_of,
-    newest_job,
-    state_of,
-    submit,
-)
+from samestep.launch.run.slurm import Submitted, follow_job, jobs_of, logs_of, newest_job, state_of, submit
 from samestep.launch.run.ssh import check_hosts, run_over_ssh
 
 GOOD = {"task": "task.py:Good", "epochs": 1, "global_batch": 8, "name": "tiny"}
@@ -245,20 +237,14 @@ PENDING = shown("PENDING", NodeList="(null)", Reason="Priority")
 RUNNING = shown("RUNNING")
 
 
-def test_following_shows_states_and_output_until_the_end(
-    cluster: Cluster, slept: list[float]
-) -> None:
+def test_following_shows_states_and_output_until_the_end(cluster: Cluster, slept: list[float]) -> None:
     job = submit(cluster.job())
-    reported, output = followed(
-        cluster, job, PENDING, PENDING, RUNNING, RUNNING, shown("COMPLETED")
-    )
+    reported, output = followed(cluster, job, PENDING, PENDING, RUNNING, RUNNING, shown("COMPLETED"))
     assert reported == ["PENDING (Priority)", "RUNNING on n[1-2]", "COMPLETED on n[1-2]"]
     assert output == "line 1\nline 2\nline 3\n"
 
 
-def test_following_shows_what_comes_after_the_end(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_following_shows_what_comes_after_the_end(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     job = submit(cluster.job())
     cluster.answers(shown("COMPLETED"))
     naps: list[float] = []
@@ -280,9 +266,7 @@ def test_a_requeue_does_not_end_following(cluster: Cluster, slept: list[float]) 
     job = submit(cluster.job())
     states = [RUNNING, shown("FAILED", ExitCode="75:0"), PENDING, RUNNING, shown("COMPLETED")]
     reported, _ = followed(cluster, job, *states)
-    assert [line.split()[0] for line in reported] == [
-        "RUNNING", "FAILED", "PENDING", "RUNNING", "COMPLETED",
-    ]  # fmt: skip
+    assert [line.split()[0] for line in reported] == ["RUNNING", "FAILED", "PENDING", "RUNNING", "COMPLETED"]
 
 
 @pytest.mark.parametrize(
@@ -304,9 +288,7 @@ def test_following_ends_as_the_job_did(
     assert str(cluster.run / "slurm" / "12.out") in str(caught.value)
 
 
-def test_following_a_job_that_saved_and_stopped_is_reported_as_stopped(
-    cluster: Cluster, slept: list[float]
-) -> None:
+def test_following_a_job_that_saved_and_stopped_is_reported_as_stopped(cluster: Cluster, slept: list[float]) -> None:
     job = submit(cluster.job())
     with pytest.raises(Stopped, match=r"job 12 was stopped \(FAILED\) and has saved"):
         followed(cluster, job, RUNNING, shown("FAILED", ExitCode="75:0"))
@@ -316,21 +298,15 @@ def followed_until_forgotten(cluster: Cluster, state: str) -> None:
     """Follow a job that Slurm forgets after this answer."""
     job = submit(cluster.job())
     cluster.answers(state)
-    follow_job(
-        cluster.run, job, lambda line: cluster.forgets() if "UNKNOWN" not in line else None, None
-    )
+    follow_job(cluster.run, job, lambda line: cluster.forgets() if "UNKNOWN" not in line else None, None)
 
 
-def test_a_job_that_is_forgotten_after_its_end_is_known_by_its_last_state(
-    cluster: Cluster, slept: list[float]
-) -> None:
+def test_a_job_that_is_forgotten_after_its_end_is_known_by_its_last_state(cluster: Cluster, slept: list[float]) -> None:
     followed_until_forgotten(cluster, shown("COMPLETED"))
     assert len(cluster.calls_of("scontrol")) > 1, "its state was queried again"
 
 
-def test_a_job_that_is_forgotten_while_it_ran_has_not_succeeded(
-    cluster: Cluster, slept: list[float]
-) -> None:
+def test_a_job_that_is_forgotten_while_it_ran_has_not_succeeded(cluster: Cluster, slept: list[float]) -> None:
     with pytest.raises(RankFailed, match="job 12 ended as UNKNOWN"):
         followed_until_forgotten(cluster, RUNNING)
 
@@ -364,16 +340,12 @@ def test_following_ends_when_a_job_without_a_requeue_is_preempted(
         followed(cluster, job, RUNNING, shown("PREEMPTED", Requeue="0", ExitCode="0:15"))
 
 
-def test_following_outlives_a_moment_in_which_slurm_is_busy(
-    cluster: Cluster, slept: list[float]
-) -> None:
+def test_following_outlives_a_moment_in_which_slurm_is_busy(cluster: Cluster, slept: list[float]) -> None:
     job = submit(cluster.job())
     scontrol = cluster.root / "bin" / "scontrol"
     busy = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     answer = scontrol.read_text().replace(
-        "\n[ -e",
-        f'\nif [ "$(wc -l < "{cluster.root}/calls")" -eq 3 ]; then echo "{busy}" >&2; exit 1; fi\n[ -e',
-        1,
+        "\n[ -e", f'\nif [ "$(wc -l < "{cluster.root}/calls")" -eq 3 ]; then echo "{busy}" >&2; exit 1; fi\n[ -e', 1
     )
     scontrol.write_text(answer)
     reported, _ = followed(cluster, job, RUNNING, RUNNING, RUNNING, shown("COMPLETED"))
@@ -381,9 +353,7 @@ def test_following_outlives_a_moment_in_which_slurm_is_busy(
     assert reported[-1].startswith("COMPLETED")
 
 
-def test_a_character_that_is_written_in_two_halves_is_shown_whole(
-    cluster: Cluster, slept: list[float]
-) -> None:
+def test_a_character_that_is_written_in_two_halves_is_shown_whole(cluster: Cluster, slept: list[float]) -> None:
     job = submit(cluster.job())
     cluster.answers(RUNNING, shown("COMPLETED"))
     output, halves = io.StringIO(), ["ü".encode()[:1], "ü".encode()[1:]]
@@ -404,9 +374,7 @@ def test_the_output_of_an_array_is_all_its_tasks(cluster: Cluster) -> None:
     assert [path.name for path in logs_of(cluster.run, job)] == ["12_0.out", "12_1.out"]
 
 
-def test_a_machine_without_slurm_is_recognized(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_without_slurm_is_recognized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LaunchError) as caught:
         submit(slurm_job(rank_command(tmp_path), None, 2))
@@ -414,9 +382,7 @@ def test_a_machine_without_slurm_is_recognized(
     assert "is this a machine of a Slurm cluster? --print shows the script" in str(caught.value)
 
 
-def test_a_slurm_that_does_not_answer_is_not_waited_for(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slurm_that_does_not_answer_is_not_waited_for(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     submit(cluster.job())
     program(cluster.root / "bin" / "scontrol", "exec sleep 20")
     monkeypatch.setattr(slurm_jobs, "_SECONDS_TO_ANSWER", 0.2)
@@ -426,9 +392,7 @@ def test_a_slurm_that_does_not_answer_is_not_waited_for(
 
 
 def test_a_slurm_that_fails_is_quoted(cluster: Cluster) -> None:
-    program(
-        cluster.root / "bin" / "scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1"
-    )
+    program(cluster.root / "bin" / "scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
     with pytest.raises(LaunchError, match="scontrol failed: Unable to contact slurm controller"):
         state_of("12")
     program(cluster.root / "bin" / "scontrol", "exit 3")
@@ -504,9 +468,7 @@ def test_the_states_of_all_jobs_are_shown(cluster: Cluster) -> None:
     assert done.exit_code == 75, done.output
     states = json.loads(done.output)["jobs"]
     assert [state["state"] for state in states] == ["FAILED", "FAILED"]
-    assert states[0].keys() == {
-        "job", "state", "reason", "nodes", "elapsed", "restarts", "exit_code",
-    }  # fmt: skip
+    assert states[0].keys() == {"job", "state", "reason", "nodes", "elapsed", "restarts", "exit_code"}
     table = typed("show", cluster.run).output
     assert "FAILED" in table
     assert "n[1-2]" in table, "a table that takes brackets for its own marks would lose them"
@@ -647,25 +609,18 @@ def test_mpirun_that_saved_and_stopped_is_reported_as_stopped(tmp_path: Path) ->
         ("kill -SEGV $$", "SIGSEGV", 1),
     ],
 )  # fmt: skip
-def test_mpirun_that_fails_is_reported_with_its_code(
-    tmp_path: Path, body: str, how: str, code: int
-) -> None:
+def test_mpirun_that_fails_is_reported_with_its_code(tmp_path: Path, body: str, how: str, code: int) -> None:
     with pytest.raises(RankFailed) as caught:
         run_mpirun(mpirun(tmp_path, body), os.environ)
-    assert f"mpirun ended with {how}: the error of the rank that failed is above" in str(
-        caught.value
-    )
+    assert f"mpirun ended with {how}: the error of the rank that failed is above" in str(caught.value)
     assert "runs/tiny/logs" in str(caught.value)
     assert caught.value.exit_code == code
 
 
 @pytest.mark.parametrize(
-    ("setup", "skipped"),
-    [({"before": ["ulimit -n 4096"]}, True), ({"modules": ["cuda"]}, True), ({}, False)],
+    ("setup", "skipped"), [({"before": ["ulimit -n 4096"]}, True), ({"modules": ["cuda"]}, True), ({}, False)]
 )
-def test_setup_lines_that_only_a_script_runs_are_reported(
-    tmp_path: Path, setup: dict[str, Any], skipped: bool
-) -> None:
+def test_setup_lines_that_only_a_script_runs_are_reported(tmp_path: Path, setup: dict[str, Any], skipped: bool) -> None:
     reported: list[str] = []
     MpirunLaunch(mpirun(tmp_path, "exit 0", **setup)).run(reported.append)
     assert [line.split(" only apply")[0] for line in reported] == (
@@ -681,9 +636,7 @@ def test_a_quiet_mpirun_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixt
     assert capfd.readouterr() == ("out\n", "err\n")
 
 
-def test_a_quiet_mpirun_that_fails_says_why(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_quiet_mpirun_that_fails_says_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     launch = mpirun(tmp_path, "seq 100; echo no route to n2 >&2; exit 3")
     with pytest.raises(RankFailed, match=r"exit code 3: .* is above$"):
         run_mpirun(launch, os.environ, quiet=True)
@@ -733,15 +686,11 @@ def test_mpirun_gets_the_signals_that_let_its_ranks_save(
 
 
 @pytest.mark.parametrize("flavour", ["openmpi", "hydra"])
-def test_a_second_interrupt_ends_mpirun(
-    tmp_path: Path, missed: list[int], waits: None, flavour: Flavour
-) -> None:
+def test_a_second_interrupt_ends_mpirun(tmp_path: Path, missed: list[int], waits: None, flavour: Flavour) -> None:
     """One that would take its time, and does not end by the signal that lets its ranks save."""
     twice = "kill -INT $PPID; until [ -s got ]; do sleep 0.02; done; kill -INT $PPID"
     body = SIGNALLED.format(send=twice, then="[ $(wc -l < got) -lt 2 ] || exit 1")
-    with pytest.raises(
-        RankFailed, match=r"stopped by SIGINT, and .* before its ranks reported"
-    ) as caught:
+    with pytest.raises(RankFailed, match=r"stopped by SIGINT, and .* before its ranks reported") as caught:
         run_mpirun(mpirun(tmp_path, body, flavour), os.environ)
     assert caught.value.exit_code == 128 + signal.SIGINT
     first = (tmp_path / "got").read_text().splitlines()[0]
@@ -807,9 +756,7 @@ def test_mpirun_is_not_in_reach_of_the_terminals_interrupt(tmp_path: Path) -> No
 
 def over_ssh(folder: Path, body: str) -> SshCommands:
     path = program(folder / "bin" / "ssh", body)
-    return ssh_commands(
-        rank_command(folder, ssh=str(path), python="/py"), parse_hosts("a:1,b:1", 2), "job"
-    )
+    return ssh_commands(rank_command(folder, ssh=str(path), python="/py"), parse_hosts("a:1,b:1", 2), "job")
 
 
 HOST = 'while [ "$1" != -- ]; do shift; done; host=$2; line=$3\n'
@@ -841,22 +788,13 @@ def test_a_missing_ssh_is_reported(tmp_path: Path) -> None:
         check_hosts(launch)
 
 
-def test_agents_are_shown_with_their_hosts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_agents_are_shown_with_their_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_over_ssh(over_ssh(tmp_path, CHECKED + 'echo "hello from $host"'))
-    assert sorted(capsys.readouterr().err.splitlines()) == [
-        "[a] hello from a",
-        "[b] hello from b",
-    ]
+    assert sorted(capsys.readouterr().err.splitlines()) == ["[a] hello from a", "[b] hello from b"]
 
 
-@pytest.mark.parametrize(
-    ("code", "error", "exit_code"), [(3, RankFailed, 3), (9, RankFailed, 1), (75, Stopped, 75)]
-)
-def test_the_first_agent_that_fails_ends_the_others(
-    tmp_path: Path, code: int, error: type, exit_code: int
-) -> None:
+@pytest.mark.parametrize(("code", "error", "exit_code"), [(3, RankFailed, 3), (9, RankFailed, 1), (75, Stopped, 75)])
+def test_the_first_agent_that_fails_ends_the_others(tmp_path: Path, code: int, error: type, exit_code: int) -> None:
     body = CHECKED + f'[ "$host" = b ] && exit {code}; cat > /dev/null; touch {tmp_path}/ended'
     with pytest.raises(error) as caught:
         run_over_ssh(over_ssh(tmp_path, body))

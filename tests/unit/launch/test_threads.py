@@ -32,19 +32,13 @@ def config(*overrides: str) -> Config:
         ({"OMP_NUM_THREADS": "0"}, None),
     ],
 )
-def test_threads_are_requested_by_whoever_set_the_variable(
-    environ: dict[str, str], threads: int | None
-) -> None:
+def test_threads_are_requested_by_whoever_set_the_variable(environ: dict[str, str], threads: int | None) -> None:
     found = requested_threads(environ)
     assert (None if found is None else found.value) == threads
 
 
-@pytest.mark.parametrize(
-    ("threads", "cpus", "lanes", "ranks"), [(1, 2, 8, 2), (1, 64, 8, 8), (2, 6, 8, 3)]
-)
-def test_with_same_bits_other_cpus_are_used_by_a_launch(
-    threads: int, cpus: int, lanes: int, ranks: int
-) -> None:
+@pytest.mark.parametrize(("threads", "cpus", "lanes", "ranks"), [(1, 2, 8, 2), (1, 64, 8, 8), (2, 6, 8, 3)])
+def test_with_same_bits_other_cpus_are_used_by_a_launch(threads: int, cpus: int, lanes: int, ranks: int) -> None:
     loaded = config(f"lanes={lanes}", f"global_batch={lanes}")
     hint = more_processes_may_help(loaded, 1, threads, cpus, on_gpu=False)
     assert "samestep launch in place of train" in hint

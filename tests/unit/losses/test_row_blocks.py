@@ -56,9 +56,7 @@ def test_blocks_add_up_to_the_whole_with_its_gradients(
     assert shared.added == 1
     assert found[0].dtype == expected[0].dtype
     torch.testing.assert_close(found, expected, check_dtype=False, rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close(
-        gradients_of(LOSSES[name](z, at_once), z), expected, rtol=1e-5, atol=1e-7
-    )
+    torch.testing.assert_close(gradients_of(LOSSES[name](z, at_once), z), expected, rtol=1e-5, atol=1e-7)
 
 
 def gradients_of(loss: Tensor, z: Tensor) -> list[Any]:

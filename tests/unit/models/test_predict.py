@@ -56,9 +56,7 @@ def expected(run: Path, samples: int, batch: int, **which: Any) -> Tensor:
 def test_a_tensor_is_written_in_order_and_reads_back_to_the_bit(tmp_path: Path) -> None:
     run = finished_run(tmp_path / "run")
     done = predict(run, "valid", tmp_path / "new" / "p.csv")
-    assert done == Predicted(
-        str(tmp_path / "new" / "p.csv"), "csv", 37, ("index", "output"), 3, "raw", 1
-    )
+    assert done == Predicted(str(tmp_path / "new" / "p.csv"), "csv", 37, ("index", "output"), 3, "raw", 1)
     written = rows(tmp_path / "new" / "p.csv")
     assert [int(row["index"]) for row in written] == list(range(37))
     assert list(written[0]) == ["index", "output_0", "output_1", "output_2"]
@@ -80,10 +78,7 @@ def test_json_lines_and_parquet_hold_the_same_values(tmp_path: Path) -> None:
     assert [line["y"] for line in lines] == [7 * index for index in range(21)]
     assert lines[20]["tag"] == '"20", ä'
     types = {field.name: str(field.type) for field in table.schema}
-    assert types == {
-        "index": "int64", "scores": "list<element: float>", "half": "float", "y": "int64",
-        "tag": "string",
-    }  # fmt: skip
+    assert types == {"index": "int64", "scores": "list<element: float>", "half": "float", "y": "int64", "tag": "string"}
 
 
 def test_lists_of_any_length_and_grids_are_kept_where_the_format_allows(tmp_path: Path) -> None:
@@ -146,11 +141,7 @@ def test_averaged_weights_are_loaded_from_where_they_are_kept(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("weights", "words"),
-    [
-        ("ema", "holds no ema weights"),
-        ("average", "samestep average"),
-        ("mean", "there are no weights 'mean'"),
-    ],
+    [("ema", "holds no ema weights"), ("average", "samestep average"), ("mean", "there are no weights 'mean'")],
 )
 def test_missing_weights_are_refused(weights: str, words: str, tmp_path: Path) -> None:
     run = finished_run(tmp_path / "run")
@@ -231,9 +222,7 @@ def test_data_that_the_task_does_not_know_are_refused(tmp_path: Path) -> None:
 
 
 def test_lane_weights_of_another_number_of_ranks_are_named(tmp_path: Path) -> None:
-    run = finished_run(
-        tmp_path / "run", distributed={"lane_weights": [3, 1], "threads_per_rank": 1}
-    )
+    run = finished_run(tmp_path / "run", distributed={"lane_weights": [3, 1], "threads_per_rank": 1})
     with pytest.raises(PlanError, match=r"distributed\.lane_weights has 2 entries"):
         predict(run, "valid", tmp_path / "p.csv")
     predict(run, "valid", tmp_path / "p.csv", "distributed.lane_weights=null")
@@ -294,9 +283,7 @@ def test_a_buffer_that_moves_while_predicting_is_refused_by_name(tmp_path: Path)
     assert names(tmp_path) == ["run"]
 
 
-def test_extra_modules_that_are_not_those_of_the_run_are_refused(
-    tmp_path: Path,
-) -> None:
+def test_extra_modules_that_are_not_those_of_the_run_are_refused(tmp_path: Path) -> None:
     run = finished_run(tmp_path / "run", "Headed")
     config = json.loads((run / "config.json").read_text())
     config["task"] = config["task"].replace("Headed", "Scores")
@@ -320,24 +307,9 @@ def test_embeddings_are_written_by_view(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "gives", "options", "message"),
     [
-        (
-            "Embeds",
-            "both",
-            {"kind": "embeddings"},
-            "there are the columns head, encoder: choose one",
-        ),
-        (
-            "Embeds",
-            "both",
-            {"kind": "embeddings", "view": "body"},
-            "there is no view body: eval_embed",
-        ),
-        (
-            "Embeds",
-            "only",
-            {"kind": "embeddings", "view": "head"},
-            "eval_embed returns embedding, as a",
-        ),
+        ("Embeds", "both", {"kind": "embeddings"}, "there are the columns head, encoder: choose one"),
+        ("Embeds", "both", {"kind": "embeddings", "view": "body"}, "there is no view body: eval_embed"),
+        ("Embeds", "only", {"kind": "embeddings", "view": "head"}, "eval_embed returns embedding, as a"),
         ("Scores", "output", {"kind": "embeddings"}, "Scores has no embeddings: define eval_embed"),
         ("Scores", "reshapes", {}, "rows from 8 on are float32 (2,), unlike float32 (3,) before"),
         ("Scores", "mixed", {}, "column 'a' holds more than numbers of one shape"),

@@ -112,9 +112,7 @@ SIZES = (1.0, 3.0, 0.2, 9.0, 2.0)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("per_group", [False, True])
-def test_adaptively_it_is_a_multiple_of_the_running_norm(
-    per_group: bool, dtype: torch.dtype
-) -> None:
+def test_adaptively_it_is_a_multiple_of_the_running_norm(per_group: bool, dtype: torch.dtype) -> None:
     held = groups(dtype=dtype)
     ours = clipping(held, adaptive=1.5, memory=0.75, per_group=per_group)
     formulas = [Formula(1.5, 0.75) for _ in range(2 if per_group else 1)]

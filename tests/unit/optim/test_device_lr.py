@@ -18,12 +18,9 @@ def optimizers() -> list[Optimizer]:
 
 
 @pytest.mark.parametrize(
-    ("options", "takes"),
-    [({"fused": True}, True), ({"capturable": True, "foreach": False}, True), ({}, False)],
+    ("options", "takes"), [({"fused": True}, True), ({"capturable": True, "foreach": False}, True), ({}, False)]
 )
-def test_fused_and_capturable_optimizers_read_rates_on_the_device(
-    options: dict[str, bool], takes: bool
-) -> None:
+def test_fused_and_capturable_optimizers_read_rates_on_the_device(options: dict[str, bool], takes: bool) -> None:
     assert takes_rate_from_device(AdamW(nn.Linear(1, 1).parameters(), **options)) is takes
 
 
@@ -45,9 +42,7 @@ def test_on_a_cpu_rates_stay_numbers() -> None:
 def on_device(monkeypatch: pytest.MonkeyPatch) -> list[Optimizer]:
     """Rates as on a GPU, whose memory is the host's."""
     plain = torch.tensor
-    monkeypatch.setattr(
-        torch, "tensor", lambda value, dtype, device: plain(value, dtype=dtype, device="cpu")
-    )
+    monkeypatch.setattr(torch, "tensor", lambda value, dtype, device: plain(value, dtype=dtype, device="cpu"))
     return optimizers()
 
 

@@ -63,9 +63,7 @@ def test_on_a_cpu_nothing_is_changed() -> None:
     assert _settings() == before
 
 
-def test_a_context_that_is_closed_has_put_everything_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_context_that_is_closed_has_put_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config({"task": "t.py:T", "global_batch": 8, "epochs": 1})
     context = SingleProcessContext()
     context.device = GPU

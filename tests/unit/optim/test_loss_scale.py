@@ -65,9 +65,8 @@ def test_the_scale_follows_its_rules(
     steps: list[bool], interval: int, hysteresis: int, growth: float, backoff: float
 ) -> None:
     rules = LossScaleConfig(
-        init=64.0, growth=growth, backoff=backoff, interval=interval, min=8.0, max=512.0,
-        hysteresis=hysteresis,
-    )  # fmt: skip
+        init=64.0, growth=growth, backoff=backoff, interval=interval, min=8.0, max=512.0, hysteresis=hysteresis
+    )
     ours, theirs = LossScale(rules, CPU, 1), Rules(rules, 64.0)
     assert [after_step(ours, bad) for bad in steps] == [theirs.step(bad) for bad in steps]
 
@@ -145,9 +144,7 @@ def test_float64_gradients_are_divided_in_float64() -> None:
 
 @pytest.mark.parametrize("as_tensor", [False, True])
 @pytest.mark.parametrize("losses", [[1.0, math.nan], [math.inf, 2.0], [math.inf, -math.inf]])
-def test_a_loss_that_is_not_finite_is_found_though_gradients_are(
-    losses: list[float], as_tensor: bool
-) -> None:
+def test_a_loss_that_is_not_finite_is_found_though_gradients_are(losses: list[float], as_tensor: bool) -> None:
     check = CheckedScaling(CPU)
     check.begin()
     check.check_losses([torch.tensor(1e38), torch.tensor(1e38), torch.tensor(3e38), 0.0])

@@ -30,16 +30,12 @@ def stats(*losses: float) -> LocalStats:
     return LocalStats([LaneStats(torch.tensor(loss), 4.0) for loss in losses], RankFlags())
 
 
-def guard_for(
-    context: SingleProcessContext, policy: str = "skip", model: nn.Module | None = None
-) -> FiniteGuard:
+def guard_for(context: SingleProcessContext, policy: str = "skip", model: nn.Module | None = None) -> FiniteGuard:
     scaling = CheckedScaling(torch.device("cpu")) if policy == "skip" else Scaling()
     return FiniteGuard(context, [model or nn.Linear(1, 1)], remembered=3, scaling=scaling)
 
 
-def allows_update(
-    guard: FiniteGuard, step: int, measured: LocalStats, params: Sequence[nn.Parameter]
-) -> bool:
+def allows_update(guard: FiniteGuard, step: int, measured: LocalStats, params: Sequence[nn.Parameter]) -> bool:
     """Whether an update changes these parameters; it looks at their gradients and the losses."""
     params = params or [nn.Parameter(torch.ones(1))]
     check = CheckedScaling(torch.device("cpu"))
@@ -158,15 +154,10 @@ def test_the_samples_of_another_ranks_lane_are_named_too(two_ranks: TwoRanks) ->
         (("a1", "b2"), "samples a1, b2"),
         ((0, 1), "samples 0, 1"),
         ((0,), "samples 0"),
-        pytest.param(
-            ("",),
-            "1 sample",
-        ),
+        pytest.param(("",), "1 sample"),
     ],
 )
-def test_samples_of_a_stream_are_counted(
-    context: SingleProcessContext, ids: tuple[Any, ...], words: str
-) -> None:
+def test_samples_of_a_stream_are_counted(context: SingleProcessContext, ids: tuple[Any, ...], words: str) -> None:
     guard = guard_for(context, "stop")
     guard.begin(0)
     guard.saw(0, 0, tuple(ids))

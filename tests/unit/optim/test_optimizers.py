@@ -66,8 +66,7 @@ def groups(optimizers: list[Optimizer], *modules: nn.Module) -> list[tuple[Any, 
     ]
 
 
-DECAYED = {"embed.weight", "body.0.weight", "attention.in_proj_weight",
-           "attention.out_proj.weight", "scale"}  # fmt: skip
+DECAYED = {"embed.weight", "body.0.weight", "attention.in_proj_weight", "attention.out_proj.weight", "scale"}
 NORMS = {"body.1.weight", "body.1.bias", "body.2.weight", "body.2.bias", "norm.weight"}
 BIASES = {"body.0.bias", "attention.in_proj_bias", "attention.out_proj.bias", "out.bias"}
 
@@ -113,10 +112,7 @@ def test_the_first_group_that_matches_has_a_parameter() -> None:
         name="sgd",
         lr=0.1,
         args={"momentum": 0.9},
-        groups=[
-            {"match": ["attention.*", "scale"], "lr": 0.01},
-            {"match": ["*.bias"], "lr": 0.5, "weight_decay": 0.2},
-        ],
+        groups=[{"match": ["attention.*", "scale"], "lr": 0.01}, {"match": ["*.bias"], "lr": 0.5, "weight_decay": 0.2}],
     )
     attention = {n for n, p in model.named_parameters() if n.startswith("attention.")}
     biases = {"body.0.bias", "body.1.bias", "body.2.bias", "out.bias"}
@@ -267,9 +263,7 @@ def test_scaling_is_told_in_one_line() -> None:
     assert told is not None
     assert "sqrt would multiply them by 2, linear by 4" in told
     told = describe_scaling(config_of(base_batch=16, lr_scaling="sqrt"), 64)
-    assert told == (
-        "Learning rates are multiplied by 2 (lr_scaling sqrt: global batch 64, base_batch 16)"
-    )
+    assert told == ("Learning rates are multiplied by 2 (lr_scaling sqrt: global batch 64, base_batch 16)")
 
 
 def test_a_section_that_is_empty_is_on_and_needs_a_task() -> None:

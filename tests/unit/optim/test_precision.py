@@ -51,16 +51,9 @@ def test_auto_goes_by_what_the_gpu_computes_in_and_says_so(
 
 @pytest.mark.parametrize(
     ("kind", "computed"),
-    [
-        ("fp32", torch.float32),
-        ("tf32", torch.float32),
-        ("bf16", torch.bfloat16),
-        ("fp16", torch.float16),
-    ],
+    [("fp32", torch.float32), ("tf32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)],
 )
-def test_forward_is_in_the_precision_and_backward_outside_of_it(
-    kind: str, computed: torch.dtype
-) -> None:
+def test_forward_is_in_the_precision_and_backward_outside_of_it(kind: str, computed: torch.dtype) -> None:
     precision = choose_precision(kind, CPU)
     a = torch.ones(2, 2)
     with precision.forward():
@@ -84,9 +77,7 @@ def test_forward_is_in_the_precision_and_backward_outside_of_it(
         ({}, CPU, []),
     ],
 )
-def test_what_is_set_in_vain_is_said(
-    values: dict[str, Any], device: torch.device, told: list[str]
-) -> None:
+def test_what_is_set_in_vain_is_said(values: dict[str, Any], device: torch.device, told: list[str]) -> None:
     config = load_config({"task": "a.py:B", "epochs": 1, "global_batch": 8, **values})
     found = without_effect(config, choose_precision(config.precision, device))
     assert len(found) == len(told)

@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 
 from samestep.config.named_classes import argument_mistakes, arguments_of
-from samestep.optim.registry import (
-    classes_of,
-    closest,
-    with_tuples,
-)
+from samestep.optim.registry import classes_of, closest, with_tuples
 
 
 class Base:
@@ -62,9 +58,7 @@ def test_only_arguments_that_have_a_name_can_be_given() -> None:
         ),
     ],
 )
-def test_every_wrong_and_missing_argument_is_named(
-    given: dict[str, float], mistakes: list[str]
-) -> None:
+def test_every_wrong_and_missing_argument_is_named(given: dict[str, float], mistakes: list[str]) -> None:
     known = arguments_of(takes, without=["params"])
     assert [str(found) for found in argument_mistakes("o", "sgd", known, given)] == mistakes
 

@@ -41,17 +41,13 @@ def move_on(schedules: Any, optimizer: SGD, step: int, per_epoch: int, metrics: 
                 item.scheduler.step(metrics(step // per_epoch))
 
 
-def shares(
-    steps: int = 20, per_epoch: int = 5, metrics: Any = lambda epoch: 1.0, **section: Any
-) -> list[float]:
+def shares(steps: int = 20, per_epoch: int = 5, metrics: Any = lambda epoch: 1.0, **section: Any) -> list[float]:
     """The share of the full rate in each step; of both groups, which must be the same."""
     optimizer = two_groups()
     schedules = build_schedules(ScheduleConfig(**section), [optimizer], steps, per_epoch)
     found = []
     for step in range(steps):
-        first, second = (
-            g["lr"] / full for g, full in zip(optimizer.param_groups, FULL, strict=True)
-        )
+        first, second = (g["lr"] / full for g, full in zip(optimizer.param_groups, FULL, strict=True))
         assert first == pytest.approx(second)
         found.append(first)
         move_on(schedules, optimizer, step, per_epoch, metrics)
@@ -75,10 +71,7 @@ AFTER_4 = {
     "linear": ({}, [1 - n / 16 for n in range(16)]),
     "linear to a tenth": ({"name": "linear", "final": 0.1}, [1 - 0.9 * n / 16 for n in range(16)]),
     "cosine": ({}, [half_cosine(n / 16) for n in range(16)]),
-    "cosine to a fifth": (
-        {"name": "cosine", "final": 0.2},
-        [0.2 + 0.8 * half_cosine(n / 16) for n in range(16)],
-    ),
+    "cosine to a fifth": ({"name": "cosine", "final": 0.2}, [0.2 + 0.8 * half_cosine(n / 16) for n in range(16)]),
     "warm_restarts": (
         {"args": {"T_0": 3, "T_mult": 2}},
         [half_cosine(x) for x in (0, 1 / 3, 2 / 3, 0, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6)]
@@ -96,7 +89,7 @@ AFTER_4 = {
         {"name": "CosineAnnealingLR", "every": "step", "args": {"T_max": 16}},
         [half_cosine(n / 16) for n in range(16)],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", AFTER_4)
@@ -120,10 +113,8 @@ BY_EPOCHS = {
     "linear": ({"every": "epoch", "final": 0.2}, [1, 0.8, 0.6, 0.4]),
     "warm_restarts": ({"every": "epoch", "args": {"T_0": 2}}, [1, 0.5, 1, 0.5]),
     "plateau": ({"args": {"patience": 0, "factor": 0.5}}, [1, 1, 0.5, 0.25]),
-    "ReduceLROnPlateau": (
-        {"final": 0.4, "args": {"patience": 0, "factor": 0.5}}, [1, 1, 0.5, 0.4],
-    ),
-}  # fmt: skip
+    "ReduceLROnPlateau": ({"final": 0.4, "args": {"patience": 0, "factor": 0.5}}, [1, 1, 0.5, 0.4]),
+}
 
 
 @pytest.mark.parametrize("case", BY_EPOCHS)
@@ -184,10 +175,7 @@ def test_warm_restarts_are_those_of_torch() -> None:
 
 @pytest.mark.parametrize("name", ["OneCycleLR", "CyclicLR"])
 def test_no_scheduler_of_torch_changes_momentum(name: str) -> None:
-    args = {
-        "OneCycleLR": {"max_lr": 1.0, "total_steps": 20},
-        "CyclicLR": {"base_lr": 0.1, "max_lr": 1.0},
-    }
+    args = {"OneCycleLR": {"max_lr": 1.0, "total_steps": 20}, "CyclicLR": {"base_lr": 0.1, "max_lr": 1.0}}
     optimizer = two_groups()
     (schedule,) = build_schedules(ScheduleConfig(name=name, args=args[name]), [optimizer], 20, 5)
     assert schedule.every == "step"
@@ -254,9 +242,7 @@ def test_a_rate_in_a_tensor_stays_that_tensor() -> None:
 
 MISTAKES = {
     "schedule.name": ({"name": "cosin"}, "there are constant, linear, cosine, one_cycle, step"),
-    "schedule.args.T_O": (
-        {"name": "warm_restarts", "args": {"T_O": 3}}, "it takes T_0, T_mult",
-    ),
+    "schedule.args.T_O": ({"name": "warm_restarts", "args": {"T_O": 3}}, "it takes T_0, T_mult"),
     "schedule.args.T_0": ({"name": "warm_restarts"}, "cannot do without it"),
     "schedule.args.gamma": ({"name": "ExponentialLR"}, "cannot do without it"),
     "schedule.args.mode": ({"name": "plateau", "args": {"mode": "max"}}, "it takes factor"),
@@ -264,7 +250,7 @@ MISTAKES = {
     "schedule.final": ({"name": "step", "final": 0.1, "args": {"step_size": 1}}, "linear, cosine"),
     "schedule.every": ({"name": "plateau", "every": "step"}, "every evaluation"),
     "schedule.warmup": ({"name": "one_cycle", "warmup": 3}, "pct_start"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("path", MISTAKES)

@@ -30,9 +30,7 @@ SCALE = LossScaleConfig(init=8.0, min=2.0)
 class Bench:
     """An update of two parameters with an optimizer each, by the gradient 3 and 4."""
 
-    def __init__(
-        self, check: Scaling | None = None, clip: float | None = None, fused: bool = False
-    ) -> None:
+    def __init__(self, check: Scaling | None = None, clip: float | None = None, fused: bool = False) -> None:
         self.model = nn.Module()
         self.model.a, self.model.b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
         self.model.register_buffer("seen", torch.zeros(()))
@@ -67,9 +65,7 @@ class Bench:
     def rate(self) -> float:
         return float(self.optimizers[0].param_groups[0]["lr"])
 
-    def step(
-        self, number: int = 0, gradient: float = 1.0, loss: Tensor | float = 2.0, *chosen: SGD
-    ) -> Updated:
+    def step(self, number: int = 0, gradient: float = 1.0, loss: Tensor | float = 2.0, *chosen: SGD) -> Updated:
         """A step of one lane whose gradients are 3 and 4 times `gradient`."""
         self.guard.begin(number)
         self.guard.keep_buffers()
@@ -102,9 +98,7 @@ def test_gradients_are_unscaled_then_clipped_then_stepped_by(check: CheckedScali
 @pytest.mark.parametrize("loss", [math.nan, torch.tensor(math.inf)])
 @pytest.mark.parametrize("gradient", [1.0, math.nan])
 @pytest.mark.parametrize("scaled", [False, True])
-def test_a_step_that_is_not_finite_moves_nothing(
-    scaled: bool, gradient: float, loss: Tensor | float
-) -> None:
+def test_a_step_that_is_not_finite_moves_nothing(scaled: bool, gradient: float, loss: Tensor | float) -> None:
     bench = Bench(loss_scale() if scaled else CheckedScaling(CPU), clip=1.0)
     bench.step(0)
     before = bench.weights
@@ -130,10 +124,7 @@ def test_an_overflow_shrinks_the_scale_of_the_next_step() -> None:
     bench = Bench(loss_scale())
     scales = [bench.step(number, bad) for number, bad in enumerate([1.0, math.inf, 1.0])]
     assert [float(updated.scale) for updated in scales] == [8.0, 8.0, 4.0]  # type: ignore[arg-type]
-    assert (
-        "a gradient of step 1 is NaN or infinite at loss scale 8: the step is skipped"
-        in (bench.said[0])
-    )
+    assert "a gradient of step 1 is NaN or infinite at loss scale 8: the step is skipped" in (bench.said[0])
 
 
 def test_an_overflow_at_the_lowest_scale_ends_the_run() -> None:
@@ -182,9 +173,7 @@ def test_rates_are_numbers_though_the_optimizer_holds_a_tensor() -> None:
     assert all(type(rate) is float for rate in bench.step().rates)
 
 
-def test_what_follows_a_step_can_wait_until_it_is_decided(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_follows_a_step_can_wait_until_it_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where fused optimizers skip on the device and the host learns of it later."""
     bench = Bench(CheckedScaling(CPU), fused=True)
     monkeypatch.setattr(bench.update, "_decided_on_device", True)

@@ -56,9 +56,7 @@ def ema_of(model: nn.Module, steps_per_epoch: int | None = None, **rule: Any) ->
 
 def bits(model: nn.Module) -> dict[str, bytes]:
     state = model.state_dict()
-    return {
-        k: v.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for k, v in state.items()
-    }
+    return {k: v.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for k, v in state.items()}
 
 
 # -- the arithmetic ------------------------------------------------------------------------------
@@ -100,9 +98,7 @@ def test_warm_up_averages_little_at_first() -> None:
         ({"decay": 0.9, "per": "epoch", "every": 8}, 40, 0.9 ** (8 / 40)),
     ],
 )
-def test_decay_per_step_and_per_epoch(
-    rule: dict[str, Any], steps_per_epoch: int | None, stays: float
-) -> None:
+def test_decay_per_step_and_per_epoch(rule: dict[str, Any], steps_per_epoch: int | None, stays: float) -> None:
     model = nn.Linear(1, 1, bias=False)
     ema = ema_of(model, steps_per_epoch, warmup=False, **rule)
     assert ema.decay == pytest.approx(stays, rel=1e-15)
@@ -231,9 +227,7 @@ def test_a_saved_average_goes_on_where_it_was() -> None:
     assert ema.decay == again.decay
     for name, tensor in ema.weights().items():
         assert torch.equal(tensor, again.weights()[name]), name
-    assert not torch.equal(
-        saved["model"]["first.weight"], ema.state_dict()["model"]["first.weight"]
-    )
+    assert not torch.equal(saved["model"]["first.weight"], ema.state_dict()["model"]["first.weight"])
 
 
 def test_a_saved_average_of_another_model_is_refused() -> None:

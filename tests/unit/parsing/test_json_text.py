@@ -33,7 +33,7 @@ def test_what_we_write_is_read():
 @pytest.mark.parametrize(
     ("content", "reason"),
     [(b"\xff", "is not UTF-8 text"), (b"[1", "is not valid JSON"), (None, "cannot be read: No such file")],
-)  # fmt: skip
+)
 def test_a_file_that_cannot_be_read_is_the_same_kind(tmp_path, content, reason):
     path = tmp_path / "x.json"
     if content is not None:

@@ -5,9 +5,7 @@ import pytest
 from samestep.parsing.numbers import signed_number, whole_number
 
 
-@pytest.mark.parametrize(
-    "text", ["", "²", "٣", "1_0", " 1", "1 ", "+1", "-1", "1.0", "1e3", "x", "9" * 19, "1\n"]
-)
+@pytest.mark.parametrize("text", ["", "²", "٣", "1_0", " 1", "1 ", "+1", "-1", "1.0", "1e3", "x", "9" * 19, "1\n"])
 def test_only_plain_digits_are_a_number(text):
     assert whole_number(text) is None
 

@@ -57,8 +57,7 @@ def test_what_contains_itself_is_named_so(text):
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["[" * 3000 + "]" * 3000, "{a: " * 3000 + "}" * 3000, "- " * 3000 + "x", "[" * 101 + "]" * 101],
+    "text", ["[" * 3000 + "]" * 3000, "{a: " * 3000 + "}" * 3000, "- " * 3000 + "x", "[" * 101 + "]" * 101]
 )
 def test_what_is_nested_too_deep_is_named_so(text):
     with pytest.raises(TextError, match="is nested more than 100 levels deep, on line 1"):
@@ -72,10 +71,7 @@ def test_a_hundred_levels_are_not_too_deep():
     assert value == []
 
 
-@pytest.mark.parametrize(
-    "text",
-    [BOMB, MERGE_BOMB, f"a: &a {'x' * 1000}\nb: [{'*a, ' * 2000}]"],
-)
+@pytest.mark.parametrize("text", [BOMB, MERGE_BOMB, f"a: &a {'x' * 1000}\nb: [{'*a, ' * 2000}]"])
 def test_aliases_cannot_make_gigabytes(text):
     started = time.process_time()
     tracemalloc.start()

@@ -17,9 +17,7 @@ from samestep.reduce.stats import EMPTY, LaneStats, LocalStats, RankFlags
 KINDS = pytest.mark.parametrize("kind", [HostBucketStats, DeviceBucketStats])
 """The second is for buckets on a GPU; its kernels run on CPUs too."""
 
-anything = st.floats(allow_nan=False, allow_infinity=False, width=64).filter(
-    lambda x: x == 0 or 1e-20 < abs(x) < 1e30
-)
+anything = st.floats(allow_nan=False, allow_infinity=False, width=64).filter(lambda x: x == 0 or 1e-20 < abs(x) < 1e30)
 
 
 def sent(
@@ -51,9 +49,7 @@ def alone(kind: type[BucketStats], loss: float, count: float, dtype: torch.dtype
 @KINDS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(loss=anything, count=anything)
-def test_doubles_survive_to_the_bit(
-    kind: type[BucketStats], dtype: torch.dtype, loss: float, count: float
-) -> None:
+def test_doubles_survive_to_the_bit(kind: type[BucketStats], dtype: torch.dtype, loss: float, count: float) -> None:
     assert alone(kind, loss, count, dtype) == [loss, count]
 
 
@@ -77,7 +73,7 @@ def test_every_ranks_lanes_and_flags_arrive(kind: type[BucketStats]) -> None:
         kind,
         [[LaneStats(torch.tensor(odd, dtype=torch.float64), 3.0)], [EMPTY, LaneStats(1e-3, 2.0**40 + 1)]],
         [RankFlags(0.0, 1.5), RankFlags(271.0, 0.25)],
-    )  # fmt: skip
+    )
     bucket.zero_()  # the next step needs the memory
     assert found.values() == [odd, 3.0, 0.0, 0.0, 1e-3, 2.0**40 + 1]
     assert found.count() == 2.0**40 + 4

@@ -193,9 +193,7 @@ def test_integers_are_added_up_exactly() -> None:
 
 
 @pytest.mark.parametrize(("values", "expected"), [((-1, -2), -2), ((-3, -4), -4), ((5, 6), 6)])
-def test_halves_are_rounded_to_even_on_both_sides_of_zero(
-    values: tuple[int, int], expected: int
-) -> None:
+def test_halves_are_rounded_to_even_on_both_sides_of_zero(values: tuple[int, int], expected: int) -> None:
     counter = torch.zeros(1, dtype=torch.int32)
     run_lanes(buffers_of([counter], 2), *[lambda v=v: counter.add_(v) for v in values])
     assert counter.item() == expected
@@ -216,11 +214,7 @@ def test_a_flag_is_cleared_if_all_lanes_clear_it() -> None:
 
 def test_imaginary_parts_move_too() -> None:
     spectrum = torch.zeros(1, dtype=torch.complex64)
-    run_lanes(
-        buffers_of([torch.zeros(3), spectrum], 2),
-        lambda: spectrum.add_(1 + 3j),
-        lambda: spectrum.add_(3 - 1j),
-    )
+    run_lanes(buffers_of([torch.zeros(3), spectrum], 2), lambda: spectrum.add_(1 + 3j), lambda: spectrum.add_(3 - 1j))
     assert spectrum.item() == 2 + 1j
 
 
@@ -246,9 +240,7 @@ def record_lanes(found: LaneBuffers, lanes: dict[int, Callable[[], object]]) -> 
 
 
 @pytest.mark.parametrize("missing", [(), (0,), (1, 4), (0, 1, 2, 3)])
-def test_recorded_lanes_give_the_bits_of_lanes_one_after_the_other(
-    missing: tuple[int, ...],
-) -> None:
+def test_recorded_lanes_give_the_bits_of_lanes_one_after_the_other(missing: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     start = {
         "mean": torch.randn(3), "low": torch.randn(2).bfloat16(), "turn": torch.randn(2).cfloat(),
@@ -361,9 +353,8 @@ def test_sums_and_last_lanes() -> None:
 
 def queue(length: int) -> Holder:
     return declared(
-        {"queue": Concatenate(pointer="at", dim=1)},
-        queue=torch.zeros(2, length), at=torch.zeros(1, dtype=torch.int64),
-    )  # fmt: skip
+        {"queue": Concatenate(pointer="at", dim=1)}, queue=torch.zeros(2, length), at=torch.zeros(1, dtype=torch.int64)
+    )
 
 
 def enqueue(module: Holder, key: float) -> None:

@@ -12,15 +12,7 @@ from torch.nn import Parameter
 from samestep.errors import TaskError
 from samestep.lanes.tree import LaneTree
 from samestep.optim.loss_scale import CheckedScaling
-from samestep.reduce.gradients import (
-    GradientSum,
-    Grads,
-    LaneBucket,
-    LaneSum,
-    OneLaneSum,
-    RecordedSums,
-    add_grads,
-)
+from samestep.reduce.gradients import GradientSum, Grads, LaneBucket, LaneSum, OneLaneSum, RecordedSums, add_grads
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import NO_FLAGS, LaneStats, LocalStats
 
@@ -39,9 +31,7 @@ def grads(named: list[tuple[str, Parameter]]) -> list[Any]:
     return [None if p.grad is None else p.grad.tolist() for _, p in named]
 
 
-def backward(
-    found: GradientSum, named: list[tuple[str, Parameter]], lane: int, *factors: float | None
-) -> None:
+def backward(found: GradientSum, named: list[tuple[str, Parameter]], lane: int, *factors: float | None) -> None:
     """A lane whose gradient of each parameter is its factor; None leaves it unused."""
     used = [(p, f) for (_, p), f in zip(named, factors, strict=True) if f is not None]
     loss = torch.stack([p.sum() * f for p, f in used]).sum()

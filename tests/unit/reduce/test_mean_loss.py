@@ -22,8 +22,6 @@ def test_the_mean_loss_is_added_up_in_the_trees_order(lanes: int) -> None:
     expected = tree.close() / sum(counts)
     on_host = [number for pair in zip(losses, counts, strict=True) for number in pair]
     as_tensors = [torch.tensor(number) for number in on_host]
-    losses_only = [
-        t if at % 2 == 0 else n for at, (t, n) in enumerate(zip(as_tensors, on_host, strict=True))
-    ]
+    losses_only = [t if at % 2 == 0 else n for at, (t, n) in enumerate(zip(as_tensors, on_host, strict=True))]
     for values in (on_host, as_tensors, losses_only):
         assert mean_loss(values, CPU).item() == expected

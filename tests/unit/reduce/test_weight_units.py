@@ -17,9 +17,7 @@ class Decoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(5, 4)
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(4, 16), nn.Linear(16, 4)) for _ in range(3)
-        )
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 16), nn.Linear(16, 4)) for _ in range(3))
         self.heads = nn.ModuleList([nn.Linear(4, 1), nn.Linear(4, 1)])
         self.out = nn.Linear(4, 5, bias=False)
         self.out.weight = self.embed.weight
@@ -33,32 +31,23 @@ def _units(model: nn.Module, *patterns: str) -> dict[str, list[str]]:
 def test_blocks_are_those_with_which_the_least_is_held_at_once() -> None:
     units = _units(Decoder())
     assert list(units) == ["layers.0", "layers.1", "layers.2", "what is in no block"]
-    assert units["layers.1"] == [
-        f"layers.1.{i}.{kind}" for i in (0, 1) for kind in ("weight", "bias")
-    ]
+    assert units["layers.1"] == [f"layers.1.{i}.{kind}" for i in (0, 1) for kind in ("weight", "bias")]
     rest = units["what is in no block"]
-    assert rest == [
-        "embed.weight",
-        *(f"heads.{i}.{kind}" for i in (0, 1) for kind in ("weight", "bias")),
-    ]
+    assert rest == ["embed.weight", *(f"heads.{i}.{kind}" for i in (0, 1) for kind in ("weight", "bias"))]
 
 
 def test_a_weight_of_two_blocks_is_in_none() -> None:
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
     model[2].weight = model[0].weight
     units = _units(model)
-    assert units == {
-        "0": ["0.bias"], "1": ["1.weight", "1.bias"], "2": ["2.bias"], "what is in no block": ["0.weight"],
-    }  # fmt: skip
+    assert units == {"0": ["0.bias"], "1": ["1.weight", "1.bias"], "2": ["2.bias"], "what is in no block": ["0.weight"]}
 
 
 def test_blocks_can_be_named_and_only_the_outermost_count() -> None:
     assert list(_units(Decoder(), "layers.*", "heads")) == [
         "layers.0", "layers.1", "layers.2", "heads", "what is in no block",
     ]  # fmt: skip
-    with pytest.raises(
-        TaskError, match=r"shard_blocks: 'blocks\.\*' matches no module; the model has"
-    ):
+    with pytest.raises(TaskError, match=r"shard_blocks: 'blocks\.\*' matches no module; the model has"):
         _units(Decoder(), "blocks.*")
 
 
@@ -72,9 +61,7 @@ def test_a_frozen_block_is_no_unit() -> None:
 def test_two_parameters_in_one_memory_are_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     model[1].weight = nn.Parameter(model[0].weight.data)
-    with pytest.raises(
-        TaskError, match=r"1\.weight and 0\.weight are two parameters in the same memory"
-    ):
+    with pytest.raises(TaskError, match=r"1\.weight and 0\.weight are two parameters in the same memory"):
         _units(model)
 
 

@@ -14,15 +14,11 @@ RUNS = [history(**dict.fromkeys(NAMES, ONE)), history("other", accuracy=ONE)]
 
 
 def test_what_a_person_follows_comes_in_that_order() -> None:
-    assert choose(RUNS, []) == [
-        "loss", "loss/a", "val_loss", "accuracy", "lr[0]", "lr[1]", "loss_scale",
-    ]  # fmt: skip
+    assert choose(RUNS, []) == ["loss", "loss/a", "val_loss", "accuracy", "lr[0]", "lr[1]", "loss_scale"]
 
 
 def test_anything_can_be_chosen_by_its_name_also_with_wildcards() -> None:
-    assert choose(RUNS, ["time_data", "lr", "*loss"]) == [
-        "time_data", "lr[0]", "lr[1]", "loss", "val_loss",
-    ]  # fmt: skip
+    assert choose(RUNS, ["time_data", "lr", "*loss"]) == ["time_data", "lr[0]", "lr[1]", "loss", "val_loss"]
     assert choose(RUNS, ["lr[1]"]) == ["lr[1]"]
 
 
@@ -41,6 +37,4 @@ def test_a_run_of_nothing_but_bookkeeping_shows_that() -> None:
 
 
 def test_names_for_people() -> None:
-    assert [base("lr[12]"), base("a[b]"), title("lr"), title("f1")] == [
-        "lr", "a[b]", "learning rate", "f1",
-    ]  # fmt: skip
+    assert [base("lr[12]"), base("a[b]"), title("lr"), title("f1")] == ["lr", "a[b]", "learning rate", "f1"]

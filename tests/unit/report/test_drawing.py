@@ -43,9 +43,7 @@ def test_a_run_has_one_color_and_the_curves_of_a_list_one_panel() -> None:
     runs = [history(loss=[1.0], **rates), history("other", loss=[2.0], **rates)]
     loss, rate = drawn(runs)
     assert (loss.title, rate.title) == ("loss", "learning rate")
-    assert [curve.name for curve in rate.lines] == [
-        "mine [0]", "mine [1]", "other [0]", "other [1]",
-    ]  # fmt: skip
+    assert [curve.name for curve in rate.lines] == ["mine [0]", "mine [1]", "other [0]", "other [1]"]
     assert [curve.dash for curve in rate.lines] == ["", "dash", "", "dash"]
     assert {c.group: c.color for c in loss.lines} == {c.group: c.color for c in rate.lines}
     assert len({curve.color for curve in loss.lines}) == 2
@@ -58,7 +56,7 @@ def test_skipped_steps_are_marked_at_the_loss() -> None:
     assert not f1.lines[0].flags
 
 
-@pytest.mark.parametrize(("name", "begins"), [("c.png", b"\x89PNG"), ("c.svg", b"<?xml"), ("c.PDF", b"%PDF")])  # fmt: skip
+@pytest.mark.parametrize(("name", "begins"), [("c.png", b"\x89PNG"), ("c.svg", b"<?xml"), ("c.PDF", b"%PDF")])
 def test_a_picture_is_what_its_name_says(tmp_path: Path, name: str, begins: bytes) -> None:
     odd = replace(history("_$\\frac{$", loss=[1.0, math.nan, 2.0], **{"$x^": [1.0]}), skipped=[1])
     long = history("long", loss=[float(step) for step in range(2000)], loss_scale=[2.0])
@@ -76,9 +74,7 @@ def test_a_picture_replaces_nothing_unless_forced(tmp_path: Path) -> None:
     assert path.read_text() == "theirs"
     write_panels("mine", drawn([history(loss=[1.0])]), path, force=True)
     assert path.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(
-        OutputError, match=r"end its name in \.png, \.svg, \.pdf; for a page, --report"
-    ):
+    with pytest.raises(OutputError, match=r"end its name in \.png, \.svg, \.pdf; for a page, --report"):
         write_panels("mine", drawn([history(loss=[1.0])]), tmp_path / "c.html")
 
 
@@ -88,9 +84,7 @@ def test_a_picture_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         write_panels("mine", drawn([history(loss=[1.0])]), tmp_path / "file" / "c.png")
 
 
-def test_without_matplotlib_the_extra_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtraError, match=r"\.\[plots\]"):
         write_panels("mine", drawn([history(loss=[1.0])]), tmp_path / "c.png")
@@ -113,13 +107,7 @@ def test_the_page_says_what_the_runs_were_made_with(tmp_path: Path) -> None:
     (run / "plan.json").write_text('{"device": "cpu", "threads_per_rank": 3}')
     page = page_of(read_histories([run]), tmp_path / "c.html")
     empty = "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
-    for text in (
-        str(run),
-        f"sha256 {empty}",
-        "threads per rank</td><td>3",
-        "page written",
-        "samestep 0",
-    ):
+    for text in (str(run), f"sha256 {empty}", "threads per rank</td><td>3", "page written", "samestep 0"):
         assert text in page
 
 

@@ -29,10 +29,7 @@ def test_rows_become_a_series_for_each_metric(tmp_path: Path) -> None:
 
 
 def test_lists_and_mappings_are_curves_of_their_own_if_they_are_short(tmp_path: Path) -> None:
-    row = {
-        "step": 0, "lr": [0.1, 0.01], "head": {"loss": {"a": 1.0}}, "matrix": [[1, 2], [3, 4]],
-        "long": [0.0] * 17,
-    }  # fmt: skip
+    row = {"step": 0, "lr": [0.1, 0.01], "head": {"loss": {"a": 1.0}}, "matrix": [[1, 2], [3, 4]], "long": [0.0] * 17}
     found = read_history(write_run(tmp_path, [row]), "mine")
     assert list(found.metrics) == ["lr[0]", "lr[1]", "head/loss/a"]
 
@@ -41,7 +38,7 @@ def test_half_a_line_at_the_end_is_a_run_that_trains_and_others_are_counted(tmp_
     good = {"step": 0, "loss": 1.0}
     run = write_run(tmp_path / "cut", [good], '{"step": 1, "lo')
     assert read_history(run, "cut").unread == 0
-    run = write_run(tmp_path / "broken", [good], '{"st\n[1]\n{"loss": 3}\n{"step": true}\n{"step": 2, "loss": 3}\n')  # fmt: skip
+    run = write_run(tmp_path / "broken", [good], '{"st\n[1]\n{"loss": 3}\n{"step": true}\n{"step": 2, "loss": 3}\n')
     found = read_history(run, "broken")
     assert found.unread == 4
     assert found.metrics["loss"].steps == [0, 2]
@@ -61,9 +58,7 @@ def test_nan_and_infinity_are_values(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_is_refused_and_the_runs_in_it_are_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        RunDirError, match=r"metrics.jsonl cannot be read: .*Give a run's directory"
-    ):
+    with pytest.raises(RunDirError, match=r"metrics.jsonl cannot be read: .*Give a run's directory"):
         read_histories([tmp_path / "none"])
     for number in range(7):
         write_run(tmp_path / f"run{number}", [])

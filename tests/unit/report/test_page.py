@@ -29,9 +29,7 @@ def test_a_page_says_with_what_it_was_written() -> None:
 
 
 def test_the_version_of_torch_needs_no_torch() -> None:
-    code = (
-        "import sys, samestep.report.page as p; p.page('a', 'b'); sys.exit('torch' in sys.modules)"
-    )
+    code = "import sys, samestep.report.page as p; p.page('a', 'b'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -134,9 +132,7 @@ def test_the_chart_draws_points_with_coordinates_whatever_the_values(tmp_path: P
     assert found is not None
     code = tmp_path / "chart.js"
     code.write_bytes(files("samestep.report").joinpath("chart.js").read_bytes())
-    done = subprocess.run(
-        ["node", "-e", DOCUMENT, str(code), found[1]], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(["node", "-e", DOCUMENT, str(code), found[1]], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert "mine: 2" in result["shown"], "the value under the pointer"

@@ -76,16 +76,12 @@ def test_values_are_those_of_the_reference_library(distance: str, itself: bool) 
         return matrix.topk(k, largest=False)
 
     theirs = AccuracyCalculator(
-        include=RETRIEVAL_METRICS, knn_func=nearest, kmeans_func=lambda rows, count: None,
-        device=torch.device("cpu"),
-    )  # fmt: skip
+        include=RETRIEVAL_METRICS, knn_func=nearest, kmeans_func=lambda rows, count: None, device=torch.device("cpu")
+    )
     queries, labels = points(300, 22, 1)
     references, reference_labels = points(2300, 20, 2)
     if itself:
-        expected, found = (
-            theirs.get_accuracy(queries, labels),
-            measure(queries, labels, distance=distance),
-        )
+        expected, found = (theirs.get_accuracy(queries, labels), measure(queries, labels, distance=distance))
     else:
         arguments = (queries, labels, references, reference_labels)
         expected, found = theirs.get_accuracy(*arguments), measure(*arguments, distance=distance)
@@ -98,9 +94,7 @@ def test_values_are_those_of_the_reference_library(distance: str, itself: bool) 
 def test_equal_distances_are_ordered_by_number(itself: bool, group: int) -> None:
     """Whole numbers as coordinates: many distances are equal, and all of them exact."""
     generator = torch.Generator().manual_seed(3)
-    queries, references = (
-        torch.randint(0, 3, (count, 4), generator=generator).float() for count in (520, 2100)
-    )
+    queries, references = (torch.randint(0, 3, (count, 4), generator=generator).float() for count in (520, 2100))
     labels, theirs = (torch.randint(0, 9, (n,), generator=generator) for n in (520, 2100))
     labels[:3] = torch.tensor([50, 51, 51])  # one alone in its class, and a pair
     expected = (
@@ -111,9 +105,7 @@ def test_equal_distances_are_ordered_by_number(itself: bool, group: int) -> None
     others = () if itself else (references, theirs)
     with mock.patch.object(search, "GROUP_BYTES", group):
         found = measure(queries, labels, *others, metrics=list(expected), distance="euclidean")
-        only = measure(
-            queries, labels, *others, metrics=["mean_reciprocal_rank"], distance="euclidean"
-        )
+        only = measure(queries, labels, *others, metrics=["mean_reciprocal_rank"], distance="euclidean")
     assert found == pytest.approx(expected, abs=1e-12)
     # Few are found among one neighbour: the others are counted in passes of their own.
     assert only["mean_reciprocal_rank"] == found["mean_reciprocal_rank"]
@@ -168,7 +160,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "zero": ({"metrics": ["recall_at_0"]}, "recall_at_0 cannot be measured"),
     "no metric": ({"metrics": []}, "name at least one metric"),
     "twice": ({"metrics": ["nmi", "nmi"]}, "nmi is there twice"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", MISTAKES)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from samestep.retrieval.measures import (
-    adjusted_mutual_information,
-    normalized_mutual_information,
-)
+from samestep.retrieval.measures import adjusted_mutual_information, normalized_mutual_information
 
 A = torch.randint(0, 9, (400,), generator=torch.Generator().manual_seed(0))
 CASES = {

@@ -65,9 +65,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         (b"x = " + b"(" * 3000 + b")" * 3000, "is not Python"),
     ],
 )
-def test_files_that_cannot_be_read_are_named_and_the_others_read(
-    content: bytes, why: str, tmp_path: Path
-) -> None:
+def test_files_that_cannot_be_read_are_named_and_the_others_read(content: bytes, why: str, tmp_path: Path) -> None:
     bad = write(tmp_path / "bad.py", content)
     write(tmp_path / "good.py")
     found = scanned(tmp_path)
@@ -84,7 +82,7 @@ def test_a_declared_encoding_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"), [("gone", "is not there"), ("notes.txt", "is no Python"), ("empty", "holds no")]
-)  # fmt: skip
+)
 def test_nothing_to_read_is_an_error(name: str, message: str, tmp_path: Path) -> None:
     write(tmp_path / "notes.txt")
     (tmp_path / "empty").mkdir()

@@ -64,9 +64,7 @@ class Steps:
         self.records: list[StepRecord] = []
         log = StepLog(1, self.records.extend, self.setup.context.activity)
         self.engine = build_engine(self.setup, self.prepared, log, **(engine or {}))
-        self.source = open_source(
-            self.setup, TensorDataset(inputs(samples)), orders.sequential(samples)
-        )
+        self.source = open_source(self.setup, TensorDataset(inputs(samples)), orders.sequential(samples))
 
     def passes(self, stop: int | None = None) -> Iterator[LanePasses]:
         for data in self.source.steps(Position(), stop):

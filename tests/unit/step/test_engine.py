@@ -41,9 +41,7 @@ def test_objects_are_sorted_by_kind_and_the_first_module_is_the_model() -> None:
     optimizer = SGD([*model.parameters(), *other.parameters()], lr=LR)
     schedule = StepLR(optimizer, 1)
     given: list[Sequence[Any]] = []
-    found = prepare(
-        setup_of(), [schedule, optimizer, model, other], lambda *kinds: given.extend(kinds[:3])
-    )
+    found = prepare(setup_of(), [schedule, optimizer, model, other], lambda *kinds: given.extend(kinds[:3]))
     assert [list(kind) for kind in given] == [[model, other], [optimizer], [schedule]]
     assert found.reduction.model is model
     assert [found.modules, found.optimizers, found.schedules] == given
@@ -120,17 +118,13 @@ def test_parameters_are_named_once_and_frozen_ones_apart() -> None:
         ({"precision": "fp16", "on_nonfinite": "skip"}, LossScale),
     ],
 )
-def test_the_scaling_follows_from_precision_and_on_nonfinite(
-    values: dict[str, Any], kind: type[Scaling]
-) -> None:
+def test_the_scaling_follows_from_precision_and_on_nonfinite(values: dict[str, Any], kind: type[Scaling]) -> None:
     found = prepared(**values)
     assert type(found.scaling) is kind
     assert found.reduction.gradients.scaling is found.scaling
 
 
-@pytest.mark.parametrize(
-    ("split", "kind"), [(1, WholeLanes), (2, MicroBatches), ("auto", MicroBatches)]
-)
+@pytest.mark.parametrize(("split", "kind"), [(1, WholeLanes), (2, MicroBatches), ("auto", MicroBatches)])
 def test_lanes_run_at_once_unless_they_are_split(split: Any, kind: type) -> None:
     found = prepared(lanes=2, memory={"lane_split": split})
     assert type(found.runner) is kind
@@ -141,9 +135,7 @@ def test_a_graph_that_was_requested_is_refused_on_a_cpu() -> None:
         prepared(speed={"graph": True})
 
 
-def test_by_default_a_cpu_trains_without_graphs_and_without_a_word(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_by_default_a_cpu_trains_without_graphs_and_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
     assert type(prepared().runner) is WholeLanes
     assert "graph" not in capsys.readouterr().err
 
@@ -157,9 +149,7 @@ def test_by_default_a_cpu_trains_without_graphs_and_without_a_word(
         ({"lanes": 4, "same": "samples"}, OneLaneSum),  # one rank fuses its lanes
     ],
 )
-def test_one_process_sums_by_how_many_backward_passes_it_has(
-    values: dict[str, Any], kind: type
-) -> None:
+def test_one_process_sums_by_how_many_backward_passes_it_has(values: dict[str, Any], kind: type) -> None:
     assert type(prepared(**values).reduction.gradients) is kind
 
 
@@ -188,9 +178,7 @@ def test_norms_are_measured_for_groups_that_train_only() -> None:
     model = nn.Sequential(linear(), nn.Linear(1, 1), nn.Linear(1, 1))
     model[1].requires_grad_(False)
     groups = [{"params": list(part.parameters())} for part in model]
-    steps = Steps(
-        objects=[model, SGD(groups, lr=LR)], clip={"norm": 100.0, "per_group": True}
-    )  # fmt: skip
+    steps = Steps(objects=[model, SGD(groups, lr=LR)], clip={"norm": 100.0, "per_group": True})
     steps.first().train(output_sum(model))
     norms = steps.records[0].grad_norm
     assert isinstance(norms, tuple)
@@ -253,9 +241,7 @@ def test_layers_that_meet_inside_of_lanes_keep_a_gpu_from_graphs_and_the_log_say
     assert uses("auto", None)
     assert lines == []
     assert not uses("auto", object())
-    assert (
-        "no CUDA graphs, since batchnorm: global lets lanes meet inside of their passes" in lines[0]
-    )
+    assert "no CUDA graphs, since batchnorm: global lets lanes meet inside of their passes" in lines[0]
     assert not uses(False, object())
     with pytest.raises(TaskError, match="true, but batchnorm: global"):
         uses(True, object())

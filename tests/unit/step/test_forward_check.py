@@ -124,9 +124,7 @@ class Hidden(nn.Module):
 
 
 @pytest.mark.parametrize("what", ["calls", "noise", "mean", ""])
-def test_state_that_no_checkpoint_holds_is_warned_about_once(
-    what: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_state_that_no_checkpoint_holds_is_warned_about_once(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.Sequential(Hidden(what))
     for step in Steps(model, objects=[model, SGD(model.parameters(), lr=0.1)]):
         step.train(lambda batch: (model(batch.x).sum(), len(batch)))

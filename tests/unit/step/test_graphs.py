@@ -98,9 +98,7 @@ def trained(folder: Path, graph: bool | str, kind: str) -> tuple[Tensor, str]:
 
     with emulated_graphs() if graph else nullcontext(), samestep.start(config) as run:
         optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-        cycle = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, 0.1, total_steps=20, cycle_momentum=kind == "momentum"
-        )
+        cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20, cycle_momentum=kind == "momentum")
         run.prepare(model, optimizer, samestep.Schedule(cycle))
         data = TensorDataset(torch.arange(64.0).view(16, 4) / 64, torch.arange(16) % 2)
         for step in run.steps(data):
@@ -157,9 +155,7 @@ class Lengths:
         return torch.ones(1 + index // 8)
 
 
-def test_batches_of_many_shapes_are_captured_up_to_a_number_and_that_is_said_once(
-    tmp_path: Path,
-) -> None:
+def test_batches_of_many_shapes_are_captured_up_to_a_number_and_that_is_said_once(tmp_path: Path) -> None:
     said = in_steps(tmp_path / "run", Lengths(), epochs=5)
     assert said.count("steps are replayed from here on") == 4
     assert said.count("batches have more than 4 shapes") == 1
@@ -178,17 +174,13 @@ def test_a_capture_that_memory_is_too_small_for_is_tried_with_fewer_lanes_at_onc
         real(self, lanes, eager, lanes_at_once, *args)
 
     monkeypatch.setattr(graphs.GraphedSteps, "_check_capture", check)
-    said = in_steps(
-        tmp_path / "run", Lengths(), epochs=4, steps_per_epoch=1, speed={"parallel_lanes": width}
-    )
+    said = in_steps(tmp_path / "run", Lengths(), epochs=4, steps_per_epoch=1, speed={"parallel_lanes": width})
     assert tried[0] == min(width, 4)
     assert tried[-1] == 1
     assert "1 of 4 lanes side by side" in said
 
 
-def test_half_of_the_free_memory_is_for_lanes_side_by_side(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_of_the_free_memory_is_for_lanes_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "_SHARE", 0.0)
     said = in_steps(tmp_path / "run", Lengths(), epochs=4, steps_per_epoch=1)
     assert "1 of 4 lanes side by side" in said

@@ -56,9 +56,7 @@ def replace_table(task: Task) -> None:
         (lambda task: None, None),
     ],
 )
-def test_what_a_loss_reads_from_its_task_is_followed(
-    change: Callable[[Task], Any], name: str | None
-) -> None:
+def test_what_a_loss_reads_from_its_task_is_followed(change: Callable[[Task], Any], name: str | None) -> None:
     task = Task()
     values = of_task(task)
     change(task)

@@ -83,9 +83,7 @@ LOSS = torch.tensor(1.0, requires_grad=True)
         (LOSS, torch.tensor(2.0, requires_grad=True), "without gradient"),
     ],
 )
-def test_a_loss_that_is_no_sum_with_its_count_is_refused(
-    loss: Any, count: Any, message: str
-) -> None:
+def test_a_loss_that_is_no_sum_with_its_count_is_refused(loss: Any, count: Any, message: str) -> None:
     with pytest.raises(StepError, match=message):
         check_loss(loss, count)
 
@@ -101,9 +99,7 @@ def test_a_frozen_parameter_that_gets_a_gradient_is_refused_by_name() -> None:
     steps = Steps(model)
     passes = steps.first_passes()
     model[1].weight.requires_grad_(True)
-    with pytest.raises(
-        StepError, match=r"parameter 1\.weight was frozen when the run was prepared"
-    ):
+    with pytest.raises(StepError, match=r"parameter 1\.weight was frozen when the run was prepared"):
         passes.train(output_sum(model))
 
 
@@ -123,9 +119,7 @@ def test_what_a_loop_leaves_unread_is_not_given_to_the_next_step() -> None:
 
 def test_every_batch_is_reported_once_and_in_order() -> None:
     seen: list[tuple[int, int, Any]] = []
-    steps = Steps(
-        lanes=2, engine={"on_batch": lambda step, batch: seen.append((step, batch.lane, batch.ids))}
-    )
+    steps = Steps(lanes=2, engine={"on_batch": lambda step, batch: seen.append((step, batch.lane, batch.ids))})
     for passes in steps.passes(2):
         list(passes.lanes())
         passes.train(output_sum(steps.model))
@@ -236,10 +230,7 @@ def test_a_runner_gets_the_lanes_in_order() -> None:
     for passes in steps.passes(2):
         passes.train(output_sum(steps.model))
         assert passes.updated
-    assert runner.calls == [
-        ("step", 0), (0, (0, 1)), (1, (2, 3)),
-        ("step", 1), (0, (4, 5)),
-    ]  # fmt: skip
+    assert runner.calls == [("step", 0), (0, (0, 1)), (1, (2, 3)), ("step", 1), (0, (4, 5))]
 
 
 class Elsewhere(Noting):

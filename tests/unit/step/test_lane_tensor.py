@@ -11,15 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from samestep.errors import StepError
-from samestep.step.lane_tensor import (
-    LaneSize,
-    LaneTensor,
-    LaneValue,
-    join,
-    lane_tensor,
-    lanes_of,
-    pick,
-)
+from samestep.step.lane_tensor import LaneSize, LaneTensor, LaneValue, join, lane_tensor, lanes_of, pick
 
 EVEN = [torch.arange(6.0).view(2, 3), -torch.arange(6.0).view(2, 3)]
 UNEVEN = [torch.ones(3, 2), torch.full((1, 2), 2.0)]
@@ -143,10 +135,7 @@ def test_it_is_shown_and_copied() -> None:
     other = copy.deepcopy(x)
     other.zero_()
     assert values(x) == [part.tolist() for part in EVEN]
-    assert [values(row) for row in x] == [
-        [p[0].tolist() for p in EVEN],
-        [p[1].tolist() for p in EVEN],
-    ]
+    assert [values(row) for row in x] == [[p[0].tolist() for p in EVEN], [p[1].tolist() for p in EVEN]]
 
 
 def test_random_numbers_need_a_loop() -> None:

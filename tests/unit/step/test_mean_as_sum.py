@@ -60,7 +60,7 @@ SUMS: dict[str, Form] = {
     "a variance": lambda o: ((o - Z) ** 2).sum() / (2 * 0.3**2),
     "a sum and a mean": lambda o: F.mse_loss(o, Z, reduction="sum") + o.mean(),
     "a mean inside": lambda o: (o - o.mean()).pow(2).sum(),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("form", MEANS)

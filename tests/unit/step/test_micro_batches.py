@@ -59,10 +59,7 @@ def test_a_batch_that_is_small_enough_stays_as_it_is(size: int) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (
-            (torch.zeros(5, 2), torch.zeros(2, 5)),
-            r"memory.lane_split: a batch of 5 .* tensor of shape \(2, 5\)",
-        ),
+        ((torch.zeros(5, 2), torch.zeros(2, 5)), r"memory.lane_split: a batch of 5 .* tensor of shape \(2, 5\)"),
         ((torch.zeros(5, 2), torch.tensor(1.0)), r"tensor of shape \(\)"),
         ({"x": object()}, "holds a object. Use tensors, lists and mappings"),
     ],
@@ -85,9 +82,7 @@ class Search:
         self.said: list[str] = []
         self.context.log.main = self.said.append  # type: ignore[method-assign]
         params = [*self.model.parameters(), self.outside]
-        config = load_config(
-            {"global_batch": lane_batch, "lanes": 1, "steps": 1, "memory": {"lane_split": asked}}
-        )
+        config = load_config({"global_batch": lane_batch, "lanes": 1, "steps": 1, "memory": {"lane_split": asked}})
         setup = RunSetup.create(config, self.context)
         self.split = MicroBatches(setup, [self.model], params)
         self.tried: list[int] = []
@@ -105,10 +100,7 @@ class Search:
         return self.split.pieces
 
 
-@pytest.mark.parametrize(
-    ("fits", "tried"),
-    [(6, [6]), (3, [6, 3, 3]), (2, [6, 3, 2, 2, 2])],
-)
+@pytest.mark.parametrize(("fits", "tried"), [(6, [6]), (3, [6, 3, 3]), (2, [6, 3, 2, 2, 2])])
 def test_the_search_stops_at_the_first_that_fits(fits: int, tried: list[int]) -> None:
     search = Search()
     before = copy.deepcopy(search.model.state_dict())
@@ -180,13 +172,8 @@ def test_too_little_memory_is_told_with_the_lane_and_what_to_change() -> None:
     assert "memory.lane_split: auto" in said
     assert said.endswith("torch reported: CUDA out of memory. Tried to allocate 2 GiB")
     assert "distributed.shard" not in said
-    several = str(
-        out_of_memory(error, torch.device("cuda", 1), 32, "in step 4", could_shard="optimizer")
-    )
-    assert (
-        "Set distributed.shard: optimizer to deal optimizer states out to the ranks, memory."
-        in several
-    )
+    several = str(out_of_memory(error, torch.device("cuda", 1), 32, "in step 4", could_shard="optimizer"))
+    assert "Set distributed.shard: optimizer to deal optimizer states out to the ranks, memory." in several
 
 
 # Activations

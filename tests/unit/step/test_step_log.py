@@ -55,11 +55,7 @@ def test_a_plain_step_says_only_what_there_is() -> None:
 
 @pytest.mark.parametrize(
     ("norms", "told"),
-    [
-        (torch.tensor(5.0), 5.0),
-        (torch.tensor([5.0, 0.5]), [5.0, 0.5]),
-        (torch.tensor([5.0]), [5.0]),
-    ],
+    [(torch.tensor(5.0), 5.0), (torch.tensor([5.0, 0.5]), [5.0, 0.5]), (torch.tensor([5.0]), [5.0])],
     ids=["of all", "of each group", "of the only group"],
 )
 def test_norms_are_one_or_one_for_each_group(norms: Tensor, told: Any) -> None:
@@ -98,9 +94,7 @@ def test_steps_are_written_a_period_at_a_time_and_the_rest_by_a_flush() -> None:
     assert written.steps == [[0, 1], [2, 3], [4]]
 
 
-def test_what_is_on_its_way_from_a_gpu_is_written_a_period_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_on_its_way_from_a_gpu_is_written_a_period_later(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = step_log_module.begin_reading
     monkeypatch.setattr(step_log_module, "begin_reading", lambda values: (begin(values)[0], True))
     written = Written(every=2)

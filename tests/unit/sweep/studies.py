@@ -66,6 +66,4 @@ def quality(values: Mapping[str, Any]) -> float:
 
 def data_of(page: str) -> Any:
     """What a page's chart draws."""
-    return json.loads(
-        page.partition('<script type="application/json">')[2].partition("</script>")[0]
-    )
+    return json.loads(page.partition('<script type="application/json">')[2].partition("</script>")[0])

@@ -148,12 +148,7 @@ def study(trials: list[TrialRecord]) -> list[dict[str, Any]]:
     return [trial.as_json() for trial in trials]
 
 
-MEDIAN = {
-    "pruner": "median",
-    "pruner_args": {"n_startup_trials": 1},
-    "sampler": "random",
-    "seed": 3,
-}
+MEDIAN = {"pruner": "median", "pruner_args": {"n_startup_trials": 1}, "sampler": "random", "seed": 3}
 
 
 def test_the_study_is_the_same_at_any_parallelism_and_timing(tmp_path: Path) -> None:
@@ -218,9 +213,7 @@ def test_a_full_disk_ends_the_sweep_and_no_trial(tmp_path: Path) -> None:
     assert study(found) == study(coordinated(tmp_path / "whole", trials=2)[0])
 
 
-def test_a_disk_elsewhere_is_the_trials_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_elsewhere_is_the_trials_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reason = f"/scratch/cache: {os.strerror(errno.ENOSPC)}"
     assert not is_full_disk(tmp_path, tmp_path / "run", reason)
     assert is_full_disk(tmp_path, tmp_path / "run", f"{tmp_path / 'run'}{reason}")
@@ -314,9 +307,7 @@ def test_each_trial_sees_gpus_of_its_own(tmp_path: Path, monkeypatch: pytest.Mon
     assert {v["CUDA_VISIBLE_DEVICES"] for v in children.variables} == {"0", "1"}
 
 
-def test_a_sweep_that_is_resumed_with_less_space_continues_its_trials_one_by_one(
-    tmp_path: Path,
-) -> None:
+def test_a_sweep_that_is_resumed_with_less_space_continues_its_trials_one_by_one(tmp_path: Path) -> None:
     class Broken(Exception):
         pass
 
@@ -347,9 +338,7 @@ def test_who_watches_sees_every_trial_run_and_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folds", [None, {"k": 2, "file": "folds.json"}])
-def test_several_objectives_are_the_same_study_at_any_parallelism(
-    tmp_path: Path, folds: Any
-) -> None:
+def test_several_objectives_are_the_same_study_at_any_parallelism(tmp_path: Path, folds: Any) -> None:
     given = {
         "objective": [{"metric": "val_loss"}, {"metric": "cost", "mode": "min"}],
         "sampler": "nsga2", "sampler_args": {"population_size": 2}, "folds": folds,
@@ -380,7 +369,4 @@ def test_cmaes_is_the_same_study_after_a_resume(tmp_path: Path) -> None:
 def test_an_objective_without_a_number_fails_the_trial_alone(tmp_path: Path) -> None:
     given = {"objective": [{"metric": "val_loss"}, {"metric": "absent"}], "trials": 1}
     [trial], _, _ = coordinated(tmp_path, **given)
-    assert (trial.state, trial.as_json()["reason"]) == (
-        "failed",
-        "absent is not measured: a trial needs a number",
-    )
+    assert (trial.state, trial.as_json()["reason"]) == ("failed", "absent is not measured: a trial needs a number")

@@ -47,9 +47,7 @@ def mistake(storage: Any, folder: Path) -> str:
         (["postgresql://u:hunter2@h/db"], "you set ['postgresql://u:***@h/db']"),
     ],
 )
-def test_a_storage_that_cannot_be_used_is_a_mistake_of_the_file(
-    storage: Any, message: str, tmp_path: Path
-) -> None:
+def test_a_storage_that_cannot_be_used_is_a_mistake_of_the_file(storage: Any, message: str, tmp_path: Path) -> None:
     assert message in mistake(storage, tmp_path)
 
 
@@ -66,9 +64,7 @@ def test_what_cannot_be_read_shows_no_password(tmp_path: Path) -> None:
 
 
 def test_passwords_are_hidden_and_references_are_not() -> None:
-    text = (
-        "at mysql://u:a@b/c:d@h/x?y=1&sslpassword=e&z=2, not postgresql://u:${PW}@h/x, file:///a:b"
-    )
+    text = "at mysql://u:a@b/c:d@h/x?y=1&sslpassword=e&z=2, not postgresql://u:${PW}@h/x, file:///a:b"
     assert without_passwords(text) == (
         "at mysql://u:***@h/x?y=1&sslpassword=***&z=2, not postgresql://u:${PW}@h/x, file:///a:b"
     )
@@ -94,9 +90,7 @@ def test_another_storage_than_the_study_had_is_refused_with_both(tmp_path: Path)
     loaded = begin_study(tmp_path, storage="journal")
     finish_study(loaded, 1)
     folder = loaded.sweep.path
-    other = load_sweep(
-        {**loaded.sweep.model_dump(mode="json"), "storage": "sqlite"}, folder=tmp_path
-    )
+    other = load_sweep({**loaded.sweep.model_dump(mode="json"), "storage": "sqlite"}, folder=tmp_path)
     with pytest.raises(StorageError) as error:
         refuse_other_storage(other.sweep, folder)
     assert f"are in journal ({folder / 'study.journal'})" in str(error.value)

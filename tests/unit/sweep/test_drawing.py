@@ -21,9 +21,7 @@ SPACE = {
 
 
 def sweep(space: Any = SPACE, **values: Any) -> SweepConfig:
-    made = SweepConfig(
-        base="b.yaml", space=space, objective={"metric": "f1", "mode": "max"}, **values
-    )
+    made = SweepConfig(base="b.yaml", space=space, objective={"metric": "f1", "mode": "max"}, **values)
     made._space, wrong = parse_space(space)
     assert not wrong
     return made

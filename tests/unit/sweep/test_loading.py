@@ -136,9 +136,7 @@ def test_a_base_that_cannot_be_searched_from(folder: Path) -> None:
     found = mistakes(folder, SWEEP)["base"]
     assert "names no task" in found
     assert "evaluates nothing" in found
-    (folder / "config.yaml").write_text(
-        "task: task.py:Mine\nglobal_batch: 64\nepochs: 2\nrefit: true\n"
-    )
+    (folder / "config.yaml").write_text("task: task.py:Mine\nglobal_batch: 64\nepochs: 2\nrefit: true\n")
     assert "measures nothing, by refit" in mistakes(folder, SWEEP)["base"]
 
 
@@ -147,10 +145,7 @@ def test_existing_files_carry_over(folder: Path) -> None:
     text = text.replace("{choice: [32, 64]}", "{type: choice, values: [32, 64]}")
     (folder / "sweep.yaml").write_text(text)
     (folder / "plain.yaml").write_text(SWEEP)
-    assert (
-        load_sweep(folder / "sweep.yaml").sweep.domains
-        == load_sweep(folder / "plain.yaml").sweep.domains
-    )
+    assert load_sweep(folder / "sweep.yaml").sweep.domains == load_sweep(folder / "plain.yaml").sweep.domains
     wrong = SWEEP.replace("{choice: [32, 64]}", "{type: choice, min: 3}")
     assert "is a choice without values" in mistakes(folder, wrong)["space.global_batch"]
     wrong = SWEEP.replace("{choice: [32, 64]}", "{type: gauss}")
@@ -167,9 +162,7 @@ def test_a_sweep_needs_no_torch_itself() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_missing_optuna_is_named_with_its_extra(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_optuna_is_named_with_its_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> Any:
         raise MissingExtraError("samestep sweep", "sweeps")
 
@@ -202,26 +195,19 @@ def test_a_sweep_out_of_layers(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Batch")
     there = load_sweep(smoke)
     assert there.sweep.parallel == 2
-    assert (
-        "Platform kaggle (KAGGLE_KERNEL_RUN_TYPE is set): ../few.yaml sets parallel" in there.notes
-    )
+    assert "Platform kaggle (KAGGLE_KERNEL_RUN_TYPE is set): ../few.yaml sets parallel" in there.notes
 
 
 def test_mistakes_in_layers_name_their_files(folder: Path) -> None:
     (folder / "full.yaml").write_text(SWEEP.replace("trials", "trails"))
     found = mistakes(folder, "include: [full.yaml, gone.yaml]\nparallel: x\n", "include=a.yaml")
-    assert (
-        "trails (full.yaml line 8): is not a key of a sweep: did you mean trials?"
-        in found["trails"]
-    )
+    assert "trails (full.yaml line 8): is not a key of a sweep: did you mean trials?" in found["trails"]
     assert "parallel (sweep.yaml line 2): you set 'x'" in found["parallel"]
     assert "gone.yaml cannot be read: No such file" in found["include"]
     assert "include (override): names files that a file is composed of" in found["include"]
 
 
-SEVERAL = SWEEP.replace(
-    "{metric: macro_f1, mode: max}", "[{metric: macro_f1, mode: max}, {metric: val_loss}]"
-)
+SEVERAL = SWEEP.replace("{metric: macro_f1, mode: max}", "[{metric: macro_f1, mode: max}, {metric: val_loss}]")
 
 
 def test_several_objectives(folder: Path) -> None:

@@ -25,16 +25,12 @@ def machine(gpus: int = 0, cpus: int = 8) -> Hardware:
 
 @pytest.fixture
 def packed(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def packed(
-        here: Hardware, trials: int = 20, variables: dict[str, str] | None = None, **values: Any
-    ) -> Packing:
+    def packed(here: Hardware, trials: int = 20, variables: dict[str, str] | None = None, **values: Any) -> Packing:
         monkeypatch.setattr(packing_module, "quick_hardware", lambda environ: here)
         monkeypatch.setattr(packing_module, "expects_gpu", lambda environ: here.device_count > 0)
         monkeypatch.setattr(torchrun_module, "owned_cpus", lambda environ: here.cpus)
         base = values.pop("base", {})
-        config = Config.model_validate(
-            {"task": "task.py:Mine", "global_batch": 64, "epochs": 2, **base}
-        )
+        config = Config.model_validate({"task": "task.py:Mine", "global_batch": 64, "epochs": 2, **base})
         sweep = SweepConfig.model_validate(
             {"base": "b.yaml", "space": {}, "objective": {"metric": "x"}, "round": 4, **values}
         )
@@ -71,9 +67,7 @@ def test_gpus_are_shared_out_and_more_than_there_are_is_refused(packed: Any) -> 
     alone = packed(machine(gpus=4), ranks_per_trial="all")
     assert (alone.parallel, alone.ranks, alone.devices) == (1, 4, ()), "it has all of them"
     assert packed(machine(gpus=4), base={"distributed": {"device": "cpu"}}).devices == ()
-    with pytest.raises(
-        LaunchError, match="there are 4 GPUs: set parallel: 2, or ranks_per_trial: 1"
-    ):
+    with pytest.raises(LaunchError, match="there are 4 GPUs: set parallel: 2, or ranks_per_trial: 1"):
         packed(machine(gpus=4), parallel=3, ranks_per_trial=2)
 
 

@@ -57,9 +57,7 @@ def test_commands_show_the_front_and_export_what_is_chosen(study: LoadedSweep) -
     states = [trial["state"] for trial in json.loads(samestep("show", name, "--json"))["trials"]]
     assert states == ["complete"] * 5 + ["failed"]
     assert "no single best trial" in samestep("sweep", "best", name, "--config")
-    assert "is not complete: it is failed" in samestep(
-        "sweep", "best", name, "--config", "--trial", "5"
-    )
+    assert "is not complete: it is failed" in samestep("sweep", "best", name, "--config", "--trial", "5")
     text = samestep("sweep", "best", name, "--config", "--trial", "1")
     assert text.startswith("# Trial 1 of the sweep mine: f1 0.8, time 2.0\n")
     assert yaml.safe_load(text)["params"]["lr"] == 0.011

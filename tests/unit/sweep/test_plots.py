@@ -92,9 +92,7 @@ def test_a_page_is_self_contained_and_texts_stay_texts(study: LoadedSweep, tmp_p
 
 
 @pytest.mark.parametrize(("name", "begins"), [("c.png", b"\x89PNG"), ("c.svg", b"<?xml")])
-def test_a_picture_has_all_panels(
-    study: LoadedSweep, tmp_path: Path, name: str, begins: bytes
-) -> None:
+def test_a_picture_has_all_panels(study: LoadedSweep, tmp_path: Path, name: str, begins: bytes) -> None:
     code, out, _ = plot(study.sweep.path, "--picture", tmp_path / name)
     assert (code, out) == (0, f"Plot: {tmp_path / name}\n")
     assert (tmp_path / name).read_bytes().startswith(begins)

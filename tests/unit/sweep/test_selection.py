@@ -53,12 +53,8 @@ def timed(tmp_path: Path) -> LoadedSweep:
     return loaded
 
 
-@pytest.mark.parametrize(
-    ("margin", "chosen"), [(0.0, 1), (0.0101, 2), (0.015, 3), (0.05, 3), (0.1, 0)]
-)
-def test_the_fastest_within_the_margin_is_taken(
-    timed: LoadedSweep, margin: float, chosen: int
-) -> None:
+@pytest.mark.parametrize(("margin", "chosen"), [(0.0, 1), (0.0101, 2), (0.015, 3), (0.05, 3), (0.1, 0)])
+def test_the_fastest_within_the_margin_is_taken(timed: LoadedSweep, margin: float, chosen: int) -> None:
     choice = prefer_faster(timed, margin)
     assert (choice.trial.number, choice.best.number) == (chosen, 1)
     assert choice.cost == 1 / SPEEDS[chosen]
@@ -106,9 +102,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, **rounds: list[float]) -> None:
     monkeypatch.setattr("samestep.sweep.selection.measure_latencies", measure)
 
 
-def test_latency_counts_before_times_of_training(
-    timed: LoadedSweep, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_latency_counts_before_times_of_training(timed: LoadedSweep, monkeypatch: pytest.MonkeyPatch) -> None:
     measured(monkeypatch, trial_1=[8, 9, 10], trial_2=[1, 2, 3], trial_3=[4, 5, 6])
     choice = prefer_faster(timed, 0.015)
     assert (choice.trial.number, choice.measure) == (2, "seconds for one sample")
@@ -122,9 +116,7 @@ def test_latency_counts_before_times_of_training(
     assert len(header) == len(rows[0])
 
 
-def test_what_the_spread_cannot_tell_apart_is_equally_fast(
-    timed: LoadedSweep, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_spread_cannot_tell_apart_is_equally_fast(timed: LoadedSweep, monkeypatch: pytest.MonkeyPatch) -> None:
     measured(monkeypatch, trial_1=[8, 9, 10], trial_2=[3, 5, 9], trial_3=[3, 4, 6])
     assert prefer_faster(timed, 0.015).trial.number == 2, "the better of the two fast ones"
 

@@ -16,9 +16,7 @@ from samestep.sweep.trial import LiveTrial, objective_of
 
 
 def sweep(**objective: Any) -> SweepConfig:
-    return SweepConfig(
-        base="b.yaml", space={}, objective={"metric": "f1", "mode": "max", **objective}
-    )
+    return SweepConfig(base="b.yaml", space={}, objective={"metric": "f1", "mode": "max", **objective})
 
 
 def test_folds_are_compared_by_their_mean_so_far_at_equal_places() -> None:
@@ -60,9 +58,7 @@ def test_a_run_on_one_rank_is_started_with_its_time_limits(tmp_path: Path) -> No
     assert (spec.words()[0], replace(spec, ranks=2).words()[0]) == ("train", "launch")
     words = " ".join(spec.words())
     assert "--hang-timeout 90 --start-timeout 600" in words
-    assert "timeout" not in " ".join(replace(spec, ranks=2).words()), (
-        "several ranks watch each other"
-    )
+    assert "timeout" not in " ".join(replace(spec, ranks=2).words()), "several ranks watch each other"
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90.0), ("1.5h", 5400.0), ("none", None)])

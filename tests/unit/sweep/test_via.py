@@ -30,18 +30,14 @@ def launches(folder: Path, base: str = "", **values: Any) -> list[str]:
     spec = RunSpec("trial 0", Path("base.yaml"), (), Path("run"), shared.ranks, Path("asked"))
     slots = range(shared.parallel)
     words = [" ".join(places.placed(spec, slot).words()) for slot in slots]
-    return [
-        line.replace("base.yaml ", "").replace('run_dir="run" --ask asked', "*") for line in words
-    ]
+    return [line.replace("base.yaml ", "").replace('run_dir="run" --ask asked', "*") for line in words]
 
 
 def test_processes_of_this_machine_are_as_they_were(tmp_path: Path) -> None:
     assert launches(tmp_path) == ["train *"]
     assert launches(tmp_path, ranks_per_trial=2) == ["launch * --nproc 2 --via torchrun"]
     assert launches(tmp_path, via="torchrun") == ["launch * --via torchrun --nproc 1"]
-    assert launches(tmp_path, via="mpirun", ranks_per_trial=2) == [
-        "launch * --via mpirun --nproc 2"
-    ]
+    assert launches(tmp_path, via="mpirun", ranks_per_trial=2) == ["launch * --via mpirun --nproc 2"]
 
 
 def test_jobs_and_steps_have_nodes_and_ranks_on_each(tmp_path: Path) -> None:
@@ -52,9 +48,7 @@ def test_jobs_and_steps_have_nodes_and_ranks_on_each(tmp_path: Path) -> None:
     eight = launches(tmp_path, gpus, via="srun", ranks_per_trial=8)
     assert eight == ["launch * --via srun --nodes 2 --nproc 4"]
     nodes = "distributed: {num_nodes: 3}\n"
-    assert launches(tmp_path, nodes, via="srun", ranks_per_trial=3) == [
-        "launch * --via srun --nodes 3 --nproc 1"
-    ]
+    assert launches(tmp_path, nodes, via="srun", ranks_per_trial=3) == ["launch * --via srun --nodes 3 --nproc 1"]
 
 
 def test_hosts_are_shared_out_whole_or_in_parts_with_their_own_gpus(tmp_path: Path) -> None:
@@ -66,9 +60,7 @@ def test_hosts_are_shared_out_whole_or_in_parts_with_their_own_gpus(tmp_path: Pa
         f"launch {gpus.format('2,3')}* --via ssh --hosts a:2",
         "launch * --via ssh --hosts b:2",
     ]
-    cpus = launches(
-        tmp_path, "distributed: {device: cpu}\n", **hosts, ranks_per_trial=2, parallel=3
-    )
+    cpus = launches(tmp_path, "distributed: {device: cpu}\n", **hosts, ranks_per_trial=2, parallel=3)
     assert cpus == [f"launch * --via ssh --hosts {host}" for host in ("a:2", "a:2", "b:2")]
     whole = {"via": "mpirun", "hosts": "a:2,b:2,c:4", "ranks_per_trial": 8}
     assert launches(tmp_path, **whole) == ["launch * --via mpirun --hosts a:2,b:2,c:4"]

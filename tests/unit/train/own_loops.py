@@ -108,10 +108,7 @@ def train(
 
 
 def train_part(
-    config: dict[str, Any],
-    steps: int,
-    dataset: Any = None,
-    listener: samestep.RunListener | None = None,
+    config: dict[str, Any], steps: int, dataset: Any = None, listener: samestep.RunListener | None = None
 ) -> None:
     """Run a loop that is stopped after so many steps, as by a signal."""
     with samestep.start(config) as run:

@@ -79,9 +79,7 @@ def test_a_stop_signal_ends_the_wait_for_an_answer(tmp_path: Path) -> None:
     assert read_answer(tmp_path) is None, "the sweep decides before it resumes the run"
 
 
-def test_a_run_that_nobody_answers_saves_and_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_nobody_answers_saves_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("samestep.train.requests._SECONDS_FOR_AN_ANSWER", 0.05)
     with pytest.raises(Stopped):
         run_with(tmp_path, settings(tmp_path / "run"))

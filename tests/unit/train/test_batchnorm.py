@@ -40,9 +40,7 @@ class Net(nn.Module):
         return self.other(x[:, None])
 
 
-def measure(
-    model: nn.Module, data: Any = None, forward: Any = None, lanes: int = 2, **values: Any
-) -> bool:
+def measure(model: nn.Module, data: Any = None, forward: Any = None, lanes: int = 2, **values: Any) -> bool:
     config = load_config({"epochs": 1, "global_batch": 8, "lanes": lanes, **values})
     context = SingleProcessContext()
     data = TensorDataset(SAMPLES) if data is None else data
@@ -133,9 +131,7 @@ def test_extra_modules_are_as_in_evaluation_and_keep_their_statistics() -> None:
         modes.update(part.training for part in head.modules())
         head(model(batch.x))
 
-    setup = RunSetup.create(
-        load_config({"epochs": 1, "global_batch": 8, "lanes": 2}), SingleProcessContext()
-    )
+    setup = RunSetup.create(load_config({"epochs": 1, "global_batch": 8, "lanes": 2}), SingleProcessContext())
     data = TensorDataset(SAMPLES)
     assert measure_batchnorm(setup, [model, head], forward, data, None, None)
     assert modes == {False}

@@ -77,7 +77,5 @@ def test_buffers_go_back_into_the_tensors_that_held_them() -> None:
 
 def test_a_change_on_any_rank_is_an_error() -> None:
     refuse_changed([[], []], "the evaluation")
-    with pytest.raises(
-        TaskError, match=r"the evaluation changed .*: model\.a \(B\), model\.c \(D\)\."
-    ):
+    with pytest.raises(TaskError, match=r"the evaluation changed .*: model\.a \(B\), model\.c \(D\)\."):
         refuse_changed([["model.c (D)"], ["model.a (B)", "model.c (D)"]], "the evaluation")

@@ -54,9 +54,7 @@ def test_a_loss_without_a_count_is_the_mean_over_its_batch() -> None:
 
 @pytest.mark.parametrize("values", [{"lanes": 2, "global_batch": 2}, {"loader": {"workers": 2}}])
 def test_lanes_of_the_same_size_give_the_same_numbers(values: dict[str, Any]) -> None:
-    assert evaluate(setup_of(**values))["val_loss"] == pytest.approx(
-        evaluate(setup_of())["val_loss"], rel=1e-12
-    )
+    assert evaluate(setup_of(**values))["val_loss"] == pytest.approx(evaluate(setup_of())["val_loss"], rel=1e-12)
 
 
 def test_draws_follow_from_the_step_that_is_measured() -> None:

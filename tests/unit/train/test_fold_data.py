@@ -47,9 +47,7 @@ def fold(number: int) -> FoldConfig:
     return FoldConfig(file="folds.json", number=number)
 
 
-def test_a_fold_trains_on_the_others_and_validates_without_augmentation(
-    tmp_path: Path, folds: Folds
-) -> None:
+def test_a_fold_trains_on_the_others_and_validates_without_augmentation(tmp_path: Path, folds: Folds) -> None:
     task = with_fold(Rows(), fold(1), tmp_path)
     train, valid = task.train_data(), task.valid_data()
     assert [int(x) - 100 for x, _ in train] == folds.train(1)

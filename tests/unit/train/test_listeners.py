@@ -16,19 +16,9 @@ from samestep.errors import Stopped
 from samestep.lanes.rng import RngStreams
 from samestep.step.step import Step
 from samestep.train.listeners import Listeners, RunListener
-from tests.unit.train.own_loops import (
-    Noisy,
-    Streams,
-    prepared,
-    settings,
-    squares,
-    train,
-    train_part,
-)
+from tests.unit.train.own_loops import Noisy, Streams, prepared, settings, squares, train, train_part
 
-EVENTS = [
-    name for name, value in inspect.getmembers(RunListener, inspect.isfunction) if name[0] != "_"
-]
+EVENTS = [name for name, value in inspect.getmembers(RunListener, inspect.isfunction) if name[0] != "_"]
 
 
 class Recording(RunListener):
@@ -68,9 +58,7 @@ def test_every_event_reaches_every_listener_in_the_order_they_were_added(event: 
     every = Listeners(RngStreams(0, torch.device("cpu")))
     every.add(noting("first"))
     every.add(noting("second"))
-    arguments = tuple(
-        SimpleNamespace(index=0) for _ in inspect.signature(getattr(every, event)).parameters
-    )
+    arguments = tuple(SimpleNamespace(index=0) for _ in inspect.signature(getattr(every, event)).parameters)
     getattr(every, event)(*arguments)
     assert calls == [("first", arguments), ("second", arguments)]
 
@@ -207,8 +195,6 @@ def test_a_listener_leaves_the_loops_own_draws_alone(draws: int, tmp_path: Path)
     for listener in (None, Drawing()):
         drawn: list[float] = []
         with samestep.start(settings(tmp_path / str(len(found)))) as run:
-            train(
-                run, each=lambda step, to=drawn: to.append(torch.rand(()).item()), listener=listener
-            )  # type: ignore[misc]
+            train(run, each=lambda step, to=drawn: to.append(torch.rand(()).item()), listener=listener)  # type: ignore[misc]
         found.append(drawn)
     assert found[0] == found[1]

@@ -19,15 +19,9 @@ NAN, INFINITE = float("nan"), float("inf")
         ({}, [3.0, 2.0, 2.0, 1.0], [True, True, False, True]),
         ({"mode": "max"}, [1.0, 2.0, 2.0, 3.0], [True, True, False, True]),
         ({"min_delta": 0.5}, [3.0, 2.75, 2.25], [True, False, True]),
-        pytest.param(
-            {},
-            [math.nan, 2.0, 3.0],
-            [True, True, False],
-        ),
+        pytest.param({}, [math.nan, 2.0, 3.0], [True, True, False]),
     ],
 )
-def test_a_better_value_is_the_best(
-    rule: dict[str, Any], values: list[float], best: list[bool]
-) -> None:
+def test_a_better_value_is_the_best(rule: dict[str, Any], values: list[float], best: list[bool]) -> None:
     so_far = BestSoFar(BestConfig(**rule))
     assert [so_far.offer({"val_loss": value}, step) for step, value in enumerate(values)] == best

@@ -36,11 +36,7 @@ def test_numbers_of_all_kinds_are_taken_and_lists_stay_lists() -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [
-        {"a/b": 1.0, "a": {"b": 2.0}},
-        {"a": {"b": {"c": 1.0}, "b/c": 2.0}},
-        {"a": {"b": {1: 1.0, "1": 2.0}, "c": 0.0}},
-    ],
+    [{"a/b": 1.0, "a": {"b": 2.0}}, {"a": {"b": {"c": 1.0}, "b/c": 2.0}}, {"a": {"b": {1: 1.0, "1": 2.0}, "c": 0.0}}],
 )
 def test_a_name_is_never_given_twice(values: dict[str, Any]) -> None:
     with pytest.raises(TaskError, match="two values of the evaluation are called a/b"):
@@ -62,11 +58,7 @@ def test_what_is_no_number_is_refused_by_name(value: Any) -> None:
 def test_the_console_shows_the_loss_the_monitored_and_few_others() -> None:
     values = {"a": 1.0, "f1/x": 2.0, "f1/y": 3.0, "list": [1.0], "val_loss": 4.0}
     assert console_text({"val_loss": 0.5, "a": 1}, "val_loss") == "val_loss 0.5000  a 1.0000"
-    assert console_text(values, "f1/y") == (
-        "f1/y 3.0000  val_loss 4.0000  a 1.0000  (and 2 in metrics.jsonl)"
-    )
+    assert console_text(values, "f1/y") == ("f1/y 3.0000  val_loss 4.0000  a 1.0000  (and 2 in metrics.jsonl)")
     many = {f"m{number}": 0.0 for number in range(20)} | {"val_loss": 1.0, "last": 2.0}
     assert console_text(many, "last").startswith("val_loss 1.0000  last 2.0000  m0 0.0000")
-    assert console_text(many, "last").endswith(
-        f"m{SHOWN - 3} 0.0000  (and {22 - SHOWN} in metrics.jsonl)"
-    )
+    assert console_text(many, "last").endswith(f"m{SHOWN - 3} 0.0000  (and {22 - SHOWN} in metrics.jsonl)")

@@ -8,13 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torchmetrics import (
-    MeanSquaredError,
-    Metric,
-    MetricCollection,
-    PearsonCorrCoef,
-    SumMetric,
-)
+from torchmetrics import MeanSquaredError, Metric, MetricCollection, PearsonCorrCoef, SumMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassF1Score
 from torchmetrics.image import PeakSignalNoiseRatio
 from torchmetrics.wrappers import (

@@ -149,10 +149,7 @@ class Unpicklable(Listed):
 @pytest.mark.parametrize(
     ("metric", "reason"),
     [
-        (
-            NoMerge(),
-            r"metric m: NoMerge cannot be merged over lanes\. Give it merge\(self, other\)",
-        ),
+        (NoMerge(), r"metric m: NoMerge cannot be merged over lanes\. Give it merge\(self, other\)"),
         (0.5, "metric m is a float, which has no update and no compute"),
         (Unpicklable(), "metric m: Unpicklable cannot be pickled"),
     ],

@@ -107,9 +107,7 @@ def test_a_branch_from_an_older_checkpoint_sets_the_rest_aside(tmp_path: Path) -
     with opened(config_in(tmp_path, f"resume.checkpoint={older}")) as found:
         assert found.point is not None
         assert found.point.shown == older
-        assert (found.point.folder / TRAINING).exists(), (
-            "a copy, for a restart before the next save"
-        )
+        assert (found.point.folder / TRAINING).exists(), "a copy, for a restart before the next save"
         found.accept()
         assert (older / TRAINING).exists()
         assert not (older.parent / folder_name(4)).exists()
@@ -138,22 +136,10 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "name"),
-    [
-        (Path.unlink, MANIFEST),
-        (cut, MODEL),
-        (cut, TRAINING),
-        pytest.param(
-            flip,
-            MODEL,
-        ),
-    ],
+    ("damage", "name"), [(Path.unlink, MANIFEST), (cut, MODEL), (cut, TRAINING), pytest.param(flip, MODEL)]
 )
 def test_a_damaged_newest_checkpoint_does_not_make_the_run_a_branch(
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    damage: Callable[[Path], None],
-    name: str,
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], damage: Callable[[Path], None], name: str
 ) -> None:
     config = config_in(tmp_path)
     put(config, 2, 4)

@@ -102,9 +102,7 @@ def test_a_strangers_network_variables_are_not_set(tmp_path: Path) -> None:
     check(run, named, trust=True)
 
 
-@pytest.mark.parametrize(
-    "change", ["task", "code", "sha256", "signature", "command", "gone", "junk"]
-)
+@pytest.mark.parametrize("change", ["task", "code", "sha256", "signature", "command", "gone", "junk"])
 def test_nothing_of_the_record_can_be_changed(tmp_path: Path, change: str) -> None:
     run = a_run(tmp_path / "run", tmp_path / "task.py")
     (tmp_path / "other.py").write_text("other")
@@ -133,9 +131,7 @@ def test_nothing_of_the_record_can_be_changed(tmp_path: Path, change: str) -> No
      ["resume", "run"]],
     ids=lambda words: words[0],
 )  # fmt: skip
-def test_no_command_runs_a_strangers_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
-) -> None:
+def test_no_command_runs_a_strangers_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
     monkeypatch.chdir(tmp_path)
     command = RecordedCommand("train", "config.yaml", str(tmp_path))
     a_run(Path("run"), tmp_path / "run" / "task.py", command)
@@ -161,9 +157,7 @@ def test_a_key_is_made_once_and_for_its_owner(tmp_path: Path) -> None:
     assert [path.name for path in key_path().parent.iterdir()] == ["key"]
 
 
-def test_without_a_place_for_a_key_nothing_is_signed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_place_for_a_key_nothing_is_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     run = a_run(tmp_path / "run", tmp_path / "task.py")
@@ -172,16 +166,12 @@ def test_without_a_place_for_a_key_nothing_is_signed(
 
 
 def test_a_command_is_given_again_for_the_recorded_config(tmp_path: Path) -> None:
-    command = RecordedCommand(
-        "launch", "config.yaml", str(tmp_path), ("epochs=9", "resume=never"), ("--nproc", "2")
-    )
+    command = RecordedCommand("launch", "config.yaml", str(tmp_path), ("epochs=9", "resume=never"), ("--nproc", "2"))
     assert command.again(tmp_path / "my run", ["loader.workers=1"]) == [
         "launch", str(tmp_path / "my run" / "config.json"), "loader.workers=1",
         f'run_dir="{tmp_path}/my run"', "resume.checkpoint=auto", "--nproc", "2",
     ]  # fmt: skip
-    script = RecordedCommand(
-        "train", "train.py", "/x", ("epochs=9", "run_dir=b", "resume=never"), (), ("--lr", "1")
-    )
+    script = RecordedCommand("train", "train.py", "/x", ("epochs=9", "run_dir=b", "resume=never"), (), ("--lr", "1"))
     assert script.again(Path("/run"), []) == [
         "train", "train.py", "epochs=9", 'run_dir="/run"', "resume.checkpoint=auto", "--", "--lr", "1",
     ]  # fmt: skip
@@ -242,9 +232,7 @@ def test_what_cannot_be_resumed_says_why(
     assert "Traceback" not in done.output
 
 
-def test_agents_over_ssh_know_the_launch_that_they_are_part_of(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_agents_over_ssh_know_the_launch_that_they_are_part_of(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config({"epochs": 1, "global_batch": 8})
     command = RankCommand(config, Path("a.yaml"))
     typed = RecordedCommand("launch", "a.yaml", str(Path.cwd()), options=("--via", "ssh"))

@@ -27,11 +27,7 @@ CPU = torch.device("cpu")
 
 
 def report(
-    context: SingleProcessContext,
-    folder: Path,
-    dataset: Any = None,
-    modules: Sequence[nn.Module] = (),
-    **values: Any,
+    context: SingleProcessContext, folder: Path, dataset: Any = None, modules: Sequence[nn.Module] = (), **values: Any
 ) -> Any:
     base = {"global_batch": 8, "lanes": 4, "epochs": 2, "run_dir": str(folder)}
     setup = RunSetup.create(load_config({**base, **values}), context)
@@ -47,8 +43,7 @@ def test_the_plan_is_printed_and_stored(
     assert json.loads((tmp_path / "plan.json").read_text()) == plan
     assert (plan["samples"], plan["steps"], plan["lane_batch"], plan["world"]) == (20, 6, 2, 1)
     assert capsys.readouterr().err == (
-        "Plan: 20 samples, global batch 8 = 4 lanes x 2 samples; 1 rank drives 4 lanes; 6 steps; "
-        "same: bits\n"
+        "Plan: 20 samples, global batch 8 = 4 lanes x 2 samples; 1 rank drives 4 lanes; 6 steps; same: bits\n"
     )
 
 
@@ -106,10 +101,7 @@ def test_settings_without_effect_are_reported(values: dict[str, Any], lines: lis
 def test_a_run_over_another_number_of_samples_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         train_part(settings(tmp_path), 2, Noisy(22))
-    with (
-        pytest.raises(CheckpointError, match="samples"),
-        samestep.start(settings(tmp_path)) as run,
-    ):
+    with pytest.raises(CheckpointError, match="samples"), samestep.start(settings(tmp_path)) as run:
         train(run, Noisy(24))
 
 

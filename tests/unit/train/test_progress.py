@@ -28,9 +28,7 @@ def record(step: int, seconds: float = 0.5) -> StepRecord:
     return StepRecord(step, 0, 0.25, 8, (0.1,), None, seconds)
 
 
-def follow(
-    progress: TrainingProgress, wall: Clock, steps: int = 30, pace: float = 1, every: int = 1
-) -> None:
+def follow(progress: TrainingProgress, wall: Clock, steps: int = 30, pace: float = 1, every: int = 1) -> None:
     """Steps of so many seconds, whose measurements are read every few steps."""
     with progress:
         for index in range(steps):
@@ -63,16 +61,12 @@ def test_the_time_left_is_steady(wall: Clock, capsys: pytest.CaptureFixture[str]
     assert [line.rpartition("samples/s  ")[2] for line in lines] == ["5:16:39 left", "5:25:48 left"]
 
 
-def test_without_a_known_end_there_is_no_time_left(
-    wall: Clock, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_known_end_there_is_no_time_left(wall: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     follow(TrainingProgress(None, 6400, RankLog(0, 1), shown=True), wall, steps=11)
     assert capsys.readouterr().err == "step 11  loss 0.2500  12,800 samples/s\n"
 
 
-def test_steps_too_short_to_measure_have_no_rate(
-    wall: Clock, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_steps_too_short_to_measure_have_no_rate(wall: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with TrainingProgress(10, 8, RankLog(0, 1), shown=True) as progress:
         wall.now += 11
         progress.on_record(record(0, seconds=0.0))
@@ -101,9 +95,7 @@ def test_other_ranks_show_nothing(wall: Clock, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == ""
 
 
-def test_samples_are_counted_with_their_rate(
-    wall: Clock, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_samples_are_counted_with_their_rate(wall: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with SampleProgress(500, RankLog(0, 1), shown=True) as progress:
         for _ in range(3):
             wall.now += 8
@@ -111,9 +103,7 @@ def test_samples_are_counted_with_their_rate(
     assert capsys.readouterr().err == "sample 80/500  5 samples/s  84 s left\n"
 
 
-def test_turns_are_shown_with_whose_they_are(
-    wall: Clock, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_turns_are_shown_with_whose_they_are(wall: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     for shown in (True, False):
         with TurnProgress(2, RankLog(0, 1), shown) as progress:
             progress.begin("1 lane")
@@ -130,9 +120,7 @@ def watch_bar(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(Progress, "start", lambda self: calls.append("start"))
     monkeypatch.setattr(Progress, "stop", lambda self: calls.append("stop"))
-    monkeypatch.setattr(
-        Progress, "update", lambda self, row, completed, text: calls.append((completed, text))
-    )
+    monkeypatch.setattr(Progress, "update", lambda self, row, completed, text: calls.append((completed, text)))
     return calls
 
 
@@ -148,9 +136,7 @@ def test_a_terminal_gets_a_bar_in_place_of_lines(
     assert capsys.readouterr().err == ""
 
 
-def test_short_steps_move_a_bar_ten_times_a_second(
-    wall: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_steps_move_a_bar_ten_times_a_second(wall: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     bar = watch_bar(monkeypatch)
     follow(TrainingProgress(None, 64, RankLog(0, 1), shown=True), wall, steps=1000, pace=0.001)
     moves = [call for call in bar if isinstance(call, tuple)]
@@ -172,9 +158,6 @@ def test_a_bar_is_stopped_also_after_an_error(wall: Clock, monkeypatch: pytest.M
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(Progress, "start", lambda self: calls.append("start"))
     monkeypatch.setattr(Progress, "stop", lambda self: calls.append("stop"))
-    with (
-        pytest.raises(ZeroDivisionError),
-        TrainingProgress(100, 64, RankLog(0, 1), shown=True),
-    ):
+    with pytest.raises(ZeroDivisionError), TrainingProgress(100, 64, RankLog(0, 1), shown=True):
         raise ZeroDivisionError
     assert calls == ["start", "stop"]

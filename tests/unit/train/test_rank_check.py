@@ -11,12 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 from samestep.errors import RanksDiffer
-from samestep.train.rank_check import (
-    _checksums,
-    _differences,
-    _named_tensors,
-    refuse_different_ranks,
-)
+from samestep.train.rank_check import _checksums, _differences, _named_tensors, refuse_different_ranks
 from tests.unit.contexts import TwoRanks
 
 NAN, INFINITE = float("nan"), float("inf")
@@ -59,11 +54,7 @@ def test_a_checksum_sees_bits_and_places(dtype: torch.dtype) -> None:
     tensor = torch.arange(1, 65).to(dtype)
     size = tensor.element_size()
     sums = [checksum(tensor), checksum(swapped(tensor)), checksum(moved(tensor))]
-    sums += [
-        checksum(flipped_at(place, bit)(tensor))
-        for place in range(0, 64 * size, 7)
-        for bit in range(8)
-    ]
+    sums += [checksum(flipped_at(place, bit)(tensor)) for place in range(0, 64 * size, 7) for bit in range(8)]
     assert len(set(sums)) == len(sums)
     base = balanced(tensor)
     other = base.clone()
@@ -106,23 +97,15 @@ def test_large_tensors_are_gone_through_in_parts(monkeypatch: pytest.MonkeyPatch
     ("told", "lines"),
     [
         ([{"a": 1}, {"a": 1}], []),
-        (
-            [{"a": 1, "b": 1}, {"a": 2, "b": 1}, {"a": 1, "b": 1}],
-            ["a on rank 1 is not what it is on ranks 0, 2"],
-        ),
+        ([{"a": 1, "b": 1}, {"a": 2, "b": 1}, {"a": 1, "b": 1}], ["a on rank 1 is not what it is on ranks 0, 2"]),
         (
             [{"b": 1, "a": 5}, {"b": 1, "a": 6}, {"b": 2, "a": 6}, {"b": 3, "a": 6}],
-            [
-                "a on rank 0 is not what it is on ranks 1, 2, 3",
-                "b on ranks 2, 3 is not what it is on ranks 0, 1",
-            ],
+            ["a on rank 0 is not what it is on ranks 1, 2, 3", "b on ranks 2, 3 is not what it is on ranks 0, 1"],
         ),
         ([{"a": 1}, {}], ["a on rank 1 is not what it is on rank 0"]),
     ],
 )
-def test_what_differs_is_named_with_the_ranks_of_the_fewest(
-    told: list[dict[str, int]], lines: list[str]
-) -> None:
+def test_what_differs_is_named_with_the_ranks_of_the_fewest(told: list[dict[str, int]], lines: list[str]) -> None:
     assert _differences(told) == lines
 
 
@@ -153,9 +136,7 @@ def test_states_of_two_modules_with_the_same_names_are_all_compared() -> None:
 
 def test_ranks_that_are_the_same_pass_and_others_are_told(two_ranks: TwoRanks) -> None:
     model = nn.Linear(2, 2)
-    mine = dict(
-        zip(("model.weight", "model.bias"), _checksums([model.weight, model.bias]), strict=True)
-    )
+    mine = dict(zip(("model.weight", "model.bias"), _checksums([model.weight, model.bias]), strict=True))
     two_ranks.other = mine
     refuse_different_ranks(two_ranks, 5, [model], [], skip_buffers=False)
     two_ranks.other = {**mine, "model.bias": 0}

@@ -43,9 +43,7 @@ def test_a_record_holds_every_loss_and_a_digest_of_every_steps_samples(tmp_path:
 def test_the_record_is_the_same_for_the_same_run_only(tmp_path: Path) -> None:
     first, again = record(tmp_path / "a"), record(tmp_path / "b")
     other = record(tmp_path / "c", seed=4)
-    assert (again.losses, again.samples, again.state_hash) == (
-        first.losses, first.samples, first.state_hash,
-    )  # fmt: skip
+    assert (again.losses, again.samples, again.state_hash) == (first.losses, first.samples, first.state_hash)
     assert other.state_hash != first.state_hash
     assert other.samples != first.samples
 
@@ -87,16 +85,12 @@ def test_the_state_names_everything_that_the_run_has_prepared_and_keeps() -> Non
     model, outside = nn.Linear(2, 1), nn.Parameter(torch.ones(1))
     extra = nn.Sequential(Frozen(1, 1), nn.BatchNorm1d(1))
     extra[0].register_buffer("cache", torch.ones(1), persistent=False)
-    inside, other = (
-        Adam([*model.parameters(), extra[1].weight]), SGD([outside], lr=0.1, momentum=0.5),
-    )  # fmt: skip
+    inside, other = (Adam([*model.parameters(), extra[1].weight]), SGD([outside], lr=0.1, momentum=0.5))
     (model(torch.ones(1, 2)) * outside * extra[1].weight).sum().backward()
     inside.step()
     other.step()
     schedule = torch.optim.lr_scheduler.ConstantLR(inside)
-    found = state_tensors(
-        RunState([model, extra], [inside, other], [schedule], {"mine": Counter()})
-    )
+    found = state_tensors(RunState([model, extra], [inside, other], [schedule], {"mine": Counter()}))
     groups = {name for name in found if ".group" in name}
     assert {"optimizer0.group0.lr", "optimizer0.group0.betas", "optimizer1.group0.lr"} <= groups
     schedules = {name for name in found if name.startswith("schedule0.")}
@@ -113,17 +107,13 @@ def test_the_state_names_everything_that_the_run_has_prepared_and_keeps() -> Non
     assert found["kept.mine.curve"].dtype == torch.float64
 
 
-def test_a_record_holds_the_buffers_of_extra_modules_and_the_number_of_threads(
-    tmp_path: Path,
-) -> None:
+def test_a_record_holds_the_buffers_of_extra_modules_and_the_number_of_threads(tmp_path: Path) -> None:
     with samestep.start(settings(tmp_path)) as run:
         Recorder(run, tmp_path / "record")
         model, extra = net(), nn.BatchNorm1d(3)
         run.prepare(model, extra, SGD([*model.parameters(), *extra.parameters()], lr=0.1))
         for step in run.steps(Noisy()):
-            step.train(
-                lambda batch: ((model(extra(batch.x))[:, 0] - batch.y).square().sum(), len(batch))
-            )
+            step.train(lambda batch: ((model(extra(batch.x))[:, 0] - batch.y).square().sum(), len(batch)))
     state = read_state(tmp_path / "record")
     assert state["extra0.running_mean"].abs().sum() > 0
     assert RunRecord.read(tmp_path / "record").threads == [1]

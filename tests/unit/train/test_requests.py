@@ -64,9 +64,7 @@ def test_a_script_of_two_runs_takes_overrides_and_no_record(script: Path, tmp_pa
     run_script(script, runs, request)
     assert len(request.opened) == 2
     with pytest.raises(StepError, match=r"opens a second run, in .*b2, after that in .*a2"):
-        run_script(
-            script, [f"{run}2" for run in runs], ScriptRequest((), Observation(tmp_path / "record"))
-        )
+        run_script(script, [f"{run}2" for run in runs], ScriptRequest((), Observation(tmp_path / "record")))
 
 
 def test_a_script_can_be_asked_for_its_config(script: Path, tmp_path: Path) -> None:

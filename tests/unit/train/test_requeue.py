@@ -40,9 +40,7 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scontrol:
 
 
 @pytest.mark.parametrize(("environ", "job"), [(JOB, "4711"), (ARRAY, "4711_8")])
-def test_a_job_whose_end_was_announced_is_requeued(
-    scontrol: Scontrol, environ: dict[str, str], job: str
-) -> None:
+def test_a_job_whose_end_was_announced_is_requeued(scontrol: Scontrol, environ: dict[str, str], job: str) -> None:
     asked = scontrol()
     assert reported(AUTO, "SIGUSR1", environ) == [f"Requeuing job {job}"]
     assert asked.read_text() == f"requeue {job}\n"
@@ -89,9 +87,7 @@ def test_a_task_of_an_array_is_requeued_alone() -> None:
     assert job_name({}) is None
 
 
-def test_without_scontrol_the_user_learns_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_scontrol_the_user_learns_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     _, said = reported(AUTO, "SIGUSR1", JOB)
     assert said.startswith("Job 4711 is not requeued: scontrol cannot be started here")
@@ -127,9 +123,7 @@ def test_a_requeue_is_reported_before_slurm_can_end_the_job(scontrol: Scontrol) 
 
 
 @pytest.mark.parametrize("signal", ["TERM", "KILL"])
-def test_a_scontrol_that_is_ended_with_the_job_is_no_failure(
-    scontrol: Scontrol, signal: str
-) -> None:
+def test_a_scontrol_that_is_ended_with_the_job_is_no_failure(scontrol: Scontrol, signal: str) -> None:
     """Slurm sends SIGTERM to all processes of a job that it requeues, and SIGKILL later."""
     scontrol(said=f"kill -{signal} $$")
     assert reported(AUTO, "SIGUSR1", JOB) == ["Requeuing job 4711"]

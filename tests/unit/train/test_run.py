@@ -42,13 +42,9 @@ def saved_steps(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize("pause", [1, 3, 4])
 @pytest.mark.parametrize(
-    "dataset",
-    [Noisy, Streams, lambda: Streams(stateful=True)],
-    ids=["map", "streams", "stateful streams"],
+    "dataset", [Noisy, Streams, lambda: Streams(stateful=True)], ids=["map", "streams", "stateful streams"]
 )
-def test_a_resumed_run_is_the_untouched_run_to_the_bit(
-    tmp_path: Path, dataset: Any, pause: int
-) -> None:
+def test_a_resumed_run_is_the_untouched_run_to_the_bit(tmp_path: Path, dataset: Any, pause: int) -> None:
     whole, parts = settings(tmp_path / "whole"), settings(tmp_path / "parts")
     with samestep.start(whole) as run:
         expected = train(run, dataset())
@@ -110,9 +106,7 @@ def test_a_resumed_run_refuses_to_lose_what_was_kept(tmp_path: Path) -> None:
         train(run)
 
 
-def test_a_complete_run_has_nothing_left_to_train(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_complete_run_has_nothing_left_to_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with samestep.start(settings(tmp_path)) as run:
         expected = train(run)
     with samestep.start(settings(tmp_path)) as run:
@@ -178,17 +172,12 @@ def test_prepare_gives_the_objects_back_in_their_order(tmp_path: Path) -> None:
         (lambda run: run.model, r"there is no model yet: call run\.prepare first"),
         (lambda run: next(run.steps(Noisy())), r"run\.steps came before run\.prepare"),
         (lambda run: run.evaluate(Noisy(), None), r"an evaluation came before run\.prepare"),
-        (
-            lambda run: run.save({"a": 1.0}),
-            r"run\.save belongs inside the loop over the training data",
-        ),
+        (lambda run: run.save({"a": 1.0}), r"run\.save belongs inside the loop over the training data"),
         (lambda run: (prepared(run), prepared(run)), r"run\.prepare was called twice"),
         (lambda run: run.register("x", object()), r"run\.register\('x'\) got a object"),
     ],
 )
-def test_calls_that_come_too_early_or_twice_are_refused(
-    tmp_path: Path, call: Any, message: str
-) -> None:
+def test_calls_that_come_too_early_or_twice_are_refused(tmp_path: Path, call: Any, message: str) -> None:
     with samestep.start(settings(tmp_path)) as run, pytest.raises(StepError, match=message):
         call(run)
 
@@ -234,9 +223,7 @@ def test_a_step_that_is_left_without_an_update_is_refused(tmp_path: Path) -> Non
         ({"base_batch": 2}, 0.1),
     ],
 )
-def test_rates_are_scaled_by_the_global_batch(
-    tmp_path: Path, values: dict[str, Any], lr: float
-) -> None:
+def test_rates_are_scaled_by_the_global_batch(tmp_path: Path, values: dict[str, Any], lr: float) -> None:
     with samestep.start(settings(tmp_path, **values)) as run:
         assert run.scaled_lr(0.1) == pytest.approx(lr)
 
@@ -272,9 +259,7 @@ def test_the_number_of_steps_is_known_where_the_data_has_a_length(
         ({"epochs": None, "steps": 4}, Streams, 3),
     ],
 )
-def test_a_step_knows_that_it_is_the_last(
-    tmp_path: Path, values: dict[str, Any], dataset: Any, last: int
-) -> None:
+def test_a_step_knows_that_it_is_the_last(tmp_path: Path, values: dict[str, Any], dataset: Any, last: int) -> None:
     found: list[int] = []
     with samestep.start(settings(tmp_path, **values)) as run:
         source = run.source(dataset())
@@ -289,9 +274,7 @@ def test_a_step_knows_that_it_is_the_last(
     assert found == [last]
 
 
-def test_a_run_stops_with_the_step_that_requested_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_stops_with_the_step_that_requested_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[int] = []
     with samestep.start(settings(tmp_path)) as run:
 
@@ -303,9 +286,7 @@ def test_a_run_stops_with_the_step_that_requested_it(
         train(run, each=each)
     assert seen == [0, 1, 2]
     assert saved_steps(tmp_path)[-1] == 3
-    assert (
-        verify_checkpoint(tmp_path / "checkpoints" / "step-00000003").ended == "it is good enough"
-    )
+    assert verify_checkpoint(tmp_path / "checkpoints" / "step-00000003").ended == "it is good enough"
     with samestep.start(settings(tmp_path)) as run:
         train(run, each=lambda step: pytest.fail("it had ended"))
     assert "complete: 3 steps, stopped by it is good enough" in capsys.readouterr().err
@@ -330,9 +311,7 @@ def test_metrics_and_the_best_go_into_the_checkpoint_of_their_step(tmp_path: Pat
 
         train(run, each=each)
     assert saved_steps(tmp_path) == [2, 6], "a new best is saved at once, other metrics wait"
-    first, last = (
-        verify_checkpoint(tmp_path / "checkpoints" / f"step-0000000{step}") for step in (2, 6)
-    )
+    first, last = (verify_checkpoint(tmp_path / "checkpoints" / f"step-0000000{step}") for step in (2, 6))
     assert first.best is not None
     assert (first.best.step, first.best.value, first.measured) == (2, 0.25, 2)
     assert (dict(last.metrics), last.measured, last.ended) == ({"val_loss": 0.5}, 4, "done")
@@ -371,19 +350,13 @@ def test_too_little_memory_names_the_step_and_what_to_do(tmp_path: Path) -> None
         raise torch.OutOfMemoryError("tried to allocate 8 GiB\nand more")
 
     advice = r"in step 0, with 2 samples in a lane.*memory\.lane_split.*tried to allocate 8 GiB$"
-    with (
-        pytest.raises(OutOfMemory, match=advice) as caught,
-        samestep.start(settings(tmp_path)) as run,
-    ):
+    with pytest.raises(OutOfMemory, match=advice) as caught, samestep.start(settings(tmp_path)) as run:
         train(run, each=fail)
     assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
 
 
 def test_too_little_memory_before_the_first_step_is_reported_as_such(tmp_path: Path) -> None:
-    with (
-        pytest.raises(OutOfMemory, match="memory before the first step"),
-        samestep.start(settings(tmp_path)) as run,
-    ):
+    with pytest.raises(OutOfMemory, match="memory before the first step"), samestep.start(settings(tmp_path)) as run:
         raise torch.OutOfMemoryError("8 GiB" if run.start_step == 0 else "")
 
 
@@ -413,9 +386,7 @@ def test_a_resumed_run_says_that_it_keeps_the_checkpoints_rates(
 # -- who steps the optimizer ----------------------------------------------------------------------
 
 
-def test_an_optimizer_that_a_loop_steps_itself_is_refused_while_the_run_is_open(
-    tmp_path: Path,
-) -> None:
+def test_an_optimizer_that_a_loop_steps_itself_is_refused_while_the_run_is_open(tmp_path: Path) -> None:
     """As the loop was before it was ported: each rank would train on its own."""
     model = net()
     optimizer = SGD(model.parameters(), lr=0.1)

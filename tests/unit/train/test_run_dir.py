@@ -45,9 +45,7 @@ time.sleep(600)
 @contextmanager
 def holder(folder: Path, *how: str) -> Iterator[subprocess.Popen[str]]:
     """Another process that holds the directory, and perhaps has a worker."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(folder), *how], stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder), *how], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     worker = int(process.stdout.readline())
     try:
@@ -79,9 +77,7 @@ def test_a_killed_process_releases_its_directory(tmp_path: Path) -> None:
         folder.close()
 
 
-def test_a_killed_process_releases_its_directory_though_its_workers_still_run(
-    tmp_path: Path,
-) -> None:
+def test_a_killed_process_releases_its_directory_though_its_workers_still_run(tmp_path: Path) -> None:
     with holder(tmp_path, "worker") as process:
         process.kill()
         process.wait()
@@ -192,9 +188,7 @@ def test_what_an_earlier_run_left_is_set_aside_under_a_number(folder: RunDir) ->
         }  # fmt: skip
         assert (aside / "metrics.jsonl").read_text() == mark
         assert (aside / "checkpoints" / "step-00000002" / "file").read_text() == mark
-    assert {path.name for path in folder.path.iterdir()} == {
-        "earlier", "verify", "launch", *FRESH
-    }  # fmt: skip
+    assert {path.name for path in folder.path.iterdir()} == {"earlier", "verify", "launch", *FRESH}
 
 
 def test_a_number_that_is_taken_is_skipped(folder: RunDir) -> None:
@@ -237,9 +231,7 @@ def rows(*steps: int) -> str:
         ("", 4, ""),
     ],
 )
-def test_rows_after_the_checkpoint_are_removed(
-    folder: RunDir, before: str, step: int, after: str
-) -> None:
+def test_rows_after_the_checkpoint_are_removed(folder: RunDir, before: str, step: int, after: str) -> None:
     path = folder.path / "metrics.jsonl"
     path.write_text(before)
     folder.forget_after(step)
@@ -253,10 +245,7 @@ def test_a_row_without_its_line_end_does_not_damage_the_next(folder: RunDir) -> 
     folder.forget_after(2)
     with path.open("a") as file:
         file.write(rows(2))
-    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] in (
-        [0, 1, 2],
-        [0, 2],
-    )
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] in ([0, 1, 2], [0, 2])
 
 
 def test_without_metrics_there_is_nothing_to_remove(folder: RunDir) -> None:
@@ -265,8 +254,6 @@ def test_without_metrics_there_is_nothing_to_remove(folder: RunDir) -> None:
 
 
 @pytest.mark.parametrize("content", ["", '"4f', "{}"])
-def test_a_truncated_launch_file_does_not_prevent_a_run_from_starting(
-    folder: RunDir, content: str
-) -> None:
+def test_a_truncated_launch_file_does_not_prevent_a_run_from_starting(folder: RunDir, content: str) -> None:
     (folder.path / "started.json").write_text(content)
     assert folder.started_by() == []

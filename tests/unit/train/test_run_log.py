@@ -69,9 +69,7 @@ def add(log: RunLog, step: int, loss: float = 1.0, updated: Updated = FEW) -> No
     log.steps.add(step, 0, LocalStats([LaneStats(loss, 1.0)], NO_FLAGS), updated)
 
 
-def test_a_period_is_written_record_by_record_and_then_its_costs(
-    context: SingleProcessContext,
-) -> None:
+def test_a_period_is_written_record_by_record_and_then_its_costs(context: SingleProcessContext) -> None:
     log, notes = log_of(context)
     add(log, 0)
     assert notes.events == []
@@ -102,9 +100,7 @@ def test_nothing_is_synchronised_before_there_is_an_update(context: SingleProces
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
-def test_a_bad_loss_ends_the_run_before_it_is_written(
-    context: SingleProcessContext, loss: float
-) -> None:
+def test_a_bad_loss_ends_the_run_before_it_is_written(context: SingleProcessContext, loss: float) -> None:
     log, notes = log_of(context)
     add(log, 0)
     with pytest.raises(NonFiniteLoss, match="the loss of step 1 is NaN or infinite in lane 0"):
@@ -126,8 +122,6 @@ def test_other_values_are_written_with_their_step(context: SingleProcessContext)
 
 
 @pytest.mark.parametrize(("log_every", "timed"), [(3, 3), (100, 8)])
-def test_at_least_one_step_of_a_period_is_timed(
-    context: SingleProcessContext, log_every: int, timed: int
-) -> None:
+def test_at_least_one_step_of_a_period_is_timed(context: SingleProcessContext, log_every: int, timed: int) -> None:
     log_of(context, log_every)
     assert context.activity.timed_every == timed

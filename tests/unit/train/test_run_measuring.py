@@ -13,16 +13,7 @@ from torch.optim import SGD
 import samestep
 from samestep.errors import TaskError
 from samestep.step.step import Step
-from tests.unit.train.own_loops import (
-    Noisy,
-    assert_equal,
-    losses,
-    prepared,
-    rows,
-    settings,
-    squares,
-    train,
-)
+from tests.unit.train.own_loops import Noisy, assert_equal, losses, prepared, rows, settings, squares, train
 
 
 def test_logged_values_reach_metrics_jsonl_in_full(tmp_path: Path) -> None:
@@ -78,9 +69,7 @@ def test_an_evaluation_is_the_mean_over_every_sample_once(tmp_path: Path) -> Non
     assert sorted(seen) == list(range(21))
 
 
-def test_an_evaluation_that_gives_nan_is_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_evaluation_that_gives_nan_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def measure(model: nn.Module, batch: samestep.LaneBatch, metrics: Any) -> tuple[float, int]:
         return float("nan"), len(batch)
 

@@ -115,9 +115,7 @@ def test_one_step_is_saved_once(tmp_path: Path, context: SingleProcessContext) -
     assert before == after
 
 
-def test_nothing_is_saved_where_saving_is_off(
-    tmp_path: Path, context: SingleProcessContext
-) -> None:
+def test_nothing_is_saved_where_saving_is_off(tmp_path: Path, context: SingleProcessContext) -> None:
     saver = saver_in(tmp_path, context, "checkpoint.enabled=false")
     saver.save(Position(2), {}, None)
     saver.close()
@@ -142,9 +140,7 @@ def test_a_save_holds_what_was_there_when_it_was_asked_for(
         assert read_model(item.folder)["weight"].item() == item.step
 
 
-def test_two_things_cannot_be_kept_under_one_name(
-    tmp_path: Path, context: SingleProcessContext
-) -> None:
+def test_two_things_cannot_be_kept_under_one_name(tmp_path: Path, context: SingleProcessContext) -> None:
     saver = saver_in(tmp_path, context)
     saver.keep("ema", nn.Linear(1, 1))
     with pytest.raises(StepError, match=r"run\.register was called twice for 'ema'"):
@@ -169,9 +165,7 @@ def test_the_clock_asks_for_a_save(
     assert not saver_in(tmp_path, context, "checkpoint.every_minutes=null").wants_time()
 
 
-def test_metrics_that_are_tensors_are_refused_by_name(
-    tmp_path: Path, context: SingleProcessContext
-) -> None:
+def test_metrics_that_are_tensors_are_refused_by_name(tmp_path: Path, context: SingleProcessContext) -> None:
     saver = saver_in(tmp_path, context)
     with pytest.raises(StepError, match=r"val_loss is a Tensor.*\.item\(\)"):
         saver.remember(1, {"val_loss": torch.tensor(0.5)}, best=True)

@@ -25,12 +25,7 @@ def in_file(path: Path, values: dict[str, Any]) -> Path:
 def test_a_config_is_taken_in_any_form(tmp_path: Path, form: str) -> None:
     values = settings(tmp_path / "run", seed=5)
     file = in_file(tmp_path / "config.json", values)
-    given: dict[str, Any] = {
-        "mapping": values,
-        "path": file,
-        "text": str(file),
-        "config": samestep.load_config(values),
-    }
+    given: dict[str, Any] = {"mapping": values, "path": file, "text": str(file), "config": samestep.load_config(values)}
     with samestep.start(given[form]) as run:
         assert (run.config.seed, run.run_dir) == (5, tmp_path / "run")
         assert (run.context.rank, run.context.world) == (0, 1)
@@ -48,9 +43,7 @@ def test_a_config_with_mistakes_opens_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_that_cannot_be_opened_leaves_no_context_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_cannot_be_opened_leaves_no_context_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[int] = []
 
     class Context(SingleProcessContext):

@@ -186,9 +186,7 @@ def test_a_step_with_nothing_due_does_nothing(context: SingleProcessContext) -> 
     assert end.events == []
 
 
-def test_a_save_that_is_due_comes_after_the_losses_and_is_reported(
-    context: SingleProcessContext,
-) -> None:
+def test_a_save_that_is_due_comes_after_the_losses_and_is_reported(context: SingleProcessContext) -> None:
     end = End(context)
     end.saver.due_after = (2,)
     assert not end.step(0)
@@ -219,13 +217,7 @@ def test_a_step_that_is_not_finite_is_not_saved(context: SingleProcessContext, w
     assert end.events == ["flush"]
 
 
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        ({}, Position(6, 0, 6)),
-        ({"ends_epoch": True}, Position(6, 1, 0)),
-    ],
-)
+@pytest.mark.parametrize(("data", "expected"), [({}, Position(6, 0, 6)), ({"ends_epoch": True}, Position(6, 1, 0))])
 def test_the_position_saved_is_that_of_the_next_step(
     context: SingleProcessContext, data: dict[str, Any], expected: Position
 ) -> None:
@@ -265,18 +257,14 @@ def test_a_requested_end_is_saved_with_its_reason(context: SingleProcessContext)
     assert ("save", 2, "no better val_loss for 3 evaluations") in end.events
 
 
-def test_the_end_of_a_runs_length_is_done_whatever_else_was_requested(
-    context: SingleProcessContext,
-) -> None:
+def test_the_end_of_a_runs_length_is_done_whatever_else_was_requested(context: SingleProcessContext) -> None:
     end = End(context)
     end.end.stop("patience")
     assert end.step(4, total=5)
     assert ("save", 5, "done") in end.events
 
 
-def test_a_signal_with_the_last_step_does_not_make_the_run_unfinished(
-    context: SingleProcessContext,
-) -> None:
+def test_a_signal_with_the_last_step_does_not_make_the_run_unfinished(context: SingleProcessContext) -> None:
     assert End(context).step(4, float(signal.SIGTERM), total=5)
 
 
@@ -285,9 +273,7 @@ def test_a_signal_with_the_last_step_does_not_make_the_run_unfinished(
 
 def test_a_signal_saves_waits_for_the_disk_and_stops(context: SingleProcessContext) -> None:
     end = End(context)
-    with pytest.raises(
-        Stopped, match=r"^SIGTERM stopped the run after step 8: it is saved"
-    ) as stop:
+    with pytest.raises(Stopped, match=r"^SIGTERM stopped the run after step 8: it is saved") as stop:
         end.step(7, float(signal.SIGTERM))
     assert stop.value.exit_code == 75
     assert [event if isinstance(event, str) else event[0] for event in end.events] == [
@@ -300,9 +286,7 @@ def test_of_several_ranks_the_one_that_got_the_signal_is_named(two_ranks: TwoRan
         End(two_ranks).step(0, 0.0, float(signal.SIGUSR1))
 
 
-def test_a_stop_without_checkpoints_reports_that_nothing_is_saved(
-    context: SingleProcessContext,
-) -> None:
+def test_a_stop_without_checkpoints_reports_that_nothing_is_saved(context: SingleProcessContext) -> None:
     end = End(context, checkpoint={"enabled": False})
     with pytest.raises(Stopped, match=r"nothing is saved, since checkpoint\.enabled is false"):
         end.step(0, float(signal.SIGTERM))
@@ -316,13 +300,9 @@ def test_a_pause_stops_after_exactly_so_many_steps(context: SingleProcessContext
         end.step(1)
 
 
-def test_only_a_signal_requeues_the_job(
-    context: SingleProcessContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_signal_requeues_the_job(context: SingleProcessContext, monkeypatch: pytest.MonkeyPatch) -> None:
     requeued: list[str] = []
-    monkeypatch.setattr(
-        step_end_module, "requeue", lambda rules, name, environ, report: requeued.append(name)
-    )
+    monkeypatch.setattr(step_end_module, "requeue", lambda rules, name, environ, report: requeued.append(name))
     end = End(context)
     end.end.pause_after(1)
     with pytest.raises(Stopped):
@@ -343,9 +323,7 @@ def test_flags_on_a_gpu_are_read_two_steps_late(context: SingleProcessContext) -
     assert [event[1] for event in end.events if event[0] == "save"] == [3]
 
 
-def test_flags_in_flight_are_read_though_later_steps_request_nothing(
-    context: SingleProcessContext,
-) -> None:
+def test_flags_in_flight_are_read_though_later_steps_request_nothing(context: SingleProcessContext) -> None:
     end = End(context)
     end.step(0, SAVE, waits=True)
     assert end.events == []

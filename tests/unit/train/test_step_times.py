@@ -45,9 +45,7 @@ def test_a_row_splits_the_time_of_its_steps(clock: Clock) -> None:
     activity.end_step()
     times = StepTimes(activity, torch.device("cpu"))
     activity.begin_step(8)
-    spend(
-        activity, clock, data=1, compute=4, exchange=2, reading=3, save=5, evaluate=100, between=7
-    )
+    spend(activity, clock, data=1, compute=4, exchange=2, reading=3, save=5, evaluate=100, between=7)
     row = times.row(steps=2, seconds=0.5, samples=64)
     memory = row.pop("peak_memory_mb")
     assert row == {
@@ -89,9 +87,7 @@ def test_the_rank_that_others_wait_for_is_the_one_that_worked_most(clock: Clock)
 
 
 @pytest.mark.parametrize(("busy", "spread"), [([0.0, 0.0], 1.0), ([0.0, 2.0], 1.0)])
-def test_a_rank_that_did_nothing_does_not_divide_by_zero(
-    clock: Clock, busy: list[float], spread: float
-) -> None:
+def test_a_rank_that_did_nothing_does_not_divide_by_zero(clock: Clock, busy: list[float], spread: float) -> None:
     times = StepTimes(Activity(), torch.device("cpu"))
     times.add_busy([RankFlags(0, seconds) for seconds in busy])
     assert times.row(1, 0.0, 1)["rank_spread"] == spread

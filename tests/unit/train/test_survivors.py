@@ -24,9 +24,7 @@ def test_a_disk_that_takes_too_long_ends_the_save(tmp_path: Path) -> None:
         write_files(late, tmp_path / "x", {"w": torch.ones(2)}, {}, manifest())
 
 
-def test_large_files_reach_the_disk_piece_by_piece(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_files_reach_the_disk_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     monkeypatch.setattr(survivors, "_SYNCED_AT_ONCE", 8)
     monkeypatch.setattr(survivors.os, "fsync", synced.append)
@@ -38,9 +36,7 @@ def test_large_files_reach_the_disk_piece_by_piece(
     assert len(synced) == 3
 
 
-def test_one_survivor_waits_for_another_and_not_forever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_survivor_waits_for_another_and_not_forever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(survivors, "_SECONDS", 0.1)
     with (
         FileLock(tmp_path / "lock"),

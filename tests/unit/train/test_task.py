@@ -153,8 +153,7 @@ def test_an_evaluation_measures_the_training_loss_unless_defined() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "expected"),
-    [((torch.ones(2), torch.zeros(2)), 2.0), ([torch.ones(3), 0], 3.0), (torch.ones(4), 4.0)],
+    ("data", "expected"), [((torch.ones(2), torch.zeros(2)), 2.0), ([torch.ones(3), 0], 3.0), (torch.ones(4), 4.0)]
 )
 def test_a_model_is_called_with_the_inputs_of_a_batch(data: Any, expected: float) -> None:
     batch = LaneBatch(0, data, (0,))

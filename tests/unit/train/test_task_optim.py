@@ -75,9 +75,7 @@ def test_optimizers_of_both_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("section", [None, {"name": "sgd", "lr": 0.1}])
-def test_rates_are_scaled_whoever_set_them(
-    tmp_path: Path, section: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rates_are_scaled_whoever_set_them(tmp_path: Path, section: Any, capsys: pytest.CaptureFixture[str]) -> None:
     task = Own(sgd()) if section is None else Task()
     values = {"optimizer": section, "lr_scaling": "linear", "base_batch": 2}
     found = optimizers(tmp_path, task, **values)
@@ -136,9 +134,7 @@ def test_schedules_of_both_are_refused(tmp_path: Path) -> None:
         schedules(tmp_path, Own(), schedule={"name": "cosine"})
 
 
-def test_the_configs_schedule_is_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_configs_schedule_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [found] = schedules(tmp_path, Task(), schedule={"name": "linear"})
     assert found.every == "step"
     assert "Schedule: " in capsys.readouterr().err

@@ -55,9 +55,7 @@ def test_nothing_set_is_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert torch.get_num_threads() == run.context.threads == 1
 
 
-def test_a_run_that_has_ended_puts_the_threads_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_has_ended_puts_the_threads_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     torch.set_num_threads(2)
     with samestep.start(settings(tmp_path, distributed={"device": "cpu"})):

@@ -68,16 +68,13 @@ def test_the_trial_of_a_search_for_micro_batches_leaves_no_trace(tmp_path: Path)
     for name, split in (("searched", "auto"), ("given", 1)):
         traced(tmp_path / name, steps=1, epochs=None, memory={"lane_split": split})
     searched, given = (
-        [e for e in read_trace(tmp_path / name / "trace")[0] if e.part == LANE]
-        for name in ("searched", "given")
+        [e for e in read_trace(tmp_path / name / "trace")[0] if e.part == LANE] for name in ("searched", "given")
     )
     assert searched == given
 
 
 @pytest.mark.parametrize("recompute", [True, False])
-def test_a_loss_over_the_whole_batch_leaves_each_lane_by_itself(
-    recompute: bool, tmp_path: Path
-) -> None:
+def test_a_loss_over_the_whole_batch_leaves_each_lane_by_itself(recompute: bool, tmp_path: Path) -> None:
     """Whatever is kept: else what a lane shows would depend on its neighbours on a rank."""
     config = settings(tmp_path, steps=1, epochs=None, contrastive={"recompute": recompute})
     with samestep.start(config) as run:
@@ -85,15 +82,11 @@ def test_a_loss_over_the_whole_batch_leaves_each_lane_by_itself(
         model = torch.nn.Linear(3, 2)
         model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         for step in run.steps(Noisy()):
-            step.train_global(
-                lambda batch: model(batch.x), lambda z, batch: model(z @ z.T[:, :3]).sum()
-            )
+            step.train_global(lambda batch: model(batch.x), lambda z, batch: model(z @ z.T[:, :3]).sum())
     (entries,) = read_trace(tmp_path / "trace")
     lanes = sorted({e.lane for e in entries if e.part == LANE})
     assert len(lanes) > 1
-    expected = [
-        "samples", "batch", "batch", "input", "output", "loss", "loss", "gradient", "gradient",
-    ]  # fmt: skip
+    expected = ["samples", "batch", "batch", "input", "output", "loss", "loss", "gradient", "gradient"]
     for lane in lanes:
         assert [e.kind for e in entries if (e.part, e.lane) == (LANE, lane)] == expected
 

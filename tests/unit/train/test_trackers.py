@@ -13,13 +13,7 @@ import torch
 
 from samestep.config import Config, load_config
 from samestep.errors import RunDirError, TaskError
-from samestep.train.trackers import (
-    FigureFiles,
-    JsonLines,
-    RecentRows,
-    Trackers,
-    open_trackers,
-)
+from samestep.train.trackers import FigureFiles, JsonLines, RecentRows, Trackers, open_trackers
 from samestep.train.tracking.contract import Tracker
 
 

@@ -72,9 +72,7 @@ def test_a_record_is_written_on_request(task: str, tmp_path: Path) -> None:
     assert {"model.0.weight", "kept.training.metrics.val_loss"} <= set(state)
 
 
-def test_a_training_can_be_stopped_after_so_many_steps_and_resumed(
-    task: str, tmp_path: Path
-) -> None:
+def test_a_training_can_be_stopped_after_so_many_steps_and_resumed(task: str, tmp_path: Path) -> None:
     whole = once(task, tmp_path / "whole")
     with pytest.raises(Stopped, match="--stop-after stopped the run after step 4"):
         once(task, tmp_path / "parts", None, 4)

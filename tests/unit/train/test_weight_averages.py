@@ -83,18 +83,14 @@ def test_the_mean_is_measured_once_at_the_end(tmp_path: Path, has_batchnorm: boo
         averages, model = averages_of(run)
         seen = train(run, averages, model)
         assert averages.measure(lambda prefix: pytest.fail("only at the end")) == {}
-        found = averages.finish(
-            statistics, lambda prefix: calls.append(prefix) or {f"{prefix}val_loss": 1.0}
-        )
+        found = averages.finish(statistics, lambda prefix: calls.append(prefix) or {f"{prefix}val_loss": 1.0})
         mean = averages.weights()["swa.weight"]
     assert found == {"swa_val_loss": 1.0}
     assert calls == ["statistics", "swa_"], "its statistics come first"
     assert torch.allclose(mean, torch.stack(seen[2:]).mean(0), rtol=1e-4)
 
 
-def test_a_mean_of_nothing_is_reported_and_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mean_of_nothing_is_reported_and_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with samestep.start(settings(tmp_path, swa={"start": 1000, "every": 1})) as run:
         averages, model = averages_of(run, Streams())  # whose length nobody knows beforehand
         train(run, averages, model)
@@ -124,9 +120,7 @@ def test_averages_resume_with_their_run(tmp_path: Path) -> None:
 
 def test_a_run_cannot_resume_without_its_average(tmp_path: Path) -> None:
     def run_once(**values: Any) -> None:
-        with samestep.start(
-            settings(tmp_path, resume={"allow": ["ema", "epochs"]}, **values)
-        ) as run:
+        with samestep.start(settings(tmp_path, resume={"allow": ["ema", "epochs"]}, **values)) as run:
             averages, model = averages_of(run)
             train(run, averages, model)
 

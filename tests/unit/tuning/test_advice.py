@@ -35,9 +35,7 @@ def timed(
     batch: int = 64, peak: int | None = None,
 ) -> Timed:  # fmt: skip
     rounds = tuple(seconds * factor for factor in noise)
-    return Timed(
-        f"{seconds} s", world, lanes=lanes, global_batch=batch, seconds=rounds, peak_bytes=peak
-    )
+    return Timed(f"{seconds} s", world, lanes=lanes, global_batch=batch, seconds=rounds, peak_bytes=peak)
 
 
 def test_a_speedup_is_that_of_a_sample() -> None:
@@ -53,17 +51,11 @@ def test_a_speedup_is_that_of_a_sample() -> None:
         (0.9, NOISE, True),  # 1.11 times as fast
         (0.97, NOISE, False),  # 1.03 times: not worth it
         (0.9, (0.7, 0.9, 1.0, 1.1, 1.3), False),  # noise
-        (
-            0.9,
-            (1.0, 1.0),
-            True,
-        ),  # too few rounds for a test, but the slowest is faster than the fastest
+        (0.9, (1.0, 1.0), True),  # too few rounds for a test, but the slowest is faster than the fastest
         (0.9, (0.8, 1.2), False),
     ],
 )
-def test_faster_is_worth_it_and_no_noise(
-    fast: float, noise: tuple[float, ...], expected: bool
-) -> None:
+def test_faster_is_worth_it_and_no_noise(fast: float, noise: tuple[float, ...], expected: bool) -> None:
     assert is_faster(timed(fast, noise), timed(1.0, noise)) is expected
 
 
@@ -182,12 +174,8 @@ def test_four_reasons_for_threads_and_four_for_ranks() -> None:
     assert held([(ONE, timed(1.0))])[3] is None
 
 
-@pytest.mark.parametrize(
-    ("fits", "own"), [("optimizer", "none"), ("weights", "none"), ("weights", "optimizer")]
-)
-def test_the_first_sharding_that_fits_is_taken(
-    fits: str, own: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("fits", "own"), [("optimizer", "none"), ("weights", "none"), ("weights", "optimizer")])
+def test_the_first_sharding_that_fits_is_taken(fits: str, own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, int]] = []
 
     def measured(request: recommend.Request, way: Layout, tried: Any) -> Document:
@@ -201,9 +189,7 @@ def test_the_first_sharding_that_fits_is_taken(
         return Document("tune", {}, [{**row, "seconds": [1.0], "peak_bytes": 1, "notes": []}])
 
     monkeypatch.setattr(recommend, "_on_layout", measured)
-    config = load_config(
-        {"task": "t.py:T", "epochs": 1, "global_batch": 64, "distributed": {"shard": own}}
-    )
+    config = load_config({"task": "t.py:T", "epochs": 1, "global_batch": 64, "distributed": {"shard": own}})
     request = recommend.Request(config, Path("x.yaml"))
     ways = [Layout(1, None), Layout(4, None)]
     found, tried, unfit = recommend._first_that_fits(request, ways, lambda line: None)
@@ -226,9 +212,7 @@ def test_other_failures_of_ranks_are_errors(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(recommend, "_on_layout", measured)
     config = load_config({"task": "t.py:T", "epochs": 1, "global_batch": 64})
     with pytest.raises(RankFailed, match="no such file"):
-        recommend._first_that_fits(
-            recommend.Request(config, Path("x")), [Layout(2, 1)], lambda line: None
-        )
+        recommend._first_that_fits(recommend.Request(config, Path("x")), [Layout(2, 1)], lambda line: None)
 
 
 def test_a_step_that_fits_needs_no_sharding() -> None:

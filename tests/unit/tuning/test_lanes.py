@@ -74,9 +74,8 @@ def test_a_choice_must_run_in_every_world_and_is_compared_with_those_that_do() -
 
 def test_where_worlds_disagree_the_nearest_is_recommended() -> None:
     found = costs(
-        one(4, 10), one(8, 12), one(16, 20), one(4, 15, world=4), one(8, 11, world=4),
-        one(16, 10, world=4),
-    ).best  # fmt: skip
+        one(4, 10), one(8, 12), one(16, 20), one(4, 15, world=4), one(8, 11, world=4), one(16, 10, world=4)
+    ).best
     assert (found.lanes, found.cost) == (8, pytest.approx(1.2))
     assert "fastest on each of 1 and 4 ranks, and this one comes nearest (1.20)" in found.why
 
@@ -98,9 +97,7 @@ def test_what_failed_is_not_recommended() -> None:
 
 
 def test_json_has_every_number() -> None:
-    found = costs(
-        one(1, 10, 12), one(2, 11, 11, peak_bytes=5), Timed("4 lanes", failed="no memory")
-    )
+    found = costs(one(1, 10, 12), one(2, 11, 11, peak_bytes=5), Timed("4 lanes", failed="no memory"))
     document = json.loads(json.dumps(found.as_json()))
     assert document["recommended"] == asdict(found.best)
     first, second, third = document["measured"]
@@ -122,8 +119,8 @@ def test_the_table_and_the_conclusion_compare_with_the_config() -> None:
 
 def test_the_page_is_self_contained_and_replaces_no_other_file(tmp_path: Path) -> None:
     found = costs(
-        one(1, 10), one(8, 10.2), Timed("16 lanes", failed="<no> memory"), one(8, 6, world=2, notes=("a < b",)),
-    )  # fmt: skip
+        one(1, 10), one(8, 10.2), Timed("16 lanes", failed="<no> memory"), one(8, 6, world=2, notes=("a < b",))
+    )
     page, document = tmp_path / "lanes.html", Document("tune", {"device": "cpu"}, [])
     write_html(document, found.present("<mine>: what lanes cost", "cpu"), page)
     text = page.read_text()

@@ -51,8 +51,5 @@ def test_each_number_of_lanes_is_tried_with_each_width_that_it_has() -> None:
     ]  # fmt: skip
     assert found[-1].overrides == ("lanes=8", "speed.parallel_lanes=4")
     on_four = lane_variants((2, 8), (1, 4), 4)
-    assert [one.overrides[1] for one in on_four] == [
-        "speed.parallel_lanes=1",
-        "speed.parallel_lanes=2",
-    ]
+    assert [one.overrides[1] for one in on_four] == ["speed.parallel_lanes=1", "speed.parallel_lanes=2"]
     assert [one.label for one in on_four] == ["8 lanes, 1 at once", "8 lanes, 4 at once"]

@@ -91,16 +91,13 @@ def test_the_test_is_a_separate_short_run() -> None:
         ("params.width.lr", "--key is params.width.lr, but params.width is 3, which has no keys"),
     ],
 )
-def test_mistakes_are_reported_before_the_first_step(
-    tmp_path: Path, key: str | None, words: str
-) -> None:
+def test_mistakes_are_reported_before_the_first_step(tmp_path: Path, key: str | None, words: str) -> None:
     (tmp_path / "own_task.py").write_text(
         "from samestep import Task\n\nclass Mine(Task):\n    def __init__(self, width): ...\n"
     )
     file = tmp_path / "config.yaml"
     file.write_text(
-        f"task: own_task.py:Mine\nparams: {{width: 3}}\nglobal_batch: 8\nsteps: 5\n"
-        f"run_dir: {tmp_path}/run\n"
+        f"task: own_task.py:Mine\nparams: {{width: 3}}\nglobal_batch: 8\nsteps: 5\nrun_dir: {tmp_path}/run\n"
     )
     path = list(sys.path)
     try:
@@ -146,9 +143,7 @@ def test_the_page_of_a_test_without_suggestions_shows_why(tmp_path: Path) -> Non
     curve = Curve(RangeTest())
     curve.stop("the loss is NaN or infinite")
     wrong = what_is_wrong(curve)
-    nothing = RangeTestResult(
-        curve.test, [], [], [], curve.stopped, {}, wrong, None, 0.1, Path("run")
-    )
+    nothing = RangeTestResult(curve.test, [], [], [], curve.stopped, {}, wrong, None, 0.1, Path("run"))
     write_html(nothing, "mine", tmp_path / "lr.html")
     write_png(nothing, "mine", tmp_path / "lr.png")
     text = (tmp_path / "lr.html").read_text(encoding="utf-8")
@@ -165,9 +160,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_every_value_of_the_page_is_escaped(tmp_path: Path) -> None:
     bad = "<script>alert(1)</script>"
     good = found()
-    given = replace(
-        good, stopped=bad, key=f"params.{bad}", suggestions={"valley": next(iter(good.rates))}
-    )
+    given = replace(good, stopped=bad, key=f"params.{bad}", suggestions={"valley": next(iter(good.rates))})
     for page in (given, replace(given, wrong=bad, suggestions={})):
         write_html(page, f"{bad} & co", tmp_path / "lr.html")
         text = (tmp_path / "lr.html").read_text(encoding="utf-8")

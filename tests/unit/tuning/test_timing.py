@@ -56,14 +56,10 @@ def test_a_turn_is_the_users_run_without_saves_evaluations_or_an_end(tmp_path: P
 
 
 def test_every_choice_is_timed_in_every_round_and_nothing_is_left(
-    tmp_path: Path, own_temporary_folder: Path, context: SingleProcessContext,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    tmp_path: Path, own_temporary_folder: Path, context: SingleProcessContext, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = measure_lanes(config(tmp_path), context, (1, 4))
-    assert [(m.label, m.world, m.lanes, m.global_batch) for m in found] == [
-        ("1 lane", 1, 1, 32),
-        ("4 lanes", 1, 4, 32),
-    ]
+    assert [(m.label, m.world, m.lanes, m.global_batch) for m in found] == [("1 lane", 1, 1, 32), ("4 lanes", 1, 4, 32)]
     assert all(len(m.seconds) == 2 and min(m.seconds) > 0 for m in found)
     assert all(m.peak_bytes and (m.failed, m.notes) == ("", ()) for m in found)
     assert not list(own_temporary_folder.glob("samestep*"))
@@ -71,9 +67,7 @@ def test_every_choice_is_timed_in_every_round_and_nothing_is_left(
     assert "Plan" not in capsys.readouterr().err
 
 
-def test_choices_take_turns_and_data_is_read_once(
-    tmp_path: Path, context: SingleProcessContext
-) -> None:
+def test_choices_take_turns_and_data_is_read_once(tmp_path: Path, context: SingleProcessContext) -> None:
     (tmp_path / "counting.py").write_text(
         "from tests.distributed.tasks import Everything\n"
         "from tests.unit.tuning.test_timing import CALLS\n"
@@ -123,9 +117,7 @@ def test_what_does_not_fit_is_left_out(tmp_path: Path, context: SingleProcessCon
     assert (large.seconds, fits.failed, len(fits.seconds)) == ((), "", 2)
 
 
-def test_batchnorm_over_single_samples_is_left_out(
-    tmp_path: Path, context: SingleProcessContext
-) -> None:
+def test_batchnorm_over_single_samples_is_left_out(tmp_path: Path, context: SingleProcessContext) -> None:
     large, single = measure_lanes(config(tmp_path), context, (8, 32))
     assert not large.failed
     assert "a lane has 1 sample, and BatchNorm normalises over a lane" in single.failed
@@ -136,9 +128,7 @@ def test_streams_are_measured(tmp_path: Path, context: SingleProcessContext) -> 
     assert len(found[0].seconds) == 2
 
 
-def test_data_without_a_whole_step_is_refused(
-    tmp_path: Path, context: SingleProcessContext
-) -> None:
+def test_data_without_a_whole_step_is_refused(tmp_path: Path, context: SingleProcessContext) -> None:
     given = config(tmp_path, params={"samples": 20})
     with pytest.raises(PlanError, match=r"has 20 samples, .* global_batch 32: no step has whole"):
         measure_lanes(given, context, (2,))
@@ -156,9 +146,7 @@ def test_widths_need_graphs(tmp_path: Path, context: SingleProcessContext) -> No
         measure_lanes(given, context, (2,), (1, 2))
 
 
-def test_what_a_run_logs_about_its_speed_is_kept_once(
-    tmp_path: Path, context: SingleProcessContext
-) -> None:
+def test_what_a_run_logs_about_its_speed_is_kept_once(tmp_path: Path, context: SingleProcessContext) -> None:
     (tmp_path / "talking.py").write_text(
         "from tests.distributed.tasks import Everything\n"
         "class Talking(Everything):\n"

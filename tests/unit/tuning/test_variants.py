@@ -16,9 +16,7 @@ def config(**values: Any) -> Config:
 
 
 def test_all_cores_are_used_by_threads_by_ranks_and_between() -> None:
-    assert layouts(config(), 4, 0, quick=False) == [
-        Layout(1, 1), Layout(1, 4), Layout(2, 2), Layout(4, 1),
-    ]  # fmt: skip
+    assert layouts(config(), 4, 0, quick=False) == [Layout(1, 1), Layout(1, 4), Layout(2, 2), Layout(4, 1)]
     assert layouts(config(), 4, 0, quick=True) == [Layout(1, 1), Layout(1, 4), Layout(4, 1)]
     assert layouts(config(lanes=2), 4, 0, quick=False)[-1] == Layout(2, 2), "a rank needs a lane"
     assert layouts(config(), 1, 0, quick=False) == [Layout(1, 1)]
@@ -39,12 +37,8 @@ def test_other_values_are_tried_and_the_configs_own_are_the_base() -> None:
     found = [one.label for one in variants(config(), 2, 2, on_gpu=False, quick=False)]
     assert found == [BASE, "2 lanes", "4 lanes", "16 lanes", "1 worker", "2 workers", "bf16"]
     quick = variants(config(precision="bf16", loader={"workers": 1}), 1, 2, on_gpu=True, quick=True)
-    assert [one.label for one in quick] == [
-        BASE, "1 lane", "16 lanes", "0 workers", "fp32", "without graphs",
-    ]  # fmt: skip
-    assert [one.label for one in batches(config(), quick=False)] == [
-        "global batch 128", "global batch 256",
-    ]  # fmt: skip
+    assert [one.label for one in quick] == [BASE, "1 lane", "16 lanes", "0 workers", "fp32", "without graphs"]
+    assert [one.label for one in batches(config(), quick=False)] == ["global batch 128", "global batch 256"]
 
 
 def test_variants_reach_the_ranks() -> None:

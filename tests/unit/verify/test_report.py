@@ -16,8 +16,7 @@ BAD = "<script>alert(1)</script>"
 def test_every_value_is_escaped(tmp_path: Path) -> None:
     result = verified(tmp_path, "bits", curve=(2.0, 1.0), losses=(2.0, 1.1))
     worlds = tuple(
-        replace(world, label=BAD, note=BAD, record=replace(world.record, state_hash=BAD))
-        for world in result.worlds
+        replace(world, label=BAD, note=BAD, record=replace(world.record, state_hash=BAD)) for world in result.worlds
     )
     differs = Difference(BAD)
     suspect = Suspect(1, None, BAD, BAD, BAD, 0, BAD, BAD)

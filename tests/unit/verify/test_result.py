@@ -25,17 +25,13 @@ def recorded(
 ) -> Path:
     """The record of a run of two steps."""
     folder.mkdir(parents=True)
-    record = RunRecord(
-        len(ranks), len(losses), [*losses], [*samples], "hash", [*ranks], 0.1, threads=[*threads]
-    )
+    record = RunRecord(len(ranks), len(losses), [*losses], [*samples], "hash", [*ranks], 0.1, threads=[*threads])
     (folder / "record.json").write_text(json.dumps(asdict(record)))
     save_file({"model.w": torch.tensor([weight, 3.0])}, folder / "state.safetensors")
     return folder
 
 
-def verified(
-    folder: Path, same: str, curve: tuple[float, ...] = (), **changes: object
-) -> Verification:
+def verified(folder: Path, same: str, curve: tuple[float, ...] = (), **changes: object) -> Verification:
     """The first run against one with these changes."""
     records = {"1": recorded(folder / "1"), "2": recorded(folder / "2", **changes)}  # type: ignore[arg-type]
     return compare_runs(same, records, curve, rtol=1e-3)
@@ -89,12 +85,9 @@ def test_other_numbers_of_threads_are_noted_and_are_no_difference_by_themselves(
 
 
 @pytest.mark.parametrize(
-    ("curve", "kept"),
-    [((2.0, 1.0005), True), ((2.0, 1.0, 7.0), True), ((2.0,), True), ((2.1, 1.0), False)],
+    ("curve", "kept"), [((2.0, 1.0005), True), ((2.0, 1.0, 7.0), True), ((2.0,), True), ((2.1, 1.0), False)]
 )
-def test_a_given_curve_is_compared_as_far_as_both_go(
-    tmp_path: Path, curve: tuple[float, ...], kept: bool
-) -> None:
+def test_a_given_curve_is_compared_as_far_as_both_go(tmp_path: Path, curve: tuple[float, ...], kept: bool) -> None:
     result = verified(tmp_path, "bits", curve)
     assert result.kept is kept
     document = result.as_json()

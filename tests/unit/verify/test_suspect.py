@@ -14,9 +14,7 @@ from samestep.verify.suspect import Suspect, find_suspect
 LABELS = ("1 rank", "2 ranks")
 
 
-def entry(
-    part: int, lane: int | None, order: int, kind: str, name: str, value: float = 1.0, step: int = 0
-) -> Entry:
+def entry(part: int, lane: int | None, order: int, kind: str, name: str, value: float = 1.0, step: int = 0) -> Entry:
     data = torch.tensor([value, 2.0])
     elements = base64.b64encode(data.view(torch.uint8).numpy().tobytes()).decode()
     return Entry(step, part, lane, order, kind, name, 0, f"{value}", "float32", elements)
@@ -25,10 +23,7 @@ def entry(
 def lane(number: int, **values: float) -> list[Entry]:
     """The entries of one lane; a value that is given differs."""
     kinds = ("samples", "batch", "input", "output", "loss", "buffer", "gradient")
-    return [
-        entry(LANE, number, order, kind, "m", values.get(kind, 1.0))
-        for order, kind in enumerate(kinds)
-    ]
+    return [entry(LANE, number, order, kind, "m", values.get(kind, 1.0)) for order, kind in enumerate(kinds)]
 
 
 def rest(gradient: float = 1.0, before: float = 1.0, after: float = 1.0) -> list[Entry]:
@@ -87,9 +82,7 @@ def test_ranks_of_one_run_are_compared_with_each_other() -> None:
 
 def test_what_only_rank_0_holds_is_no_difference() -> None:
     ema = entry(AFTER, None, 1, "state", "kept.ema")
-    assert (
-        find_suspect(LABELS, [[*ONE, ema]], [[*lane(0), *rest(), ema], [*lane(1), *rest()]]) is None
-    )
+    assert find_suspect(LABELS, [[*ONE, ema]], [[*lane(0), *rest(), ema], [*lane(1), *rest()]]) is None
 
 
 def test_a_tensor_that_one_run_does_not_compute_is_named() -> None:

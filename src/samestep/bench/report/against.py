@@ -128,9 +128,7 @@ _LEVELS: Sequence[Callable[[_Figure], tuple[object, ...]]] = (
 """What must be the same for two rows to be compared: as much as possible first."""
 
 
-def compare(
-    now: Sequence[Result], before: Sequence[Result], tolerance: float = TOLERANCE
-) -> Comparison:
+def compare(now: Sequence[Result], before: Sequence[Result], tolerance: float = TOLERANCE) -> Comparison:
     """Compare what both have measured.
 
     Args:
@@ -143,9 +141,7 @@ def compare(
     changes = [_change(new, old, tolerance) for new, old in pairs]
     cautions = [*_differing(now, before), *_unmatched(late, early, len(pairs))]
     if any(not c.ours and c.verdict == "slower" for c in changes):
-        cautions.append(
-            "what is measured beside samestep is slower too: the machine may have changed"
-        )
+        cautions.append("what is measured beside samestep is slower too: the machine may have changed")
     return Comparison(changes, cautions, tolerance)
 
 

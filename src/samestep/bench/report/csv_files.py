@@ -25,9 +25,7 @@ def csv_files(report: Report, path: Path) -> dict[Path, str]:
     """
     kinds = _rows_by_kind(report)
     if path.suffix.lower() == ".csv":
-        return {
-            path: _text([{"kind": kind, **row} for kind, rows in kinds.items() for row in rows])
-        }
+        return {path: _text([{"kind": kind, **row} for kind, rows in kinds.items() for row in rows])}
     targets = [target.as_json() for target in report.targets]
     found = {path / f"{kind}.csv": _text(rows) for kind, rows in kinds.items()}
     return {**found, path / f"{_TARGETS}.csv": _text(list(map(flat, targets)))}

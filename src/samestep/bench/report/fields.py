@@ -137,10 +137,7 @@ _NEEDED: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
         "ratio_to_ddp": _is_spread_or_none,
         "phases": _are_phases,
     },
-    "memory": {
-        "part": _is_text,
-        **{name: _is_size for name in ("predicted_bytes", "measured_bytes", "low", "high")},
-    },
+    "memory": {"part": _is_text, **{name: _is_size for name in ("predicted_bytes", "measured_bytes", "low", "high")}},
     "checkpoint": {"action": _is_text, "bytes": _is_count, **_TIMED},
     "loader": {"workers": _is_count, "prefetch": _is_count, **_TIMED},
     "comm": {"operation": _is_text, "bytes": _is_count, "bus_bytes": is_number, **_TIMED},

@@ -46,19 +46,12 @@ def throughput_panels(machines: Sequence[Machine]) -> list[Panel]:
     """Our throughput of all workloads, for each mode."""
     rows = _of(_scaling(machines), contestant=OURS)
     colors = _colors(curve.name for curve in _curves(rows, "workload"))
-    return [
-        _throughput_panel(mode, found, colors) for mode in _MODES if (found := _of(rows, mode=mode))
-    ]
+    return [_throughput_panel(mode, found, colors) for mode in _MODES if (found := _of(rows, mode=mode))]
 
 
 def phase_panels(machines: Sequence[Machine]) -> list[Panel]:
     """Where the time of our steps goes: a bar for each world, stacked."""
-    rows = [
-        (machine.label, row)
-        for machine in machines
-        for row in machine.rows("scaling")
-        if row["phases"]
-    ]
+    rows = [(machine.label, row) for machine in machines for row in machine.rows("scaling") if row["phases"]]
     return [
         _phase_panel(f"{workload}: {mode} scaling, time of a step", found)
         for workload in _unique(row["workload"] for _, row in rows)
@@ -76,10 +69,7 @@ def memory_panels(machines: Sequence[Machine]) -> list[Panel]:
             if "leak" not in row:
                 key = (row["world"], row.get("lanes_per_rank") or 1)
                 groups.setdefault(key, []).append(row)
-        found += [
-            _memory_panel(world, lanes, rows, machine.label)
-            for (world, lanes), rows in sorted(groups.items())
-        ]
+        found += [_memory_panel(world, lanes, rows, machine.label) for (world, lanes), rows in sorted(groups.items())]
     return found
 
 
@@ -97,11 +87,7 @@ def _unique(names: Iterable[str]) -> list[str]:
 
 
 def _of(rows: Sequence[tuple[str, Row]], **wanted: str) -> list[tuple[str, Row]]:
-    return [
-        (label, row)
-        for label, row in rows
-        if all(row[name] == value for name, value in wanted.items())
-    ]
+    return [(label, row) for label, row in rows if all(row[name] == value for name, value in wanted.items())]
 
 
 def _curves(rows: Sequence[tuple[str, Row]], by: str) -> list[_Curve]:
@@ -110,18 +96,14 @@ def _curves(rows: Sequence[tuple[str, Row]], by: str) -> list[_Curve]:
     for label, row in rows:
         words = [str(row[by]), "" if row["precision"] == "fp32" else row["precision"], label]
         groups.setdefault(", ".join(filter(None, words)), []).append(row)
-    return [
-        _Curve(name, sorted(found, key=lambda row: row["world"])) for name, found in groups.items()
-    ]
+    return [_Curve(name, sorted(found, key=lambda row: row["world"])) for name, found in groups.items()]
 
 
 def _worlds(rows: Sequence[tuple[str, Row]]) -> list[float]:
     return sorted({float(row["world"]) for _, row in rows})
 
 
-def _efficiency_panel(
-    mode: str, workload: str, rows: Sequence[tuple[str, Row]], colors: Mapping[str, str]
-) -> Panel:
+def _efficiency_panel(mode: str, workload: str, rows: Sequence[tuple[str, Row]], colors: Mapping[str, str]) -> Panel:
     lines = []
     for curve in _curves(rows, "contestant"):
         color = colors[curve.name]
@@ -144,10 +126,7 @@ def _efficiency_or_one(row: Row) -> Spread:
 
 
 def _level(name: str, ends: Sequence[float], height: float, color: str = _GREY) -> Line:
-    return Line(
-        name=name, group=name, x=ends, y=[height] * len(ends), color=color, width=1, dash="dash",
-        hover=False,
-    )  # fmt: skip
+    return Line(name=name, group=name, x=ends, y=[height] * len(ends), color=color, width=1, dash="dash", hover=False)
 
 
 def _banded(name: str, color: str, known: Sequence[tuple[Row, Spread]]) -> Line:
@@ -159,9 +138,7 @@ def _banded(name: str, color: str, known: Sequence[tuple[Row, Spread]]) -> Line:
     )  # fmt: skip
 
 
-def _throughput_panel(
-    mode: str, rows: Sequence[tuple[str, Row]], colors: Mapping[str, str]
-) -> Panel:
+def _throughput_panel(mode: str, rows: Sequence[tuple[str, Row]], colors: Mapping[str, str]) -> Panel:
     lines = []
     for curve in _curves(rows, "workload"):
         color = colors[curve.name]
@@ -197,8 +174,7 @@ def _phase_panel(title: str, rows: Sequence[tuple[str, Row]]) -> Panel:
     several = [name for name in ("precision", "backend") if len({r[name] for _, r in rows}) > 1]
     bars = sorted(rows, key=lambda one: (one[0], one[1]["world"]))
     labels = [
-        ", ".join(filter(None, [str(row["world"]), *(row[name] for name in several), label]))
-        for label, row in bars
+        ", ".join(filter(None, [str(row["world"]), *(row[name] for name in several), label])) for label, row in bars
     ]
     base = [0.0] * len(bars)
     lines = []
@@ -206,10 +182,7 @@ def _phase_panel(title: str, rows: Sequence[tuple[str, Row]]) -> Panel:
         parts = [row["phases"].get(phase) for _, row in bars]
         if not any(parts):
             continue
-        tops = [
-            begin + (1e3 * part["median"] if part else 0.0)
-            for begin, part in zip(base, parts, strict=True)
-        ]
+        tops = [begin + (1e3 * part["median"] if part else 0.0) for begin, part in zip(base, parts, strict=True)]
         lines.append(
             Line(
                 name=phase, group=phase, x=list(map(float, range(len(bars)))), y=tops, base=base,

@@ -11,12 +11,7 @@ from typing import Any
 from samestep.bench.kinds import present
 from samestep.bench.presentation import Presentation, Table, table_html
 from samestep.bench.report.against import COLUMNS, Comparison
-from samestep.bench.report.panels import (
-    efficiency_panels,
-    memory_panels,
-    phase_panels,
-    throughput_panels,
-)
+from samestep.bench.report.panels import efficiency_panels, memory_panels, phase_panels, throughput_panels
 from samestep.bench.report.results import Machine, Result, machines_of
 from samestep.bench.report.targets import FAIL, PASS, Target, targets_of
 from samestep.report.chart import Panel, chart
@@ -66,17 +61,11 @@ class Report:
         """How many targets are met, in one line."""
         counts = {state: sum(t.state == state for t in self.targets) for state in (PASS, FAIL)}
         left = len(self.targets) - sum(counts.values())
-        return (
-            f"{counts[PASS]} of {len(self.targets)} targets pass, {counts[FAIL]} fail, "
-            f"{left} were not measured"
-        )
+        return f"{counts[PASS]} of {len(self.targets)} targets pass, {counts[FAIL]} fail, {left} were not measured"
 
     def target_cells(self) -> list[tuple[str, ...]]:
         """Of the table of targets."""
-        return [
-            (t.name, t.limit, t.state, t.figure or "-", _with_machine(t.why, t.machine))
-            for t in self.targets
-        ]
+        return [(t.name, t.limit, t.state, t.figure or "-", _with_machine(t.why, t.machine)) for t in self.targets]
 
     def as_json(self) -> dict[str, Any]:
         """For scripts."""
@@ -134,9 +123,7 @@ def _with_machine(text: str, label: str) -> str:
     return f"{text} ({label})" if label else text
 
 
-def write_report(
-    report: Report, path: Path, compared: Comparison | None = None, force: bool = False
-) -> None:
+def write_report(report: Report, path: Path, compared: Comparison | None = None, force: bool = False) -> None:
     """Write the page.
 
     Args:
@@ -147,8 +134,7 @@ def write_report(
     """
     title = "What these machines can do"
     figures = "\n".join(
-        f"<h2>{html.escape(figure.title)}</h2><p>{html.escape(figure.note)}</p>"
-        f"{chart(figure.panels, wide=True)}"
+        f"<h2>{html.escape(figure.title)}</h2><p>{html.escape(figure.note)}</p>{chart(figure.panels, wide=True)}"
         for figure in report.figures
     )
     sections = "\n".join(map(_section, report.sections))
@@ -213,8 +199,7 @@ def _facts(machines: Sequence[Machine]) -> dict[str, str]:
         name = f"machine {number}" if len(machines) > 1 else "machine"
         facts = machine.facts
         told = [
-            f"{key} {' '.join(map(str, value)) if isinstance(value, list) else value}"
-            for key, value in facts.items()
+            f"{key} {' '.join(map(str, value)) if isinstance(value, list) else value}" for key, value in facts.items()
         ]
         found[name] = ", ".join(told)
         found[f"{name}, files"] = ", ".join(str(result.file) for result in machine.results)

@@ -44,9 +44,7 @@ def with_efficiencies(rows: Sequence[Placed]) -> list[Row]:
     found = []
     for one in rows:
         base = smallest.get(one.work)
-        own = (
-            one.row["efficiency"] is not None and base is not None and base.document == one.document
-        )
+        own = one.row["efficiency"] is not None and base is not None and base.document == one.document
         if base is None or own or one.row["world"] <= base.row["world"]:
             found.append(one.row)
         else:
@@ -61,11 +59,7 @@ def efficiency(base: Row, row: Row) -> Spread:
     """
     before, now = spread(base), spread(row)
     ideal = base["world"] / row["world"] if row["mode"] == "strong" else 1.0
-    return Spread(
-        ideal * before.median / now.median,
-        ideal * before.low / now.high,
-        ideal * before.high / now.low,
-    )
+    return Spread(ideal * before.median / now.median, ideal * before.low / now.high, ideal * before.high / now.low)
 
 
 KINDS = ("scaling", "comm", "memory", "loader", "checkpoint")

@@ -64,9 +64,7 @@ class _Limit:
 
 def targets_of(machines: Sequence[Machine]) -> list[Target]:
     """All targets, each for every machine."""
-    return [
-        replace(judge(machine), machine=machine.label) for judge in _JUDGES for machine in machines
-    ]
+    return [replace(judge(machine), machine=machine.label) for judge in _JUDGES for machine in machines]
 
 
 def format_percent(found: Spread) -> str:
@@ -88,10 +86,7 @@ def _judged(limit: _Limit, figures: Sequence[_Figure], missing: str) -> Target:
     why = worst.where
     if len(figures) > 1:
         why = f"worst of {len(figures)}, of which {met} meet it: {why}"
-    if (
-        worst.spread.low <= limit.value <= worst.spread.high
-        and worst.spread.low < worst.spread.high
-    ):
+    if worst.spread.low <= limit.value <= worst.spread.high and worst.spread.low < worst.spread.high:
         why += "; its range holds the limit: more rounds would decide"
     state = PASS if met == len(figures) else FAIL
     shown = limit.shown(worst.spread)
@@ -138,13 +133,7 @@ def _scaled(machine: Machine, rows: Sequence[Row], what: str) -> tuple[list[Row]
 
 def _efficiency(mode: str, least: float) -> Callable[[Machine], Target]:
     def judge(machine: Machine) -> Target:
-        limit = _Limit(
-            f"{mode} scaling, efficiency",
-            f"> {100 * least:.0f} %",
-            least,
-            format_percent,
-            strict=True,
-        )
+        limit = _Limit(f"{mode} scaling, efficiency", f"> {100 * least:.0f} %", least, format_percent, strict=True)
         rows = [row for row in _ours(machine) if row["mode"] == mode]
         usable, missing = _scaled(machine, rows, f"--mode {mode} with several ranks")
         known = [row for row in usable if row["efficiency"] is not None]
@@ -183,19 +172,14 @@ def _throughput_ratio(base: Row, row: Row) -> Spread:
     """Samples in a second against another row's; the range is the widest that both ranges allow."""
     before, now = spread(base), spread(row)
     more = row["global_batch"] / base["global_batch"]
-    return Spread(
-        more * before.median / now.median,
-        more * before.low / now.high,
-        more * before.high / now.low,
-    )
+    return Spread(more * before.median / now.median, more * before.low / now.high, more * before.high / now.low)
 
 
 def _exchange_share(backend: str, least: int, most: int) -> Callable[[Machine], Target]:
     def judge(machine: Machine) -> Target:
         limit = _Limit(
-            f"exchange's share of a step, {backend}", f"{least} to {most} %", most / 100, format_percent,
-            higher=False,
-        )  # fmt: skip
+            f"exchange's share of a step, {backend}", f"{least} to {most} %", most / 100, format_percent, higher=False
+        )
         rows = [row for row in _ours(machine) if row["backend"] == backend]
         usable, missing = _scaled(machine, rows, f"with several ranks over {backend}")
         figures = []
@@ -203,9 +187,7 @@ def _exchange_share(backend: str, least: int, most: int) -> Callable[[Machine], 
             phase = (row["phases"] or {}).get("exchange")
             if phase is not None:
                 took = spread(phase)
-                share = Spread(
-                    *(part / row["median"] for part in (took.median, took.low, took.high))
-                )
+                share = Spread(*(part / row["median"] for part in (took.median, took.low, took.high)))
                 figures.append(_Figure(share, _where(row)))
         return _judged(limit, figures, missing or "no phases of steps were measured")
 
@@ -241,9 +223,7 @@ def _leaks(machine: Machine) -> Target:
     name, words = "memory leaks", "none"
     rows = [row for row in machine.rows("memory") if "leak" in row]
     if not rows:
-        return Target(
-            name, words, UNKNOWN, why="no result of samestep bench memory with a leak test"
-        )
+        return Target(name, words, UNKNOWN, why="no result of samestep bench memory with a leak test")
     worst = max(rows, key=lambda row: (row["leak"]["leaks"], row["leak"]["slope_bytes_per_step"]))
     leak, leaking = worst["leak"], [row for row in rows if row["leak"]["leaks"]]
     slope = Spread(leak["slope_bytes_per_step"], leak["low"], leak["high"])

@@ -15,12 +15,9 @@ if TYPE_CHECKING:
     from samestep.bench.document import Document
     from samestep.distributed.context import RunContext
 
-Directory = Annotated[
-    Path, typer.Option(help="On the disk to measure; nothing is left in it.", metavar="DIR")
-]
+Directory = Annotated[Path, typer.Option(help="On the disk to measure; nothing is left in it.", metavar="DIR")]
 Megabytes = Annotated[
-    int | None,
-    typer.Option(min=1, max=100_000, help="Without a config: of its state; 100 (quick: 20)."),
+    int | None, typer.Option(min=1, max=100_000, help="Without a config: of its state; 100 (quick: 20).")
 ]
 Inside = Annotated[Path | None, typer.Option(hidden=True)]
 """Where ranks that this command has started write."""

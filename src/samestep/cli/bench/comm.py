@@ -12,23 +12,16 @@ if TYPE_CHECKING:
     from samestep.bench.document import Document
     from samestep.distributed.context import RunContext
 
-Operations = Annotated[
-    str, typer.Option(help="Such as all-reduce,broadcast; all of them, if not given.")
-]
+Operations = Annotated[str, typer.Option(help="Such as all-reduce,broadcast; all of them, if not given.")]
 Smallest = Annotated[str, typer.Option(help="Bytes of the smallest message.", metavar="SIZE")]
 Largest = Annotated[
-    str,
-    typer.Option(help="Bytes of the largest one; 16MB (quick: 1MB), if not given.", metavar="SIZE"),
+    str, typer.Option(help="Bytes of the largest one; 16MB (quick: 1MB), if not given.", metavar="SIZE")
 ]
 
 
 @measuring
 def comm(
-    asked: Asked,
-    operations: Operations = "",
-    smallest: Smallest = "1KB",
-    largest: Largest = "",
-    rounds: Rounds = None,
+    asked: Asked, operations: Operations = "", smallest: Smallest = "1KB", largest: Largest = "", rounds: Rounds = None
 ) -> Measurement:
     """Measure what messages between ranks take: all-reduce, our tree sum, all-gather, broadcast, ring.
 

@@ -12,19 +12,12 @@ if TYPE_CHECKING:
     from samestep.bench.document import Document
     from samestep.distributed.context import RunContext
 
-Workers = Annotated[
-    str, typer.Option(help="Loader processes of a rank; 0,1,2,4 (quick: 0,2), if not given.")
-]
-Prefetch = Annotated[
-    str,
-    typer.Option(help="Lane batches that each reads ahead; 2,4 (quick: 2), if not given."),
-]
+Workers = Annotated[str, typer.Option(help="Loader processes of a rank; 0,1,2,4 (quick: 0,2), if not given.")]
+Prefetch = Annotated[str, typer.Option(help="Lane batches that each reads ahead; 2,4 (quick: 2), if not given.")]
 
 
 @measuring
-def loader(
-    asked: Asked, workers: Workers = "", prefetch: Prefetch = "", rounds: Rounds = None
-) -> Measurement:
+def loader(asked: Asked, workers: Workers = "", prefetch: Prefetch = "", rounds: Rounds = None) -> Measurement:
     """Measure whether data is the bottleneck, and recommend loader.workers and loader.prefetch.
 
     With --worlds it starts ranks; else it is a process alone, or a rank of any launcher.

@@ -17,12 +17,9 @@ _STEPS, _QUICK_STEPS = 2000, 200
 _NO_FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "0", "TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}
 """torch remembers the last 2,000 collectives: memory that grows until then, and is no leak."""
 
-LanesPerRank = Annotated[
-    str, typer.Option(help="Numbers of lanes of a rank; 1,2,4,8 (quick: 1,4), if not given.")
-]
+LanesPerRank = Annotated[str, typer.Option(help="Numbers of lanes of a rank; 1,2,4,8 (quick: 1,4), if not given.")]
 Steps = Annotated[
-    int | None,
-    typer.Option(min=0, help="Of the leak test: 2000 (quick: 200), if not given; 0 for none."),
+    int | None, typer.Option(min=0, help="Of the leak test: 2000 (quick: 200), if not given; 0 for none.")
 ]
 
 

@@ -28,23 +28,11 @@ def _all_usable(paths: list[Path]) -> list[Path]:
 
 Results = Annotated[
     list[Path],
-    typer.Argument(
-        callback=_all_usable,
-        help="Results of samestep bench, or folders of them.",
-        metavar="RESULT...",
-    ),
+    typer.Argument(callback=_all_usable, help="Results of samestep bench, or folders of them.", metavar="RESULT..."),
 ]
-Page = Annotated[
-    Path | None, typer.Option("--report", callback=usable, help="Where the HTML page goes.")
-]
-Csv = Annotated[
-    Path | None,
-    typer.Option(callback=usable, help="Where the rows go: one FILE.csv, or a folder."),
-]
-Picture = Annotated[
-    Path | None,
-    typer.Option(callback=usable, help="Where the plots go, in .png, .svg or .pdf."),
-]
+Page = Annotated[Path | None, typer.Option("--report", callback=usable, help="Where the HTML page goes.")]
+Csv = Annotated[Path | None, typer.Option(callback=usable, help="Where the rows go: one FILE.csv, or a folder.")]
+Picture = Annotated[Path | None, typer.Option(callback=usable, help="Where the plots go, in .png, .svg or .pdf.")]
 Against = Annotated[
     list[Path] | None,
     typer.Option(
@@ -52,9 +40,7 @@ Against = Annotated[
         "something is significantly slower."
     ),
 ]
-Tolerance = Annotated[
-    float, typer.Option(min=0.0, max=1.0, help="A change by less than this share is none.")
-]
+Tolerance = Annotated[float, typer.Option(min=0.0, max=1.0, help="A change by less than this share is none.")]
 
 
 @bench_app.command()
@@ -137,9 +123,7 @@ def _print(made: Report, compared: Comparison | None) -> None:
         typer.echo(f"caution: {visible(caution)}")
 
 
-def _write_tables_and_plots(
-    made: Report, csv: Path | None, picture: Path | None, force: bool
-) -> None:
+def _write_tables_and_plots(made: Report, csv: Path | None, picture: Path | None, force: bool) -> None:
     from samestep.bench.report.csv_files import write_csv
     from samestep.report.picture import write_panels
 

@@ -38,20 +38,11 @@ class Size(str, Enum):
     large = "large"
 
 
-ModeOption = Annotated[
-    Mode, typer.Option(help="weak: the batch grows with the ranks; strong: it stays.")
-]
-WorkloadOption = Annotated[
-    Workload | None, typer.Option(help="A built-in task; mlp, if there is no config.")
-]
+ModeOption = Annotated[Mode, typer.Option(help="weak: the batch grows with the ranks; strong: it stays.")]
+WorkloadOption = Annotated[Workload | None, typer.Option(help="A built-in task; mlp, if there is no config.")]
 SizeOption = Annotated[Size, typer.Option(help="Of the built-in task.")]
-Lanes = Annotated[
-    int | None,
-    typer.Option(min=1, help="Of a rank in weak scaling, of all ranks in strong scaling."),
-]
-Contestants = Annotated[
-    str, typer.Option(help="Of samestep,ddp,accelerate,lightning; all that are installed.")
-]
+Lanes = Annotated[int | None, typer.Option(min=1, help="Of a rank in weak scaling, of all ranks in strong scaling.")]
+Contestants = Annotated[str, typer.Option(help="Of samestep,ddp,accelerate,lightning; all that are installed.")]
 MostRanks = Annotated[int, typer.Option(hidden=True)]
 
 

@@ -39,16 +39,12 @@ if TYPE_CHECKING:
     from samestep.distributed.context import RunContext
     from samestep.launch.run.worlds import Machines
 
-bench_app = typer.Typer(
-    help="Measure machines, the links between them, and trainings on them.", no_args_is_help=True
-)
+bench_app = typer.Typer(help="Measure machines, the links between them, and trainings on them.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench", rich_help_panel=STARTING)
 
 
 Worlds = Annotated[str, typer.Option(help="Numbers of ranks to start, such as 2,4.")]
-ViaOption = Annotated[
-    Via, typer.Option(help="What starts the ranks of --worlds; torchrun: on this machine.")
-]
+ViaOption = Annotated[Via, typer.Option(help="What starts the ranks of --worlds; torchrun: on this machine.")]
 Nodes = Annotated[int, typer.Option(min=1, help="The most nodes of a Slurm job.")]
 Hosts = Annotated[str, typer.Option(metavar="a,b", help="For mpirun and ssh: the machines.")]
 Rounds = Annotated[int | None, typer.Option(min=3, help="Turns of each; fewer with --quick.")]
@@ -57,11 +53,7 @@ Output = Annotated[Path | None, typer.Option(help="Also write the results, as JS
 Page = Annotated[Path | None, typer.Option("--report", help="Also write an HTML page here.")]
 TrainingConfig = Annotated[
     Path | None,
-    typer.Argument(
-        callback=usable,
-        help="A training's config; one that is built in, if not given.",
-        metavar="CONFIG",
-    ),
+    typer.Argument(callback=usable, help="A training's config; one that is built in, if not given.", metavar="CONFIG"),
 ]
 Result = Annotated[Path | None, typer.Option(hidden=True)]
 """How ranks that this command has started hand over what they measured."""
@@ -162,9 +154,7 @@ def measuring(command: Callable[..., Measurement]) -> Callable[..., Measurement]
     name = command.__name__
     own = list(inspect.signature(command).parameters.values())[1:]
     shared = list(inspect.signature(_all_take).parameters.values())
-    hints = get_type_hints(command, include_extras=True) | get_type_hints(
-        _all_take, include_extras=True
-    )
+    hints = get_type_hints(command, include_extras=True) | get_type_hints(_all_take, include_extras=True)
     parameters = [
         one.replace(annotation=hints[one.name], kind=inspect.Parameter.KEYWORD_ONLY)
         for one in (*shared[:3], *own, *shared[3:])
@@ -198,9 +188,7 @@ def _command(name: str, wanted: Measurement, asked: Asked) -> BenchCommand:
     from samestep.bench.worlds import BenchCommand
 
     overrides = (*asked.overrides, *wanted.overrides)
-    return BenchCommand(
-        f"bench {name}", wanted.config, asked.file, overrides, tuple(wanted.options)
-    )
+    return BenchCommand(f"bench {name}", wanted.config, asked.file, overrides, tuple(wanted.options))
 
 
 def on_worlds(command: BenchCommand, start: Start) -> Document:
@@ -211,10 +199,7 @@ def on_worlds(command: BenchCommand, start: Start) -> Document:
     from samestep.launch.run.worlds import parse_worlds
 
     if detect_launch(process_environment()).world > 1:
-        raise PlanError(
-            "--worlds starts ranks, and this is one of several already: leave it out, or start one "
-            "process"
-        )
+        raise PlanError("--worlds starts ranks, and this is one of several already: leave it out, or start one process")
     sizes = parse_worlds(",".join(map(str, start.counts)), start.via.value)
     found = measure_worlds(command, sizes, lambda line: typer.echo(line, err=True), start.machines)
     return Document(found[0].kind, found[0].machine, [row for one in found for row in one.rows])
@@ -231,9 +216,7 @@ def refuse_files(output: Path | None, report: Path | None) -> None:
         refuse_other_result(output)
 
 
-def _hand_over(
-    found: Document, as_json: bool, output: Path | None, report: Path | None, result: Path | None
-) -> None:
+def _hand_over(found: Document, as_json: bool, output: Path | None, report: Path | None, result: Path | None) -> None:
     """Show what was measured; or write it, for the process that started this one."""
     from samestep.bench.kinds import present
     from samestep.bench.presentation import write_html

@@ -8,20 +8,9 @@ from typing import Annotated
 import typer
 
 from samestep.cli.app import Overrides, Via, guarded
-from samestep.cli.bench.shared import (
-    Hosts,
-    Nodes,
-    Quick,
-    Start,
-    TrainingConfig,
-    ViaOption,
-    Worlds,
-    bench_app,
-)
+from samestep.cli.bench.shared import Hosts, Nodes, Quick, Start, TrainingConfig, ViaOption, Worlds, bench_app
 
-Folder = Annotated[
-    Path, typer.Option("--output", help="A folder for the results; made if it is not there.")
-]
+Folder = Annotated[Path, typer.Option("--output", help="A folder for the results; made if it is not there.")]
 Only = Annotated[str, typer.Option(help="Such as comm,memory; all of them, if not given.")]
 
 
@@ -63,10 +52,7 @@ def bench_all(
             refuse_other_result(output / f"{part.name}.json")
         found = run_suite(
             parts,
-            lambda part: [
-                *words_of(part, config, overrides or [], start.counts, quick, output),
-                *start.where(),
-            ],
+            lambda part: [*words_of(part, config, overrides or [], start.counts, quick, output), *start.where()],
             lambda line: typer.echo(line, err=True),
         )
     for outcome in found:

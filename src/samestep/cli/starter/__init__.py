@@ -92,9 +92,7 @@ def refuse_existing(paths: Sequence[Path]) -> None:
     """Raise a `LaunchError` if one of the files exists."""
     taken = [path for path in paths if path.exists() or path.is_symlink()]
     if taken:
-        raise LaunchError(
-            f"{', '.join(map(str, taken))} already exist: nothing was written. Name another folder"
-        )
+        raise LaunchError(f"{', '.join(map(str, taken))} already exist: nothing was written. Name another folder")
 
 
 def config_text(answers: Answers) -> str:

@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from samestep.cli.app import (
-    AsJson,
-    ConfigFile,
-    LocalRank,
-    Overrides,
-    guarded,
-    print_rows,
-)
+from samestep.cli.app import AsJson, ConfigFile, LocalRank, Overrides, guarded, print_rows
 from samestep.cli.config_layer import Setting, refuse_layer, write_layer
 from samestep.cli.ranks import as_rank
 from samestep.cli.tune.shared import tune_app
@@ -44,20 +37,13 @@ def lr(
     smallest: Annotated[float, typer.Option("--from", help="The first step's rate.")] = 1e-7,
     largest: Annotated[float, typer.Option("--to", help="The last step's rate.")] = 10.0,
     steps: Annotated[int, typer.Option(help="Steps from the one to the other.")] = 100,
-    smooth: Annotated[
-        float, typer.Option(help="Share of the newest loss in the smoothed one.")
-    ] = 0.05,
-    stop_factor: Annotated[
-        float, typer.Option(help="Stop at this many times the lowest smoothed loss.")
-    ] = 4.0,
+    smooth: Annotated[float, typer.Option(help="Share of the newest loss in the smoothed one.")] = 0.05,
+    stop_factor: Annotated[float, typer.Option(help="Stop at this many times the lowest smoothed loss.")] = 4.0,
     suggest: Annotated[Rule, typer.Option(help="The suggestion to write.")] = Rule.valley,
     write: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A new config with it, which includes this one."),
+        Path | None, typer.Option(metavar="FILE", help="A new config with it, which includes this one.")
     ] = None,
-    key: Annotated[
-        str | None, typer.Option(help="The rate's key: optimizer.lr or params.lr, if not given.")
-    ] = None,
+    key: Annotated[str | None, typer.Option(help="The rate's key: optimizer.lr or params.lr, if not given.")] = None,
     as_json: AsJson = False,
     report: Annotated[Path | None, typer.Option(help="Where the HTML page goes.")] = None,
     local_rank: LocalRank = None,
@@ -124,18 +110,13 @@ def _show(found: RangeTestResult, written: dict[str, Any] | None, as_json: bool)
     if found.wrong:
         typer.echo(f"No suggestion: {found.wrong}.")
         return
-    rows = [
-        (rule, f"{rate:.3g}", f"{rate / found.rate_now:.3g} times")
-        for rule, rate in found.suggestions.items()
-    ]
+    rows = [(rule, f"{rate:.3g}", f"{rate / found.rate_now:.3g} times") for rule, rate in found.suggestions.items()]
     print_rows(("rule", found.key or "learning rate", f"of {found.rate_now:.3g} now"), rows)
     if written:
         typer.echo(f"Config: {written['file']}, with {written['key']}: {written['value']:.3g}")
 
 
-def _keep(
-    found: RangeTestResult, config: Config, written: dict[str, Any] | None, page: Path | None
-) -> None:
+def _keep(found: RangeTestResult, config: Config, written: dict[str, Any] | None, page: Path | None) -> None:
     """Write the numbers and the plots to the test's directory."""
     from samestep.report.run_facts import run_facts
     from samestep.tuning.lr_report import write_html, write_png

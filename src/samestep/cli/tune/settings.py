@@ -22,18 +22,12 @@ if TYPE_CHECKING:
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Argument(
-        callback=usable, help="The run's YAML or JSON file; a small task, if not given.",
-        metavar="CONFIG",
-    ),
-]  # fmt: skip
+    typer.Argument(callback=usable, help="The run's YAML or JSON file; a small task, if not given.", metavar="CONFIG"),
+]
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer choices and short turns.")]
 Write = Annotated[
     Path | None,
-    typer.Option(
-        callback=usable,
-        help="Write the recommendation as a config, FILE.yaml, that includes CONFIG.",
-    ),
+    typer.Option(callback=usable, help="Write the recommendation as a config, FILE.yaml, that includes CONFIG."),
 ]
 _ANOTHER = "This changes what the training computes: it is another run."
 _QUICK_STEPS = 5
@@ -66,9 +60,8 @@ def settings(
         if write is not None:
             refuse_layer(write)
         request = Request(
-            loaded, file, tuple(overrides or ()), quick, rounds, steps,
-            report=lambda line: typer.echo(line, err=True),
-        )  # fmt: skip
+            loaded, file, tuple(overrides or ()), quick, rounds, steps, report=lambda line: typer.echo(line, err=True)
+        )
         found = tune_all(request, quick_hardware(process_environment()))
         if as_json:
             typer.echo(json.dumps(found.as_json()))

@@ -7,27 +7,15 @@ from typing import Annotated
 
 import typer
 
-from samestep.cli.app import (
-    MODELS,
-    ConfigFile,
-    Launched,
-    LocalRank,
-    Overrides,
-    app,
-    guarded,
-)
+from samestep.cli.app import MODELS, ConfigFile, Launched, LocalRank, Overrides, app, guarded
 from samestep.cli.ranks import as_rank
 from samestep.distributed.deferred_signals import DeferredSignals
 
-tune_app = typer.Typer(
-    help="Measure which settings suit a training on this machine.", no_args_is_help=True
-)
+tune_app = typer.Typer(help="Measure which settings suit a training on this machine.", no_args_is_help=True)
 app.add_typer(tune_app, name="tune", rich_help_panel=MODELS)
 
 Rounds = Annotated[int, typer.Option(min=1, help="Turns of each; 4 are the fewest with a range.")]
-Steps = Annotated[
-    int | None, typer.Option(min=1, help="Timed steps per turn; about a second's, if not given.")
-]
+Steps = Annotated[int | None, typer.Option(min=1, help="Timed steps per turn; about a second's, if not given.")]
 
 
 @tune_app.command(hidden=True)

@@ -20,9 +20,7 @@ def failure_of(rank: int, host: str, error: BaseException) -> str:
     ours = isinstance(error, SamestepError)
     trace = "" if ours else "".join(traceback.format_exception(error))[-_LONGEST_TRACE:]
     message = f"{kind}: {first_line}"
-    return json.dumps(
-        {"rank": rank, "host": host, "kind": kind, "message": message, "trace": trace}
-    )
+    return json.dumps({"rank": rank, "host": host, "kind": kind, "message": message, "trace": trace})
 
 
 def absence_of(gone: Beat) -> str:

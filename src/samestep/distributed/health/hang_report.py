@@ -111,9 +111,7 @@ def different_calls(calls: Mapping[int, Calls]) -> str | None:
     return None
 
 
-def hang_report(
-    beats: Sequence[Beat], stacks: Mapping[int, str], calls: Mapping[int, Calls], timeout: float
-) -> str:
+def hang_report(beats: Sequence[Beat], stacks: Mapping[int, str], calls: Mapping[int, Calls], timeout: float) -> str:
     """Who waits for whom, and what the ranks that do not wait are doing."""
     waiting = [beat for beat in beats if not beat.is_awaited]
     stuck = [beat for beat in beats if beat.is_awaited]

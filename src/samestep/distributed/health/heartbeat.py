@@ -21,23 +21,11 @@ from typing import IO, Any
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from samestep.distributed.health.activity import (
-    BETWEEN_STEPS,
-    EXCHANGE,
-    READING,
-    SAVE,
-    STARTING,
-    Activity,
-)
+from samestep.distributed.health.activity import BETWEEN_STEPS, EXCHANGE, READING, SAVE, STARTING, Activity
 from samestep.distributed.health.answers import calls_of, parted, stacks_of, unmatched
 from samestep.distributed.health.causes import absence_of, failed_first, failure_of
 from samestep.distributed.health.failure_report import report_failure
-from samestep.distributed.health.hang_report import (
-    Beat,
-    different_calls,
-    hang_report,
-    process_state,
-)
+from samestep.distributed.health.hang_report import Beat, different_calls, hang_report, process_state
 from samestep.distributed.health.store import PatientStore
 from samestep.environment.secret import Signer
 from samestep.environment.variables import agent_serves_store, process_environment
@@ -348,9 +336,7 @@ class Heartbeat:
             return CollectiveMismatch(mismatch)
         return PeerLost(f"rank {self._rank} {lost}")
 
-    def _compose(
-        self, beats: list[Beat], answers: Mapping[int, dict[str, Any]]
-    ) -> RankHung | CollectiveMismatch:
+    def _compose(self, beats: list[Beat], answers: Mapping[int, dict[str, Any]]) -> RankHung | CollectiveMismatch:
         report = hang_report(beats, stacks_of(answers), calls_of(answers), self._timeout)
         own = unmatched(beats, answers)
         if own is not None:

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import torch
 
-_FRAME = re.compile(
-    r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)', re.MULTILINE
-)
+_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)', re.MULTILINE)
 _TORCH = str(Path(torch.__file__).parent)
 _COLLECTIVES = str(Path(torch.__file__).parent / "distributed")
 _OURS = str(Path(__file__).parents[2])

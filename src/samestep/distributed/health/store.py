@@ -34,11 +34,7 @@ class PatientStore:
     """
 
     def __init__(
-        self,
-        store: Any,
-        seconds: float,
-        signer: Signer | None = None,
-        foreign: Callable[[str], None] = _nobody,
+        self, store: Any, seconds: float, signer: Signer | None = None, foreign: Callable[[str], None] = _nobody
     ) -> None:
         self._store, self._seconds = store, seconds
         self._signer, self._foreign = signer, foreign

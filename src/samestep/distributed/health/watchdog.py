@@ -50,9 +50,7 @@ class Reminder:
             frame = sys._current_frames().get(self._main or 0)
             stack = "".join(traceback.format_stack(frame))
             taken = time.monotonic() - began
-            self._report(
-                f"{self._what} has taken {taken:.0f} s so far. Most recent call last:\n{stack}"
-            )
+            self._report(f"{self._what} has taken {taken:.0f} s so far. Most recent call last:\n{stack}")
 
 
 class Watchdog:
@@ -65,9 +63,7 @@ class Watchdog:
             nothing is seen to move; None for as long as it likes.
     """
 
-    def __init__(
-        self, activity: Activity, seconds: float, start_seconds: float | None = None
-    ) -> None:
+    def __init__(self, activity: Activity, seconds: float, start_seconds: float | None = None) -> None:
         self._activity, self._seconds = activity, seconds
         self._start_seconds = start_seconds
         self._interval = min(1.0, seconds / 8)

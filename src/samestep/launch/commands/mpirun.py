@@ -112,9 +112,7 @@ def mpirun_command(
     # OpenMPI's kills its ranks on SIGTERM, and they outlive it if it is killed itself; hydra's
     # forwards SIGTERM, does not know SIGUSR2, and its ranks end with it.
     stops_by, ends_by = ("SIGUSR2", "SIGTERM") if flavour == "openmpi" else ("SIGTERM", "SIGKILL")
-    return MpirunCommand(
-        rank_command, world, hosts, (*argv, *command), variables, stops_by, ends_by
-    )
+    return MpirunCommand(rank_command, world, hosts, (*argv, *command), variables, stops_by, ends_by)
 
 
 def _forwarded(environ: Mapping[str, str], ours: Iterable[str]) -> list[str]:

@@ -24,9 +24,7 @@ def is_script(file: Path) -> bool:
     return file.suffix == ".py"
 
 
-def words_of(
-    file: Path, overrides: Sequence[str], options: Sequence[str], arguments: Sequence[str]
-) -> tuple[str, ...]:
+def words_of(file: Path, overrides: Sequence[str], options: Sequence[str], arguments: Sequence[str]) -> tuple[str, ...]:
     """The words of a command: a script's own arguments are last, after `--`."""
     name = str(file)
     words = [f"./{name}" if name.startswith("-") else name, *overrides, *options]
@@ -109,13 +107,10 @@ def check_world(config: Config, world: int, source: str) -> None:
     section = config.distributed
     if section.world_size not in ("auto", world):
         raise LaunchError(
-            f"distributed.world_size is {section.world_size} but {source}: make them the same, or set "
-            "world_size: auto"
+            f"distributed.world_size is {section.world_size} but {source}: make them the same, or set world_size: auto"
         )
     if section.enabled is False and world > 1:
-        raise LaunchError(
-            f"distributed.enabled is false but {source}: set enabled: auto, or start one rank"
-        )
+        raise LaunchError(f"distributed.enabled is false but {source}: set enabled: auto, or start one rank")
     deal_lanes(config.lane_count(world), world, section.lane_weights)
 
 
@@ -138,22 +133,13 @@ def _shell_value(value: str) -> str:
     return shlex.quote(value) if source is None else f'"${{{source}:?set it for this launch}}"'
 
 
-def shell_script(
-    comment: str, rank_command: RankCommand, variables: Mapping[str, str], command: str
-) -> str:
+def shell_script(comment: str, rank_command: RankCommand, variables: Mapping[str, str], command: str) -> str:
     """A script that does by hand what a launch does."""
-    lines = [
-        "#!/bin/bash",
-        f"# {comment}",
-        "set -eo pipefail",
-        *surroundings(rank_command, variables),
-    ]
+    lines = ["#!/bin/bash", f"# {comment}", "set -eo pipefail", *surroundings(rank_command, variables)]
     return "\n".join([*lines, command]) + "\n"
 
 
-def surroundings(
-    rank_command: RankCommand, variables: Mapping[str, str], *, references: bool = True
-) -> list[str]:
+def surroundings(rank_command: RankCommand, variables: Mapping[str, str], *, references: bool = True) -> list[str]:
     """What goes before the command in every script: folder, modules, variables, commands.
 
     Args:

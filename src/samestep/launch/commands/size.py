@@ -30,9 +30,7 @@ class Size:
         if fewest < 1:
             raise LaunchError(f"{option} is {text}: it must be at least 1")
         if most > MOST_LANES:
-            raise LaunchError(
-                f"{option} is {text}: it must be at most {MOST_LANES}, each a process of its own"
-            )
+            raise LaunchError(f"{option} is {text}: it must be at most {MOST_LANES}, each a process of its own")
         if most < fewest:
             raise LaunchError(f"{option} is {text}: the first number of a range is the smaller one")
         return cls(fewest, most)

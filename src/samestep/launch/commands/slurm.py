@@ -66,9 +66,7 @@ class SlurmJob:
         return plan_rows(config, self.world, self.nodes.most, threads, threads_are_share=True)
 
 
-def slurm_job(
-    rank_command: RankCommand, nodes: Size | None, nproc: int | None, max_restarts: int = 0
-) -> SlurmJob:
+def slurm_job(rank_command: RankCommand, nodes: Size | None, nproc: int | None, max_restarts: int = 0) -> SlurmJob:
     """The job of a config: on each node `nproc` ranks, or one per requested GPU, or one."""
     config, options = rank_command.config, rank_command.config.launch.slurm
     section = config.distributed
@@ -103,8 +101,7 @@ def _in_an_array(rank_command: RankCommand) -> RankCommand:
     for text in (*named, str(rank_command.config.run_path)):
         if ARRAY in text:
             raise LaunchError(
-                f"{text}: the tasks of an array already have their own directories, 0 and so on in "
-                "the run's directory"
+                f"{text}: the tasks of an array already have their own directories, 0 and so on in the run's directory"
             )
     # As JSON, which is YAML in which no character has another meaning.
     own = "run_dir=" + json.dumps(f"{rank_command.config.run_path}/{ARRAY}", ensure_ascii=False)

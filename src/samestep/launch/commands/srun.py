@@ -10,23 +10,12 @@ from samestep.config.secrets import referred
 from samestep.environment.secret import SHELL_SECRET
 from samestep.environment.variables import launch_variables
 from samestep.errors import LaunchError
-from samestep.launch.commands.rank_command import (
-    RankCommand,
-    check_world,
-    exec_line,
-    shell_script,
-)
+from samestep.launch.commands.rank_command import RankCommand, check_world, exec_line, shell_script
 from samestep.launch.commands.size import Size
 from samestep.launch.commands.summary import Rows, plan_rows
 from samestep.parsing.numbers import whole_number
 
-HIDDEN = (
-    "SLURM_MEM_PER_NODE",
-    "SLURM_GPUS",
-    "SLURM_GPUS_PER_NODE",
-    "SLURM_GRES",
-    "SLURM_NTASKS_PER_NODE",
-)
+HIDDEN = ("SLURM_MEM_PER_NODE", "SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GRES", "SLURM_NTASKS_PER_NODE")
 """What srun would take for its own options: a step would request all that the allocation has."""
 
 
@@ -69,11 +58,7 @@ class SrunCommand:
 
 
 def srun_command(
-    rank_command: RankCommand,
-    nodes: Size | None,
-    nproc: int | None,
-    name: str,
-    environ: Mapping[str, str],
+    rank_command: RankCommand, nodes: Size | None, nproc: int | None, name: str, environ: Mapping[str, str]
 ) -> SrunCommand:
     """The step of a config.
 
@@ -94,9 +79,7 @@ def srun_command(
             "--via srun starts ranks in a Slurm allocation, and this is none: use salloc or sbatch first, or "
             "--via slurm, which submits a job"
         )
-    count = (
-        nodes.one("--nodes", "ranks of a step do not come and go") if nodes is not None else None
-    )
+    count = nodes.one("--nodes", "ranks of a step do not come and go") if nodes is not None else None
     if count is None:
         count = 1 if config.distributed.num_nodes == "auto" else config.distributed.num_nodes
     if present is not None and count > present:

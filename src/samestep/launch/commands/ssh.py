@@ -74,8 +74,7 @@ class SshCommands:
             SHELL_SECRET,
             "agents=()",
             *(
-                f'{quoted([*self.ssh, "--", host.name, self.remote(node)])} <<<"${SECRET}" &\n'
-                "agents+=($!)"
+                f'{quoted([*self.ssh, "--", host.name, self.remote(node)])} <<<"${SECRET}" &\nagents+=($!)'
                 for node, host in enumerate(self.hosts)
             ),
             "code=0",
@@ -96,9 +95,7 @@ def ssh_commands(rank_command: RankCommand, hosts: tuple[Host, ...], name: str) 
     return launch
 
 
-def _in_folder(
-    rank_command: RankCommand, words: list[str], variables: Mapping[str, str] | None = None
-) -> str:
+def _in_folder(rank_command: RankCommand, words: list[str], variables: Mapping[str, str] | None = None) -> str:
     """A command in the working directory, after the setup lines of the config.
 
     In a login bash: the user's shell may be any, and modules are set up there. What refers to a

@@ -12,11 +12,7 @@ Rows = list[tuple[str, Any]]
 
 
 def plan_rows(
-    config: Config,
-    world: int | None,
-    machines: int,
-    threads: int | None,
-    threads_are_share: bool = False,
+    config: Config, world: int | None, machines: int, threads: int | None, threads_are_share: bool = False
 ) -> Rows:
     """(what, how many): ranks, lanes, batch and threads; `None` is decided on the machines.
 
@@ -60,9 +56,7 @@ def plan_rows(
     return rows + [("platform", note.removeprefix("Platform ")) for note in config.platform_notes]
 
 
-def more_processes_may_help(
-    config: Config, world: int, threads: int, cpus: int, on_gpu: bool
-) -> str:
+def more_processes_may_help(config: Config, world: int, threads: int, cpus: int, on_gpu: bool) -> str:
     """A hint for a run in one process on many CPUs; empty for all others.
 
     Args:

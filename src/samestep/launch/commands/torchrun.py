@@ -12,13 +12,7 @@ from samestep.environment.hardware import expects_gpu, owned_cpus
 from samestep.environment.launch import requested_threads
 from samestep.environment.variables import process_environment, thread_variables
 from samestep.errors import LaunchError
-from samestep.launch.commands.rank_command import (
-    MODULE,
-    RankCommand,
-    check_world,
-    exec_line,
-    shell_script,
-)
+from samestep.launch.commands.rank_command import MODULE, RankCommand, check_world, exec_line, shell_script
 from samestep.launch.commands.size import Size, check_endpoint
 from samestep.launch.commands.summary import Rows, plan_rows
 
@@ -179,9 +173,7 @@ def check_nodes(command: TorchrunCommand) -> None:
     if node_rank is None:
         return
     if node_rank >= nodes.one("--nodes", "with --node-rank the machines do not come and go"):
-        raise LaunchError(
-            f"--node-rank is {node_rank}: {nodes} nodes run from 0 to {nodes.most - 1}"
-        )
+        raise LaunchError(f"--node-rank is {node_rank}: {nodes} nodes run from 0 to {nodes.most - 1}")
     if command.max_restarts:
         raise LaunchError(
             f"--max-restarts is {command.max_restarts} beside --node-rank: machines that restart "
@@ -193,13 +185,9 @@ def check_restarts(command: TorchrunCommand, ranks: Size) -> None:
     """Refuse what could not be restarted on fewer ranks, or would begin anew."""
     config, nodes = command.rank_command.config, command.nodes
     if ranks.is_range and nodes is not None:
-        raise LaunchError(
-            f"--nproc is {ranks} beside --nodes {nodes}: give a range for one of them"
-        )
+        raise LaunchError(f"--nproc is {ranks} beside --nodes {nodes}: give a range for one of them")
     if ranks.is_range and not command.max_restarts:
-        raise LaunchError(
-            f"--nproc is {ranks}, but no rank can be left out without a restart: add --max-restarts"
-        )
+        raise LaunchError(f"--nproc is {ranks}, but no rank can be left out without a restart: add --max-restarts")
     changes = ranks.is_range or (nodes is not None and nodes.is_range)
     if changes and config.batch_per_rank is not None:
         raise LaunchError(
@@ -218,8 +206,7 @@ def _check_config(command: TorchrunCommand, ranks: Size) -> None:
     section, nodes = command.rank_command.config.distributed, command.nodes
     if section.world_size != "auto" and (ranks.is_range or (nodes is not None and nodes.is_range)):
         raise LaunchError(
-            f"distributed.world_size is {section.world_size} but the number of ranks may change: set "
-            "world_size: auto"
+            f"distributed.world_size is {section.world_size} but the number of ranks may change: set world_size: auto"
         )
     if command.node_rank is None:  # else other machines may start more or fewer ranks than this
         given = f"--nproc is {ranks}" + (f" and --nodes {nodes}" if nodes is not None else "")

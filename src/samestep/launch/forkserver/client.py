@@ -47,9 +47,7 @@ class Forks:
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
 
-    def start(
-        self, words: Sequence[str], environment: Mapping[str, str], files: Mapping[int, int]
-    ) -> ForkedProcess:
+    def start(self, words: Sequence[str], environment: Mapping[str, str], files: Mapping[int, int]) -> ForkedProcess:
         """Have a child of this process forked, which leads a session of its own.
 
         Args:
@@ -122,9 +120,7 @@ class WarmServer:
                 self._why = f"the process that forks them ended with {self._process.wait()}"
         return self._why
 
-    def start(
-        self, words: Sequence[str], environment: Mapping[str, str], output: IO[bytes]
-    ) -> ForkedProcess:
+    def start(self, words: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> ForkedProcess:
         """Have a command of ours forked; see `Forks.start`."""
         with Path(os.devnull).open("rb") as nothing:
             files = {0: nothing.fileno(), 1: output.fileno(), 2: output.fileno()}

@@ -25,12 +25,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError, Rendezvous
 
 from samestep.checkpoint.ownership import claim
 from samestep.environment.secret import SECRET, new_secret, signer_of
-from samestep.environment.variables import (
-    exporting,
-    launch_variables,
-    process_environment,
-    thread_variables,
-)
+from samestep.environment.variables import exporting, launch_variables, process_environment, thread_variables
 from samestep.errors import InitError, LaunchError
 from samestep.launch.commands.torchrun import TorchrunCommand
 from samestep.launch.run.exit_report import ExitReport, after_signal, exit_report
@@ -135,17 +130,13 @@ def _meeting(command: TorchrunCommand, report: Report) -> RendezvousHandler:
     nodes, name = command.nodes, command.run_id
     if command.node_rank is None:
         return elastic_meeting(host, int(port), nodes.fewest, nodes.most, name, signer)
-    return FixedMeeting(
-        host, int(port), command.node_rank, nodes.most, name, seconds, signer, report
-    )
+    return FixedMeeting(host, int(port), command.node_rank, nodes.most, name, seconds, signer, report)
 
 
 class RankAgent(SimpleElasticAgent):
     """torch's elastic agent over processes of our own, which report how they end by a pipe."""
 
-    def __init__(
-        self, command: TorchrunCommand, meeting: RendezvousHandler, reaper: Reaper, quiet: bool
-    ) -> None:
+    def __init__(self, command: TorchrunCommand, meeting: RendezvousHandler, reaper: Reaper, quiet: bool) -> None:
         spec = WorkerSpec(
             role="rank",
             local_world_size=command.nproc,
@@ -174,9 +165,7 @@ class RankAgent(SimpleElasticAgent):
             redirected = self._quiet or worker.local_rank > 0
             argv = [word.replace("${local_rank}", str(worker.local_rank)) for word in self._argv]
             environ = {**process_environment(), **self._variables(worker_group, worker)}
-            ids[worker.local_rank] = self.processes.start(
-                worker.global_rank, argv, environ, redirected
-            )
+            ids[worker.local_rank] = self.processes.start(worker.global_rank, argv, environ, redirected)
         return ids
 
     @property

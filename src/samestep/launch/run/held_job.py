@@ -14,16 +14,7 @@ from samestep.checkpoint.run_result import RunResult, read_result
 from samestep.errors import CheckpointError, LaunchError, RankFailed, Stopped
 from samestep.launch.commands.slurm import SlurmJob
 from samestep.launch.run.signal_forwarder import SignalForwarder
-from samestep.launch.run.slurm import (
-    Submitted,
-    cancel,
-    follow_job,
-    job_of_script,
-    jobs_of,
-    logs_of,
-    state_of,
-    submit,
-)
+from samestep.launch.run.slurm import Submitted, cancel, follow_job, job_of_script, jobs_of, logs_of, state_of, submit
 from samestep.parsing.files import read_lines
 from samestep.parsing.limits import short
 
@@ -67,9 +58,7 @@ def run_held(job: SlurmJob, report: Report) -> None:
         except RankFailed as error:
             if signals.received is None and not watch.is_done():
                 reason = last_words(logs_of(run, found))
-                raise RankFailed(
-                    f"{reason} ({error})" if reason else str(error), error.exit_code
-                ) from None
+                raise RankFailed(f"{reason} ({error})" if reason else str(error), error.exit_code) from None
         if signals.received is not None:
             raise Stopped(f"{signals.received.name} cancelled job {found.job}")
 

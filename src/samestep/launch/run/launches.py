@@ -61,9 +61,7 @@ class TorchrunLaunch(Launch):
     command: TorchrunCommand
 
     def run(self, report: Report, *, follow: bool = False, quiet: bool = False) -> None:
-        from samestep.launch.run.agent import (
-            run_ranks,  # imports torch, which the others do not need
-        )
+        from samestep.launch.run.agent import run_ranks  # imports torch, which the others do not need
 
         _warn_of_skipped_setup(self.command.rank_command, report)
         run_ranks(self.command, report, quiet)

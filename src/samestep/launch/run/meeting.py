@@ -97,15 +97,11 @@ class FixedMeeting(RendezvousHandler):
             self._port = self._store.port
         else:
             self._address = own or self._address  # several agents may share a machine
-            self._store = join_store(
-                self._address, [self._port], self._name, self._seconds, self._report, self._signer
-            )
+            self._store = join_store(self._address, [self._port], self._name, self._seconds, self._report, self._signer)
         if self._nodes > 1:
             towards, host = address_towards(self._address), socket.gethostname()
             mine = Introduction(self._node, 0, host, (), None, towards, ())
-            introduce(
-                self._store, mine, self._nodes, self._seconds, self._report, self._signer, "machine"
-            )
+            introduce(self._store, mine, self._nodes, self._seconds, self._report, self._signer, "machine")
 
     def get_backend(self) -> str:
         return "static"
@@ -130,9 +126,7 @@ class FixedMeeting(RendezvousHandler):
         return True
 
 
-def elastic_meeting(
-    host: str, port: int, fewest: int, most: int, name: str, signer: Signer
-) -> RendezvousHandler:
+def elastic_meeting(host: str, port: int, fewest: int, most: int, name: str, signer: Signer) -> RendezvousHandler:
     """Machines that come and go, which meet again each time."""
     own = meeting_address(host)
     store = _elastic_store(own, host, port, name, signer)
@@ -179,9 +173,7 @@ class SignedState(RendezvousBackend):
         found = self._backend.get_state()
         return None if found is None else (self._verified(found[0]), found[1])
 
-    def set_state(
-        self, state: bytes, token: Token | None = None
-    ) -> tuple[bytes, Token, bool] | None:
+    def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
         found = self._backend.set_state(self._signer.sign(state), token)
         return None if found is None else (self._verified(found[0]), *found[1:])
 
@@ -190,6 +182,4 @@ class SignedState(RendezvousBackend):
             return self._signer.verified(state)
         except NotAuthentic as error:
             # As torch's own error for a state that cannot be used, which its threads handle.
-            raise RendezvousStateError(
-                f"somebody without this launch's secret wrote to the store: {error}"
-            ) from error
+            raise RendezvousStateError(f"somebody without this launch's secret wrote to the store: {error}") from error

@@ -57,20 +57,14 @@ def find_flavour(mpirun: str, may_run: bool = True) -> Flavour:
         )
     try:
         printed = subprocess.run(
-            [path, "--version"],
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS_TO_ANSWER,
-            check=False,
+            [path, "--version"], capture_output=True, text=True, timeout=_SECONDS_TO_ANSWER, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{path} --version does not answer: {error}") from None
     return flavour_of(printed.stdout + printed.stderr)
 
 
-def run_mpirun(
-    command: MpirunCommand | SrunCommand, environ: Mapping[str, str], quiet: bool = False
-) -> None:
+def run_mpirun(command: MpirunCommand | SrunCommand, environ: Mapping[str, str], quiet: bool = False) -> None:
     """Start it and wait; a failing rank prints its own error meanwhile.
 
     Args:
@@ -92,9 +86,7 @@ def _last_lines(kept: IO[bytes]) -> str:
     return "".join(kept.read().decode(errors="replace").splitlines(keepends=True)[-_KEPT_LINES:])
 
 
-def _run(
-    command: MpirunCommand | SrunCommand, environ: Mapping[str, str], output: IO[bytes] | None
-) -> None:
+def _run(command: MpirunCommand | SrunCommand, environ: Mapping[str, str], output: IO[bytes] | None) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
     def stop(number: signal.Signals) -> None:
@@ -119,9 +111,7 @@ def _run(
                 start_new_session=True,  # we forward Ctrl-C to the ranks, once; mpirun would end
             )
         except OSError as error:
-            raise LaunchError(
-                f"{command.argv[0]} cannot be started here: {error.strerror or error}"
-            ) from None
+            raise LaunchError(f"{command.argv[0]} cannot be started here: {error.strerror or error}") from None
         started.append(process)
         if signals.received is not None:  # while it was being started
             end()
@@ -144,6 +134,5 @@ def _run(
         )
     also = "" if output is not None else f", and in {logs}"
     raise RankFailed(
-        f"{command.argv[0]} ended with {how}: the error of the rank that failed is above{also}",
-        code_of_ranks(code),
+        f"{command.argv[0]} ended with {how}: the error of the rank that failed is above{also}", code_of_ranks(code)
     )

@@ -129,12 +129,7 @@ class _ForkedRanks:
     """The ranks of one call, from their start to their end."""
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        nproc: int,
-        folder: Path,
-        reaper: Reaper,
+        self, function: Callable[..., Any], args: tuple[Any, ...], nproc: int, folder: Path, reaper: Reaper
     ) -> None:
         self._function, self._args, self._nproc, self._folder = function, args, nproc, folder
         # Served here, at one address: rank 0 of a function that knows only torch would listen at all.
@@ -235,10 +230,7 @@ class _ForkedRanks:
         # A notebook's own streams belong to threads that are not in this process.
         sys.stdout, sys.stderr = (
             io.TextIOWrapper(
-                io.FileIO(stream, "w", closefd=False),
-                encoding="utf-8",
-                errors="backslashreplace",
-                write_through=True,
+                io.FileIO(stream, "w", closefd=False), encoding="utf-8", errors="backslashreplace", write_through=True
             )
             for stream in (1, 2)
         )

@@ -20,14 +20,7 @@ from samestep.launch.commands.slurm import slurm_job
 from samestep.launch.commands.srun import srun_command
 from samestep.launch.commands.ssh import ssh_commands
 from samestep.launch.commands.torchrun import default_nproc, torchrun_command
-from samestep.launch.run.launches import (
-    Launch,
-    MpirunLaunch,
-    SlurmLaunch,
-    SrunLaunch,
-    SshLaunch,
-    TorchrunLaunch,
-)
+from samestep.launch.run.launches import Launch, MpirunLaunch, SlurmLaunch, SrunLaunch, SshLaunch, TorchrunLaunch
 from samestep.launch.run.mpirun import find_flavour
 
 _MASTER_PORT = 29500
@@ -100,9 +93,7 @@ def _by_torchrun(rank_command: RankCommand, request: Request) -> Launch:
     nproc = request.nproc
     if nproc is None:
         machines = 1 if request.nodes is None else request.nodes.most
-        count = default_nproc(
-            rank_command.config, quick_hardware(process_environment()).device_count, machines
-        )
+        count = default_nproc(rank_command.config, quick_hardware(process_environment()).device_count, machines)
         nproc = Size(count, count)
     command = torchrun_command(
         rank_command,
@@ -134,9 +125,7 @@ def _meeting_point(request: Request) -> str:
 
 def _by_mpirun(rank_command: RankCommand, request: Request) -> Launch:
     config, environ = rank_command.config, process_environment()
-    request.refuse(
-        "mpirun", "nodes", "node_rank", "master_addr", "master_port", "rendezvous", "max_restarts"
-    )
+    request.refuse("mpirun", "nodes", "node_rank", "master_addr", "master_port", "rendezvous", "max_restarts")
     world = request.fixed_nproc("mpirun starts a fixed number")
     hosts = parse_hosts(request.hosts, world) if request.hosts else ()
     world = ranks_of(hosts) if hosts else world
@@ -160,9 +149,7 @@ def _by_mpirun(rank_command: RankCommand, request: Request) -> Launch:
 
 
 def _by_srun(rank_command: RankCommand, request: Request) -> Launch:
-    request.refuse(
-        "srun", "node_rank", "master_addr", "master_port", "rendezvous", "hosts", "max_restarts"
-    )
+    request.refuse("srun", "node_rank", "master_addr", "master_port", "rendezvous", "hosts", "max_restarts")
     nproc = request.fixed_nproc("a step has a fixed number of ranks")
     name = f"srun-{uuid.uuid4().hex}"
     return SrunLaunch(srun_command(rank_command, request.nodes, nproc, name, process_environment()))

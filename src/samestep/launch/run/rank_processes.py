@@ -83,15 +83,11 @@ class RankProcesses:
         self._unread: dict[int, bytes] = {}
         self.ranks: list[RankProcess] = []
 
-    def start(
-        self, rank: int, argv: Sequence[str], environ: Mapping[str, str], redirected: bool
-    ) -> int:
+    def start(self, rank: int, argv: Sequence[str], environ: Mapping[str, str], redirected: bool) -> int:
         """Start a rank; returns the number of its process."""
         with ExitStack() as stack:
             output = stack.enter_context(self._output(rank)) if redirected else None
-            return self.begin(
-                rank, lambda pipe: _start(argv, {**environ, **report_variables(pipe)}, output, pipe)
-            )
+            return self.begin(rank, lambda pipe: _start(argv, {**environ, **report_variables(pipe)}, output, pipe))
 
     def begin(self, rank: int, start: Callable[[int], Child]) -> int:
         """Start a rank by a function, which gets the pipe that the rank is to report to.
@@ -178,31 +174,21 @@ class RankProcesses:
             kill_group(rank.pid)
 
 
-def _start(
-    argv: Sequence[str], environ: Mapping[str, str], output: IO[bytes] | None, pipe: int
-) -> Child:
+def _start(argv: Sequence[str], environ: Mapping[str, str], output: IO[bytes] | None, pipe: int) -> Child:
     forked = _fork(argv, environ, output, pipe)
     if forked is not None:
         return forked
     try:
         return subprocess.Popen(
-            argv,
-            env=environ,
-            stdout=output,
-            stderr=output,
-            pass_fds=[pipe],
-            start_new_session=True,
+            argv, env=environ, stdout=output, stderr=output, pass_fds=[pipe], start_new_session=True
         )
     except OSError as error:
         raise LaunchError(
-            f"{argv[0]} cannot be started: {error.strerror or error}. launch.python names the "
-            "interpreter of the ranks"
+            f"{argv[0]} cannot be started: {error.strerror or error}. launch.python names the interpreter of the ranks"
         ) from None
 
 
-def _fork(
-    argv: Sequence[str], environ: Mapping[str, str], output: IO[bytes] | None, pipe: int
-) -> Child | None:
+def _fork(argv: Sequence[str], environ: Mapping[str, str], output: IO[bytes] | None, pipe: int) -> Child | None:
     """A rank that is forked, where this launcher was; None where it must be started."""
     here = FORKED.get()
     ours = (sys.executable, *interpreter_words())

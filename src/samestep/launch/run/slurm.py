@@ -20,17 +20,7 @@ from samestep.launch.run.private_file import write_private
 from samestep.parsing.json_text import read_json_lines
 
 FINAL = frozenset(
-    [
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "DEADLINE",
-        "FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "TIMEOUT",
-    ]
+    ["BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"]
 )
 """Final states of a job; one that is requeued is soon PENDING again."""
 _SECONDS_TO_ANSWER = 60.0
@@ -147,8 +137,7 @@ def newest_job(run: Path) -> Submitted:
     jobs = jobs_of(run)
     if not jobs:
         raise LaunchError(
-            f"{run} has no Slurm job: give the directory of a run that samestep launch --via slurm "
-            "submitted"
+            f"{run} has no Slurm job: give the directory of a run that samestep launch --via slurm submitted"
         )
     return jobs[-1]
 

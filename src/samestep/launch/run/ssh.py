@@ -33,12 +33,7 @@ def _refusal(command: SshCommands, node: int) -> str:
     host, argv = command.hosts[node].name, command.check(node)
     try:
         done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS_TO_CONNECT,
-            check=False,
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS_TO_CONNECT, check=False
         )
     except OSError as error:
         return f"{argv[0]} cannot be started here ({error.strerror}): install an ssh client"
@@ -109,8 +104,7 @@ def _failure_of(agent: _Agent) -> Exception:
     if code == Stopped.exit_code:
         return Stopped("the ranks have saved and stopped")
     return RankFailed(
-        f"the agent on {agent.host} ended with exit code {code}; the output of its ranks is above",
-        code_of_ranks(code),
+        f"the agent on {agent.host} ended with exit code {code}; the output of its ranks is above", code_of_ranks(code)
     )
 
 

@@ -48,7 +48,5 @@ def read_target(file: Path, overrides: Sequence[str], arguments: Sequence[str] =
                 code_of_ranks(asked.returncode),
             )
         if not answer.exists():
-            raise LaunchError(
-                f"{file} has ended without calling samestep.start: there is no run in it"
-            )
+            raise LaunchError(f"{file} has ended without calling samestep.start: there is no run in it")
         return load_config(read_json(answer))

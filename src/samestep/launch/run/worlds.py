@@ -191,9 +191,7 @@ def measure_each(
     with (
         stopping_at_once("the measurement", report) as check_stop,
         TemporaryDirectory(
-            prefix="samestep-measuring-",
-            dir=None if here else Path.cwd(),
-            ignore_cleanup_errors=True,
+            prefix="samestep-measuring-", dir=None if here else Path.cwd(), ignore_cleanup_errors=True
         ) as folder,
     ):
         found = []

@@ -126,12 +126,8 @@ def embed_run(request: Request, context: RunContext) -> EmbeddedRun | None:
     Raises:
         TaskError: if the task gives no embeddings, or none that can be drawn.
     """
-    step = context.broadcast(
-        select_checkpoint(request.run, request.which).step if context.is_main else 0
-    )
-    opened = open_trained(
-        request.run, step, context, request.weights, None, request.overrides, request.trust
-    )
+    step = context.broadcast(select_checkpoint(request.run, request.which).step if context.is_main else 0)
+    opened = open_trained(request.run, step, context, request.weights, None, request.overrides, request.trust)
     refuse_without_embeddings(opened.task)
     # The training set as it is for references: not augmented, and one view of each sample.
     find = _references if request.data == "train" else dataset_of
@@ -172,9 +168,7 @@ class _Pass:
     def run(self, dataset: Any, indices: Sequence[int], what: str) -> EmbeddedSet | None:
         """The embeddings of some samples; None on other ranks than rank 0."""
         chosen = dataset if len(indices) == len(dataset) else Subset(dataset, list(indices))
-        source = SequentialSource(
-            self._setup, chosen, f"data to embed ({what})", self._trained.task.collate
-        )
+        source = SequentialSource(self._setup, chosen, f"data to embed ({what})", self._trained.task.collate)
         parts: list[tuple[str, Tensor, Tensor | None]] = []
         collect = self._setup.context.collectives.collect
         with torch.no_grad():
@@ -189,9 +183,7 @@ class _Pass:
         if not bool(torch.isfinite(rows).all()):
             raise TaskError(f"embeddings of {what} are not all finite: they cannot be drawn")
         labels = [number for _, _, given in parts if given is not None for number in given.tolist()]
-        return EmbeddedSet(
-            dataset, list(indices), rows, labels if len(labels) == len(rows) else None, parts[0][0]
-        )
+        return EmbeddedSet(dataset, list(indices), rows, labels if len(labels) == len(rows) else None, parts[0][0])
 
     def _enter_stream(self, number: int) -> None:
         self._setup.rng.enter(_STREAM, at=(number,))
@@ -206,10 +198,7 @@ class _Pass:
 
     def _labels(self, batch: LaneBatch) -> Tensor | None:
         """The classes of a batch; None if it has none, as images of a plain folder."""
-        task, pairs = (
-            self._trained.task,
-            isinstance(batch.data, (tuple, list)) and len(batch.data) > 1,
-        )
+        task, pairs = (self._trained.task, isinstance(batch.data, (tuple, list)) and len(batch.data) > 1)
         if type(task).labels is Task.labels and not pairs:
             return None
         labels = torch.as_tensor(task.labels(batch)).cpu()

@@ -25,9 +25,7 @@ def chosen_maps(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in MAPS]
     if unknown or not names:
-        raise LaunchError(
-            f"--maps names {', '.join(map(repr, unknown)) or 'nothing'}: give some of {','.join(MAPS)}"
-        )
+        raise LaunchError(f"--maps names {', '.join(map(repr, unknown)) or 'nothing'}: give some of {','.join(MAPS)}")
     return list(dict.fromkeys(names))
 
 

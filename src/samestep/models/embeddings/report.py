@@ -127,9 +127,7 @@ def _class_of(found: EmbeddedSet, at: int) -> str:
     return f"{found.class_names()[found.labels[at]]}, " if found.labels else ""
 
 
-def write_html(
-    embedded: EmbeddedRun, picture: Picture, run: Path, path: Path, force: bool = False
-) -> None:
+def write_html(embedded: EmbeddedRun, picture: Picture, run: Path, path: Path, force: bool = False) -> None:
     """Write the page.
 
     Args:
@@ -185,9 +183,7 @@ def _classes(embedded: EmbeddedRun) -> str:
     rows = []
     for label in sorted(set(labels)):
         places = [at for at, number in enumerate(labels) if number == label]
-        taken = Counter(
-            other_names[references.labels[nearest[at].place]] for at in places if wrong[at]
-        )
+        taken = Counter(other_names[references.labels[nearest[at].place]] for at in places if wrong[at])
         errors = sum(taken.values())
         most = ", ".join(f"{name} ({count})" for name, count in taken.most_common(3))
         rows.append(

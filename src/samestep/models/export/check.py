@@ -46,9 +46,7 @@ def check(run: Runner, subject: Subject) -> Agreement:
         inputs = subject.examples.inputs[method]
         found = [
             _compare(f"{method} on a batch of {size}", expected, _run(run, method, arguments, size))
-            for size, expected, arguments in zip(
-                subject.examples.sizes, batches, inputs, strict=True
-            )
+            for size, expected, arguments in zip(subject.examples.sizes, batches, inputs, strict=True)
         ]
         methods[method] = max(found)
     largest = max(methods.values())
@@ -64,14 +62,9 @@ def _run(run: Runner, method: str, inputs: Inputs, size: int) -> list[Tensor]:
 
 def _compare(where: str, expected: Outputs, found: list[Tensor]) -> float:
     if len(found) != len(expected):
-        raise ExportDiffers(
-            f"{where}: the file gives {len(found)} tensors and the model {len(expected)}"
-        )
+        raise ExportDiffers(f"{where}: the file gives {len(found)} tensors and the model {len(expected)}")
     return max(
-        (
-            _difference(f"{where}, {name}", mine, its)
-            for (name, mine), its in zip(expected.items(), found, strict=True)
-        ),
+        (_difference(f"{where}, {name}", mine, its) for (name, mine), its in zip(expected.items(), found, strict=True)),
         default=0.0,
     )
 
@@ -80,9 +73,7 @@ def _difference(where: str, expected: Tensor, found: Tensor) -> float:
     """The largest difference of two tensors, if it is small enough."""
     expected, found = expected.cpu(), found.cpu()
     if (expected.shape, expected.dtype) != (found.shape, found.dtype):
-        raise ExportDiffers(
-            f"{where}: the file gives {_kind(found)} and the model {_kind(expected)}"
-        )
+        raise ExportDiffers(f"{where}: the file gives {_kind(found)} and the model {_kind(expected)}")
     same = (expected == found) | (expected.isnan() & found.isnan())
     if same.all():
         return 0.0

@@ -52,9 +52,7 @@ def _varying(shapes: Sequence[torch.Size]) -> set[int]:
     return {axis for axis, sizes in enumerate(zip(*shapes, strict=True)) if len(set(sizes)) > 1}
 
 
-def read_examples(
-    task: Task, config: Config, methods: Sequence[str], device: torch.device
-) -> Examples:
+def read_examples(task: Task, config: Config, methods: Sequence[str], device: torch.device) -> Examples:
     """Batches of the validation set, or else of the training set, as arguments of the methods.
 
     Args:
@@ -75,13 +73,9 @@ def read_examples(
     batches, start = [], 0
     for size in sizes:
         data = task.collate(read(range(start, start + size)))
-        batches.append(
-            LaneBatch(0, DeviceCopies(device).to_device(data), tuple(range(start, start + size)))
-        )
+        batches.append(LaneBatch(0, DeviceCopies(device).to_device(data), tuple(range(start, start + size))))
         start += size
-    inputs = {
-        method: tuple(_arguments(task, batch, method) for batch in batches) for method in methods
-    }
+    inputs = {method: tuple(_arguments(task, batch, method) for batch in batches) for method in methods}
     return Examples(source, sizes, inputs)
 
 

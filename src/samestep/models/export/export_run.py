@@ -93,9 +93,7 @@ def _format(to: str, methods: Sequence[str]) -> Format:
     if to not in FORMATS:
         raise ExportError(f"--to is {to!r}: it takes {', '.join(FORMATS)}")
     if methods and to != "torchscript":
-        raise ExportError(
-            f"--methods is {','.join(methods)}, and {to} keeps no methods: use --to torchscript"
-        )
+        raise ExportError(f"--methods is {','.join(methods)}, and {to} keeps no methods: use --to torchscript")
     return FORMATS[to]
 
 
@@ -115,9 +113,7 @@ def _name(trained: Trained, which: str) -> str:
     return "-".join([trained.config.name, *chosen, *averaged])
 
 
-def _subject(
-    trained: Trained, requested: Sequence[str], *, keep: bool, device: torch.device
-) -> Subject:
+def _subject(trained: Trained, requested: Sequence[str], *, keep: bool, device: torch.device) -> Subject:
     def exportable(model: nn.Module) -> nn.Module:
         made: Any = trained.task.export_model(model)
         if not isinstance(made, nn.Module):
@@ -194,11 +190,7 @@ def _load(form: Format, staged: Path, subject: Subject) -> Runner:
 
 def _facts(staged: Path, subject: Subject, agreement: Agreement) -> dict[str, Any]:
     """What is known only once the file is written and compared."""
-    compared = {
-        **asdict(agreement),
-        "data": subject.examples.source,
-        "batches": list(subject.examples.sizes),
-    }
+    compared = {**asdict(agreement), "data": subject.examples.source, "batches": list(subject.examples.sizes)}
     return {"sha256": sha256_of(staged), "bytes": staged.stat().st_size, "compared": compared}
 
 

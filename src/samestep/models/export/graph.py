@@ -84,8 +84,7 @@ def load_onnx(path: Path, subject: Subject) -> Runner:
 
 def _program(subject: Subject) -> torch.export.ExportedProgram:
     shapes = tuple(
-        {axis: torch.export.Dim.DYNAMIC for axis in axes} or None
-        for axes in subject.examples.dynamic_axes()
+        {axis: torch.export.Dim.DYNAMIC for axis in axes} or None for axes in subject.examples.dynamic_axes()
     )
     with _quiet(), torch.no_grad():
         try:
@@ -118,9 +117,7 @@ def _named_axes(subject: Subject, names: list[str]) -> tuple[dict[int, str] | No
     first = subject.examples.inputs[FORWARD][0]
     for name, tensor, axes in zip(names, first, subject.examples.dynamic_axes(), strict=True):
         is_batch = {axis: axis_name(subject.examples, tensor, axis) == "batch" for axis in axes}
-        named.append(
-            {axis: "batch" if is_batch[axis] else f"{name}_{axis}" for axis in axes} or None
-        )
+        named.append({axis: "batch" if is_batch[axis] else f"{name}_{axis}" for axis in axes} or None)
     return tuple(named)
 
 

@@ -45,14 +45,9 @@ class Subject:
         inputs, outputs = self.examples.inputs[method], self.outputs[method]
         names = argument_names(self.model, method, len(inputs[0]))
         flat = [list(batch.values()) for batch in outputs]
-        return {
-            "inputs": self._describe(names, inputs),
-            "outputs": self._describe(list(outputs[0]), flat),
-        }
+        return {"inputs": self._describe(names, inputs), "outputs": self._describe(list(outputs[0]), flat)}
 
-    def _describe(
-        self, names: Sequence[str], batches: Sequence[Sequence[Tensor]]
-    ) -> list[dict[str, Any]]:
+    def _describe(self, names: Sequence[str], batches: Sequence[Sequence[Tensor]]) -> list[dict[str, Any]]:
         varying = varying_axes(batches)
         return [
             {

@@ -73,7 +73,5 @@ def load(path: Path, subject: Subject) -> Runner:
 def _without_deprecation() -> Iterator[None]:
     """Without torch.jit's deprecation warnings: nothing else exports methods for C++ yet."""
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", r"`torch\.jit\.\w+` is (deprecated|not supported)", DeprecationWarning
-        )
+        warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is (deprecated|not supported)", DeprecationWarning)
         yield

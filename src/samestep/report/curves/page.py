@@ -17,11 +17,7 @@ _TEXTS = ("metric", "run", "curve", "")
 
 
 def write_html(
-    histories: Sequence[History],
-    metrics: Sequence[str],
-    panels: Sequence[Panel],
-    path: Path,
-    force: bool = False,
+    histories: Sequence[History], metrics: Sequence[str], panels: Sequence[Panel], path: Path, force: bool = False
 ) -> None:
     """Write the page.
 
@@ -68,6 +64,4 @@ def _runs(histories: Sequence[History]) -> str:
         + "</tr>"
         for name in names
     )
-    return (
-        f'<table class="facts"><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>'
-    )
+    return f'<table class="facts"><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>'

@@ -25,13 +25,7 @@ def panels_of(histories: Sequence[History], metrics: Sequence[str]) -> list[Pane
     for metric in metrics:
         together.setdefault(base(metric), []).append(metric)
     return [
-        Panel(
-            title=title(name),
-            lines=_lines(histories, members),
-            x="step",
-            ylog=name == "loss_scale",
-            height=280,
-        )
+        Panel(title=title(name), lines=_lines(histories, members), x="step", ylog=name == "loss_scale", height=280)
         for name, members in together.items()
     ]
 

@@ -39,11 +39,7 @@ def summarize(history: History, metric: str) -> Summary:
         metric: its name.
     """
     series = history.metrics[metric]
-    finite = [
-        (value, step)
-        for step, value in zip(series.steps, series.values, strict=True)
-        if math.isfinite(value)
-    ]
+    finite = [(value, step) for step, value in zip(series.steps, series.values, strict=True) if math.isfinite(value)]
     values = [value for value, _ in finite]
     better, best = history.better(metric), None
     if finite and better is not None:
@@ -63,9 +59,7 @@ def summarize(history: History, metric: str) -> Summary:
     )
 
 
-def table(
-    histories: Sequence[History], metrics: Sequence[str]
-) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def table(histories: Sequence[History], metrics: Sequence[str]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """The header and the rows, one for each metric and run."""
     header = ("metric", "run", "curve", "last", "best", "at step", "mean", "min", "max", "")
     return header, [
@@ -89,9 +83,7 @@ def as_json(histories: Sequence[History], metrics: Sequence[str]) -> dict[str, A
                 "path": str(history.run),
                 "facts": run_facts(history.run),
                 "skipped_steps": list(history.skipped),
-                "metrics": {
-                    name: _series_json(history, name) for name in metrics if name in history.metrics
-                },
+                "metrics": {name: _series_json(history, name) for name in metrics if name in history.metrics},
             }
             for history in histories
         }
@@ -106,19 +98,14 @@ def sparkline(series: Series) -> str:
     # Halved, since the range of the largest numbers is none.
     span = high / 2 - low / 2
     return "".join(
-        "x" if value is None else _BARS[round(7 * ((value / 2 - low / 2) / span)) if span else 0]
-        for value in values
+        "x" if value is None else _BARS[round(7 * ((value / 2 - low / 2) / span)) if span else 0] for value in values
     )
 
 
 def _series_json(history: History, name: str) -> dict[str, Any]:
     series = history.metrics[name]
     values = [value if math.isfinite(value) else None for value in series.values]
-    return {
-        "steps": list(series.steps),
-        "values": values,
-        "summary": asdict(summarize(history, name)),
-    }
+    return {"steps": list(series.steps), "values": values, "summary": asdict(summarize(history, name))}
 
 
 def _text(value: float | None) -> str:

@@ -67,9 +67,7 @@ def flags(series: Series, skipped: Sequence[int], first: int, last: int) -> list
         first: the first step of all curves.
         last: the last one.
     """
-    bad = {
-        step for step, v in zip(series.steps, series.values, strict=True) if not math.isfinite(v)
-    }
+    bad = {step for step, v in zip(series.steps, series.values, strict=True) if not math.isfinite(v)}
     left_out = set(skipped)
     steps = sorted(bad | left_out)
     found = []

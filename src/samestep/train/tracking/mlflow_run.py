@@ -11,13 +11,7 @@ from typing import Any, TypeVar
 from samestep.config.trackers import MlflowConfig
 from samestep.environment.variables import process_environment
 from samestep.errors import MissingExtraError
-from samestep.train.tracking.contract import (
-    TrackedRun,
-    Tracker,
-    figure_image,
-    figures_in,
-    flat_values,
-)
+from samestep.train.tracking.contract import TrackedRun, Tracker, figure_image, figures_in, flat_values
 
 _METRICS_AT_ONCE, _PARAMS_AT_ONCE, _LONGEST_PARAM = 1000, 100, 6000
 """MLflow's own limits."""
@@ -70,8 +64,7 @@ class MlflowRun(Tracker):
         run.keep_id(self._run)
         self._set_tags(run)
         params = [
-            self._mlflow.entities.Param(_name(key), str(value)[:_LONGEST_PARAM])
-            for key, value in run.params.items()
+            self._mlflow.entities.Param(_name(key), str(value)[:_LONGEST_PARAM]) for key, value in run.params.items()
         ]
         for some in _cut(params, _PARAMS_AT_ONCE):
             self._client.log_batch(self._run, params=some)
@@ -93,9 +86,7 @@ class MlflowRun(Tracker):
 
     def log_file(self, path: Path, name: str) -> None:
         folder = Path(name).parent
-        self._client.log_artifact(
-            self._run, str(path), None if folder == Path() else folder.as_posix()
-        )
+        self._client.log_artifact(self._run, str(path), None if folder == Path() else folder.as_posix())
 
     def flush(self) -> None:
         metrics, self._metrics = self._metrics, []

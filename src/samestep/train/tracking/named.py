@@ -47,9 +47,7 @@ def named_trackers(config: Config, folder: Path, metrics: Path, start: int) -> l
     ]
 
 
-def _run(
-    config: Config, folder: Path, params: dict[str, Any], start: int, ids: TrackerIds, key: str
-) -> TrackedRun:
+def _run(config: Config, folder: Path, params: dict[str, Any], start: int, ids: TrackerIds, key: str) -> TrackedRun:
     return TrackedRun(
         name=config.name,
         folder=folder,

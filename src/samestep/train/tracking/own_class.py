@@ -44,9 +44,7 @@ def _find(config: Config, entry: TrackerClassConfig, path: str) -> Any:
         module = import_file(file, path, again=False)
     else:
         if not _is_there(home):
-            raise _mistake(
-                path, f"there is no module {home}: install it, or write FILE.py:{name} for a file"
-            )
+            raise _mistake(path, f"there is no module {home}: install it, or write FILE.py:{name} for a file")
         module = importlib.import_module(home)
     if not hasattr(module, name):
         raise _mistake(path, f"{home} has no class {name}")

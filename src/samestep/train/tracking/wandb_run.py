@@ -8,14 +8,7 @@ from typing import Any
 
 from samestep.config.trackers import WandbConfig
 from samestep.errors import MissingExtraError
-from samestep.train.tracking.contract import (
-    TrackedRun,
-    Tracker,
-    figure_image,
-    figures_in,
-    flat_values,
-    without_figures,
-)
+from samestep.train.tracking.contract import TrackedRun, Tracker, figure_image, figures_in, flat_values, without_figures
 
 _LONGEST_FINISH = 300.0
 """Seconds for the upload at the end, which W&B would otherwise wait for without end."""
@@ -49,9 +42,7 @@ class WandbRun(Tracker):
             "dir": str(run.folder),
             "config": dict(run.params),
             "tags": [f"{name}={value}" for name, value in run.tags.items()],
-            "settings": self._wandb.Settings(
-                console="off", finish_timeout=_LONGEST_FINISH, finish_timeout_raises=True
-            ),
+            "settings": self._wandb.Settings(console="off", finish_timeout=_LONGEST_FINISH, finish_timeout_raises=True),
         }
         given = {name: value for name, value in defaults.items() if value is not None}
         # Before: a kill in between would leave a run at W&B that no restart continues.
@@ -62,10 +53,7 @@ class WandbRun(Tracker):
         self._run.define_metric("*", step_metric="step")
 
     def write(self, row: dict[str, Any]) -> None:
-        figures = {
-            name: self._wandb.Image(figure_image(figure))
-            for name, figure in figures_in(row).items()
-        }
+        figures = {name: self._wandb.Image(figure_image(figure)) for name, figure in figures_in(row).items()}
         self._run.log({**flat_values(without_figures(row)), **figures})
 
     def log_file(self, path: Path, name: str) -> None:

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from samestep.distributed.health.activity import (
-    COMPUTE,
-    DATA,
-    EXCHANGE,
-    READING,
-    SAVE,
-    STARTING,
-    Activity,
-)
+from samestep.distributed.health.activity import COMPUTE, DATA, EXCHANGE, READING, SAVE, STARTING, Activity
 from samestep.errors import PeerLost
 from tests.unit.clock import Clock
 
@@ -56,11 +48,7 @@ def test_a_phase_inside_another_gives_it_back(clock: Clock) -> None:
         assert activity.phase == SAVE
         clock.now += 4
     assert activity.phase == COMPUTE
-    assert (activity.seconds[SAVE], activity.seconds[EXCHANGE], activity.seconds[COMPUTE]) == (
-        5,
-        2,
-        0,
-    )
+    assert (activity.seconds[SAVE], activity.seconds[EXCHANGE], activity.seconds[COMPUTE]) == (5, 2, 0)
 
 
 def test_what_failed_stays_where_it_failed() -> None:

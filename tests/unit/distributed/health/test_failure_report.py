@@ -9,11 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.distributed.health.failure_report import (
-    FailureReport,
-    report_end,
-    report_failure,
-)
+from samestep.distributed.health.failure_report import FailureReport, report_end, report_failure
 from samestep.environment.variables import report_pipe, report_variables
 from samestep.errors import RankHung
 
@@ -61,9 +57,7 @@ def test_the_longest_message_fits_into_a_pipe_that_nobody_reads(pipe: tuple[int,
     assert failure.message.startswith("éééé")
 
 
-def test_a_launcher_that_is_gone_keeps_no_rank_from_ending(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_launcher_that_is_gone_keeps_no_rank_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
     for name, value in report_variables(writing).items():
         monkeypatch.setenv(name, value)
@@ -72,9 +66,7 @@ def test_a_launcher_that_is_gone_keeps_no_rank_from_ending(
     os.close(writing)
 
 
-def test_another_file_under_the_pipes_number_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_file_under_the_pipes_number_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
     variables = report_variables(writing)
     assert report_pipe(variables) == writing
@@ -89,9 +81,7 @@ def test_another_file_under_the_pipes_number_is_left_alone(
     assert (tmp_path / "precious").read_bytes() == b""
 
 
-def test_a_failure_is_left_for_torchruns_agent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_is_left_for_torchruns_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "error.json"
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
     report_failure(ValueError("boom"))
@@ -99,16 +89,12 @@ def test_a_failure_is_left_for_torchruns_agent(
     assert "ValueError: boom" in json.dumps(message)
 
 
-def test_a_file_that_cannot_be_written_is_no_second_failure(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_file_that_cannot_be_written_is_no_second_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/dev/full")
     report_failure(ValueError("boom"))
 
 
-def test_without_an_agent_nothing_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_an_agent_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
     monkeypatch.chdir(tmp_path)
     report_failure(ValueError("boom"))

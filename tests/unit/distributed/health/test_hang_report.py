@@ -12,12 +12,7 @@ from typing import Any
 import pytest
 
 from samestep.distributed.health.activity import COMPUTE, DATA, EXCHANGE, SAVE
-from samestep.distributed.health.hang_report import (
-    Beat,
-    different_calls,
-    hang_report,
-    process_state,
-)
+from samestep.distributed.health.hang_report import Beat, different_calls, hang_report, process_state
 
 
 def beat(rank: int, phase: str = EXCHANGE, age: float = 0.0, **changes: Any) -> Beat:
@@ -53,8 +48,7 @@ def test_a_rank_that_others_wait_for_is_named_with_its_place() -> None:
 
 
 def test_a_silent_rank_is_not_taken_for_a_busy_one() -> None:
-    beats = [beat(0), beat(1, COMPUTE, age=9.0), beat(2, age=9.0, process="stopped"),
-             beat(3, seconds=5)]  # fmt: skip
+    beats = [beat(0), beat(1, COMPUTE, age=9.0), beat(2, age=9.0, process="stopped"), beat(3, seconds=5)]
     assert hang_report(beats, {}, {}, 2.5).splitlines() == [
         "a collective waited longer than distributed.timeout (2.5 s)",
         "rank 1 on n1 (pid 75) has ended, is stopped, or holds the interpreter; its last sign of life, "
@@ -75,9 +69,7 @@ def test_ranks_that_wait_in_different_calls_are_listed_apart() -> None:
 
 def test_the_longest_wait_of_a_group_is_reported() -> None:
     beats = [beat(0, seconds=3.0), beat(1, seconds=61.0)]
-    assert hang_report(beats, {}, {}, 60.0).splitlines()[1:] == [
-        "ranks 0-1 wait in gradients #481 for 61 s"
-    ]
+    assert hang_report(beats, {}, {}, 60.0).splitlines()[1:] == ["ranks 0-1 wait in gradients #481 for 61 s"]
 
 
 def test_different_collectives_are_reported_before_anything_else() -> None:
@@ -86,8 +78,7 @@ def test_different_collectives_are_reported_before_anything_else() -> None:
     stacks = {0: "stack of 0", 1: "stack of 1"}
     assert hang_report(beats, stacks, calls, 60.0).splitlines() == [
         "a collective waited longer than distributed.timeout (60 s)",
-        "the ranks called different collectives as #481: rank 0 called gradients; rank 1 called "
-        "gather",
+        "the ranks called different collectives as #481: rank 0 called gradients; rank 1 called gather",
         "rank 1 waits in gather #481 for 184 s",
         "rank 0 waits in gradients #481 for 184 s",
         "rank 0's Python stack (most recent call last):",
@@ -122,14 +113,11 @@ def test_stacks_of_those_who_only_wait_are_left_out() -> None:
         ),
         (
             {rank: [(9, "save" if rank in (3, 4, 5, 8) else "losses")] for rank in range(9)},
-            "the ranks called different collectives as #9: ranks 0-2, 6-7 called losses; "
-            "ranks 3-5, 8 called save",
+            "the ranks called different collectives as #9: ranks 0-2, 6-7 called losses; ranks 3-5, 8 called save",
         ),
     ],
 )
-def test_the_first_call_that_differs_is_named(
-    calls: dict[int, list[tuple[int, str]]], words: str | None
-) -> None:
+def test_the_first_call_that_differs_is_named(calls: dict[int, list[tuple[int, str]]], words: str | None) -> None:
     assert different_calls(calls) == words
 
 

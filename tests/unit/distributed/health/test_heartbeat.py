@@ -33,8 +33,7 @@ def beating(
     """One heartbeat an activity, as if each were a rank."""
     store = dist.HashStore()  # type: ignore[attr-defined]
     hearts = [
-        Heartbeat(store, n, len(activities), activity, timeout, lost_after)
-        for n, activity in enumerate(activities)
+        Heartbeat(store, n, len(activities), activity, timeout, lost_after) for n, activity in enumerate(activities)
     ]
     try:
         until(lambda: store.check([f"samestep/1/beat/{n}" for n in range(len(activities))]))
@@ -83,8 +82,7 @@ def test_a_collective_that_timed_out_is_a_hang_with_a_report() -> None:
     assert found.exit_code == 7
     lines = str(found).splitlines()
     assert lines[0] == "a collective waited longer than distributed.timeout (0.8 s)"
-    assert any(re.fullmatch(r"rank 1 on .* \(pid \d+\) is in data loading at step 7 for 0 s", line)
-               for line in lines)  # fmt: skip
+    assert any(re.fullmatch(r"rank 1 on .* \(pid \d+\) is in data loading at step 7 for 0 s", line) for line in lines)
 
 
 def test_ranks_that_called_different_collectives_are_out_of_step() -> None:
@@ -141,10 +139,7 @@ def test_a_rank_that_is_stuck_after_another_one_failed_ends_itself(
 
 @pytest.mark.parametrize("phase", [EXCHANGE, READING])
 def test_a_collective_that_never_comes_back_ends_the_rank(
-    ended: list[int],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    phase: str,
+    ended: list[int], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], phase: str
 ) -> None:
     monkeypatch.setattr(heartbeat, "_SECONDS_TO_END", 0.2)
     activities = [Activity(), Activity()]
@@ -178,9 +173,7 @@ def test_a_rank_without_a_sign_of_life_is_lost_long_before_the_timeout(
     assert "rank 1 on" not in printed
 
 
-def test_ranks_that_are_busy_for_long_are_not_lost(
-    ended: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_are_busy_for_long_are_not_lost(ended: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     activities = [Activity(), Activity()]
     activities[1].enter(COMPUTE)
     looks: list[int] = []
@@ -205,9 +198,7 @@ def test_a_long_step_of_our_own_is_no_hang(ended: list[int]) -> None:
     assert not ended
 
 
-def test_a_rank_is_gone_once_it_is_silent_and_its_process_has_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_rank_is_gone_once_it_is_silent_and_its_process_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not while it beats: in another container it has the same host, and a process id of its own."""
     monkeypatch.setattr(heartbeat, "process_state", lambda pid: "gone")
     with beating([Activity(), Activity()]) as (mine, other):

@@ -107,6 +107,4 @@ def test_what_somebody_without_the_secret_writes_is_not_there_and_reported_once(
 
 def test_texts_of_others_have_no_control_characters(store: PatientStore) -> None:
     store.set("failed", '{"message": "\\u001b[31mred\\u0007", "inner": {"text": "a\\nb\\u009b"}}')
-    assert store.read("failed") == {
-        "message": "\\x1b[31mred\\x07", "inner": {"text": "a\nb\\x9b"},
-    }  # fmt: skip
+    assert store.read("failed") == {"message": "\\x1b[31mred\\x07", "inner": {"text": "a\nb\\x9b"}}

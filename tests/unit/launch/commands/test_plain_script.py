@@ -25,9 +25,7 @@ from samestep.launch.commands.size import Size
         ("this is no Python", False),
     ],
 )
-def test_a_script_opens_a_run_itself_or_by_a_module_beside_it(
-    tmp_path: Path, text: str, opens: bool
-) -> None:
+def test_a_script_opens_a_run_itself_or_by_a_module_beside_it(tmp_path: Path, text: str, opens: bool) -> None:
     starts = "import samestep\ndef main():\n    return samestep.start()"
     (tmp_path / "beside.py").write_text("from package.relative import x")
     (tmp_path / "itself.py").write_text("import itself")
@@ -62,9 +60,7 @@ def test_torchrun_would_be_given_the_same_words(monkeypatch: pytest.MonkeyPatch)
     script = PlainScript("package.train", True, ("--lr", "0.1"))
     command = plain_command(script, Size(2, 2), max_restarts=1)
     assert (
-        command.script()
-        .rstrip()
-        .endswith("--standalone --nproc-per-node=2 --max-restarts=1 -m package.train --lr 0.1")
+        command.script().rstrip().endswith("--standalone --nproc-per-node=2 --max-restarts=1 -m package.train --lr 0.1")
     )
     assert command.threads == 1, "as with torchrun"
     assert command.rank_argv[-4:] == ("-m", "package.train", "--lr", "0.1")

@@ -14,31 +14,14 @@ CONFIG = load_config({"global_batch": 8, "epochs": 1})
 
 
 def test_a_scripts_own_arguments_come_last() -> None:
-    command = RankCommand(
-        CONFIG, Path("loop.py"), ("seed=3",), Path("r"), 5, ("--seed", "a b"), Path("t"), 4
-    )  # fmt: skip
-    ours = (
-        "loop.py",
-        "seed=3",
-        "--record",
-        "r",
-        "--stop-after",
-        "5",
-        "--trace",
-        "t",
-        "--trace-from",
-        "4",
-    )
-    assert command.train("--launched") == (
-        *interpreter_words(), "train", *ours, "--launched", "--", "--seed", "a b",
-    )  # fmt: skip
+    command = RankCommand(CONFIG, Path("loop.py"), ("seed=3",), Path("r"), 5, ("--seed", "a b"), Path("t"), 4)
+    ours = ("loop.py", "seed=3", "--record", "r", "--stop-after", "5", "--trace", "t", "--trace-from", "4")
+    assert command.train("--launched") == (*interpreter_words(), "train", *ours, "--launched", "--", "--seed", "a b")
     assert command.launch()[: len(interpreter_words()) + 1] == (*interpreter_words(), "launch")
 
 
 def test_a_rank_may_be_another_command_with_options_of_its_own() -> None:
-    command = RankCommand(
-        CONFIG, Path("a.yaml"), ("seed=3",), command="lanes", options=("--x", "1")
-    )
+    command = RankCommand(CONFIG, Path("a.yaml"), ("seed=3",), command="lanes", options=("--x", "1"))
     words = (*interpreter_words(), "lanes", "a.yaml", "seed=3")
     assert command.train("--launched") == (*words, "--x", "1", "--launched")
     more = command.with_overrides("seed=4")
@@ -47,11 +30,7 @@ def test_a_rank_may_be_another_command_with_options_of_its_own() -> None:
 
 
 def test_a_config_has_no_arguments() -> None:
-    assert RankCommand(CONFIG, Path("-a.yaml")).train() == (
-        *interpreter_words(),
-        "train",
-        "./-a.yaml",
-    )
+    assert RankCommand(CONFIG, Path("-a.yaml")).train() == (*interpreter_words(), "train", "./-a.yaml")
 
 
 @pytest.mark.parametrize(("name", "script"), [("a.py", True), ("a.yaml", False), ("py", False)])

@@ -9,8 +9,7 @@ from samestep.launch.commands.size import Size, check_endpoint, parse_hosts
 
 
 @pytest.mark.parametrize(
-    ("text", "fewest", "most", "shown"),
-    [("4", 4, 4, "4"), ("2:4", 2, 4, "2:4"), ("3:3", 3, 3, "3")],
+    ("text", "fewest", "most", "shown"), [("4", 4, 4, "4"), ("2:4", 2, 4, "2:4"), ("3:3", 3, 3, "3")]
 )
 def test_a_size_is_a_number_or_a_range(text: str, fewest: int, most: int, shown: str) -> None:
     size = Size.parse(text, "--nproc")
@@ -42,7 +41,7 @@ def test_a_text_that_is_no_size_is_refused(text: str, words: str) -> None:
 
 @pytest.mark.parametrize(
     "text", ["n1:29500", "10.0.0.1:1", "node-1.local:65535", "[fe80::1]:29500", "fe80::1:29500", "[fe80::1%eth0]:1"]
-)  # fmt: skip
+)
 def test_a_meeting_point_is_a_host_and_a_port(text: str) -> None:
     check_endpoint(text, "--rendezvous")
 

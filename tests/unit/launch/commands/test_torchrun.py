@@ -31,9 +31,7 @@ GOOD = {"task": "task.py:Good", "epochs": 1, "global_batch": 8}
         ([], {"nproc": 5, "nodes": Size(1, 2), "rendezvous": "n1:29500"}, "lanes"),
     ],
 )  # fmt: skip
-def test_a_launch_that_contradicts_itself_is_refused(
-    overrides: list[str], options: dict[str, Any], words: str
-) -> None:
+def test_a_launch_that_contradicts_itself_is_refused(overrides: list[str], options: dict[str, Any], words: str) -> None:
     config = load_config(GOOD, overrides)
     with pytest.raises(SamestepError) as caught:
         torchrun_command(RankCommand(config, Path("run.yaml")), **options)

@@ -19,9 +19,7 @@ from samestep.launch.run.rank_processes import RankProcess
 TRACE = 'Traceback (most recent call last):\n  File "task.py", line 3, in loss\nValueError: boom\n'
 
 
-def left_error(
-    rank: int, message: str, when: float, trace: str = "", code: int = 1, **changes: Any
-) -> RankProcess:
+def left_error(rank: int, message: str, when: float, trace: str = "", code: int = 1, **changes: Any) -> RankProcess:
     """A rank that could report its exception."""
     kind, _, text = message.partition(": ")
     ranks = changes.pop("ranks", ())
@@ -52,8 +50,7 @@ def test_the_rank_that_failed_by_itself_comes_first(tmp_path: Path) -> None:
     host = socket.gethostname()
     log = tmp_path / "logs" / "rank-2.log"
     assert str(found.error).splitlines() == [
-        f"rank 2 on {host} (pid 502) failed; its log: {log}; output of the ranks: "
-        f"{tmp_path / 'launch'}",
+        f"rank 2 on {host} (pid 502) failed; its log: {log}; output of the ranks: {tmp_path / 'launch'}",
         *TRACE.splitlines(),
         "rank 0 (pid 500): rank 0: rank 2 on n1 failed first: ValueError: boom",
         "rank 1 (pid 501): ended by the launcher",
@@ -72,9 +69,7 @@ def test_of_several_causes_the_earliest_is_the_first(tmp_path: Path) -> None:
         left_error(3, "ValueError: early", 100, TRACE),
         left_error(1, "OSError: later", 200, TRACE),
     )
-    order = [
-        int(n) for n in re.findall(r"^rank (\d) (?:on .* failed|\(pid)", str(found.error), re.M)
-    ]
+    order = [int(n) for n in re.findall(r"^rank (\d) (?:on .* failed|\(pid)", str(found.error), re.M)]
     assert order == [3, 1, 0]
 
 
@@ -103,9 +98,7 @@ def test_a_killed_rank_is_the_cause_and_is_lost(tmp_path: Path) -> None:
         (1, False, False),
     ],
 )
-def test_crashed_ranks_are_lost_and_ended_ones_are_not(
-    tmp_path: Path, code: int, ours: bool, lost_too: bool
-) -> None:
+def test_crashed_ranks_are_lost_and_ended_ones_are_not(tmp_path: Path, code: int, ours: bool, lost_too: bool) -> None:
     other = silent(3, code, 2, stopped_by_us=ours)
     found = report_on(tmp_path, silent(0, -signal.SIGKILL, 1), other)
     assert found.lost == ((0, 3) if lost_too else (0,))
@@ -113,9 +106,7 @@ def test_crashed_ranks_are_lost_and_ended_ones_are_not(
 
 def test_if_all_only_lost_a_peer_the_first_of_them_is_shown(tmp_path: Path) -> None:
     found = report_on(
-        tmp_path,
-        left_error(0, "PeerLost: rank 0 lost a peer", 200),
-        left_error(1, "PeerLost: rank 1 lost a peer", 100),
+        tmp_path, left_error(0, "PeerLost: rank 0 lost a peer", 200), left_error(1, "PeerLost: rank 1 lost a peer", 100)
     )
     assert found.headline == "rank 1 (pid 501): rank 1 lost a peer"
 
@@ -131,9 +122,7 @@ def test_if_all_only_lost_a_peer_the_first_of_them_is_shown(tmp_path: Path) -> N
         ("CheckpointError: no room", 2, False),
     ],
 )
-def test_the_exit_code_is_the_errors_own(
-    tmp_path: Path, message: str, code: int, passes: bool
-) -> None:
+def test_the_exit_code_is_the_errors_own(tmp_path: Path, message: str, code: int, passes: bool) -> None:
     found = report_on(tmp_path, left_error(1, message, 100, TRACE))
     assert (found.error.exit_code, found.may_pass) == (code, passes)
     assert found.headline == f"rank 1 (pid 501): {message.partition(': ')[2]}"
@@ -148,9 +137,7 @@ def test_an_error_of_ours_needs_no_traceback(tmp_path: Path) -> None:
 def test_a_stop_is_no_failure_and_is_not_tried_again(tmp_path: Path) -> None:
     words = "SIGTERM on rank 1 stopped the run after step 6: it is saved"
     found = report_on(
-        tmp_path,
-        left_error(1, f"Stopped: {words}", 100, code=75),
-        left_error(0, f"Stopped: {words}", 100, code=75),
+        tmp_path, left_error(1, f"Stopped: {words}", 100, code=75), left_error(0, f"Stopped: {words}", 100, code=75)
     )
     assert isinstance(found.error, Stopped)
     assert (str(found.error), found.error.exit_code) == (words, 75)
@@ -168,12 +155,9 @@ def test_a_rank_that_was_ended_has_recorded_the_cause_before(tmp_path: Path) -> 
     found = report_on(
         tmp_path,
         left_error(0, "PeerLost: rank 0: rank 2 failed first", 101),
-        left_error(
-            2, "RankHung: a collective waited", 100, code=-signal.SIGTERM, stopped_by_us=True,
-            ranks=(1,),
-        ),
+        left_error(2, "RankHung: a collective waited", 100, code=-signal.SIGTERM, stopped_by_us=True, ranks=(1,)),
         left_error(1, "PeerLost: this rank could not end by itself", 104),
-    )  # fmt: skip
+    )
     assert found.error.exit_code == 7
     assert found.headline == "rank 1: a collective waited"
     host = socket.gethostname()

@@ -70,9 +70,7 @@ def test_a_failure_is_explained_by_the_ranks(cluster: Cluster) -> None:  # noqa:
     with pytest.raises(RankFailed, match=r"^job 12 ended as FAILED"):
         held(cluster, failed)
     cluster.forgets()
-    cluster.writes(
-        "samestep: rank 1 on n2 failed:\nTraceback:\n  File x\nValueError: mine\n\nsrun: error\n"
-    )
+    cluster.writes("samestep: rank 1 on n2 failed:\nTraceback:\n  File x\nValueError: mine\n\nsrun: error\n")
     with pytest.raises(RankFailed, match=r"rank 1 on n2 failed: ValueError: mine \(job 12"):
         held(cluster, failed)
 

@@ -64,9 +64,7 @@ def test_only_a_rank_that_says_so_has_succeeded(processes: RankProcesses) -> Non
     assert (failure.kind, failure.message) == ("ValueError", "m")
 
 
-def test_what_a_rank_printed_is_kept_and_what_it_started_ends_with_it(
-    processes: RankProcesses, tmp_path: Path
-) -> None:
+def test_what_a_rank_printed_is_kept_and_what_it_started_ends_with_it(processes: RankProcesses, tmp_path: Path) -> None:
     start(processes, LEAVES_A_CHILD, 3)
     assert processes.wait(30)
     wait_until_gone(int((tmp_path / "rank-3.out").read_text()))
@@ -82,9 +80,7 @@ def test_ranks_get_time_to_end_and_are_then_killed(processes: RankProcesses) -> 
 
 
 def test_the_reaper_ends_groups_when_its_input_does() -> None:
-    children = [
-        subprocess.Popen([sys.executable, "-c", SLEEPS], start_new_session=True) for _ in range(2)
-    ]
+    children = [subprocess.Popen([sys.executable, "-c", SLEEPS], start_new_session=True) for _ in range(2)]
     reaper = Reaper(5.0)
     for child in children:
         reaper.watch(child.pid)
@@ -99,9 +95,7 @@ def test_the_reaper_ends_groups_when_its_input_does() -> None:
 
 def test_a_group_that_does_not_end_is_killed() -> None:
     code = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); {SLEEPS}"
-    child = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True
-    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
     assert child.stdout is not None
     child.stdout.readline()
     reaper_program.end_groups({child.pid: signal.SIGTERM}, 0.3)

@@ -82,9 +82,7 @@ def test_distances_are_the_configs(run: Path) -> None:
     assert found.wrong == [n == 4 for n in range(12)]
 
 
-def test_a_task_without_embeddings_and_an_unknown_view_are_refused(
-    run: Path, tmp_path: Path
-) -> None:
+def test_a_task_without_embeddings_and_an_unknown_view_are_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="Scores has no embeddings: define eval_embed"):
         embedded(finished_run(tmp_path / "other", "Scores"))
     with pytest.raises(TaskError, match="there is no view head"):

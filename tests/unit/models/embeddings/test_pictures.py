@@ -42,8 +42,6 @@ def test_large_images_are_made_small() -> None:
     assert opened(torch.rand(3, 4 * LARGEST, 2 * LARGEST)).size == (LARGEST // 2, LARGEST)
 
 
-@pytest.mark.parametrize(
-    "sample", [torch.rand(6), (torch.rand(8), 1), "text", torch.rand(5, 9, 9), {"x": 1}, ()]
-)
+@pytest.mark.parametrize("sample", [torch.rand(6), (torch.rand(8), 1), "text", torch.rand(5, 9, 9), {"x": 1}, ()])
 def test_other_samples_are_no_images(sample: Any) -> None:
     assert pictures_of([sample], [0]) is None

@@ -12,11 +12,7 @@ from samestep.train.tracking.contract import TrackedRun
 
 
 def tracked(
-    folder: Path,
-    *,
-    start: int = 0,
-    id: str | None = None,
-    keep_id: Callable[[str], None] = lambda text: None,
+    folder: Path, *, start: int = 0, id: str | None = None, keep_id: Callable[[str], None] = lambda text: None
 ) -> TrackedRun:
     params = {"seed": 0, "params.hidden": 8}
     return TrackedRun("digits", folder, params, {"team": "vision"}, start, id, keep_id)

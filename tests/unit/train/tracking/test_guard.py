@@ -57,9 +57,7 @@ def drive(tracker: GuardedTracker, folder: Path) -> None:
 def test_it_is_started_by_its_first_row(tmp_path: Path) -> None:
     noting = Noting()
     drive(GuardedTracker("trackers.x", noting, tracked(tmp_path, start=7)), tmp_path)
-    assert noting.calls == [
-        "start at 7", "write 0", "flush", "write 1", "flush", "file a", "close",
-    ]  # fmt: skip
+    assert noting.calls == ["start at 7", "write 0", "flush", "write 1", "flush", "file a", "close"]
 
 
 def test_a_run_without_a_row_leaves_no_trace(tmp_path: Path) -> None:
@@ -77,17 +75,12 @@ def test_an_error_is_one_warning_and_the_last_call(tmp_path: Path, call: str) ->
     tracker.warn = warnings.append
     drive(tracker, tmp_path)
     assert len(warnings) == 1
-    assert warnings[0].startswith(
-        "trackers.x failed and gets nothing more of this run: OSError: no network."
-    )
+    assert warnings[0].startswith("trackers.x failed and gets nothing more of this run: OSError: no network.")
     assert noting.calls[-1].startswith(call)
 
 
 def test_a_warning_waits_until_someone_takes_it(tmp_path: Path) -> None:
-    tracker, warnings = (
-        GuardedTracker("trackers.x", Noting("start"), tracked(tmp_path)),
-        list[str](),
-    )
+    tracker, warnings = (GuardedTracker("trackers.x", Noting("start"), tracked(tmp_path)), list[str]())
     tracker.write({"step": 0})
     tracker.flush()
     tracker.warn = warnings.append

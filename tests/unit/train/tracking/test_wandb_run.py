@@ -22,9 +22,7 @@ def test_a_kill_in_init_leaves_an_id_that_the_next_start_continues(tmp_path: Pat
 
     tracker = WandbRun(WandbConfig())
     tracker._wandb = SimpleNamespace(init=init, Settings=lambda **given: None)
-    run: Any = SimpleNamespace(
-        name="mine", id=None, folder=tmp_path, params={}, tags={}, keep_id=kept.append
-    )
+    run: Any = SimpleNamespace(name="mine", id=None, folder=tmp_path, params={}, tags={}, keep_id=kept.append)
     with pytest.raises(KeyboardInterrupt):
         tracker.start(run)
     assert len(kept) == 1
