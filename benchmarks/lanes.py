@@ -21,18 +21,12 @@ another model). The goals are for an H200; a missed one does not change the exit
 
 from __future__ import annotations
 
-import gc
 import sys
-import tempfile
-import traceback
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass, replace
 
-import torch
+from comparison import BARE_GRAPH, HAND_WRITTEN, Compared, Goal, Settings, compared, time_all
 from contest import LOG_EVERY, WORKLOADS, Contest, Workload, open_contest, workload_of
 from contestants import (
     TOLERANCE,
@@ -44,25 +38,10 @@ from contestants import (
     open_hand_written,
     reached_by,
 )
-from measuring import (
-    add_device_option,
-    common_options,
-    cpu_ratio_to,
-    device_of,
-    goal_cell,
-    machine,
-    milliseconds,
-    on_ranks,
-    ratio_to,
-    rounds_of,
-    show,
-    time_rounds,
-    write_json,
-)
+from measuring import add_device_option, common_options, device_of, machine, on_ranks, rounds_of, show, write_json
 from rich.table import Table
 from torch import Tensor
 
-from samestep.bench.scaling import KeepingSettings
 from samestep.bench.turns import Advance
 from samestep.config.schema import DEFAULT_LANES
 from samestep.optim.kernels import allow_deterministic_products
@@ -70,7 +49,7 @@ from samestep.train.record import hash_state
 from samestep.train.state_tensors import module_tensors
 
 ROUNDS = 10
-HAND_WRITTEN, CONTROL, BARE_GRAPH = "hand-written", "hand-written, again", "bare-graph"
+CONTROL = "hand-written, again"
 FIXED_GRAPH = "bare-graph, deterministic"
 BY_HAND: dict[str, Callable[[Seat], Advance]] = {
     HAND_WRITTEN: open_hand_written,
@@ -107,41 +86,16 @@ def needs_gpu(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The settings of a measuring process."""
-
-    workload: str
-    quick: bool
-    device: torch.device
-    rounds: int
+class LaneSettings(Settings):
     log_every: int
-    contestants: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Result:
-    """One contestant, compared with the hand-written loop and the bare graph."""
+class Result(Compared):
+    """A contestant's time, and what it has learned."""
 
-    workload: str
-    contestant: str
     lanes: int | None
-    milliseconds: float
-    ratio: float
-    low: float
-    high: float
-    """`low` to `high` holds the true median ratio in about 95 of 100 runs."""
-    graph_ratio: float | None
-    graph_low: float | None
-    graph_high: float | None
-    """The same compared with the bare graph, if that ran."""
-    cpu_ratio: float
-    rounds: int
-    goal: float | None
-    goal_against: str | None
     met: bool | None
-    loss: float
-    agrees: bool
-    """Whether it learned what the hand-written loop did, if that can be compared."""
     weights: str
     """A hash of the weights and buffers after the first round."""
 
@@ -154,51 +108,20 @@ class Learned:
     weights: str
 
 
-def measure(settings: Settings) -> tuple[list[Result], dict[str, str]]:
+def measure(settings: LaneSettings) -> tuple[list[Result], dict[str, str]]:
     """Measure these contestants in this process; report which failed, and why."""
     allow_deterministic_products(settings.device)
     workload = workload_of(settings.workload, settings.quick)
     contest = open_contest(workload, settings.device, log_every=settings.log_every)
-    learned: dict[str, Learned] = {}
-    turns: dict[str, Callable[[], None]] = {}
-    failed: dict[str, str] = {}
-    with ExitStack() as stack:
-        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="samestep-lanes-")))
-        for name in settings.contestants:
-            (root / name).mkdir()
-            seat = Seat(contest, contest.model(), root / name, stack)
-            opener = BY_HAND[name] if name in BY_HAND else OURS[name].open
-            try:
-                turn = turn_of(KeepingSettings(partial(opener, seat)), workload.steps)
-                turn()
-            except Exception as error:
-                if name == HAND_WRITTEN:
-                    raise
-                traceback.print_exc()
-                failed[name] = f"on {workload.name}: {type(error).__name__}: {error}"
-            else:
-                turns[name], learned[name] = turn, learned_by(seat)
-            leave_memory(contest)
-        gc.freeze()
-        spent = time_rounds(turns, settings.rounds, 1, settings.device)
+    openers = {name: BY_HAND[name] if name in BY_HAND else OURS[name].open for name in settings.contestants}
+    spent, learned, failed = time_all(contest, openers, settings.rounds, learned_by)
     before = reached_by(contest, contest.initial).loss
     return results_of(contest, spent, learned, before), failed
-
-
-def turn_of(advance: Advance, steps: int) -> Callable[[], None]:
-    return lambda: advance(steps)
 
 
 def learned_by(seat: Seat) -> Learned:
     loss = reached_by(seat.contest, seat.model).loss
     return Learned(loss, hash_state(module_tensors(seat.model)))
-
-
-def leave_memory(contest: Contest) -> None:
-    """Give back what a contestant no longer uses: the next may choose by what is free."""
-    gc.collect()
-    if contest.on_gpu:
-        torch.cuda.empty_cache()
 
 
 def results_of(
@@ -208,38 +131,18 @@ def results_of(
     workload, expected = contest.workload, learned[HAND_WRITTEN].loss
     fall = abs(before - expected)
     results = []
-    for name, table in spent.items():
-        ratio, low, high = ratio_to(spent[HAND_WRITTEN], table)
-        to_graph = ratio_to(spent[BARE_GRAPH], table) if BARE_GRAPH in spent else (None,) * 3
-        goal, against = goal_of(name, workload) if contest.on_gpu else (None, None)
-        judged = to_graph[0] if against == BARE_GRAPH else ratio
-        off = abs(learned[name].loss - expected)
-        results.append(
-            Result(
-                workload=workload.name,
-                contestant=name,
-                lanes=lanes_of(name),
-                milliseconds=milliseconds(table, workload.steps),
-                ratio=ratio,
-                low=low,
-                high=high,
-                graph_ratio=to_graph[0],
-                graph_low=to_graph[1],
-                graph_high=to_graph[2],
-                cpu_ratio=cpu_ratio_to(spent[HAND_WRITTEN], table),
-                rounds=len(table),
-                goal=goal,
-                goal_against=against,
-                met=None if goal is None or judged is None else judged <= goal,
-                loss=learned[name].loss,
-                agrees=not workload.comparable or off <= TOLERANCE * fall,
-                weights=learned[name].weights,
-            )
-        )
+    for name in spent:
+        goal = goal_of(name, workload) if contest.on_gpu else (None, None)
+        times = compared(contest, spent, name, goal)
+        loss, weights = learned[name].loss, learned[name].weights
+        agrees = not workload.comparable or abs(loss - expected) <= TOLERANCE * fall
+        row = Result(**times, loss=loss, agrees=agrees, lanes=lanes_of(name), met=None, weights=weights)
+        met = None if row.goal is None or row.judged is None else row.judged <= row.goal
+        results.append(replace(row, met=met))
     return results
 
 
-def goal_of(name: str, workload: Workload) -> tuple[float | None, str | None]:
+def goal_of(name: str, workload: Workload) -> Goal:
     """The highest ratio that is wanted, and to what."""
     goals = workload.goals
     return {
@@ -260,15 +163,8 @@ def results_table(results: Sequence[Result]) -> Table:
     for column in ("ms/step", "to hand-written", "95% range", "to bare graph", "goal", "loss", "weights"):
         table.add_column(column, justify="right")
     for result in results:
-        to_graph, loss = result.graph_ratio, f"{result.loss:.4f}"
-        judged = to_graph if result.goal_against == BARE_GRAPH else result.ratio
-        table.add_row(
-            result.contestant, f"{result.milliseconds:.3f}", f"{result.ratio:.3f}",
-            f"{result.low:.3f}-{result.high:.3f}", "" if to_graph is None else f"{to_graph:.3f}",
-            "" if judged is None else goal_cell(judged, result.goal),
-            loss if result.agrees else f"[red]{loss}[/]",
-            "" if result.lanes is None else result.weights[:8],
-        )  # fmt: skip
+        weights = "" if result.lanes is None else result.weights[:8]
+        table.add_row(*result.cells(), result.loss_cell(), weights)
     return table
 
 
@@ -339,7 +235,7 @@ def main() -> None:
     for key in WORKLOADS if options.workload == "all" else (options.workload,):
         results: list[Result] = []
         for part in parts_of(workload_of(key, options.quick), running):
-            settings = Settings(key, options.quick, device, rounds, options.log_every, part)
+            settings = LaneSettings(key, options.quick, device, rounds, part, options.log_every)
             measured, failed = on_ranks(1, measure, settings)
             seen = {result.contestant for result in results}
             results += [result for result in measured if result.contestant not in seen]

@@ -22,23 +22,18 @@ fewer steps and a tiny GPT.
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import os
 import sys
-import tempfile
-import traceback
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
+from comparison import BARE_GRAPH, HAND_WRITTEN, Compared, Goal, Settings, compared, time_all
 from contest import Contest, open_contest, workload_of
 from contestants import (
     TOLERANCE,
@@ -51,32 +46,16 @@ from contestants import (
     reached_by,
 )
 from libraries import open_accelerate, open_fabric, open_hf_trainer, open_lightning
-from measuring import (
-    add_device_option,
-    common_options,
-    cpu_ratio_to,
-    device_of,
-    goal_cell,
-    machine,
-    milliseconds,
-    on_ranks,
-    ratio_to,
-    rounds_of,
-    show,
-    time_rounds,
-    write_json,
-)
+from measuring import add_device_option, common_options, device_of, machine, on_ranks, rounds_of, show, write_json
 from rich.table import Table
 from torch import Tensor
 
-from samestep.bench.scaling import KeepingSettings
 from samestep.bench.turns import Advance
 from samestep.optim.kernels import allow_deterministic_products
 
 ROUNDS = 20
-HAND_WRITTEN, CONTROL = "hand-written", "hand-written, in a thread"
+CONTROL = "hand-written, in a thread"
 EAGER, GRAPH, DEFAULT = "samestep", "samestep-graph", "samestep-default"
-BARE_GRAPH = "bare-graph"
 
 
 @dataclass(frozen=True)
@@ -115,81 +94,31 @@ ALWAYS = (HAND_WRITTEN, CONTROL)
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The settings of a measuring process."""
-
-    workload: str
-    quick: bool
-    device: torch.device
-    rounds: int
+class PeerSettings(Settings):
     fused: bool
     dropout: float
-    contestants: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Result:
-    """One contestant, compared with the hand-written loop and the bare graph."""
+class Result(Compared):
+    """A contestant's time, and what it has learned."""
 
-    workload: str
-    contestant: str
-    milliseconds: float
-    ratio: float
-    low: float
-    high: float
-    """`low` to `high` holds the true median ratio in about 95 of 100 runs."""
-    graph_ratio: float | None
-    graph_low: float | None
-    graph_high: float | None
-    """The same compared with the bare graph, if that ran."""
-    cpu_ratio: float
-    rounds: int
-    goal: float | None
-    goal_against: str | None
     loss_before: float
-    loss: float
-    """On one batch, before the first round and after it."""
+    """On the same batch, before the first round."""
     apart: float
     """Distance of its weights from the hand-written loop's, relative to how far those moved."""
-    agrees: bool
 
 
-def measure(settings: Settings) -> tuple[list[Result], dict[str, str]]:
+def measure(settings: PeerSettings) -> tuple[list[Result], dict[str, str]]:
     """Measure all contestants of one workload in this process; report which failed, and why."""
     quieten()
     allow_deterministic_products(settings.device)
     workload = workload_of(settings.workload, settings.quick)
     contest = open_contest(workload, settings.device, settings.fused, settings.dropout)
-    reached: dict[str, Reached] = {}
-    turns: dict[str, Callable[[], None]] = {}
-    failed: dict[str, str] = {}
-    with ExitStack() as stack:
-        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="samestep-peers-")))
-        for name in settings.contestants:
-            (root / name).mkdir()
-            seat = Seat(contest, contest.model(), root / name, stack)
-            try:
-                opener = partial(ENTRIES[name].open, seat)
-                turn = turn_of(KeepingSettings(opener), workload.steps)
-                turn()
-            except Exception as error:
-                if name == HAND_WRITTEN:
-                    raise
-                traceback.print_exc()
-                failed[name] = f"on {workload.name}: {type(error).__name__}: {error}"
-            else:
-                # Compared now: after more steps, rounding alone makes them differ.
-                turns[name], reached[name] = turn, reached_by(contest, seat.model)
-        # Otherwise a collection of everything the libraries allocated falls into someone's round.
-        gc.collect()
-        gc.freeze()
-        spent = time_rounds(turns, settings.rounds, 1, settings.device)
+    openers = {name: ENTRIES[name].open for name in settings.contestants}
+    learned = time_all(contest, openers, settings.rounds, lambda seat: reached_by(contest, seat.model))
     drops = settings.workload == "gpt" and settings.dropout > 0
-    return results_of(contest, spent, reached, drops), failed
-
-
-def turn_of(advance: Advance, steps: int) -> Callable[[], None]:
-    return lambda: advance(steps)
+    return results_of(contest, learned[0], learned[1], drops), learned[2]
 
 
 def quieten() -> None:
@@ -203,38 +132,17 @@ def results_of(
 ) -> list[Result]:
     """A row for each; with dropout each draws its own masks, and no two agree."""
     workload, start = contest.workload, reached_by(contest, contest.initial)
-    goals = {EAGER: (workload.goals.eager, HAND_WRITTEN), GRAPH: (workload.goals.graph, BARE_GRAPH)}
+    goals: dict[str, Goal] = {EAGER: (workload.goals.eager, HAND_WRITTEN), GRAPH: (workload.goals.graph, BARE_GRAPH)}
     if contest.on_gpu:  # on a CPU nothing runs side by side
         goals[DEFAULT] = (workload.goals.default, HAND_WRITTEN)
     expected = reached[HAND_WRITTEN]
     moved, fall = (expected.weights - start.weights).norm(), start.loss - expected.loss
     results = []
-    for name, table in spent.items():
-        ratio, low, high = ratio_to(spent[HAND_WRITTEN], table)
-        to_graph = ratio_to(spent[BARE_GRAPH], table) if BARE_GRAPH in spent else (None,) * 3
-        goal, against = goals.get(name, (None, None))
-        off = abs(reached[name].loss - expected.loss)
-        results.append(
-            Result(
-                workload=workload.name,
-                contestant=name,
-                milliseconds=milliseconds(table, workload.steps),
-                ratio=ratio,
-                low=low,
-                high=high,
-                graph_ratio=to_graph[0],
-                graph_low=to_graph[1],
-                graph_high=to_graph[2],
-                cpu_ratio=cpu_ratio_to(spent[HAND_WRITTEN], table),
-                rounds=len(table),
-                goal=goal,
-                goal_against=against,
-                loss_before=start.loss,
-                loss=reached[name].loss,
-                apart=((reached[name].weights - expected.weights).norm() / moved).item(),
-                agrees=drops or off <= TOLERANCE * abs(fall),
-            )
-        )
+    for name in spent:
+        times = compared(contest, spent, name, goals.get(name, (None, None)))
+        loss, apart = reached[name].loss, (reached[name].weights - expected.weights).norm() / moved
+        agrees = drops or abs(loss - expected.loss) <= TOLERANCE * abs(fall)
+        results.append(Result(**times, loss=loss, agrees=agrees, loss_before=start.loss, apart=apart.item()))
     return results
 
 
@@ -247,15 +155,8 @@ def results_table(results: Sequence[Result]) -> Table:
     for column in ("ms/step", "to hand-written", "95% range", "to bare graph", "goal", "CPU ratio", "loss", "apart"):
         table.add_column(column, justify="right")
     for result in results:
-        to_graph, against = result.graph_ratio, result.goal_against
-        ratio = to_graph if against == BARE_GRAPH else result.ratio
-        loss = f"{result.loss:.4f}"
-        table.add_row(
-            result.contestant, f"{result.milliseconds:.3f}", f"{result.ratio:.3f}",
-            f"{result.low:.3f}-{result.high:.3f}", "" if to_graph is None else f"{to_graph:.3f}",
-            "" if ratio is None else goal_cell(ratio, result.goal), f"{result.cpu_ratio:.3f}",
-            loss if result.agrees else f"[red]{loss}[/]", f"{result.apart:.1e}",
-        )  # fmt: skip
+        cpu, apart = f"{result.cpu_ratio:.3f}", f"{result.apart:.1e}"
+        table.add_row(*result.cells(), cpu, result.loss_cell(), apart)
     return table
 
 
@@ -322,7 +223,7 @@ def main() -> None:
     every: list[Result] = []
     all_well = True
     for key in ("mlp", "gpt") if options.workload == "both" else (options.workload,):
-        settings = Settings(key, options.quick, device, rounds, fused, options.dropout, running)
+        settings = PeerSettings(key, options.quick, device, rounds, running, fused, options.dropout)
         results, failed = on_ranks(1, measure, settings)
         left_out.update(failed)
         every += results

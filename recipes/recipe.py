@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from samestep.checkpoint.ownership import claim_empty
 from samestep.errors import SamestepError
@@ -16,8 +18,8 @@ from samestep.errors import SamestepError
 class Commands:
     """Runs commands as a person would type them in the folder that everything goes to."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, ranks: int = 1) -> None:
+        self.folder, self.ranks = folder, ranks
         self.seconds: dict[str, float] = {}
 
     def run(self, what: str, command: Sequence[str | Path], allow: Sequence[int] = (0,)) -> str:
@@ -51,20 +53,25 @@ def options() -> argparse.ArgumentParser:
     return parser
 
 
-def run_in(folder: Path, overwrite: bool, recipe: Callable[[Path], object]) -> int:
+def run_in(folder: Path, overwrite: bool, recipe: Callable[[Path], dict[str, Any] | None]) -> int:
     """Run a recipe in a folder of its own, and return the exit code.
 
     Args:
         folder: Where everything goes.
         overwrite: Whether the folder of an earlier start is emptied.
-        recipe: Called with the path of the page that it is to write.
+        recipe: Called with the path of the page that it is to write; figures that it returns go into results.json,
+            and if `same` among them is false, the exit code is 1.
     """
     page = folder / "results.html"
     try:
         claim_empty(folder, "recipe", overwrite)
-        recipe(page)
+        results = recipe(page)
     except SamestepError as error:
         print(f"run.py: {error}", file=sys.stderr)
         return error.exit_code
+    if results is not None:
+        text = json.dumps(results, indent=1)
+        (folder / "results.json").write_text(text + "\n", encoding="utf-8")
+        print(f"\n{text}")
     print(f"\nResults: {page}")
-    return 0
+    return 0 if results is None or results["same"] else 1

@@ -27,8 +27,8 @@ class Recipe(Commands):
     """The commands of this recipe."""
 
     def __init__(self, folder: Path, ranks: int, overrides: Sequence[str]) -> None:
-        super().__init__(folder)
-        self.ranks, self.overrides = ranks, overrides
+        super().__init__(folder, ranks)
+        self.overrides = overrides
 
     def decompose(self, name: str) -> None:
         """Train the target and decompose it; the language model on every number of ranks."""
@@ -65,20 +65,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if wrong := set(names) - set(EXPERIMENTS):
         parser.error(f"--experiments: {', '.join(wrong)} is none of {', '.join(EXPERIMENTS)}")
     recipe = Recipe(given.folder, given.ranks, given.overrides)
-    results: dict[str, Any] = {}
 
-    def follow(page: Path) -> None:
+    def follow(page: Path) -> dict[str, Any]:
         for name in names:
             recipe.decompose(name)
         proofs = {name: recipe.verify(name) for name in names if name != AT_EVERY_SIZE}
         compared = recipe.compared() if AT_EVERY_SIZE in names else {}
-        results.update(write_results(given.folder, names, proofs, compared, recipe.seconds, page))
-        text = json.dumps(results, indent=1)
-        (given.folder / "results.json").write_text(text + "\n")
-        print(f"\n{text}")
+        return write_results(given.folder, names, proofs, compared, recipe.seconds, page)
 
-    code = run_in(given.folder, given.overwrite, follow)
-    return code or (0 if results["same"] else 1)
+    return run_in(given.folder, given.overwrite, follow)
 
 
 if __name__ == "__main__":

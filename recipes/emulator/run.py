@@ -25,10 +25,6 @@ CONFIG, CPP = HERE / "config.yaml", HERE.parent.parent / "examples" / "cpp"
 class Recipe(Commands):
     """The commands of this recipe."""
 
-    def __init__(self, folder: Path, ranks: int) -> None:
-        super().__init__(folder)
-        self.ranks = ranks
-
     def train(self, overrides: Sequence[str]) -> None:
         """A training to the end, and one that lowers its rate on plateaus and ends with the Jacobian."""
         ranks = ["--nproc", str(self.ranks)]

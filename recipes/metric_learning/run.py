@@ -24,8 +24,7 @@ class Recipe(Commands):
     """The commands of this recipe."""
 
     def __init__(self, folder: Path, ranks: int) -> None:
-        super().__init__(folder.resolve())
-        self.ranks = ranks
+        super().__init__(folder.resolve(), ranks)
         self.first, self.second = self.folder / "first", self.folder / "second"
 
     def make_data(self, kind: str, per_class: int | None) -> None:

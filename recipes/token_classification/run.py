@@ -23,10 +23,6 @@ TRAIN, SMOKE = HERE / "config" / "train.yaml", HERE / "config" / "hpo" / "smoke.
 class Recipe(Commands):
     """The commands of this recipe."""
 
-    def __init__(self, folder: Path, ranks: int) -> None:
-        super().__init__(folder)
-        self.ranks = ranks
-
     def train(self, overrides: Sequence[str]) -> None:
         """A training on the training documents, measured on the validation documents."""
         ranks = ["--nproc", str(self.ranks)]

@@ -5,7 +5,6 @@ python recipes/vision_language/run.py build/vision_language
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,9 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.steps < 4:
         parser.error(f"--steps is {given.steps}: give 4 or more")
     recipe = Recipe(given.folder, given.steps, given.overrides)
-    results: dict[str, Any] = {}
 
-    def follow(page: Path) -> None:
+    def follow(page: Path) -> dict[str, Any]:
         half, pictures = given.steps // 2, f"--held-out={given.held_out}"
         # The overflow comes before the checkpoint, which holds the scale that it left.
         planted = [f"--overflow={half // 2}", f"--save-at={half}", pictures]
@@ -61,13 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         resumed = [
             recipe.train(f"resumed-{world}", world, "fp16", f"--resume={state}", pictures) for world in RESUMED_ON
         ]
-        results.update(write_results(fp16, bf16, resumed, half // 2, recipe.seconds, page))
-        text = json.dumps(results, indent=1)
-        (given.folder / "results.json").write_text(text + "\n")
-        print(f"\n{text}")
+        return write_results(fp16, bf16, resumed, half // 2, recipe.seconds, page)
 
-    code = run_in(given.folder, given.overwrite, follow)
-    return code or (0 if results["same"] else 1)
+    return run_in(given.folder, given.overwrite, follow)
 
 
 if __name__ == "__main__":

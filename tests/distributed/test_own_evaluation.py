@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,15 +108,20 @@ def _few(folder: str) -> list[Any]:
 def _wrapped(folder: str, same: str) -> tuple[Any, ...]:
     import samestep
 
-    keys = _keys(folder, same=same, epochs=1, checkpoint={"enabled": False})
-    with samestep.start(**keys) as run:
-        model = _net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        model, optimizer, loader = run.prepare(model, optimizer, _loader())
-        for step in run.steps(loader):
-            step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
+    with samestep.start(**_keys(folder, same=same, epochs=1, checkpoint={"enabled": False})) as run:
+        for model in _stepped(run):
             rows = [model(x) for x, _ in run.batches(_valid(batch_size=40))]
         return len(run.gather(rows)), run.reduce(len(rows))
+
+
+def _stepped(run: Any) -> Iterator[nn.Module]:
+    """The model after each step of a training."""
+    model = _net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = run.prepare(model, optimizer, _loader())
+    for step in run.steps(loader):
+        step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
+        yield model
 
 
 @pytest.mark.parametrize("same", ["rounding", "samples"])
@@ -204,13 +210,8 @@ def test_what_cannot_be_gathered_is_refused(kind: str, words: str, tmp_path: Pat
 def _afterwards(folder: str) -> list[float]:
     import samestep
 
-    keys = _keys(folder, steps=2, epochs=None, checkpoint={"enabled": False})
-    with samestep.start(**keys) as run:
-        model = _net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        model, optimizer, loader = run.prepare(model, optimizer, _loader())
-        for step in run.steps(loader):
-            step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
+    with samestep.start(**_keys(folder, steps=2, epochs=None, checkpoint={"enabled": False})) as run:
+        for _ in _stepped(run):
             rows = [x[:, 0] for x, _ in run.batches(_valid())]
         return run.gather(rows).tolist()  # type: ignore[no-any-return]
 

@@ -26,6 +26,7 @@ from samestep.reduce.owners import is_held
 from samestep.train.callbacks import GradientNorms
 from tests.distributed.interrupting import finish, go_on
 from tests.distributed.running import train
+from tests.distributed.test_sharding import _keys
 from tests.ranks import answers_of_ranks, run_ranks
 
 SAMPLES, BATCH = 104, 24
@@ -68,14 +69,6 @@ def _tensors(seed: int, samples: int) -> TensorDataset:
     made = torch.Generator().manual_seed(seed)
     x = torch.randn(samples, 8, generator=made)
     return TensorDataset(x, torch.randint(10, (samples,), generator=made))
-
-
-def _keys(folder: str, shard: str, **values: Any) -> dict[str, Any]:
-    section = {"device": "cpu", "threads_per_rank": 1, "shard": shard, **values.pop("distributed", {})}
-    return {
-        "epochs": 2, "lanes": 8, "seed": 1, "run_dir": folder, "clip": {"norm": 0.5}, "check_ranks_every": 1,
-        "distributed": section, **values,
-    }  # fmt: skip
 
 
 def _digest(run: samestep.Run, model: nn.Module, optimizer: torch.optim.Optimizer) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import fcntl
 import io
 import os
 import random
@@ -11,12 +9,12 @@ import runpy
 import signal
 import sys
 import tempfile
-import threading
 from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
 
+from samestep.launch.forkserver.forked import exit_code_of, leave, take_files
 from tests.preloaded.command_lines import parse
 from tests.preloaded.requests import Request
 from tests.preloaded.title import set_title
@@ -28,7 +26,7 @@ def become(request: Request, descriptors: list[int]) -> None:
     """Be what a process started for the request would be."""
     if request.new_session:
         os.setsid()
-    _take_files(dict(zip(request.files, descriptors, strict=True)))
+    take_files(dict(zip(request.files, descriptors, strict=True)))
     os.chdir(request.folder)
     os.environ.clear()
     os.environ.update(request.environment)
@@ -39,24 +37,6 @@ def become(request: Request, descriptors: list[int]) -> None:
     # And finds the folder for temporary files by its own TMPDIR.
     tempfile.tempdir = None
     set_title(*request.argv)
-
-
-def _take_files(files: dict[int, int]) -> None:
-    """Have each file under its number, and no other that was open in the server."""
-    out_of_the_way = max([2, *files]) + 1
-    moved = {number: fcntl.fcntl(file, fcntl.F_DUPFD, out_of_the_way) for number, file in files.items()}
-    for number, file in moved.items():
-        os.dup2(file, number)
-    for path in Path("/proc/self/fd").iterdir():
-        if int(path.name) > 2 and int(path.name) not in files:
-            _close(int(path.name))
-
-
-def _close(file: int) -> None:
-    try:
-        os.close(file)
-    except OSError:
-        return  # the listing's own
 
 
 def _take_signals(ignored: list[int]) -> None:
@@ -84,8 +64,8 @@ def execute(argv: list[str]) -> NoReturn:
         else:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
     except BaseException as error:
-        code = _code_of(error)
-    _leave(code)
+        code = exit_code_of(error)
+    leave(code)
 
 
 def _open_stdout(unbuffered: bool) -> None:
@@ -94,26 +74,3 @@ def _open_stdout(unbuffered: bool) -> None:
     sys.stdout = sys.__stdout__ = io.TextIOWrapper(
         plain, sys.stdout.encoding, sys.stdout.errors, line_buffering=os.isatty(1), write_through=unbuffered
     )
-
-
-def _code_of(error: BaseException) -> int:
-    """What the interpreter ends with, after it has printed what it prints."""
-    if not isinstance(error, SystemExit):
-        sys.excepthook(type(error), error, error.__traceback__)
-        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-    if error.code is None or isinstance(error.code, int):
-        return error.code or 0
-    print(error.code, file=sys.stderr)
-    return 1
-
-
-def _leave(code: int) -> NoReturn:
-    """End without taking every module apart: that copies all memory shared with the server."""
-    threading._shutdown()
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    os._exit(code & 0xFF)

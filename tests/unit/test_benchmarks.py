@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from samestep.bench.scaling import KeepingSettings
 from samestep.bench.turns import InThread
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -187,9 +188,9 @@ def test_a_contestant_has_its_own_settings_of_torch_in_its_turns_only(peers: Any
             torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic
         )
 
-    strict = peers.KeepingSettings(open_deterministic)
+    strict = KeepingSettings(open_deterministic)
     assert not torch.are_deterministic_algorithms_enabled()
-    plain = peers.KeepingSettings(open_plain)
+    plain = KeepingSettings(open_plain)
     for _ in range(2):
         strict(1)
         plain(1)

@@ -28,7 +28,7 @@ from samestep.reduce.owners import Owners
 from samestep.reduce.round_sum import RoundSum
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.sharded_weights import ShardedWeights
-from samestep.reduce.tree_sum import TreeSum, largest_bucket
+from samestep.reduce.tree_sum import SumSetup, TreeSum, largest_bucket
 from samestep.reduce.weight_units import Unit
 from samestep.step.micro_batches import cut_batch
 from samestep.train.run import Run
@@ -200,18 +200,18 @@ def predict_exchange(
     ranks = cast(TorchCollectives, _Shapes(assignment.rank, len(assignment.units)))
     meter = TensorMeter()
     with meter:
-        common = (shapes, assignment.units, ranks, False, Scaling())
+        setup = SumSetup(assignment.units, ranks, False, Scaling())
         owners = Owners([param for _, param in shapes], ranks.rank, ranks.world)
         laid_out: TreeSum
         if config.distributed.shard == "none":
-            laid_out = TreeSum(*common)
+            laid_out = TreeSum(shapes, setup)
         elif config.distributed.shard == "optimizer":
-            laid_out = OwnedSum(*common, owners)
+            laid_out = OwnedSum(shapes, setup, owners)
         else:
             of = {id(param): shape for param, (_, shape) in zip(params, shapes, strict=True)}
             same = [replace(u, params=[(n, of[id(p)]) for n, p in u.params]) for u in units]
             weights = cast(ShardedWeights, _ShapesOfWeights(same, owners))
-            laid_out = RoundSum(*common, weights)
+            laid_out = RoundSum(shapes, setup, weights)
         held = meter.held()
         if isinstance(laid_out, RoundSum):
             held += _partial_sums(assignment) * laid_out.added_bytes

@@ -55,32 +55,18 @@ def benchmark_weak_scaling(
         found = samestep.benchmark_weak_scaling("config.yaml", worlds=(1, 2, 4))
         assert found[4]["efficiency"]["median"] > 0.9
     """
-    request = ScalingRequest(
-        WEAK, None if config else workload, size, lanes, tuple(contestants), rounds, quick, max(worlds, default=1)
-    )
-    return _measure(request, config, worlds, overrides)
+    options = {"size": size, "lanes": lanes, "rounds": rounds, "quick": quick}
+    return _measure(WEAK, config, worlds, overrides, workload, contestants, **options)
 
 
 def benchmark_strong_scaling(
-    config: str | Path | None = None,
-    worlds: Sequence[int] = (1, 2),
-    *,
-    overrides: Sequence[str] = (),
-    workload: str = "mlp",
-    size: str = "small",
-    lanes: int | None = None,
-    contestants: Sequence[str] = (),
-    rounds: int | None = None,
-    quick: bool = False,
+    config: str | Path | None = None, worlds: Sequence[int] = (1, 2), **options: Any
 ) -> dict[int, dict[str, Any]]:
     """Measure what a step takes when the global batch stays, on more and more ranks of this machine.
 
-    Args and what is returned are those of `benchmark_weak_scaling`; `lanes` are those of all ranks.
+    Takes the options of `benchmark_weak_scaling`, and returns as it does; `lanes` are those of all ranks.
     """
-    request = ScalingRequest(
-        STRONG, None if config else workload, size, lanes, tuple(contestants), rounds, quick, max(worlds, default=1)
-    )
-    return _measure(request, config, worlds, overrides)
+    return _measure(STRONG, config, worlds, **options)
 
 
 def threads_of_ranks(request: ScalingRequest, config: Config) -> list[str]:
@@ -99,8 +85,16 @@ def threads_of_ranks(request: ScalingRequest, config: Config) -> list[str]:
 
 
 def _measure(
-    request: ScalingRequest, config: str | Path | None, worlds: Sequence[int], overrides: Sequence[str]
+    mode: str,
+    config: str | Path | None,
+    worlds: Sequence[int],
+    overrides: Sequence[str] = (),
+    workload: str = "mlp",
+    contestants: Sequence[str] = (),
+    **options: Any,
 ) -> dict[int, dict[str, Any]]:
+    built_in, most = None if config else workload, max(worlds, default=1)
+    request = ScalingRequest(mode, built_in, contestants=tuple(contestants), most_ranks=most, **options)
     file = None if config is None else Path(config)
     loaded = Config(name="bench", steps=1) if file is None else load_config(file, overrides)
     request.check(loaded)

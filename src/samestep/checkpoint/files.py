@@ -7,10 +7,25 @@ import os
 import secrets
 import shutil
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from samestep.errors import OutputError
-from samestep.parsing.files import open_regular
+from samestep.errors import CheckpointError, OutputError, TextError
+from samestep.parsing.files import is_file, open_regular
+from samestep.parsing.json_text import read_json
+
+
+def read_document(path: Path) -> Any:
+    """Return what a JSON file of a run holds; None if there is no such file.
+
+    Raises:
+        CheckpointError: if it is no JSON.
+    """
+    if not is_file(path):
+        return None
+    try:
+        return read_json(path)
+    except TextError as error:
+        raise CheckpointError(f"{path} {error}") from None
 
 
 class Files:

@@ -11,10 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from samestep.checkpoint.files import write_whole
-from samestep.errors import CheckpointError, TextError
-from samestep.parsing.files import is_file
-from samestep.parsing.json_text import read_json
+from samestep.checkpoint.files import read_document, write_whole
+from samestep.errors import CheckpointError
 
 _QUESTION, _ANSWER = "asked.json", "answer.json"
 
@@ -65,12 +63,7 @@ def _write(path: Path, document: dict[str, Any]) -> None:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    if not is_file(path):
-        return None
-    try:
-        document = read_json(path)
-    except TextError as error:
-        raise CheckpointError(f"{path} {error}") from None
-    if not isinstance(document, dict):
+    document = read_document(path)
+    if document is not None and not isinstance(document, dict):
         raise CheckpointError(f"{path} is not what a run of a sweep writes")
     return document

@@ -9,10 +9,9 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args
 
-from samestep.checkpoint.files import write_whole
-from samestep.errors import CheckpointError, TextError
+from samestep.checkpoint.files import read_document, write_whole
+from samestep.errors import CheckpointError
 from samestep.parsing.files import is_file
-from samestep.parsing.json_text import read_json
 
 RESULT = "result.json"
 
@@ -78,12 +77,9 @@ def read_result(run: Path) -> RunResult | None:
         CheckpointError: if the file is not what a run writes.
     """
     path = run / RESULT
-    if not is_file(path):
+    document = read_document(path)
+    if document is None and not is_file(path):
         return None
-    try:
-        document = read_json(path)
-    except TextError as error:
-        raise CheckpointError(f"{path} {error}") from None
     known = isinstance(document, dict) and document.keys() == _KINDS.keys()
     if not known or not all(isinstance(document[k], kind) for k, kind in _KINDS.items()):
         raise CheckpointError(f"{path} is not what a run writes: start the run again")

@@ -22,7 +22,7 @@ from samestep.reduce.round_sum import RoundSum
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.sharded_weights import ShardedWeights
 from samestep.reduce.sharding import Sharding
-from samestep.reduce.tree_sum import TreeSum
+from samestep.reduce.tree_sum import SumSetup, TreeSum
 from samestep.reduce.weight_units import cut_units, refuse_checkpoints_around
 
 NamedParameters = Sequence[tuple[str, Parameter]]
@@ -95,12 +95,12 @@ def _tree_sum(
     scaling: Scaling,
 ) -> tuple[GradientSum, Sharding | None]:
     rules = config.distributed
-    common = (assignment, collectives, rules.find_unused_parameters, scaling)
+    setup = SumSetup(assignment, collectives, rules.find_unused_parameters, scaling)
     if rules.shard == "none":
-        return TreeSum(params, *common), None
+        return TreeSum(params, setup), None
     owners = Owners([param for _, param in params], collectives.rank, collectives.world)
     if rules.shard == "optimizer":
-        sums = OwnedSum(params, *common, owners)
+        sums = OwnedSum(params, setup, owners)
         return sums, Sharding(sums, collectives)
     units = cut_units(modules[0], params, rules.shard_blocks)
     refuse_checkpoints_around(units, config.memory.checkpoint)
@@ -108,7 +108,7 @@ def _tree_sum(
     for module in modules:
         module.to(device)  # what nobody owns: buffers, and frozen parameters
         weights.guard(module)
-    sums = RoundSum(params, *common, weights)
+    sums = RoundSum(params, setup, weights)
     return sums, Sharding(sums, collectives, weights)
 
 

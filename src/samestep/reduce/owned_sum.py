@@ -19,13 +19,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
-from samestep.distributed.collectives import TorchCollectives
 from samestep.reduce.gradients import RecordedSums
 from samestep.reduce.owned_bucket import Memory, OwnedBucket
 from samestep.reduce.owners import Owners
-from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import LocalStats, RankFlags, gather_stats
-from samestep.reduce.tree_sum import BUCKET_BYTES, FIRST_BUCKET_BYTES, Named, TreeSum, cut_buckets
+from samestep.reduce.tree_sum import BUCKET_BYTES, FIRST_BUCKET_BYTES, Named, SumSetup, TreeSum, cut_buckets
 
 _IN_FLIGHT = 2
 """Buckets that share memory in turn; as many may wait for other ranks at once."""
@@ -50,19 +48,11 @@ class OwnedSum(TreeSum):
     reads_recorded = True
     _buckets: list[OwnedBucket]
 
-    def __init__(
-        self,
-        params: Named,
-        assignment: Sequence[range],
-        collectives: TorchCollectives,
-        find_unused: bool,
-        scaling: Scaling,
-        owners: Owners,
-    ) -> None:
+    def __init__(self, params: Named, setup: SumSetup, owners: Owners) -> None:
         self.owners = owners
         self.shares = False
         """Whether every rank gets all sums in `.grad`, for a loop or a listener that reads them."""
-        super().__init__(params, assignment, collectives, find_unused, scaling)
+        super().__init__(params, setup)
         self._places = {
             id(param): (bucket, place) for bucket in self._buckets for place, param in enumerate(bucket.params)
         }

@@ -13,16 +13,14 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from samestep.distributed.collectives import TorchCollectives
 from samestep.errors import TaskError
 from samestep.lanes.tree import LaneTree
 from samestep.reduce.exchange import NOTHING, Pending, receive, send, start_exchange
 from samestep.reduce.gradients import Grads
 from samestep.reduce.owned_bucket import Blocks, Memory, OwnedBucket
 from samestep.reduce.owned_sum import OwnedSum, bucket_bytes
-from samestep.reduce.scaling import Scaling
 from samestep.reduce.sharded_weights import BACKWARD, TRAINING, ShardedWeights
-from samestep.reduce.tree_sum import Named, cut_buckets
+from samestep.reduce.tree_sum import Named, SumSetup, cut_buckets
 
 _GRADIENTS = 1
 """The tag of messages."""
@@ -34,20 +32,12 @@ class RoundSum(OwnedSum):
     shares_early = False  # ranks' last lanes are in different rounds
     _buckets: list[RoundBucket]  # type: ignore[assignment]
 
-    def __init__(
-        self,
-        params: Named,
-        assignment: Sequence[range],
-        collectives: TorchCollectives,
-        find_unused: bool,
-        scaling: Scaling,
-        weights: ShardedWeights,
-    ) -> None:
+    def __init__(self, params: Named, setup: SumSetup, weights: ShardedWeights) -> None:
         self._weights = weights
         self._ends: dict[int, int] = {}
         """The unit whose last gradients a bucket has, by the bucket's number."""
         self._round = 0
-        super().__init__(params, assignment, collectives, find_unused, scaling, weights.owners)
+        super().__init__(params, setup, weights.owners)
 
     def _cut(self, params: Named) -> list[Named]:
         most = bucket_bytes([param for _, param in params])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,16 @@ _IN_PIECES = (
 )
 
 
+class SumSetup(NamedTuple):
+    """What the sums over ranks are made of, besides the parameters."""
+
+    assignment: Sequence[range]
+    """The lanes of each rank."""
+    collectives: TorchCollectives
+    find_unused: bool
+    scaling: Scaling
+
+
 class TreeSum(GradientSum):
     """Sums the lanes of all ranks in the tree's order, bucket by bucket.
 
@@ -43,18 +53,11 @@ class TreeSum(GradientSum):
     besides the buckets there is never more than one bucket's.
     """
 
-    def __init__(
-        self,
-        params: Named,
-        assignment: Sequence[range],
-        collectives: TorchCollectives,
-        find_unused: bool,
-        scaling: Scaling,
-    ) -> None:
-        super().__init__(scaling)
-        self.usage_varies = find_unused
+    def __init__(self, params: Named, setup: SumSetup) -> None:
+        super().__init__(setup.scaling)
+        self.usage_varies = setup.find_unused
         self._usage_agreed = False
-        self._assignment, self._collectives = assignment, collectives
+        self._assignment, self._collectives = setup.assignment, setup.collectives
         self._buckets = self._make_buckets(self._cut(params))
         self._params = [param for _, param in params]
         self._bucket_stats = next((b.bucket_stats for b in self._buckets if b.bucket_stats), None)

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import IterableDataset, default_collate
 
 from samestep import orders
-from tests.distributed.tasks import CountingStream
+from tests.distributed import tasks
 from tests.sameness.models.base import SAMPLES, Classify, points
 
 
-class Noisy(Dataset[tuple[Tensor, Tensor]]):
+class Noisy(tasks.Noisy):
     """Augments with draws from Python, NumPy and torch."""
 
     def __init__(self, samples: int) -> None:
         self.x, self.y = points(samples)
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        x = self.x[index] * (0.9 + 0.2 * random.random()) + float(np.random.normal()) * 0.05
-        return x + 0.05 * torch.randn_like(x), self.y[index]
 
 
 class Augmented(Classify):
@@ -121,8 +113,8 @@ class Streamed(Classify):
 
 
 class CountingStreams:
-    def lane_stream(self, lane: int, lanes: int, seed: int, epoch: int) -> CountingStream:
-        return CountingStream(*points(SAMPLES + 7 * epoch), lane, lanes)
+    def lane_stream(self, lane: int, lanes: int, seed: int, epoch: int) -> tasks.CountingStream:
+        return tasks.CountingStream(*points(SAMPLES + 7 * epoch), lane, lanes)
 
 
 class StatefulStreamed(Classify):

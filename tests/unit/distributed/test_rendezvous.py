@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -102,6 +102,15 @@ def rank(number: int, host: str = "a", **facts: object) -> Introduction:
     return Introduction(number, host=host, **known)  # type: ignore[arg-type]
 
 
+def together(join: Callable[[int], None]) -> None:
+    """Call it for ranks 0, 1 and 2, each in a thread."""
+    threads = [threading.Thread(target=join, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def test_all_ranks_learn_of_each_other() -> None:
     ports = free_ports(1)
     stores = [serve_store("127.0.0.1", ports, "job", 5)]
@@ -112,11 +121,7 @@ def test_all_ranks_learn_of_each_other() -> None:
     def join(number: int) -> None:
         gathered[number] = introduce(stores[number], everyone[number], 3, 5)
 
-    threads = [threading.Thread(target=join, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(join)
     assert all(gathering.ranks == tuple(everyone) for gathering in gathered.values())
     assert len({gathering.name for gathering in gathered.values()}) == 1
 
@@ -152,11 +157,7 @@ def test_restarted_ranks_ignore_the_introductions_of_the_ranks_before_them(monke
                 wait_for_list(stores[number], f"attempt {attempt}", number)  # noqa: B023
             gathered[number] = introduce(stores[number], everyone[number], 3, 20)  # noqa: B023
 
-        threads = [threading.Thread(target=join, args=(number,)) for number in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(join)
         assert all(gathering.ranks == tuple(everyone) for gathering in gathered.values())
         assert len({gathering.name for gathering in gathered.values()}) == 1
         names.append(gathered[0].name)

@@ -85,7 +85,7 @@ def start_cold(request: Request) -> NoReturn:
 def become(request: Request, files: Sequence[int], imported: Imported) -> None:
     """Be what a process started for the request would be, when it has imported torch."""
     os.setsid()
-    _take_files(dict(zip(request.numbers, files, strict=True)))
+    take_files(dict(zip(request.numbers, files, strict=True)))
     if imported.differs(request.environment):
         start_cold(request)
     replace_environment({**request.environment, **imported.exported})
@@ -97,7 +97,7 @@ def become(request: Request, files: Sequence[int], imported: Imported) -> None:
     show_words([sys.executable, *interpreter_words(), *request.words])
 
 
-def _take_files(files: Mapping[int, int]) -> None:
+def take_files(files: Mapping[int, int]) -> None:
     """Have each file under its number, and no other that was open in the server."""
     above = max(2, *files) + 1
     moved = {number: fcntl.fcntl(file, fcntl.F_DUPFD, above) for number, file in files.items()}
@@ -116,12 +116,12 @@ def run_and_leave(run: Callable[[Sequence[str]], object], words: Sequence[str]) 
     try:
         run(words)
     except BaseException as error:
-        code = _code_of(error)
+        code = exit_code_of(error)
     leave(code)
 
 
-def _code_of(error: BaseException) -> int:
-    """What the interpreter ends with, after it has printed what it prints."""
+def exit_code_of(error: BaseException) -> int:
+    """Print what the interpreter prints at its end, and return its exit code."""
     if not isinstance(error, SystemExit):
         sys.excepthook(type(error), error, error.__traceback__)
         return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from dataclasses import dataclass
+from typing import Any
 
 from samestep.config.distributed import LaunchMethod
 from samestep.distributed.quick_hardware import quick_hardware
@@ -78,15 +79,7 @@ def prepare_plain(script: PlainScript, request: Request) -> Launch:
     if nproc is None:
         count = quick_hardware(process_environment()).device_count or 1
         nproc = Size(count, count)
-    command = plain_command(
-        script,
-        nproc,
-        nodes=request.nodes,
-        node_rank=request.node_rank,
-        rendezvous=_meeting_point(request),
-        max_restarts=request.max_restarts,
-    )
-    return TorchrunLaunch(command)
+    return TorchrunLaunch(plain_command(script, nproc, **_machines(request)))
 
 
 def _by_torchrun(rank_command: RankCommand, request: Request) -> Launch:
@@ -95,15 +88,15 @@ def _by_torchrun(rank_command: RankCommand, request: Request) -> Launch:
         machines = 1 if request.nodes is None else request.nodes.most
         count = default_nproc(rank_command.config, quick_hardware(process_environment()).device_count, machines)
         nproc = Size(count, count)
-    command = torchrun_command(
-        rank_command,
-        nproc,
-        nodes=request.nodes,
-        node_rank=request.node_rank,
-        rendezvous=_meeting_point(request),
-        max_restarts=request.max_restarts,
-    )
-    return TorchrunLaunch(command)
+    return TorchrunLaunch(torchrun_command(rank_command, nproc, **_machines(request)))
+
+
+def _machines(request: Request) -> dict[str, Any]:
+    """Return the options of torchrun that are about machines and restarts."""
+    return {
+        "nodes": request.nodes, "node_rank": request.node_rank, "rendezvous": _meeting_point(request),
+        "max_restarts": request.max_restarts,
+    }  # fmt: skip
 
 
 def _meeting_point(request: Request) -> str:
