@@ -10,7 +10,8 @@ import pytest
 from samestep.bench.document import Document
 from samestep.config import load_config
 from samestep.errors import OutOfMemory, PlanError, RankFailed
-from samestep.tuning import advice, recommend
+from samestep.tuning import advice as rules
+from samestep.tuning import recommend
 from samestep.tuning.advice import Surroundings
 from samestep.tuning.timed import Timed, is_faster, simplest_of_fast, speedup
 from samestep.tuning.variants import Layout
@@ -57,7 +58,7 @@ def test_the_simplest_of_what_is_about_as_fast_is_chosen() -> None:
 
 def test_threads_are_recommended_if_ranks_are_no_faster() -> None:
     tried = [(ONE, timed(1.0)), (THREADS, timed(0.4)), (RANKS, timed(0.39, world=4))]
-    layout, found = advice.advise_layout(tried, "auto", "bits")
+    layout, found = rules.advise_layout(tried, "auto", "bits")
     assert layout == THREADS
     assert found.overrides == {"distributed.threads_per_rank": 4}
     assert found.another_run, "threads change the last bits, and auto is one thread"
@@ -67,84 +68,84 @@ def test_threads_are_recommended_if_ranks_are_no_faster() -> None:
 
 def test_ranks_are_recommended_with_the_command_that_starts_them() -> None:
     tried = [(ONE, timed(1.0)), (THREADS, timed(0.6)), (RANKS, timed(0.3, world=4))]
-    layout, found = advice.advise_layout(tried, "auto", "bits")
+    layout, found = rules.advise_layout(tried, "auto", "bits")
     assert layout == RANKS
     assert found.overrides == {}, "auto is one thread for bits"
     assert "samestep launch CONFIG --nproc 4" in found.says
-    _, configured = advice.advise_layout(tried, 4, "rounding")
+    _, configured = rules.advise_layout(tried, 4, "rounding")
     assert configured.overrides == {"distributed.threads_per_rank": 1}
     assert not configured.another_run
 
 
 def test_what_cannot_be_measured_at_all_is_an_error() -> None:
     with pytest.raises(PlanError, match="no step could be measured: why"):
-        advice.advise_layout([(ONE, Timed("x", failed="why"))], "auto", "bits")
+        rules.advise_layout([(ONE, Timed("x", failed="why"))], "auto", "bits")
 
 
 def test_lanes_follow_the_rule_of_their_own_command() -> None:
     """The most whose steps take at most 1.1 times the fastest: 4, and not 8."""
     found = [timed(1.0, lanes=1), timed(1.05, lanes=4), timed(1.4, lanes=8)]
-    advice = advice.advise_lanes(found, 8)
+    advice = rules.advise_lanes(found, 8)
     assert advice.overrides == {"lanes": 4}
     assert advice.another_run
-    assert advice.advise_lanes(found, 4).overrides == {}
-    fixed = advice.advise_lanes([], 8, "batchnorm is global")
+    assert rules.advise_lanes(found, 4).overrides == {}
+    fixed = rules.advise_lanes([], 8, "batchnorm is global")
     assert not fixed.measurable
     assert fixed.says == "not measurable here: batchnorm is global"
 
 
 def test_the_fewest_workers_that_are_fast_enough() -> None:
     slow_data = {0: timed(1.0), 1: timed(0.6), 2: timed(0.5), 4: timed(0.49)}
-    advice = advice.advise_workers(slow_data, 0)
+    advice = rules.advise_workers(slow_data, 0)
     assert advice.overrides == {"loader.workers": 2}
     assert "2.000 x" in advice.says
     assert "bottleneck" in advice.says
-    none = advice.advise_workers({0: timed(1.0), 1: timed(1.0)}, 1)
+    none = rules.advise_workers({0: timed(1.0), 1: timed(1.0)}, 1)
     assert none.overrides == {"loader.workers": 0}
     assert "not faster" in none.says
 
 
 def test_another_precision_must_be_faster() -> None:
-    advice = advice.advise_precision(timed(1.0), timed(0.5), "fp32", "bf16")
+    advice = rules.advise_precision(timed(1.0), timed(0.5), "fp32", "bf16")
     assert advice.overrides == {"precision": "bf16"}
     assert advice.another_run
-    slower = advice.advise_precision(timed(1.0), timed(2.0), "fp32", "bf16")
+    slower = rules.advise_precision(timed(1.0), timed(2.0), "fp32", "bf16")
     assert slower.overrides == {}
     assert "bf16 is 0.500 x" in slower.says
-    failed = advice.advise_precision(timed(1.0), Timed("bf16", failed="no such unit"), "fp32", "bf16")
+    failed = rules.advise_precision(timed(1.0), Timed("bf16", failed="no such unit"), "fp32", "bf16")
     assert "no such unit" in failed.says
     assert not failed.measurable
 
 
 def test_graphs_are_measured_on_gpus_only() -> None:
-    assert not advice.advise_graph(timed(1.0), None, "they need a GPU").measurable
-    assert advice.advise_graph(timed(1.0), timed(2.0), "").overrides == {}
-    assert advice.advise_graph(timed(1.0), timed(0.5), "").overrides == {"speed.graph": False}
+    assert not rules.advise_graph(timed(1.0), None, "they need a GPU").measurable
+    assert rules.advise_graph(timed(1.0), timed(2.0), "").overrides == {}
+    assert rules.advise_graph(timed(1.0), timed(0.5), "").overrides == {"speed.graph": False}
 
 
 def test_a_larger_batch_is_told_and_never_set() -> None:
     """64 samples in 1 s, 128 in 1.6 s: 1.25 times as many in a second."""
     found = [timed(1.0, peak=100), timed(1.6, batch=128, peak=164)]
-    advice = advice.advise_batch(found, 1000)
+    advice = rules.advise_batch(found, 1000)
     assert "128 has 1.250 x" in advice.says
     assert "choose it yourself" in advice.says
     assert advice.overrides == {}
-    full = advice.advise_batch([timed(1.0), Timed("global batch 128", failed="out of memory")], None)
+    full = rules.advise_batch([timed(1.0), Timed("global batch 128", failed="out of memory")], None)
     assert "global batch 128 does not fit: out of memory" in full.says
 
 
 def test_the_largest_batch_follows_from_a_line() -> None:
     """A byte a sample from 100 bytes at 64 on; 900 of 1000 bytes are usable: 64 + 800."""
     found = [timed(1.0, peak=100), timed(1.0, batch=128, peak=164)]
-    assert advice.largest_batch(found, 1000) == 864
-    assert advice.largest_batch(found, None) is None
-    assert advice.largest_batch(found[:1], 1000) is None
-    assert advice.largest_batch([found[0], timed(1.0, batch=128, peak=100)], 1000) is None
+    assert rules.largest_batch(found, 1000) == 864
+    assert rules.largest_batch(found, None) is None
+    assert rules.largest_batch(found[:1], 1000) is None
+    assert rules.largest_batch([found[0], timed(1.0, batch=128, peak=100)], 1000) is None
 
 
 def held(tried: list[tuple[Layout, Timed]], **known: int | None) -> list[bool | None]:
     facts = {"cpus": 4, "gpus": 0, "data_bytes": 10, "memory_bytes": 100, "peak_bytes": 20}
-    return [one.holds for one in advice.conditions(tried, Surroundings(**{**facts, **known}))]  # type: ignore[arg-type]
+    return [one.holds for one in rules.conditions(tried, Surroundings(**{**facts, **known}))]  # type: ignore[arg-type]
 
 
 @pytest.mark.requirement("002-D-2")
@@ -188,7 +189,7 @@ def test_the_first_sharding_that_fits_is_taken(fits: str, own: str, monkeypatch:
     assert asked[-1] == (fits, 4), "one rank has nobody to share with"
     assert not tried[-1][1].failed
     assert all(OutOfMemory.WORDS in why for why in unfit.values())
-    advice = advice.advise_shard(fits, unfit, 3 << 30, 80 << 30)
+    advice = rules.advise_shard(fits, unfit, 3 << 30, 80 << 30)
     assert advice.overrides == {"distributed.shard": fits}
     assert not advice.another_run
     assert f"{own} does not fit: cuda:1" in advice.says
@@ -205,6 +206,6 @@ def test_other_failures_of_ranks_are_errors(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_step_that_fits_needs_no_sharding() -> None:
-    advice = advice.advise_shard("none", {}, 3 << 30, 80 << 30)
+    advice = rules.advise_shard("none", {}, 3 << 30, 80 << 30)
     assert not advice.overrides
     assert advice.says == "none: a rank holds 3 GB of 80 GB"
